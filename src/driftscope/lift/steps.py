@@ -1,0 +1,177 @@
+"""What both kinds of lifted graph have in common: constants, steps, and the observer that sees each step.
+
+A lifted graph evaluates a program's own operators in float64. Two evaluators exist, one for torch (a tape of
+ATen calls) and one for ONNX; everything that looks *at* a lifted run (noise injection, alignment, localisation)
+is an :class:`Observer` and does not know which of the two it watches.
+
+Rules both evaluators keep:
+
+* **Floats are float64, and each value remembers its native format.** A cast between float formats does not round;
+  it only changes the format remembered.
+* **Decisions are made in the native format.** Casts to integers, comparisons, argmax, top-k, rounding and
+  quantisation see the float64 value rounded to its native format, so that index arithmetic picks what the
+  native program picks.
+* **Constants are evaluated natively.** A step that depends on no input *value* (weights, literals, shapes only)
+  runs in its native formats, as exporters and the runtime itself fold it; its result is up-cast where the rest
+  of the graph uses it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from driftscope.records.finding import Where
+from driftscope.records.paths import Path
+
+
+class Origin(enum.StrEnum):
+    """Where a constant comes from."""
+
+    WEIGHT = "weight"  # a parameter, buffer or initializer
+    LITERAL = "literal"  # a Python number in torch code, exact in float64
+    ATTRIBUTE = "attribute"  # a float attribute of an ONNX node, stored in float32 (or its schema default)
+    COMPUTED = "computed"  # the result of a constant subgraph, evaluated natively
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A constant that a lifted graph uses.
+
+    Parameters
+    ----------
+    name : str
+        Unique in its graph: an initializer's or value's name, or ``"node.attribute"``.
+    value : torch.Tensor
+        Its native bits, in its native format and shape; 0-dim float64 for literals.
+    origin : Origin
+    where : Where
+        The node that uses it first.
+    frontier : bool
+        Whether a step that depends on the inputs uses it (and so replacing it changes the result).
+    """
+
+    name: str
+    value: torch.Tensor
+    origin: Origin
+    where: Where
+    frontier: bool = True
+
+
+class Kind(enum.StrEnum):
+    """How ordinary rounding enters a step."""
+
+    EXACT = "exact"  # moves, selects or compares values: views, gathers, min, max, relu, where, negation
+    ROUND = "round"  # one rounding of an elementwise result: +, -, *, /, sqrt
+    FUNCTION = "function"  # a transcendental: one rounding and the error of the approximation
+    SUM = "sum"  # a reduction of the values themselves: sum, mean, cumsum, average pooling
+    DOT = "dot"  # sums of products: matmul, convolution, einsum, attention's matmuls
+    NORM = "norm"  # layer, instance, group, batch and RMS normalisation
+    SOFTMAX = "softmax"  # softmax, log-softmax, logsumexp
+
+
+@dataclass(slots=True)
+class Rounding:
+    """How ordinary rounding enters one step.
+
+    Parameters
+    ----------
+    kind : Kind
+    length : int
+        Number of terms added for one output element (SUM, DOT, NORM, SOFTMAX); 1 otherwise.
+    squares : callable or None
+        For SUM and DOT: returns the sum of the squared terms of each output element, broadcastable to the
+        output. Called only when noise is injected. None lets the model assume terms of equal size.
+    """
+
+    kind: Kind = Kind.EXACT
+    length: int = 1
+    squares: Callable[[], torch.Tensor] | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """One operator of a lifted run, just evaluated.
+
+    Parameters
+    ----------
+    index : int
+        Position in the run, from 0.
+    name, operator : str
+        Node name (unique in its graph) and operator, e.g. ``"aten.addmm"`` or ``"LayerNormalization"``.
+    where : Where
+        Module path and source line as far as the graph knows them.
+    input_names, output_names : sequence of str
+        Value names in the graph ("" for an optional input left out).
+    inputs, outputs : sequence of torch.Tensor or None
+        Lifted values; floats are float64.
+    formats : sequence of torch.dtype or None
+        Native format of each output.
+    rounding : Rounding
+    attributes : mapping
+        The node's attributes or keyword literals, for findings.
+    constant : bool
+        True when the step depends on no input value; such a step was evaluated natively.
+    """
+
+    index: int
+    name: str
+    operator: str
+    where: Where
+    input_names: Sequence[str]
+    output_names: Sequence[str]
+    inputs: Sequence[torch.Tensor | None]
+    outputs: Sequence[torch.Tensor | None]
+    formats: Sequence[torch.dtype | None]
+    rounding: Rounding
+    attributes: Mapping[str, object]
+    constant: bool = False
+
+
+class Observer(Protocol):
+    """Sees every step of a lifted run; may replace its outputs (same shapes, float64) by returning them."""
+
+    def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None: ...
+
+
+@dataclass(slots=True)
+class LiftedOutput:
+    """One output leaf of a lifted run: its place, its name in the graph, its float64 value, its native format."""
+
+    path: Path
+    name: str
+    value: torch.Tensor | None
+    format: torch.dtype | None
+
+
+class Lifted(Protocol):
+    """A program ready to be evaluated in float64."""
+
+    kind: str  # "torch" or "onnx"
+
+    def constants(self) -> Sequence[Constant]:
+        """Every constant of the graph: stored, literal, attribute and natively computed."""
+        ...
+
+    def run(
+        self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
+    ) -> list[LiftedOutput]:
+        """Evaluate once in float64 on the inputs the graph was lifted with.
+
+        Parameters
+        ----------
+        observe : Observer or None
+            Called after each step, in order.
+        replace : mapping of constant name to float64 tensor
+            Values to use instead of the stored constants (same shape as the stored value).
+
+        Raises
+        ------
+        CannotLift
+            Naming the operator that has no float64 evaluation.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Numbers alone: formats, ulps, the rounding-error model. Nothing here knows what a program is."""

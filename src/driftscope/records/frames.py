@@ -1,0 +1,22 @@
+"""Records as pandas tables. pandas is imported only when a table is asked for: it takes a second."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from driftscope.errors import DependencyMissing
+
+if TYPE_CHECKING:
+    from driftscope.records.comparison import Comparison
+
+
+def outputs_frame(record: Comparison) -> Any:
+    """Return one row per output of a comparison."""
+    if importlib.util.find_spec("pandas") is None:
+        raise DependencyMissing("to_pandas()", "pandas", "frames")
+    import pandas
+
+    columns = ("path", "verdict", "kind", "count", "mismatched", "max_ulp", "max_abs", "max_rel", "rms", "floors", "lifted")
+    rows = [{c: getattr(o, c) for c in columns} | {"closer": o.closer, "reason": o.reason} for o in record.outputs]
+    return pandas.DataFrame(rows).assign(verdict=lambda t: t["verdict"].astype(str))

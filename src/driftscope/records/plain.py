@@ -1,0 +1,89 @@
+"""Records to plain JSON data and back: dataclasses, enums and tuples, nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from driftscope.errors import RecordError
+
+T = TypeVar("T")
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def to_plain(value: Any) -> Any:
+    """Turn a record into JSON data.
+
+    JSON has no NaN or infinity; they become the strings ``"nan"``, ``"inf"`` and ``"-inf"`` so that any parser
+    can read the file.
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(k): to_plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if hasattr(value, "item"):
+        return to_plain(value.item())
+    raise TypeError(f"a record holds plain data only, not {type(value).__name__}")
+
+
+def from_plain(cls: type[T], data: Mapping[str, Any], schema: str) -> T:
+    """Read a record of class ``cls`` from JSON data.
+
+    Raises
+    ------
+    RecordError
+        If ``data`` does not carry ``schema`` or does not have the record's fields.
+    """
+    found = data.get("schema") if isinstance(data, Mapping) else None
+    if found != schema:
+        raise RecordError(f"this is not a record of schema {schema!r} (found {found!r}); was it written by driftscope?")
+    try:
+        result: T = _build(cls, data)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"the record is damaged: {error}") from error
+    return result
+
+
+def _build(kind: Any, data: Any) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _build_optional(kind, data)
+    if origin is tuple:
+        return _build_tuple(typing.get_args(kind), data)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(data)
+    if kind is float:
+        return _NOT_FINITE.get(data, data) if isinstance(data, str) else data
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        known = {f.name for f in dataclasses.fields(kind)}
+        # Fields of a newer minor version are additions; an older reader leaves them out.
+        return kind(**{k: _build(hints[k], v) for k, v in data.items() if k in known})
+    return data
+
+
+def _build_optional(kind: Any, data: Any) -> Any:
+    if data is None:
+        return None
+    (inner, *_) = [a for a in typing.get_args(kind) if a is not type(None)]
+    return _build(inner, data)
+
+
+def _build_tuple(args: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
+    if len(args) == 2 and args[1] is Ellipsis:
+        return tuple(_build(args[0], item) for item in data)
+    return tuple(_build(kind, item) for kind, item in zip(args, data, strict=True))
