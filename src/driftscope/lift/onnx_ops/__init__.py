@@ -1,0 +1,1 @@
+"""ONNX operators by family; importing this package fills the table in :mod:`.registry`."""
