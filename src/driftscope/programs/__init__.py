@@ -1,0 +1,1 @@
+"""What is run and how: value trees, inputs, loading, one file per runtime."""

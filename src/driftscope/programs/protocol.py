@@ -1,0 +1,208 @@
+"""The seam between driftscope and whatever runs tensors: a :class:`Program` and what it hands out.
+
+A runtime is one file in :mod:`driftscope.programs.runtimes` with one subclass of :class:`Program`. Everything above
+this room asks a program only what is written here: bind these inputs, check them, run, describe yourself, and hand
+out the graph to be lifted.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any
+
+from driftscope.errors import CannotLift
+from driftscope.records.finding import Finding
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+    from driftscope.programs.feeds import Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSource:
+    """A torch program to lift.
+
+    Parameters
+    ----------
+    function : callable
+        What is called: ``function(*args, **kwargs)``; fresh containers, the caller's tensors.
+    args, kwargs
+        Its arguments, trees of tensors and Python values.
+    module : torch.nn.Module or None
+        Where parameters, buffers and module paths are named, when there is a module.
+    exported : torch.export.ExportedProgram or None
+        The exported program, when that is what runs.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    module: torch.nn.Module | None = None
+    exported: torch.export.ExportedProgram | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxSource:
+    """An ONNX graph to lift.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    feeds : dict of str to torch.Tensor
+        One tensor per graph input, in native dtype.
+    directory : pathlib.Path or None
+        Where external data lies; None when all data is in ``model``.
+    """
+
+    model: onnx.ModelProto
+    feeds: dict[str, torch.Tensor]
+    directory: FilePath | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Inputs fitted to one program.
+
+    Parameters
+    ----------
+    program : Program
+        The one they are fitted to.
+    args, kwargs
+        For programs that are called; trees of torch tensors and Python values. Empty for flat programs.
+    feeds : dict of str to object
+        Every leaf by the name this program knows it by, in the program's own order: ``{"x": Tensor, ...}``.
+    notes : tuple of Finding
+        What a person should know about the fit (O001, O005, O009).
+    inputs : Inputs or None
+        What they were made of.
+    """
+
+    program: Program
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    feeds: dict[str, Any]
+    notes: tuple[Finding, ...] = ()
+    inputs: Inputs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One input a program declares.
+
+    Parameters
+    ----------
+    name : str
+    dtype : str or None
+        Name as torch spells it (``"float32"``, ``"string"``); None when anything goes.
+    shape : tuple of int, str or None, or None
+        A fixed size, a symbol, or None for an unnamed free size; None altogether when the rank is free.
+    optional : bool
+        True when it may be left out (a default value, an initializer of the same name).
+    kind : str
+        ``"tensor"``, or ``"sequence"``, ``"optional"``, ``"map"``, ``"sparse"`` in ONNX.
+    """
+
+    name: str
+    dtype: str | None = None
+    shape: tuple[int | str | None, ...] | None = None
+    optional: bool = False
+    kind: str = "tensor"
+
+    def __str__(self) -> str:
+        dims = (
+            "any shape" if self.shape is None else "x".join("?" if d is None else str(d) for d in self.shape)
+        )
+        return f"{self.name} ({self.dtype or 'any dtype'}, {dims or 'scalar'})"
+
+
+class Program(abc.ABC):
+    """Something runnable with named tensor inputs and a tree of outputs.
+
+    Attributes
+    ----------
+    name : str
+        What a person would call it: a class name or a file.
+    kind : str
+        ``"torch"``, ``"exported"``, ``"compiled"``, ``"onnx"``, ``"callable"``, ``"recorded"`` or a plug-in's own.
+    flat : bool
+        True when outputs come as a flat dict of names, so that their containers say nothing.
+    default_inputs : Inputs or None
+        Inputs that came with the program.
+    """
+
+    kind: str = ""
+    flat: bool = False
+
+    def __init__(self, name: str, default_inputs: Inputs | None = None):
+        self.name = name
+        self.default_inputs = default_inputs
+
+    @property
+    @abc.abstractmethod
+    def runtime(self) -> str:
+        """What runs it, in words for people: ``"torch eager, CPU"``."""
+
+    @abc.abstractmethod
+    def __call__(self, inputs: Any = None) -> Any:
+        """Run once and return the tree of outputs.
+
+        Parameters
+        ----------
+        inputs : Inputs, Bound or anything ``ds.inputs`` accepts
+            None for the program's own.
+
+        Raises
+        ------
+        RuntimeRefused
+            In the runtime's own words.
+        InputError
+            If the inputs do not fit.
+        """
+
+    @abc.abstractmethod
+    def bind(self, inputs: Any = None) -> Bound:
+        """Fit inputs to this program: a mapping by name, anything else by order.
+
+        Raises
+        ------
+        InputError
+            One sentence: what was expected, what was given.
+        """
+
+    def slots(self) -> list[Slot]:
+        """Inputs the program declares, in order; empty when it declares none."""
+        return []
+
+    def index_ranges(self) -> dict[str, int]:
+        """Largest allowed index + 1 for integer inputs that feed a table of known size, as far as it is known."""
+        return {}
+
+    def check(self, inputs: Any = None) -> list[Finding]:
+        """Say what looks wrong before any number is computed."""
+        return []
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain data about this program for the record."""
+        return {"name": self.name, "kind": self.kind, "runtime": self.runtime}
+
+    def lift_source(self, inputs: Any = None) -> TorchSource | OnnxSource:
+        """Return the graph to evaluate in float64.
+
+        Raises
+        ------
+        CannotLift
+            If there is no graph to evaluate.
+        """
+        raise CannotLift(f"{self.name} runs on {self.runtime}, which has no graph to evaluate in float64")
+
+    def optimized_source(self, inputs: Any = None) -> OnnxSource | None:
+        """Return the graph that the runtime really runs, where it can be saved; None where it cannot."""
+        return None
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name} on {self.runtime}>"
