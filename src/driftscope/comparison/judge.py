@@ -1,0 +1,205 @@
+"""The judge: a verdict for one output, from evidence alone. DESIGN section 2, in its order.
+
+Nothing here measures or runs anything. Each rule returns a :class:`Judgement` or None, and the first that answers
+decides; a rule's sentence carries the numbers it decided by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from driftscope.comparison.spread import Ratio
+from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
+from driftscope.records.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class OutputEvidence:
+    """Everything known about one output when it is judged.
+
+    Parameters
+    ----------
+    kind : str
+        The most serious native difference: ``same``, ``value``, ``nan``, ``dtype``, ``shape``, ``structure``,
+        ``kind``.
+    detail : str
+        That difference in words.
+    floating : bool
+        Whether both sides are floats (or complex); everything else is compared exactly.
+    same_bits : bool
+        Whether both sides have the same format and the same bits.
+    all_nan : bool
+        Whether every element is NaN on both sides.
+    overflow : str
+        In words where a side left the range of its format while its lift did not; empty when none did.
+    tie : bool
+        For outputs chosen from floats: every mismatch is a choice that ordinary rounding can turn.
+    delta : Ratio or None
+        Lifted drift with its limit; None when a side could not be lifted.
+    rho : Ratio or None
+        Native drift in floors; None without a floor.
+    ill : float
+        floor / rms(y).
+    cannot_a, cannot_b : str
+        Why a side could not be lifted; empty when it was.
+    cheaper : str
+        Name of the cheaper arithmetic whose floor explains the drift; empty when none does or none was needed.
+    random : str
+        Why A does not repeat itself beyond rounding; empty when it does.
+    formats : tuple of two str
+        Native formats of both sides.
+    """
+
+    kind: str
+    detail: str = ""
+    floating: bool = True
+    same_bits: bool = False
+    all_nan: bool = False
+    overflow: str = ""
+    tie: bool = False
+    delta: Ratio | None = None
+    rho: Ratio | None = None
+    ill: float = 0.0
+    cannot_a: str = ""
+    cannot_b: str = ""
+    cheaper: str = ""
+    random: str = ""
+    formats: tuple[str, str] = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict, its reason in one sentence, and the code of the finding it amounts to ("" for none)."""
+
+    verdict: Verdict
+    reason: str
+    code: str = ""
+
+
+Rule = Callable[[OutputEvidence, Thresholds], Judgement | None]
+
+
+def judge(evidence: OutputEvidence, thresholds: Thresholds = THRESHOLDS) -> Judgement:
+    """Name the verdict for one output.
+
+    Returns
+    -------
+    Judgement
+        From the first rule that applies, in the order of DESIGN section 2.
+    """
+    for rule in _RULES:
+        found = rule(evidence, thresholds)
+        if found is not None:
+            return found
+    return Judgement(Verdict.INCONCLUSIVE, "nothing measured decides it", "R005")
+
+
+def _structure(e: OutputEvidence, t: Thresholds) -> Judgement | None:
+    codes = {"structure": "N007", "kind": "N007", "shape": "N008"}
+    if e.kind in codes:
+        return Judgement(Verdict.DIFFERENT, e.detail, codes[e.kind])
+    return None
+
+
+def _randomness(e: OutputEvidence, t: Thresholds) -> Judgement | None:
+    if e.random:
+        return Judgement(Verdict.INCONCLUSIVE, e.random, "N014")
+    return None
+
+
+def _no_evidence(e: OutputEvidence, t: Thresholds) -> Judgement | None:
+    if e.all_nan:
+        return Judgement(Verdict.INCONCLUSIVE, "every element is NaN on both sides: nothing was compared", "N005")
+    return None
+
+
+def _exact_kinds(e: OutputEvidence, t: Thresholds) -> Judgement | None:
+    if e.floating:
+        return None
+    if e.same_bits:
+        return Judgement(Verdict.IDENTICAL, "the same values exactly")
+    if e.kind == "dtype":
+        return Judgement(Verdict.DIFFERENT, e.detail, "N009")
+    if e.tie:
+        return Judgement(Verdict.ROUNDING, f"{e.detail}; each a tie within {t.tie:g} floors", "N011")
+    return Judgement(Verdict.DIFFERENT, e.detail, "N010")
+
+
+def _special_values(e: OutputEvidence, t: Thresholds) -> Judgement | None:
+    if e.kind != "nan":
+        return None
+    if e.delta is not None and e.delta.value > e.delta.limit:
+        return Judgement(Verdict.DIFFERENT, f"{e.detail}, and the two are not the same function", "N006")
+    if e.overflow:
+        return Judgement(Verdict.PRECISION, f"{e.detail}: {e.overflow}", "N004")
+    return Judgement(Verdict.DIFFERENT, e.detail, "N006")
+
+
+def _same_bits(e: OutputEvidence, t: Thresholds) -> Judgement | None:
+    if not e.same_bits:
+        return None
+    if e.delta is not None and e.delta.value > e.delta.limit and e.delta.limit <= t.chaotic:
+        seen = f"the same bits on these inputs, but not the same function (lifted drift {e.delta.value:.1e})"
+        return Judgement(Verdict.IDENTICAL, seen, "N016")
+    return Judgement(Verdict.IDENTICAL, "the same bits")
+
+
+def _reference_not_lifted(e: OutputEvidence, t: Thresholds) -> Judgement | None:
+    if e.cannot_a:
+        return Judgement(Verdict.INCONCLUSIVE, f"the reference cannot be evaluated in float64: {e.cannot_a}", "R004")
+    return None
+
+
+def _function(e: OutputEvidence, t: Thresholds) -> Judgement | None:
+    if e.delta is None:
+        return None
+    drift, limit = e.delta.value, e.delta.limit
+    if limit > t.chaotic:
+        return Judgement(
+            Verdict.INCONCLUSIVE,
+            f"the program amplifies float64 rounding itself (limit {limit:.1e}): no function can be certified",
+            "N012",
+        )
+    if drift > limit or math.isnan(drift):
+        place = "" if e.delta.place == "tensor" else f" at {e.delta.place}"
+        visible = ""
+        if e.rho is not None and e.rho.value <= t.rounding:
+            visible = "; on these inputs rounding hides it"
+        text = f"not the same function: in float64 they still differ by {drift:.1e} relative{place} (limit {limit:.0e})"
+        return Judgement(Verdict.DIFFERENT, text + visible, "N001")
+    return None
+
+
+def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
+    if e.rho is None:
+        return None
+    lifted = e.delta is not None
+    rho = e.rho.value
+    ground = f"same function (lifted drift {e.delta.value:.1e})" if e.delta is not None else "by floor only"
+    if rho <= t.rounding:
+        return Judgement(Verdict.ROUNDING, f"{ground}, {_floors(e.rho)}: ordinary rounding", "" if lifted else "R005")
+    if rho <= t.large:
+        return Judgement(Verdict.ROUNDING, f"{ground}, {_floors(e.rho)}: rounding, unusually large", "N013")
+    if lifted and e.ill > t.ill_conditioned:
+        text = f"{ground}; ill-conditioned, rounding alone moves the output by {e.ill:.0%}"
+        return Judgement(Verdict.ROUNDING, text, "N012")
+    if e.cheaper:
+        return Judgement(Verdict.PRECISION, f"{ground}, {_floors(e.rho)}: explained by {e.cheaper}", "N003")
+    where = "the runtime does not compute its graph" if lifted else "more than rounding, and B could not be lifted"
+    return Judgement(Verdict.DIFFERENT, f"{ground}, but {_floors(e.rho)}: {where}", "R003")
+
+
+def _floors(rho: Ratio) -> str:
+    if math.isinf(rho.value):
+        return "a drift where rounding makes none"
+    place = "" if rho.place == "tensor" else f" ({rho.place})"
+    value = rho.whole if rho.place == "tensor" and not math.isnan(rho.whole) else rho.value
+    return f"{value:.2g} floors{place}"
+
+
+_RULES: tuple[Rule, ...] = (
+    _structure, _no_evidence, _randomness, _same_bits, _exact_kinds, _special_values, _reference_not_lifted,
+    _function, _floor,
+)  # fmt: skip

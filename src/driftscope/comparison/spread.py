@@ -1,0 +1,205 @@
+"""Drift against a floor: over the tensor, over the slices along each axis, and in the tail.
+
+A bug in one channel disappears in the root mean square over a million elements, so every ratio here is the
+largest over the whole tensor and over the slices along each axis. A slice has few elements and there are many
+slices, so what chance alone explains is taken off (:func:`_allowance`), and the floor of a slice, known from
+one noise sample, is drawn towards the floor of the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+# A slice's floor counts its own noise sample and this many pseudo-elements at the tensor's floor.
+_PRIOR = 8.0
+# A slice smaller than the tensor by this factor is judged on the tensor's scale: it is zero by cancellation.
+_NEGLIGIBLE = 1e-6
+# The largest |drift| / local floor of honest pairs reached 2.4 times that of the noise sample itself.
+_TAIL_SLACK = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The largest ratio and where it was found.
+
+    Parameters
+    ----------
+    value : float
+        The ratio; ``inf`` for a drift where the scale is zero.
+    place : str
+        ``"tensor"``, ``"axis 1, index 7"`` or ``"tail"``.
+    limit : float
+        What the ratio was judged against, for ratios that carry their own limit; ``nan`` otherwise.
+    whole : float
+        The plain ratio over the whole tensor, before what chance explains is taken off.
+    """
+
+    value: float
+    place: str = "tensor"
+    limit: float = math.nan
+    whole: float = math.nan
+
+
+def rms(x: torch.Tensor) -> float:
+    """Root mean square of a real or complex tensor; 0.0 when empty."""
+    if x.numel() == 0:
+        return 0.0
+    return float(_square(x).mean().sqrt())
+
+
+def _square(x: torch.Tensor) -> torch.Tensor:
+    x = torch.view_as_real(x).square().sum(-1) if x.is_complex() else x.square()
+    return x.to(torch.float64)
+
+
+def _slice_means(square: torch.Tensor) -> list[torch.Tensor]:
+    """Mean square per index along each axis of more than one index."""
+    axes = range(square.ndim)
+    found = []
+    for axis in axes:
+        if square.shape[axis] > 1 and square.shape[axis] < square.numel():
+            rest = [k for k in axes if k != axis]
+            found.append(square.mean(rest))
+        else:
+            found.append(torch.empty(0))
+    return found
+
+
+def _allowance(slices: int, elements: float) -> float:
+    """How far above 1 the largest of ``slices`` rms estimates from ``elements`` samples each lies by chance.
+
+    The rms of n independent samples has a relative standard deviation of 1/sqrt(2n); the largest of m normal
+    deviates lies at about sqrt(2 ln m). Elements of one slice share rounding errors (one row shares one
+    normalisation), so a quarter of them counts as independent.
+    """
+    independent = max(elements / 4.0, 0.5)
+    return 1.0 + (math.sqrt(2.0 * math.log(max(slices, 2))) + 1.0) / math.sqrt(2.0 * independent)
+
+
+def drift_in_floors(drift: torch.Tensor, noises: list[torch.Tensor]) -> Ratio:
+    """Return rho: rms(drift) over the root of the summed squared floors, largest over tensor, slices and tail.
+
+    Parameters
+    ----------
+    drift : Tensor, shape S, float64 or complex128
+        ``b - a`` of the native values.
+    noises : list of Tensor, shape S
+        Noise samples, one or more per side; each is what ordinary rounding did in one noise run. Their
+        squares add up (DESIGN section 2, step 3).
+
+    Returns
+    -------
+    Ratio
+        0 when the drift is zero everywhere; ``inf`` when there is drift but no floor at all.
+    """
+    if drift.numel() == 0:
+        return Ratio(0.0)
+    moved = _square(drift)
+    total = float(moved.mean())
+    if total == 0.0:
+        return Ratio(0.0)
+    noise = torch.stack([_square(n) for n in noises]).sum(0) if noises else torch.zeros_like(moved)
+    floor = float(noise.mean())
+    if floor == 0.0:
+        return Ratio(math.inf)
+    whole = math.sqrt(total / floor)
+    best = Ratio(whole / _allowance(1, moved.numel()), whole=whole)
+    for axis, (m, n) in enumerate(zip(_slice_means(moved), _slice_means(noise), strict=True)):
+        if m.numel() == 0:
+            continue
+        size = moved.numel() / m.numel()
+        local = (size * n + _PRIOR * floor) / (size + _PRIOR)
+        ratio = (m / local).sqrt() / _allowance(m.numel(), size)
+        index = int(ratio.argmax())
+        if float(ratio[index]) > best.value:
+            best = Ratio(float(ratio[index]), f"axis {axis}, index {index}", whole=whole)
+    tail = _tail(moved, noise, floor)
+    return Ratio(tail, "tail", whole=whole) if tail > best.value else best
+
+
+def _tail(moved: torch.Tensor, noise: torch.Tensor, floor: float) -> float:
+    """The largest single drift against the largest single noise, both in units of the local floor."""
+    local = torch.full_like(moved, floor)
+    for axis, n in enumerate(_slice_means(noise)):
+        if n.numel():
+            size = moved.numel() / n.numel()
+            shape = [1] * moved.ndim
+            shape[axis] = -1
+            # Outer-product form: rows and columns each scale the floor by their own share.
+            local = local * ((size * n + _PRIOR * floor) / ((size + _PRIOR) * floor)).reshape(shape)
+    z_drift = float((moved / local).max().sqrt())
+    z_noise = float((noise / local).max().sqrt())
+    expected = max(z_noise, math.sqrt(2.0 * math.log(max(moved.numel(), 2))) + 1.0)
+    return z_drift / (expected * _TAIL_SLACK) * 1.5
+
+
+def lifted_drift(
+    a: torch.Tensor, b: torch.Tensor, floor64: torch.Tensor | None, *, relative: float, multiple: float
+) -> Ratio:
+    """Return delta64 where it stands furthest above its limit, with that limit (tau).
+
+    Parameters
+    ----------
+    a, b : Tensor, shape S, float64 or complex128
+        Lifted values of both sides.
+    floor64 : Tensor, shape S, or None
+        A noise sample at the unit roundoff of float64.
+    relative, multiple : float
+        tau = max(relative, multiple * floor64 / rms(a)), per tensor and per slice.
+
+    Returns
+    -------
+    Ratio
+        ``value`` = rms(b - a) / rms(a) at the worst place, ``limit`` = tau there.
+    """
+    keep = ~shared_sentinels(a, b)
+    drift = torch.where(keep, b - a, torch.zeros((), dtype=a.dtype, device=a.device))
+    base = torch.where(keep, a, torch.zeros((), dtype=a.dtype, device=a.device))
+    zero = torch.zeros_like(base)
+    noise = zero if floor64 is None else torch.where(keep, floor64, zero)
+    d, y, f = _square(drift), _square(base), _square(noise)
+    whole_d, whole_y, whole_f = (float(t.mean()) if t.numel() else 0.0 for t in (d, y, f))
+    worst = _against_limit(whole_d, whole_y, whole_f, relative, multiple, "tensor")
+    if whole_d == 0.0 or math.isnan(whole_d):
+        return worst
+    pieces = zip(_slice_means(d), _slice_means(y), _slice_means(f), strict=True)
+    for axis, (ds, ys, fs) in enumerate(pieces):
+        if ds.numel() == 0:
+            continue
+        size = d.numel() / ds.numel()
+        ys = ys + _NEGLIGIBLE**2 * whole_y
+        fs = (size * fs + _PRIOR * whole_f) / (size + _PRIOR)
+        limit = torch.clamp(multiple * (fs / ys).sqrt(), min=relative)
+        value = (ds / ys).sqrt()
+        index = int((value / limit).nan_to_num(nan=0.0).argmax())
+        if float(value[index] / limit[index]) > worst.value / worst.limit:
+            worst = Ratio(float(value[index]), f"axis {axis}, index {index}", float(limit[index]))
+    return worst
+
+
+def _against_limit(d: float, y: float, f: float, relative: float, multiple: float, place: str) -> Ratio:
+    if d == 0.0:
+        return Ratio(0.0, place, relative if y == 0 else max(relative, multiple * math.sqrt(f / y)))
+    if y == 0.0:
+        # Nothing to be relative to: the drift itself must be within the float64 floor.
+        return Ratio(math.sqrt(d), place, multiple * math.sqrt(f)) if f else Ratio(math.inf, place, relative)
+    return Ratio(math.sqrt(d / y), place, max(relative, multiple * math.sqrt(f / y)))
+
+
+def shared_sentinels(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Mark elements that are the same infinity, or a format's most negative number, on both sides.
+
+    Masks write ``-inf`` or ``finfo.min`` into tensors; as numbers they would drown everything else.
+    """
+    if a.is_complex():
+        return torch.zeros(a.shape, dtype=torch.bool, device=a.device)
+    lowest = -65504.0  # the smallest magnitude among the formats' most negative numbers
+    formats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    marks = torch.zeros_like(a, dtype=torch.bool)
+    if a.numel() and (bool((a <= lowest).any()) or bool(torch.isinf(a).any())):
+        for fmt in formats:
+            marks |= (a == torch.finfo(fmt).min) & (b == a)
+    return marks | (torch.isinf(a) & (a == b)) | (torch.isnan(a) & torch.isnan(b))

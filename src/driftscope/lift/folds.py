@@ -1,0 +1,189 @@
+"""Weights that an exporter or optimiser folded: a normalisation or an affine step multiplied into the layer before.
+
+A program computes ``batch_norm(conv(x, w))``; its export stores one convolution with ``w' = w * s`` where
+``s = gamma / sqrt(var + eps)``. The stored ``w'`` was computed in the model's dtype, so as a float64 function the
+export is off by that rounding. Here each fold that the *other* program's graph allows is computed in float64 and
+compared with what is stored: within two ulps it is that fold, and the exact fold takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.lift.matching import Repair, rearrangements, ulp
+from driftscope.lift.steps import Constant, Kind, Lifted, Step
+
+_ADD = frozenset({"add", "sub"})
+_SCALE = frozenset({"mul", "div"})
+
+
+@dataclass(slots=True)
+class _Layer:
+    """A convolution or linear layer with what has been multiplied and added to it so far (float64)."""
+
+    name: str
+    weight: torch.Tensor
+    bias: torch.Tensor
+    out_axis: int
+    channel_axis: int
+    magnitude: torch.Tensor
+    steps: list[str] = field(default_factory=list)
+
+    def scaled(self, scale: torch.Tensor, shift: torch.Tensor, step: str) -> _Layer:
+        """The layer after ``y * scale + shift`` per output channel."""
+        shape = [1] * self.weight.ndim
+        shape[self.out_axis] = -1
+        return _Layer(
+            self.name, self.weight * scale.reshape(shape), self.bias * scale + shift, self.out_axis,
+            self.channel_axis, self.magnitude * scale.abs() + shift.abs(), [*self.steps, step],
+        )  # fmt: skip
+
+
+class FoldFinder:
+    """An observer that collects every fold a lifted graph allows."""
+
+    def __init__(self, constants: Mapping[str, torch.Tensor]):
+        self._constants = constants
+        self._layers: dict[str, _Layer] = {}
+        self.folded: list[_Layer] = []
+
+    def __call__(self, step: Step) -> None:
+        if step.constant or not step.outputs or step.outputs[0] is None:
+            return
+        operator = step.operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().lstrip("_")
+        if step.rounding.kind is Kind.DOT:
+            self._start(step, operator)
+        elif step.rounding.kind is Kind.NORM and "batch" in operator:
+            self._norm(step)
+        elif operator in _ADD | _SCALE:
+            self._affine(step, operator)
+        elif step.rounding.kind is Kind.EXACT and len(step.inputs) >= 1 and step.input_names:
+            # A view between the layer and its fold keeps the channels where they are often enough to try.
+            layer = self._layers.get(step.input_names[0])
+            if layer is not None and _same_channels(step, layer):
+                self._layers[step.output_names[0]] = layer
+
+    def _constant(self, step: Step, position: int) -> torch.Tensor | None:
+        if position >= len(step.input_names):
+            return None
+        if step.input_names[position] in self._constants:
+            return self._constants[step.input_names[position]].to(torch.float64)
+        return None
+
+    def _start(self, step: Step, operator: str) -> None:
+        positions = [k for k, n in enumerate(step.input_names) if n in self._constants]
+        output = step.outputs[0]
+        weights = [(k, w) for k in positions if (w := self._constant(step, k)) is not None and w.ndim >= 2]
+        if not weights or output is None:
+            return
+        _, weight = weights[0]
+        convolution = weight.ndim >= 3
+        channel_axis = 1 if convolution else output.ndim - 1
+        channels = output.shape[channel_axis]
+        axes = [k for k in ((0, 1) if convolution else (weight.ndim - 1, 0)) if weight.shape[k] == channels]
+        if not axes:
+            return
+        biases = [w for k in positions if (w := self._constant(step, k)) is not None and w.shape == (channels,)]
+        bias = biases[0] if biases else torch.zeros(channels, dtype=torch.float64, device=weight.device)
+        layer = _Layer(step.name, weight, bias, axes[0], channel_axis, bias.abs())
+        self._layers[step.output_names[0]] = layer
+
+    def _norm(self, step: Step) -> None:
+        layer = self._layers.get(step.input_names[0])
+        if layer is None:
+            return
+        vectors = [self._constant(step, k) for k in range(1, 5)]
+        gamma, beta, mean, variance = vectors
+        if mean is None or variance is None:
+            return
+        epsilon = step.attributes.get("eps", step.attributes.get("epsilon", 1e-5))
+        scale = torch.rsqrt(variance + float(epsilon))  # type: ignore[arg-type]
+        scale = scale if gamma is None else scale * gamma
+        shift = -mean * scale if beta is None else beta - mean * scale
+        self._keep(step, layer.scaled(scale, shift, step.name))
+
+    def _affine(self, step: Step, operator: str) -> None:
+        for position in (0, 1):
+            layer = self._layers.get(step.input_names[position]) if position < len(step.input_names) else None
+            other = self._constant(step, 1 - position)
+            if layer is None or other is None or (operator in ("sub", "div") and position == 1):
+                continue
+            vector = _per_channel(other, layer, step)
+            if vector is None:
+                continue
+            one, zero = torch.ones_like(vector), torch.zeros_like(vector)
+            scale = {"mul": vector, "div": 1.0 / vector}.get(operator, one)
+            shift = {"add": vector, "sub": -vector}.get(operator, zero)
+            self._keep(step, layer.scaled(scale, shift, step.name))
+            return
+
+    def _keep(self, step: Step, layer: _Layer) -> None:
+        self._layers[step.output_names[0]] = layer
+        self.folded.append(layer)
+
+
+def _same_channels(step: Step, layer: _Layer) -> bool:
+    before, after = step.inputs[0], step.outputs[0]
+    return (
+        before is not None and after is not None and before.ndim == after.ndim
+        and before.shape[layer.channel_axis] == after.shape[layer.channel_axis] and after.numel() == before.numel()
+    )  # fmt: skip
+
+
+def _per_channel(value: torch.Tensor, layer: _Layer, step: Step) -> torch.Tensor | None:
+    """The constant as one number per output channel; None when it varies along another axis."""
+    output = step.outputs[0]
+    if output is None:
+        return None
+    channels = layer.bias.numel()
+    if value.numel() == 1:
+        return value.reshape(1).expand(channels)
+    if value.numel() != channels:
+        return None
+    axis = layer.channel_axis - (output.ndim - value.ndim)
+    return value.reshape(-1) if 0 <= axis < value.ndim and value.shape[axis] == channels else None
+
+
+def match_folds(
+    left: Sequence[Constant], other: Lifted, others: Sequence[Constant], ulps: float
+) -> list[Repair]:
+    """Match stored tensors that nothing else explains with the folds the other program's graph allows.
+
+    Parameters
+    ----------
+    left : sequence of Constant
+        Constants of one program without a partner.
+    other : Lifted
+        The other program; it is run once to read its graph.
+    others : sequence of Constant
+        Its constants.
+    ulps : float
+        Largest distance in ulps of the stored format. Biases are measured at the size of what was added up.
+    """
+    finder = FoldFinder({c.name: c.value for c in others if c.value.dtype.is_floating_point})
+    other.run(observe=finder)
+    repairs = []
+    for constant in left:
+        for layer in finder.folded:
+            repair = _match(constant, layer, ulps)
+            if repair is not None:
+                repairs.append(repair)
+                break
+    return repairs
+
+
+def _match(constant: Constant, layer: _Layer, ulps: float) -> Repair | None:
+    stored = constant.value.to(torch.float64)
+    for exact, size in ((layer.weight, layer.weight.abs()), (layer.bias, layer.magnitude)):
+        if exact.numel() != stored.numel():
+            continue
+        # One rounding each for the square root, the division, the product and the sum.
+        arranged = zip(rearrangements(exact, stored.shape), rearrangements(size, stored.shape), strict=True)
+        for value, scale in arranged:
+            if bool(((stored - value).abs() <= 2.0 * ulps * ulp(scale, constant.value.dtype)).all()):
+                words = f"{layer.name} folded with {', '.join(layer.steps)}"
+                return Repair(constant.name, value.contiguous(), "fold", words, constant)
+    return None

@@ -1,0 +1,293 @@
+"""Which constant of one program is which constant of the other, up to the rounding of its storage format.
+
+Exporters store constants in the model's dtype, fold constant subgraphs natively, transpose and regroup weights.
+Before two lifted programs can be compared as functions, constants that are *the same number, rounded* must be
+made the same number again. Everything here is an exact test, never a fit: a constant is matched when rounding its
+partner to the storage format gives its very bits (scalars, weights), or when both are native results of the same
+constant computation and lie within two ulps (tables).
+
+A constant that was rounded to zero or to infinity is never matched: that rounding changed the program.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from driftscope.lift.steps import Constant, Origin
+
+# Half an ulp, and a little for conversions that pass through float32 on their way to float16.
+_HALF_ULP = 0.5 * (1.0 + 2.0**-12)
+
+# Numbers that exporters and kernels write without the user having written them.
+_UNIVERSAL = {
+    "sqrt(2)": math.sqrt(2.0), "1/sqrt(2)": math.sqrt(0.5), "sqrt(2/pi)": math.sqrt(2.0 / math.pi),
+    "2/sqrt(pi)": 2.0 / math.sqrt(math.pi), "0.044715": 0.044715, "1.702": 1.702, "pi": math.pi, "1/pi": 1 / math.pi,
+    "2*pi": 2 * math.pi, "ln(2)": math.log(2.0), "1/ln(2)": 1 / math.log(2.0), "ln(10)": math.log(10.0),
+    "1/ln(10)": 1 / math.log(10.0), "e": math.e, "1/6": 1 / 6, "1/3": 1 / 3, "2/3": 2 / 3, "0.2": 0.2,
+    "selu alpha": 1.6732632423543772, "selu gamma": 1.0507009873554805, "sqrt(3)": math.sqrt(3.0), "0.01": 0.01,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A constant of one side that is its partner of the other side, rounded; and the value to use instead.
+
+    Parameters
+    ----------
+    name : str
+        The constant's name in its own graph.
+    value : torch.Tensor
+        float64, in the constant's stored shape.
+    kind : str
+        ``"scalar"``, ``"weight"``, ``"table"``, ``"fold"`` or ``"solved"``.
+    partner : str
+        What it is the rounding of, in words.
+    constant : Constant
+        The constant as stored.
+    """
+
+    name: str
+    value: torch.Tensor
+    kind: str
+    partner: str
+    constant: Constant
+
+
+def ulp(values: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
+    """Return the spacing of ``fmt`` at each value (float64 in, float64 out), subnormals included.
+
+    References
+    ----------
+    Muller et al., *Handbook of Floating-Point Arithmetic*, 2nd ed., section 2.3.2 (Harrison's ulp).
+    """
+    info = torch.finfo(fmt)
+    exponent = torch.frexp(values.to(torch.float64))[1] - 1
+    spacing = torch.ldexp(torch.tensor(info.eps, dtype=torch.float64, device=values.device), exponent)
+    return torch.clamp(spacing, min=info.smallest_normal * info.eps)
+
+
+def is_rounding_of(stored: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> bool:
+    """Whether every stored value is the exact value of the same place, rounded to ``fmt``."""
+    if stored.numel() == 0 or not bool(torch.isfinite(stored).all() & torch.isfinite(exact).all()):
+        return False
+    if bool(((stored == 0) & (exact != 0)).any()):
+        return False
+    return bool(((stored - exact).abs() <= _HALF_ULP * ulp(stored, fmt)).all())
+
+
+def narrower(fmt: torch.dtype, other: torch.dtype) -> bool:
+    """Whether ``fmt`` has fewer significand bits than ``other``."""
+    return torch.finfo(fmt).eps > torch.finfo(other).eps
+
+
+def uniform(constant: Constant) -> float | None:
+    """The one number a float constant holds (0-dim, one element, or all elements equal); None otherwise."""
+    value = constant.value
+    if not value.dtype.is_floating_point or value.numel() == 0:
+        return None
+    flat = value.reshape(-1)
+    if flat.numel() > 1 and not (flat.numel() <= 1 << 20 and bool((flat == flat[0]).all())):
+        return None
+    number = float(flat[0])
+    return number if math.isfinite(number) else None
+
+
+# --- scalars -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number that a program's author meant, exactly, and in words where it comes from."""
+
+    value: float
+    words: str
+    derived: bool
+
+
+def numbers(constants: Iterable[Constant]) -> list[Number]:
+    """Return the exact numbers a program writes, then those derived from them.
+
+    Derived are reciprocal, square, roots and negation (a division becomes a multiplication, a scale is split
+    over query and key), dimensions of weights with the same, and numbers kernels write by themselves.
+    """
+    direct: dict[float, str] = {}
+    sizes: set[int] = set()
+    for constant in constants:
+        sizes.update(int(n) for n in constant.value.shape if n > 1)
+        number = uniform(constant)
+        if number is None:
+            continue
+        if number == int(number) and 1 < abs(number) < 1 << 24:
+            sizes.add(int(abs(number)))
+        direct.setdefault(number, f"{number!r} ({constant.name})")
+    found = [Number(v, w, False) for v, w in direct.items()]
+    derived: dict[float, str] = {v: w for w, v in _UNIVERSAL.items()}
+    for value in [*direct, *map(float, sizes)]:
+        for v, w in _derive(value):
+            if v not in direct:
+                derived.setdefault(v, w)
+    return found + [Number(v, w, True) for v, w in derived.items()]
+
+
+def _derive(value: float) -> Iterator[tuple[float, str]]:
+    yield -value, f"-({value!r})"
+    yield value * value, f"{value!r}**2"
+    if value == 0.0:
+        return
+    yield 1.0 / value, f"1/{value!r}"
+    yield -1.0 / value, f"-1/{value!r}"
+    if value > 0.0:
+        yield math.sqrt(value), f"sqrt({value!r})"
+        yield 1.0 / math.sqrt(value), f"1/sqrt({value!r})"
+        yield value**-0.25, f"{value!r}**-0.25"
+        yield value**0.25, f"{value!r}**0.25"
+
+
+def scalar_candidates(constant: Constant, pool: Sequence[Number]) -> list[Number]:
+    """Return the numbers whose rounding to the constant's own format is the constant; [] when it is exact.
+
+    A number written by the other program wins over derived ones. A constant that the other program holds with
+    the same value needs no repair.
+    """
+    number = uniform(constant)
+    fmt = constant.value.dtype
+    if number is None or number == 0.0 or fmt == torch.float64:
+        return []
+    spacing = float(ulp(torch.tensor(number, dtype=torch.float64), fmt))
+    close = [n for n in pool if n.value != 0.0 and abs(n.value - number) <= _HALF_ULP * spacing]
+    if any(n.value == number and not n.derived for n in close):
+        return []
+    direct = [n for n in close if not n.derived]
+    return direct or [n for n in close if n.value != number]
+
+
+# --- weights -------------------------------------------------------------------------------------------------
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def fingerprint(value: torch.Tensor) -> tuple[int, int, int]:
+    """Return a key of the multiset of a tensor's bits: equal for every permutation of the same elements."""
+    bits = _bits(value).reshape(-1).to(torch.int64)
+    mixed = bits * 0x9E3779B97F4A7C1 ^ (bits >> 7)  # wraps modulo 2**64: any fixed odd multiplier serves
+    return bits.numel(), int(bits.sum()), int(mixed.sum())
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    """The bits of a float tensor as integers; -0.0 counts as +0.0."""
+    plain = (value + 0.0) if value.dtype.is_floating_point and value.dtype.itemsize > 1 else value
+    return plain.contiguous().view(_INTEGERS[value.dtype.itemsize])
+
+
+class WeightIndex:
+    """The stored tensors of one program, found by their bits after rounding to a format."""
+
+    def __init__(self, constants: Iterable[Constant]):
+        self._weights = [c for c in constants if c.value.dtype.is_floating_point and c.value.numel() > 1]
+        self._tables: dict[torch.dtype, dict[tuple[int, int, int], list[Constant]]] = {}
+
+    def holds(self, value: torch.Tensor) -> bool:
+        """Whether some tensor of the same format has the same bits in some order."""
+        return any(c.value.dtype == value.dtype for c in self._table(value.dtype).get(fingerprint(value), ()))
+
+    def rounded_partners(self, value: torch.Tensor) -> list[Constant]:
+        """Tensors of a wider format whose rounding to ``value``'s format has the same bits in some order."""
+        found = self._table(value.dtype).get(fingerprint(value), ())
+        return [c for c in found if narrower(value.dtype, c.value.dtype)]
+
+    def alike(self, value: torch.Tensor) -> list[Constant]:
+        """Tensors with the same element count and, axes of size 1 aside, the same sizes in some order."""
+        sizes = sorted(n for n in value.shape if n > 1)
+        return [
+            c for c in self._weights
+            if c.value.numel() == value.numel() and sorted(n for n in c.value.shape if n > 1) == sizes
+        ]  # fmt: skip
+
+    def _table(self, fmt: torch.dtype) -> dict[tuple[int, int, int], list[Constant]]:
+        if fmt not in self._tables:
+            table: dict[tuple[int, int, int], list[Constant]] = {}
+            for constant in self._weights:
+                if constant.value.dtype == fmt or narrower(fmt, constant.value.dtype):
+                    table.setdefault(fingerprint(constant.value.to(fmt)), []).append(constant)
+            self._tables[fmt] = table
+        return self._tables[fmt]
+
+
+def rearrangements(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
+    """Yield ``source`` in every arrangement an exporter uses to fit ``shape``.
+
+    As it is (reshaped), with its axes permuted, and with its leading axis cut into 3 or 4 gate blocks in another
+    order (the recurrent operators of ONNX order their gates differently).
+    """
+    yield source.reshape(shape)
+    if 2 <= source.ndim <= 5:
+        for order in itertools.permutations(range(source.ndim)):
+            if order != tuple(range(source.ndim)):
+                yield source.permute(order).reshape(shape)
+    for gates in (3, 4):
+        if source.ndim and source.shape[0] % gates == 0:
+            blocks = source.chunk(gates, 0)
+            for order in itertools.permutations(range(gates)):
+                yield torch.cat([blocks[k] for k in order], 0).reshape(shape)
+
+
+def match_weight(constant: Constant, index: WeightIndex) -> Repair | None:
+    """Find the wider weight that ``constant`` stores rounded, in whatever arrangement."""
+    for partner in index.rounded_partners(constant.value):
+        wanted = constant.value.to(torch.float64)
+        for arranged in rearrangements(partner.value, constant.value.shape):
+            if torch.equal(arranged.to(constant.value.dtype).to(torch.float64), wanted):
+                words = f"{partner.name} rounded to {str(constant.value.dtype).removeprefix('torch.')}"
+                return Repair(constant.name, arranged.to(torch.float64), "weight", words, constant)
+    return None
+
+
+def match_joined(constant: Constant, index: WeightIndex) -> Repair | None:
+    """Find the wider weights that ``constant`` stores rounded and joined along one axis (gates, query-key-value)."""
+    value = constant.value
+    for axis in range(value.ndim):
+        for pieces in (2, 3, 4, 6, 8):
+            if value.shape[axis] % pieces or value.shape[axis] == pieces == 1:
+                continue
+            found = [
+                match_weight(Constant(constant.name, block, constant.origin, constant.where), index)
+                for block in value.chunk(pieces, axis)
+            ]
+            if all(f is not None for f in found):
+                parts = [f for f in found if f is not None]
+                words = " + ".join(dict.fromkeys(f.partner for f in parts))
+                return Repair(constant.name, torch.cat([f.value for f in parts], axis), "weight", words, constant)
+    return None
+
+
+def match_table(constant: Constant, index: WeightIndex, ulps: float) -> Repair | None:
+    """Find the natively computed tensor that ``constant`` equals within ``ulps`` of its format.
+
+    At least one of the two must be the result of a constant subgraph: a *stored* weight one ulp off is another
+    weight. Elements near zero are measured at the ulp of the tensor's largest element only when both sides are
+    computed (a cosine near its zero has lost its relative precision).
+    """
+    value = constant.value.to(torch.float64)
+    fmt = constant.value.dtype
+    for partner in index.alike(constant.value):
+        if Origin.COMPUTED not in (constant.origin, partner.origin) or partner.value.dtype != fmt:
+            continue
+        for arranged in rearrangements(partner.value, constant.value.shape):
+            exact = arranged.to(torch.float64)
+            finite = torch.isfinite(exact)
+            if not torch.equal(finite, torch.isfinite(value)) or not torch.equal(value[~finite], exact[~finite]):
+                continue
+            size = exact[finite].abs()
+            if size.numel() == 0:
+                continue
+            scale = torch.maximum(size, torch.full_like(size, 2.0**-3 * float(size.max())))
+            if bool(((value[finite] - exact[finite]).abs() <= ulps * ulp(scale, fmt)).all()):
+                words = f"{partner.name}, computed natively"
+                return Repair(constant.name, exact, "table", words, constant)
+    return None
