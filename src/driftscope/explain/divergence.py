@@ -1,0 +1,204 @@
+"""Where two lifted programs part: the first piece of B that takes A's values in and gives others out.
+
+Both programs run once in float64 and every value leaves a sketch: its element count and a few sums that do not
+depend on the order of the elements, so that a transposed or reshaped value is the same value. No names are compared,
+so a torch module and a file of another exporter align as well as two files of one exporter.
+
+A value of B is *sound* when A computes it too, or when something computed from it is: a graph that computes the
+same function in other pieces passes through values A never has and comes back. Pieces that take only sound values
+and whose results nothing brings back are where the programs part.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.lift.steps import Kind, Lifted, Step
+from driftscope.records.finding import Where
+
+# Relative agreement of two sketches. Equal functions agree to 1e-12 here, the smallest planted bug moves 1e-9.
+_AGREE = 1e-10
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """What is remembered of a value: element count and order-free sums, relative to its size."""
+
+    count: int
+    size: float
+    sums: tuple[float, ...]
+
+    def agrees(self, other: Sketch) -> bool:
+        """Whether both can be sketches of the same elements in some order."""
+        if self.count != other.count:
+            return False
+        scale = max(self.size, other.size)
+        if abs(self.size - other.size) > _AGREE * scale:
+            return False
+        return all(abs(x - y) <= _AGREE for x, y in zip(self.sums, other.sums, strict=True))
+
+
+def sketch(value: torch.Tensor) -> Sketch | None:
+    """Sketch a float tensor; None for anything else, and for NaN, nothing or one number all over."""
+    if not value.dtype.is_floating_point or value.numel() == 0:
+        return None
+    flat = value.reshape(-1)
+    finite = torch.isfinite(flat) & (flat.abs() < 1e30)
+    flat = torch.where(finite, flat, torch.zeros((), dtype=flat.dtype, device=flat.device))
+    size = float(flat.square().mean().sqrt())
+    if size != size:
+        return None
+    if size == 0.0 or (flat.numel() > 1 and bool((flat == flat[0]).all())):
+        return None  # ones and zeros are in every program: they would align anything with anything
+    unit = flat / size
+    return Sketch(
+        value.numel(), size,
+        (float(unit.mean()), float(unit.abs().mean()), float((unit * unit.abs()).mean()), float(unit.amax())),
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Visited:
+    """One step of a lifted run as this search remembers it: everything but the values."""
+
+    name: str
+    operator: str
+    where: Where
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sketches: tuple[Sketch | None, ...]
+    kind: Kind
+    attributes: Mapping[str, object]
+
+
+@dataclass(slots=True)
+class Trail:
+    """An observer that keeps the steps of a run that depend on the inputs, with sketches of their outputs."""
+
+    steps: list[Visited] = field(default_factory=list)
+    constant: set[str] = field(default_factory=set)
+
+    def __call__(self, step: Step) -> None:
+        if step.constant:
+            self.constant.update(step.output_names)
+            return
+        sketches = tuple(None if v is None else sketch(v) for v in step.outputs)
+        self.steps.append(
+            Visited(
+                step.name, step.operator, step.where, tuple(step.input_names), tuple(step.output_names), sketches,
+                step.rounding.kind, dict(step.attributes),
+            )
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """A place where the programs part.
+
+    Parameters
+    ----------
+    step : Visited
+        The step of B.
+    counterpart : Visited or None
+        The step of A that takes the same values and whose result B never reaches.
+    """
+
+    step: Visited
+    counterpart: Visited | None
+
+
+def find_partings(a: Lifted, b: Lifted, replace_b: Mapping[str, torch.Tensor] | None = None) -> list[Parting]:
+    """Find the pieces of B, in order, that take A's values and give others.
+
+    Parameters
+    ----------
+    a, b : Lifted
+    replace_b : mapping or None
+        Repaired constants of B, so that rounded constants are not found again.
+
+    Returns
+    -------
+    list of Parting
+        Usually one. Empty when every value of B leads back to A.
+    """
+    trail_a, trail_b = Trail(), Trail()
+    a.run(observe=trail_a)
+    b.run(observe=trail_b, replace=replace_b)
+    in_a, in_b = _Index(trail_a.steps), _Index(trail_b.steps)
+    sound_b = _sound(trail_b.steps, in_a)
+    sound_a = _sound(trail_a.steps, in_b)
+    partings = _frontier(trail_b.steps, sound_b)
+    counterparts = _frontier(trail_a.steps, sound_a)
+    return [Parting(step, _counterpart(step, counterparts, k)) for k, step in enumerate(partings)]
+
+
+class _Index:
+    """Sketches of one run, found by element count and size."""
+
+    def __init__(self, steps: Sequence[Visited]):
+        self._by_count: dict[int, list[Sketch]] = {}
+        for step in steps:
+            for found in step.sketches:
+                if found is not None:
+                    self._by_count.setdefault(found.count, []).append(found)
+        for found_list in self._by_count.values():
+            found_list.sort(key=lambda s: s.size)
+
+    def holds(self, wanted: Sketch) -> bool:
+        candidates = self._by_count.get(wanted.count, [])
+        low = bisect.bisect_left(candidates, wanted.size * (1 - 2 * _AGREE), key=lambda s: s.size)
+        for candidate in candidates[low:]:
+            if candidate.size > wanted.size * (1 + 2 * _AGREE):
+                return False
+            if candidate.agrees(wanted):
+                return True
+        return False
+
+
+def _sound(steps: Sequence[Visited], other: _Index) -> set[str]:
+    """Names of the values that the other program has too, or from which such a value is computed."""
+    sound: set[str] = set()
+    for step in reversed(steps):
+        matched = any(s is not None and other.holds(s) for s in step.sketches)
+        # Integers and masks have no sketch; they are judged by what becomes of them.
+        if matched or any(name in sound for name in step.outputs):
+            sound.update(step.outputs)
+            sound.update(n for n in step.inputs if n)
+    return sound
+
+
+def _frontier(steps: Sequence[Visited], sound: set[str]) -> list[Visited]:
+    """Steps that take only sound values (or inputs and constants) and give an unsound float."""
+    computed = {name for step in steps for name in step.outputs}
+    found = []
+    for step in steps:
+        if any(name in sound for name in step.outputs) or not any(step.sketches):
+            continue
+        if all(name in sound or name not in computed for name in step.inputs if name):
+            found.append(step)
+    return found
+
+
+_SAME_PIECE = {
+    "linear": ("addmm", "mm", "bmm", "linear", "gemm", "matmul", "baddbmm", "fusedmatmul", "matmuladd"),
+    "layernorm": ("native_layer_norm", "layer_norm", "layernormalization", "simplifiedlayernormalization", "rms_norm"),
+    "gelu": ("gelu", "fastgelu", "biasgelu", "quickgelu"),
+    "conv": ("convolution", "conv", "conv2d", "conv1d", "fusedconv"),
+    "softmax": ("_softmax", "softmax", "biassoftmax"),
+}  # fmt: skip
+
+
+def _family(operator: str) -> str:
+    name = operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower()
+    return next((family for family, members in _SAME_PIECE.items() if name in members), name)
+
+
+def _counterpart(step: Visited, candidates: Sequence[Visited], position: int) -> Visited | None:
+    same = [c for c in candidates if _family(c.operator) == _family(step.operator)]
+    if same:
+        return same[0]
+    return candidates[position] if position < len(candidates) else (candidates[0] if candidates else None)

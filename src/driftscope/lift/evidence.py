@@ -1,0 +1,308 @@
+"""What float64 says about two programs: their lifts, their floors, their constants reconciled.
+
+This is the measuring half of a comparison; :mod:`driftscope.comparison.judge` decides on what is gathered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.comparison.spread import Ratio, drift_in_floors, rms
+from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
+from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.lift.noise import ARITHMETICS, ORDINARY, Arithmetic, floor64_sample, noisy_run
+from driftscope.lift.reconcile import Pairing, Reconciled, reconcile
+from driftscope.lift.sources import lift_bound, lift_source
+from driftscope.lift.steps import Lifted, LiftedOutput
+from driftscope.programs.protocol import Bound
+
+# Outputs of fewer elements than this, over all pairs, get more noise runs: one sample is a poor estimate there.
+_FEW_ELEMENTS = 512
+_RUNS_FOR_FEW = 4
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class SideLift:
+    """One program in float64.
+
+    Parameters
+    ----------
+    graph : Lifted or None
+        None when it cannot be lifted; ``reason`` then says why.
+    clean : list of LiftedOutput
+        One run as it is.
+    noises : list of list of (Tensor or None)
+        Per noise run, per output: what ordinary rounding did to it.
+    """
+
+    graph: Lifted | None = None
+    reason: str = ""
+    clean: list[LiftedOutput] = field(default_factory=list)
+    noises: list[list[torch.Tensor | None]] = field(default_factory=list)
+
+
+def lift_side(bound: Bound) -> SideLift:
+    """Lift one program and run it once; a program that cannot be lifted is evidence, not an error."""
+    return _attempt(lambda: lift_bound(bound))
+
+
+def _attempt(build: Callable[[], Lifted]) -> SideLift:
+    try:
+        graph = build()
+        return SideLift(graph, clean=graph.run())
+    except CannotLift as error:
+        return SideLift(reason=error.reason)
+    except DriftscopeError:
+        raise
+    except (RuntimeError, NotImplementedError, TypeError, ValueError, LookupError, AttributeError) as error:
+        # An operator torch has no float64 kernel for, or a graph outside what the evaluators know: say which.
+        return SideLift(reason=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+
+
+def add_noise(side: SideLift, seed: int, arithmetic: Arithmetic = ORDINARY) -> None:
+    """Run the lifted program with the noise of ordinary rounding; more often when its outputs are few."""
+    if side.graph is None or side.noises:
+        return
+    elements = sum(o.value.numel() for o in side.clean if o.value is not None and o.value.dtype.is_floating_point)
+    runs = _RUNS_FOR_FEW if elements < _FEW_ELEMENTS else 1
+    for k in range(runs):
+        side.noises.append(_noise(side.graph, side.clean, seed + k, arithmetic))
+
+
+def _noise(
+    graph: Lifted, clean: Sequence[LiftedOutput], seed: int, arithmetic: Arithmetic
+) -> list[torch.Tensor | None]:
+    return [difference(n, c) for n, c in zip(noisy_run(graph, arithmetic=arithmetic, seed=seed), clean, strict=True)]
+
+
+def difference(one: LiftedOutput, other: LiftedOutput) -> torch.Tensor | None:
+    """``one - other`` where both are finite and zero elsewhere; None for outputs that are not floats."""
+    x, y = one.value, other.value
+    if x is None or y is None or x.shape != y.shape or not (x.dtype.is_floating_point or x.dtype.is_complex):
+        return None
+    gap = x - y
+    return torch.where(torch.isfinite(gap), gap, torch.zeros((), dtype=gap.dtype, device=gap.device))
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Everything the float64 runs said about a pair of programs; see :func:`gather`.
+
+    Parameters
+    ----------
+    a, b : SideLift
+    pairs : list of (int, int)
+        Which output of A belongs to which of B.
+    reconciled : Reconciled or None
+        None unless both sides were lifted.
+    optimized : Reconciled or None
+        B's file against the graph its runtime really ran; None when there is none or it is the same.
+    optimized_reason : str
+        Why the optimised graph could not be lifted; empty otherwise.
+    """
+
+    a: SideLift
+    b: SideLift
+    pairs: list[tuple[int, int]]
+    reconciled: Reconciled | None = None
+    optimized: Reconciled | None = None
+    optimized_reason: str = ""
+
+    def delta(self, pair: int) -> Ratio | None:
+        """Lifted drift of one pair, through B's file and through the graph its runtime ran: the worse."""
+        if self.reconciled is None:
+            return None
+        worst = self.reconciled.drifts[pair]
+        if self.optimized is not None:
+            j = self.pairs[pair][1]
+            through = self.optimized.drifts[j]
+            if through.value / through.limit > worst.value / worst.limit:
+                return through
+        return worst
+
+    def noise_a(self, pair: int) -> list[torch.Tensor]:
+        """Noise samples of A at this pair, all scaled so that their squares add up to one floor squared."""
+        return _samples(self.a.noises, self.pairs[pair][0])
+
+    def noise_b(self, pair: int) -> list[torch.Tensor]:
+        """Noise samples of B at this pair, and what rounding B's stored constants did."""
+        j = self.pairs[pair][1]
+        samples = _samples(self.b.noises, j)
+        if self.reconciled is not None and self.reconciled.repairs_b:
+            moved = difference(self.reconciled.plain_b[j], self.reconciled.outputs_b[j])
+            samples += [] if moved is None else [moved]
+        return samples
+
+    def lifted_a(self, pair: int) -> torch.Tensor | None:
+        """A's lifted value, constants as A stores them."""
+        return self.a.clean[self.pairs[pair][0]].value if self.a.graph is not None else None
+
+    def lifted_b(self, pair: int) -> torch.Tensor | None:
+        """B's lifted value, constants as B stores them."""
+        return self.b.clean[self.pairs[pair][1]].value if self.b.graph is not None else None
+
+
+def _samples(noises: Sequence[Sequence[torch.Tensor | None]], index: int) -> list[torch.Tensor]:
+    found = [run[index] for run in noises]
+    weight = max(len(found), 1) ** -0.5
+    return [n * weight for n in found if n is not None]
+
+
+def gather(
+    a: Bound,
+    b: Bound,
+    pairs: Sequence[tuple[int, int]],
+    *,
+    seed: int = 0,
+    thresholds: Thresholds = THRESHOLDS,
+    progress: Progress = lambda _text: None,
+) -> Evidence:
+    """Lift both sides, measure their floors, reconcile their constants.
+
+    Parameters
+    ----------
+    a, b : Bound
+        Both programs with their inputs; ``a`` is the reference.
+    pairs : sequence of (int, int)
+        Output leaves that belong together, as indices into each side's flattened outputs.
+    seed : int
+        Names the noise.
+    thresholds : Thresholds
+    progress : callable
+        Told what happens next.
+    """
+    progress("Lifting A to float64")
+    side_a = lift_side(a)
+    progress("Lifting B to float64")
+    side_b = lift_side(b)
+    found = Evidence(side_a, side_b, list(pairs))
+    progress("Measuring the noise floor")
+    add_noise(side_a, seed)
+    add_noise(side_b, seed + 1000)
+    if side_a.graph is not None and side_b.graph is not None:
+        progress("Reconciling constants")
+        floor64 = _floor64(side_a, seed)
+        pairing = Pairing(found.pairs, [floor64[i] for i, _ in found.pairs])
+        found.reconciled = reconcile(
+            side_a.graph, side_b.graph, (side_a.clean, side_b.clean), pairing, thresholds
+        )
+    if side_b.graph is not None:
+        _check_optimized(found, b, seed, thresholds, progress)
+    return found
+
+
+def _floor64(side: SideLift, seed: int) -> list[torch.Tensor | None]:
+    if side.graph is None:
+        return [None] * len(side.clean)
+    first = side.noises[0] if side.noises else None
+    return floor64_sample(side.graph, side.clean, first, seed=seed)
+
+
+def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Thresholds, progress: Progress) -> None:
+    """Hold the graph that B's runtime really ran against B's file: an optimiser may have changed the function."""
+    source = b.program.optimized_source(b)
+    if source is None or found.b.graph is None:
+        return
+    progress("Lifting the graph the runtime optimised")
+    optimized = _attempt(lambda: lift_source(source))
+    if optimized.graph is None:
+        found.optimized_reason = optimized.reason
+        return
+    same = [(k, k) for k in range(min(len(found.b.clean), len(optimized.clean)))]
+    floor64 = _floor64(found.b, seed)
+    pairing = Pairing(same, [floor64[k] for k, _ in same])
+    found.optimized = reconcile(
+        found.b.graph, optimized.graph, (found.b.clean, optimized.clean), pairing, thresholds
+    )
+
+
+def cheaper_arithmetic(
+    found: Evidence, drifts: Sequence[tuple[int, torch.Tensor]], limit: float, seed: int
+) -> tuple[str, dict[int, Ratio]]:
+    """Name the mildest cheaper arithmetic that explains drifts above the floor.
+
+    Parameters
+    ----------
+    found : Evidence
+    drifts : sequence of (pair index, native b - a)
+        The outputs that ordinary rounding does not explain.
+    limit : float
+        rho to be reached by every one of them.
+
+    Returns
+    -------
+    name : str
+        Such as ``"TF32 multiplication in B"``; empty when none explains all of them.
+    ratios : dict
+        rho of each pair under that arithmetic.
+    """
+    for arithmetic in ARITHMETICS:
+        for name, side, index in (("B", found.b, 1), ("A", found.a, 0)):
+            if side.graph is None:
+                continue
+            noise = _noise(side.graph, side.clean, seed, arithmetic)
+            ratios = {}
+            for pair, drift in drifts:
+                sample = noise[found.pairs[pair][index]]
+                other = found.noise_a(pair) if index else found.noise_b(pair)
+                ratios[pair] = drift_in_floors(drift, [*other, *([] if sample is None else [sample])])
+            if all(r.value <= limit for r in ratios.values()):
+                return f"{arithmetic.name} in {name}", ratios
+    return "", {}
+
+
+def floor_of(samples: Sequence[torch.Tensor]) -> float | None:
+    """The floor that noise samples stand for: the root of their summed mean squares; None without samples."""
+    if not samples:
+        return None
+    return float(sum(rms(s) ** 2 for s in samples) ** 0.5)
+
+
+def reached_by_noise(
+    found: Evidence, pair: int, values: Sequence[torch.Tensor], where: torch.Tensor, *, scale: float, seed: int
+) -> bool:
+    """Whether ordinary rounding, ``scale`` times over, turns a choice into each of the values both sides chose.
+
+    Parameters
+    ----------
+    found : Evidence
+    pair : int
+        An output that is not a float: argmax, top-k indices, a comparison, a quantised integer.
+    values : sequence of Tensor, shape S
+        What the two sides natively chose.
+    where : bool Tensor, shape S
+        The elements that differ.
+    scale : float
+        How many floors of margin still count as a tie.
+    seed : int
+
+    Returns
+    -------
+    bool
+        False also when a side cannot be lifted: then nothing is known about its margins.
+    """
+    side, index = (found.a, 0) if found.a.graph is not None else (found.b, 1)
+    if side.graph is None:
+        return False
+    k = found.pairs[pair][index]
+    lifted = side.clean[k].value
+    if lifted is None or lifted.shape != values[0].shape:
+        return False
+    reached = [(lifted == v.to(lifted.device)) | ~where.to(lifted.device) for v in values]
+    for run in range(_TIE_RUNS):
+        if all(bool(r.all()) for r in reached):
+            return True
+        sample = noisy_run(side.graph, arithmetic=ORDINARY, seed=seed + run, scale=scale)[k].value
+        if sample is None or sample.shape != lifted.shape:
+            return False
+        reached = [r | (sample == v.to(sample.device)) for r, v in zip(reached, values, strict=True)]
+    return all(bool(r.all()) for r in reached)
+
+
+# A choice with a margin of three floors turns in about one run in six at three times the noise.
+_TIE_RUNS = 24

@@ -1,0 +1,31 @@
+"""From a program to its lifted graph: one door for both kinds."""
+
+from __future__ import annotations
+
+from driftscope.errors import CannotLift
+from driftscope.lift.steps import Lifted
+from driftscope.programs.protocol import Bound, OnnxSource, TorchSource
+
+
+def lift_bound(bound: Bound) -> Lifted:
+    """Lift a program with the inputs bound to it.
+
+    Raises
+    ------
+    CannotLift
+        If the program has no graph, or an operator of it has no float64 evaluation.
+    """
+    return lift_source(bound.program.lift_source(bound))
+
+
+def lift_source(source: TorchSource | OnnxSource) -> Lifted:
+    """Lift a graph that a program handed out."""
+    if isinstance(source, OnnxSource):
+        from driftscope.lift.onnx_graph import lift_onnx
+
+        return lift_onnx(source.model, source.feeds, directory=source.directory)
+    if isinstance(source, TorchSource):
+        from driftscope.lift.tape import lift_torch
+
+        return lift_torch(source.function, source.args, source.kwargs, module=source.module, exported=source.exported)
+    raise CannotLift(f"a {type(source).__name__} is no graph driftscope can evaluate in float64")
