@@ -1,0 +1,170 @@
+"""The noise floor: what ordinary rounding of this program in this dtype does to its outputs.
+
+The lifted graph is run once more, and an observer adds to the outputs of every step the noise of one ordinary
+rounding of that operator (:mod:`driftscope.numerics.error_model`). The difference from the clean run is a sample of
+the program's own rounding error, propagated by the program itself; its root mean square is the floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+
+from driftscope.lift.arithmetics import ARITHMETICS, ORDINARY, Arithmetic
+from driftscope.lift.injector import NoiseInjector
+from driftscope.lift.steps import Lifted, LiftedOutput
+from driftscope.numerics import error_model
+from driftscope.numerics.error_model import Kernels
+
+__all__ = ["ARITHMETICS", "ORDINARY", "Arithmetic", "NoiseSample", "floor64_sample", "noise_sample", "noisy_run"]
+
+FLOAT64_UNIT = 2.0**-53
+#: Floors at ``FLOAT64_UNIT`` come from a run at this unit roundoff, scaled: anything smaller drowns in float64 itself.
+SMALL_UNIT = 2.0**-40
+#: Noise relative to the values below which a floor is linear in the unit roundoff.
+LINEAR = 1e-3
+
+
+class NoiseSample(list[torch.Tensor | None]):
+    """What rounding did to each output in one noise run; None for outputs that hold no floats.
+
+    Parameters
+    ----------
+    noise : iterable of float64 or complex128 tensor, or None
+        In each output's shape; 0 where either run was not finite.
+    unit : float or None
+        The one unit roundoff behind all of it; None when several formats took part.
+    """
+
+    def __init__(self, noise: Iterable[torch.Tensor | None] = (), unit: float | None = None):
+        super().__init__(noise)
+        self.unit = unit
+
+
+def noisy_run(
+    lifted: Lifted,
+    *,
+    arithmetic: Arithmetic = ORDINARY,
+    seed: int = 0,
+    scale: float = 1.0,
+    replace: Mapping[str, torch.Tensor] | None = None,
+) -> list[LiftedOutput]:
+    """Evaluate a lifted graph once, with the noise of ordinary rounding in every step.
+
+    Parameters
+    ----------
+    lifted : Lifted
+    arithmetic : Arithmetic
+        What "ordinary" means: the declared formats, or a named cheaper arithmetic.
+    seed : int
+    scale : float
+        Factor on all noise; 0.0 gives the clean run.
+    replace : mapping of constant name to float64 tensor, or None
+
+    Raises
+    ------
+    CannotLift
+        Naming the operator that has no float64 evaluation.
+    """
+    injector = NoiseInjector(arithmetic, seed, scale, kernels=_kernels(lifted))
+    return lifted.run(observe=injector, replace=replace)
+
+
+def noise_sample(
+    lifted: Lifted,
+    clean: Sequence[LiftedOutput],
+    *,
+    arithmetic: Arithmetic = ORDINARY,
+    seed: int = 0,
+    replace: Mapping[str, torch.Tensor] | None = None,
+) -> NoiseSample:
+    """Sample the rounding error of a program at its outputs: a noisy run minus the clean one.
+
+    Parameters
+    ----------
+    lifted : Lifted
+    clean : sequence of LiftedOutput
+        The run without noise (and with the same ``replace``).
+    arithmetic, seed, replace
+        As for :func:`noisy_run`.
+    """
+    doubles = [output.format in (torch.float64, torch.complex128) for output in clean]
+    sample = NoiseSample([None] * len(clean))
+    if not all(doubles):
+        sample = _sample(lifted, clean, NoiseInjector(arithmetic, seed, kernels=_kernels(lifted)), replace)
+    if any(doubles):
+        # Noise of half an ulp of float64 would itself be rounded away: amplify it, and divide again.
+        wide = NoiseInjector(arithmetic, seed, SMALL_UNIT / FLOAT64_UNIT, kernels=_kernels(lifted))
+        fine = _sample(lifted, clean, wide, replace)
+        unit = fine.unit if all(doubles) else None
+        sample = NoiseSample((f if d else s for s, f, d in zip(sample, fine, doubles, strict=True)), unit)
+    return sample
+
+
+def floor64_sample(
+    lifted: Lifted,
+    clean: Sequence[LiftedOutput],
+    ordinary: Sequence[torch.Tensor | None] | None = None,
+    *,
+    seed: int = 0,
+    replace: Mapping[str, torch.Tensor] | None = None,
+) -> NoiseSample:
+    """Sample what the rounding of float64 itself does to a lifted run: the floor at u = 2^-53.
+
+    It comes from a run at a larger unit roundoff, scaled. That run is saved when ``ordinary`` is a
+    :class:`NoiseSample` all of whose noise has one unit roundoff, and is small enough to be linear in it; a program
+    in float16 or bfloat16 is run again, because it accumulates in float32 and its sums would be scaled wrongly.
+
+    Parameters
+    ----------
+    lifted, clean, replace
+        As for :func:`noise_sample`.
+    ordinary : sequence of tensor or None
+        An ordinary noise sample of the same graph, when there is one.
+    seed : int
+    """
+    if isinstance(ordinary, NoiseSample) and ordinary.unit is not None and _is_linear(ordinary, clean):
+        ratio = FLOAT64_UNIT / ordinary.unit
+        return NoiseSample((None if noise is None else noise * ratio for noise in ordinary), FLOAT64_UNIT)
+    injector = NoiseInjector(seed=seed, unit=SMALL_UNIT, kernels=_kernels(lifted))
+    ratio = FLOAT64_UNIT / SMALL_UNIT
+    wide = _sample(lifted, clean, injector, replace)
+    return NoiseSample((None if noise is None else noise * ratio for noise in wide), FLOAT64_UNIT)
+
+
+def _sample(
+    lifted: Lifted,
+    clean: Sequence[LiftedOutput],
+    injector: NoiseInjector,
+    replace: Mapping[str, torch.Tensor] | None,
+) -> NoiseSample:
+    noisy = lifted.run(observe=injector, replace=replace)
+    seen = {unit for units in injector.units for unit in (units.storage, units.accumulator)}
+    noise = (_difference(a, b, injector.scale) for a, b in zip(clean, noisy, strict=True))
+    return NoiseSample(noise, seen.pop() if len(seen) == 1 else None)
+
+
+def _difference(clean: LiftedOutput, noisy: LiftedOutput, scale: float) -> torch.Tensor | None:
+    before, after = clean.value, noisy.value
+    if before is None or after is None or before.shape != after.shape:
+        return None
+    if not (before.is_floating_point() or before.is_complex()):
+        return None
+    gap = (after - before) / scale
+    return torch.where(torch.isfinite(gap), gap, torch.zeros((), dtype=gap.dtype, device=gap.device))
+
+
+def _is_linear(sample: NoiseSample, clean: Sequence[LiftedOutput]) -> bool:
+    """Whether the noise is small beside every output it was measured on."""
+    for noise, output in zip(sample, clean, strict=True):
+        if noise is None or output.value is None or not noise.numel():
+            continue
+        finite = output.value[torch.isfinite(output.value)]
+        if noise.norm() > LINEAR * finite.norm():
+            return False
+    return True
+
+
+def _kernels(lifted: Lifted) -> Kernels:
+    return error_model.ONNXRUNTIME if lifted.kind == "onnx" else error_model.TORCH

@@ -1,0 +1,96 @@
+"""The rows that a softmax or a normalisation treats as one: a 2-d view of its result, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from driftscope.lift.steps import Kind, Step
+
+#: Used where a normalisation step does not say its epsilon; only the order of magnitude matters here.
+USUAL_EPSILON = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A value seen as rows of elements that one reduction normalises together.
+
+    Parameters
+    ----------
+    view : torch.Tensor, shape (count, length)
+    restore : callable
+        Takes a tensor like ``view`` back to the value's shape.
+    before : torch.Tensor of the same shape, or None
+        The rows before normalisation.
+    epsilon : float
+        Added to the variance of a row.
+    """
+
+    view: torch.Tensor
+    restore: Callable[[torch.Tensor], torch.Tensor]
+    before: torch.Tensor | None = None
+    epsilon: float = USUAL_EPSILON
+
+    @property
+    def count(self) -> int:
+        return self.view.shape[0]
+
+    def size(self) -> torch.Tensor:
+        """Size of each row before it is centred, in units of the result; shape (count, 1).
+
+        A kernel computes ``x / s - m / s``: each part is as large as the row was before its mean ``m`` went away.
+        """
+        after = self.view.square().mean(1, keepdim=True).sqrt()
+        if self.before is None:
+            return after
+        variance, mean = torch.var_mean(self.before, 1, correction=0, keepdim=True)
+        return after * (1 + mean.square() / (variance + self.epsilon)).sqrt()
+
+
+def rows_of(step: Step, value: torch.Tensor) -> Rows:
+    """Find the rows of a SOFTMAX or NORM step's result ``value``."""
+    if step.rounding.kind is Kind.SOFTMAX:
+        axis = _softmax_axis(step, value)
+        return _along(value, axis) if axis is not None else _whole(value)
+    before = step.inputs[0] if step.inputs and value is step.outputs[0] else None
+    if before is not None and (before.shape != value.shape or not before.is_floating_point()):
+        before = None
+    epsilon = step.attributes.get("eps", step.attributes.get("epsilon", USUAL_EPSILON))
+    epsilon = float(epsilon) if isinstance(epsilon, int | float) else USUAL_EPSILON
+    if "batch" in step.operator.lower() and value.dim() > 1:
+        rows = _along(value, 1, keep=True)
+        return Rows(rows.view, rows.restore, None if before is None else _along(before, 1, keep=True).view, epsilon)
+    length = step.rounding.length
+    if length < 2 or value.numel() % length:
+        return _whole(value)
+    return Rows(
+        value.reshape(-1, length),
+        lambda rows: rows.reshape(value.shape),
+        None if before is None else before.reshape(-1, length),
+        epsilon,
+    )
+
+
+def _softmax_axis(step: Step, value: torch.Tensor) -> int | None:
+    """The axis a softmax runs along: as its attributes say, else the last one of the right length."""
+    named = step.attributes.get("dim", step.attributes.get("axis"))
+    if isinstance(named, int) and -value.dim() <= named < value.dim() and value.shape[named] == step.rounding.length:
+        return named % value.dim()
+    fitting = [axis for axis, size in enumerate(value.shape) if size == step.rounding.length]
+    return fitting[-1] if fitting else None
+
+
+def _along(value: torch.Tensor, axis: int, *, keep: bool = False) -> Rows:
+    """Rows that run along ``axis``, or, to ``keep`` it, one row for each index of ``axis``."""
+    target = 0 if keep else -1
+    moved = value.movedim(axis, target)
+    shape = moved.shape
+    view = moved.reshape(shape[0], -1) if keep else moved.reshape(-1, shape[-1])
+    return Rows(view, lambda rows: rows.reshape(shape).movedim(target, axis))
+
+
+def _whole(value: torch.Tensor) -> Rows:
+    """Each element its own row, for results in which no row can be recognised."""
+    return Rows(value.reshape(-1, 1), lambda rows: rows.reshape(value.shape))

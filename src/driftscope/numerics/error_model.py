@@ -1,0 +1,231 @@
+"""How large the error of one ordinary rounding is: formulas alone, no tensors.
+
+Everything here is a standard deviation, in units of a value or of the terms that were added up to get it. The
+model of one step is a sum of independent errors,
+
+    error = value |y| z1 + terms sqrt(sum t^2) z2 + shared |y| z3 + (level r + absolute) z4
+
+where ``z1`` and ``z2`` are drawn for every element, ``z3`` and ``z4`` once for a row (all elements that one
+reduction normalises together), and ``r`` is the size of a row before it is centred, in units of the result.
+:class:`Spread` holds the five coefficients.
+
+References
+----------
+Higham and Mary, *A new approach to probabilistic rounding error analysis*, SIAM J. Sci. Comput. 41 (2019): rounding
+errors as independent random variables. Parker, *Monte Carlo Arithmetic* (1997): injecting them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+#: Root mean square of the error of one rounding to nearest, in units of ``u * |y|``. The error is uniform in half an
+#: ulp either way and an ulp is constant over a binade: sqrt(1/3 * mean of 1/m^2) is 0.408 for a significand m that is
+#: uniform in [1, 2) and 0.425 for one that is log-uniform.
+ROUNDING_RMS = 0.415
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Unit roundoffs that act in one step.
+
+    Parameters
+    ----------
+    storage : float
+        Of the format the result is stored in.
+    accumulator : float
+        Of the format in which the kernel works and adds up.
+    product : float
+        Of the format to which a kernel rounds the factors of its products; 0.0 when it takes them as they are.
+    """
+
+    storage: float
+    accumulator: float
+    product: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Standard deviations of the rounding error of one step (see the module's formula)."""
+
+    value: float = 0.0
+    terms: float = 0.0
+    shared: float = 0.0
+    level: float = 0.0
+    absolute: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How the error of a sum grows: variance = (0.415 u)^2 (terms * sum t^2 + total * S^2)."""
+
+    terms: float
+    total: float
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Groupings: the numbers of operands of nested left folds, innermost first; their product is the number of terms.
+
+
+def sequential(length: int) -> tuple[float, ...]:
+    """One running sum over all terms."""
+    return (float(max(length, 1)),)
+
+
+def blocked(length: int, block: int) -> tuple[float, ...]:
+    """Running sums over blocks of ``block`` terms, then a running sum of the blocks (matrix products)."""
+    inner = min(max(length, 1), block)
+    return (float(inner), max(length, 1) / inner)
+
+
+def lanes(length: int, width: int) -> tuple[float, ...]:
+    """``width`` interleaved running sums, added in pairs at the end (vectorised reductions)."""
+    if length <= width:
+        return sequential(length)
+    return (length / width, *(2.0,) * int(math.log2(width)))
+
+
+def cascade(length: int) -> tuple[float, ...]:
+    """Four levels of running sums in 8 x 4 lanes: ``torch.sum`` on CPU (aten/native/cpu/SumKernel.cpp)."""
+    if length < 64:
+        return sequential(length)
+    rest = length / 32
+    step = 2.0 ** max(4, math.ceil(math.log2(rest)) // 4)
+    folds = []
+    for _ in range(3):
+        folds.append(min(step, rest))
+        rest /= folds[-1]
+    return (*folds, rest, 4.0, 8.0)
+
+
+def growth(folds: Sequence[float], *, products: bool = False) -> Growth:
+    """Grow the rounding error of a sum over its tree of additions.
+
+    Every addition rounds its partial sum: variance (0.415 u)^2 times the mean square of that partial sum. Terms
+    are taken as independent draws, so a partial sum of ``p`` out of ``n`` terms is, given the total ``S`` and the
+    spread ``V = sum t^2 - S^2 / n``, distributed as a bridge: mean square ``p/n (1 - p/n) V + (p/n)^2 S^2``.
+
+    Parameters
+    ----------
+    folds : sequence of float
+        Operands of each nested fold, innermost first.
+    products : bool
+        Terms are products, accumulated with fused multiply-add: the first one of each innermost fold is rounded too.
+
+    Returns
+    -------
+    Growth
+        For one running sum of ``n``: ``n/6 * sum t^2 + n/3 * S^2`` up to lower orders; for ``b``-blocks about
+        ``(b + n/b) / 2`` for terms of mean zero.
+    """
+    length = math.prod(folds)
+    linear = quadratic = 0.0
+    below = 1.0
+    for level, fold in enumerate(folds):
+        first = 1.0 if products and level == 0 else 0.0
+        linear += (fold * (fold + 1) / 2 - 1 + first) / fold
+        quadratic += below * (fold * (fold + 1) * (2 * fold + 1) / 6 - 1 + first) / (fold * length)
+        below *= fold
+    spread = max(linear - quadratic, 0.0)
+    return Growth(spread, max(quadratic - spread / length, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """How a runtime's CPU kernels group their additions.
+
+    Parameters
+    ----------
+    dot, sum, softmax : callable
+        Number of terms to nested folds, for matrix products and convolutions, for sums and means, and for the
+        denominator of a softmax.
+    """
+
+    dot: Callable[[int], tuple[float, ...]]
+    sum: Callable[[int], tuple[float, ...]]
+    softmax: Callable[[int], tuple[float, ...]]
+
+
+#: Revealed by probing: MKL and oneDNN add blocks of 384 products, torch.sum cascades, softmax keeps 16 lanes.
+TORCH = Kernels(dot=lambda n: blocked(n, 384), sum=cascade, softmax=lambda n: lanes(n, 16))
+#: Revealed by probing: MLAS adds blocks of 256 products; ReduceSum keeps 8 lanes, Softmax 16.
+ONNXRUNTIME = Kernels(dot=lambda n: blocked(n, 256), sum=lambda n: lanes(n, 8), softmax=lambda n: lanes(n, 16))
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# One step of each kind. The constants are calibrated: tests/lift/calibration.py, docs/explanation/noise-floor.md.
+
+#: Error of a transcendental's approximation and of the steps inside it, in accumulator units.
+FUNCTION_ERROR = 0.6
+#: Error of normalising one element, and of the row's mean and scale, in accumulator units.
+NORM_ERROR = 1.0
+NORM_SHARED = 0.5
+#: Error of the exponential and the division inside a softmax, in accumulator units.
+SOFTMAX_ERROR = 1.0
+
+
+def _stored(units: Units) -> float:
+    """Variance of the rounding on storing, in units of y^2; none when the last operation already rounded to it."""
+    return (ROUNDING_RMS * units.storage) ** 2 if units.storage > units.accumulator else 0.0
+
+
+def rounding(units: Units) -> Spread:
+    """One correctly rounded operation: ``0.415 u |y|``."""
+    return Spread(value=ROUNDING_RMS * max(units.storage, units.accumulator))
+
+
+def function(units: Units) -> Spread:
+    """A transcendental: the rounding of its result, and the error of its approximation in the working format."""
+    return Spread(value=math.hypot(rounding(units).value, FUNCTION_ERROR * units.accumulator))
+
+
+def reduction(units: Units, folds: Sequence[float]) -> Spread:
+    """A sum of values, grouped as ``folds``."""
+    grown = growth(folds)
+    work = (ROUNDING_RMS * units.accumulator) ** 2
+    # One more rounding: the division of a mean, or nothing (a plain sum's last addition is in the tree).
+    return Spread(
+        value=math.sqrt(work * (grown.total + 1.0) + _stored(units)),
+        terms=math.sqrt(work * grown.terms),
+    )
+
+
+def dot(units: Units, folds: Sequence[float]) -> Spread:
+    """A sum of products, grouped as ``folds``; factors rounded to the product format first when there is one."""
+    grown = growth(folds, products=True)
+    work = (ROUNDING_RMS * units.accumulator) ** 2
+    factors = 2 * (ROUNDING_RMS * units.product) ** 2
+    return Spread(
+        value=math.sqrt(work * grown.total + _stored(units)),
+        terms=math.sqrt(work * grown.terms + factors),
+    )
+
+
+def normalisation(units: Units) -> Spread:
+    """Layer, group, batch or RMS normalisation: errors of each element, of the row's scale and of its mean."""
+    return Spread(
+        value=math.hypot(NORM_ERROR * units.accumulator, ROUNDING_RMS * units.storage),
+        shared=NORM_SHARED * units.accumulator,
+        level=NORM_ERROR * units.accumulator,
+    )
+
+
+def softmax(units: Units, folds: Sequence[float]) -> Spread:
+    """Softmax: errors of each exponential, and of the denominator that a row shares.
+
+    All terms of the denominator are positive, so its relative error is that of a sum of equal terms.
+    """
+    grown = growth(folds)
+    length = math.prod(folds)
+    return Spread(
+        value=math.hypot(SOFTMAX_ERROR * units.accumulator, ROUNDING_RMS * units.storage),
+        shared=ROUNDING_RMS * units.accumulator * math.sqrt(grown.total + grown.terms / length),
+    )
+
+
+def log_softmax(units: Units, folds: Sequence[float]) -> Spread:
+    """Log-softmax and logsumexp: the logarithm turns the denominator's relative error into an absolute one."""
+    plain = softmax(units, folds)
+    return Spread(value=plain.value, absolute=math.hypot(plain.shared, ROUNDING_RMS * units.accumulator))
