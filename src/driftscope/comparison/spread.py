@@ -16,7 +16,7 @@ import torch
 # A slice's floor counts its own noise sample and this many pseudo-elements at the tensor's floor.
 _PRIOR = 8.0
 # A slice smaller than the tensor by this factor is judged on the tensor's scale: it is zero by cancellation.
-_NEGLIGIBLE = 1e-6
+_NEGLIGIBLE = 1e-4
 # The largest |drift| / local floor of honest pairs reached 2.4 times that of the noise sample itself.
 _TAIL_SLACK = 3.0
 
@@ -68,15 +68,24 @@ def _slice_means(square: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def _allowance(slices: int, elements: float) -> float:
+def _allowance(slices: int, elements: torch.Tensor) -> torch.Tensor:
     """How far above 1 the largest of ``slices`` rms estimates from ``elements`` samples each lies by chance.
 
     The rms of n independent samples has a relative standard deviation of 1/sqrt(2n); the largest of m normal
     deviates lies at about sqrt(2 ln m). Elements of one slice share rounding errors (one row shares one
     normalisation), so a quarter of them counts as independent.
     """
-    independent = max(elements / 4.0, 0.5)
-    return 1.0 + (math.sqrt(2.0 * math.log(max(slices, 2))) + 1.0) / math.sqrt(2.0 * independent)
+    independent = (elements / 4.0).clamp(min=0.5)
+    return 1.0 + (math.sqrt(2.0 * math.log(max(slices, 2))) + 1.0) / torch.sqrt(2.0 * independent)
+
+
+def _effective(mean: torch.Tensor, size: float, fourth: torch.Tensor) -> torch.Tensor:
+    """Elements that a mean square really rests on: ``size`` for normal deviates, 1 when one element is all of it.
+
+    Participation ratio (sum x^2)^2 / sum x^4, which is n/3 for n normal deviates.
+    """
+    ratio = size * mean.square() / fourth.clamp(min=torch.finfo(torch.float64).tiny)
+    return (3.0 * ratio - 2.0).clamp(min=1.0, max=size)
 
 
 def drift_in_floors(drift: torch.Tensor, noises: list[torch.Tensor]) -> Ratio:
@@ -106,30 +115,34 @@ def drift_in_floors(drift: torch.Tensor, noises: list[torch.Tensor]) -> Ratio:
     if floor == 0.0:
         return Ratio(math.inf)
     whole = math.sqrt(total / floor)
-    best = Ratio(whole / _allowance(1, moved.numel()), whole=whole)
-    for axis, (m, n) in enumerate(zip(_slice_means(moved), _slice_means(noise), strict=True)):
+    # Scaled to a floor of 1, so that fourth powers stay in range.
+    moved, noise = moved / floor, noise / floor
+    fourth = noise.square()
+    rests_on = _effective(noise.mean(), float(noise.numel()), fourth.mean())
+    best = Ratio(whole / float(_allowance(1, rests_on)), whole=whole)
+    for axis, (m, n, q) in enumerate(zip(*map(_slice_means, (moved, noise, fourth)), strict=True)):
         if m.numel() == 0:
             continue
-        size = moved.numel() / m.numel()
-        local = (size * n + _PRIOR * floor) / (size + _PRIOR)
+        size = _effective(n, moved.numel() / m.numel(), q)
+        local = (size * n + _PRIOR) / (size + _PRIOR)
         ratio = (m / local).sqrt() / _allowance(m.numel(), size)
         index = int(ratio.argmax())
         if float(ratio[index]) > best.value:
             best = Ratio(float(ratio[index]), f"axis {axis}, index {index}", whole=whole)
-    tail = _tail(moved, noise, floor)
+    tail = _tail(moved, noise)
     return Ratio(tail, "tail", whole=whole) if tail > best.value else best
 
 
-def _tail(moved: torch.Tensor, noise: torch.Tensor, floor: float) -> float:
+def _tail(moved: torch.Tensor, noise: torch.Tensor) -> float:
     """The largest single drift against the largest single noise, both in units of the local floor."""
-    local = torch.full_like(moved, floor)
+    local = torch.ones_like(moved)
     for axis, n in enumerate(_slice_means(noise)):
         if n.numel():
             size = moved.numel() / n.numel()
             shape = [1] * moved.ndim
             shape[axis] = -1
             # Outer-product form: rows and columns each scale the floor by their own share.
-            local = local * ((size * n + _PRIOR * floor) / ((size + _PRIOR) * floor)).reshape(shape)
+            local = local * ((size * n + _PRIOR) / (size + _PRIOR)).reshape(shape)
     z_drift = float((moved / local).max().sqrt())
     z_noise = float((noise / local).max().sqrt())
     expected = max(z_noise, math.sqrt(2.0 * math.log(max(moved.numel(), 2))) + 1.0)

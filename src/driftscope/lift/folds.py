@@ -147,9 +147,7 @@ def _per_channel(value: torch.Tensor, layer: _Layer, step: Step) -> torch.Tensor
     return value.reshape(-1) if 0 <= axis < value.ndim and value.shape[axis] == channels else None
 
 
-def match_folds(
-    left: Sequence[Constant], other: Lifted, others: Sequence[Constant], ulps: float
-) -> list[Repair]:
+def match_folds(left: Sequence[Constant], other: Lifted, others: Sequence[Constant], ulps: float) -> list[Repair]:
     """Match stored tensors that nothing else explains with the folds the other program's graph allows.
 
     Parameters

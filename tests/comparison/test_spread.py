@@ -1,0 +1,103 @@
+"""Ratios of drift to floor: honest noise stays near 1 wherever it is looked at, a local bug does not."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from driftscope.comparison.spread import drift_in_floors, lifted_drift, rms, shared_sentinels
+
+SHAPES = [(8,), (4, 10), (64, 10), (3, 16, 64), (512, 1152), (2, 3, 17, 19), (1, 1000), (4096,)]
+
+
+def normal(shape, seed, scale=1.0):
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_honest_noise_is_ordinary_everywhere(shape):
+    ratios = [drift_in_floors(normal(shape, s), [normal(shape, s + 500)]).value for s in range(40)]
+    assert max(ratios) <= 1.5
+    assert sorted(ratios)[20] >= 0.3
+
+
+@pytest.mark.parametrize("shape", [(64, 10), (512, 1152), (2, 3, 17, 19)])
+def test_rows_of_very_different_size_are_each_judged_on_their_own_scale(shape):
+    rows = torch.logspace(-6, 6, shape[0], dtype=torch.float64).reshape(-1, *[1] * (len(shape) - 1))
+    assert max(drift_in_floors(normal(shape, s) * rows, [normal(shape, s + 99) * rows]).value for s in range(20)) <= 1.5
+
+
+@pytest.mark.parametrize("where", ["channel", "row", "element"])
+def test_a_bug_in_one_place_is_not_diluted(where):
+    drift = normal((512, 1152), 1)
+    place = {"channel": (slice(None), 7), "row": (3, slice(None)), "element": (3, 7)}[where]
+    drift[place] += 5.0 if where != "element" else 60.0
+    assert drift_in_floors(drift, [normal((512, 1152), 2)]).value > 2.5
+    assert rms(drift) < 1.2  # what a plain root mean square would have seen
+
+
+def test_drift_without_a_floor_is_infinite_and_no_drift_is_zero():
+    zero = torch.zeros(4, dtype=torch.float64)
+    assert drift_in_floors(torch.ones(4, dtype=torch.float64), [zero]).value == float("inf")
+    assert drift_in_floors(zero, [zero]).value == 0.0
+    assert drift_in_floors(torch.zeros(0, dtype=torch.float64), []).value == 0.0
+
+
+@given(st.floats(1e-30, 1e30), st.integers(0, 50))
+@settings(max_examples=40, deadline=None)
+def test_rho_does_not_depend_on_the_unit(scale, seed):
+    drift, noise = normal((6, 7), seed), normal((6, 7), seed + 1)
+    plain = drift_in_floors(drift, [noise]).value
+    assert drift_in_floors(drift * scale, [noise * scale]).value == pytest.approx(plain, rel=1e-9)
+
+
+def test_floors_of_two_sides_add_in_squares():
+    drift, n = normal((64, 64), 1), normal((64, 64), 2)
+    one, two = drift_in_floors(drift, [n]), drift_in_floors(drift, [n, n])
+    assert two.whole == pytest.approx(one.whole / 2**0.5)
+
+
+def test_lifted_drift_finds_one_wrong_channel():
+    a = normal((256, 32), 1)
+    b = a.clone()
+    b[:, 5] *= 1 + 1e-9
+    found = lifted_drift(a, b, None, relative=1e-11, multiple=100.0)
+    assert found.value > found.limit
+    assert found.place == "axis 1, index 5"
+
+
+def test_lifted_drift_of_float64_rounding_is_within_its_limit():
+    a = normal((256, 32), 1)
+    b = a * (1 + 2.0**-52 * normal((256, 32), 2))
+    found = lifted_drift(a, b, None, relative=1e-11, multiple=100.0)
+    assert 0 < found.value <= found.limit == 1e-11
+
+
+def test_a_graph_with_a_large_float64_floor_gets_a_wider_limit():
+    a = normal((256, 32), 1)
+    noise = normal((256, 32), 3, 1e-10)
+    found = lifted_drift(a, a + normal((256, 32), 4, 1e-10), noise, relative=1e-11, multiple=100.0)
+    assert found.value <= found.limit
+    assert found.limit > 1e-9
+
+
+def test_a_channel_that_cancels_to_zero_is_judged_on_the_tensors_scale():
+    a = normal((256, 32), 1)
+    a[:, 3] = 1e-17
+    b = a.clone()
+    b[:, 3] = -2e-17
+    found = lifted_drift(a, b, None, relative=1e-11, multiple=100.0)
+    assert found.value <= found.limit
+
+
+def test_shared_sentinels_do_not_drown_the_rest():
+    a = normal((4, 4), 1)
+    a[0, 0], a[1, 1], a[2, 2] = float("-inf"), torch.finfo(torch.float32).min, torch.finfo(torch.float16).min
+    b = a.clone()
+    b[3, 3] += 1e-6
+    assert int(shared_sentinels(a, b).sum()) == 3
+    found = lifted_drift(a, b, None, relative=1e-11, multiple=100.0)
+    assert 1e-8 < found.value < 1e-5
+    # The twin: a sentinel on one side only is a drift.
+    b[1, 1] = 0.0
+    assert lifted_drift(a, b, None, relative=1e-11, multiple=100.0).value > 0.5

@@ -1,0 +1,121 @@
+"""Constants that are the same number, rounded, are matched; constants that are another number are not."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from driftscope.lift.matching import (
+    Constant, WeightIndex, fingerprint, is_rounding_of, match_joined, match_table, match_weight, numbers,
+    scalar_candidates, ulp,
+)  # fmt: skip
+from driftscope.lift.steps import Origin
+from driftscope.records.finding import Where
+
+FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def constant(value, name="c", origin=Origin.WEIGHT, dtype=None):
+    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value, dtype=dtype or torch.float64)
+    return Constant(name, tensor, origin, Where())
+
+
+def weights(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@given(number=st.floats(1e-4, 1e4))
+@settings(max_examples=50, deadline=None)
+def test_a_rounded_literal_is_traced_to_what_was_written(dtype, number):
+    stored = constant(torch.tensor(number, dtype=torch.float64).to(dtype))
+    found = scalar_candidates(stored, numbers([constant(number, "eps")]))
+    if float(stored.value) == number:
+        assert found == []  # stored exactly: nothing to repair
+    else:
+        assert [n.value for n in found] == [number]
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("factor", [100.0, 1.1, 1.01])
+def test_another_epsilon_is_not_matched(dtype, factor):
+    stored = constant(torch.tensor(1e-5 * factor, dtype=torch.float64).to(dtype))
+    assert not any(n.value == 1e-5 for n in scalar_candidates(stored, numbers([constant(1e-5)])))
+
+
+def test_an_epsilon_rounded_to_zero_is_never_excused():
+    stored = constant(torch.tensor(1e-12, dtype=torch.float64).to(torch.float16))
+    assert float(stored.value) == 0.0
+    assert scalar_candidates(stored, numbers([constant(1e-12)])) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_split_scale_of_an_attention_is_derived_from_its_width(dtype):
+    exact = 32.0**-0.25
+    found = scalar_candidates(
+        constant(torch.tensor(exact, dtype=torch.float64).to(dtype)), numbers([constant(weights(32, 64))])
+    )
+    assert exact in [n.value for n in found]
+
+
+@given(st.integers(0, 1000))
+@settings(max_examples=20, deadline=None)
+def test_a_fingerprint_ignores_order_and_nothing_else(seed):
+    w = weights(6, 5, seed=seed)
+    shuffled = w.reshape(-1)[torch.randperm(30, generator=torch.Generator().manual_seed(seed))]
+    assert fingerprint(w) == fingerprint(w.T) == fingerprint(shuffled)
+    changed = w.clone()
+    changed[2, 3] = torch.nextafter(changed[2, 3], torch.tensor(math.inf))
+    assert fingerprint(w) != fingerprint(changed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "arrange",
+    [lambda w: w, lambda w: w.T, lambda w: w.reshape(1, *w.shape), lambda w: torch.cat(list(w.chunk(4))[::-1])],
+    ids=["as is", "transposed", "with an axis", "gates in another order"],
+)
+def test_a_weight_stored_in_a_narrower_format_is_repaired_in_its_own_arrangement(dtype, arrange):
+    w = weights(8, 6)
+    found = match_weight(constant(arrange(w).to(dtype)), WeightIndex([constant(w, "w")]))
+    assert found is not None
+    assert torch.equal(found.value, arrange(w).to(torch.float64))
+
+
+def test_a_weight_rounded_to_less_than_its_own_format_is_not_excused():
+    w = weights(8, 6)
+    index = WeightIndex([constant(w)])
+    through_bfloat16 = w.to(torch.bfloat16).to(torch.float32)
+    assert match_weight(constant(through_bfloat16), index) is None
+    assert not index.holds(through_bfloat16)
+    assert index.holds(w.T)
+
+
+def test_joined_weights_are_found_piece_by_piece():
+    q, k = weights(8, 6, seed=1), weights(8, 6, seed=2)
+    index = WeightIndex([constant(q, "q"), constant(k, "k")])
+    found = match_joined(constant(torch.cat([q, k]).half()), index)
+    assert found is not None
+    assert torch.equal(found.value, torch.cat([q, k]).double())
+    assert match_joined(constant(torch.cat([q, k + 1e-2]).half()), index) is None
+
+
+def test_tables_agree_within_two_ulps_only_where_something_was_computed():
+    table = torch.cos(torch.arange(64.0).unsqueeze(1) * weights(1, 8).abs())
+    one_off = torch.nextafter(table, torch.tensor(math.inf))
+    computed = WeightIndex([constant(table, "cos", Origin.COMPUTED)])
+    assert match_table(constant(one_off), computed, 2.0) is not None
+    assert match_table(constant(one_off), WeightIndex([constant(table)]), 2.0) is None  # both stored: another weight
+    wrong = torch.cos(torch.arange(64.0).unsqueeze(1) * weights(1, 8).abs() * 1.0001)
+    assert match_table(constant(wrong), computed, 2.0) is None
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_half_an_ulp_is_the_limit(dtype):
+    exact = torch.tensor([0.1, 3.3, 1e-3], dtype=torch.float64)
+    stored = exact.to(dtype).double()
+    assert is_rounding_of(stored, exact, dtype)
+    assert not is_rounding_of(stored + ulp(stored, dtype), exact, dtype)
+    assert not is_rounding_of(torch.zeros(3, dtype=torch.float64), exact, dtype)
