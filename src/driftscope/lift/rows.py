@@ -52,7 +52,7 @@ class Rows:
 def rows_of(step: Step, value: torch.Tensor) -> Rows:
     """Find the rows of a SOFTMAX or NORM step's result ``value``."""
     if step.rounding.kind is Kind.SOFTMAX:
-        axis = _softmax_axis(step, value)
+        axis = softmax_axis(step, value)
         return _along(value, axis) if axis is not None else _whole(value)
     before = step.inputs[0] if step.inputs and value is step.outputs[0] else None
     if before is not None and (before.shape != value.shape or not before.is_floating_point()):
@@ -73,7 +73,7 @@ def rows_of(step: Step, value: torch.Tensor) -> Rows:
     )
 
 
-def _softmax_axis(step: Step, value: torch.Tensor) -> int | None:
+def softmax_axis(step: Step, value: torch.Tensor) -> int | None:
     """The axis a softmax runs along: as its attributes say, else the last one of the right length."""
     named = step.attributes.get("dim", step.attributes.get("axis"))
     if isinstance(named, int) and -value.dim() <= named < value.dim() and value.shape[named] == step.rounding.length:

@@ -1,0 +1,122 @@
+"""Which formula of :mod:`driftscope.numerics.error_model` describes a step, and with which unit roundoffs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from driftscope.lift.arithmetics import Arithmetic, unit_of
+from driftscope.lift.rows import softmax_axis
+from driftscope.lift.steps import Kind, Step
+from driftscope.numerics import error_model
+from driftscope.numerics.error_model import Kernels, Spread, Units
+
+#: Operators that evaluate several functions in one kernel, by words in their names.
+COMPOSITE = ("gelu", "silu", "swish", "mish", "selu", "pow")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The error model of one runtime's kernels under one arithmetic.
+
+    Parameters
+    ----------
+    kernels : Kernels
+    arithmetic : Arithmetic
+    unit : float or None
+        One unit roundoff to use instead of every format's own.
+    """
+
+    kernels: Kernels
+    arithmetic: Arithmetic
+    unit: float | None = None
+
+    def storage(self, dtype: torch.dtype) -> torch.dtype:
+        """Format in which a result of this declared format is stored."""
+        override = self.arithmetic.storage
+        if override is not None and unit_of(override) > unit_of(_name(dtype)):
+            return getattr(torch, override)  # type: ignore[no-any-return]
+        return dtype
+
+    def units(self, kind: Kind, dtype: torch.dtype) -> Units:
+        """Unit roundoffs that act in a step of a kind whose result is declared in ``dtype``."""
+        if self.unit is not None:
+            return Units(self.unit, self.unit)
+        declared = unit_of(_name(dtype))
+        working = min(unit_of("float32"), declared)
+        product = unit_of(self.arithmetic.product) if self.arithmetic.product else 0.0
+        if self._cheap_sums(kind):
+            working = max(working, unit_of(str(self.arithmetic.accumulator)))
+        return Units(
+            storage=unit_of(_name(self.storage(dtype))),
+            accumulator=working,
+            # Factors that are already stored this coarsely lose nothing.
+            product=product if product > declared else 0.0,
+        )
+
+    def spread(self, step: Step, units: Units, squares: torch.Tensor | None) -> Spread:
+        """Standard deviations of the rounding error of a step's result.
+
+        ``squares`` is the sum of squared terms where it is known; otherwise terms are taken to be of equal size.
+        """
+        spread = self._formula(step, units)
+        if spread.terms and squares is None:
+            # Terms of equal size: sum t^2 = S^2 / n.
+            alike = spread.terms / math.sqrt(max(step.rounding.length, 1))
+            return Spread(value=math.hypot(spread.value, alike))
+        return spread
+
+    def _formula(self, step: Step, units: Units) -> Spread:
+        length = step.rounding.length
+        match step.rounding.kind:
+            case Kind.EXACT:
+                return Spread()
+            case Kind.ROUND:
+                return error_model.rounding(units)
+            case Kind.FUNCTION:
+                return error_model.function(units, composite=_named(step, COMPOSITE))
+            case Kind.SUM:
+                cheap = self._cheap_sums(Kind.SUM)
+                return error_model.reduction(
+                    units, error_model.sequential(length) if cheap else self.kernels.sum(length)
+                )
+            case Kind.DOT:
+                cheap = self._cheap_sums(Kind.DOT)
+                return error_model.dot(units, error_model.sequential(length) if cheap else self.kernels.dot(length))
+            case Kind.NORM:
+                return error_model.normalisation(units, stored_statistics=_stores_statistics(step))
+            case Kind.SOFTMAX:
+                folds = self.kernels.softmax(length) if _innermost(step) else error_model.sequential(length)
+                if _named(step, ("log",)):
+                    return error_model.log_softmax(units, folds)
+                return error_model.softmax(units, folds)
+
+    def _cheap_sums(self, kind: Kind) -> bool:
+        return self.arithmetic.accumulator is not None and kind in (Kind.SUM, Kind.DOT)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _named(step: Step, words: tuple[str, ...]) -> bool:
+    operator = step.operator.lower()
+    return any(word in operator for word in words)
+
+
+def _innermost(step: Step) -> bool:
+    """Whether a softmax runs along the last axis: kernels keep several running sums there, and one elsewhere."""
+    value = step.outputs[0]
+    return value is None or softmax_axis(step, value) in (None, value.dim() - 1)
+
+
+def _stores_statistics(step: Step) -> bool:
+    """Whether a normalisation rounds mean and scale to the storage format between taking and using them.
+
+    torch's batch normalisation does while training, and instance normalisation is made of it.
+    """
+    if _named(step, ("instance",)):
+        return True
+    return _named(step, ("batch",)) and step.attributes.get("training") is True
