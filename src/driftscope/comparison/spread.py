@@ -9,6 +9,7 @@ one noise sample, is drawn towards the floor of the tensor.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,11 @@ def rms(x: torch.Tensor) -> float:
     if x.numel() == 0:
         return 0.0
     return float(_square(x).mean().sqrt())
+
+
+def floor_of(samples: Sequence[torch.Tensor]) -> float | None:
+    """The floor that noise samples stand for: the root of their summed mean squares; None without samples."""
+    return math.sqrt(sum(rms(s) ** 2 for s in samples)) if samples else None
 
 
 def _square(x: torch.Tensor) -> torch.Tensor:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from driftscope.comparison.spread import Ratio, drift_in_floors, rms
+from driftscope.comparison.spread import Ratio, drift_in_floors
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.lift.noise import ARITHMETICS, ORDINARY, Arithmetic, floor64_sample, noisy_run
+from driftscope.lift.noise import ARITHMETICS, ORDINARY, NoiseSample, floor64_sample, noise_sample, noisy_run
 from driftscope.lift.reconcile import Pairing, Reconciled, reconcile
 from driftscope.lift.sources import lift_bound, lift_source
 from driftscope.lift.steps import Lifted, LiftedOutput
@@ -36,14 +37,14 @@ class SideLift:
         None when it cannot be lifted; ``reason`` then says why.
     clean : list of LiftedOutput
         One run as it is.
-    noises : list of list of (Tensor or None)
+    noises : list of NoiseSample
         Per noise run, per output: what ordinary rounding did to it.
     """
 
     graph: Lifted | None = None
     reason: str = ""
     clean: list[LiftedOutput] = field(default_factory=list)
-    noises: list[list[torch.Tensor | None]] = field(default_factory=list)
+    noises: list[NoiseSample] = field(default_factory=list)
 
 
 def lift_side(bound: Bound) -> SideLift:
@@ -64,20 +65,14 @@ def _attempt(build: Callable[[], Lifted]) -> SideLift:
         return SideLift(reason=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
 
 
-def add_noise(side: SideLift, seed: int, arithmetic: Arithmetic = ORDINARY) -> None:
+def add_noise(side: SideLift, seed: int) -> None:
     """Run the lifted program with the noise of ordinary rounding; more often when its outputs are few."""
     if side.graph is None or side.noises:
         return
     elements = sum(o.value.numel() for o in side.clean if o.value is not None and o.value.dtype.is_floating_point)
     runs = _RUNS_FOR_FEW if elements < _FEW_ELEMENTS else 1
     for k in range(runs):
-        side.noises.append(_noise(side.graph, side.clean, seed + k, arithmetic))
-
-
-def _noise(
-    graph: Lifted, clean: Sequence[LiftedOutput], seed: int, arithmetic: Arithmetic
-) -> list[torch.Tensor | None]:
-    return [difference(n, c) for n, c in zip(noisy_run(graph, arithmetic=arithmetic, seed=seed), clean, strict=True)]
+        side.noises.append(noise_sample(side.graph, side.clean, seed=seed + k))
 
 
 def difference(one: LiftedOutput, other: LiftedOutput) -> torch.Tensor | None:
@@ -112,6 +107,31 @@ class Evidence:
     reconciled: Reconciled | None = None
     optimized: Reconciled | None = None
     optimized_reason: str = ""
+
+    @classmethod
+    def none(cls) -> Evidence:
+        """No evidence: a program did not run."""
+        return cls(SideLift(reason="it did not run"), SideLift(reason="it did not run"), [])
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was measured, as plain data for a record."""
+        found: dict[str, Any] = {
+            name: {"lifted": side.graph is not None, "kind": side.graph.kind if side.graph else "", "why": side.reason}
+            for name, side in (("a", self.a), ("b", self.b))
+        }
+        for name, pair in (("reconciled", self.reconciled), ("optimized", self.optimized)):
+            if pair is not None:
+                found[name] = {
+                    "same_function": pair.same_function,
+                    "before": [r.value for r in pair.before],
+                    "after": [r.value for r in pair.drifts],
+                    "limits": [r.limit for r in pair.drifts],
+                    "repairs_a": [f"{r.name} = {r.partner}" for r in pair.repairs_a],
+                    "repairs_b": [f"{r.name} = {r.partner}" for r in pair.repairs_b],
+                }
+        if self.optimized_reason:
+            found["optimized"] = {"why": self.optimized_reason}
+        return found
 
     def delta(self, pair: int) -> Ratio | None:
         """Lifted drift of one pair, through B's file and through the graph its runtime ran: the worse."""
@@ -188,9 +208,7 @@ def gather(
         progress("Reconciling constants")
         floor64 = _floor64(side_a, seed)
         pairing = Pairing(found.pairs, [floor64[i] for i, _ in found.pairs])
-        found.reconciled = reconcile(
-            side_a.graph, side_b.graph, (side_a.clean, side_b.clean), pairing, thresholds
-        )
+        found.reconciled = reconcile(side_a.graph, side_b.graph, (side_a.clean, side_b.clean), pairing, thresholds)
     if side_b.graph is not None:
         _check_optimized(found, b, seed, thresholds, progress)
     return found
@@ -216,9 +234,7 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
     same = [(k, k) for k in range(min(len(found.b.clean), len(optimized.clean)))]
     floor64 = _floor64(found.b, seed)
     pairing = Pairing(same, [floor64[k] for k, _ in same])
-    found.optimized = reconcile(
-        found.b.graph, optimized.graph, (found.b.clean, optimized.clean), pairing, thresholds
-    )
+    found.optimized = reconcile(found.b.graph, optimized.graph, (found.b.clean, optimized.clean), pairing, thresholds)
 
 
 def cheaper_arithmetic(
@@ -245,7 +261,7 @@ def cheaper_arithmetic(
         for name, side, index in (("B", found.b, 1), ("A", found.a, 0)):
             if side.graph is None:
                 continue
-            noise = _noise(side.graph, side.clean, seed, arithmetic)
+            noise = noise_sample(side.graph, side.clean, arithmetic=arithmetic, seed=seed)
             ratios = {}
             for pair, drift in drifts:
                 sample = noise[found.pairs[pair][index]]
@@ -254,13 +270,6 @@ def cheaper_arithmetic(
             if all(r.value <= limit for r in ratios.values()):
                 return f"{arithmetic.name} in {name}", ratios
     return "", {}
-
-
-def floor_of(samples: Sequence[torch.Tensor]) -> float | None:
-    """The floor that noise samples stand for: the root of their summed mean squares; None without samples."""
-    if not samples:
-        return None
-    return float(sum(rms(s) ** 2 for s in samples) ** 0.5)
 
 
 def reached_by_noise(

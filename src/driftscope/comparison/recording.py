@@ -1,0 +1,95 @@
+"""From what was measured at one output to its record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from driftscope.comparison.judge import Judgement, OutputEvidence
+from driftscope.comparison.leaves import LeafComparison
+from driftscope.comparison.spread import Ratio, floor_of
+from driftscope.comparison.tolerance import suggest_tolerance
+from driftscope.numerics.formats import format_of
+from driftscope.records.comparison import OutputRecord, Side
+
+# Relative difference of two errors below which neither side is called closer.
+_EQUALLY_CLOSE = 0.05
+
+
+def output_record(
+    leaf: LeafComparison,
+    evidence: OutputEvidence,
+    judgement: Judgement,
+    noises: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+    errors: tuple[float | None, float | None],
+) -> OutputRecord:
+    """Put together the record of one output.
+
+    Parameters
+    ----------
+    leaf : LeafComparison
+        The native difference.
+    evidence, judgement
+        What was judged and how.
+    noises : pair of sequences of Tensor
+        Noise samples of A and of B.
+    errors : pair of float or None
+        rms(native - own lift) of each side.
+    """
+    drift = leaf.drift
+    return OutputRecord(
+        path=str(leaf.path),
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        kind=leaf.kind,
+        count=drift.count if drift else 0,
+        mismatched=drift.mismatched if drift else 0,
+        max_ulp=drift.max_ulp if drift else None,
+        max_abs=drift.max_abs if drift else None,
+        max_rel=drift.max_rel if drift else None,
+        rms=drift.rms if drift else None,
+        worst_index=drift.worst_index if drift else None,
+        worst_values=drift.worst_values if drift else None,
+        floors=_floors(evidence.rho),
+        lifted=evidence.delta.value if evidence.delta else None,
+        lifted_threshold=evidence.delta.limit if evidence.delta else None,
+        closer=_closer(errors),
+        a=_side(leaf.a_dtype, leaf.a_shape, noises[0], errors[0]),
+        b=_side(leaf.b_dtype, leaf.b_shape, noises[1], errors[1]),
+        tolerance=_tolerance(leaf, noises) if evidence.floating else None,
+    )
+
+
+def _floors(rho: Ratio | None) -> float | None:
+    if rho is None:
+        return None
+    return rho.whole if rho.place == "tensor" and rho.whole == rho.whole else rho.value
+
+
+def _side(
+    dtype: str | None, shape: tuple[int, ...] | None, noises: Sequence[torch.Tensor], error: float | None
+) -> Side | None:
+    if dtype is None:
+        return None
+    floor = floor_of(noises)
+    ratio = error / floor if error is not None and floor else None
+    return Side(dtype, shape, floor, error, ratio)
+
+
+def _closer(errors: tuple[float | None, float | None]) -> str | None:
+    a, b = errors
+    if a is None or b is None:
+        return None
+    if abs(a - b) <= _EQUALLY_CLOSE * max(a, b):
+        return "equal"
+    return "a" if a < b else "b"
+
+
+def _tolerance(leaf: LeafComparison, noises: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]):  # type: ignore[no-untyped-def]
+    formats = [f for f in (format_of(leaf.a_dtype or ""), format_of(leaf.b_dtype or "")) if f is not None]
+    samples = [*noises[0], *noises[1]]
+    if not formats or not samples or samples[0].is_complex():
+        return None
+    roundoff = max(f.unit_roundoff for f in formats)
+    return suggest_tolerance(samples, (leaf.a_dtype or "", leaf.b_dtype or ""), roundoff)

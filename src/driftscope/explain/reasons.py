@@ -1,0 +1,246 @@
+"""Findings: what a person should know, most important first, from the evidence of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from driftscope.comparison.thresholds import THRESHOLDS
+from driftscope.errors import CannotLift, RuntimeRefused
+from driftscope.explain.divergence import Parting, find_partings
+from driftscope.explain.ranges import Overflow
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.matching import Repair
+from driftscope.records.comparison import OutputRecord
+from driftscope.records.finding import Finding, Where
+from driftscope.records.verdict import Verdict
+
+# Places named in full; the rest are counted.
+_PLACES = 3
+
+
+def refusal_finding(side: str, refusal: RuntimeRefused) -> Finding:
+    """What a runtime said when it would not load or run a program, in its own words."""
+    code, verb = ("R001", "load") if refusal.stage == "load" else ("R002", "run")
+    return Finding(
+        code,
+        f"{refusal.runtime} refused to {verb} {side}: {refusal.words}",
+        why="The runtime has no kernel for it, or the program is not valid there.",
+        fix="Convert the refused operator's inputs to a dtype the runtime has a kernel for, or use another provider.",
+        evidence={"side": side, "runtime": refusal.runtime, "stage": refusal.stage, "words": refusal.words},
+    )
+
+
+def output_findings(outputs: Sequence[OutputRecord], codes: Sequence[str]) -> list[Finding]:
+    """One finding per output whose verdict rests on a code, without a place inside the graph."""
+    found = []
+    for output, code in zip(outputs, codes, strict=True):
+        if code and code != "N001":
+            note = output.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING) and code != "N016"
+            why, fix = _ADVICE.get(code, ("", ""))
+            found.append(Finding(code, output.reason, why, fix, Where(output=output.path), _numbers(output), note))
+    return found
+
+
+_ADVICE = {
+    "N003": (
+        "The kernels of this runtime multiply, accumulate or store in a cheaper format than the program declares.",
+        "Ask the runtime for the declared arithmetic (torch.backends.*.allow_tf32, set_float32_matmul_precision, "
+        "the provider's options), or accept it with the tolerance suggested for that format.",
+    ),
+    "N004": (
+        "An intermediate value is larger than the largest number of its format.",
+        "Keep the named operator in float32, or scale its inputs.",
+    ),
+    "N005": (
+        "A result that is NaN everywhere compares equal to any other such result.",
+        "Give inputs inside the program's domain, or find the operator that creates the first NaN.",
+    ),
+    "N007": ("", "Return the same outputs from both programs, in the same order."),
+    "N008": ("", "Check shapes assumed at export: an axis was fixed, dropped or broadcast."),
+    "N009": ("", "Cast one side, or export with the dtype the other side returns."),
+    "N014": (
+        "Two runs of A on the same inputs differ by more than rounding: it draws random numbers.",
+        "Call .eval() on the module, or seed its generators.",
+    ),
+    "N016": (
+        "The inputs do not reach the part in which the two functions differ, or rounding hides it.",
+        "Compare on inputs from the real distribution before relying on it.",
+    ),
+    "R003": (
+        "In float64 both graphs agree, so what differs is how a runtime's kernels compute them.",
+        "Run B with graph optimisation disabled; if the drift goes, an optimiser or fused kernel caused it.",
+    ),
+    "R004": ("", "Compare another way round (the side that can be lifted as A), or use ds.compare_values."),
+}
+
+
+def _numbers(output: OutputRecord) -> dict[str, Any]:
+    return {
+        "floors": output.floors, "lifted": output.lifted, "limit": output.lifted_threshold,
+        "max_abs": output.max_abs, "max_ulp": output.max_ulp,
+    }  # fmt: skip
+
+
+def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], explain: bool) -> list[Finding]:
+    """Say where two programs that are not the same function part."""
+    guilty = [o for o in outputs if o.verdict is Verdict.DIFFERENT and o.lifted is not None]
+    guilty = [o for o in guilty if o.lifted_threshold is not None and not _within(o)]
+    if not guilty:
+        return []
+    paths = ", ".join(o.path for o in guilty[:_PLACES])
+    numbers = {o.path: {"lifted": o.lifted, "limit": o.lifted_threshold, "floors": o.floors} for o in guilty}
+    if evidence.optimized is not None and not evidence.optimized.same_function and _file_agrees(evidence):
+        return [_optimiser_finding(paths, numbers)]
+    partings = _partings(evidence) if explain else []
+    if not partings:
+        return [Finding("N001", guilty[0].reason, where=Where(output=paths), evidence=numbers)]
+    return [_parting_finding(p, guilty[0], numbers) for p in partings[:_PLACES]]
+
+
+def _within(output: OutputRecord) -> bool:
+    return (output.lifted or 0.0) <= (output.lifted_threshold or THRESHOLDS.lifted)
+
+
+def _file_agrees(evidence: Evidence) -> bool:
+    return evidence.reconciled is not None and evidence.reconciled.same_function
+
+
+def _optimiser_finding(paths: str, numbers: dict[str, Any]) -> Finding:
+    return Finding(
+        "O006",
+        "the file is the same function as A, but the graph that the runtime's optimiser made of it is not",
+        why="A graph transformer of the runtime rewrote the file into another function.",
+        fix="Lower the graph optimisation level, or disable the transformer that fired, and report it.",
+        where=Where(output=paths),
+        evidence=numbers,
+    )
+
+
+def _partings(evidence: Evidence) -> list[Parting]:
+    if evidence.a.graph is None or evidence.b.graph is None or evidence.reconciled is None:
+        return []
+    repaired = {r.name: r.value for r in evidence.reconciled.repairs_b}
+    try:
+        return find_partings(evidence.a.graph, evidence.b.graph, repaired)
+    except CannotLift:
+        return []
+
+
+def _parting_finding(parting: Parting, output: OutputRecord, numbers: dict[str, Any]) -> Finding:
+    step, other = parting.step, parting.counterpart
+    source = step.where if step.where.file or other is None else other.where
+    module = step.where.module or (other.where.module if other is not None else None)
+    where = Where(
+        output=output.path, node=step.name, operator=step.operator, module=module, file=source.file,
+        line=source.line, expression=source.expression,
+    )  # fmt: skip
+    what = (
+        f"not the same function from {step.name} ({step.operator}) on: it takes the values A has and gives others "
+        f"(lifted drift at the output {output.lifted:.1e})"
+    )
+    changed = _changed_attributes(parting)
+    why = f"Its counterpart in A is {other.operator} ({other.name})." if other is not None else ""
+    if changed:
+        why = f"{why} Attributes differ: {changed}.".strip()
+    fix = f"Set {changed.split(':')[0]} in {step.name} to A's value." if changed else ""
+    return Finding("N001", what, why, fix, where, numbers)
+
+
+# The same attribute under the names that torch and ONNX give it.
+_SYNONYMS = {"eps": "epsilon", "negative_slope": "alpha", "approximate": "approximate", "scale": "scale"}
+
+
+def _changed_attributes(parting: Parting) -> str:
+    """Attributes that both pieces have, under either name, with different values; "" for none."""
+    if parting.counterpart is None:
+        return ""
+    theirs = {_SYNONYMS.get(k, k): v for k, v in parting.counterpart.attributes.items()}
+    changed = []
+    for name, value in parting.step.attributes.items():
+        other = theirs.get(_SYNONYMS.get(name, name))
+        if other is None or type(other) not in (int, float, str, bytes, bool):
+            continue
+        value = value.decode() if isinstance(value, bytes) else value
+        if isinstance(value, float) and isinstance(other, (int, float)):
+            if abs(value - other) > 1e-6 * abs(other):
+                changed.append(f"{name}: {value:g} here, {other:g} in A")
+        elif isinstance(value, (int, str)) and type(value) is type(other) and value != other:
+            changed.append(f"{name}: {value!r} here, {other!r} in A")
+    return "; ".join(changed)
+
+
+def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
+    """Notes on constants that one side stores rounded: one note per kind."""
+    notes = []
+    for kind, (code, words, why) in _REPAIR_NOTES.items():
+        members = [r for r in repairs if r.kind in kind]
+        if not members:
+            continue
+        first = members[0]
+        others = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        notes.append(
+            Finding(
+                code,
+                f"{len(members)} {words} in {side}: {first.name} is {first.partner}{others}",
+                why,
+                where=Where(node=first.constant.where.node, operator=first.constant.where.operator),
+                evidence={"constants": [f"{r.name} = {r.partner}" for r in members[:20]], "count": len(members)},
+                note=True,
+            )
+        )
+    return notes
+
+
+_REPAIR_NOTES = {
+    ("scalar", "solved"): (
+        "W001", "constant(s) rounded to storage", "Exporters store numbers in the model's dtype or in float32."
+    ),
+    ("table", "fold"): (
+        "W002", "constant(s) computed natively", "A constant subgraph or a fold was evaluated in the model's dtype."
+    ),
+    ("weight",): (
+        "W003", "weight(s) stored in a narrower format", "Each is the other side's weight, rounded once."
+    ),
+}  # fmt: skip
+
+
+def lift_notes(evidence: Evidence) -> list[Finding]:
+    """Notes on what could not be lifted."""
+    notes = []
+    for side, name in ((evidence.a, "A"), (evidence.b, "B")):
+        if side.graph is None:
+            notes.append(
+                Finding(
+                    "R004",
+                    f"{name} cannot be evaluated in float64: {side.reason}",
+                    "Without its lift, a bug smaller than the noise floor cannot be told from rounding.",
+                    note=name == "B",
+                )
+            )
+    if evidence.optimized_reason:
+        notes.append(
+            Finding(
+                "O007",
+                f"the optimised graph cannot be evaluated in float64: {evidence.optimized_reason}",
+                "The file itself was checked; what the optimiser made of it only by the floor.",
+                note=True,
+            )
+        )
+    return notes
+
+
+def overflow_finding(overflow: Overflow, side: str, output: str) -> Finding:
+    """The first operator whose result its format cannot hold."""
+    where = Where(
+        output=output, node=overflow.where.node, operator=overflow.where.operator, module=overflow.where.module,
+        file=overflow.where.file, line=overflow.where.line, expression=overflow.where.expression,
+    )  # fmt: skip
+    why, fix = _ADVICE["N004"]
+    numbers = {"magnitude": overflow.magnitude, "largest": overflow.largest, "format": overflow.format}
+    return Finding("N004", f"overflow in {side}: {overflow}", why, fix, where, numbers)
+
+
+def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Findings before notes; among findings, those with a place inside the graph first."""
+    return tuple(sorted(findings, key=lambda f: (f.note, f.where.node is None, f.code[0] != "N")))

@@ -1,0 +1,393 @@
+"""The main job: run two programs, gather the evidence in order, judge, say where they part, keep the record."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from driftscope.comparison.judge import Judgement, OutputEvidence, judge
+from driftscope.comparison.leaves import LeafComparison, compare_leaves
+from driftscope.comparison.recording import output_record
+from driftscope.comparison.spread import Ratio, drift_in_floors, floor_of, rms
+from driftscope.comparison.thresholds import THRESHOLDS
+from driftscope.errors import RuntimeRefused
+from driftscope.explain import reasons
+from driftscope.explain.ranges import first_overflow
+from driftscope.lift.evidence import Evidence, cheaper_arithmetic, gather, reached_by_noise
+from driftscope.programs.pairing import pair_inputs
+from driftscope.programs.feeds import make_inputs
+from driftscope.programs.loading import load_program
+from driftscope.programs.protocol import Bound, Program
+from driftscope.programs.trees import flatten
+from driftscope.records.comparison import Comparison, OutputRecord
+from driftscope.records.environment import capture
+from driftscope.records.finding import Finding
+from driftscope.records.matrix import DriftMatrix
+from driftscope.records.verdict import Verdict, worst
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class _Case:
+    """One comparison under way."""
+
+    a: Bound
+    b: Bound
+    seed: int
+    say: Progress
+    findings: list[Finding]
+    times: dict[str, float] = field(default_factory=dict)
+    results: list[list[Any]] = field(default_factory=list)
+
+    @contextmanager
+    def step(self, name: str, words: str) -> Iterator[None]:
+        self.say(words)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.times[name] = self.times.get(name, 0.0) + time.perf_counter() - start
+
+
+def compare(
+    a: Any,
+    b: Any,
+    inputs: Any = None,
+    *,
+    explain: bool = True,
+    seed: int = 0,
+    progress: Progress | None = None,
+    command: str = "",
+) -> Comparison:
+    """Say whether two tensor programs are the same program, with the evidence.
+
+    Parameters
+    ----------
+    a, b : anything ``ds.program`` accepts
+        ``a`` is the reference.
+    inputs : anything ``ds.inputs`` accepts
+        Positional inputs are the flattened tree in ``a``'s order, a dict goes by name; None takes the inputs
+        that came with ``a`` (or ``b``), or makes them from declared shapes.
+    explain : bool
+        Also say where the programs part (one more lifted run of each when they are not the same function).
+    seed : int
+        Seed of drawn inputs and of the noise.
+    progress : callable or None
+        Told in a few words what happens next.
+    command : str
+        The command line to print for reproduction.
+
+    Returns
+    -------
+    Comparison
+        ``verdict``, ``reason``, ``outputs``, ``findings`` (most important first), and everything measured.
+
+    Raises
+    ------
+    DriftscopeError
+        When a program cannot be loaded or the inputs do not fit it. What a *runtime* refuses is a finding.
+    """
+    say = progress or (lambda _text: None)
+    say("Loading both programs")
+    program_a, program_b = load_program(a), load_program(b)
+    made = None if inputs is None else make_inputs(inputs, seed=seed)
+    bound_a, bound_b, notes = pair_inputs(program_a, program_b, made)
+    findings = [*notes, *program_a.check(bound_a), *program_b.check(bound_b)]
+    case = _Case(bound_a, bound_b, seed, say, findings)
+    refused = _run_natively(case)
+    if refused is not None:
+        return _record(case, Verdict.INCONCLUSIVE, refused.what, [], Evidence.none(), command, [refused])
+    leaves = compare_leaves(case.results[0], case.results[2], flat=program_a.flat or program_b.flat)
+    pairs = [(leaf.index_a, leaf.index_b) for leaf in leaves]
+    measured = [k for k, (i, j) in enumerate(pairs) if i is not None and j is not None]
+    with case.step("lift", "Lifting both programs to float64"):
+        evidence = gather(
+            bound_a, bound_b, [(pairs[k][0] or 0, pairs[k][1] or 0) for k in measured], seed=seed, progress=say
+        )
+    slots = {k: n for n, k in enumerate(measured)}
+    with case.step("judge", "Judging"):
+        judged = _judge_all(case, evidence, leaves, slots)
+    with case.step("explain", "Looking for the place"):
+        outputs = [record for record, _ in judged]
+        findings = _findings(evidence, outputs, [j.code for _, j in judged], explain)
+    verdict = worst(o.verdict for o in outputs)
+    return _record(case, verdict, _reason(outputs, verdict), outputs, evidence, command, findings)
+
+
+def compare_all(programs: Mapping[str, Any], inputs: Any = None, **options: Any) -> DriftMatrix:
+    """Compare several programs pairwise on the same inputs.
+
+    Parameters
+    ----------
+    programs : mapping of name to anything ``ds.program`` accepts
+        At least two; the earlier one of a pair is its reference.
+    inputs : anything ``ds.inputs`` accepts
+    options
+        As for :func:`compare`.
+
+    Returns
+    -------
+    DriftMatrix
+        ``.classes`` are the groups whose results have the same bits.
+    """
+    loaded = {name: load_program(program) for name, program in programs.items()}
+    if inputs is None:
+        inputs = next((p.default_inputs for p in loaded.values() if p.default_inputs is not None), None)
+    pairs = {
+        (one, two): compare(loaded[one], loaded[two], inputs, **options)
+        for one, two in itertools.combinations(loaded, 2)
+    }
+    refused = {
+        name: str(finding.evidence["words"])
+        for (one, two), c in pairs.items()
+        for finding in c.findings
+        if finding.code in ("R001", "R002")
+        for name in [one if finding.evidence.get("side") == "A" else two]
+    }
+    return DriftMatrix(tuple(loaded), pairs, _classes(tuple(loaded), pairs, refused), refused)
+
+
+def compare_values(a: Any, b: Any) -> Comparison:
+    """Compare results already at hand: trees of tensors or arrays, without programs, lift or floor.
+
+    Returns
+    -------
+    Comparison
+        IDENTICAL, DIFFERENT (structure, shapes, integers, NaN) or, for floats that differ, INCONCLUSIVE: from
+        values alone rounding cannot be told from a bug.
+    """
+    leaves = compare_leaves(flatten(a)[0], flatten(b)[0], flat=False)
+    outputs = []
+    for leaf in leaves:
+        evidence = OutputEvidence(
+            leaf.kind, leaf.detail, leaf.floating, leaf.same_bits, leaf.all_nan,
+            cannot_a="only its results were given", formats=(leaf.a_dtype or "", leaf.b_dtype or ""),
+        )  # fmt: skip
+        outputs.append(output_record(leaf, evidence, judge(evidence), ((), ()), (None, None)))
+    verdict = worst(o.verdict for o in outputs)
+    return Comparison(
+        verdict, _reason(outputs, verdict), tuple(outputs), environment=capture(), thresholds=THRESHOLDS.to_dict()
+    )
+
+
+# --- native runs -----------------------------------------------------------------------------------------------
+
+
+def _run_natively(case: _Case) -> Finding | None:
+    """Run A twice and B once; what a runtime refuses becomes a finding."""
+    for side, bound, times in (("A", case.a, 2), ("B", case.b, 1)):
+        with case.step("run", f"Running {side}: {bound.program.name} on {bound.program.runtime}"):
+            for _ in range(times):
+                try:
+                    case.results.append(_leaves(bound.program, bound))
+                except RuntimeRefused as refusal:
+                    return reasons.refusal_finding(side, refusal)
+    return None
+
+
+def _leaves(program: Program, bound: Bound) -> list[Any]:
+    with torch.no_grad():
+        leaves, _ = flatten(program(bound))
+    return [(path, v.detach() if isinstance(v, torch.Tensor) else v) for path, v in leaves]
+
+
+# --- judging ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What is known natively and in float64 of one output."""
+
+    leaf: LeafComparison
+    pair: int | None
+    drift: torch.Tensor | None = None
+    noises: tuple[list[torch.Tensor], list[torch.Tensor]] = ((), ())  # type: ignore[assignment]
+    errors: tuple[float | None, float | None] = (None, None)
+    rho: Ratio | None = None
+    random: str = ""
+    repeat: torch.Tensor | None = None
+
+
+def _judge_all(
+    case: _Case, evidence: Evidence, leaves: Sequence[LeafComparison], slots: Mapping[int, int]
+) -> list[tuple[OutputRecord, Judgement]]:
+    measured = [_measure(case, evidence, leaf, slots.get(k)) for k, leaf in enumerate(leaves)]
+    cheaper = _explain_excess(case, evidence, measured)
+    judged = []
+    for m in measured:
+        found = _evidence(case, evidence, m, cheaper)
+        judgement = judge(found)
+        judged.append((output_record(m.leaf, found, judgement, m.noises, m.errors), judgement))
+    return judged
+
+
+def _measure(case: _Case, evidence: Evidence, leaf: LeafComparison, pair: int | None) -> _Measured:
+    m = _Measured(leaf, pair)
+    if pair is None or not leaf.floating or leaf.kind in ("shape", "structure", "kind"):
+        return m
+    a, b = _native(case.results[0][leaf.index_a][1]), _native(case.results[2][leaf.index_b][1])
+    again = _native(case.results[1][leaf.index_a][1])
+    m.drift = _finite(b - a)
+    m.noises = (evidence.noise_a(pair), evidence.noise_b(pair) or evidence.noise_a(pair))
+    m.errors = (_error(a, evidence.lifted_a(pair)), _error(b, evidence.lifted_b(pair)))
+    repeat = _finite(again - a)
+    floor = floor_of(m.noises[0])
+    if bool((repeat != 0).any()):
+        if floor is None or rms(repeat) > THRESHOLDS.repeat * floor:
+            m.random = "A does not repeat itself: two runs on the same inputs differ by more than rounding"
+        m.noises[0].append(repeat)
+        m.repeat = repeat
+    if m.noises[0] and m.drift.shape == m.noises[0][0].shape:
+        m.rho = drift_in_floors(m.drift, [*m.noises[0], *m.noises[1]])
+    return m
+
+
+def _native(value: Any) -> torch.Tensor:
+    tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    return tensor.detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.isfinite(x), x, torch.zeros((), dtype=x.dtype))
+
+
+def _error(native: torch.Tensor, lifted: torch.Tensor | None) -> float | None:
+    if lifted is None or lifted.shape != native.shape:
+        return None
+    return rms(_finite(native - lifted.cpu()))
+
+
+def _explain_excess(case: _Case, evidence: Evidence, measured: Sequence[_Measured]) -> str:
+    """Name the cheaper arithmetic that explains outputs above the floor; "" when there are none, or none does."""
+    excess = [
+        (m.pair, m.drift)
+        for m in measured
+        if m.rho is not None and m.rho.value > THRESHOLDS.large and m.pair is not None and m.drift is not None
+        and not m.random and _same_function(evidence, m.pair)
+    ]  # fmt: skip
+    if not excess:
+        return ""
+    case.say("Looking for a cheaper arithmetic that explains the drift")
+    return cheaper_arithmetic(evidence, excess, THRESHOLDS.large, case.seed)[0]
+
+
+def _same_function(evidence: Evidence, pair: int) -> bool:
+    delta = evidence.delta(pair)
+    return delta is None or delta.value <= delta.limit
+
+
+def _evidence(case: _Case, evidence: Evidence, m: _Measured, cheaper: str) -> OutputEvidence:
+    leaf, pair = m.leaf, m.pair
+    delta = evidence.delta(pair) if pair is not None else None
+    floor = floor_of(m.noises[0])
+    size = rms(_native(case.results[0][leaf.index_a][1])) if m.drift is not None else 0.0
+    above = m.rho is not None and m.rho.value > THRESHOLDS.large
+    return OutputEvidence(
+        kind=leaf.kind,
+        detail=leaf.detail,
+        floating=leaf.floating,
+        same_bits=leaf.same_bits,
+        all_nan=leaf.all_nan,
+        overflow=_overflow(evidence) if leaf.kind == "nan" else "",
+        tie=_tie(case, evidence, leaf, pair),
+        delta=delta,
+        rho=m.rho,
+        ill=floor / size if floor is not None and size else 0.0,
+        cannot_a=evidence.a.reason if evidence.a.graph is None else "",
+        cannot_b=evidence.b.reason if evidence.b.graph is None else "",
+        cheaper=cheaper if above else "",
+        random=m.random,
+        formats=(leaf.a_dtype or "", leaf.b_dtype or ""),
+    )
+
+
+def _overflow(evidence: Evidence) -> str:
+    for name, side in (("B", evidence.b), ("A", evidence.a)):
+        found = first_overflow(side.graph) if side.graph is not None else None
+        if found is not None:
+            return f"overflow in {name}, {found}"
+    return ""
+
+
+def _tie(case: _Case, evidence: Evidence, leaf: LeafComparison, pair: int | None) -> bool:
+    if pair is None or leaf.floating or leaf.kind != "value":
+        return False
+    a, b = case.results[0][leaf.index_a][1], case.results[2][leaf.index_b][1]
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return reached_by_noise(evidence, pair, (a, b), a != b, scale=THRESHOLDS.tie, seed=case.seed)
+
+
+# --- the record ------------------------------------------------------------------------------------------------
+
+
+def _findings(
+    evidence: Evidence, outputs: Sequence[OutputRecord], codes: Sequence[str], explain: bool
+) -> list[Finding]:
+    found = reasons.function_findings(evidence, outputs, explain)
+    found += reasons.output_findings(outputs, codes)
+    found += reasons.lift_notes(evidence)
+    if evidence.reconciled is not None:
+        found += reasons.repair_notes(evidence.reconciled.repairs_b, "B")
+        found += reasons.repair_notes(evidence.reconciled.repairs_a, "A")
+    return found
+
+
+def _reason(outputs: Sequence[OutputRecord], verdict: Verdict) -> str:
+    """The sentence of the worst output; with its path when there are several."""
+    if not outputs:
+        return "neither program returns anything"
+    first = next(o for o in outputs if o.verdict is verdict)
+    if len(outputs) == 1:
+        return first.reason
+    alike = sum(o.verdict is verdict for o in outputs)
+    return f"{first.path}: {first.reason} ({alike} of {len(outputs)} outputs {verdict})"
+
+
+def _record(
+    case: _Case,
+    verdict: Verdict,
+    reason: str,
+    outputs: Sequence[OutputRecord],
+    evidence: Evidence,
+    command: str,
+    findings: Sequence[Finding],
+) -> Comparison:
+    return Comparison(
+        verdict=verdict,
+        reason=reason,
+        outputs=tuple(outputs),
+        findings=reasons.ordered([*findings, *case.findings]),
+        programs={"a": case.a.program.describe(), "b": case.b.program.describe()},
+        inputs=case.a.inputs.recipe if case.a.inputs is not None else {},
+        environment=capture(),
+        thresholds=THRESHOLDS.to_dict(),
+        evidence=evidence.to_dict(),
+        times={k: round(v, 4) for k, v in case.times.items()},
+        command=command,
+    )
+
+
+def _classes(
+    names: tuple[str, ...], pairs: Mapping[tuple[str, str], Comparison], refused: Mapping[str, str]
+) -> tuple[tuple[str, ...], ...]:
+    """Group programs whose results have the same bits (an equivalence, so one representative is enough)."""
+    groups: list[list[str]] = []
+    for name in names:
+        if name in refused:
+            continue
+        for group in groups:
+            if pairs[group[0], name].verdict is Verdict.IDENTICAL:
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    return tuple(tuple(g) for g in groups)

@@ -1,0 +1,66 @@
+"""The record of several programs compared pairwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from driftscope.records.comparison import Comparison
+from driftscope.records.plain import to_plain
+from driftscope.records.verdict import Verdict, worst
+
+MATRIX_SCHEMA = "driftscope/matrix/1"
+
+
+@dataclass(frozen=True, slots=True)
+class DriftMatrix:
+    """Every pair of several programs on the same inputs.
+
+    Parameters
+    ----------
+    names : tuple of str
+        The programs, in the order given.
+    pairs : mapping of (str, str) to Comparison
+        One comparison for each pair, the earlier name as the reference.
+    classes : tuple of tuple of str
+        Groups of programs whose results have the same bits.
+    refused : mapping of str to str
+        Programs that did not run, and what their runtime said.
+    """
+
+    names: tuple[str, ...]
+    pairs: Mapping[tuple[str, str], Comparison]
+    classes: tuple[tuple[str, ...], ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    schema: str = MATRIX_SCHEMA
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst verdict of all pairs."""
+        return worst(c.verdict for c in self.pairs.values())
+
+    def __getitem__(self, pair: tuple[str, str]) -> Comparison:
+        one, other = pair
+        return self.pairs[one, other] if (one, other) in self.pairs else self.pairs[other, one]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain JSON data."""
+        return {
+            "schema": self.schema,
+            "names": list(self.names),
+            "classes": [list(c) for c in self.classes],
+            "refused": dict(self.refused),
+            "pairs": [{"a": a, "b": b, "comparison": to_plain(c)} for (a, b), c in self.pairs.items()],
+        }
+
+    def to_pandas(self) -> Any:
+        """Return the verdicts as a square pandas table (needs ``driftscope[frames]``)."""
+        from driftscope.records.frames import matrix_frame
+
+        return matrix_frame(self)
+
+    def __str__(self) -> str:
+        width = max(map(len, self.names), default=0)
+        rows = [f"{a:<{width}}  {b:<{width}}  {c.verdict}: {c.reason}" for (a, b), c in self.pairs.items()]
+        return "\n".join(rows)
