@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
+from driftscope.records.files import PAGE_SUFFIXES, check_target, write_whole
 from driftscope.records.finding import Finding
 from driftscope.records.plain import from_plain, to_plain
 from driftscope.records.verdict import Verdict
@@ -151,17 +152,21 @@ class Comparison:
         return from_plain(cls, data, SCHEMA)
 
     def save(self, path: str | FilePath) -> FilePath:
-        """Write the record: JSON for ``.json``, a self-contained page for ``.html``."""
-        target = FilePath(path)
-        if target.suffix in (".html", ".htm"):
+        """Write the record: JSON for ``.json``, a self-contained page for ``.html``.
+
+        Raises
+        ------
+        InputError
+            If it cannot be written there; nothing is ever half-written.
+        """
+        target = check_target(path)
+        if target.suffix.lower() in PAGE_SUFFIXES:
             import importlib
 
             # The page room stands above this one; it is asked for by name so that records stay below it.
             page: str = importlib.import_module("driftscope.report.page").render(self)
-            target.write_text(page, encoding="utf-8")
-        else:
-            target.write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        return target
+            return write_whole(target, page)
+        return write_whole(target, json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
     def to_pandas(self) -> Any:
         """Return one row per output as a pandas DataFrame (needs ``driftscope[frames]``)."""

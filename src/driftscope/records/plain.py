@@ -59,6 +59,7 @@ def from_plain(cls: type[T], data: Mapping[str, Any], schema: str) -> T:
 
 
 def _build(kind: Any, data: Any) -> Any:
+    """Build a value of type ``kind``; a record from a file is not trusted to hold what it should."""
     origin = typing.get_origin(kind)
     if origin in (typing.Union, types.UnionType):
         return _build_optional(kind, data)
@@ -66,14 +67,32 @@ def _build(kind: Any, data: Any) -> Any:
         return _build_tuple(typing.get_args(kind), data)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(data)
-    if kind is float:
-        return _NOT_FINITE.get(data, data) if isinstance(data, str) else data
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        known = {f.name for f in dataclasses.fields(kind)}
-        # Fields of a newer minor version are additions; an older reader leaves them out.
-        return kind(**{k: _build(hints[k], v) for k, v in data.items() if k in known})
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _build_record(kind, data)
+    if kind is float and isinstance(data, str):
+        return _NOT_FINITE[data]
+    expected = _ACCEPTED.get(origin or kind)
+    if expected is not None and (not isinstance(data, expected) or (isinstance(data, bool) and kind is not bool)):
+        raise TypeError(f"{data!r:.60} stands where {getattr(kind, '__name__', kind)} belongs")
     return data
+
+
+_ACCEPTED: dict[Any, tuple[type, ...]] = {
+    str: (str,),
+    bool: (bool,),
+    int: (int,),
+    float: (float, int),
+    Mapping: (Mapping,),
+}
+
+
+def _build_record(kind: type, data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        raise TypeError(f"{data!r:.60} stands where a {kind.__name__} belongs")
+    hints = typing.get_type_hints(kind)
+    known = {f.name for f in dataclasses.fields(kind)}
+    # Fields of a newer minor version are additions; an older reader leaves them out.
+    return kind(**{k: _build(hints[k], v) for k, v in data.items() if k in known})
 
 
 def _build_optional(kind: Any, data: Any) -> Any:
@@ -84,6 +103,8 @@ def _build_optional(kind: Any, data: Any) -> Any:
 
 
 def _build_tuple(args: tuple[Any, ...], data: Any) -> tuple[Any, ...]:
+    if not isinstance(data, (list, tuple)):
+        raise TypeError(f"{data!r:.60} stands where a list belongs")
     if len(args) == 2 and args[1] is Ellipsis:
         return tuple(_build(args[0], item) for item in data)
     return tuple(_build(kind, item) for kind, item in zip(args, data, strict=True))

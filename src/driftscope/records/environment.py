@@ -1,0 +1,159 @@
+"""The environment numbers were made in: versions, processor, arithmetic libraries, variables that change results.
+
+Nothing is imported to be described: what torch, onnxruntime and numpy know about themselves is asked of them only
+when they are loaded already, because then they took part in the run.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = (
+    "driftscope", "torch", "numpy", "ml-dtypes", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxruntime-gpu",
+    "transformers", "safetensors", "jax", "triton", "scikit-learn",
+)  # fmt: skip
+
+_VARIABLES = re.compile(
+    r"^(OMP|MKL|OPENBLAS|GOTO|BLIS|KMP|ONEDNN|DNNL|NVIDIA_TF32|CUBLAS|CUDNN|CUDA_VISIBLE|CUDA_LAUNCH|TORCH|PYTORCH|ORT"
+    r"|JAX|XLA)_?[A-Z0-9_]*$"
+)
+
+# The instruction sets that change how a sum is grouped, whether products are fused, or which kernel is chosen.
+_ARITHMETIC_FLAGS = re.compile(
+    r"^(sse4_[12]|avx\w*|fma|fma4|f16c|amx_\w+|vnni|asimd\w*|sve\w*|sme\w*|fphp|bf16|i8mm|fcma|neon)$"
+)
+
+
+def capture() -> dict[str, Any]:
+    """Describe this machine and this process as plain data.
+
+    Returns
+    -------
+    dict
+        ``python``, ``system``, ``processor``, ``versions``, ``variables`` always; ``torch``, ``onnxruntime``,
+        ``blas`` and ``gpu`` where the libraries are loaded. Equal runs give equal data: no times, no process ids,
+        no user or host names.
+    """
+    found: dict[str, Any] = {
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "system": _system(),
+        "processor": _processor(),
+        "versions": _versions(),
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if _VARIABLES.match(name)},
+    }
+    sections: tuple[tuple[str, Callable[[], Any]], ...] = (
+        ("torch", _torch), ("onnxruntime", _onnxruntime), ("blas", _blas), ("gpu", _gpus),
+    )  # fmt: skip
+    for name, section in sections:
+        value = section()
+        if value:
+            found[name] = value
+    return found
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _system() -> str:
+    words = [platform.system(), platform.release(), platform.machine()]
+    libc = " ".join(platform.libc_ver()).strip()
+    return ", ".join(w for w in (" ".join(words), libc) if w)
+
+
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
+    """Return model, logical cores and arithmetic flags; the model alone where there is no /proc."""
+    try:
+        usable = len(os.sched_getaffinity(0))
+    except AttributeError:
+        usable = os.cpu_count() or 0
+    found: dict[str, Any] = {"model": platform.processor() or platform.machine(), "cores": usable}
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return found
+    fields: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip().lower(), value.strip())
+    found["model"] = fields.get("model name") or fields.get("model") or found["model"]
+    flags = (fields.get("flags") or fields.get("features") or "").split()
+    found["flags"] = sorted({f for f in flags if _ARITHMETIC_FLAGS.match(f)})
+    return found
+
+
+def _torch() -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "__config__"):
+        return {}
+    info = {
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "mkldnn": torch.backends.mkldnn.is_available(),
+        "parallel_info": [line.strip() for line in torch.__config__.parallel_info().splitlines() if line.strip()],
+    }
+    return {key: value for key, value in info.items() if value is not None}
+
+
+def _onnxruntime() -> dict[str, Any]:
+    module = sys.modules.get("onnxruntime")
+    if module is None or not hasattr(module, "get_build_info"):
+        return {}
+    return {"build": module.get_build_info(), "providers": list(module.get_available_providers())}
+
+
+def _blas() -> list[dict[str, Any]]:
+    if "numpy" not in sys.modules and "torch" not in sys.modules:
+        return []
+    import threadpoolctl
+
+    kept = ("user_api", "internal_api", "version", "architecture", "threading_layer", "num_threads")
+    pools = [{key: pool[key] for key in kept if pool.get(key) is not None} for pool in threadpoolctl.threadpool_info()]
+    return sorted(pools, key=lambda pool: [str(pool.get(key)) for key in kept])
+
+
+def _gpus() -> list[dict[str, Any]]:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_available():
+        return []
+    driver = _nvidia_driver()
+    found = []
+    for index in range(torch.cuda.device_count()):
+        device = torch.cuda.get_device_properties(index)
+        found.append(
+            {
+                "name": device.name,
+                "capability": f"{device.major}.{device.minor}",
+                "memory_gib": round(device.total_memory / 2**30, 1),
+                "cuda": torch.version.cuda,
+                "tf32_matmul": torch.backends.cuda.matmul.allow_tf32,
+                "tf32_cudnn": torch.backends.cudnn.allow_tf32,
+                **({"driver": driver} if driver else {}),
+            }
+        )
+    return found
+
+
+def _nvidia_driver(version_file: Path = Path("/proc/driver/nvidia/version")) -> str:
+    try:
+        text = version_file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    match = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", text)
+    return match.group() if match else ""

@@ -1,0 +1,75 @@
+"""Writing and reading the files of a record, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from driftscope.errors import InputError, RecordError
+
+PAGE_SUFFIXES = (".html", ".htm")
+SUFFIXES = (".json", *PAGE_SUFFIXES)
+
+
+def check_target(path: str | Path) -> Path:
+    """Return ``path`` if a record can be written there.
+
+    Asked before the work as well as at its end, so that a typing mistake costs no run.
+
+    Raises
+    ------
+    InputError
+        For an unknown suffix, a folder, or a parent folder that is missing or not writable.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise InputError(f"cannot write {str(target)!r}: the name must end in .html (a page) or .json (the record)")
+    if target.is_dir():
+        raise InputError(f"cannot write {str(target)!r}: it is a folder; name a file in it")
+    parent = target.parent
+    if not parent.is_dir():
+        raise InputError(f"cannot write {str(target)!r}: there is no folder {str(parent)!r}; create it first")
+    if not os.access(parent, os.W_OK):
+        raise InputError(f"cannot write {str(target)!r}: the folder {str(parent)!r} is not writable")
+    return target
+
+
+def write_whole(path: str | Path, text: str) -> Path:
+    """Write ``text`` to ``path``: the file appears complete, or what was there stays.
+
+    Raises
+    ------
+    InputError
+        As :func:`check_target`, and when the disk refuses.
+    """
+    target = check_target(path)
+    # In the same folder, because a rename is atomic only inside one file system.
+    draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(target)
+    except OSError as error:
+        raise InputError(f"cannot write {str(target)!r}: {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return target
+
+
+def read_text(path: str | Path) -> str:
+    """Return the text of a record or page.
+
+    Raises
+    ------
+    RecordError
+        If the file is missing, not a file, or not UTF-8 text.
+    """
+    source = Path(path)
+    if not source.exists():
+        raise RecordError(f"there is no file {str(source)!r}")
+    try:
+        return source.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{str(source)!r} is not text; a record is a .json file or a .html page") from error
+    except OSError as error:
+        raise RecordError(f"cannot read {str(source)!r}: {error.strerror or error}") from error

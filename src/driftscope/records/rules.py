@@ -1,0 +1,91 @@
+"""What every finding code means: one line each here, one page each in ``codes/``.
+
+A code is a letter and three digits and never changes its meaning. N: numerics. W: weights. O: observation,
+optimisers and binding. R: what a runtime refuses or cannot do.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from importlib import resources
+
+from driftscope.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One finding code.
+
+    Parameters
+    ----------
+    code : str
+        As ``"N001"``.
+    title : str
+        A few words.
+    meaning : str
+        One line.
+    """
+
+    code: str
+    title: str
+    meaning: str
+
+    @property
+    def page(self) -> str:
+        """The code's page, in Markdown."""
+        return resources.files("driftscope.records").joinpath("codes", f"{self.code}.md").read_text(encoding="utf-8")
+
+
+_TABLE = (
+    ("N001", "different function", "Evaluated in float64, the two programs still differ: this is not rounding."),
+    ("N002", "reserved", "Never issued."),
+    ("N003", "cheaper arithmetic", "The same function in cheaper arithmetic, which is named and explains the drift."),
+    ("N004", "overflow", "A value leaves the range of its format: infinity where float64 has a finite number."),
+    ("N005", "NaN on both sides", "Every element compared is NaN, so nothing was compared."),
+    ("N006", "NaN or infinity elsewhere", "The two sides have NaN or infinity at different positions."),
+    ("N007", "structure", "An output is missing, extra, or of another kind."),
+    ("N008", "shape", "An output has another shape. Shapes are never broadcast to make them agree."),
+    ("N009", "dtype", "An output or an input has another dtype."),
+    ("N010", "exact values differ", "Integers, booleans or strings differ where no tie explains it."),
+    ("N011", "tie within noise", "A choice between floats fell the other way, closer than rounding can tell."),
+    ("N012", "ill-conditioned", "Rounding alone visibly moves this output, so its native values decide little."),
+    ("N013", "unusually large rounding", "The same function, 1.5 to 2.5 floors apart: still rounding, worth a look."),
+    ("N014", "unseeded randomness", "A program does not repeat itself on the same inputs."),
+    ("N015", "nondeterministic sums", "A program repeats itself only up to rounding: its sums change order."),
+    ("N016", "same bits, another function", "The bits agree here, yet the functions differ: other inputs show it."),
+    ("W001", "constant rounded", "A stored number is the original one, rounded to the format it is stored in."),
+    ("W002", "constant folded natively", "A constant was computed ahead of time in the model's own dtype."),
+    ("W003", "weights stored narrower", "Weights are kept in a narrower format than the reference keeps them in."),
+    ("O001", "inputs bound by order", "Input names do not match, so inputs were matched by their order."),
+    ("O002", "unused input", "An input is given that the program never reads."),
+    ("O003", "train mode", "A module is in train() mode."),
+    ("O004", "dropout active", "Dropout is active during the comparison."),
+    ("O005", "inputs look exchanged", "Names and positions of the inputs contradict each other."),
+    ("O006", "optimised graph differs", "The graph the session optimised is another function than the file."),
+    ("O007", "optimised graph not lifted", "The graph the session optimised cannot be evaluated in float64."),
+    ("O008", "computed in float32", "A provider computed a narrow format in float32 and rounded afterwards."),
+    ("R001", "refused to load", "A runtime refused to load a program."),
+    ("R002", "refused to run", "A runtime refused to run a program."),
+    ("R003", "graph not computed", "A runtime's numbers are further from its own graph than rounding allows."),
+    ("R004", "cannot be lifted", "A program cannot be evaluated in float64; the operator in the way is named."),
+    ("R005", "by floor only", "The verdict rests on the noise floor alone, because one side could not be lifted."),
+)  # fmt: skip
+
+RULES: dict[str, Rule] = {code: Rule(code, title, meaning) for code, title, meaning in _TABLE}
+
+
+def rule(code: str) -> Rule:
+    """Return what a code means.
+
+    Raises
+    ------
+    InputError
+        If there is no such code; the nearest ones are named.
+    """
+    wanted = code.strip().upper()
+    if wanted in RULES:
+        return RULES[wanted]
+    near = difflib.get_close_matches(wanted, RULES, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else "`driftscope rule` lists them all."
+    raise InputError(f"there is no finding code {code!r}; {hint}")
