@@ -32,13 +32,14 @@ class Arithmetic:
 
 ORDINARY = Arithmetic("ordinary rounding")
 
-#: Named cheaper arithmetics, tried in this order when drift exceeds the ordinary floor: from mild to coarse.
+#: Named cheaper arithmetics, tried in this order when drift exceeds the ordinary floor: from mild to coarse
+#: (for sums of some hundred products; accumulators matter less for shorter ones).
 ARITHMETICS: tuple[Arithmetic, ...] = (
     Arithmetic("TF32 multiplication", product="tf32"),
     Arithmetic("float16 storage", storage="float16", product="float16"),
     Arithmetic("bfloat16 multiplication", product="bfloat16"),
-    Arithmetic("float16 accumulation", product="float16", accumulator="float16"),
     Arithmetic("bfloat16 storage", storage="bfloat16", product="bfloat16"),
+    Arithmetic("float16 accumulation", product="float16", accumulator="float16"),
     Arithmetic("bfloat16 accumulation", product="bfloat16", accumulator="bfloat16"),
 )
 

@@ -1,0 +1,182 @@
+"""One kernel at a time: the error torch really makes, in units of the noise that is injected for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from driftscope.lift.injector import NoiseInjector
+from driftscope.lift.steps import Kind, Rounding, Step
+from driftscope.records.finding import Where
+
+FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A native kernel, its arguments, and how its step describes itself."""
+
+    name: str
+    function: Callable[..., torch.Tensor]
+    arguments: Sequence[torch.Tensor]
+    kind: Kind
+    length: int = 1
+    squares: Callable[..., torch.Tensor] | None = None
+    attributes: dict[str, object] = field(default_factory=dict)
+    low: float = 0.5
+
+
+def normal(*shape: int, mean: float = 0.0, scale: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator) * scale + mean
+
+
+def step_of(
+    value: torch.Tensor,
+    dtype: torch.dtype,
+    rounding: Rounding,
+    *,
+    operator: str = "aten.op",
+    inputs: Sequence[torch.Tensor] = (),
+    attributes: dict[str, object] | None = None,
+    constant: bool = False,
+) -> Step:
+    return Step(
+        0, "n", operator, Where(), [], ["o"], inputs, [value], [dtype], rounding, attributes or {}, constant
+    )
+
+
+def error_in_noise(kernel: Kernel, dtype: torch.dtype) -> float:
+    """rms(native - float64) / rms(injected noise), with arguments that are exact in both."""
+    native = [a.to(dtype) for a in kernel.arguments]
+    lifted = [a.double() for a in native]
+    value = kernel.function(*lifted)
+    squares = kernel.squares
+    rounding = Rounding(kernel.kind, kernel.length, None if squares is None else lambda: squares(*lifted))
+    step = step_of(
+        value, dtype, rounding, operator=kernel.name, inputs=lifted, attributes=kernel.attributes
+    )
+    noise = torch.stack([NoiseInjector(seed=s)(step)[0] - value for s in range(4)])
+    error = kernel.function(*native).double() - value
+    return float(error.square().mean().sqrt() / noise.square().mean().sqrt())
+
+
+def matmul(k: int, mean: float = 0.0) -> Kernel:
+    a, b = normal(128, k, mean=mean), normal(k, 192, mean=mean)
+    return Kernel(f"mm {k} mean {mean}", torch.mm, (a, b), Kind.DOT, k, lambda a, b: a.square() @ b.square())
+
+
+def summed(n: int, mean: float, axis: int = -1) -> Kernel:
+    x = normal(2**18 // n, n, mean=mean).movedim(-1, axis)
+    return Kernel(
+        f"sum {n} mean {mean} axis {axis}", lambda x: x.sum(axis), (x,), Kind.SUM, n, lambda x: x.square().sum(axis)
+    )
+
+
+def convolution(channels: int, size: int) -> Kernel:
+    def squares(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x.square(), w.square(), padding=size // 2)
+
+    x, w = normal(4, channels, 16, 16), normal(32, channels, size, size)
+    return Kernel(
+        f"convolution {channels} {size}", lambda x, w: F.conv2d(x, w, padding=size // 2), (x, w),
+        Kind.DOT, channels * size**2, squares,
+    )  # fmt: skip
+
+
+def softmax(n: int, scale: float, axis: int = -1) -> Kernel:
+    x = normal(2**17 // n, n, scale=scale)
+    # 32 columns: a tail shorter than a vector is rounded twice in narrow formats (1.4 of the noise).
+    x = x if axis == -1 else x.reshape(-1, n, 32)
+    return Kernel(f"softmax {n} x{scale} axis {axis}", lambda x: x.softmax(axis), (x,), Kind.SOFTMAX, n)
+
+
+def layer_norm(n: int, mean: float) -> Kernel:
+    x = normal(2**16 // n, n, mean=mean)
+    return Kernel(f"layer_norm {n} mean {mean}", lambda x: F.layer_norm(x, (n,)), (x,), Kind.NORM, n)
+
+
+def batch_norm(mean: float, *, training: bool) -> Kernel:
+    x = normal(4, 32, 16, 16, mean=mean)
+    statistics = (normal(32, mean=mean, scale=0.2), normal(32).abs() + 0.5)
+
+    def function(x: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+        given = (None, None) if training else (mean, variance)
+        return F.batch_norm(x, *given, training=training)
+
+    length = 4 * 256 if training else 1
+    return Kernel(
+        f"batch_norm mean {mean} training {training}", function, (x, *statistics), Kind.NORM, length,
+        attributes={"training": training}, low=0.3,
+    )  # fmt: skip
+
+
+def function(name: str, scale: float = 1.0, *, positive: bool = False) -> Kernel:
+    x = normal(200, 200, scale=scale)
+    x = x.abs() + 0.01 if positive else x
+    # Where a function saturates (tanh near 1, gelu near x) its value is exact more often than the model knows.
+    return Kernel(name, getattr(torch, name, None) or getattr(F, name), (x,), Kind.FUNCTION, low=0.35)
+
+
+KERNELS = [
+    Kernel("add", torch.add, (normal(300, 300), normal(301, 301)[1:, 1:]), Kind.ROUND),
+    Kernel("mul", torch.mul, (normal(300, 300), normal(301, 301)[1:, 1:]), Kind.ROUND),
+    *(function(name) for name in ("exp", "tanh", "sigmoid", "erf", "sin", "cos", "gelu", "silu", "softplus", "mish")),
+    *(function(name, positive=True) for name in ("sqrt", "rsqrt", "log", "log2", "reciprocal")),
+    *(function(name, 4.0) for name in ("tanh", "gelu", "silu")),
+    *(matmul(k, mean) for k in (8, 64, 384, 1280, 2048) for mean in (0.0, 1.0)),
+    *(summed(n, mean) for n in (16, 64, 1024, 4096) for mean in (0.0, 1.0)),
+    summed(1024, 0.0, axis=0),
+    *(convolution(c, k) for c, k in ((3, 3), (16, 3), (64, 1), (128, 5))),
+    *(softmax(n, scale) for n in (8, 64, 256, 1024, 4096) for scale in (1.0, 10.0)),
+    softmax(256, 1.0, axis=1),
+    *(layer_norm(n, mean) for n in (16, 64, 512, 4096) for mean in (0.0, 1.0, 10.0, 100.0)),
+    *(batch_norm(mean, training=training) for mean in (0.0, 5.0) for training in (False, True)),
+]
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_the_error_of_a_kernel_is_the_noise_of_its_step(kernel, dtype):
+    assert kernel.low < error_in_noise(kernel, dtype) < 1.35
+
+
+@pytest.mark.parametrize("length", [256, 2048])
+def test_noise_on_the_result_alone_would_be_far_too_small(length):
+    """The twin: a model blind to the length of sums is caught by the same measurement."""
+    kernel = matmul(length)
+    blind = Kernel(kernel.name, kernel.function, kernel.arguments, Kind.ROUND)
+    assert error_in_noise(blind, torch.float32) > 4
+
+
+def test_half_precision_accumulation_is_not_ordinary():
+    """Products added up in float16, one after the other: dozens of times the noise of a float32 accumulator."""
+
+    def accumulate(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype is torch.float64:
+            return a @ b
+        total = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float16)
+        for k in range(a.shape[1]):
+            total = torch.addcmul(total.float(), a[:, k, None].float(), b[None, k].float()).half()
+        return total
+
+    ordinary = matmul(512)
+    coarse = Kernel("mm", accumulate, ordinary.arguments, Kind.DOT, 512, ordinary.squares)
+    assert error_in_noise(ordinary, torch.float16) < 1.2
+    assert error_in_noise(coarse, torch.float16) > 5
+
+
+def test_a_softmax_finds_its_axis_by_its_attribute():
+    x = normal(32, 64, 64).double()
+    rounding = Rounding(Kind.SOFTMAX, 64)
+    noise = {}
+    for axis in (1, 2):
+        value = x.softmax(axis)
+        step = step_of(value, torch.float32, rounding, operator="softmax", attributes={"dim": axis})
+        noise[axis] = NoiseInjector()(step)[0] - value
+    # Along an outer axis torch keeps one running sum, so the denominator is worse.
+    assert noise[1].square().mean() > 1.3 * noise[2].square().mean()
