@@ -17,6 +17,9 @@ import torch
 
 Format = torch.dtype | None
 
+# torch has these as names without arithmetic, and its annotations do not list them.
+UINT4, INT4, UINT2, INT2 = (getattr(torch, name) for name in ("uint4", "int4", "uint2", "int2"))
+
 FORMAT_OF_ELEMENT: dict[int, torch.dtype] = {
     1: torch.float32,
     2: torch.uint8,
@@ -37,12 +40,12 @@ FORMAT_OF_ELEMENT: dict[int, torch.dtype] = {
     18: torch.float8_e4m3fnuz,
     19: torch.float8_e5m2,
     20: torch.float8_e5m2fnuz,
-    21: torch.uint4,
-    22: torch.int4,
+    21: UINT4,
+    22: INT4,
     23: torch.float4_e2m1fn_x2,
     24: torch.float8_e8m0fnu,
-    25: torch.uint2,
-    26: torch.int2,
+    25: UINT2,
+    26: INT2,
 }
 ELEMENT_OF_FORMAT = {dtype: element for element, dtype in FORMAT_OF_ELEMENT.items()}
 STRING_ELEMENT = 8
@@ -73,20 +76,20 @@ SMALL_FLOATS = {
 NARROW_INTEGERS = {
     torch.uint16: (0, 2**16 - 1),
     torch.uint32: (0, 2**32 - 1),
-    torch.uint4: (0, 15),
-    torch.int4: (-8, 7),
-    torch.uint2: (0, 3),
-    torch.int2: (-2, 1),
+    UINT4: (0, 15),
+    INT4: (-8, 7),
+    UINT2: (0, 3),
+    INT2: (-2, 1),
 }
 
 _STORAGE = {
     torch.uint16: torch.int32,
     torch.uint32: torch.int64,
     torch.uint64: torch.int64,
-    torch.uint4: torch.uint8,
-    torch.int4: torch.int8,
-    torch.uint2: torch.uint8,
-    torch.int2: torch.int8,
+    UINT4: torch.uint8,
+    INT4: torch.int8,
+    UINT2: torch.uint8,
+    INT2: torch.int8,
     **dict.fromkeys(SMALL_FLOATS, torch.float32),
 }
 
@@ -125,7 +128,7 @@ def to_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 def to_format(tensor: torch.Tensor, format: Format) -> torch.Tensor:
     """Bring a stored tensor into the dtype that names its format, where torch can hold it."""
-    if format is None or format in (torch.uint4, torch.int4, torch.uint2, torch.int2, torch.float4_e2m1fn_x2):
+    if format is None or format in (UINT4, INT4, UINT2, INT2, torch.float4_e2m1fn_x2):
         return tensor
     return tensor.to(format)
 
@@ -154,11 +157,7 @@ def _round_small(x: torch.Tensor, spec: SmallFloat, saturate: bool) -> torch.Ten
     if saturate or not spec.nan:
         y = y.clamp(-spec.largest, spec.largest)
     else:
-        beyond = (
-            torch.copysign(torch.full_like(y, torch.inf), x)
-            if spec.infinity
-            else torch.full_like(y, torch.nan)
-        )
+        beyond = torch.copysign(torch.full_like(y, torch.inf), x) if spec.infinity else torch.full_like(y, torch.nan)
         y = torch.where(overflow, beyond, y)
         if spec.infinity:
             y = torch.where(torch.isinf(x), x, y)

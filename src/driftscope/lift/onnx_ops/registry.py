@@ -80,6 +80,10 @@ class Evaluation(Protocol):
 
     def evaluate(self, node: Node, attribute: str, arguments: Sequence[Value]) -> list[Value]: ...
 
+    def lift(self, value: Value, name: str) -> Value: ...
+
+    def captured(self, node: Node) -> list[Value]: ...
+
 
 @dataclass(slots=True)
 class InnerStep:
@@ -113,7 +117,7 @@ class Node:
 
     __slots__ = (
         "attributes", "defaults", "device", "domain", "evaluation", "formats", "lifted", "name", "op_type",
-        "output_names", "version", "where",
+        "output_names", "plan", "version",
     )  # fmt: skip
 
     def __init__(self, plan: Any, evaluation: Evaluation, formats: Sequence[Format], lifted: bool):
@@ -124,7 +128,7 @@ class Node:
         self.attributes: Mapping[str, Any] = plan.attributes
         self.defaults: Mapping[str, Any] = plan.defaults
         self.output_names: Sequence[str] = plan.outputs
-        self.where = plan.where
+        self.plan = plan
         self.evaluation = evaluation
         self.device = evaluation.device
         self.formats = formats
@@ -226,6 +230,14 @@ class Node:
     def evaluate(self, attribute: str, arguments: Sequence[Value] = ()) -> list[Value]:
         """Evaluate a subgraph attribute with the given values for its inputs."""
         return self.evaluation.evaluate(self, attribute, arguments)
+
+    def lift(self, index: int, value: Value) -> Value:
+        """An input value with its floats in float64, as it enters a part of the graph that is lifted."""
+        return self.evaluation.lift(value, self.plan.inputs[index])
+
+    def captured(self) -> list[Value]:
+        """The outer values that the node's subgraphs read."""
+        return self.evaluation.captured(self)
 
     def tensor(self, name: str) -> torch.Tensor:
         """A tensor attribute, in its storage dtype on the node's device."""

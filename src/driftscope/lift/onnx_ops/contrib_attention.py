@@ -1,0 +1,285 @@
+"""Attention as onnxruntime fuses it: Attention, MultiHeadAttention and its decoder form.
+
+Every inner product, sum and softmax is shown to the observer as a step of its own, so that noise enters where
+the kernels round. Semantics: onnxruntime, ``docs/ContribOperators.md`` and ``contrib_ops/cpu/bert``.
+
+Shapes are written B batch, N heads, S query length, P past length, T total key length, H head size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from driftscope.lift.onnx_ops.contrib_activations import MICROSOFT
+from driftscope.lift.onnx_ops.registry import Node, Number, Result, dot, matmul_squares, operator
+from driftscope.lift.steps import Kind, Rounding
+
+_MASK_FILTER = -10000.0
+_LOWEST = -3.4028234663852886e38  # what the kernels put above the causal diagonal
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Query (B, N, S, H), key (B, N, T, H) and value (B, N, T, H_v), split into heads."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """The result (B, N, S, H_v), and the scores (B, N, S, T) before and after the softmax."""
+
+    value: torch.Tensor
+    scores: torch.Tensor
+    weights: torch.Tensor
+
+
+def split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """(B, S, N * H) to (B, N, S, H); (B, N, S, H) stays as it is."""
+    return x if x.dim() == 4 else x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def join_heads(x: torch.Tensor) -> torch.Tensor:
+    """(B, N, S, H) to (B, S, N * H)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def scaled_scores(node: Node, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """``scale * query @ key'``, the scale being the attribute, else ``1 / sqrt(H)``."""
+    scale: Number = 1 / math.sqrt(query.shape[-1])
+    if node.has("scale") and node.setting("scale") != 0:
+        scale = node.number("scale")
+    transposed = key.transpose(-1, -2)
+    rounding = dot(query.shape[-1], lambda: scale * scale * matmul_squares(query, transposed))
+    return node.inner("QK", scale * torch.matmul(query, transposed), rounding, inputs=(query, key))
+
+
+def weighted_values(node: Node, weights: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """``weights @ value``."""
+    rounding = dot(weights.shape[-1], lambda: matmul_squares(weights, value))
+    return node.inner("PV", torch.matmul(weights, value), rounding, inputs=(weights, value))
+
+
+def attend(node: Node, heads: Heads, additions: list[torch.Tensor]) -> Attended:
+    """``softmax(scale Q K' + additions) V``; each addition broadcasts to (B, N, S, T)."""
+    scores = scaled_scores(node, heads.query, heads.key)
+    if additions:
+        for addition in additions:
+            scores = scores + addition
+        scores = node.inner("Add", scores, Rounding(Kind.ROUND))
+    weights = torch.softmax(scores, -1)
+    weights = node.inner("Softmax", weights, Rounding(Kind.SOFTMAX, scores.shape[-1]), inputs=(scores,))
+    return Attended(weighted_values(node, weights, heads.value), scores, weights)
+
+
+def causal_mask(like: torch.Tensor, queries: int, keys: int) -> torch.Tensor:
+    """(S, T) in the dtype of ``like``: zero up to the diagonal that ends in the corner, the lowest float above it."""
+    ahead = torch.ones(queries, keys, dtype=torch.bool, device=like.device).triu(keys - queries + 1)
+    return torch.zeros(queries, keys, dtype=like.dtype, device=like.device).masked_fill(ahead, _LOWEST)
+
+
+def padding_mask(node: Node, mask: torch.Tensor, batch: int, queries: int, total: int) -> torch.Tensor:
+    """What a mask input adds to the scores: ``mask_filter_value`` where it hides a key, else 0.
+
+    Parameters
+    ----------
+    node : Node
+    mask : torch.Tensor of int32
+        (B, T), (B, S, T) or (B, 1, M, M): 1 where a key is seen. (B,) or (2B,): ends, then starts, of the
+        keys seen. (3B + 2,): lengths, then running sums of lengths.
+    batch, queries, total : int
+        B, S and T.
+
+    Returns
+    -------
+    torch.Tensor, broadcastable to (B, N, S, T)
+    """
+    if mask.dim() == 1:
+        seen = _seen_between(node, mask, batch, total)[:, None, None, :]
+    elif mask.dim() == 2:
+        seen = (mask > 0)[:, None, None, :]
+    elif mask.dim() == 3:
+        seen = (mask > 0)[:, None]
+    else:
+        seen = (mask > 0)[:, :, total - queries : total, :total]
+    dtype = torch.float64 if node.lifted else torch.float32
+    hidden = torch.as_tensor(node.number("mask_filter_value", _MASK_FILTER), dtype=dtype, device=mask.device)
+    return torch.where(seen, torch.zeros_like(hidden), hidden)
+
+
+def _seen_between(node: Node, mask: torch.Tensor, batch: int, total: int) -> torch.Tensor:
+    count = mask.shape[0]
+    if count not in (batch, 2 * batch, 3 * batch + 2):
+        raise node.refuse(f"its mask has {count} elements for a batch of {batch}")
+    place = torch.arange(total, device=mask.device)
+    seen: torch.Tensor = place < mask[:batch, None]
+    if count == 2 * batch:
+        seen = seen & (place >= mask[batch:, None])
+    return seen
+
+
+def _additions(node: Node, heads: Heads, mask: torch.Tensor | None, bias: torch.Tensor | None) -> list[torch.Tensor]:
+    batch, _, queries, _ = heads.query.shape
+    total = heads.key.shape[2]
+    additions = [] if bias is None else [bias]
+    if mask is not None:
+        additions.append(padding_mask(node, mask, batch, queries, total))
+    if node.integer("unidirectional", 0) and queries > 1:
+        additions.append(causal_mask(heads.query, queries, total))
+    return additions
+
+
+def _refuse_shared_buffer(node: Node, *inputs: torch.Tensor | None) -> None:
+    if node.integer("past_present_share_buffer", 0) or any(x is not None for x in inputs):
+        raise node.refuse("past and present share a buffer, so its outputs depend on memory outside the graph")
+
+
+@operator("Attention", domain=MICROSOFT)
+def attention(
+    node: Node,
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    past: torch.Tensor | None = None,
+    attention_bias: torch.Tensor | None = None,
+    past_length: torch.Tensor | None = None,
+) -> Result:
+    """Projection to Q, K, V and attention.
+
+    Parameters
+    ----------
+    node : Node
+    x : torch.Tensor, (B, S, D)
+    weights : torch.Tensor, (D, sum of qkv_hidden_sizes), in the order Q, K, V
+    bias : torch.Tensor or None, (sum of qkv_hidden_sizes,)
+    mask : torch.Tensor or None
+        See :func:`padding_mask`.
+    past : torch.Tensor or None, (2, B, N, P, H)
+    attention_bias : torch.Tensor or None, broadcastable to (B, N, S, T)
+    past_length : torch.Tensor or None
+        Only with a shared buffer, which is refused.
+
+    Returns
+    -------
+    Result
+        (B, S, N * H_v) and the present state (2, B, N, T, H).
+    """
+    _refuse_shared_buffer(node, past_length)
+    if node.integer("do_rotary", 0):
+        raise node.refuse("it rotates queries and keys inside (do_rotary)")
+    projected = torch.matmul(x, weights)
+    projected = projected if bias is None else projected + bias
+    rounding = dot(x.shape[-1] + (bias is not None), lambda: matmul_squares(x, weights))
+    return attend_projected(node, node.inner("QKV", projected, rounding), mask, past, attention_bias)
+
+
+def attend_projected(
+    node: Node,
+    projected: torch.Tensor,
+    mask: torch.Tensor | None,
+    past: torch.Tensor | None,
+    attention_bias: torch.Tensor | None,
+) -> Result:
+    """Attention after its projection; ``projected`` is (B, S, sum of qkv_hidden_sizes)."""
+    sizes = node.integers("qkv_hidden_sizes", [projected.shape[-1] // 3] * 3)
+    query, key, value = (split_heads(t, node.integer("num_heads")) for t in projected.split(sizes, -1))
+    if past is not None:
+        key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
+    heads = Heads(query, key, value)
+    done = attend(node, heads, _additions(node, heads, mask, attention_bias))
+    present = torch.stack([key, value]) if node.wants(1) else None
+    return Result((join_heads(done.value), present))
+
+
+def _unpacked(
+    query: torch.Tensor, key: torch.Tensor | None, value: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Q, K, V as (B, S, N * H), or (B, N, S, H) where the node gives them so."""
+    if query.dim() == 5:
+        packed = query.unbind(3)
+    elif key is not None and key.dim() == 5:
+        packed = (query, *key.unbind(3))
+    elif key is None:
+        packed = query.chunk(3, -1)
+        return packed[0], packed[1], packed[2]
+    else:
+        return query, key, key if value is None else value
+    q, k, v = packed
+    return (q.flatten(2) if q.dim() == 4 else q), k.flatten(2), v.flatten(2)
+
+
+@operator("MultiHeadAttention", domain=MICROSOFT)
+def multi_head_attention(
+    node: Node,
+    query: torch.Tensor,
+    key: torch.Tensor | None = None,
+    value: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    attention_bias: torch.Tensor | None = None,
+    *rest: torch.Tensor | None,
+) -> Result:
+    """Attention of projected queries, keys and values.
+
+    Parameters
+    ----------
+    node : Node
+    query, key, value : torch.Tensor
+        (B, S, N * H), (B, L, N * H), (B, L, N * H_v); or query (B, S, N, 3, H); or key (B, L, N, 2, H); or key
+        and value (B, N, L, H), used as they are.
+    bias : torch.Tensor or None, (2 N H + N H_v,)
+    mask, attention_bias : torch.Tensor or None
+        See :func:`padding_mask`; broadcastable to (B, N, S, T).
+    *rest : torch.Tensor or None
+        past_key, past_value (B, N, P, H); then inputs of a shared buffer, which are refused.
+
+    Returns
+    -------
+    Result
+        (B, S, N * H_v), present key and value (B, N, T, H), and the scores before the softmax (B, N, S, T).
+    """
+    past_key, past_value, *shared = (*rest, None, None)
+    _refuse_shared_buffer(node, *shared[: max(len(rest) - 2, 0)])
+    heads = _biased_heads(node, _unpacked(query, key, value), bias)
+    if past_key is not None and past_value is not None:
+        heads = Heads(heads.query, torch.cat([past_key, heads.key], 2), torch.cat([past_value, heads.value], 2))
+    done = attend(node, heads, _additions(node, heads, mask, attention_bias))
+    return Result((join_heads(done.value), heads.key, heads.value, done.scores))
+
+
+def _biased_heads(
+    node: Node, given: tuple[torch.Tensor, torch.Tensor, torch.Tensor], bias: torch.Tensor | None
+) -> Heads:
+    """Add the projections' bias and split into heads."""
+    count = node.integer("num_heads")
+    if bias is not None:
+        sizes = [given[0].shape[-1], given[0].shape[-1], bias.shape[0] - 2 * given[0].shape[-1]]
+        parts = zip("QKV", given, bias.split(sizes), strict=True)
+        # Keys and values that come split into heads already are those of an encoder, projected before.
+        given_biased = [
+            t if t.dim() == 4 else node.inner(f"Add {name}", t + b, Rounding(Kind.ROUND)) for name, t, b in parts
+        ]
+        given = (given_biased[0], given_biased[1], given_biased[2])
+    return Heads(*(split_heads(t, count) for t in given))
+
+
+@operator("DecoderMaskedMultiHeadAttention", domain=MICROSOFT)
+def decoder_masked_multi_head_attention(
+    node: Node,
+    query: torch.Tensor,
+    key: torch.Tensor | None = None,
+    value: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    attention_bias: torch.Tensor | None = None,
+    *rest: torch.Tensor | None,
+) -> Result:
+    """MultiHeadAttention for one new token; ``rest`` is past_key, past_value, then buffer inputs, then bias."""
+    past_key, past_value, length, beam, indirection, bias = (*rest, *[None] * 6)[:6]
+    _refuse_shared_buffer(node, length, beam, indirection)
+    return multi_head_attention(node, query, key, value, bias, mask, attention_bias, past_key, past_value)

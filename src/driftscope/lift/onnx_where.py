@@ -1,0 +1,53 @@
+"""Where an ONNX node comes from: the module path and source line that torch's exporters wrote down."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from onnx import NodeProto
+
+from driftscope.records.finding import Where
+
+_FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*(?:\n[ \t]+(?P<expression>(?!File ")[^\n]+))?')
+_LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/](?:torch|transformers)[\\/]")
+
+
+def where_of(proto: NodeProto, name: str) -> Where:
+    """Read a node's place from its metadata.
+
+    Parameters
+    ----------
+    proto : onnx.NodeProto
+        ``pkg.torch.onnx.stack_trace`` and ``pkg.torch.onnx.name_scopes`` are read; files of the older exporter,
+        which has neither, say the module in the node's name.
+    name : str
+        The unique name the node goes by.
+    """
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    file, line, expression = _source(metadata.get("pkg.torch.onnx.stack_trace", ""))
+    module = _module(metadata.get("pkg.torch.onnx.name_scopes", ""))
+    if module is None and not metadata and proto.name.startswith("/"):
+        module = ".".join(part for part in proto.name.split("/")[1:-1] if part) or None
+    return Where(node=name, operator=proto.op_type, module=module, file=file, line=line, expression=expression)
+
+
+def _source(trace: str) -> tuple[str | None, int | None, str | None]:
+    frames = list(_FRAME.finditer(trace))
+    if not frames:
+        return None, None, None
+    # Innermost frame of the user's own code: torch's module internals say nothing the module path does not.
+    own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
+    frame = (own or frames)[-1]
+    expression = frame["expression"]
+    return frame["file"], int(frame["line"]), expression.strip() if expression else None
+
+
+def _module(scopes: str) -> str | None:
+    try:
+        parts = ast.literal_eval(scopes) if scopes else []
+    except (ValueError, SyntaxError):
+        return None
+    # The last scope is the traced call itself, the one before it the innermost module.
+    named = [str(part) for part in parts[:-1]] if isinstance(parts, list) else []
+    return named[-1] or None if named else None
