@@ -1,0 +1,211 @@
+"""The running totals of one comparison, fed piece by piece."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from driftscope.comparison.aligned import Aligned
+from driftscope.comparison.pieces import bits_of
+from driftscope.numerics.formats import Format, format_of
+from driftscope.numerics.ulp import line_distance, line_number, line_number_in
+
+#: Squares of numbers in this range neither overflow nor vanish, and neither do sums of 2**60 of them.
+_SAFE_SQUARES = (1e-140, 1e140)
+
+
+class Tally:
+    """Running totals over pairs of pieces; what each means stands at :class:`driftscope.comparison.metrics.Drift`.
+
+    Parameters
+    ----------
+    pair : Aligned
+        The tensors that the pieces come from.
+    thresholds : tuple of float
+    rel_offset : float
+    """
+
+    def __init__(self, pair: Aligned, thresholds: tuple[float, ...] = (), rel_offset: float = 0.0):
+        self.thresholds = thresholds
+        self.above = [0] * len(thresholds)
+        self.mismatched = self.differing = 0
+        self.nan_a = self.nan_b = self.nan_both = self.inf_differ = self.inf_both = 0
+        self.max_abs = self.max_rel = self.sum_abs = 0.0
+        self.max_ulp: float | None = None if pair.steps_in is None else 0.0
+        self.place: int | None = None
+        self._special_place: int | None = None
+        self._pair = pair
+        self._rel_offset = rel_offset
+        self._finite = 0
+        # The sum of squares is kept as m * 4**e, so that differences near the ends of the range count too.
+        self._squares, self._exponent = 0.0, 0
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of the differences that are finite."""
+        if not self._finite or not self._squares:
+            return 0.0
+        return math.ldexp(math.sqrt(self._squares / self._finite), self._exponent)
+
+    def add_same(self, a: torch.Tensor) -> None:
+        """Count a whole tensor that has the same bits on both sides."""
+        self._finite += a.numel()
+        if not _may_hold_specials(a):
+            return
+        nan = int(torch.isnan(_readable(a)).sum())
+        inf = int(torch.isinf(_readable(a)).sum())
+        self.nan_both += nan
+        self.inf_both += inf
+        self._finite -= nan + inf
+
+    def add(self, start: int, a: torch.Tensor, b: torch.Tensor, low: torch.Tensor | None = None) -> None:
+        """Count a piece.
+
+        Parameters
+        ----------
+        start : int
+            Position of its first element.
+        a, b : Tensor, one-dimensional, on one device
+        low : Tensor of float64 or None
+            To be added to ``b - a``.
+        """
+        if self._pair.comparable_bits:
+            mismatched = int(torch.count_nonzero(bits_of(a) ^ bits_of(b)))
+            if not mismatched:
+                self.add_same(a)
+                return
+            self.mismatched += mismatched
+        difference, scale, finite = self._difference(start, a, b, low)
+        largest = float(difference.amax())
+        if largest > 0:
+            self.differing += int(torch.count_nonzero(difference))
+            self._add_sizes(start, difference, scale, largest)
+            self._add_steps(a, b, finite)
+
+    def _difference(
+        self, start: int, a: torch.Tensor, b: torch.Tensor, low: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return ``|b - a|`` and ``|a|`` in float64, 0 where not finite on both sides, and where that is."""
+        x, y = _float64(a), _float64(b)
+        difference = _exact_difference(a, b, x, y)
+        if low is not None:
+            difference = difference.add_(low.to(difference.device))
+        difference.abs_()
+        if math.isfinite(float(difference.amax())):
+            self._finite += a.numel()
+            return difference, x.abs(), None
+        finite = torch.isfinite(x) & torch.isfinite(y)
+        self._add_specials(start, x, y)
+        self._finite += int(finite.sum())
+        return difference.masked_fill_(~finite, 0.0), x.abs(), finite
+
+    def _add_specials(self, start: int, x: torch.Tensor, y: torch.Tensor) -> None:
+        nan_x, nan_y = torch.isnan(x), torch.isnan(y)
+        infinite = (torch.isinf(x) | torch.isinf(y)) & ~nan_x & ~nan_y
+        inf_differ = infinite & (x != y)
+        unequal = (nan_x ^ nan_y) | inf_differ
+        self.nan_a += int((nan_x & ~nan_y).sum())
+        self.nan_b += int((nan_y & ~nan_x).sum())
+        self.nan_both += int((nan_x & nan_y).sum())
+        self.inf_differ += int(inf_differ.sum())
+        self.inf_both += int((infinite & ~inf_differ).sum())
+        self.differing += int(unequal.sum())
+        if self._special_place is None and bool(unequal.any()):
+            self._special_place = start + int(unequal.to(torch.uint8).argmax())
+            if self.place is None:
+                self.place = self._special_place
+
+    def _add_sizes(self, start: int, difference: torch.Tensor, scale: torch.Tensor, largest: float) -> None:
+        if largest > self.max_abs:
+            self.max_abs = largest
+            self.place = start + int(difference.argmax())
+        self.sum_abs += float(difference.sum())
+        self._add_squares(difference, largest)
+        for i, threshold in enumerate(self.thresholds):
+            if largest > threshold:
+                self.above[i] += int((difference > threshold).sum())
+        ratio = difference.div_(scale.add_(self._rel_offset))  # the last use of both
+        worst = float(ratio.amax())
+        if math.isnan(worst):  # 0/0
+            worst = float(ratio.nan_to_num_(nan=0.0, posinf=math.inf).amax())
+        self.max_rel = max(self.max_rel, worst)
+
+    def _add_squares(self, difference: torch.Tensor, largest: float) -> None:
+        if math.isinf(largest):
+            self._squares = math.inf
+            return
+        exponent = 0
+        if not _SAFE_SQUARES[0] < largest < _SAFE_SQUARES[1]:
+            exponent = math.frexp(largest)[1]
+            difference = torch.ldexp(difference, torch.tensor(-exponent, device=difference.device))
+        squares = float(torch.dot(difference, difference))
+        top = max(exponent, self._exponent) if self._squares else exponent
+        # At most one of the two shifts is not zero; what it drops is below the last digit of the other.
+        self._squares = math.ldexp(self._squares, 2 * (self._exponent - top)) + math.ldexp(
+            squares, 2 * (exponent - top)
+        )
+        self._exponent = top
+
+    def _add_steps(self, a: torch.Tensor, b: torch.Tensor, finite: torch.Tensor | None) -> None:
+        fmt = self._pair.steps_in
+        if fmt is None or self.max_ulp is None:
+            return
+        steps = line_distance(_lines(a, fmt), _lines(b, fmt))
+        if finite is not None:
+            steps.masked_fill_(~finite, 0)
+        self.max_ulp = max(self.max_ulp, float(steps.amax()))
+
+
+def _may_hold_specials(x: torch.Tensor) -> bool:
+    """Whether a NaN or an infinity may be among the elements; False is certain, and found in one cheap pass."""
+    if not x.dtype.is_floating_point or x.numel() == 0:
+        return False
+    # Any NaN or infinity makes the sum NaN or infinite; so may an overflow, which the caller then looks into.
+    return not math.isfinite(float(_readable(x).sum(dtype=None if x.dtype.itemsize > 2 else torch.float32)))
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float32) if x.dtype.itemsize == 1 else x
+
+
+def _float64(x: torch.Tensor) -> torch.Tensor:
+    if x.dtype == torch.uint64:
+        return _high(x).add_(_low(x))
+    if x.dtype.itemsize == 1 and x.dtype.is_floating_point:
+        x = x.to(torch.float32)
+    return x.to(torch.float64)
+
+
+def _exact_difference(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return ``b - a``, rounded once: zero only where they are equal, for 64-bit integers too."""
+    wide = (torch.int64, torch.uint64)
+    if a.dtype not in wide and b.dtype not in wide:
+        return y - x
+    high_a, low_a = (_high(a), _low(a)) if a.dtype in wide else (x, torch.zeros_like(x))
+    high_b, low_b = (_high(b), _low(b)) if b.dtype in wide else (y, torch.zeros_like(y))
+    return (high_b - high_a).add_(low_b - low_a)
+
+
+def _high(x: torch.Tensor) -> torch.Tensor:
+    """Return the upper half of 64-bit integers as float64, exactly."""
+    half = x.view(torch.int64) >> 32
+    if x.dtype == torch.uint64:
+        half = half & 0xFFFFFFFF
+    return half.to(torch.float64).mul_(2.0**32)
+
+
+def _low(x: torch.Tensor) -> torch.Tensor:
+    return (x.view(torch.int64) & 0xFFFFFFFF).to(torch.float64)
+
+
+def _lines(x: torch.Tensor, fmt: Format) -> torch.Tensor:
+    """Return the line numbers of ``x`` rounded to ``fmt``."""
+    if format_of(str(x.dtype)) != fmt:
+        native = getattr(torch, fmt.dtype, None) if fmt.bits >= 8 else None
+        if native is None:
+            return line_number_in(x, fmt)
+        if not fmt.infinities:
+            x = x.to(torch.float64).clamp(fmt.smallest, fmt.largest)
+        x = x.to(native)
+    return line_number(x)
