@@ -1,0 +1,35 @@
+"""No honest change is called a bug, nor cheaper arithmetic. Its twin is test_bugs.py, where everything must be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import driftscope as ds
+
+from .bug import HONEST
+from .exports import Exports
+from .honest_files import FILES
+from .honest_runs import RUNS
+from .stage import Honest, Stage
+
+VARIANTS = [
+    pytest.param(variant, dtype, id=f"{variant.id}-{dtype}", marks=[pytest.mark.slow] if variant.slow else [])
+    for variant in (*RUNS, *FILES)
+    for dtype in variant.dtypes
+]
+
+
+def test_there_are_as_many_honest_variants_as_bugs():
+    from .catalogue import CASES
+
+    assert len(VARIANTS) >= len(CASES)
+
+
+@pytest.mark.parametrize(("variant", "dtype"), VARIANTS)
+def test_honest_variant_is_not_flagged(variant: Honest, dtype: str, exports: Exports, tmp_path: Path):
+    stage = Stage(variant.architecture, dtype, exports, tmp_path)
+    a, b = variant.make(stage)
+    comparison = ds.compare(a, b, stage.example())
+    assert comparison.verdict in HONEST, f"{comparison.verdict}: {comparison.reason}"
