@@ -62,4 +62,4 @@ class Collection:
 
             # The page room stands above this one, as for a comparison.
             return write_whole(target, importlib.import_module("driftscope.report.page").render(self))
-        return write_whole(target, json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        return write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")

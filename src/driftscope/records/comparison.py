@@ -166,7 +166,7 @@ class Comparison:
             # The page room stands above this one; it is asked for by name so that records stay below it.
             page: str = importlib.import_module("driftscope.report.page").render(self)
             return write_whole(target, page)
-        return write_whole(target, json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        return write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")
 
     def to_pandas(self) -> Any:
         """Return one row per output as a pandas DataFrame (needs ``driftscope[frames]``)."""

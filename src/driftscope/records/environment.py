@@ -27,7 +27,7 @@ _VARIABLES = re.compile(
 
 # The instruction sets that change how a sum is grouped, whether products are fused, or which kernel is chosen.
 _ARITHMETIC_FLAGS = re.compile(
-    r"^(sse4_[12]|avx\w*|fma|fma4|f16c|amx_\w+|vnni|asimd\w*|sve\w*|sme\w*|fphp|bf16|i8mm|fcma|neon)$"
+    r"^(sse4_[12]|avx\w*|fma|fma4|f16c|amx_\w+|vnni|asimd\w*|sve\w*|sme2?|fphp|bf16|i8mm|fcma|neon)$"
 )
 
 

@@ -53,7 +53,7 @@ def from_plain(cls: type[T], data: Mapping[str, Any], schema: str) -> T:
         raise RecordError(f"this is not a record of schema {schema!r} (found {found!r}); was it written by driftscope?")
     try:
         result: T = _build(cls, data)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RecordError(f"the record is damaged: {error}") from error
     return result
 
@@ -74,6 +74,8 @@ def _build(kind: Any, data: Any) -> Any:
     expected = _ACCEPTED.get(origin or kind)
     if expected is not None and (not isinstance(data, expected) or (isinstance(data, bool) and kind is not bool)):
         raise TypeError(f"{data!r:.60} stands where {getattr(kind, '__name__', kind)} belongs")
+    if kind is float:
+        float(data)  # a whole number may be too large to be one
     return data
 
 

@@ -26,7 +26,7 @@ _DEEPEST = 60  # levels of nesting a record may have; ours have fewer than ten
 
 # In JSON these characters can only stand inside strings, where an escape means the same. Without them no name can
 # close the script element it is stored in.
-_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 
 
 def render(record: Comparison | Collection) -> str:
@@ -43,7 +43,7 @@ def render(record: Comparison | Collection) -> str:
         ("default-src 'none'", f"style-src '{_hash(css)}'", f"script-src '{_hash(script)}'", "base-uri 'none'",
          "form-action 'none'")
     )  # fmt: skip
-    embedded = json.dumps(record.to_dict(), ensure_ascii=False, separators=(",", ":")).translate(_ESCAPES)
+    embedded = json.dumps(record.to_dict(), separators=(",", ":")).translate(_ESCAPES)
     return _templates().get_template("page.html").render(
         **view.document(record), policy=policy, css=Markup(css), script=Markup(script), record_id=_RECORD_ID,
         record=Markup(embedded), gauge_width=gauges.WIDTH, rounding_x=gauges.floors_position(1.5),
@@ -73,8 +73,8 @@ def read(path: str | Path) -> dict[str, Any]:
         text = found.group(1)
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RecordError(f"{name!r} is damaged: {error.msg} at character {error.pos}") from error
+    except ValueError as error:  # also for whole numbers of thousands of digits
+        raise RecordError(f"{name!r} is damaged: {error}") from error
     except RecursionError as error:
         raise RecordError(f"{name!r} is nested too deeply to be a record") from error
     if not isinstance(data, dict):

@@ -47,7 +47,11 @@ def number(value: float | None, digits: int = 2) -> str:
     """Write a measurement with ``digits`` significant digits; small and large ones in scientific notation."""
     if value is None:
         return NOTHING
-    if isinstance(value, str) or math.isnan(value) or math.isinf(value):
+    try:
+        value = float(value)
+    except OverflowError:  # a whole number from a damaged record
+        value = math.inf
+    if not math.isfinite(value):
         return {"inf": "∞", "-inf": "-∞"}.get(str(value), str(value))
     if value == 0:
         return "0"

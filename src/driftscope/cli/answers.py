@@ -1,0 +1,76 @@
+"""How a command gives its answer: text or JSON on stdout, a page or a record in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from driftscope.cli.surroundings import say
+from driftscope.records.collection import Collection
+from driftscope.records.comparison import Comparison
+from driftscope.records.files import check_target
+
+PIPED_WIDTH = 100
+WIDEST = 120
+
+
+def answer_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--json`` and ``-o``."""
+    function = click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")(function)
+    return click.option(
+        "-o", "--output", callback=_writable, metavar="FILE",
+        help="Also write FILE: a self-contained page (.html) or the record (.json).",
+    )(function)  # fmt: skip
+
+
+def _writable(_ctx: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
+    if path is None:
+        return None
+    from driftscope.errors import InputError
+
+    try:
+        check_target(path)
+    except InputError as error:
+        raise click.BadParameter(str(error)) from error
+    return path
+
+
+def give(record: Comparison | Collection, *, as_json: bool, output: str | None, quiet: bool) -> None:
+    """Write the record to ``output`` first, then the answer to stdout."""
+    if output is not None:
+        record.save(output)
+    if as_json:
+        say(json.dumps(record.to_dict(), indent=2))
+        return
+    say(text_of(record, quiet=quiet))
+    if output is not None and not quiet:
+        click.echo(f"Wrote {output}", err=True)
+
+
+def text_of(record: Comparison | Collection, *, quiet: bool) -> str:
+    """Write a record for this terminal."""
+    from driftscope.report import text
+
+    width, color = screen()
+    if isinstance(record, Collection):
+        if quiet:
+            return "\n".join(f"{e.comparison.verdict}: {e.title}" for e in record.entries)
+        return text.render_collection(record, width=width, color=color)
+    whole = text.render(record, width=width, color=color)
+    return whole.splitlines()[0] if quiet else whole
+
+
+def screen() -> tuple[int, bool]:
+    """Return width and whether to use colour: NO_COLOR wins, then FORCE_COLOR, then whether stdout is a terminal."""
+    terminal = sys.stdout.isatty()
+    color = not os.environ.get("NO_COLOR") and (bool(os.environ.get("FORCE_COLOR")) or terminal)
+    if terminal and os.environ.get("TERM") == "dumb" and not os.environ.get("FORCE_COLOR"):
+        color = False
+    width = min(shutil.get_terminal_size((PIPED_WIDTH, 24)).columns, WIDEST) if terminal else PIPED_WIDTH
+    return width, color

@@ -1,0 +1,59 @@
+"""``driftscope rule [CODE]``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+from driftscope.cli.answers import screen
+from driftscope.cli.surroundings import Journey, say
+from driftscope.cli.surroundings import command as make_command
+
+
+@make_command(
+    "rule",
+    examples=(
+        ("driftscope rule N001", "what N001 means and what to do about it"),
+        ("driftscope rule", "all codes, one line each"),
+    ),
+)
+@click.argument("code", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(code: str | None, *, journey: Journey, as_json: bool) -> None:
+    """Explain a finding code, or list them all.
+
+    N: numerics. W: weights. O: observation, optimisers and binding. R: what a runtime refuses or cannot do.
+    """
+    from driftscope.records.rules import RULES, rule
+
+    if code is None:
+        if as_json:
+            say(json.dumps([asdict(r) for r in RULES.values()], indent=2))
+            return
+        widest = max(len(r.title) for r in RULES.values())
+        say("\n".join(f"{r.code}  {r.title:<{widest}}  {r.meaning}" for r in RULES.values()))
+        return
+    found = rule(code)
+    if as_json:
+        say(json.dumps({**asdict(found), "page": found.page}, indent=2))
+    elif journey.quiet:
+        say(f"{found.code} {found.title}: {found.meaning}")
+    else:
+        say(_formatted(found.page))
+
+
+def _formatted(page: str) -> str:
+    width, color = screen()
+    if not color:
+        return page.rstrip()
+    import io
+
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    stream = io.StringIO()
+    console = Console(file=stream, width=min(width, 96), force_terminal=True, highlight=False)
+    console.print(Markdown(page, hyperlinks=False))
+    return stream.getvalue().rstrip()

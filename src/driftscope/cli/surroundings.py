@@ -1,0 +1,129 @@
+"""What surrounds every command: options they share, progress on stderr, errors as one sentence, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from driftscope.errors import DriftscopeError, Exit
+
+INTERRUPTED = 130  # what a shell expects after Ctrl-C: 128 + SIGINT
+
+
+class Journey:
+    """What happens on the way to an answer; everything goes to stderr.
+
+    Parameters
+    ----------
+    quiet, verbose : bool
+        Quiet says nothing. Otherwise a terminal shows the present step and erases it; where stderr is not a
+        terminal nothing is said unless verbose, which writes every step on a line of its own.
+    """
+
+    def __init__(self, quiet: bool, verbose: bool):
+        self.quiet = quiet
+        self.verbose = verbose
+        self._status: Any = None
+
+    def __call__(self, text: str) -> None:
+        """Name the step that begins."""
+        if self.verbose:
+            click.echo(f"{text} ...", err=True)
+        elif self._status is not None:
+            self._status.update(text)
+
+    @contextlib.contextmanager
+    def travelling(self) -> Iterator[Journey]:
+        """Keep stdout clean and show progress while the work is done."""
+        with contextlib.ExitStack() as stack:
+            # A user's program, and the libraries it uses, may print; stdout is for the answer alone.
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+            if not self.verbose:
+                stack.enter_context(warnings.catch_warnings())
+                warnings.simplefilter("ignore")
+            if not self.quiet and not self.verbose and sys.stderr.isatty():
+                from rich.console import Console
+
+                console = Console(stderr=True, highlight=False, markup=False)
+                self._status = stack.enter_context(console.status("Loading", spinner="dots"))
+            try:
+                yield self
+            finally:
+                self._status = None
+
+
+def command(name: str, *, examples: tuple[tuple[str, str], ...] = ()) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a function: shared options added, errors turned into exit codes.
+
+    The function receives ``journey`` instead of ``--quiet``, ``--verbose`` and ``--debug``.
+    """
+    from driftscope.cli.help_pages import ExamplesFirst
+
+    def wrap(function: Callable[..., Any]) -> click.Command:
+        @functools.wraps(function)
+        def guarded(*args: Any, quiet: bool, verbose: bool, debug: bool, **kwargs: Any) -> None:
+            with guard(debug):
+                function(*args, journey=Journey(quiet, verbose), **kwargs)
+
+        shared = (
+            click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only."),
+            click.option("-v", "--verbose", is_flag=True, help="Tell every step and every warning on stderr."),
+            click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+        )
+        for option in reversed(shared):
+            guarded = option(guarded)
+        settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+        return click.command(name, cls=ExamplesFirst, examples=examples, context_settings=settings)(guarded)
+
+    return wrap
+
+
+@contextlib.contextmanager
+def guard(debug: bool) -> Iterator[None]:
+    """Turn whatever goes wrong inside into one sentence on stderr and an exit code."""
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit):
+        raise
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        raise SystemExit(INTERRUPTED) from None
+    except DriftscopeError as error:
+        _complain(str(error), debug)
+        raise SystemExit(int(error.exit_code)) from None
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        hint = "" if debug else " (--debug shows where)"
+        _complain(f"driftscope could not finish: {reason}{hint}", debug)
+        raise SystemExit(int(Exit.FAILED)) from None
+
+
+def _complain(sentence: str, debug: bool) -> None:
+    from driftscope.report.wording import one_line
+
+    if debug:
+        click.echo(traceback.format_exc(), err=True)
+    click.echo(f"Error: {one_line(sentence)}", err=True)
+
+
+def say(text: str) -> None:
+    """Write the answer to stdout.
+
+    A reader that has gone away (``| head -1``) is not an error: the exit code still carries the verdict.
+    """
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        # A terminal without Unicode gets question marks rather than no answer.
+        click.echo(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more when it ends; let it flush into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
