@@ -94,12 +94,15 @@ class NoiseInjector:
         spread = model.spread(step, units, squares)
         # float32 is plenty for noise, and three times cheaper, but float64 programs may exceed its range.
         work = torch.float64 if dtype is torch.float64 else torch.float32
-        delta = self._draw(value, work).mul_(value.to(work)).mul_(self.scale * spread.value)
+        delta = self._draw(value, work).mul_(self.scale * spread.value).mul_(value.to(work))
         if squares is not None:
             roots = squares.sqrt().mul_(self.scale * spread.terms).to(work)
             delta.addcmul_(self._draw(value, work), roots.expand(value.shape))
         if spread.shared or spread.level or spread.absolute:
             self._add_row_noise(delta, value, step, spread)
+        if model.reaches_exact_values(step, units):
+            limit = _distance_to_exact(step, value).mul_(math.sqrt(3) * self.scale).to(work)
+            torch.minimum(torch.maximum(delta, -limit, out=delta), limit, out=delta)
         if self.unit is None:
             self._add_underflow(delta, value, model.storage(dtype))
         if exact is not None:
@@ -148,6 +151,19 @@ def _squares(step: Step, shape: torch.Size) -> torch.Tensor | None:
     sizes = zip(reversed(squares.shape), reversed(shape), strict=False)
     fits = squares.dim() <= len(shape) and all(mine in (1, theirs) for mine, theirs in sizes)
     return squares.to(torch.float64) if fits else None
+
+
+def _distance_to_exact(step: Step, value: torch.Tensor) -> torch.Tensor:
+    """Distance to the values a saturating function returns exactly: one, and for gelu and its kind the argument.
+
+    A result that close rounds to that value, and its error is that distance. (Uniform noise of standard deviation s
+    stays within s * sqrt(3).)
+    """
+    distance = value.abs().sub_(1).abs_()
+    argument = step.inputs[0] if step.rounding.kind is Kind.FUNCTION and step.inputs else None
+    if argument is not None and argument.shape == value.shape and argument.is_floating_point():
+        distance = torch.minimum(distance, (value - argument).abs_())
+    return distance
 
 
 def _seed_of(*names: object) -> int:

@@ -68,6 +68,16 @@ class Model:
             return Spread(value=math.hypot(spread.value, alike))
         return spread
 
+    def reaches_exact_values(self, step: Step, units: Units) -> bool:
+        """Whether a result close to a value the format holds (tanh near 1) rounds to it and no more happens.
+
+        Not so where several functions are evaluated in a row and the result is as wide as the work: then the error
+        of the parts stays, though the whole is close to its argument (gelu).
+        """
+        if self.unit is not None or step.rounding.kind not in (Kind.FUNCTION, Kind.SOFTMAX):
+            return False
+        return units.storage > units.accumulator or not _named(step, COMPOSITE)
+
     def _formula(self, step: Step, units: Units) -> Spread:
         length = step.rounding.length
         match step.rounding.kind:
