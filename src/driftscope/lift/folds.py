@@ -22,7 +22,11 @@ _SCALE = frozenset({"mul", "div"})
 
 @dataclass(slots=True)
 class _Layer:
-    """A convolution or linear layer with what has been multiplied and added to it so far (float64)."""
+    """A convolution or linear layer with what has been multiplied and added to it so far (float64).
+
+    ``weight_rounds`` and ``bias_rounds`` say whether folding computes them at all: a weight that was only added
+    to is the stored weight, and a stored weight that is two ulps off is another weight.
+    """
 
     name: str
     weight: torch.Tensor
@@ -31,14 +35,19 @@ class _Layer:
     channel_axis: int
     magnitude: torch.Tensor
     steps: list[str] = field(default_factory=list)
+    weight_rounds: bool = False
+    bias_rounds: bool = False
 
     def scaled(self, scale: torch.Tensor, shift: torch.Tensor, step: str) -> _Layer:
         """The layer after ``y * scale + shift`` per output channel."""
         shape = [1] * self.weight.ndim
         shape[self.out_axis] = -1
+        rescaled = not bool((scale == 1.0).all())
         return _Layer(
             self.name, self.weight * scale.reshape(shape), self.bias * scale + shift, self.out_axis,
             self.channel_axis, self.magnitude * scale.abs() + shift.abs(), [*self.steps, step],
+            weight_rounds=self.weight_rounds or rescaled,
+            bias_rounds=self.bias_rounds or rescaled or bool(self.bias.any()),
         )  # fmt: skip
 
 
@@ -175,8 +184,12 @@ def match_folds(left: Sequence[Constant], other: Lifted, others: Sequence[Consta
 
 def _match(constant: Constant, layer: _Layer, ulps: float) -> Repair | None:
     stored = constant.value.to(torch.float64)
-    for exact, size in ((layer.weight, layer.weight.abs()), (layer.bias, layer.magnitude)):
-        if exact.numel() != stored.numel():
+    parts = (
+        (layer.weight, layer.weight.abs(), layer.weight_rounds),
+        (layer.bias, layer.magnitude, layer.bias_rounds),
+    )
+    for exact, size, rounds in parts:
+        if exact.numel() != stored.numel() or not rounds:
             continue
         # One rounding each for the square root, the division, the product and the sum.
         arranged = zip(rearrangements(exact, stored.shape), rearrangements(size, stored.shape), strict=True)
