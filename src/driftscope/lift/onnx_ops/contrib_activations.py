@@ -5,19 +5,17 @@ Formulas: onnxruntime, ``docs/ContribOperators.md``; ONNX operator schemas for t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from driftscope.lift.onnx_ops.activations import gelu_of
 from driftscope.lift.onnx_ops.registry import Node, Number, Result, operator
 from driftscope.lift.steps import Kind, Rounding
 
 MICROSOFT = "com.microsoft"
-
-# FastGelu is defined by these two decimals, which the kernel stores in float32; sqrt(2/pi) is 0.7978845608...
-_FAST_GELU_LINEAR = 0.7978845608028654
-_FAST_GELU_CUBIC = 0.044715
 
 Activate = Callable[..., torch.Tensor]
 
@@ -33,12 +31,17 @@ class Activation:
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """``x * Phi(x)`` with the error function; same shape and dtype."""
-    return torch.nn.functional.gelu(x)
+    return gelu_of(x, "none")
 
 
-def fast_gelu(x: torch.Tensor) -> torch.Tensor:
-    """GELU by tanh: ``x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))``; same shape and dtype."""
-    return 0.5 * x * (1 + torch.tanh(_FAST_GELU_LINEAR * (x + _FAST_GELU_CUBIC * x * x * x)))
+def fast_gelu(node: Node, x: torch.Tensor) -> torch.Tensor:
+    """GELU by tanh: ``x/2 (1 + tanh(s (x + c x^3)))``; same shape and dtype.
+
+    The kernel holds ``s = sqrt(2 / pi)`` and ``c`` in float32, as the nodes it was fused from did; so they are
+    constants of the graph, ``<node>.sqrt_2_over_pi`` and ``<node>.cubic``.
+    """
+    slope, cubic = node.number("sqrt_2_over_pi", math.sqrt(2 / math.pi)), node.number("cubic", 0.044715)
+    return 0.5 * x * (1 + torch.tanh(slope * (x + cubic * x * x * x)))
 
 
 def quick_gelu(x: torch.Tensor, alpha: Number = 1.702) -> torch.Tensor:
@@ -115,10 +118,8 @@ FUSED_ACTIVATIONS: dict[str, Activation] = {
     "ParametricSoftplus": Activation(_parametric_softplus, (1.0, 1.0), Kind.FUNCTION),
     "Softsign": Activation(torch.nn.functional.softsign, (), Kind.ROUND),
     "Gelu": Activation(gelu, (), Kind.FUNCTION),
-    "FastGelu": Activation(fast_gelu, (), Kind.FUNCTION),
     "QuickGelu": Activation(quick_gelu, (1.702,), Kind.FUNCTION),
     "Silu": Activation(_silu, (), Kind.FUNCTION),
-    "Swish": Activation(_silu, (), Kind.FUNCTION),
 }
 
 
@@ -175,7 +176,7 @@ def _biased(node: Node, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Ten
 
 
 @operator("Gelu", domain=MICROSOFT, kind=Kind.FUNCTION)
-def contrib_gelu(node: Node, x: torch.Tensor) -> torch.Tensor:
+def gelu_with_erf(node: Node, x: torch.Tensor) -> torch.Tensor:
     """GELU with the error function."""
     return gelu(x)
 
@@ -187,13 +188,13 @@ def bias_gelu(node: Node, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @operator("FastGelu", domain=MICROSOFT, kind=Kind.FUNCTION)
-def contrib_fast_gelu(node: Node, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def gelu_by_tanh(node: Node, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """GELU by tanh of ``x + bias``."""
-    return fast_gelu(_biased(node, x, bias))
+    return fast_gelu(node, _biased(node, x, bias))
 
 
 @operator("QuickGelu", domain=MICROSOFT, kind=Kind.FUNCTION)
-def contrib_quick_gelu(node: Node, x: torch.Tensor) -> torch.Tensor:
+def gelu_by_sigmoid(node: Node, x: torch.Tensor) -> torch.Tensor:
     """``x * sigmoid(alpha x)``."""
     return quick_gelu(x, node.number("alpha", 1.702))
 

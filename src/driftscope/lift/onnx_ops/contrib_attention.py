@@ -41,7 +41,7 @@ class Attended:
 
 def split_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     """(B, S, N * H) to (B, N, S, H); (B, N, S, H) stays as it is."""
-    return x if x.dim() == 4 else x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return x if x.dim() == 4 else x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
 def join_heads(x: torch.Tensor) -> torch.Tensor:
@@ -188,7 +188,7 @@ def attend_projected(
 ) -> Result:
     """Attention after its projection; ``projected`` is (B, S, sum of qkv_hidden_sizes)."""
     sizes = node.integers("qkv_hidden_sizes", [projected.shape[-1] // 3] * 3)
-    query, key, value = (split_heads(t, node.integer("num_heads")) for t in projected.split(sizes, -1))
+    query, key, value = (split_heads(t, node.integer("num_heads")) for t in torch.split(projected, sizes, -1))
     if past is not None:
         key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
     heads = Heads(query, key, value)
@@ -260,7 +260,7 @@ def _biased_heads(
     count = node.integer("num_heads")
     if bias is not None:
         sizes = [given[0].shape[-1], given[0].shape[-1], bias.shape[0] - 2 * given[0].shape[-1]]
-        parts = zip("QKV", given, bias.split(sizes), strict=True)
+        parts = zip("QKV", given, torch.split(bias, sizes), strict=True)
         # Keys and values that come split into heads already are those of an encoder, projected before.
         given_biased = [
             t if t.dim() == 4 else node.inner(f"Add {name}", t + b, Rounding(Kind.ROUND)) for name, t, b in parts
@@ -282,4 +282,5 @@ def decoder_masked_multi_head_attention(
     """MultiHeadAttention for one new token; ``rest`` is past_key, past_value, then buffer inputs, then bias."""
     past_key, past_value, length, beam, indirection, bias = (*rest, *[None] * 6)[:6]
     _refuse_shared_buffer(node, length, beam, indirection)
-    return multi_head_attention(node, query, key, value, bias, mask, attention_bias, past_key, past_value)
+    result: Result = multi_head_attention(node, query, key, value, bias, mask, attention_bias, past_key, past_value)
+    return result

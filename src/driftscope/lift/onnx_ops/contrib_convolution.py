@@ -1,77 +1,34 @@
-"""Convolutions that onnxruntime's optimiser writes in NCHW and NHWC order.
+"""Convolutions that onnxruntime's optimiser writes: activation and residual sum folded in, channels last, blocked.
 
-Semantics: the ONNX Conv and ConvTranspose schemas; onnxruntime, ``docs/ContribOperators.md`` (FusedConv,
-NhwcFusedConv, ConvTransposeWithDynamicPads).
+Semantics: the ONNX Conv schema; onnxruntime, ``docs/ContribOperators.md`` (FusedConv, NhwcFusedConv,
+ConvTransposeWithDynamicPads).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch.nn import functional as F
 
 from driftscope.lift.onnx_ops.contrib_activations import MICROSOFT, finish
+from driftscope.lift.onnx_ops.convolution import convolution_squares, convolve
 from driftscope.lift.onnx_ops.registry import Node, Result, dot, integers_of, operator
 
-_CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Where a sliding window goes: per spatial dimension its size, stride, dilation and padding on each side."""
+class Terms:
+    """What a fused convolution sums.
 
-    size: Sequence[int]
-    stride: Sequence[int]
-    dilation: Sequence[int]
-    begin: Sequence[int]
-    end: Sequence[int]
-
-    def padded(self, x: torch.Tensor, value: float = 0.0) -> torch.Tensor:
-        """``x`` with its spatial dimensions (all but the first two) padded by ``value``."""
-        if not any(self.begin) and not any(self.end):
-            return x
-        pads: list[int] = []
-        for begin, end in zip(reversed(self.begin), reversed(self.end), strict=True):
-            pads += [begin, end]
-        return F.pad(x, pads, value=value)
-
-
-def window(node: Node, spatial: Sequence[int], size: Sequence[int]) -> Window:
-    """Read a window from ``strides``, ``dilations``, ``pads`` and ``auto_pad``.
-
-    Parameters
+    Attributes
     ----------
-    node : Node
-    spatial : sequence of int
-        Spatial shape of the input.
-    size : sequence of int
-        Size of the window, per spatial dimension.
-    """
-    rank = len(size)
-    stride = node.integers("strides", [1] * rank)
-    dilation = node.integers("dilations", [1] * rank)
-    mode = node.text("auto_pad", "NOTSET")
-    if mode in ("SAME_UPPER", "SAME_LOWER"):
-        begin, end = [], []
-        for length, k, s, d in zip(spatial, size, stride, dilation, strict=True):
-            total = max((math.ceil(length / s) - 1) * s + d * (k - 1) + 1 - length, 0)
-            small, large = total // 2, total - total // 2
-            begin.append(small if mode == "SAME_UPPER" else large)
-            end.append(large if mode == "SAME_UPPER" else small)
-        return Window(size, stride, dilation, begin, end)
-    pads = [0] * (2 * rank) if mode == "VALID" else node.integers("pads", [0] * (2 * rank))
-    return Window(size, stride, dilation, pads[:rank], pads[rank:])
-
-
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """What a convolution sums: x (N, C, ...), w (O, C / group, ...), and two optional addends.
-
-    ``bias`` has shape (O,), ``addend`` the output's.
+    x : torch.Tensor, (N, C, *spatial)
+    w : torch.Tensor, (O, C / group, *kernel)
+    bias : torch.Tensor or None, (O,)
+    addend : torch.Tensor or None, of the output's shape
     """
 
     x: torch.Tensor
@@ -79,31 +36,22 @@ class Factors:
     bias: torch.Tensor | None = None
     addend: torch.Tensor | None = None
 
+    @property
+    def length(self) -> int:
+        """Number of terms of one output element."""
+        return math.prod(self.w.shape[1:]) + (self.bias is not None) + (self.addend is not None)
 
-def convolved(node: Node, operator_name: str, factors: Factors, group: int) -> Result:
-    """``activation(conv(x, w) + bias + addend)``, with the rounding of its sums of products."""
-    x, w = factors.x, factors.w
-    rank = w.dim() - 2
-    if rank not in _CONVOLUTIONS:
-        raise node.refuse(f"its window has {rank} dimensions")
-    place = window(node, x.shape[2:], w.shape[2:])
+    def total(self, node: Node) -> torch.Tensor:
+        """``conv(x, w) + bias + addend``."""
+        y = convolve(node, self.x, self.w, self.bias)
+        return y if self.addend is None else y + self.addend
 
-    def convolve(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _CONVOLUTIONS[rank](place.padded(x), w, None, place.stride, 0, place.dilation, group)
-        return result
-
-    def with_addends(total: torch.Tensor, bias: torch.Tensor | None, addend: torch.Tensor | None) -> torch.Tensor:
-        if bias is not None:
-            total = total + bias.reshape(-1, *[1] * rank)
-        return total if addend is None else total + addend
-
-    def squares() -> torch.Tensor:
-        squared = [None if t is None else t.square() for t in (factors.bias, factors.addend)]
-        return with_addends(convolve(x.square(), w.square()), *squared)
-
-    terms = math.prod(w.shape[1:]) + (factors.bias is not None) + (factors.addend is not None)
-    total = with_addends(convolve(x, w), factors.bias, factors.addend)
-    return finish(node, operator_name, total, dot(terms, squares))
+    def squares(self, node: Node) -> torch.Tensor:
+        """Sum of the squared terms, that of the products in its rank-1 form."""
+        y = convolution_squares(node, self.x, self.w)
+        if self.bias is not None:
+            y = y + self.bias.square().reshape(-1, *[1] * (self.x.dim() - 2))
+        return y if self.addend is None else y + self.addend.square()
 
 
 @operator("FusedConv", domain=MICROSOFT)
@@ -115,7 +63,8 @@ def fused_conv(
     z: torch.Tensor | None = None,
 ) -> Result:
     """``activation(conv(x, w) + b + z)``; z has the output's shape."""
-    return convolved(node, "Conv", Factors(x, w, b, z), node.integer("group", 1))
+    terms = Terms(x, w, b, z)
+    return finish(node, "Conv", terms.total(node), dot(terms.length, lambda: terms.squares(node)))
 
 
 @operator("NhwcConv", "NhwcFusedConv", domain=MICROSOFT)
@@ -126,15 +75,10 @@ def nhwc_conv(
     b: torch.Tensor | None = None,
     z: torch.Tensor | None = None,
 ) -> Result:
-    """FusedConv with channels last: x (N, ..., C); w stays (O, C / group, ...)."""
-    addend = None if z is None else z.movedim(-1, 1)
-    factors = Factors(x.movedim(-1, 1), w, b, addend)
-    result = convolved(node, "Conv", factors, node.integer("group", 1))
-    result.outputs = result.outputs.movedim(1, -1)
-    squares = result.rounding.squares
-    if squares is not None:
-        result.rounding.squares = lambda: squares().movedim(1, -1)
-    return result
+    """FusedConv with channels last: x (N, ..., C) and z; w stays (O, C / group, ...)."""
+    terms = Terms(x.movedim(-1, 1), w, b, None if z is None else z.movedim(-1, 1))
+    rounding = dot(terms.length, lambda: terms.squares(node).movedim(1, -1))
+    return finish(node, "Conv", terms.total(node).movedim(1, -1), rounding)
 
 
 @operator("ConvTransposeWithDynamicPads", domain=MICROSOFT, host=(2,))

@@ -83,4 +83,4 @@ def gemm_fast_gelu(node: Node, x: torch.Tensor, w: torch.Tensor, bias: torch.Ten
     product = node.inner("MatMul", torch.matmul(x, w), dot(x.shape[-1], lambda: matmul_squares(x, w)))
     if bias is not None:
         product = node.inner("Add", product + bias, Rounding(Kind.ROUND))
-    return fast_gelu(product)
+    return fast_gelu(node, product)

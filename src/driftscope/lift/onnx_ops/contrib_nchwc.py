@@ -16,8 +16,11 @@ import functools
 import torch
 from torch.nn import functional as F
 
-from driftscope.lift.onnx_ops.contrib_convolution import Factors, Window, convolved, window
-from driftscope.lift.onnx_ops.registry import Node, Result, operator, summed
+from driftscope.lift.onnx_ops.contrib_activations import finish
+from driftscope.lift.onnx_ops.contrib_convolution import Terms
+from driftscope.lift.onnx_ops.normalisation import global_average_pool, global_max_pool
+from driftscope.lift.onnx_ops.pooling import average_pool, max_pool
+from driftscope.lift.onnx_ops.registry import Node, Result, dot, operator
 from driftscope.lift.steps import Kind, Rounding
 
 NCHWC = "com.microsoft.nchwc"
@@ -115,48 +118,15 @@ def nchwc_conv(
     if block is None:
         raise node.refuse(f"its filter has {w.shape[0]} output channels, which no block size divides")
     paired = w.shape[1] >= block and w.shape[1] % block == 0
-    filters = unblocked_filter(w, block, paired)
-    return convolved(node, "Conv", Factors(x, filters, b, addend), node.integer("group", 1))
+    terms = Terms(x, unblocked_filter(w, block, paired), b, addend)
+    return finish(node, "Conv", terms.total(node), dot(terms.length, lambda: terms.squares(node)))
 
 
-@operator("MaxPool", domain=NCHWC)
-def nchwc_max_pool(node: Node, x: torch.Tensor) -> torch.Tensor:
-    """Maximum over a window; padding never wins."""
-    place = _with_ceiling(node, x, window(node, x.shape[2:], node.integers("kernel_shape")))
-    padded = place.padded(x, -torch.inf)
-    return F.max_pool2d(padded, place.size, place.stride, 0, place.dilation)
-
-
-@operator("AveragePool", domain=NCHWC)
-def nchwc_average_pool(node: Node, x: torch.Tensor) -> Result:
-    """Mean over a window; padding counts with ``count_include_pad``."""
-    declared = window(node, x.shape[2:], node.integers("kernel_shape"))
-    place = _with_ceiling(node, x, declared)
-    included = 1.0 if node.integer("count_include_pad", 0) else 0.0
-    ones = declared.padded(torch.ones_like(x[:1, :1]), included)
-    # Positions beyond the declared padding, which ceil_mode reaches, never count.
-    ones = F.pad(ones, (0, place.end[1] - declared.end[1], 0, place.end[0] - declared.end[0]))
-    count = _windows_sum(ones, place)
-
-    def mean(values: torch.Tensor, divisor: torch.Tensor) -> torch.Tensor:
-        return _windows_sum(place.padded(values), place) / divisor
-
-    length = place.size[0] * place.size[1]
-    return Result(mean(x, count), summed(length, lambda: mean(x.square(), count.square())))
-
-
-@operator("GlobalMaxPool", domain=NCHWC)
-def nchwc_global_max_pool(node: Node, x: torch.Tensor) -> torch.Tensor:
-    """Maximum over H and W, kept as dimensions of size 1."""
-    return x.amax((2, 3), keepdim=True)
-
-
-@operator("GlobalAveragePool", domain=NCHWC)
-def nchwc_global_average_pool(node: Node, x: torch.Tensor) -> Result:
-    """Mean over H and W, kept as dimensions of size 1."""
-    count = x.shape[2] * x.shape[3]
-    squares = summed(count, lambda: x.square().sum((2, 3), keepdim=True) / count**2)
-    return Result(x.mean((2, 3), keepdim=True), squares)
+# A window sees one channel at a time, so the order of channels is nothing to it.
+operator("MaxPool", domain=NCHWC)(max_pool)
+operator("AveragePool", domain=NCHWC)(average_pool)
+operator("GlobalMaxPool", domain=NCHWC)(global_max_pool)
+operator("GlobalAveragePool", domain=NCHWC)(global_average_pool)
 
 
 @operator("Upsample", domain=NCHWC)
@@ -187,26 +157,3 @@ def _interpolated(x: torch.Tensor, axis: int, scale: int, mode: str) -> torch.Te
     high = (low + 1).clamp(max=length - 1)
     share = (place - low).to(x.dtype).reshape([-1 if d == axis else 1 for d in range(x.dim())])
     return x.index_select(axis, low) * (1 - share) + x.index_select(axis, high) * share
-
-
-def _with_ceiling(node: Node, x: torch.Tensor, place: Window) -> Window:
-    """The window with the end padding that ``ceil_mode`` needs to reach every element."""
-    if not node.integer("ceil_mode", 0):
-        return place
-    end = list(place.end)
-    for axis, length in enumerate(x.shape[2:]):
-        reach = place.dilation[axis] * (place.size[axis] - 1) + 1
-        span = length + place.begin[axis] + place.end[axis] - reach
-        stride = place.stride[axis]
-        steps = -(-span // stride)
-        # A last window that would start in the end padding is left out.
-        if steps * stride >= length + place.begin[axis]:
-            steps -= 1
-        end[axis] += max(steps * stride - span, 0)
-    return Window(place.size, place.stride, place.dilation, place.begin, end)
-
-
-def _windows_sum(x: torch.Tensor, place: Window) -> torch.Tensor:
-    channels = x.shape[1]
-    ones = torch.ones(channels, 1, *place.size, dtype=x.dtype, device=x.device)
-    return F.conv2d(x, ones, None, place.stride, 0, place.dilation, channels)

@@ -215,7 +215,7 @@ def skip_group_norm(
 def branchwise_rms_norm(node: Node, x: torch.Tensor, scale: torch.Tensor | None = None) -> Result:
     """Root-mean-square normalisation of each branch: x (..., C, H), or (..., C * H) with ``num_branches``."""
     branches = node.integer("num_branches", 0)
-    split = x.unflatten(-1, (branches, -1)) if branches else x
+    split = x.reshape(*x.shape[:-1], branches, -1) if branches else x
     value = normalised(split, [-1], node.number("epsilon", _EPSILON), centred=False).value
     if scale is not None:
         value = value * (scale if scale.numel() == split.shape[-1] else scale.reshape(split.shape[-2:]))
@@ -225,7 +225,7 @@ def branchwise_rms_norm(node: Node, x: torch.Tensor, scale: torch.Tensor | None 
 @operator("GatedRMSNorm", domain=MICROSOFT)
 def gated_rms_norm(node: Node, x: torch.Tensor, scale: torch.Tensor, gate: torch.Tensor) -> Result:
     """``rms_norm(x) * scale * activation(gate)`` over groups of as many elements as ``scale`` has."""
-    split = x.unflatten(-1, (-1, scale.shape[0]))
+    split = x.reshape(*x.shape[:-1], -1, scale.shape[0])
     value = normalised(split, [-1], node.number("epsilon", _EPSILON), centred=False).value * scale
     opened = torch.sigmoid(gate)
     if node.text("activation", "silu") in ("silu", "swish"):

@@ -121,7 +121,7 @@ def _grouped(node: Node, tensors: tuple[torch.Tensor | None, ...]) -> Grouped:
     heads, kv_heads = node.integer("num_heads"), node.integer("kv_num_heads")
     if key is None or value is None:
         width = query.shape[-1] // (heads + 2 * kv_heads)
-        query, key, value = query.split([heads * width, kv_heads * width, kv_heads * width], -1)
+        query, key, value = torch.split(query, [heads * width, kv_heads * width, kv_heads * width], -1)
     lengths = [n + 1 for n in integers_of(seqlens) or []]
     return Grouped(
         split_heads(query, heads),
