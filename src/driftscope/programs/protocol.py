@@ -74,10 +74,12 @@ class Bound:
         The one they are fitted to.
     args, kwargs
         For programs that are called; trees of torch tensors and Python values. Empty for flat programs.
+    arguments : dict of str to object
+        The program's top-level arguments by name, in its own order; each a leaf or a tree.
     feeds : dict of str to object
         Every leaf by the name this program knows it by, in the program's own order: ``{"x": Tensor, ...}``.
     notes : tuple of Finding
-        What a person should know about the fit (O001, O005, O009).
+        What a person should know about the fit (O001, O002, O005, O009, O010).
     inputs : Inputs or None
         What they were made of.
     """
@@ -85,6 +87,7 @@ class Bound:
     program: Program
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    arguments: dict[str, Any]
     feeds: dict[str, Any]
     notes: tuple[Finding, ...] = ()
     inputs: Inputs | None = None
@@ -114,9 +117,7 @@ class Slot:
     kind: str = "tensor"
 
     def __str__(self) -> str:
-        dims = (
-            "any shape" if self.shape is None else "x".join("?" if d is None else str(d) for d in self.shape)
-        )
+        dims = "any shape" if self.shape is None else "x".join("?" if d is None else str(d) for d in self.shape)
         return f"{self.name} ({self.dtype or 'any dtype'}, {dims or 'scalar'})"
 
 
@@ -178,8 +179,14 @@ class Program(abc.ABC):
         """Inputs the program declares, in order; empty when it declares none."""
         return []
 
-    def index_ranges(self) -> dict[str, int]:
-        """Largest allowed index + 1 for integer inputs that feed a table of known size, as far as it is known."""
+    def index_ranges(self, inputs: Inputs) -> dict[str, int]:
+        """Return the number of rows of the table that an integer input is looked up in, where that is known.
+
+        Parameters
+        ----------
+        inputs : Inputs
+            As they will be given; integers still to be drawn may be taken as zeros.
+        """
         return {}
 
     def check(self, inputs: Any = None) -> list[Finding]:

@@ -129,7 +129,7 @@ def _open(tree: Any) -> Opened | None:
         return list(enumerate(tree)), type(tree)
     if _is_cache(tree):
         return _open_cache(tree)
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type) and not getattr(tree, "is_tree_leaf", False):
         return _open_fields(tree, [f.name for f in dataclasses.fields(tree)])
     return _open_registered(tree)
 
@@ -175,10 +175,7 @@ _CACHE_PARTS = ("self_attention_cache", "cross_attention_cache")
 
 def _is_cache(tree: Any) -> bool:
     # By name, not by import: transformers takes seconds to import and may not be installed.
-    return any(
-        c.__name__ in ("Cache", "CacheLayerMixin") and "cache_utils" in c.__module__
-        for c in type(tree).__mro__
-    )
+    return any(c.__name__ in ("Cache", "CacheLayerMixin") and "cache_utils" in c.__module__ for c in type(tree).__mro__)
 
 
 def _open_cache(tree: Any) -> Opened:

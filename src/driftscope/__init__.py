@@ -1,0 +1,118 @@
+"""driftscope: I changed how my tensor program runs. Is it still the same program?
+
+Names are opened when they are first used: importing driftscope imports neither torch nor numpy nor onnx.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from driftscope import testing as testing
+    from driftscope.errors import DependencyMissing as DependencyMissing
+    from driftscope.errors import DriftscopeError as DriftscopeError
+    from driftscope.errors import InputError as InputError
+    from driftscope.errors import ProgramError as ProgramError
+    from driftscope.errors import RecordError as RecordError
+    from driftscope.errors import RuntimeRefused as RuntimeRefused
+    from driftscope.inquiry import compare as compare
+    from driftscope.inquiry import compare_all as compare_all
+    from driftscope.inquiry import compare_values as compare_values
+    from driftscope.programs.feeds import Inputs as Inputs
+    from driftscope.programs.feeds import make_inputs as inputs
+    from driftscope.programs.listing import listing_of as pretty
+    from driftscope.programs.loading import load_program as program
+    from driftscope.programs.loading import onnx_program as onnx
+    from driftscope.programs.loading import recorded as recorded
+    from driftscope.programs.loading import torch_program as torch
+    from driftscope.programs.protocol import Program as Program
+    from driftscope.records.comparison import Comparison as Comparison
+    from driftscope.records.comparison import OutputRecord as OutputRecord
+    from driftscope.records.comparison import Side as Side
+    from driftscope.records.comparison import Tolerance as Tolerance
+    from driftscope.records.finding import Finding as Finding
+    from driftscope.records.finding import Where as Where
+    from driftscope.records.verdict import FailOn as FailOn
+    from driftscope.records.verdict import Verdict as Verdict
+    from driftscope.testing import max_diff as max_diff
+
+# public name -> (module, name there); an empty name is the module itself
+_HOME = {
+    "Comparison": ("driftscope.records.comparison", "Comparison"),
+    "DependencyMissing": ("driftscope.errors", "DependencyMissing"),
+    "DriftscopeError": ("driftscope.errors", "DriftscopeError"),
+    "FailOn": ("driftscope.records.verdict", "FailOn"),
+    "Finding": ("driftscope.records.finding", "Finding"),
+    "InputError": ("driftscope.errors", "InputError"),
+    "Inputs": ("driftscope.programs.feeds", "Inputs"),
+    "OutputRecord": ("driftscope.records.comparison", "OutputRecord"),
+    "Program": ("driftscope.programs.protocol", "Program"),
+    "ProgramError": ("driftscope.errors", "ProgramError"),
+    "RecordError": ("driftscope.errors", "RecordError"),
+    "RuntimeRefused": ("driftscope.errors", "RuntimeRefused"),
+    "Side": ("driftscope.records.comparison", "Side"),
+    "Tolerance": ("driftscope.records.comparison", "Tolerance"),
+    "Verdict": ("driftscope.records.verdict", "Verdict"),
+    "Where": ("driftscope.records.finding", "Where"),
+    "compare": ("driftscope.inquiry", "compare"),
+    "compare_all": ("driftscope.inquiry", "compare_all"),
+    "compare_values": ("driftscope.inquiry", "compare_values"),
+    "inputs": ("driftscope.programs.feeds", "make_inputs"),
+    "max_diff": ("driftscope.testing", "max_diff"),
+    "onnx": ("driftscope.programs.loading", "onnx_program"),
+    "pretty": ("driftscope.programs.listing", "listing_of"),
+    "program": ("driftscope.programs.loading", "load_program"),
+    "recorded": ("driftscope.programs.loading", "recorded"),
+    "testing": ("driftscope.testing", ""),
+    "torch": ("driftscope.programs.loading", "torch_program"),
+}
+
+__all__ = [
+    "Comparison",
+    "DependencyMissing",
+    "DriftscopeError",
+    "FailOn",
+    "Finding",
+    "InputError",
+    "Inputs",
+    "OutputRecord",
+    "Program",
+    "ProgramError",
+    "RecordError",
+    "RuntimeRefused",
+    "Side",
+    "Tolerance",
+    "Verdict",
+    "Where",
+    "__version__",
+    "compare",
+    "compare_all",
+    "compare_values",
+    "inputs",
+    "max_diff",
+    "onnx",
+    "pretty",
+    "program",
+    "recorded",
+    "testing",
+    "torch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("driftscope")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, inner = _HOME[name]
+    value = importlib.import_module(module)
+    found: Any = getattr(value, inner) if inner else value
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,156 @@
+"""ONNX models read from disk or taken from memory; hostile and damaged files are refused in one sentence."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError
+
+from driftscope.errors import ProgramError
+from driftscope.programs.external_data import confine
+from driftscope.programs.input_files import file_digest
+
+
+@dataclass(slots=True)
+class OnnxModel:
+    """An ONNX model and where it comes from.
+
+    Parameters
+    ----------
+    proto : onnx.ModelProto
+        External data not loaded.
+    name : str
+    path : pathlib.Path or None
+        The file; None for a model that was handed over in memory.
+    external : bool
+        Whether some data lies in other files.
+    """
+
+    proto: onnx.ModelProto
+    name: str
+    path: FilePath | None = None
+    external: bool = False
+    _bytes: bytes | None = field(default=None, repr=False)
+
+    @property
+    def directory(self) -> FilePath | None:
+        """Where external data lies, if there is any."""
+        return self.path.resolve().parent if self.external and self.path is not None else None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the model, external data not counted in memory models."""
+        if self.path is None:
+            return self.proto.ByteSize()
+        folder = self.path.resolve().parent
+        return self.path.stat().st_size + sum((folder / f).stat().st_size for f in self._data_files())
+
+    def _data_files(self) -> set[str]:
+        from driftscope.programs.external_data import is_external, tensors_of
+
+        locations = (
+            e.value for t in tensors_of(self.proto) if is_external(t) for e in t.external_data if e.key == "location"
+        )
+        return set(locations) if self.external else set()
+
+    def for_session(self) -> str | bytes:
+        """Return what an onnxruntime session is created from: the path, or the bytes of a model in memory.
+
+        Raises
+        ------
+        ProgramError
+            If a model in memory is too large to be passed on.
+        """
+        if self.path is not None:
+            return str(self.path)
+        return self._serialized()
+
+    def _serialized(self) -> bytes:
+        if self._bytes is None:
+            try:
+                self._bytes = self.proto.SerializeToString(deterministic=True)
+            except (EncodeError, ValueError) as error:
+                raise ProgramError(
+                    f"{self.name} is larger than the 2 GiB a model in memory may have; save it and give its path"
+                ) from error
+        return self._bytes
+
+    def identity(self) -> dict[str, Any]:
+        """Return path and SHA-256 as plain data."""
+        if self.path is not None:
+            return {"path": str(self.path), "sha256": file_digest(self.path)}
+        return {"sha256": hashlib.sha256(self._serialized()).hexdigest()}
+
+
+def read_model(path: FilePath) -> OnnxModel:
+    """Read an ``.onnx`` file, without its external data, after checking where that lies.
+
+    Raises
+    ------
+    ProgramError
+        If the file is missing, empty, truncated, not an ONNX model, or asks for data outside its folder.
+    """
+    if not path.is_file():
+        raise ProgramError(f"{path}: no such file")
+    try:
+        proto = onnx.load(str(path), load_external_data=False)
+    except (DecodeError, ValueError, RuntimeError) as error:
+        raise ProgramError(f"{path} is not an ONNX model, or is truncated or damaged") from error
+    _check_whole(proto, str(path))
+    external = confine(proto, path.resolve().parent, path.name)
+    return OnnxModel(proto, path.name, path, external)
+
+
+def wrap_model(proto: onnx.ModelProto, name: str = "") -> OnnxModel:
+    """Take a model that is in memory.
+
+    Raises
+    ------
+    ProgramError
+        If it is empty or keeps data in other files.
+    """
+    name = name or proto.graph.name or "ModelProto"
+    _check_whole(proto, name)
+    confine(proto, None, name)
+    return OnnxModel(proto, name)
+
+
+def _check_whole(proto: onnx.ModelProto, name: str) -> None:
+    if not proto.HasField("graph") or not proto.ir_version:
+        raise ProgramError(f"{name} is not an ONNX model: it has no graph or no IR version")
+    if not proto.graph.output:
+        raise ProgramError(f"{name} has no outputs: there is nothing to compare")
+    if not proto.opset_import:
+        raise ProgramError(f"{name} names no operator set (opset_import is empty); it is incomplete")
+
+
+def model_of(obj: Any) -> OnnxModel:
+    """Take an ONNX model in any of its forms: a path, a ModelProto, an onnx-ir model, torch's ONNXProgram.
+
+    Raises
+    ------
+    ProgramError
+        If it is none of these, or cannot be read.
+    """
+    if isinstance(obj, OnnxModel):
+        return obj
+    if isinstance(obj, (str, FilePath)):
+        return read_model(FilePath(obj))
+    if isinstance(obj, onnx.ModelProto):
+        return wrap_model(obj)
+    if isinstance(getattr(obj, "model_proto", None), onnx.ModelProto):
+        return wrap_model(obj.model_proto, "ONNXProgram")
+    import onnx_ir
+
+    if isinstance(obj, onnx_ir.Model):
+        try:
+            return wrap_model(onnx_ir.to_proto(obj), obj.graph.name or "onnx_ir.Model")
+        except (ValueError, TypeError, onnx_ir.serde.SerdeError) as error:
+            raise ProgramError(f"the onnx-ir model cannot be written as ONNX: {error}") from error
+    raise ProgramError(
+        f"a {type(obj).__name__} is no ONNX model; give a path, ModelProto, onnx_ir.Model or ONNXProgram"
+    )

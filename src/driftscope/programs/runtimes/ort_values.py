@@ -1,0 +1,82 @@
+"""torch tensors into and out of onnxruntime, sharing memory.
+
+Inputs are bound by address: that takes every format onnxruntime knows, bfloat16 and float8 included, on the CPU and
+on CUDA. Outputs come back through DLPack, which knows neither bool nor float8; those are viewed or copied by address.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from onnx import TensorProto
+
+from driftscope.errors import RuntimeRefused
+from driftscope.programs.onnx_signature import ELEMENT_NAMES
+
+# torch dtype -> TensorProto element type
+ELEMENTS: dict[torch.dtype, int] = {
+    getattr(torch, name): element for element, name in ELEMENT_NAMES.items() if hasattr(torch, name)
+}
+_BY_ADDRESS = {
+    TensorProto.FLOAT8E4M3FN: torch.float8_e4m3fn,
+    TensorProto.FLOAT8E4M3FNUZ: torch.float8_e4m3fnuz,
+    TensorProto.FLOAT8E5M2: torch.float8_e5m2,
+    TensorProto.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
+}
+_FOUR_BITS = {TensorProto.INT4: True, TensorProto.UINT4: False}
+
+
+def bindable(tensor: torch.Tensor, on_cuda: bool) -> torch.Tensor:
+    """Return a tensor onnxruntime can read in place: dense, contiguous, on a device the session knows."""
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    if plain.device.type != "cpu" and not (on_cuda and plain.device.type == "cuda"):
+        plain = plain.cpu()
+    return plain.contiguous()
+
+
+def bind_input(binding: Any, name: str, tensor: torch.Tensor) -> None:
+    """Bind a contiguous tensor as an input without copying it."""
+    device = tensor.device
+    index = device.index or 0
+    binding.bind_input(name, device.type, index, ELEMENTS[tensor.dtype], list(tensor.shape), tensor.data_ptr())
+
+
+def tensor_from(value: Any) -> torch.Tensor:
+    """Return an OrtValue's tensor; memory is shared where DLPack knows the format.
+
+    Raises
+    ------
+    RuntimeRefused
+        If torch has no such format.
+    """
+    element = value.element_type()
+    if element in _BY_ADDRESS:
+        return _copied(value, torch.uint8).view(_BY_ADDRESS[element]).reshape(tuple(value.shape()))
+    if element in _FOUR_BITS:
+        return _four_bits(value, _FOUR_BITS[element])
+    if element not in ELEMENT_NAMES:
+        raise RuntimeRefused("onnxruntime", "run", f"an output has the type {value.data_type()}, unknown to torch")
+    tensor = torch.from_dlpack(value)
+    return tensor.view(torch.bool) if element == TensorProto.BOOL else tensor
+
+
+def _copied(value: Any, carrier: torch.dtype) -> torch.Tensor:
+    size = value.tensor_size_in_bytes()
+    if size == 0:
+        return torch.empty(0, dtype=carrier)
+    memory = (ctypes.c_uint8 * size).from_address(value.data_ptr())
+    return torch.frombuffer(memory, dtype=carrier).clone()
+
+
+def _four_bits(value: Any, signed: bool) -> torch.Tensor:
+    """Unpack two values per byte, the low half first, into int8 or uint8."""
+    shape = tuple(value.shape())
+    packed = _copied(value, torch.uint8)
+    halves = torch.stack((packed & 0xF, packed >> 4), dim=-1).flatten()
+    count = 1
+    for size in shape:
+        count *= size
+    numbers = halves[:count].reshape(shape)
+    return torch.where(numbers > 7, numbers.to(torch.int8) - 16, numbers.to(torch.int8)) if signed else numbers

@@ -1,0 +1,106 @@
+"""torch.compile: the same module or function, compiled by one of torch's backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from driftscope.errors import ProgramError
+from driftscope.programs.protocol import TorchSource
+from driftscope.programs.runtimes.torch_eager import TorchOptions, TorchProgram, fresh, run_torch
+
+if TYPE_CHECKING:
+    from driftscope.programs.feeds import Inputs
+
+DEFAULT_BACKEND = "inductor"
+
+
+class CompiledProgram(TorchProgram):
+    """A module or function under ``torch.compile``.
+
+    Parameters
+    ----------
+    function : callable
+        The original, not compiled.
+    name : str
+    compile : dict
+        Keyword arguments of ``torch.compile``.
+    options : TorchOptions
+    default_inputs : Inputs or None
+    """
+
+    kind = "compiled"
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        compile: Mapping[str, Any],
+        options: TorchOptions | None = None,
+        default_inputs: Inputs | None = None,
+    ):
+        super().__init__(function, name, options, default_inputs)
+        self.compile = dict(compile)
+        self._compiled: Callable[..., Any] | None = None
+
+    @property
+    def backend(self) -> str:
+        """The backend's name."""
+        backend = self.compile.get("backend", DEFAULT_BACKEND)
+        return backend if isinstance(backend, str) else getattr(backend, "__name__", type(backend).__name__)
+
+    @property
+    def runtime(self) -> str:
+        return f"torch {torch.__version__} compile ({self.backend}), {self._device_words()}"
+
+    def __call__(self, inputs: Any = None) -> Any:
+        if self._compiled is None:
+            self._compiled = torch.compile(self.as_called(), **self.compile)
+        return run_torch(
+            self._compiled, self.bind(inputs), module=self.module, runtime=f"torch.compile ({self.backend})"
+        )
+
+    def describe(self) -> dict[str, Any]:
+        settings = {
+            k: v if isinstance(v, (bool, int, float, str, type(None))) else str(v) for k, v in self.compile.items()
+        }
+        return super().describe() | {"compile": settings | {"backend": self.backend}}
+
+    def lift_source(self, inputs: Any = None) -> TorchSource:
+        args, kwargs = fresh(self.bind(inputs))
+        return TorchSource(self.as_called(), args, kwargs, self.module)
+
+
+def compile_settings(compile: Any) -> dict[str, Any] | None:
+    """Read ``ds.torch``'s ``compile``: True, a backend's name or callable, or a dict of ``torch.compile`` keywords.
+
+    Raises
+    ------
+    ProgramError
+        If there is no such backend.
+    """
+    if compile is None or compile is False:
+        return None
+    if isinstance(compile, Mapping):
+        settings = dict(compile)
+    elif compile is True:
+        settings = {}
+    else:
+        settings = {"backend": compile}
+    backend = settings.get("backend", DEFAULT_BACKEND)
+    if isinstance(backend, str):
+        known = torch.compiler.list_backends(exclude_tags=())
+        if backend not in known:
+            raise ProgramError(f"torch.compile has no backend {backend!r}; choose one of {', '.join(known)}")
+    return settings
+
+
+def uncompiled(function: Any) -> tuple[Any, dict[str, Any] | None]:
+    """Return what was compiled and how, for an object ``torch.compile`` already made; else the object and None."""
+    if isinstance(function, nn.Module) and hasattr(function, "_orig_mod"):
+        return function._orig_mod, {}
+    inner = getattr(function, "_torchdynamo_orig_callable", None)
+    return (inner, {}) if inner is not None else (function, None)

@@ -1,0 +1,218 @@
+"""torch eager: modules and functions on torch tensors, called as they are."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from driftscope.errors import DriftscopeError, RuntimeRefused
+from driftscope.programs.arrays import dtype_name, tensor_of
+from driftscope.programs.binding import bind_call, ready, signature_of
+from driftscope.programs.protocol import Bound, Program, TorchSource
+from driftscope.programs.training import check_modes, table_rows
+from driftscope.programs.trees import flatten, unflatten
+from driftscope.records.finding import Finding
+
+if TYPE_CHECKING:
+    from driftscope.programs.feeds import Inputs
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOptions:
+    """Where and in which format a torch program runs; None leaves it as it is.
+
+    Parameters
+    ----------
+    device : str, torch.device or None
+    dtype : torch.dtype, str or None
+        Floating-point parameters, buffers and inputs are rounded to it.
+    """
+
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+
+
+class TorchProgram(Program):
+    """A module or a function, called with torch tensors.
+
+    Parameters
+    ----------
+    function : callable
+        A module or a function of tensors.
+    name : str
+    options : TorchOptions
+    default_inputs : Inputs or None
+    """
+
+    kind = "torch"
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        options: TorchOptions | None = None,
+        default_inputs: Inputs | None = None,
+    ):
+        super().__init__(name, default_inputs)
+        self.options = options or TorchOptions()
+        self.function = _placed(function, self.options)
+        self.signature: inspect.Signature = signature_of(
+            function.forward if isinstance(function, nn.Module) else function
+        )
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module, when it is one."""
+        return self.function if isinstance(self.function, nn.Module) else None
+
+    @property
+    def runtime(self) -> str:
+        return f"torch {torch.__version__} eager, {self._device_words()}"
+
+    def _device_words(self) -> str:
+        devices = {self.options.device} if self.options.device else set()
+        if self.module is not None:
+            devices = {p.device for p in self.module.parameters()} or devices
+        return " and ".join(sorted(str(d).upper() for d in devices)) or "the inputs' device"
+
+    def bind(self, inputs: Any = None) -> Bound:
+        if isinstance(inputs, Bound) and inputs.program is self:
+            return inputs
+        return bind_call(self, self.signature, ready(self, inputs))
+
+    def index_ranges(self, inputs: Inputs) -> dict[str, int]:
+        return table_rows(self, bind_call(self, self.signature, inputs.realise()))
+
+    def __call__(self, inputs: Any = None) -> Any:
+        return run_torch(self.as_called(), self.bind(inputs), module=self.module)
+
+    def as_called(self) -> Callable[..., Any]:
+        """Return the function with its inputs moved and rounded as the options say."""
+        function, options = self.function, self.options
+        if options.device is None and options.dtype is None:
+            return function
+
+        def placed(*args: Any, **kwargs: Any) -> Any:
+            return function(*_tree_to(args, options), **_tree_to(kwargs, options))
+
+        return placed
+
+    def check(self, inputs: Any = None) -> list[Finding]:
+        return check_modes(self, self.bind(inputs))
+
+    def describe(self) -> dict[str, Any]:
+        plain = super().describe() | {"torch": torch.__version__}
+        if self.module is not None:
+            plain |= describe_module(self.module)
+        if self.options.dtype is not None:
+            plain["dtype"] = dtype_name(self.options.dtype)
+        return plain
+
+    def lift_source(self, inputs: Any = None) -> TorchSource:
+        bound = self.bind(inputs)
+        args, kwargs = fresh(bound)
+        return TorchSource(self.as_called(), args, kwargs, self.module)
+
+
+def describe_module(module: nn.Module) -> dict[str, Any]:
+    """Return a module's class, size, formats, devices and mode as plain data."""
+    tensors = [*module.parameters(), *module.buffers()]
+    return {
+        "class": f"{type(module).__module__}.{type(module).__qualname__}",
+        "parameters": sum(p.numel() for p in module.parameters()),
+        "dtypes": sorted({dtype_name(t.dtype) for t in tensors}),
+        "devices": sorted({str(t.device) for t in tensors}),
+        "training": module.training,
+    }
+
+
+def _placed(function: Callable[..., Any], options: TorchOptions) -> Callable[..., Any]:
+    """Return the module on its device and in its dtype; the caller's own module is left alone."""
+    if not isinstance(function, nn.Module) or (options.device is None and options.dtype is None):
+        return function
+    tensors = [*function.parameters(), *function.buffers()]
+    moved = options.device is not None and any(t.device != options.device for t in tensors)
+    cast = options.dtype is not None and any(t.is_floating_point() and t.dtype != options.dtype for t in tensors)
+    if not (moved or cast):
+        return function
+    return copy.deepcopy(function).to(device=options.device, dtype=options.dtype)
+
+
+def _tree_to(tree: Any, options: TorchOptions) -> Any:
+    leaves, spec = flatten(tree, "in")
+    return unflatten([_leaf_to(leaf, options) for _, leaf in leaves], spec)
+
+
+def _leaf_to(leaf: Any, options: TorchOptions) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.to(device=options.device, dtype=options.dtype if leaf.is_floating_point() else None)
+
+
+def fresh(bound: Bound) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a program's arguments in fresh containers with copied tensors.
+
+    A program may write into what it is given (``x.add_(1)``, a cache that grows); neither the next run nor the
+    other program may see that.
+    """
+    leaves, spec = flatten((bound.args, bound.kwargs), "in")
+    copies: dict[int, Any] = {}
+    for _, leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in copies:
+            copies[id(leaf)] = leaf.detach().clone()
+    args, kwargs = unflatten([copies.get(id(leaf), leaf) for _, leaf in leaves], spec)
+    return args, kwargs
+
+
+def run_torch(
+    function: Callable[..., Any], bound: Bound, *, module: nn.Module | None = None, runtime: str = "torch"
+) -> Any:
+    """Call a torch program once, without recording gradients, and return its detached outputs.
+
+    Raises
+    ------
+    RuntimeRefused
+        In torch's own words.
+    """
+    kept = _buffers_in_training(module)
+    try:
+        try:
+            args, kwargs = fresh(bound)
+            with torch.no_grad():
+                outputs = function(*args, **kwargs)
+        except RuntimeError as error:
+            # Programs that differentiate inside (forces, implicit layers) need gradients recorded.
+            if "does not require grad" not in str(error):
+                raise
+            args, kwargs = fresh(bound)
+            with torch.enable_grad():
+                outputs = function(*args, **kwargs)
+    except DriftscopeError:
+        raise
+    except Exception as error:
+        raise RuntimeRefused(runtime, "run", words_of(error)) from error
+    finally:
+        for buffer, value in kept:
+            buffer.copy_(value)
+    leaves, spec = flatten(outputs)
+    return unflatten([leaf.detach() if isinstance(leaf, torch.Tensor) else tensor_of(leaf) for _, leaf in leaves], spec)
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an exception says, on one line, with its class when that says more."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = " ".join(lines)[:500] or type(error).__name__
+    return words if isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}"
+
+
+def _buffers_in_training(module: nn.Module | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    # A module in train() mode updates running statistics; a comparison must leave it as it found it.
+    if module is None or not module.training:
+        return []
+    return [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
