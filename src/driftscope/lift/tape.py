@@ -1,0 +1,233 @@
+"""Any torch program in float64, at the cost of one native run and one float64 run.
+
+The program runs once, natively, under a recorder; the tape is then evaluated in float64 as often as is asked.
+An exported program is walked node by node, so that its tape has the graph's names and source lines; a module or
+function is simply called, and its tape has module paths and the lines that the frames show.
+
+What a recording leaves behind: nothing. Buffers, parameters and inputs that the program writes to get their values
+back, module attributes that it rebinds are bound as before, and the random generators continue where they stood.
+Python containers that a program keeps and changes in place stay changed. The tape refers to the weights and inputs;
+whoever changes them in place changes what later runs see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from driftscope.errors import CannotLift
+from driftscope.lift.steps import Constant, LiftedOutput, Observer
+from driftscope.lift.tape_constants import Constants
+from driftscope.lift.tape_entries import Ref
+from driftscope.lift.tape_exported import GraphWalk, graph_arguments
+from driftscope.lift.tape_places import Places
+from driftscope.lift.tape_record import Recorder, Tape
+from driftscope.lift.tape_replay import Replay
+from driftscope.lift.tape_state import attributes_kept, escapes_refused, generators_kept
+from driftscope.programs.trees import flatten, unflatten
+from driftscope.records.paths import Path
+
+
+class TorchTape:
+    """A recorded torch program: implements :class:`driftscope.lift.steps.Lifted`.
+
+    Parameters
+    ----------
+    tape : Tape
+    outputs : list of (Path, int or None)
+        Path and value number of each output leaf; None for leaves that are no tensors.
+    """
+
+    kind = "torch"
+
+    def __init__(self, tape: Tape, outputs: list[tuple[Path, int | None]]):
+        self.tape = tape
+        self._outputs = outputs
+        self._constants = Constants(tape)
+        self._cache: dict[int, torch.Tensor] = {}
+        self._last_uses = _last_uses(tape)
+
+    def constants(self) -> Sequence[Constant]:
+        """Every constant: stored, literal, hidden in a fused kernel, natively computed."""
+        return self._constants.listed
+
+    def run(
+        self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
+    ) -> list[LiftedOutput]:
+        """Evaluate once in float64.
+
+        The tensors that an observer sees are the run's own: a program that writes in place may change them after
+        the observer returns.
+
+        Parameters
+        ----------
+        observe : Observer or None
+        replace : mapping of constant name to torch.Tensor or None
+            Constants that need gradients make the result differentiable in them.
+
+        Raises
+        ------
+        CannotLift
+            Naming the operator that has no float64 evaluation, or a constant that does not exist.
+        """
+        replacements, literals, active = self._constants.resolve(replace or {})
+        differentiable = any(t.requires_grad for t in (replace or {}).values())
+        replay = Replay(self.tape, observe, replacements, literals, active, self._cache)
+        wanted = {id for _, id in self._outputs if id is not None}
+        with torch.enable_grad() if differentiable else torch.no_grad():
+            replay.run(wanted, self._last_uses)
+            return [self._output(replay, path, id) for path, id in self._outputs]
+
+    def _output(self, replay: Replay, path: Path, id: int | None) -> LiftedOutput:
+        if id is None:
+            return LiftedOutput(path, "", None, None)
+        value = self.tape.values[id]
+        return LiftedOutput(path, value.name, replay.result(id), value.format)
+
+
+def lift_torch(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    module: torch.nn.Module | None = None,
+    exported: torch.export.ExportedProgram | None = None,
+) -> TorchTape:
+    """Record a torch program on given inputs, ready to be evaluated in float64.
+
+    Parameters
+    ----------
+    function : callable
+        What is called; not called where `exported` is given.
+    args, kwargs
+        Inputs: any trees. Tensors in them are what the result may depend on.
+    module : torch.nn.Module or None
+        Names parameters, buffers and places. A module that `function` calls is found by itself.
+    exported : torch.export.ExportedProgram or None
+        Walked node by node instead of calling `function`.
+
+    Raises
+    ------
+    CannotLift
+        If the program leaves torch, uses tensors with rules of their own, or an unknown higher-order operator.
+    """
+    leaves, spec = flatten((args, dict(kwargs)), "in")
+    fresh = [v.detach() if isinstance(v, torch.Tensor) else v for _, v in leaves]
+    inputs = [(str(p), v) for (p, _), v in zip(leaves, fresh, strict=True) if isinstance(v, torch.Tensor)]
+    rebuilt_args, rebuilt_kwargs = unflatten(fresh, spec)
+    if exported is not None:
+        return _record_exported(exported, rebuilt_args, rebuilt_kwargs, inputs)
+    return _record_call(function, rebuilt_args, rebuilt_kwargs, inputs, module)
+
+
+def _record_call(
+    function: Callable[..., Any], args: Any, kwargs: Any, inputs: list[tuple[str, torch.Tensor]],
+    module: torch.nn.Module | None,
+) -> TorchTape:  # fmt: skip
+    places = Places(module)
+    recorder = Recorder(_Names(places), lambda: places.here(_call_natively.__code__))
+    with places.following(), attributes_kept(module):
+        result = _record(recorder, inputs, lambda: _call_natively(function, args, kwargs))
+    return result
+
+
+def _call_natively(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def _record_exported(
+    exported: torch.export.ExportedProgram, args: Any, kwargs: Any, inputs: list[tuple[str, torch.Tensor]]
+) -> TorchTape:
+    leaves = list(exported._get_flat_args_with_check(args, kwargs)[0])
+    arguments, named, users = graph_arguments(exported, leaves)
+    names = {tensor._cdata: name for name, tensor in named.items()}
+    walk: GraphWalk
+    recorder = Recorder(lambda t: names.get(t._cdata), lambda: walk.place())
+    walk = GraphWalk(recorder)
+
+    def run() -> Any:
+        results = walk.run(exported.graph_module, arguments)
+        chosen = [results[i] for i in users]
+        return torch.utils._pytree.tree_unflatten(chosen, exported.call_spec.out_spec)  # type: ignore[arg-type]
+
+    return _record(recorder, inputs, run)
+
+
+def _record(recorder: Recorder, inputs: list[tuple[str, torch.Tensor]], run: Callable[[], Any]) -> TorchTape:
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(generators_kept())
+            stack.enter_context(escapes_refused(recorder.depends))
+            stack.enter_context(torch.no_grad())
+            for name, tensor in inputs:
+                recorder.add_input(tensor, name)
+            with recorder:
+                tree = run()
+            leaves, _ = flatten(tree)
+            outputs = [
+                (path, recorder.keep_output(leaf) if isinstance(leaf, torch.Tensor) else None) for path, leaf in leaves
+            ]
+    finally:
+        recorder.restore()
+    return TorchTape(recorder.tape, outputs)
+
+
+class _Names:
+    """Gives captured tensors the names that the modules seen so far give them."""
+
+    def __init__(self, places: Places):
+        self._places = places
+        self._seen = 0
+        self._names: dict[int, str] = {}
+
+    def __call__(self, tensor: torch.Tensor) -> str | None:
+        while self._seen < len(self._places.modules):
+            module = self._places.modules[self._seen]
+            self._seen += 1
+            for name, held in _tensors_of(module):
+                self._names.setdefault(held._cdata, name)
+        return self._names.get(tensor._cdata)
+
+
+def _tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """List a module's tensors with qualified names: parameters, buffers, then plain attributes."""
+    found = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for path, child in module.named_modules():
+        for name, value in vars(child).items():
+            if isinstance(value, torch.Tensor):
+                found.append((f"{path}.{name}" if path else name, value))
+    return found
+
+
+def _last_uses(tape: Tape) -> dict[int, list[int]]:
+    """Tell after which entry each value is used no more."""
+    last: dict[int, int] = {}
+    for entry in tape.entries:
+        for ref in references(entry.args, entry.kwargs):
+            last[ref] = entry.index
+        for id in entry.outputs:
+            if id is not None:
+                last[id] = max(last.get(id, -1), entry.index)
+    by_entry: dict[int, list[int]] = {}
+    for id, index in last.items():
+        by_entry.setdefault(index, []).append(id)
+    return by_entry
+
+
+def references(*trees: Any) -> list[int]:
+    """List the values that argument trees refer to."""
+    found: list[int] = []
+    for tree in trees:
+        if isinstance(tree, Ref):
+            found.append(tree.value)
+        elif isinstance(tree, (list, tuple)):
+            found.extend(references(*tree))
+        elif isinstance(tree, dict):
+            found.extend(references(*tree.values()))
+    return found
+
+
+__all__ = ["CannotLift", "TorchTape", "lift_torch"]

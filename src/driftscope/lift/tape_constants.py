@@ -1,0 +1,161 @@
+"""The constants of a tape: which there are, what they are called, and what replacing one re-evaluates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from driftscope.errors import CannotLift
+from driftscope.lift.steps import Constant, Origin
+from driftscope.lift.tape_entries import Entry, Ref
+from driftscope.lift.tape_record import Tape
+from driftscope.records.finding import Where
+
+# Numbers that stand for "nothing added": as candidates for a rounded constant they would only be noise.
+_NEUTRAL = {"alpha": 1, "beta": 1, "value": None, "scale": 1, "input_scale": 1}
+_COUNTED = frozenset({"p", "dropout_p", "maximum", "momentum", "exponential_average_factor"})
+
+
+class Constants:
+    """The constants of one tape."""
+
+    def __init__(self, tape: Tape):
+        self._tape = tape
+        self._users = _users(tape)
+        self._values: dict[str, int] = {}
+        self._literals: dict[str, tuple[int, str]] = {}
+        self.listed: list[Constant] = []
+        self._list_values()
+        self._list_literals()
+
+    def _list_values(self) -> None:
+        makers = {o: e for e in self._tape.entries for o in e.outputs if o is not None}
+        frontier = _frontier(self._tape)
+        captured = set(self._tape.captured)
+        for value in self._tape.values:
+            if value.stored is None or value.id in self._tape.inputs or value.name in self._values:
+                continue
+            maker = makers.get(value.id)
+            if value.id not in captured and maker is not None and maker.facts.view:
+                continue
+            self._values[value.name] = value.id
+            origin = Origin.WEIGHT if value.id in captured else Origin.COMPUTED
+            user = self._users.get(value.id)
+            where = user.where if user is not None else maker.where if maker is not None else Where()
+            self.listed.append(Constant(value.name, value.stored, origin, where, value.id in frontier))
+
+    def _list_literals(self) -> None:
+        for entry in self._tape.entries:
+            for argument, number in numbers_of(entry).items():
+                name = f"{entry.name}.{argument}"
+                self._literals[name] = (entry.index, argument)
+                value = torch.tensor(number, dtype=torch.float64)
+                self.listed.append(Constant(name, value, Origin.LITERAL, entry.where, not entry.constant))
+
+    def resolve(
+        self, replace: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[int, torch.Tensor], dict[tuple[int, str], torch.Tensor], set[int]]:
+        """Turn replacements by name into values, numbers, and constant entries to evaluate again.
+
+        Raises
+        ------
+        CannotLift
+            If a name is unknown or a shape differs.
+        """
+        values: dict[int, torch.Tensor] = {}
+        literals: dict[tuple[int, str], torch.Tensor] = {}
+        for name, tensor in replace.items():
+            if name in self._values:
+                value = self._tape.values[self._values[name]]
+                if tuple(tensor.shape) != value.shape:
+                    raise CannotLift(
+                        f"The constant {name} has shape {value.shape}, its replacement {tuple(tensor.shape)}."
+                    )
+                values[value.id] = tensor
+            elif name in self._literals:
+                literals[self._literals[name]] = tensor
+            else:
+                raise CannotLift(f"The program has no constant named {name!r}.")
+        return values, literals, self._activated(set(values), {index for index, _ in literals})
+
+    def _activated(self, changed: set[int], indices: set[int]) -> set[int]:
+        """Find the constant entries that depend on a replaced constant."""
+        active: set[int] = set()
+        if not changed and not indices:
+            return active
+        for entry in self._tape.entries:
+            if not entry.constant:
+                continue
+            if entry.index in indices or any(r in changed for r in _references((entry.args, entry.kwargs))):
+                kept = [o for o in entry.outputs if o is not None and o not in changed]
+                active.add(entry.index)
+                changed.update(kept)
+        return active
+
+
+def _references(tree: Any) -> list[int]:
+    if isinstance(tree, Ref):
+        return [tree.value]
+    if isinstance(tree, (list, tuple)):
+        return [r for t in tree for r in _references(t)]
+    if isinstance(tree, dict):
+        return [r for t in tree.values() for r in _references(t)]
+    return []
+
+
+def _users(tape: Tape) -> dict[int, Entry]:
+    """Find the first entry that uses each value, through views of it."""
+    users: dict[int, Entry] = {}
+    for entry in tape.entries:
+        for id in _references((entry.args, entry.kwargs)):
+            users.setdefault(id, entry)
+    for entry in reversed(tape.entries):
+        if entry.constant and entry.facts.view:
+            beyond = [users[o] for o in entry.outputs if o is not None and o in users]
+            for id in _references((entry.args, entry.kwargs)):
+                if beyond and users.get(id) is entry:
+                    users[id] = beyond[0]
+    return users
+
+
+def _frontier(tape: Tape) -> set[int]:
+    """Find the constants that dependent entries use, directly or through views."""
+    frontier: set[int] = set()
+    for entry in reversed(tape.entries):
+        direct = not entry.constant
+        through = entry.facts.view and any(o in frontier for o in entry.outputs)
+        if direct or through:
+            frontier.update(_references((entry.args, entry.kwargs)))
+    return frontier
+
+
+def numbers_of(entry: Entry) -> dict[str, float]:
+    """List the numbers of a call that enter its result as reals, hidden ones included."""
+    facts = entry.facts
+    found: dict[str, float] = {}
+    for name, type_ in facts.types.items():
+        value = entry.argument(name)
+        if name in _COUNTED or isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        real = "number" in type_ or "float" in type_ or (type_ in ("Tensor", "Optional[Tensor]"))
+        if not real or "List" in type_ or (entry.constant and not isinstance(value, float)):
+            continue
+        if name in _NEUTRAL and value == _NEUTRAL[name]:
+            continue
+        found[name] = float(value)
+    return found | {k: v for k, v in _hidden(entry).items() if k not in found}
+
+
+def _hidden(entry: Entry) -> dict[str, float]:
+    """List the constants that a fused kernel holds."""
+    name = entry.facts.name
+    if entry.constant:
+        return {}
+    if name == "gelu":
+        if entry.argument("approximate") == "tanh":
+            return {"sqrt_2_over_pi": math.sqrt(2 / math.pi), "cubic": 0.044715}
+        return {"sqrt_2": math.sqrt(2)}
+    return {}

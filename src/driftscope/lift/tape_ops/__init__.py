@@ -1,0 +1,1 @@
+"""How ATen operators are evaluated in float64, by family."""

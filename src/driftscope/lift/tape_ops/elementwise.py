@@ -1,0 +1,136 @@
+"""Elementwise operators whose numbers can be replaced, and those whose meaning hangs on a format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from driftscope.lift.steps import Rounding
+from driftscope.lift.tape_ops.registry import EXACT, FUNCTION, Outputs, formula, rule
+
+if TYPE_CHECKING:
+    from driftscope.lift.tape_replay import Call
+
+
+@formula("add", "sub", "subtract", "rsub", "mul", "multiply", "pow", "_foreach_add")
+def _arithmetic(call: Call) -> torch.Tensor:
+    base = "self" if "self" in call.facts.types else "exponent"
+    x = call.value(base)
+    name = call.facts.name
+    other = call.value("exponent" if name == "pow" else "other")
+    alpha: Any = call.value("alpha") if "alpha" in call.facts.types else 1
+    if name == "pow":
+        return torch.pow(_tensor(x, other), _tensor(other, x))
+    if name in ("mul", "multiply"):
+        return torch.mul(x, other)
+    if name == "add":
+        return torch.add(x, other * alpha)
+    return other - x * alpha if name == "rsub" else x - other * alpha
+
+
+def _tensor(value: Any, like: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value
+    device = like.device if isinstance(like, torch.Tensor) else None
+    return torch.tensor(value, dtype=torch.float64, device=device)
+
+
+@formula("addcmul", "addcdiv")
+def _combined(call: Call) -> torch.Tensor:
+    a, b = call.value("tensor1"), call.value("tensor2")
+    product = a * b if call.facts.name == "addcmul" else a / b
+    return torch.add(call.value("self"), product * call.value("value"))
+
+
+@formula("leaky_relu")
+def _leaky_relu(call: Call) -> torch.Tensor:
+    x = call.value("self")
+    return torch.where(x > 0, x, x * call.value("negative_slope"))
+
+
+@formula("elu")
+def _elu(call: Call) -> torch.Tensor:
+    x, alpha, scale = call.value("self"), call.value("alpha"), call.value("scale")
+    negative = torch.expm1(torch.clamp(x, max=0.0) * call.value("input_scale")) * alpha * scale
+    return torch.where(x > 0, x * scale, negative)
+
+
+@formula("softplus")
+def _softplus(call: Call) -> torch.Tensor:
+    x, beta = call.value("self"), call.value("beta")
+    scaled = x * beta
+    return torch.where(scaled > call.value("threshold"), x, torch.log1p(torch.exp(scaled)) / beta)
+
+
+@formula("clamp", "hardtanh", "clamp_min", "clamp_max")
+def _clamp(call: Call) -> torch.Tensor:
+    names = ("min_val", "max_val") if call.facts.name == "hardtanh" else ("min", "max")
+    x = call.value("self")
+    low, high = (call.value(n) if n in call.facts.types else None for n in names)
+    if low is not None:
+        x = torch.maximum(x, _tensor(low, x))
+    return x if high is None else torch.minimum(x, _tensor(high, x))
+
+
+@formula("masked_fill", "fill")
+def _filled(call: Call) -> torch.Tensor:
+    x = call.value("self")
+    mask = call.value("mask") if call.facts.name == "masked_fill" else torch.ones_like(x, dtype=torch.bool)
+    return torch.where(mask, _tensor(call.value("value"), x).to(x.dtype), x)
+
+
+@formula("where")
+def _where(call: Call) -> torch.Tensor:
+    a, b = call.value("self"), call.value("other")
+    return torch.where(call.value("condition"), _tensor(a, b), _tensor(b, a))
+
+
+@formula("lerp")
+def _lerp(call: Call) -> torch.Tensor:
+    a = call.value("self")
+    return torch.add(a, (call.value("end") - a) * call.value("weight"))
+
+
+@rule("gelu")
+def _gelu(call: Call) -> tuple[Outputs, Rounding]:
+    """By the definition of each variant, whose constants an exporter may write out and round."""
+    x = call.value("self")
+    if call.raw("approximate") == "tanh":
+        root = call.hidden("sqrt_2_over_pi", 0.7978845608028654)
+        cubic = call.hidden("cubic", 0.044715)
+        return [0.5 * x * (1.0 + torch.tanh(root * (x + cubic * (x * x * x))))], FUNCTION
+    root = call.hidden("sqrt_2", 1.4142135623730951)
+    # erfc keeps the digits of the left tail, which 1 + erf cancels.
+    return [0.5 * x * torch.erfc(-x / root)], FUNCTION
+
+
+@rule("nan_to_num")
+def _nan_to_num(call: Call) -> tuple[Outputs, Rounding]:
+    """The largest finite number is the native format's, not float64's."""
+    x, format = call.value("self"), call.format("self")
+    if format is None or not format.is_floating_point:
+        return [x], EXACT
+    limits = torch.finfo(format)
+    high, low = call.value("posinf"), call.value("neginf")
+    return [
+        torch.nan_to_num(
+            x,
+            call.value("nan") or 0.0,
+            limits.max if high is None else float(high),
+            limits.min if low is None else float(low),
+        )
+    ], EXACT
+
+
+@rule("embedding", "index_select", "gather", "index", "take", "_unsafe_index")
+def _looked_up(call: Call) -> tuple[Outputs, Rounding]:
+    """Look up natively in a stored table: up-casting the whole of it would cost memory for nothing."""
+    table = call.raw("weight" if call.facts.name == "embedding" else "self")
+    if table.value is None and table.stored is not None:
+        looked = call.natively()[0]
+        if looked is not None:
+            dtype = torch.float64 if looked.is_floating_point() else looked.dtype
+            return [looked.to(torch.complex128 if looked.is_complex() else dtype)], EXACT
+    args, kwargs = call.lifted()
+    return [call.function(*args, **kwargs)], EXACT

@@ -1,0 +1,46 @@
+"""Pooling and sums whose squares are known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from driftscope.lift.steps import Kind, Rounding
+from driftscope.lift.tape_entries import tensors_in
+from driftscope.lift.tape_ops.registry import EXACT, Outputs, rule
+
+if TYPE_CHECKING:
+    from driftscope.lift.tape_replay import Call
+
+
+@rule("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d",
+      "fractional_max_pool2d")  # fmt: skip
+def _max_pool(call: Call) -> tuple[Outputs, Rounding]:
+    """The largest value is float64's own; its index is decided natively."""
+    args, kwargs = call.lifted()
+    values = tensors_in(call.function(*args, **kwargs))[0]
+    return [values, call.natively()[1]], EXACT
+
+
+@rule("sum", "mean", "nansum", "cumsum")
+def _sum(call: Call) -> tuple[Outputs, Rounding]:
+    args, kwargs = call.lifted()
+    if call.formats[0] is not None and not (call.formats[0].is_floating_point or call.formats[0].is_complex):
+        return call.natively(), EXACT
+    x = args[0]
+    out = call.function(*args, **kwargs)
+    name = call.facts.name
+    if name == "cumsum":
+        return [out], Rounding(
+            Kind.SUM, int(x.shape[int(args[1])]) if x.dim() else 1, _squares(call, x, args, kwargs, 1)
+        )
+    length = max(1, x.numel() // max(1, out.numel()))
+    divisor = length if name == "mean" else 1
+    return [out], Rounding(Kind.SUM, length, _squares(call, x, args, kwargs, divisor))
+
+
+def _squares(call: Call, x: torch.Tensor, args: list[Any], kwargs: dict[str, Any], divisor: int) -> Any:
+    if x.is_complex():
+        return None
+    return lambda: call.function(x.to(torch.float64).square(), *args[1:], **kwargs) / divisor

@@ -1,0 +1,437 @@
+"""Replays a tape in float64.
+
+Values are lifted where they are used and freed after their last use. Constants stay in their native formats until a
+dependent entry needs them in float64; only small ones are kept lifted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import torch
+
+from driftscope.errors import CannotLift
+from driftscope.lift.steps import Observer, Rounding, Step
+from driftscope.lift.tape_entries import Entry, Facts, Ref, Value, facts_of, lifted_dtype
+from driftscope.lift.tape_ops import rules
+from driftscope.lift.tape_record import Tape
+
+_SMALL = 1 << 16  # elements of a constant that may stay lifted from one run to the next
+
+
+class Operand:
+    """A tensor argument of one call: natively known, lifted, or both; converted on demand.
+
+    Parameters
+    ----------
+    name : str
+    format : torch.dtype
+        Native format.
+    stored : torch.Tensor or None
+        Native bits.
+    value : torch.Tensor or None
+        Lifted value.
+    """
+
+    __slots__ = ("dependent", "format", "name", "stored", "value")
+
+    def __init__(self, name: str, format: torch.dtype, stored: torch.Tensor | None, value: torch.Tensor | None):
+        self.name = name
+        self.format = format
+        self.stored = stored
+        self.value = value
+
+    def lifted(self) -> torch.Tensor:
+        """Give the float64 (complex128, or unchanged integer) value."""
+        if self.value is None:
+            self.value = lift_native(self.stored)  # type: ignore[arg-type]
+        return self.value
+
+    def native(self) -> torch.Tensor:
+        """Give the value in its native format, rounded if it is not known natively."""
+        if self.stored is None:
+            return round_to(self.value, self.format)  # type: ignore[arg-type]
+        return self.stored
+
+
+def lift_native(tensor: torch.Tensor) -> torch.Tensor:
+    """Up-cast a native tensor; expanded dimensions stay expanded."""
+    dtype = lifted_dtype(tensor.dtype)
+    if dtype == tensor.dtype or tensor.is_quantized:
+        return tensor
+    repeated = [d for d, (n, s) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)) if s == 0 and n > 1]
+    if not repeated:
+        return tensor.to(dtype)
+    small = tensor
+    for d in repeated:
+        small = small.narrow(d, 0, 1)
+    return small.to(dtype).expand(tensor.shape)
+
+
+def round_to(tensor: torch.Tensor, format: torch.dtype) -> torch.Tensor:
+    """Round a lifted value to a native format."""
+    return tensor if tensor.dtype == format or tensor.is_quantized else tensor.to(format)
+
+
+class Inputs(Sequence[torch.Tensor | None]):
+    """The lifted inputs of a step, up-cast only if the observer looks at them."""
+
+    def __init__(self, operands: list[Operand | None]):
+        self._operands = operands
+
+    def __len__(self) -> int:
+        return len(self._operands)
+
+    @overload
+    def __getitem__(self, index: int) -> torch.Tensor | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[torch.Tensor | None]: ...
+    def __getitem__(self, index: int | slice) -> torch.Tensor | Sequence[torch.Tensor | None] | None:
+        if isinstance(index, slice):
+            return [None if o is None else o.lifted() for o in self._operands[index]]
+        operand = self._operands[index]
+        return None if operand is None else operand.lifted()
+
+
+class Call:
+    """One call to evaluate: what a rule sees.
+
+    Parameters
+    ----------
+    function : torch._ops.OpOverload
+    args, kwargs
+        With :class:`Operand` in the place of tensors.
+    formats : list of torch.dtype or None
+        Native formats of the results.
+    replay : Replay
+    entry : Entry
+    """
+
+    def __init__(
+        self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], formats: list[torch.dtype | None],
+        replay: Replay, entry: Entry,
+    ):  # fmt: skip
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.formats = formats
+        self.replay = replay
+        self.entry = entry
+        self.facts: Facts = facts_of(function)
+
+    def raw(self, name: str) -> Any:
+        """Give an argument as it stands: an :class:`Operand`, a number, a list."""
+        return self.facts.pick(name, self.args, self.kwargs)
+
+    def value(self, name: str) -> Any:
+        """Give an argument, lifted."""
+        return _lift_tree(self.raw(name))
+
+    def native(self, name: str) -> Any:
+        """Give an argument in its native format."""
+        return _native_tree(self.raw(name))
+
+    def format(self, name: str) -> torch.dtype | None:
+        """Give a tensor argument's native format."""
+        operand = self.raw(name)
+        return operand.format if isinstance(operand, Operand) else None
+
+    def hidden(self, name: str, default: float) -> Any:
+        """Give a constant that the kernel holds but its arguments do not, replaced if the run says so."""
+        return self.replay.literal(self.entry, name, default)
+
+    def lifted(self) -> tuple[list[Any], dict[str, Any]]:
+        """Give all arguments lifted, dtype arguments retargeted."""
+        return [_lift_tree(a) for a in self.args], {k: _lift_tree(v) for k, v in self.kwargs.items()}
+
+    def natively(self) -> list[Any]:
+        """Evaluate the call in its native formats."""
+        from driftscope.lift.tape_entries import tensors_in
+
+        with _default_dtype(self.replay.native_default):
+            return tensors_in(self.function(*map(_native_tree, self.args), **_native_tree(self.kwargs)))
+
+    def evaluate(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate another function on lifted tensors in the course of this one; not seen as a step."""
+        return function(*args, **kwargs)
+
+    def step(
+        self, suffix: str, function: Any, *args: Any, format: torch.dtype | None = None, **kwargs: Any
+    ) -> torch.Tensor:
+        """Evaluate an inner step of a fused kernel by its own rule and show it to the observer.
+
+        Parameters
+        ----------
+        suffix : str
+            Added to the entry's name.
+        function : torch._ops.OpOverload
+        args, kwargs
+            Lifted tensors, :class:`Operand` or numbers.
+        format : torch.dtype or None
+            In which the fused kernel holds the result; its first result's format by default.
+        """
+        format = format or self.formats[0]
+        arguments = tuple(_as_operand(a, format) for a in args)
+        named = {k: _as_operand(v, format) for k, v in kwargs.items()}
+        inner = Call(function, arguments, named, [format], self.replay, self.entry)
+        outputs, rounding = rules.evaluate(inner)
+        name = f"{self.entry.name}.{suffix}"
+        return self.replay.show(self.entry, inner, name, outputs, [format], rounding)[0]  # type: ignore[return-value]
+
+
+def _as_operand(value: Any, format: torch.dtype | None) -> Any:
+    if isinstance(value, torch.Tensor):
+        kept = format if value.dtype.is_floating_point and format is not None else value.dtype
+        return Operand("", kept, None, value)
+    return [_as_operand(v, format) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _lift_tree(tree: Any) -> Any:
+    if isinstance(tree, Operand):
+        return tree.lifted()
+    if isinstance(tree, (list, tuple)):
+        return [_lift_tree(t) for t in tree]
+    if isinstance(tree, torch.dtype):
+        return lifted_dtype(tree)
+    return tree
+
+
+def _native_tree(tree: Any) -> Any:
+    if isinstance(tree, Operand):
+        return tree.native()
+    if isinstance(tree, (list, tuple)):
+        return [_native_tree(t) for t in tree]
+    if isinstance(tree, dict):
+        return {k: _native_tree(v) for k, v in tree.items()}
+    return tree
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class Replay:
+    """One float64 run of a tape.
+
+    Parameters
+    ----------
+    tape : Tape
+    observe : Observer or None
+    replacements : mapping of int to torch.Tensor
+        Lifted values to use instead of stored constants.
+    literals : mapping of (entry index, argument name) to torch.Tensor
+        0-dim values to use instead of numbers in calls.
+    active : set of int
+        Constant entries to evaluate all the same, because something they use was replaced.
+    cache : dict of int to torch.Tensor
+        Small constants, lifted.
+    """
+
+    def __init__(
+        self, tape: Tape, observe: Observer | None, replacements: Mapping[int, torch.Tensor],
+        literals: Mapping[tuple[int, str], torch.Tensor], active: set[int], cache: dict[int, torch.Tensor],
+    ):  # fmt: skip
+        self.tape = tape
+        self.observe = observe
+        self.literals = literals
+        self.active = active
+        self.values: dict[int, torch.Tensor] = {}
+        self.replacements = replacements
+        self.native_default = torch.get_default_dtype()
+        self._cache = cache
+        self._steps = 0
+        self._literal_entries = {index for index, _ in literals}
+
+    def run(self, wanted: set[int], last_uses: Mapping[int, Sequence[int]]) -> None:
+        """Evaluate every entry; afterwards :meth:`result` gives the values in `wanted`."""
+        for id in self.tape.inputs:
+            self.values[id] = self._own(self.tape.values[id], self.tape.values[id].stored)
+        self.values.update(self.replacements)
+        with _default_dtype(torch.float64):
+            for entry in self.tape.entries:
+                if not entry.constant or entry.index in self.active:
+                    self._evaluate(entry)
+                elif self.observe is not None:
+                    pass
+                for id in last_uses.get(entry.index, ()):
+                    if id not in wanted:
+                        self.values.pop(id, None)
+
+    def result(self, id: int) -> torch.Tensor:
+        """Give a value after the run."""
+        return self._operand(id).lifted()
+
+    def literal(self, entry: Entry, name: str, default: Any) -> Any:
+        """Give a number of a call, or what replaces it."""
+        if entry.index in self._literal_entries:
+            return self.literals.get((entry.index, name), default)
+        return default
+
+    # -- one entry -----------------------------------------------------------------------------------------------
+
+    def _evaluate(self, entry: Entry) -> None:
+        if entry.index in self.tape.snapshots:
+            self._materialise(entry)
+            return
+        args, kwargs = self._resolve(entry)
+        formats = [None if o is None else self.tape.values[o].format for o in entry.outputs]
+        call = Call(entry.function, args, kwargs, formats, self, entry)
+        try:
+            outputs, rounding = rules.evaluate(call)
+        except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError) as error:
+            words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CannotLift(f"{entry.where} cannot be evaluated in float64: {words}") from error
+        self._check(entry, outputs, formats)
+        outputs = self.show(entry, call, entry.name, outputs, formats, rounding)
+        self._settle(entry, outputs)
+
+    def _resolve(self, entry: Entry) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args = tuple(self._template(a) for a in entry.args)
+        kwargs = {k: self._template(v) for k, v in entry.kwargs.items()}
+        if entry.index in self._literal_entries:
+            given = list(args)
+            for (index, name), value in self.literals.items():
+                position = entry.facts.positions.get(name)
+                if index != entry.index:
+                    continue
+                if position is not None and position < len(given):
+                    given[position] = value
+                elif name in entry.facts.types:
+                    kwargs[name] = value
+            args = tuple(given)
+        return args, kwargs
+
+    def _template(self, tree: Any) -> Any:
+        if isinstance(tree, Ref):
+            return self._operand(tree.value)
+        if isinstance(tree, (list, tuple)):
+            return [self._template(t) for t in tree]
+        return tree
+
+    def _operand(self, id: int) -> Operand:
+        value = self.tape.values[id]
+        lifted = self.values.get(id)
+        if lifted is not None:
+            return Operand(value.name, value.format, None, lifted)
+        if value.stored is None:
+            raise CannotLift(f"The value {value.name} was not kept; the program cannot be replayed.")
+        small = self._cache.get(id)
+        operand = Operand(value.name, value.format, value.stored, small)
+        if small is None and value.stored.numel() <= _SMALL and lifted_dtype(value.format) != value.format:
+            self._cache[id] = operand.lifted()
+        return operand
+
+    def show(
+        self, entry: Entry, call: Call, name: str, outputs: list[torch.Tensor | None],
+        formats: list[torch.dtype | None], rounding: Rounding,
+    ) -> list[torch.Tensor | None]:  # fmt: skip
+        """Let the observer see a step; give what it makes of the outputs."""
+        index, self._steps = self._steps, self._steps + 1
+        if self.observe is None:
+            return outputs
+        operands, attributes = _split(call)
+        inner = name != entry.name
+        names = [name if i == 0 else f"{name}.{i}" for i in range(len(outputs))] if inner else self._names(entry)
+        step = Step(
+            index, name, f"{call.function.namespace}.{call.facts.name}", entry.where,
+            ["" if o is None else o.name for o in operands], names, Inputs(operands), outputs, formats,
+            rounding, attributes, entry.constant,
+        )  # fmt: skip
+        replaced = self.observe(step)
+        return outputs if replaced is None else list(replaced)
+
+    def _names(self, entry: Entry) -> list[str]:
+        return ["" if o is None else self.tape.values[o].name for o in entry.outputs]
+
+    def _check(self, entry: Entry, outputs: list[torch.Tensor | None], formats: list[torch.dtype | None]) -> None:
+        """Hold rules to what they promise: float64 where the native value is a float, the native shape."""
+        if len(outputs) < len(formats):
+            raise CannotLift(f"{entry.where} gave {len(outputs)} results in float64 instead of {len(formats)}.")
+        for tensor, id, format in zip(outputs, entry.outputs, formats, strict=False):
+            if tensor is None or id is None or format is None:
+                continue
+            value = self.tape.values[id]
+            if tensor.dtype != lifted_dtype(format) and lifted_dtype(format).is_floating_point:
+                raise CannotLift(f"{entry.where} has no float64 evaluation: its result is {tensor.dtype}.")
+            if tuple(tensor.shape) != value.shape:
+                raise CannotLift(
+                    f"{entry.where} depends on values in its shape: {tuple(tensor.shape)} in float64, "
+                    f"natively {value.shape}."
+                )
+
+    def _settle(self, entry: Entry, outputs: list[torch.Tensor | None]) -> None:
+        for position, id in enumerate(entry.outputs):
+            tensor = outputs[position]
+            if id is None or tensor is None:
+                continue
+            value = self.tape.values[id]
+            if tensor.dtype != lifted_dtype(value.format):
+                tensor = tensor.to(lifted_dtype(value.format))
+            if position in entry.writes:
+                self.values[id].copy_(tensor)
+            else:
+                self.values[id] = self._lay_out(entry, value, tensor)
+
+    def _lay_out(self, entry: Entry, value: Value, tensor: torch.Tensor) -> torch.Tensor:
+        """Give a result the native strides, and memory of its own where a write could otherwise be seen."""
+        if not _same_layout(tensor, value):
+            laid = torch.empty_strided(value.shape, value.strides, dtype=tensor.dtype, device=tensor.device)
+            return laid.copy_(tensor)
+        if self.tape.written and not entry.facts.view and self._borrowed(value, tensor):
+            return tensor.clone()
+        return tensor
+
+    def _borrowed(self, value: Value, tensor: torch.Tensor) -> bool:
+        memory = tensor.untyped_storage()._cdata
+        return any(
+            other.untyped_storage()._cdata == memory and self.tape.values[id].storage != value.storage
+            for id, other in self.values.items()
+        )
+
+    def _own(self, value: Value, stored: torch.Tensor | None) -> torch.Tensor:
+        if stored is None:
+            raise CannotLift(f"The input {value.name} has no value.")
+        tensor = lift_native(stored)
+        return tensor.clone() if value.storage in self.tape.written and tensor is stored else tensor
+
+    def _materialise(self, entry: Entry) -> None:
+        whole, offsets = self.tape.snapshots[entry.index]
+        root = lift_native(whole)
+        root = root.clone() if root is whole else root
+        for id, offset in zip(entry.outputs, offsets, strict=True):
+            if id is not None:
+                value = self.tape.values[id]
+                self.values[id] = root.as_strided(value.shape, value.strides, offset)
+
+
+def _same_layout(tensor: torch.Tensor, value: Value) -> bool:
+    strides = tensor.stride()
+    if strides == value.strides or tensor.numel() == 0 or tensor.is_quantized:
+        return True
+    pairs = [(n, a, b) for n, a, b in zip(value.shape, strides, value.strides, strict=True) if n > 1]
+    # Overlapping memory cannot be written into; only views have it and those keep it by themselves.
+    return all(a == b for _, a, b in pairs) or any(b == 0 for _, _, b in pairs)
+
+
+def _split(call: Call) -> tuple[list[Operand | None], dict[str, object]]:
+    """Part a call's tensors from its other arguments."""
+    operands: list[Operand | None] = []
+    attributes: dict[str, object] = {}
+    for name, value in call.facts.names(call.args, call.kwargs):
+        if isinstance(value, Operand):
+            operands.append(value)
+        elif isinstance(value, list) and any(isinstance(v, Operand) for v in value):
+            operands.extend(v if isinstance(v, Operand) else None for v in value)
+        elif value is None and "Tensor" in call.facts.types.get(name, ""):
+            operands.append(None)
+        else:
+            attributes[name] = value
+    return operands, attributes

@@ -1,0 +1,81 @@
+"""Leaves a program as it was: random generators, modules' attributes, escapes to numpy noticed."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from driftscope.errors import CannotLift
+
+
+@contextlib.contextmanager
+def generators_kept() -> Iterator[None]:
+    """Restore the states of torch's, numpy's and Python's global generators."""
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+@contextlib.contextmanager
+def attributes_kept(module: torch.nn.Module | None) -> Iterator[None]:
+    """Restore what a forward pass rebinds on modules: plain attributes, buffers and parameters.
+
+    Containers that it changes in place (``self.log.append``) stay changed: a list cannot be told from a cache.
+    """
+    modules = list(module.modules()) if module is not None else []
+    tables = [t for m in modules for t in (vars(m), m._buffers, m._parameters)]
+    kept = [dict(t) for t in tables]
+    try:
+        yield
+    finally:
+        for table, before in zip(tables, kept, strict=True):
+            _restore(table, before)
+
+
+def _restore(table: dict[str, Any], before: dict[str, Any]) -> None:
+    for name in [n for n in table if n not in before]:
+        del table[name]
+    for name, value in before.items():
+        if table.get(name, table) is not value:
+            table[name] = value
+
+
+@contextlib.contextmanager
+def escapes_refused(depends: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """Refuse `Tensor.numpy` and DLPack on floats that depend on the inputs: what numpy computes is not seen.
+
+    Both are shadowed on the class while a program is recorded; a dispatch mode does not see them, and what came
+    back would silently count as a constant.
+    """
+
+    def guarded(name: str) -> Callable[..., Any]:
+        original = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if (self.is_floating_point() or self.is_complex()) and depends(self):
+                raise CannotLift(f"Tensor.{name} takes a value that depends on the inputs out of torch's sight.")
+            return original(self, *args, **kwargs)
+
+        return method
+
+    own = {name: vars(torch.Tensor).get(name) for name in ("numpy", "__dlpack__")}
+    for name in own:
+        setattr(torch.Tensor, name, guarded(name))
+    try:
+        yield
+    finally:
+        for name, original in own.items():
+            if original is None:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, original)
