@@ -8,8 +8,8 @@ from typing import Any
 from driftscope.cli.help_pages import suggestion
 from driftscope.errors import InputError
 
-LEVELS = ("disable", "basic", "extended", "all")
-PROVIDERS = ("cpu", "cuda")
+LEVELS = ("disable", "basic", "extended", "layout", "all")
+PROVIDERS = ("cpu", "cuda", "tensorrt", "openvino", "coreml")  # and whatever the installed onnxruntime has
 
 
 def session_options(a: str, b: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
