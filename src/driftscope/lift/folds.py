@@ -65,7 +65,7 @@ class FoldFinder:
         operator = step.operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().lstrip("_")
         if step.rounding.kind is Kind.DOT:
             self._start(step, operator)
-        elif step.rounding.kind is Kind.NORM and "batch" in operator:
+        elif "batch" in operator and "norm" in operator:
             self._norm(step)
         elif operator in _ADD | _SCALE:
             self._affine(step, operator)
