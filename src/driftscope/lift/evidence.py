@@ -14,15 +14,19 @@ import torch
 from driftscope.comparison.spread import Ratio, drift_in_floors
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.lift.noise import ARITHMETICS, ORDINARY, NoiseSample, floor64_sample, noise_sample, noisy_run
+from driftscope.lift.noise import (
+    ARITHMETICS,
+    ORDINARY,
+    NoiseSample,
+    floor64_sample,
+    noise_sample,
+    noise_samples,
+    noisy_run,
+)
 from driftscope.lift.reconcile import Pairing, Reconciled, reconcile
 from driftscope.lift.sources import lift_bound, lift_source
 from driftscope.lift.steps import Lifted, LiftedOutput
 from driftscope.programs.protocol import Bound
-
-# Outputs of fewer elements than this, over all pairs, get more noise runs: one sample is a poor estimate there.
-_FEW_ELEMENTS = 512
-_RUNS_FOR_FEW = 4
 
 Progress = Callable[[str], None]
 
@@ -66,13 +70,10 @@ def _attempt(build: Callable[[], Lifted]) -> SideLift:
 
 
 def add_noise(side: SideLift, seed: int) -> None:
-    """Run the lifted program with the noise of ordinary rounding; more often when its outputs are few."""
+    """Run the lifted program with the noise of ordinary rounding; more often when few elements carry it."""
     if side.graph is None or side.noises:
         return
-    elements = sum(o.value.numel() for o in side.clean if o.value is not None and o.value.dtype.is_floating_point)
-    runs = _RUNS_FOR_FEW if elements < _FEW_ELEMENTS else 1
-    for k in range(runs):
-        side.noises.append(noise_sample(side.graph, side.clean, seed=seed + k))
+    side.noises.extend(noise_samples(side.graph, side.clean, seed=seed))
 
 
 def difference(one: LiftedOutput, other: LiftedOutput) -> torch.Tensor | None:
