@@ -8,7 +8,7 @@ import torch
 
 #: Elements in one piece. Measured: float64 temporaries of this size stay in the cache; from 2**18 on every pass
 #: over them costs two to four times as much.
-PIECE = 2**16
+PIECE = 2**15
 
 #: On an accelerator a piece must be large enough to hide the launches and the wait for its result.
 ACCELERATOR_PIECE = 2**22

@@ -40,6 +40,7 @@ class Tally:
         self._finite = 0
         # The sum of squares is kept as m * 4**e, so that differences near the ends of the range count too.
         self._squares, self._exponent = 0.0, 0
+        self._rooms: list[torch.Tensor | None] = [None, None]
 
     @property
     def rms(self) -> float:
@@ -70,35 +71,44 @@ class Tally:
         low : Tensor of float64 or None
             To be added to ``b - a``.
         """
+        changed = None
         if self._pair.comparable_bits:
-            mismatched = int(torch.count_nonzero(bits_of(a) ^ bits_of(b)))
+            changed = bits_of(a) ^ bits_of(b)
+            mismatched = int(torch.count_nonzero(changed))
             if not mismatched:
                 self.add_same(a)
                 return
             self.mismatched += mismatched
-        difference, scale, finite = self._difference(start, a, b, low)
-        largest = float(difference.amax())
-        if largest > 0:
-            self.differing += int(torch.count_nonzero(difference))
-            self._add_sizes(start, difference, scale, largest)
-            self._add_steps(a, b, finite)
-
-    def _difference(
-        self, start: int, a: torch.Tensor, b: torch.Tensor, low: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return ``|b - a|`` and ``|a|`` in float64, 0 where not finite on both sides, and where that is."""
-        x, y = _float64(a), _float64(b)
-        difference = _exact_difference(a, b, x, y)
-        if low is not None:
-            difference = difference.add_(low.to(difference.device))
-        difference.abs_()
-        if math.isfinite(float(difference.amax())):
+        x, y = self._float64(0, a), self._float64(1, b)
+        difference, largest = _difference(a, b, x, y, low)
+        finite = None
+        if math.isfinite(largest):
             self._finite += a.numel()
-            return difference, x.abs(), None
-        finite = torch.isfinite(x) & torch.isfinite(y)
-        self._add_specials(start, x, y)
-        self._finite += int(finite.sum())
-        return difference.masked_fill_(~finite, 0.0), x.abs(), finite
+        else:
+            finite = torch.isfinite(x) & torch.isfinite(y)
+            self._finite += int(finite.sum())
+            self._add_specials(start, x, y)
+            difference = torch.where(finite, difference, 0.0)
+            largest = float(difference.amax())
+        if largest > 0:
+            # Never negative, so zero is the one value with no bit set; integers are counted fifteen times faster.
+            self.differing += int(torch.count_nonzero(difference.view(torch.int64)))
+            self._add_sizes(start, difference, x.abs_() if x is not a else x.abs(), largest)
+            self._add_steps(a, b, finite, changed)
+
+    def _float64(self, side: int, x: torch.Tensor) -> torch.Tensor:
+        """Return a piece in float64; the memory is used again for the next piece."""
+        if x.dtype == torch.float64:
+            return x
+        if x.dtype == torch.uint64:
+            return _high(x).add_(_low(x))
+        if x.dtype.itemsize == 1 and x.dtype.is_floating_point:
+            x = x.to(torch.float32)
+        room = self._rooms[side]
+        if room is None or room.numel() < x.numel() or room.device != x.device:
+            # A fresh allocation for every piece would cost more than the arithmetic: its pages fault in each time.
+            self._rooms[side] = room = torch.empty(x.numel(), dtype=torch.float64, device=x.device)
+        return room[: x.numel()].copy_(x)
 
     def _add_specials(self, start: int, x: torch.Tensor, y: torch.Tensor) -> None:
         nan_x, nan_y = torch.isnan(x), torch.isnan(y)
@@ -125,7 +135,8 @@ class Tally:
         for i, threshold in enumerate(self.thresholds):
             if largest > threshold:
                 self.above[i] += int((difference > threshold).sum())
-        ratio = difference.div_(scale.add_(self._rel_offset))  # the last use of both
+        scale = scale.add_(self._rel_offset) if self._rel_offset else scale
+        ratio = difference.div_(scale)  # the last use of both
         worst = float(ratio.amax())
         if math.isnan(worst):  # 0/0
             worst = float(ratio.nan_to_num_(nan=0.0, posinf=math.inf).amax())
@@ -147,14 +158,34 @@ class Tally:
         )
         self._exponent = top
 
-    def _add_steps(self, a: torch.Tensor, b: torch.Tensor, finite: torch.Tensor | None) -> None:
+    def _add_steps(
+        self, a: torch.Tensor, b: torch.Tensor, finite: torch.Tensor | None, changed: torch.Tensor | None
+    ) -> None:
         fmt = self._pair.steps_in
         if fmt is None or self.max_ulp is None:
             return
-        steps = line_distance(_lines(a, fmt), _lines(b, fmt))
-        if finite is not None:
-            steps.masked_fill_(~finite, 0)
-        self.max_ulp = max(self.max_ulp, float(steps.amax()))
+        if finite is None and changed is not None and fmt.bits > 8:
+            largest = _largest_step(a, b, changed)
+        else:
+            steps = line_distance(_lines(a, fmt), _lines(b, fmt))
+            largest = float((steps if finite is None else steps.masked_fill_(~finite, 0)).amax())
+        self.max_ulp = max(self.max_ulp, largest)
+
+
+def _largest_step(a: torch.Tensor, b: torch.Tensor, changed: torch.Tensor) -> float:
+    """Return the largest distance in steps of two pieces of one format, given the exclusive or of their bits."""
+    crossing = None
+    if int(changed.amin()) < 0:  # somewhere the sign bits differ
+        crossing = torch.nonzero(changed < 0).view(-1)
+        if crossing.numel() > a.numel() // 8:
+            return float(line_distance(line_number(a), line_number(b)).amax())
+    # Between numbers of one sign the bits themselves count the steps, and no difference can overflow.
+    steps = (bits_of(a) - bits_of(b)).abs_()
+    if crossing is None:
+        return float(steps.amax())
+    steps[crossing] = 0
+    far = line_distance(line_number(a[crossing]), line_number(b[crossing]))
+    return max(float(steps.amax()), float(far.amax()))
 
 
 def _may_hold_specials(x: torch.Tensor) -> bool:
@@ -169,22 +200,23 @@ def _readable(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float32) if x.dtype.itemsize == 1 else x
 
 
-def _float64(x: torch.Tensor) -> torch.Tensor:
-    if x.dtype == torch.uint64:
-        return _high(x).add_(_low(x))
-    if x.dtype.itemsize == 1 and x.dtype.is_floating_point:
-        x = x.to(torch.float32)
-    return x.to(torch.float64)
+def _difference(
+    a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor, low: torch.Tensor | None
+) -> tuple[torch.Tensor, float]:
+    """Return ``|b - a|`` in float64 and the largest of them, which is not finite where an element is not.
 
-
-def _exact_difference(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return ``b - a``, rounded once: zero only where they are equal, for 64-bit integers too."""
+    Rounded once, so zero only where they are equal, for 64-bit integers too.
+    """
     wide = (torch.int64, torch.uint64)
-    if a.dtype not in wide and b.dtype not in wide:
-        return y - x
-    high_a, low_a = (_high(a), _low(a)) if a.dtype in wide else (x, torch.zeros_like(x))
-    high_b, low_b = (_high(b), _low(b)) if b.dtype in wide else (y, torch.zeros_like(y))
-    return (high_b - high_a).add_(low_b - low_a)
+    if a.dtype in wide or b.dtype in wide:
+        high_a, low_a = (_high(a), _low(a)) if a.dtype in wide else (x, torch.zeros_like(x))
+        high_b, low_b = (_high(b), _low(b)) if b.dtype in wide else (y, torch.zeros_like(y))
+        difference = (high_b - high_a).add_(low_b - low_a)
+    else:
+        difference = y - x
+    if low is not None:
+        difference.add_(low.to(difference.device))
+    return difference.abs_(), float(difference.amax())
 
 
 def _high(x: torch.Tensor) -> torch.Tensor:
