@@ -75,7 +75,7 @@ class GraphEvaluation:
             self._node(node)
             for name in node.release:
                 self._values.pop(name, None)
-        return [self._read(name, None) for name in plan.outputs]
+        return [self._read(name, None) if name else Value(None) for name in plan.outputs]
 
     def _read(self, name: str, reader: NodePlan | None) -> Value:
         value = self._values.get(name)
@@ -89,9 +89,9 @@ class GraphEvaluation:
         replacement = self._replace.get(name)
         if replacement is None:
             return stored.load()
-        format = stored.format
-        dtype = lifted_storage(format) if format is not None else replacement.dtype
-        return Value(replacement.to(device=self.device, dtype=dtype), format, constant=False)
+        native = stored.format
+        dtype = lifted_storage(native) if native is not None else replacement.dtype
+        return Value(replacement.to(device=self.device, dtype=dtype), native, constant=False)
 
     # -- nodes --------------------------------------------------------------------------------------------
 
@@ -143,8 +143,8 @@ class GraphEvaluation:
             values = []
             for index, item in enumerate(data[: len(node.output_names)]):
                 given = formats[index] if index < len(formats) else None
-                format = given if given is not None else _default_format(item, node.formats, tensors)
-                values.append(Value(_stored_as(item, format, constant), format, constant))
+                native = given if given is not None else _default_format(item, node.formats, tensors)
+                values.append(Value(_stored_as(item, native, constant), native, constant))
         except _REFUSALS as error:
             words = str(error).split("\n", 1)[0]
             raise CannotLift(f"{node} cannot be evaluated in float64: {words}") from error
@@ -179,9 +179,9 @@ class GraphEvaluation:
 
     # -- constants ----------------------------------------------------------------------------------------
 
-    def lift(self, value: Value, name: str) -> Value:
-        """Bring a constant into the lifted part of the graph."""
-        return self._frontier(value, name, None) if value.constant else value
+    def lift(self, value: Value, name: str, reader: NodePlan | None = None) -> Value:
+        """Bring a constant into the lifted part of the graph, where ``reader`` uses it."""
+        return self._frontier(value, name, reader) if value.constant else value
 
     def _frontier(self, value: Value, name: str, reader: NodePlan | None) -> Value:
         if isinstance(value.data, list):
@@ -309,9 +309,9 @@ def _default_format(item: Any, formats: Sequence[Format], tensors: Sequence[Any]
         return found if found is not None else item.dtype
     if item.dtype == torch.bool:
         return torch.bool
-    for format, tensor in zip(formats, tensors, strict=False):
-        if isinstance(tensor, torch.Tensor) and tensor.dtype == item.dtype and not _is_real(format):
-            return format
+    for native, tensor in zip(formats, tensors, strict=False):
+        if isinstance(tensor, torch.Tensor) and tensor.dtype == item.dtype and not _is_real(native):
+            return native
     return item.dtype
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +11,14 @@ import onnx
 import torch
 
 from driftscope.errors import CannotLift
-from driftscope.lift.onnx_ops.registry import Node, Operator, Result, Value, find_operator
+from driftscope.lift.onnx_ops.registry import Node, Operator, Result, Value, find_operator, strings
 from driftscope.lift.onnx_plan import GraphPlan, NodePlan, Planner, schema_of
 from driftscope.lift.onnx_types import ELEMENT_OF_FORMAT, STRING_ELEMENT, array_to_tensor, storage
 from driftscope.lift.steps import Kind
 
 # The reference evaluator computes these in another way than the schema says.
 _NOT_BY_REFERENCE = frozenset({"LayerNormalization"})
+_REFERENCE_MODULES = {"": "onnx.reference.ops", "ai.onnx.ml": "onnx.reference.ops.aionnxml"}
 
 
 def expand(planner: Planner, plan: NodePlan, values: Sequence[Value | None]) -> GraphPlan | Operator:
@@ -82,15 +84,16 @@ def _type_bytes(value: Value | None) -> bytes:
 
 
 def _by_reference(plan: NodePlan) -> Operator:
-    from onnx.reference.ops import load_op
-
     label = f"operator {plan.domain + '::' if plan.domain else ''}{plan.op_type}"
     where = f"domain {plan.domain or 'ai.onnx'!r}, opset {plan.version}, node {plan.name!r}"
     if plan.op_type in _NOT_BY_REFERENCE or find_operator(plan.domain, plan.op_type, 10**6) is not None:
         raise CannotLift(f"{label} has no float64 evaluation at this opset version ({where})")
+    module = _REFERENCE_MODULES.get(plan.domain)
     try:
-        load_op(plan.domain, plan.op_type, plan.version)
-    except Exception as error:  # the reference evaluator raises its own errors and NotImplementedError alike
+        if module is None:
+            raise CannotLift(f"{label} is not an operator of ONNX")
+        importlib.import_module(module).load_op(plan.domain, plan.op_type, plan.version)
+    except Exception as error:  # its own errors, KeyError and NotImplementedError alike
         raise CannotLift(f"{label} has no float64 evaluation ({where})") from error
     return Operator(_reference, kind=Kind.FUNCTION)
 
@@ -108,17 +111,18 @@ def _reference(node: Node, *inputs: Any) -> Result | tuple[Any, ...]:
     for index, (name, data) in enumerate(zip(names, inputs, strict=True)):
         if not name:
             continue
-        format = node.format(index)
-        feeds[name] = _to_numpy(data, format)
-        element = STRING_ELEMENT if format is None else ELEMENT_OF_FORMAT[format]
+        native = node.format(index)
+        feeds[name] = _to_numpy(data, native)
+        element = STRING_ELEMENT if native is None else ELEMENT_OF_FORMAT[native]
         infos.append(onnx.helper.make_tensor_value_info(name, element, None))
     outputs = [onnx.helper.make_tensor_value_info(o, onnx.TensorProto.UNDEFINED, None) for o in proto.output if o]
     graph = onnx.helper.make_graph([proto], "node", infos, outputs)
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(plan.domain, plan.version)])
-    results = ReferenceEvaluator(model).run(None, feeds)
-    return tuple(
-        _from_numpy(r).to(node.device) if isinstance(r, np.ndarray) and r.dtype != object else r for r in results
-    )
+    try:
+        results = ReferenceEvaluator(model).run(None, feeds)
+    except Exception as error:  # whatever it raises, the node cannot be evaluated
+        raise node.refuse(str(error).split("\n", 1)[0]) from error
+    return tuple(_from_numpy(result, node.device) for result in results)
 
 
 def _to_numpy(data: Any, format: torch.dtype | None) -> Any:
@@ -129,5 +133,8 @@ def _to_numpy(data: Any, format: torch.dtype | None) -> Any:
     return data.cpu().numpy()
 
 
-def _from_numpy(array: Any) -> torch.Tensor:
-    return array_to_tensor(np.asarray(array))
+def _from_numpy(result: Any, device: torch.device) -> Any:
+    array = np.asarray(result)
+    if array.dtype == object or array.dtype.kind in "SU":
+        return strings(array)
+    return array_to_tensor(array).to(device)

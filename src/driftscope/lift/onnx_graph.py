@@ -166,13 +166,13 @@ def _feed(name: str, value: Any, declared: onnx.TypeProto) -> Value:
         return Value(strings(value), None, False)
     if declared.HasField("optional_type"):
         return _feed(name, value, declared.optional_type.elem_type)
-    format = format_of_element(declared.tensor_type.elem_type, name)
-    if format is None or not isinstance(value, torch.Tensor):
+    native = format_of_element(declared.tensor_type.elem_type, name)
+    if native is None or not isinstance(value, torch.Tensor):
         raise InputError(f"Input {name!r} is {type(value).__name__}, which the graph does not take; give a tensor.")
-    fits = value.dtype in (format, lifted_storage(format), storage(format))
+    fits = value.dtype in (native, lifted_storage(native), storage(native))
     if not fits:
         raise InputError(
             f"Input {name!r} is {str(value.dtype).removeprefix('torch.')} and the graph declares "
-            f"{str(format).removeprefix('torch.')}; convert it."
+            f"{str(native).removeprefix('torch.')}; convert it."
         )
-    return Value(to_storage(value.detach()).to(lifted_storage(format)), format, False)
+    return Value(to_storage(value.detach()).to(lifted_storage(native)), native, False)

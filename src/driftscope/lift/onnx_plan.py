@@ -137,10 +137,15 @@ class Planner:
         inputs = [names.define(name) for name in proto.input]
         given = {a.name: a for a in proto.attribute_proto}
         given.update({a.name: a for a in caller.proto.attribute})
-        imports = {o.domain: o.version for o in proto.opset_import} or dict(opsets)
+        imports = {**opsets, **{o.domain: o.version for o in proto.opset_import}}
         stored: dict[str, Stored] = {}
         nodes = self._nodes(proto.node, imports, names, _with_defaults(given, caller), stored)
-        outputs = [_visible(names, name, f"function {proto.name!r}") for name in proto.output]
+        # A schema's body leaves out the optional outputs that the caller does not name.
+        wanted = list(proto.output)[: len(caller.outputs)]
+        outputs = [
+            _visible(names, name, f"function {proto.name!r}") if asked or name in names.visible else ""
+            for name, asked in zip(wanted, caller.outputs, strict=True)
+        ]
         return _finish(inputs, outputs, nodes, stored)
 
     def _nodes(

@@ -80,8 +80,8 @@ def decode(proto: TensorProto, name: str, directory: Path | None) -> Value:
     ProgramError
         If its bytes do not fit its shape, or its external data is missing or outside ``directory``.
     """
-    format = format_of_element(proto.data_type, name)
-    if format is None:
+    native = format_of_element(proto.data_type, name)
+    if native is None:
         return Value(strings(numpy_helper.to_array(proto)), None, True)
     shape = tuple(proto.dims)
     raw = None
@@ -90,11 +90,11 @@ def decode(proto: TensorProto, name: str, directory: Path | None) -> Value:
     elif proto.HasField("raw_data"):
         raw = bytearray(proto.raw_data)
     if raw is None:
-        return Value(_to_tensor(proto, name), format, True)
+        return Value(_to_tensor(proto, name), native, True)
     if proto.data_type in _PLAIN:
-        return Value(_view(raw, shape, storage(format), name), format, True)
+        return Value(_view(raw, shape, storage(native), name), native, True)
     whole = TensorProto(data_type=proto.data_type, dims=shape, raw_data=bytes(raw))
-    return Value(_to_tensor(whole, name), format, True)
+    return Value(_to_tensor(whole, name), native, True)
 
 
 def _to_tensor(proto: TensorProto, name: str) -> torch.Tensor:

@@ -161,7 +161,7 @@ def _round_small(x: torch.Tensor, spec: SmallFloat, saturate: bool) -> torch.Ten
         y = torch.where(overflow, beyond, y)
         if spec.infinity:
             y = torch.where(torch.isinf(x), x, y)
-    return torch.where(torch.isnan(x), x, y) if spec.nan else torch.where(torch.isnan(x), -spec.largest, y)
+    return torch.where(torch.isnan(x), x, y) if spec.nan else torch.where(torch.isnan(x), 0.0, y)
 
 
 def round_to(x: torch.Tensor, format: Format, *, saturate: bool = True) -> torch.Tensor:

@@ -2,36 +2,9 @@
 
 from __future__ import annotations
 
-from driftscope.lift.onnx_ops import (
-    activations as activations,
-)
-from driftscope.lift.onnx_ops import (
-    casting as casting,
-)
-from driftscope.lift.onnx_ops import (
-    contraction as contraction,
-)
-from driftscope.lift.onnx_ops import (
-    convolution as convolution,
-)
-from driftscope.lift.onnx_ops import (
-    elementwise as elementwise,
-)
-from driftscope.lift.onnx_ops import (
-    indexing as indexing,
-)
-from driftscope.lift.onnx_ops import (
-    normalisation as normalisation,
-)
-from driftscope.lift.onnx_ops import (
-    pooling as pooling,
-)
-from driftscope.lift.onnx_ops import (
-    quantise as quantise,
-)
-from driftscope.lift.onnx_ops import (
-    reductions as reductions,
-)
-from driftscope.lift.onnx_ops import (
-    shaping as shaping,
-)
+import importlib
+import pkgutil
+
+# A family is a file in this folder: adding one here is adding it to the table.
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

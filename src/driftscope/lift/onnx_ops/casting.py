@@ -11,13 +11,9 @@ from torch import Tensor
 from driftscope.lift.onnx_ops.registry import Node, Result, Value, operator, strings
 from driftscope.lift.onnx_types import (
     FORMAT_OF_ELEMENT,
-    INT2,
-    INT4,
     NARROW_INTEGERS,
     SMALL_FLOATS,
     STRING_ELEMENT,
-    UINT2,
-    UINT4,
     Format,
     round_to,
     storage,
@@ -38,16 +34,15 @@ def cast_like(node: Node, x: Value, like: Value) -> list[Value]:
     lifted = x if x.constant else node.lift(0, x)
     node.lifted = not x.constant
     result = cast_to(node, lifted.data, like.format)
-    format = like.format
+    native = like.format
     data = result.outputs
-    if isinstance(data, Tensor) and format is not None and x.constant:
-        data = data.to(storage(format))
-    return [Value(data, format, x.constant)]
+    if isinstance(data, Tensor) and native is not None and x.constant:
+        data = data.to(storage(native))
+    return [Value(data, native, x.constant)]
 
 
 def cast_to(node: Node, x: Any, target: Format) -> Result:
     """Cast strings, integers or floats to a format (None for strings)."""
-    source = node.format(0)
     if isinstance(x, np.ndarray):
         return Result(x if target is None else _parse(x, target, node), formats=[target])
     if target is None:
@@ -58,7 +53,7 @@ def cast_to(node: Node, x: Any, target: Format) -> Result:
         return Result(_to_float(x, target, node), Rounding(Kind.ROUND), [target])
     if target == torch.bool:
         return Result(node.rounded(x) != 0, formats=[target])
-    return Result(_to_integer(node.rounded(x), source, target), formats=[target])
+    return Result(_to_integer(node.rounded(x), target), formats=[target])
 
 
 def _to_float(x: Tensor, target: torch.dtype, node: Node) -> Tensor:
@@ -70,10 +65,9 @@ def _to_float(x: Tensor, target: torch.dtype, node: Node) -> Tensor:
 
 def _to_small_float(node: Node, x: Tensor, target: torch.dtype) -> Result:
     wide = node.rounded(x).to(torch.float64)
-    up = {"up": "up", "down": "down", "nearest": "nearest"}.get(node.text("round_mode", "up"), "up")
     saturate = node.integer("saturate", 1) == 1
     if target == torch.float8_e8m0fnu:
-        result = _power_of_two(wide, up, saturate)
+        result = _power_of_two(wide, node.text("round_mode", "up"), saturate)
     else:
         result = round_to(wide, target, saturate=saturate)
     return Result(result, Rounding(Kind.EXACT), [target])
@@ -88,18 +82,18 @@ def _power_of_two(x: Tensor, mode: str, saturate: bool) -> Tensor:
         result = torch.where(magnitude >= 1.5 * low, 2 * low, low)
     else:
         result = torch.where((magnitude > low) & (mode == "up"), 2 * low, low)
+    result = torch.where(magnitude == 0, 2.0**-127, result)
     over = result > 2.0**127
     result = torch.where(over, 2.0**127 if saturate else torch.nan, result)
     return torch.where(torch.isfinite(x), result, torch.nan)
 
 
-def _to_integer(x: Tensor, source: Format, target: torch.dtype) -> Tensor:
+def _to_integer(x: Tensor, target: torch.dtype) -> Tensor:
     dtype = storage(target)
     if x.is_floating_point():
-        if target in (UINT4, INT4, UINT2, INT2):
-            low, high = NARROW_INTEGERS[target]
-            return x.round().clamp(low, high).to(dtype)
-        return torch.trunc(x).to(torch.int64).to(dtype) if target != torch.uint64 else _to_uint64(x)
+        if target == torch.uint64:
+            return _to_uint64(x)
+        x = torch.trunc(x).to(torch.int64)
     if target in NARROW_INTEGERS:
         low, high = NARROW_INTEGERS[target]
         return (torch.remainder(x.to(torch.int64) - low, high - low + 1) + low).to(dtype)

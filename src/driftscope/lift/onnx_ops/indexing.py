@@ -19,7 +19,7 @@ def _positive(indices: Tensor, length: int, like: Any) -> Tensor:
     return torch.where(indices < 0, indices + length, indices)
 
 
-@operator("Gather", host=())
+@operator("Gather")
 def gather(node: Node, x: Any, indices: Tensor) -> Any:
     """Slices along an axis."""
     axis = axis_of(node.integer("axis", 0), x.ndim)
@@ -27,7 +27,7 @@ def gather(node: Node, x: Any, indices: Tensor) -> Any:
         return strings(np.take(x, indices.cpu().numpy(), axis))
     index = _positive(indices, x.shape[axis], x)
     flat = x.index_select(axis, index.reshape(-1))
-    return flat.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    return flat.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
 
 
 @operator("GatherElements")

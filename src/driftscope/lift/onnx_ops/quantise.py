@@ -28,26 +28,26 @@ def along(node: Node, parameter: Tensor, x: Tensor) -> Tensor:
 def quantize_linear(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Result:
     """``saturate(round(x / scale) + zero)``; the native quotient decides."""
     element = node.integer("output_dtype", 0)
-    format = node.format(2) if zero is not None else FORMAT_OF_ELEMENT.get(element, torch.uint8)
-    format = format or torch.uint8
+    native = node.format(2) if zero is not None else FORMAT_OF_ELEMENT.get(element, torch.uint8)
+    native = native or torch.uint8
     quotient = _native_quotient(node, x, along(node, scale, x))
-    if format in SMALL_FLOATS:
+    if native in SMALL_FLOATS:
         shifted = quotient if zero is None else quotient + along(node, zero, x).to(quotient.dtype)
-        return Result(round_to(shifted, format, saturate=node.integer("saturate", 1) == 1), formats=[format])
-    low, high = range_of(format)
+        return Result(round_to(shifted, native, saturate=node.integer("saturate", 1) == 1), formats=[native])
+    low, high = range_of(native)
     whole = torch.round(quotient)
     if zero is not None:
         whole = whole + along(node, zero, x)
-    return Result(whole.clamp(low, high).to(storage(format)), formats=[format])
+    return Result(whole.clamp(low, high).to(storage(native)), formats=[native])
 
 
 def _native_quotient(node: Node, x: Tensor, scale: Tensor) -> Tensor:
     precision = node.integer("precision", 0)
-    format: Format = FORMAT_OF_ELEMENT.get(precision) or node.format(1)
-    if format is None or not node.lifted:
+    native: Format = FORMAT_OF_ELEMENT.get(precision) or node.format(1)
+    if native is None or not node.lifted:
         return x / scale
     # x and scale rounded to their formats, the quotient rounded once: what the native program decides on.
-    dtype = format if format not in SMALL_FLOATS else torch.float32
+    dtype = native if native not in SMALL_FLOATS else torch.float32
     quotient = node.rounded(x).to(dtype) / node.rounded(scale, 1).to(dtype)
     return quotient.to(torch.float64)
 
@@ -56,11 +56,11 @@ def _native_quotient(node: Node, x: Tensor, scale: Tensor) -> Tensor:
 def dequantize_linear(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Result:
     """``(x - zero) scale``."""
     element = node.integer("output_dtype", 0)
-    format = FORMAT_OF_ELEMENT.get(element) or node.format(1)
+    native = FORMAT_OF_ELEMENT.get(element) or node.format(1)
     wide = x.to(scale.dtype)
     if zero is not None:
         wide = wide - along(node, zero, x).to(scale.dtype)
-    return Result(wide * along(node, scale, x), Rounding(Kind.ROUND), [format])
+    return Result(wide * along(node, scale, x), Rounding(Kind.ROUND), [native])
 
 
 @operator("DynamicQuantizeLinear", since=11)
@@ -110,11 +110,11 @@ def _row(scale: Tensor) -> Tensor:
     return scale.unsqueeze(-1) if scale.dim() == 1 and scale.numel() > 1 else scale
 
 
-def _requantized(real: Tensor, zero: Tensor | None, format: Format) -> Result:
-    format = format or torch.uint8
-    low, high = range_of(format)
+def _requantized(real: Tensor, zero: Tensor | None, native: Format) -> Result:
+    native = native or torch.uint8
+    low, high = range_of(native)
     whole = torch.round(real) + (0 if zero is None else _row(zero))
-    return Result(whole.clamp(low, high).to(storage(format)), formats=[format])
+    return Result(whole.clamp(low, high).to(storage(native)), formats=[native])
 
 
 @operator("QLinearConv", since=10)

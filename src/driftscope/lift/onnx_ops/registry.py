@@ -80,7 +80,7 @@ class Evaluation(Protocol):
 
     def evaluate(self, node: Node, attribute: str, arguments: Sequence[Value]) -> list[Value]: ...
 
-    def lift(self, value: Value, name: str) -> Value: ...
+    def lift(self, value: Value, name: str, reader: Any = None) -> Value: ...
 
     def captured(self, node: Node) -> list[Value]: ...
 
@@ -200,7 +200,7 @@ class Node:
 
     def rounded(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
         """A lifted input rounded to its native format, for decisions; the dtype stays float64."""
-        return round_to(tensor, self.format(index)) if self.lifted else tensor
+        return round_to(tensor, self.format(index), saturate=False) if self.lifted else tensor
 
     # -- surroundings -------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class Node:
 
     def lift(self, index: int, value: Value) -> Value:
         """An input value with its floats in float64, as it enters a part of the graph that is lifted."""
-        return self.evaluation.lift(value, self.plan.inputs[index])
+        return self.evaluation.lift(value, self.plan.inputs[index], self.plan)
 
     def captured(self) -> list[Value]:
         """The outer values that the node's subgraphs read."""

@@ -205,8 +205,8 @@ def constant_of_shape(node: Node, shape: Tensor) -> Result:
     wanted = integers_of(shape) or []
     if not node.has("value"):
         return Result(torch.zeros(wanted, device=_place(node)), formats=[torch.float32])
-    format = FORMAT_OF_ELEMENT[node.attribute("value").data_type]
-    return Result(node.tensor("value").reshape(()).expand(wanted).to(_place(node)), formats=[format])
+    native = FORMAT_OF_ELEMENT[node.attribute("value").data_type]
+    return Result(node.tensor("value").reshape(()).expand(wanted).to(_place(node)), formats=[native])
 
 
 def _place(node: Node) -> torch.device:
@@ -216,10 +216,10 @@ def _place(node: Node) -> torch.device:
 @operator("EyeLike")
 def eye_like(node: Node, x: Tensor) -> Result:
     """Ones on the ``k``-th diagonal of a matrix of the same shape."""
-    format = FORMAT_OF_ELEMENT[node.integer("dtype")] if node.has("dtype") else node.format(0) or x.dtype
+    native = FORMAT_OF_ELEMENT[node.integer("dtype")] if node.has("dtype") else node.format(0) or x.dtype
     ones = torch.ones(tuple(x.shape), dtype=torch.float64, device=x.device)
     k = node.integer("k", 0)
-    return Result((torch.triu(ones, k) - torch.triu(ones, k + 1)).to(storage(format)), formats=[format])
+    return Result((torch.triu(ones, k) - torch.triu(ones, k + 1)).to(storage(native)), formats=[native])
 
 
 @operator("Range", host=(0, 1, 2))

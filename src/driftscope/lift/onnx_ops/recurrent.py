@@ -1,0 +1,195 @@
+"""LSTM, GRU and RNN, unrolled: rounding enters at every time step, so each one is shown to the observer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from driftscope.lift.onnx_ops.registry import Node, Result, dot, matmul_squares, operator
+from driftscope.lift.steps import Kind, Rounding
+
+Activation = Callable[[Tensor], Tensor]
+
+_PLAIN: dict[str, Activation] = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softsign": lambda x: x / (1 + x.abs()),
+    "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
+}
+# Activations with parameters: (function of x, alpha, beta), default alpha, default beta.
+_WITH_PARAMETERS: dict[str, tuple[Callable[[Tensor, float, float], Tensor], float | None, float | None]] = {
+    "affine": (lambda x, a, b: a * x + b, 1.0, 0.0),
+    "leakyrelu": (lambda x, a, b: torch.where(x < 0, a * x, x), 0.01, None),
+    "thresholdedrelu": (lambda x, a, b: torch.where(x > a, x, torch.zeros_like(x)), 1.0, None),
+    "scaledtanh": (lambda x, a, b: a * torch.tanh(b * x), 1.0, 1.0),
+    "hardsigmoid": (lambda x, a, b: (a * x + b).clamp(0, 1), 0.2, 0.5),
+    "elu": (lambda x, a, b: torch.where(x < 0, a * torch.expm1(x.clamp(max=0)), x), 1.0, None),
+}
+
+
+@dataclass(slots=True)
+class Direction:
+    """One direction of a recurrent layer.
+
+    Parameters
+    ----------
+    w, r : torch.Tensor, (gates * H, I) and (gates * H, H)
+    wb, rb : torch.Tensor, (gates * H,)
+    h, c : torch.Tensor, (N, H)
+        States before the first step; ``c`` is used by LSTM alone.
+    peephole : torch.Tensor, (3 * H,), or None
+    activations : list of callable
+    reverse : bool
+    """
+
+    w: Tensor
+    r: Tensor
+    wb: Tensor
+    rb: Tensor
+    h: Tensor
+    c: Tensor
+    peephole: Tensor | None
+    activations: list[Activation]
+    reverse: bool
+
+
+def _activations(node: Node, count: int, defaults: Sequence[str]) -> list[Activation]:
+    names = [n.lower() for n in node.texts("activations", list(defaults) * count)]
+    alphas, betas = iter(node.attribute("activation_alpha") or ()), iter(node.attribute("activation_beta") or ())
+    made = []
+    for name in names:
+        if name in _PLAIN:
+            made.append(_PLAIN[name])
+            continue
+        if name not in _WITH_PARAMETERS:
+            raise node.refuse(f"its activation {name!r} is not known")
+        function, alpha, beta = _WITH_PARAMETERS[name]
+        a = alpha if alpha is None else next(alphas, alpha)
+        b = beta if beta is None else next(betas, beta)
+        made.append(_bound(function, float(a or 0.0), float(b or 0.0)))
+    return made
+
+
+def _bound(function: Callable[[Tensor, float, float], Tensor], a: float, b: float) -> Activation:
+    return lambda x: function(x, a, b)
+
+
+def _limited(node: Node, x: Tensor) -> Tensor:
+    if not node.has("clip"):
+        return x
+    limit = node.setting("clip")
+    return x.clamp(-limit, limit)
+
+
+def _shown(node: Node, part: str, output: Tensor, rounding: Rounding) -> Tensor:
+    return node.inner(part, output, rounding)
+
+
+def _times(node: Node, part: str, h: Tensor, r: Tensor) -> Tensor:
+    weights = r.transpose(-1, -2)
+    return _shown(node, part, h @ weights, dot(h.shape[-1], lambda: matmul_squares(h, weights)))
+
+
+def _lstm_step(node: Node, d: Direction, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    f, g, k = d.activations
+    i, o, forget, cell = (xw + _times(node, "hR", h, d.r) + d.rb).chunk(4, -1)
+    pi, po, pf = d.peephole.chunk(3) if d.peephole is not None else (0.0, 0.0, 0.0)
+    i = f(_limited(node, i + pi * c))
+    forget = 1 - i if node.integer("input_forget", 0) else f(_limited(node, forget + pf * c))
+    c = _shown(node, "c", forget * c + i * g(_limited(node, cell)), Rounding(Kind.FUNCTION))
+    o = f(_limited(node, o + po * c))
+    return _shown(node, "h", o * k(c), Rounding(Kind.FUNCTION)), c
+
+
+def _gru_step(node: Node, d: Direction, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    f, g = d.activations
+    size = h.shape[-1]
+    xz, xr, xh = xw.chunk(3, -1)
+    hz, hr = (_times(node, "hR", h, d.r[: 2 * size]) + d.rb[: 2 * size]).chunk(2, -1)
+    z, r = f(_limited(node, xz + hz)), f(_limited(node, xr + hr))
+    weights, bias = d.r[2 * size :], d.rb[2 * size :]
+    if node.integer("linear_before_reset", 0):
+        candidate = r * (_times(node, "hRh", h, weights) + bias)
+    else:
+        candidate = _times(node, "hRh", r * h, weights) + bias
+    candidate = g(_limited(node, xh + candidate))
+    return _shown(node, "h", (1 - z) * candidate + z * h, Rounding(Kind.FUNCTION)), c
+
+
+def _rnn_step(node: Node, d: Direction, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    total = xw + _times(node, "hR", h, d.r) + d.rb
+    return _shown(node, "h", d.activations[0](_limited(node, total)), Rounding(Kind.FUNCTION)), c
+
+
+_STEPS = {"LSTM": (_lstm_step, 4), "GRU": (_gru_step, 3), "RNN": (_rnn_step, 1)}
+_DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+
+
+def _unroll(node: Node, d: Direction, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Run one direction over (T, N, I); rows shorter than T keep their state and yield zeros."""
+    step, _ = _STEPS[node.op_type]
+    time = x.shape[0]
+    if d.reverse:
+        x = _reversed(x, lengths)
+    weights = d.w.transpose(0, 1)
+    xw = _shown(node, "xW", x @ weights, dot(x.shape[-1], lambda: matmul_squares(x, weights))) + d.wb
+    h, c = d.h, d.c
+    ys = []
+    for t in range(time):
+        new_h, new_c = step(node, d, xw[t], h, c)
+        if lengths is None:
+            y, h, c = new_h, new_h, new_c
+        else:
+            alive = (lengths > t).unsqueeze(-1)
+            y = torch.where(alive, new_h, torch.zeros_like(new_h))
+            h, c = torch.where(alive, new_h, h), torch.where(alive, new_c, c)
+        ys.append(y)
+    out = torch.stack(ys) if ys else x.new_zeros(0, x.shape[1], h.shape[-1])
+    return (_reversed(out, lengths) if d.reverse else out), h, c
+
+
+def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Reverse time, each row within its own length."""
+    if lengths is None:
+        return x.flip(0)
+    time = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
+    index = torch.where(time < lengths, lengths - 1 - time, time)
+    return x.gather(0, index.unsqueeze(-1).expand_as(x))
+
+
+@operator("LSTM", "GRU", "RNN", since=7)
+def recurrent(
+    node: Node, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None, lengths: Tensor | None = None,
+    h0: Tensor | None = None, c0: Tensor | None = None, p: Tensor | None = None,
+) -> Result:  # fmt: skip
+    """A recurrent layer in one or two directions; X is (T, N, I), or (N, T, I) with ``layout`` 1."""
+    batch_first = node.integer("layout", 0) == 1
+    if batch_first:
+        x = x.transpose(0, 1)
+        h0, c0 = (None if s is None else s.transpose(0, 1) for s in (h0, c0))
+    gates = _STEPS[node.op_type][1]
+    directions, size = w.shape[0], r.shape[-1]
+    zeros = x.new_zeros(directions, x.shape[1], size)
+    bias = x.new_zeros(directions, 2 * gates * size) if b is None else b
+    activations = _activations(node, directions, _DEFAULTS[node.op_type])
+    share = len(activations) // directions
+    lengths = None if lengths is None else lengths.to(device=x.device, dtype=torch.int64)
+    runs = []
+    for i in range(directions):
+        direction = Direction(
+            w[i], r[i], bias[i][: gates * size], bias[i][gates * size :],
+            (zeros if h0 is None else h0)[i], (zeros if c0 is None else c0)[i], None if p is None else p[i],
+            activations[share * i : share * (i + 1)], reverse=i == 1 or node.text("direction", "forward") == "reverse",
+        )  # fmt: skip
+        runs.append(_unroll(node, direction, x, lengths))
+    y = torch.stack([run[0] for run in runs], 1)
+    h, c = (torch.stack([run[i] for run in runs]) for i in (1, 2))
+    if batch_first:
+        y, h, c = y.permute(2, 0, 1, 3), h.transpose(0, 1), c.transpose(0, 1)
+    outputs = (y, h, c) if node.op_type == "LSTM" else (y, h)
+    # Every time step has been shown: the layer itself adds no rounding of its own.
+    return Result(outputs, Rounding(Kind.EXACT), [node.format(0)] * len(outputs))

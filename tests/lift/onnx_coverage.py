@@ -1,0 +1,220 @@
+"""Runs ONNX's own node test cases through the lifted evaluator and through onnxruntime, and counts.
+
+``python tests/lift/onnx_coverage.py --write`` regenerates ``docs/reference/onnx-coverage.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import torch
+
+from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.lift.onnx_graph import lift_onnx
+from driftscope.lift.onnx_ops.registry import Value
+from driftscope.lift.onnx_types import array_to_tensor, round_to, to_format
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "onnx-coverage.md"
+HIGHEST_OPSET, HIGHEST_IR = 26, 13
+
+# Their values are drawn at random; only the shapes are a promise.
+RANDOM = ("test_bernoulli", "test_random", "test_training_dropout")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One case: whether it is a floating-point case, and how each evaluator fared ("" is a pass)."""
+
+    name: str
+    operators: tuple[str, ...]
+    floating: bool
+    ours: str
+    runtime: str
+
+
+@functools.cache
+def cases() -> dict[str, Any]:
+    """Every node test case of the installed onnx, by name."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {case.name: case for case in collect_testcases(None)}
+
+
+def is_floating(case: Any) -> bool:
+    """Whether some tensor of the case's results is a float."""
+    return any(_floating(v) for _, outputs in case.data_sets for v in outputs)
+
+
+def _floating(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_floating(v) for v in value)
+    if isinstance(value, onnx.TensorProto):
+        value = onnx.numpy_helper.to_array(value)
+    if not isinstance(value, np.ndarray | np.generic):
+        return isinstance(value, float)
+    return value.dtype.kind == "f" or value.dtype.name.startswith(("bfloat", "float"))
+
+
+def as_feed(value: Any) -> Any:
+    """A case's input as a feed: tensors, lists of them, arrays of strings, None."""
+    if value is None:
+        return None
+    if isinstance(value, list | tuple):
+        return [as_feed(v) for v in value]
+    if isinstance(value, onnx.TensorProto):
+        return as_feed(onnx.numpy_helper.to_array(value))
+    array = np.asarray(value)
+    if array.dtype == object or array.dtype.kind in "SU":
+        return array
+    tensor = array_to_tensor(array)
+    native = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
+    from driftscope.lift.onnx_types import FORMAT_OF_ELEMENT
+
+    return to_format(tensor, FORMAT_OF_ELEMENT[native])
+
+
+def check(case: Any) -> None:
+    """Lift a case and compare with what it expects; raises on any difference."""
+    for inputs, outputs in case.data_sets:
+        names = [i.name for i in case.model.graph.input]
+        feeds = dict(zip(names, map(as_feed, inputs), strict=True))
+        values = lift_onnx(case.model, feeds).values()
+        if len(values) != len(outputs):
+            raise AssertionError(f"{len(values)} outputs, expected {len(outputs)}")
+        for value, expected in zip(values, outputs, strict=True):
+            _compare(value, expected, case)
+
+
+def _compare(value: Value, expected: Any, case: Any) -> None:
+    if isinstance(expected, list | tuple):
+        assert len(value.data) == len(expected), f"length {len(value.data)}, expected {len(expected)}"
+        for inner, wanted in zip(value.data, expected, strict=True):
+            _compare(inner, wanted, case)
+        return
+    if expected is None:
+        assert value.data is None
+        return
+    expected = onnx.numpy_helper.to_array(expected) if isinstance(expected, onnx.TensorProto) else np.asarray(expected)
+    if expected.dtype == object or expected.dtype.kind in "SU":
+        np.testing.assert_array_equal(np.asarray(value.data, dtype=object).astype(str), expected.astype(str))
+        return
+    assert tuple(value.data.shape) == expected.shape, f"shape {tuple(value.data.shape)}, not {expected.shape}"
+    if case.name.startswith(RANDOM):
+        return
+    wanted = to_format(array_to_tensor(expected), None)
+    got = value.data
+    if got.is_floating_point() or got.is_complex():
+        got = round_to(got, value.format, saturate=False).to(wanted.dtype if wanted.is_complex() else torch.float64)
+        wanted = wanted.to(got.dtype)
+        np.testing.assert_allclose(got.numpy(), wanted.numpy(), rtol=case.rtol, atol=case.atol, equal_nan=True)
+    else:
+        assert value.format == as_feed(expected).dtype or expected.dtype.itemsize == 1, value.format
+        np.testing.assert_array_equal(got.numpy(), wanted.numpy())
+
+
+def verdict(case: Any) -> str:
+    """Why our evaluator fails a case, in a few words; empty where it passes."""
+    try:
+        check(case)
+    except CannotLift as error:
+        return f"cannot lift: {error.reason}"
+    except (DriftscopeError, AssertionError) as error:
+        return " ".join(str(error).split())[:200] or type(error).__name__
+    except Exception as error:
+        return f"crash: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return ""
+
+
+def runtime_verdict(case: Any) -> str:
+    """Why onnxruntime fails a case; empty where it passes."""
+    import onnxruntime
+
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    model.ir_version = min(model.ir_version, HIGHEST_IR)
+    for opset in model.opset_import:
+        if opset.domain == "":
+            opset.version = min(opset.version, HIGHEST_OPSET)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+    except Exception as error:  # any refusal to load means the same here
+        return f"does not load: {str(error)[:80]}"
+    try:
+        for inputs, outputs in case.data_sets:
+            names = [i.name for i in session.get_inputs()]
+            given = {n: v for n, v in zip([i.name for i in case.model.graph.input], inputs, strict=True) if n in names}
+            for got, wanted in zip(session.run(None, given), outputs, strict=True):
+                _compare_runtime(got, wanted, case)
+    except Exception as error:
+        return f"fails: {' '.join(str(error).split())[:80]}"
+    return ""
+
+
+def _compare_runtime(got: Any, expected: Any, case: Any) -> None:
+    if isinstance(expected, list | tuple):
+        for inner, wanted in zip(got, expected, strict=True):
+            _compare_runtime(inner, wanted, case)
+        return
+    if expected is None:
+        assert got is None
+        return
+    expected, got = np.asarray(expected), np.asarray(got)
+    assert expected.shape == got.shape
+    if case.name.startswith(RANDOM):
+        return
+    if _floating(expected):
+        got, expected = got.astype(np.float64), expected.astype(np.float64)
+        np.testing.assert_allclose(got, expected, rtol=case.rtol, atol=case.atol, equal_nan=True)
+    else:
+        np.testing.assert_array_equal(got, expected)
+
+
+def measure(*, runtime: bool = True, only: str = "") -> list[Outcome]:
+    """Run every case."""
+    outcomes = []
+    for name, case in cases().items():
+        if only and only not in name:
+            continue
+        operators = tuple(sorted({n.op_type for n in case.model.graph.node}))
+        ours = verdict(case)
+        theirs = runtime_verdict(case) if runtime else "not run"
+        outcomes.append(Outcome(name, operators, is_floating(case), ours, theirs))
+    return outcomes
+
+
+def main(arguments: list[str]) -> None:
+    """Print the counts and every failure; with ``--write`` write the page."""
+    torch.set_num_threads(1)
+    only = next((a for a in arguments if not a.startswith("-")), "")
+    outcomes = measure(runtime="--no-runtime" not in arguments, only=only)
+    for outcome in outcomes:
+        if outcome.ours:
+            print(f"{'float' if outcome.floating else 'other'} {'ORT ' if not outcome.runtime else '
+            '}{outcome.name}: {outcome.ours}")
+    floating = [o for o in outcomes if o.floating]
+    both = [o for o in floating if not o.runtime]
+    print(Counter((o.floating, not o.ours, not o.runtime) for o in outcomes))
+    print(f"floating-point cases: {sum(not o.ours for o in floating)} of {len(floating)}")
+    print(f"of those onnxruntime passes: {sum(not o.ours for o in both)} of {len(both)}")
+    print(f"all cases: {sum(not o.ours for o in outcomes)} of {len(outcomes)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
+
+
+__all__ = ["ml_dtypes"]
