@@ -25,6 +25,8 @@ def ready(program: Program, inputs: Any) -> Inputs:
     InputError
         If there are none.
     """
+    if isinstance(inputs, Bound):
+        inputs = inputs.inputs  # fitted to another program; fitted anew here
     if inputs is None:
         inputs = program.default_inputs or inputs_of_slots(program)
     made = make_inputs(inputs)
@@ -204,7 +206,7 @@ def fit(program: Program, slot: Slot, value: Any) -> Any:
     if not isinstance(tensor, torch.Tensor):
         if slot.dtype == "string":
             return tensor
-        raise InputError(f"input {slot.name!r} of {program.name} is a tensor, {slot}; {_words(value)} was given")
+        raise InputError(f"input {slot.name!r} of {program.name} is a tensor, {slot}; {words_for(value)} was given")
     given = dtype_name(tensor.dtype)
     if slot.dtype is not None and given != slot.dtype:
         raise InputError(
@@ -246,13 +248,14 @@ def _wants(slots: Sequence[Slot]) -> str:
 
 
 def _given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    parts = [_words(value) for value in args] + [f"{name} ({_words(value)})" for name, value in kwargs.items()]
+    parts = [words_for(value) for value in args] + [f"{name} {words_for(value)}" for name, value in kwargs.items()]
     return ", ".join(parts) or "nothing"
 
 
-def _words(value: Any) -> str:
+def words_for(value: Any) -> str:
+    """Return a value's format and shape, ``float32[2, 3]``, or its class."""
     if isinstance(value, torch.Tensor):
-        return f"{dtype_name(value.dtype)}, {'x'.join(map(str, value.shape)) or 'scalar'}"
+        return f"{dtype_name(value.dtype)}{list(value.shape)}"
     return type(value).__name__
 
 

@@ -73,6 +73,10 @@ class Inputs:
         """Leaves still to be drawn."""
         return [(path, leaf) for path, leaf in self.leaves if isinstance(leaf, Wanted)]
 
+    def probe(self) -> Inputs:
+        """Return the same inputs with integers of unknown range as zeros: indices that are right for any table."""
+        return self._map(lambda path, leaf: leaf.within(1) if isinstance(leaf, Wanted) else leaf).realise()
+
     def settle(self, limits: Mapping[str, int]) -> Inputs:
         """Return the same inputs with index ranges taken from ``limits``, by input name."""
 

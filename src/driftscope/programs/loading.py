@@ -11,7 +11,7 @@ from driftscope.programs.feeds import Inputs, make_inputs
 from driftscope.programs.frameworks import framework_of
 from driftscope.programs.protocol import Program
 from driftscope.programs.references import is_reference, resolve
-from driftscope.programs.third_party import claimed_by_plugin
+from driftscope.programs.third_party import claimed_by_any, claimed_by_plugin
 
 if TYPE_CHECKING:
     import onnx
@@ -44,20 +44,23 @@ def load_program(obj: Any, **options: Any) -> Program:
         If nothing here can run ``obj``, or an option does not belong to it.
     """
     if "runtime" in options:
-        return claimed_by_plugin(obj, options.pop("runtime"), options)
+        asked = str(options.pop("runtime"))
+        return claimed_by_plugin(obj, asked, options)
     if isinstance(obj, Program):
         _no_options(obj, options)
         return obj
     if isinstance(obj, (str, FilePath)):
         return _from_text(obj, options)
+    if isinstance(obj, type):
+        raise ProgramError(f"{obj.__name__} is a class; give an instance of it")
     for matches, make in _KINDS:
         if matches(obj):
             return make(obj, **options)
-    plugin = claimed_by_plugin(obj, None, options)
+    plugin = claimed_by_any(obj, options)
     if plugin is not None:
         return plugin
     raise ProgramError(
-        f"a {type(obj).__name__} is no program; give a module, a function, an ExportedProgram, an ONNX model,"
+        f"an object of class {type(obj).__name__} is no program; give a module, a function, an ExportedProgram, an ONNX model,"
         " a path to .onnx or .pt2, or package.module:name"
     )
 

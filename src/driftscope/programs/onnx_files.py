@@ -8,10 +8,10 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import onnx
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from driftscope.errors import ProgramError
-from driftscope.programs.external_data import confine
+from driftscope.programs.external_data import confine, is_external, tensors_of
 from driftscope.programs.input_files import file_digest
 
 
@@ -45,13 +45,11 @@ class OnnxModel:
     def size(self) -> int:
         """Bytes of the model, external data not counted in memory models."""
         if self.path is None:
-            return self.proto.ByteSize()
+            return int(self.proto.ByteSize())
         folder = self.path.resolve().parent
         return self.path.stat().st_size + sum((folder / f).stat().st_size for f in self._data_files())
 
     def _data_files(self) -> set[str]:
-        from driftscope.programs.external_data import is_external, tensors_of
-
         locations = (
             e.value for t in tensors_of(self.proto) if is_external(t) for e in t.external_data if e.key == "location"
         )

@@ -41,15 +41,16 @@ _CARRIERS = {"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "
 def slots_of(model: ModelProto) -> list[Slot]:
     """Return the inputs of a model, in order; one with an initializer of its name may be left out."""
     given = {tensor.name for tensor in model.graph.initializer}
-    return [_slot(value, value.name in given) for value in model.graph.input]
+    return [value_slot(value, value.name in given) for value in model.graph.input]
 
 
 def outputs_of(model: ModelProto) -> list[Slot]:
     """Return the outputs of a model, in order."""
-    return [_slot(value, False) for value in model.graph.output]
+    return [value_slot(value, False) for value in model.graph.output]
 
 
-def _slot(value: onnx.ValueInfoProto, has_default: bool) -> Slot:
+def value_slot(value: onnx.ValueInfoProto, has_default: bool = False) -> Slot:
+    """Return what a graph says of one of its values."""
     kind = value.type.WhichOneof("value") or "tensor_type"
     if kind == "tensor_type":
         return Slot(value.name, _dtype(value.type.tensor_type), _shape(value.type.tensor_type), has_default)

@@ -11,7 +11,7 @@ import torch
 
 from driftscope.errors import InputError
 from driftscope.programs.arrays import dtype_name
-from driftscope.programs.binding import bind_slots, fit, inputs_of_slots, limits
+from driftscope.programs.binding import fit, inputs_of_slots, limits, words_for
 from driftscope.programs.feeds import Inputs, make_inputs
 from driftscope.programs.protocol import Bound, Program, Slot
 from driftscope.records.finding import Finding, Where
@@ -42,6 +42,8 @@ def pair_inputs(a: Program, b: Program, inputs: Any = None) -> tuple[Bound, Boun
     InputError
         If they do not fit.
     """
+    if a.kind == "recorded" or b.kind == "recorded":
+        return _beside_a_record(a, b, inputs)
     made = make_inputs(inputs) if inputs is not None else _inputs_of_either(a, b)
     made = made.settle(limits(made, a, b)).realise()
     bound_a = a.bind(made)
@@ -51,6 +53,12 @@ def pair_inputs(a: Program, b: Program, inputs: Any = None) -> tuple[Bound, Boun
     for finding in (*bound_a.notes, *bound_b.notes, *rounded, *notes):
         found.setdefault((finding.code, finding.what), finding)
     return bound_a, bound_b, list(found.values())
+
+
+def _beside_a_record(a: Program, b: Program, inputs: Any) -> tuple[Bound, Bound, list[Finding]]:
+    """Recorded outputs take no inputs; the other side is fitted alone."""
+    bound_a, bound_b = a.bind(inputs), b.bind(inputs)
+    return bound_a, bound_b, [*bound_a.notes, *bound_b.notes]
 
 
 def _inputs_of_either(a: Program, b: Program) -> Inputs:
@@ -83,8 +91,7 @@ def _follow_slots(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:
     feeds = {slot.name: fit(b, slot, _cast(bound_a.feeds[name], slot)) for name, slot in pairs}
     notes = _said_of_order([(name, slot.name) for name, slot in pairs], bound_a.feeds, b)
     notes += [_ignored(name, b) for name in left_over]
-    ordered = {slot.name: feeds[slot.name] for slot in slots if slot.name in feeds}
-    return Bound(b, (), {}, dict(ordered), ordered, (), bound_a.inputs), notes
+    return b.bind(Inputs(kwargs={slot.name: feeds[slot.name] for slot in slots if slot.name in feeds})), notes
 
 
 def _cast(leaf: Any, slot: Slot) -> Any:
@@ -94,8 +101,18 @@ def _cast(leaf: Any, slot: Slot) -> Any:
 
 def _follow_whole(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:
     """Sequences and optionals are given whole: an argument of ``a`` is an input of ``b``."""
-    named = Inputs(kwargs=dict(bound_a.arguments))
-    return bind_slots(b, named), []
+    given = Inputs(kwargs=dict(bound_a.arguments))
+    if set(given.kwargs) <= {slot.name for slot in b.slots()}:
+        return b.bind(given), []
+    names = [slot.name for slot in b.slots()]
+    if len(names) != len(given.kwargs):
+        raise InputError(
+            f"{b.name} takes {', '.join(map(str, b.slots()))}, but {len(given.kwargs)} inputs were given:"
+            f" {', '.join(given.kwargs)}"
+        )
+    pairs = list(zip(given.kwargs, names, strict=True))
+    bound = b.bind(Inputs(kwargs={new: given.kwargs[old] for old, new in pairs}))
+    return bound, _said_of_order(pairs, bound_a.feeds, b)
 
 
 def _match(feeds: Mapping[str, Any], slots: Sequence[Slot], b: Program) -> tuple[list[tuple[str, Slot]], list[str]]:
@@ -109,18 +126,12 @@ def _match(feeds: Mapping[str, Any], slots: Sequence[Slot], b: Program) -> tuple
     if open_slots and len(names) != len(open_slots):
         raise InputError(
             f"{b.name} takes {', '.join(map(str, slots))}, which cannot be matched with"
-            f" {', '.join(f'{n} ({_words(leaf)})' for n, leaf in feeds.items())};"
+            f" {', '.join(f'{n} {words_for(leaf)}' for n, leaf in feeds.items())};"
             " give a dict with its names, or the same number of inputs"
         )
     if not open_slots:
         return pairs, [name for name in names if isinstance(feeds[name], torch.Tensor)]
     return pairs + list(zip(names, open_slots, strict=True)), []
-
-
-def _words(leaf: Any) -> str:
-    if isinstance(leaf, torch.Tensor):
-        return f"{dtype_name(leaf.dtype)}, {'x'.join(map(str, leaf.shape)) or 'scalar'}"
-    return type(leaf).__name__
 
 
 # --- b is called ----------------------------------------------------------------------------------------------

@@ -117,8 +117,8 @@ class Slot:
     kind: str = "tensor"
 
     def __str__(self) -> str:
-        dims = "any shape" if self.shape is None else "x".join("?" if d is None else str(d) for d in self.shape)
-        return f"{self.name} ({self.dtype or 'any dtype'}, {dims or 'scalar'})"
+        dims = "[...]" if self.shape is None else f"[{', '.join('?' if d is None else str(d) for d in self.shape)}]"
+        return f"{self.name} {self.dtype or self.kind}{dims if self.kind == 'tensor' else ''}"
 
 
 class Program(abc.ABC):

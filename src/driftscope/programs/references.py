@@ -79,7 +79,8 @@ def _is_factory(found: Any) -> bool:
         return False
     required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     # A function of *args is a program, not a factory: it has inputs.
-    return not required and not any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    takes_any = inspect.isfunction(found) and any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return not required and not takes_any
 
 
 def _call(factory: Any, text: str) -> Any:

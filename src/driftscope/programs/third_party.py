@@ -22,25 +22,41 @@ from driftscope.programs.protocol import Program
 GROUP = "driftscope.runtimes"
 
 
-def claimed_by_plugin(obj: Any, runtime: str | None, options: Mapping[str, Any]) -> Any:
-    """Return the program a plug-in makes of ``obj``, or None when ``runtime`` is None and no plug-in wants it.
+def claimed_by_plugin(obj: Any, runtime: str, options: Mapping[str, Any]) -> Program:
+    """Return the program that the plug-in called ``runtime`` makes of ``obj``.
 
     Raises
     ------
     ProgramError
-        If the plug-in is unknown, fails to load, declines what it was asked for, or returns something else.
+        If the plug-in is unknown, fails, declines, or returns something else.
     """
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if runtime is not None and runtime not in found:
+    found = _plugins()
+    if runtime not in found:
         known = ", ".join(sorted(found)) or "none is installed"
         raise ProgramError(f"no runtime is called {runtime!r}; third-party runtimes here: {known}")
-    for name in [runtime] if runtime is not None else sorted(found):
-        program = _ask(found[name], obj, options)
+    program = _ask(found[runtime], obj, options)
+    if program is None:
+        raise ProgramError(f"the runtime {runtime!r} cannot run a {type(obj).__name__}")
+    return program
+
+
+def claimed_by_any(obj: Any, options: Mapping[str, Any]) -> Program | None:
+    """Return the program that the first willing plug-in, by name, makes of ``obj``; None when there is none.
+
+    Raises
+    ------
+    ProgramError
+        If a plug-in fails or returns something that is no program.
+    """
+    for _, entry in sorted(_plugins().items()):
+        program = _ask(entry, obj, options)
         if program is not None:
             return program
-    if runtime is not None:
-        raise ProgramError(f"the runtime {runtime!r} cannot run a {type(obj).__name__}")
     return None
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def _ask(entry: EntryPoint, obj: Any, options: Mapping[str, Any]) -> Program | None:

@@ -203,12 +203,9 @@ def _object_out(value: Any) -> Any:
     return tensor_of(value)
 
 
-# "[ONNXRuntimeError] : 10 : INVALID_GRAPH : " and "/onnxruntime_src/.../file.cc:123 return_type function(arguments) "
-_NOISE = (
-    re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : "),
-    re.compile(r"\S*/onnxruntime\S*\.(?:cc|h):\d+ (?:[^()]|\([^()]*\))*?\)(?: const)?(?: \[[^\]]*\])? (?=\S)"),
-    re.compile(r"\s+Stacktrace:.*", re.DOTALL),
-)
+_STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
+_STACK = re.compile(r"\s+Stacktrace:.*", re.DOTALL)
+_PLACE = re.compile(r"\S+\.(?:cc|h|cu|cuh):\d+ ")
 
 
 @contextlib.contextmanager
@@ -225,13 +222,30 @@ def refusals(stage: str) -> Iterator[None]:
 
 def own_words(message: str) -> str:
     """Strip C++ source places from a message of onnxruntime and put it on one line."""
-    for noise in _NOISE:
-        message = noise.sub("", message)
+    message = _STACK.sub("", _STATUS.sub("", message))
+    while (place := _PLACE.search(message)) is not None:
+        message = message[: place.start()] + message[place.end() + _signature_length(message[place.end() :]) :]
     words = " ".join(message.split())[:600]
     return words + _advice(words)
 
 
+def _signature_length(text: str) -> int:
+    """Return how much of ``text`` is the function that a message begins with: a whole C++ signature or one word."""
+    opening = text.find("(")
+    # A signature names its types before the bracket; a message that merely contains brackets is prose.
+    if "::" not in text[: max(opening, 0)]:
+        word = re.match(r"\w+ ", text)
+        return word.end() if word else 0
+    depth = 0
+    for i, letter in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == ")" and depth == 0 and text[i + 1 : i + 2] == " ":
+            rest = re.match(r"(?: const| noexcept)*(?: \[with [^\]]*\])? ", text[i + 1 :])
+            return i + 1 + (rest.end() if rest else 0)
+    return 0
+
+
 def _advice(words: str) -> str:
     if "model IR version" in words or "Opset" in words or ("opset" in words and "support" in words):
-        return " (convert it with onnx.version_converter, or save it with an older ir_version and opset)"
+        return " (convert it with onnx.version_converter, or save it with an older opset and ir_version)"
     return ""

@@ -212,11 +212,11 @@ def _level(name: str) -> Any:
 
 
 def _unknown(name: str) -> Finding:
-    near: Sequence[str] = difflib.get_close_matches(name, sorted(OPTIMIZERS), n=1)
+    near: Sequence[str] = difflib.get_close_matches(name, sorted(OPTIMIZERS), n=2)
     return Finding(
         "O011",
         f"no graph optimiser is known by the name {name!r}: disabling it does nothing, and onnxruntime does not say so",
-        fix=f"did you mean {near[0]!r}?" if near else "check the spelling",
+        fix=f"did you mean {' or '.join(map(repr, near))}?" if near else "check the spelling",
         where=Where(operator=name),
         note=True,
     )

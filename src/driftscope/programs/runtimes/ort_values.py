@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from onnx import TensorProto
+from torch.utils.dlpack import from_dlpack
 
 from driftscope.errors import RuntimeRefused
 from driftscope.programs.onnx_signature import ELEMENT_NAMES
@@ -58,7 +59,7 @@ def tensor_from(value: Any) -> torch.Tensor:
         return _four_bits(value, _FOUR_BITS[element])
     if element not in ELEMENT_NAMES:
         raise RuntimeRefused("onnxruntime", "run", f"an output has the type {value.data_type()}, unknown to torch")
-    tensor = torch.from_dlpack(value)
+    tensor = from_dlpack(value)
     return tensor.view(torch.bool) if element == TensorProto.BOOL else tensor
 
 

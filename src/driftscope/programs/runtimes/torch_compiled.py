@@ -94,7 +94,8 @@ def compile_settings(compile: Any) -> dict[str, Any] | None:
     if isinstance(backend, str):
         known = torch.compiler.list_backends(exclude_tags=())
         if backend not in known:
-            raise ProgramError(f"torch.compile has no backend {backend!r}; choose one of {', '.join(known)}")
+            usual = [*torch.compiler.list_backends(), "aot_eager", "eager"]
+            raise ProgramError(f"torch.compile has no backend {backend!r}; choose one of {', '.join(usual)}")
     return settings
 
 

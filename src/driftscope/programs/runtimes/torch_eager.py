@@ -87,7 +87,7 @@ class TorchProgram(Program):
         return bind_call(self, self.signature, ready(self, inputs))
 
     def index_ranges(self, inputs: Inputs) -> dict[str, int]:
-        return table_rows(self, bind_call(self, self.signature, inputs.realise()))
+        return table_rows(self, bind_call(self, self.signature, inputs.probe()))
 
     def __call__(self, inputs: Any = None) -> Any:
         return run_torch(self.as_called(), self.bind(inputs), module=self.module)
@@ -165,7 +165,7 @@ def fresh(bound: Bound) -> tuple[tuple[Any, ...], dict[str, Any]]:
     copies: dict[int, Any] = {}
     for _, leaf in leaves:
         if isinstance(leaf, torch.Tensor) and id(leaf) not in copies:
-            copies[id(leaf)] = leaf.detach().clone()
+            copies[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
     args, kwargs = unflatten([copies.get(id(leaf), leaf) for _, leaf in leaves], spec)
     return args, kwargs
 

@@ -186,7 +186,8 @@ def _tables(node: Node) -> list[int]:
     for user in node.users:
         target = str(user.target)
         if target.startswith("aten.embedding") and user.args[1] is node:
-            found.append(int(user.args[0].meta["val"].shape[0]))
+            weight: Any = user.args[0]
+            found.append(int(weight.meta["val"].shape[0]))
         elif target.startswith(_CARRIERS) and user.args[0] is node:
             found += _tables(user)
     return found
