@@ -196,7 +196,7 @@ class _Lines:
         self.lines.extend(block.lines[: room - 1])
 
     def _finding(self, finding: Finding) -> None:
-        place = wording.one_line(finding.where)
+        place = wording.place(finding.where)
         head = Text.assemble((finding.code, "dim" if finding.note else "bold red"), " note" if finding.note else "")
         width = self.width - len(head.plain) - 1
         self.add(head + Text(f" {wording.elide(place, width)}" if place else ""))

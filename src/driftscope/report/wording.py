@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from driftscope.records.comparison import Comparison, OutputRecord, Side
-from driftscope.records.finding import Finding
+from driftscope.records.finding import Finding, Where
 from driftscope.records.verdict import Verdict
 
 NOTHING = "–"  # not measured
@@ -114,9 +115,9 @@ def closer_sentence(outputs: Iterable[OutputRecord]) -> str:
             return "both sides are equally close to float64"
         near, far = (only.a, only.b) if only.closer == "a" else (only.b, only.a)
         shares = ""
-        if near and far and near.error_floors is not None and far.error_floors is not None:
-            own, other = number(near.error_floors), number(far.error_floors)
-            shares = f": {own} floors from its own float64 run, the other {other}"
+        # In absolute numbers: the two sides may have floors of different formats.
+        if near and far and near.error is not None and far.error is not None:
+            shares = f": rms error {number(near.error)}, the other {number(far.error)}"
         return f"{closer(only)} is closer to float64{shares}"
     counts = {side: sum(o.closer == side for o in known) for side in ("a", "b", "equal")}
     words = (("a", "A on {}"), ("b", "B on {}"), ("equal", "equal on {}"))
@@ -130,6 +131,13 @@ def program_line(description: object) -> str:
         return one_line(description) if description else "not described"
     name, runtime = (one_line(description.get(key) or "") for key in ("name", "runtime"))
     return ", ".join(part for part in (name, runtime) if part) or "not described"
+
+
+def place(where: Where) -> str:
+    """Write a place for a terminal: of a long source path only the end, which is where people look."""
+    parts = (where.file or "").replace("\\", "/").split("/")
+    short = "/".join(parts[-2:]) if len(parts) > 3 else where.file
+    return one_line(replace(where, file=short))
 
 
 def seriousness(finding: Finding) -> int:
