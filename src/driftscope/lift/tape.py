@@ -76,16 +76,16 @@ class TorchTape:
         replacements, literals, active = self._constants.resolve(replace or {})
         differentiable = any(t.requires_grad for t in (replace or {}).values())
         replay = Replay(self.tape, observe, replacements, literals, active, self._cache)
-        wanted = {id for _, id in self._outputs if id is not None}
+        wanted = {number for _, number in self._outputs if number is not None}
         with torch.enable_grad() if differentiable else torch.no_grad():
             replay.run(wanted, self._last_uses)
-            return [self._output(replay, path, id) for path, id in self._outputs]
+            return [self._output(replay, path, number) for path, number in self._outputs]
 
-    def _output(self, replay: Replay, path: Path, id: int | None) -> LiftedOutput:
-        if id is None:
+    def _output(self, replay: Replay, path: Path, number: int | None) -> LiftedOutput:
+        if number is None:
             return LiftedOutput(path, "", None, None)
-        value = self.tape.values[id]
-        return LiftedOutput(path, value.name, replay.result(id), value.format)
+        value = self.tape.values[number]
+        return LiftedOutput(path, value.name, replay.result(number), value.format)
 
 
 def lift_torch(
@@ -130,8 +130,7 @@ def _record_call(
     places = Places(module)
     recorder = Recorder(_Names(places), lambda: places.here(_call_natively.__code__))
     with places.following(), attributes_kept(module):
-        result = _record(recorder, inputs, lambda: _call_natively(function, args, kwargs))
-    return result
+        return _record(recorder, inputs, lambda: _call_natively(function, args, kwargs))
 
 
 def _call_natively(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -141,7 +140,7 @@ def _call_natively(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def _record_exported(
     exported: torch.export.ExportedProgram, args: Any, kwargs: Any, inputs: list[tuple[str, torch.Tensor]]
 ) -> TorchTape:
-    leaves = list(exported._get_flat_args_with_check(args, kwargs)[0])
+    leaves = list(exported._get_flat_args_with_check(args, kwargs)[0])  # type: ignore[no-untyped-call]
     arguments, named, users = graph_arguments(exported, leaves)
     names = {tensor._cdata: name for name, tensor in named.items()}
     walk: GraphWalk
@@ -151,7 +150,7 @@ def _record_exported(
     def run() -> Any:
         results = walk.run(exported.graph_module, arguments)
         chosen = [results[i] for i in users]
-        return torch.utils._pytree.tree_unflatten(chosen, exported.call_spec.out_spec)  # type: ignore[arg-type]
+        return torch.utils._pytree.tree_unflatten(chosen, exported.call_spec.out_spec)
 
     return _record(recorder, inputs, run)
 
@@ -208,12 +207,12 @@ def _last_uses(tape: Tape) -> dict[int, list[int]]:
     for entry in tape.entries:
         for ref in references(entry.args, entry.kwargs):
             last[ref] = entry.index
-        for id in entry.outputs:
-            if id is not None:
-                last[id] = max(last.get(id, -1), entry.index)
+        for number in entry.outputs:
+            if number is not None:
+                last[number] = max(last.get(number, -1), entry.index)
     by_entry: dict[int, list[int]] = {}
-    for id, index in last.items():
-        by_entry.setdefault(index, []).append(id)
+    for number, index in last.items():
+        by_entry.setdefault(index, []).append(number)
     return by_entry
 
 

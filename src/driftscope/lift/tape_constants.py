@@ -16,7 +16,20 @@ from driftscope.records.finding import Where
 
 # Numbers that stand for "nothing added": as candidates for a rounded constant they would only be noise.
 _NEUTRAL = {"alpha": 1, "beta": 1, "value": None, "scale": 1, "input_scale": 1}
-_COUNTED = frozenset({"p", "dropout_p", "maximum", "momentum", "exponential_average_factor"})
+_COUNTED = frozenset(
+    {
+        "p",
+        "dropout_p",
+        "momentum",
+        "exponential_average_factor",
+        "correction",
+        "ord",
+        "scales",
+        "scales_d",
+        "scales_h",
+        "scales_w",
+    }
+)
 
 
 class Constants:
@@ -49,7 +62,7 @@ class Constants:
 
     def _list_literals(self) -> None:
         for entry in self._tape.entries:
-            for argument, number in numbers_of(entry).items():
+            for argument, number in numbers_of(entry, self._tape).items():
                 name = f"{entry.name}.{argument}"
                 self._literals[name] = (entry.index, argument)
                 value = torch.tensor(number, dtype=torch.float64)
@@ -110,14 +123,14 @@ def _users(tape: Tape) -> dict[int, Entry]:
     """Find the first entry that uses each value, through views of it."""
     users: dict[int, Entry] = {}
     for entry in tape.entries:
-        for id in _references((entry.args, entry.kwargs)):
-            users.setdefault(id, entry)
+        for number in _references((entry.args, entry.kwargs)):
+            users.setdefault(number, entry)
     for entry in reversed(tape.entries):
         if entry.constant and entry.facts.view:
             beyond = [users[o] for o in entry.outputs if o is not None and o in users]
-            for id in _references((entry.args, entry.kwargs)):
-                if beyond and users.get(id) is entry:
-                    users[id] = beyond[0]
+            for number in _references((entry.args, entry.kwargs)):
+                if beyond and users.get(number) is entry:
+                    users[number] = beyond[0]
     return users
 
 
@@ -132,7 +145,7 @@ def _frontier(tape: Tape) -> set[int]:
     return frontier
 
 
-def numbers_of(entry: Entry) -> dict[str, float]:
+def numbers_of(entry: Entry, tape: Tape) -> dict[str, float]:
     """List the numbers of a call that enter its result as reals, hidden ones included."""
     facts = entry.facts
     found: dict[str, float] = {}
@@ -146,16 +159,23 @@ def numbers_of(entry: Entry) -> dict[str, float]:
         if name in _NEUTRAL and value == _NEUTRAL[name]:
             continue
         found[name] = float(value)
-    return found | {k: v for k, v in _hidden(entry).items() if k not in found}
+    return found | {k: v for k, v in _hidden(entry, tape).items() if k not in found}
 
 
-def _hidden(entry: Entry) -> dict[str, float]:
+def _hidden(entry: Entry, tape: Tape) -> dict[str, float]:
     """List the constants that a fused kernel holds."""
     name = entry.facts.name
     if entry.constant:
         return {}
-    if name == "gelu":
-        if entry.argument("approximate") == "tanh":
-            return {"sqrt_2_over_pi": math.sqrt(2 / math.pi), "cubic": 0.044715}
-        return {"sqrt_2": math.sqrt(2)}
-    return {}
+    found: dict[str, float] = {}
+    if name == "gelu" or (name == "_transformer_encoder_layer_fwd" and entry.argument("use_gelu")):
+        tanh = name == "gelu" and entry.argument("approximate") == "tanh"
+        found |= {"sqrt_2_over_pi": math.sqrt(2 / math.pi), "cubic": 0.044715} if tanh else {"sqrt_2": math.sqrt(2)}
+    if name.startswith(("_scaled_dot_product", "scaled_dot_product")) and entry.argument("scale") is None:
+        width = tape.values[entry.argument("query").value].shape[-1]
+        # Exporters scale queries and keys by the root, and store that.
+        found |= {"scale": width**-0.5, "scale_root": width**-0.25}
+    if name in ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"):
+        heads = entry.argument("num_heads") or entry.argument("num_head")
+        found["scale"] = (entry.argument("embed_dim") / heads) ** -0.5
+    return found

@@ -108,6 +108,11 @@ class Recorder(TorchDispatchMode):
         self._saved: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._stored: dict[int, set[int]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # True, torch's default, imports all of torch._dynamo on the first call: 3 s, to no use here.
+        return False
+
     # -- values ------------------------------------------------------------------------------------------------
 
     def add_input(self, tensor: torch.Tensor, name: str) -> None:
@@ -157,8 +162,10 @@ class Recorder(TorchDispatchMode):
             self._by_id[memory.id] = memory
         memory.dependent |= dependent
         memory.roots += root
-        id = len(self.tape.values)
-        value = Value(id, name, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, memory.id, dependent)
+        number = len(self.tape.values)
+        value = Value(
+            number, name, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device, memory.id, dependent
+        )
         self.tape.values.append(value)
         self._bind(tensor, value)
         return value
@@ -273,9 +280,9 @@ class Recorder(TorchDispatchMode):
         frozen = dependent and _is_drawn(facts)
         ids, writes = self._outputs(name, outputs, targets, dependent and not frozen, facts)
         if frozen:
-            for id, tensor in zip(ids, outputs, strict=False):
-                if id is not None and tensor is not None:
-                    self._keep(self.tape.values[id], tensor)
+            for number, tensor in zip(ids, outputs, strict=False):
+                if number is not None and tensor is not None:
+                    self._keep(self.tape.values[number], tensor)
         self._append(func, function, args, kwargs, ids, not dependent or frozen, writes, name)
 
     def _append(
@@ -342,8 +349,8 @@ class Recorder(TorchDispatchMode):
 
     def _settle_stored(self, memory: Memory) -> None:
         """Copy native bits that were kept by reference, before they change."""
-        for id in self._stored.pop(memory.id, set()):
-            value = self.tape.values[id]
+        for number in self._stored.pop(memory.id, set()):
+            value = self.tape.values[number]
             if value.stored is not None:
                 value.stored = value.stored.clone()
 
@@ -391,19 +398,19 @@ class Recorder(TorchDispatchMode):
 
     def keep_output(self, tensor: torch.Tensor) -> int:
         """Keep what an output needs and give its number."""
-        id = self.id_of(tensor)
-        value = self.tape.values[id]
-        if value.stored is None and not self._is_dependent(id):
+        number = self.id_of(tensor)
+        value = self.tape.values[number]
+        if value.stored is None and not self._is_dependent(number):
             self._keep(value, tensor)
-        return id
+        return number
 
     def rename(self, first: int, name: str) -> None:
         """Name the entries from `first` on after a graph node: the last is the node's result."""
         entries = self.tape.entries[first:]
         for entry in entries:
             new = self._unique(name if entry is entries[-1] else f"{name}.{entry.facts.name}")
-            for id in entry.outputs:
-                value = None if id is None else self.tape.values[id]
+            for number in entry.outputs:
+                value = None if number is None else self.tape.values[number]
                 if value is not None and (value.name == entry.name or value.name.startswith(f"{entry.name}.")):
                     value.name = new + value.name[len(entry.name) :]
             entry.name = new

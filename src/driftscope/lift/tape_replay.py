@@ -172,13 +172,13 @@ class Call:
         format : torch.dtype or None
             In which the fused kernel holds the result; its first result's format by default.
         """
-        format = format or self.formats[0]
-        arguments = tuple(_as_operand(a, format) for a in args)
-        named = {k: _as_operand(v, format) for k, v in kwargs.items()}
-        inner = Call(function, arguments, named, [format], self.replay, self.entry)
+        result = format or self.formats[0]
+        arguments = tuple(_as_operand(a, result) for a in args)
+        named = {k: _as_operand(v, result) for k, v in kwargs.items()}
+        inner = Call(function, arguments, named, [result], self.replay, self.entry)
         outputs, rounding = rules.evaluate(inner)
         name = f"{self.entry.name}.{suffix}"
-        return self.replay.show(self.entry, inner, name, outputs, [format], rounding)[0]  # type: ignore[return-value]
+        return self.replay.show(self.entry, inner, name, outputs[:1], [result], rounding)[0]  # type: ignore[return-value]
 
 
 def _as_operand(value: Any, format: torch.dtype | None) -> Any:
@@ -252,22 +252,20 @@ class Replay:
 
     def run(self, wanted: set[int], last_uses: Mapping[int, Sequence[int]]) -> None:
         """Evaluate every entry; afterwards :meth:`result` gives the values in `wanted`."""
-        for id in self.tape.inputs:
-            self.values[id] = self._own(self.tape.values[id], self.tape.values[id].stored)
+        for number in self.tape.inputs:
+            self.values[number] = self._own(self.tape.values[number], self.tape.values[number].stored)
         self.values.update(self.replacements)
         with _default_dtype(torch.float64):
             for entry in self.tape.entries:
                 if not entry.constant or entry.index in self.active:
                     self._evaluate(entry)
-                elif self.observe is not None:
-                    pass
-                for id in last_uses.get(entry.index, ()):
-                    if id not in wanted:
-                        self.values.pop(id, None)
+                for number in last_uses.get(entry.index, ()):
+                    if number not in wanted:
+                        self.values.pop(number, None)
 
-    def result(self, id: int) -> torch.Tensor:
+    def result(self, number: int) -> torch.Tensor:
         """Give a value after the run."""
-        return self._operand(id).lifted()
+        return self._operand(number).lifted()
 
     def literal(self, entry: Entry, name: str, default: Any) -> Any:
         """Give a number of a call, or what replaces it."""
@@ -316,17 +314,17 @@ class Replay:
             return [self._template(t) for t in tree]
         return tree
 
-    def _operand(self, id: int) -> Operand:
-        value = self.tape.values[id]
-        lifted = self.values.get(id)
+    def _operand(self, number: int) -> Operand:
+        value = self.tape.values[number]
+        lifted = self.values.get(number)
         if lifted is not None:
             return Operand(value.name, value.format, None, lifted)
         if value.stored is None:
             raise CannotLift(f"The value {value.name} was not kept; the program cannot be replayed.")
-        small = self._cache.get(id)
+        small = self._cache.get(number)
         operand = Operand(value.name, value.format, value.stored, small)
         if small is None and value.stored.numel() <= _SMALL and lifted_dtype(value.format) != value.format:
-            self._cache[id] = operand.lifted()
+            self._cache[number] = operand.lifted()
         return operand
 
     def show(
@@ -355,11 +353,11 @@ class Replay:
         """Hold rules to what they promise: float64 where the native value is a float, the native shape."""
         if len(outputs) < len(formats):
             raise CannotLift(f"{entry.where} gave {len(outputs)} results in float64 instead of {len(formats)}.")
-        for tensor, id, format in zip(outputs, entry.outputs, formats, strict=False):
-            if tensor is None or id is None or format is None:
+        for tensor, number, native in zip(outputs, entry.outputs, formats, strict=False):
+            if tensor is None or number is None or native is None:
                 continue
-            value = self.tape.values[id]
-            if tensor.dtype != lifted_dtype(format) and lifted_dtype(format).is_floating_point:
+            value = self.tape.values[number]
+            if tensor.dtype != lifted_dtype(native) and lifted_dtype(native).is_floating_point:
                 raise CannotLift(f"{entry.where} has no float64 evaluation: its result is {tensor.dtype}.")
             if tuple(tensor.shape) != value.shape:
                 raise CannotLift(
@@ -368,17 +366,17 @@ class Replay:
                 )
 
     def _settle(self, entry: Entry, outputs: list[torch.Tensor | None]) -> None:
-        for position, id in enumerate(entry.outputs):
+        for position, number in enumerate(entry.outputs):
             tensor = outputs[position]
-            if id is None or tensor is None:
+            if number is None or tensor is None:
                 continue
-            value = self.tape.values[id]
+            value = self.tape.values[number]
             if tensor.dtype != lifted_dtype(value.format):
                 tensor = tensor.to(lifted_dtype(value.format))
             if position in entry.writes:
-                self.values[id].copy_(tensor)
+                self.values[number].copy_(tensor)
             else:
-                self.values[id] = self._lay_out(entry, value, tensor)
+                self.values[number] = self._lay_out(entry, value, tensor)
 
     def _lay_out(self, entry: Entry, value: Value, tensor: torch.Tensor) -> torch.Tensor:
         """Give a result the native strides, and memory of its own where a write could otherwise be seen."""
@@ -392,8 +390,8 @@ class Replay:
     def _borrowed(self, value: Value, tensor: torch.Tensor) -> bool:
         memory = tensor.untyped_storage()._cdata
         return any(
-            other.untyped_storage()._cdata == memory and self.tape.values[id].storage != value.storage
-            for id, other in self.values.items()
+            other.untyped_storage()._cdata == memory and self.tape.values[number].storage != value.storage
+            for number, other in self.values.items()
         )
 
     def _own(self, value: Value, stored: torch.Tensor | None) -> torch.Tensor:
@@ -406,10 +404,10 @@ class Replay:
         whole, offsets = self.tape.snapshots[entry.index]
         root = lift_native(whole)
         root = root.clone() if root is whole else root
-        for id, offset in zip(entry.outputs, offsets, strict=True):
-            if id is not None:
-                value = self.tape.values[id]
-                self.values[id] = root.as_strided(value.shape, value.strides, offset)
+        for number, offset in zip(entry.outputs, offsets, strict=True):
+            if number is not None:
+                value = self.tape.values[number]
+                self.values[number] = root.as_strided(value.shape, value.strides, offset)
 
 
 def _same_layout(tensor: torch.Tensor, value: Value) -> bool:

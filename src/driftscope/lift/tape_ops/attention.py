@@ -45,9 +45,9 @@ def _attention(call: Call) -> tuple[Outputs, Rounding]:
     logsumexp = None
     outputs: Outputs = [out]
     values = call.replay.tape.values
-    for id in call.entry.outputs[1:]:
+    for number in call.entry.outputs[1:]:
         # Saved for a backward pass only, in the kernel's own shapes.
-        logsumexp = None if id is None else torch.zeros(values[id].shape, dtype=_lifted(values[id].format))
+        logsumexp = None if number is None else torch.zeros(values[number].shape, dtype=_lifted(values[number].format))
         outputs.append(None if logsumexp is None else logsumexp.to(q.device))
     return outputs, dot(k_v.shape[-2], rank_one(weights, k_v))
 
@@ -74,10 +74,10 @@ def attention_weights(
     -------
     weights, v : torch.Tensor, shapes (..., H, L, S), (..., H, S, Ev)
     """
-    format = _accumulator(call.formats[0])
+    accumulated = _accumulator(call.formats[0])
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-    scores = call.step("scores", _aten.matmul.default, q * scale, k.transpose(-1, -2), format=format)
+    scores = call.step("scores", _aten.matmul.default, q * scale, k.transpose(-1, -2), format=accumulated)
     bias = None
     if causal:
         keep = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
@@ -87,8 +87,9 @@ def attention_weights(
         if bias.dtype == torch.bool:
             scores = scores.masked_fill(~bias, float("-inf"))
         else:
-            scores = call.step("mask", _aten.add.Tensor, scores, bias, format=format)
-    return call.step("softmax", _aten._safe_softmax.default, scores, -1, format=format), v
+            scores = call.step("mask", _aten.add.Tensor, scores, bias, format=accumulated)
+    # The weights are rounded to the storage format to multiply the values (aten/native/cpu/FlashAttentionKernel.cpp).
+    return call.step("softmax", _aten._safe_softmax.default, scores, -1, format=call.formats[0]), v
 
 
 def _accumulator(format: torch.dtype | None) -> torch.dtype:

@@ -108,10 +108,10 @@ def _gelu(call: Call) -> tuple[Outputs, Rounding]:
 @rule("nan_to_num")
 def _nan_to_num(call: Call) -> tuple[Outputs, Rounding]:
     """The largest finite number is the native format's, not float64's."""
-    x, format = call.value("self"), call.format("self")
-    if format is None or not format.is_floating_point:
+    x, native = call.value("self"), call.format("self")
+    if native is None or not native.is_floating_point:
         return [x], EXACT
-    limits = torch.finfo(format)
+    limits = torch.finfo(native)
     high, low = call.value("posinf"), call.value("neginf")
     return [
         torch.nan_to_num(

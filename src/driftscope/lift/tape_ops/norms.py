@@ -72,8 +72,8 @@ def _per_channel(value: Any, x: torch.Tensor) -> Any:
 
 
 _BATCH = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
-          "miopen_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update", "batch_norm", "_batch_norm_impl_index",
-          "_native_batch_norm_legit_functional", "_batch_norm_with_update_functional")  # fmt: skip
+          "miopen_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update", "batch_norm",
+          "_batch_norm_impl_index", "_native_batch_norm_legit_functional", "_batch_norm_with_update_functional")  # fmt: skip
 
 
 @rule(*_BATCH)
@@ -103,11 +103,11 @@ def _statistics(call: Call, y: torch.Tensor, mean: Any, rstd: Any, batch: bool) 
     """Give the saved statistics in the shapes that the kernel gives them: empty in evaluation on some devices."""
     outputs: Outputs = [y]
     values = call.replay.tape.values
-    for id, statistic in zip(call.entry.outputs[1:3], (mean, rstd), strict=False):
-        empty = id is not None and 0 in values[id].shape
-        outputs.append(y.new_empty(values[id].shape) if empty and id is not None else statistic)
-    for id in call.entry.outputs[3 : _returns(call)]:
-        outputs.append(None if id is None else torch.empty(values[id].shape, dtype=values[id].format))
+    for number, statistic in zip(call.entry.outputs[1:3], (mean, rstd), strict=False):
+        empty = number is not None and 0 in values[number].shape
+        outputs.append(y.new_empty(values[number].shape) if empty and number is not None else statistic)
+    for number in call.entry.outputs[3 : _returns(call)]:
+        outputs.append(None if number is None else torch.empty(values[number].shape, dtype=values[number].format))
     return outputs
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from driftscope.errors import CannotLift
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.tape_ops.registry import Outputs, rule
 
@@ -148,6 +149,20 @@ def _conv_squares(
     return squares
 
 
+@rule("_grouped_mm")
+def _grouped(call: Call) -> tuple[Outputs, Rounding]:
+    """Multiply groups of rows (ends of groups in `offs`) with one matrix each, as mixtures of experts do."""
+    a, b, ends, bias = (call.value(n) for n in ("self", "mat2", "offs", "bias"))
+    if a.dim() != 2 or b.dim() != 3 or ends is None or bias is not None:
+        raise CannotLift(f"{call.entry.where}: only rows in groups times one matrix per group are lifted.")
+    out = a.new_zeros(a.shape[0], b.shape[-1])
+    start = 0
+    for group, end in enumerate(ends.tolist()):
+        out[start:end] = a[start:end] @ b[group]
+        start = end
+    return [out], dot(a.shape[-1])
+
+
 @rule("_trilinear")
 def _trilinear(call: Call) -> tuple[Outputs, Rounding]:
     args, kwargs = call.lifted()
@@ -208,6 +223,6 @@ def _nearest(call: Call) -> tuple[Outputs, Rounding]:
         return [call.function(x, *args[1:], **call.kwargs)], Rounding()
     places = torch.arange(count, dtype=torch.float32, device=x.device).reshape(1, 1, *spatial)
     chosen = call.function(places, *args[1:], **call.kwargs).flatten().to(torch.int64)
-    id = call.entry.outputs[0]
-    shape = call.replay.tape.values[id].shape if id is not None else ()
+    number = call.entry.outputs[0]
+    shape = call.replay.tape.values[number].shape if number is not None else ()
     return [x.flatten(2).index_select(2, chosen).reshape(shape)], Rounding()

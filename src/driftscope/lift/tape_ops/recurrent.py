@@ -87,9 +87,11 @@ def _shaped(call: Call, tensors: list[torch.Tensor | None]) -> Outputs:
     """Give results the shapes that the kernel gives them (states may have leading ones)."""
     values = call.replay.tape.values
     shaped: Outputs = []
-    for id, tensor in zip(call.entry.outputs, tensors, strict=False):
-        fits = id is not None and tensor is not None
-        shaped.append(tensor.reshape(values[id].shape) if fits and tensor is not None and id is not None else tensor)
+    for number, tensor in zip(call.entry.outputs, tensors, strict=False):
+        fits = number is not None and tensor is not None
+        shaped.append(
+            tensor.reshape(values[number].shape) if fits and tensor is not None and number is not None else tensor
+        )
     return shaped
 
 
@@ -99,8 +101,8 @@ def _workspace(call: Call, first: int) -> Outputs:
     rest = call.entry.outputs[first:]
     formats = call.formats[first:]
     return [
-        None if id is None or f is None else torch.zeros(values[id].shape, dtype=_wide(f))
-        for id, f in zip(rest, formats, strict=True)
+        None if number is None or f is None else torch.zeros(values[number].shape, dtype=_wide(f))
+        for number, f in zip(rest, formats, strict=True)
     ]
 
 

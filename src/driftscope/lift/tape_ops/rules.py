@@ -108,10 +108,10 @@ def _sum(call: Call) -> Rounding:
     first = next((a for a in call.args if hasattr(a, "lifted")), None)
     if first is None:
         return Rounding(Kind.SUM)
-    id = call.entry.outputs[0] if call.entry.outputs else None
+    number = call.entry.outputs[0] if call.entry.outputs else None
     terms = (first.stored if first.value is None else first.value).numel()
     results = 1
-    if id is not None:
-        for n in call.replay.tape.values[id].shape:
+    if number is not None:
+        for n in call.replay.tape.values[number].shape:
             results *= n
     return Rounding(Kind.SUM, max(1, terms // max(1, results)))
