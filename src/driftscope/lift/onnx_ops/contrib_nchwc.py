@@ -145,15 +145,19 @@ def _interpolated(x: torch.Tensor, axis: int, scale: int, mode: str) -> torch.Te
     if scale == 1:
         return x
     length = x.shape[axis]
-    # The kernel computes positions in float32; they decide the neighbours and are the weights.
-    place = torch.arange(length * scale, dtype=torch.float32, device=x.device)
-    if mode == "align_corners":
-        place = place * (length - 1) / (length * scale - 1)
-    elif mode == "half_pixel":
-        place = ((place + 0.5) / scale - 0.5).clamp(min=0)
-    else:
-        place = place / scale
-    low = place.floor().to(torch.int64).clamp(max=length - 1)
-    high = (low + 1).clamp(max=length - 1)
-    share = (place - low).to(x.dtype).reshape([-1 if d == axis else 1 for d in range(x.dim())])
+    # Which neighbours is decided in float32, as in the kernel; their shares are real numbers.
+    low = _places(length, scale, mode, torch.float32).floor().to(torch.int64).clamp(max=length - 1)
+    share = (_places(length, scale, mode, torch.float64) - low).to(x.device, x.dtype)
+    share = share.reshape([-1 if d == axis else 1 for d in range(x.dim())])
+    low, high = low.to(x.device), (low + 1).clamp(max=length - 1).to(x.device)
     return x.index_select(axis, low) * (1 - share) + x.index_select(axis, high) * share
+
+
+def _places(length: int, scale: int, mode: str, dtype: torch.dtype) -> torch.Tensor:
+    """Where each output element lies in the input."""
+    place = torch.arange(length * scale, dtype=dtype)
+    if mode == "align_corners":
+        return place * (length - 1) / (length * scale - 1)
+    if mode == "half_pixel":
+        return ((place + 0.5) / scale - 0.5).clamp(min=0)
+    return place / scale

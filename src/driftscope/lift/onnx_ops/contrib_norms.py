@@ -16,7 +16,7 @@ from driftscope.lift.onnx_ops.registry import Node, Number, Result, axis_of, ope
 from driftscope.lift.steps import Kind, Rounding
 
 _EPSILON = 1e-5
-_SKIP_EPSILON = 1e-12
+SKIP_EPSILON = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ def normalised(x: torch.Tensor, axes: list[int], epsilon: Number, *, centred: bo
     return Normalised(centre * inverse, mean, inverse)
 
 
-def _affine(x: torch.Tensor, scale: torch.Tensor | None, shift: torch.Tensor | None) -> torch.Tensor:
+def affine(x: torch.Tensor, scale: torch.Tensor | None, shift: torch.Tensor | None) -> torch.Tensor:
+    """``x * scale + shift``, either of which may be left out."""
     x = x if scale is None else x * scale
     return x if shift is None else x + shift
 
@@ -55,7 +56,7 @@ def _layer(node: Node, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor
     axis = axis_of(node.integer("axis", -1), x.dim())
     axes = list(range(axis, x.dim()))
     done = normalised(x, axes, node.number("epsilon", _EPSILON), centred=centred)
-    value = _affine(done.value, scale, shift).to(x.dtype)
+    value = affine(done.value, scale, shift).to(x.dtype)
     statistics = (done.mean, done.inverse_deviation) if centred else (done.inverse_deviation,)
     rounding = Rounding(Kind.NORM, math.prod(x.shape[axis:]))
     stash = torch.float32 if node.integer("stash_type", 1) == 1 else node.format(0)
@@ -94,8 +95,8 @@ def _skip_norm(node: Node, given: Skipped, centred: bool) -> Result:
     if given.bias is not None:
         total = total + given.bias
     total = node.inner("Add", total, Rounding(Kind.ROUND))
-    done = normalised(total, [-1], node.number("epsilon", _SKIP_EPSILON), centred=centred)
-    value = _affine(done.value, given.gamma, given.beta).to(x.dtype)
+    done = normalised(total, [-1], node.number("epsilon", SKIP_EPSILON), centred=centred)
+    value = affine(done.value, given.gamma, given.beta).to(x.dtype)
     formats = (node.format(0), torch.float32, torch.float32, node.format(0))
     outputs = (value, done.mean if node.wants(1) else None, done.inverse_deviation if node.wants(2) else None)
     return Result((*outputs, total), Rounding(Kind.NORM, x.shape[-1]), formats)
@@ -126,52 +127,13 @@ def skip_simplified_layer_normalization(
     return _skip_norm(node, Skipped(x, skip, gamma, None, bias), False)
 
 
-@operator("EmbedLayerNormalization", domain=MICROSOFT)
-def embed_layer_normalization(
-    node: Node,
-    input_ids: torch.Tensor,
-    segment_ids: torch.Tensor | None,
-    word: torch.Tensor,
-    position: torch.Tensor,
-    segment: torch.Tensor | None,
-    *rest: torch.Tensor | None,
-) -> Result:
-    """Layer normalisation of the sum of word, position and segment embeddings.
-
-    Parameters
-    ----------
-    input_ids, segment_ids : torch.Tensor of int, (batch, sequence)
-    word, position, segment : torch.Tensor, (entries, hidden)
-    *rest : torch.Tensor or None
-        gamma (hidden,), beta (hidden,), mask (batch, sequence), position_ids (batch or 1, sequence).
-
-    Returns
-    -------
-    Result
-        Y (batch, sequence, hidden); the number of words per row, int32 (batch,); the sum of embeddings.
-    """
-    gamma, beta, mask, position_ids = (*rest, None, None)[:4]
-    places = position[: input_ids.shape[1]] if position_ids is None else position[position_ids]
-    total = word[input_ids] + places
-    if segment is not None and segment_ids is not None:
-        total = total + segment[segment_ids]
-    total = node.inner("Add", total, Rounding(Kind.ROUND), format=node.format(2))
-    done = normalised(total, [-1], node.number("epsilon", _SKIP_EPSILON))
-    value = _affine(done.value, gamma, beta).to(total.dtype)
-    words = torch.zeros(input_ids.shape[0], dtype=torch.int32, device=input_ids.device)
-    if mask is not None:
-        words = (mask == 1).sum(-1).to(torch.int32)
-    formats = (node.format(2), torch.int32, node.format(2))
-    return Result((value, words, total), Rounding(Kind.NORM, word.shape[-1]), formats)
-
-
 def _group_norm(node: Node, x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, Rounding]:
     """Group normalisation of x (N, C, ...); and a SiLU where ``activation`` is 1."""
     groups = node.integer("groups")
     split = x.reshape(x.shape[0], groups, -1)
     value = normalised(split, [-1], node.number("epsilon", _EPSILON)).value.reshape(x.shape)
     shape = (-1, *[1] * (x.dim() - 2))
-    value = _affine(value, gamma.reshape(shape), beta.reshape(shape)).to(x.dtype)
+    value = affine(value, gamma.reshape(shape), beta.reshape(shape)).to(x.dtype)
     rounding = Rounding(Kind.NORM, split.shape[-1])
     if not node.integer("activation", 0):
         return value, rounding

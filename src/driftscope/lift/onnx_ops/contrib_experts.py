@@ -1,0 +1,167 @@
+"""Mixtures of experts: each token goes through the k feed-forward networks its router prefers.
+
+Semantics: onnxruntime, ``docs/ContribOperators.md`` (MoE, QMoE) and ``contrib_ops/cpu/moe``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from driftscope.lift.onnx_ops.contrib_activations import MICROSOFT, fast_gelu
+from driftscope.lift.onnx_ops.contrib_quantised_products import unpacked
+from driftscope.lift.onnx_ops.registry import Node, Result, dot, matmul_squares, operator, summed
+from driftscope.lift.steps import Kind, Rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One linear layer of every expert: weight (E, out, in) and bias (E, out) or None."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, node: Node, name: str, expert: int, x: torch.Tensor) -> torch.Tensor:
+        """Apply an expert's layer to tokens x (tokens, in)."""
+        weight = self.weight[expert].transpose(0, 1)
+        y = torch.matmul(x, weight)
+        if self.bias is not None:
+            y = y + self.bias[expert]
+        length = x.shape[-1] + (self.bias is not None)
+        return node.inner(f"{name} {expert}", y, dot(length, lambda: matmul_squares(x, weight)))
+
+
+def _activated(node: Node, expert: int, x: torch.Tensor, linear: torch.Tensor | None) -> torch.Tensor:
+    """The activation between the layers; ``linear`` is what a third layer gives SwiGLU, or SiLU's gate."""
+    name = node.text("activation_type", "relu")
+    if name == "identity":
+        return x
+    if name == "relu":
+        y = torch.relu(x)
+    elif name == "gelu":
+        y = fast_gelu(node, x)
+    elif name == "silu":
+        y = x * torch.sigmoid(x)
+    elif name == "swiglu":
+        return _swiglu(node, expert, x, linear)
+    else:
+        raise node.refuse(f"its experts have the activation {name!r}, which is not covered")
+    kind = Kind.EXACT if name == "relu" else Kind.FUNCTION
+    y = node.inner(f"Activation {expert}", y, Rounding(kind))
+    return y if linear is None else node.inner(f"Gate {expert}", y * linear, Rounding(Kind.ROUND))
+
+
+def _swiglu(node: Node, expert: int, x: torch.Tensor, linear: torch.Tensor | None) -> torch.Tensor:
+    fusion = node.integer("swiglu_fusion", 0)
+    if fusion == 1:
+        x, linear = x[..., 0::2], x[..., 1::2]
+    elif fusion == 2:
+        x, linear = x.chunk(2, -1)
+    if linear is None:
+        raise node.refuse("it has SwiGLU and no third layer")
+    if node.has("swiglu_limit"):
+        limit = node.setting("swiglu_limit")
+        x, linear = x.clamp(max=limit), linear.clamp(-limit, limit)
+    opened = x * torch.sigmoid(node.number("activation_alpha", 1.0) * x)
+    opened = node.inner(f"Activation {expert}", opened, Rounding(Kind.FUNCTION))
+    gated = opened * (linear + node.number("activation_beta", 0.0))
+    return node.inner(f"Gate {expert}", gated, Rounding(Kind.ROUND))
+
+
+def _routed(node: Node, router: torch.Tensor, mixing: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Experts chosen for each token (tokens, k) and their weights; native values choose."""
+    if node.integer("use_sparse_mixer", 0):
+        raise node.refuse("it routes by a sparse mixer")
+    weights = node.inner("Router", torch.softmax(router, -1), Rounding(Kind.SOFTMAX, router.shape[-1]))
+    order = torch.sort(node.rounded(router, 1), dim=-1, descending=True, stable=True).indices
+    chosen = order[:, : node.integer("k", 1)]
+    weights = torch.gather(weights if mixing is None else mixing, 1, chosen)
+    if node.integer("normalize_routing_weights", 0):
+        weights = node.inner("Normalise", weights / weights.sum(-1, keepdim=True), Rounding(Kind.ROUND))
+    return chosen, weights
+
+
+def _mixed(
+    node: Node,
+    x: torch.Tensor,
+    routes: tuple[torch.Tensor, torch.Tensor],
+    layers: Sequence[Layer | None],
+) -> Result:
+    """Sum over the experts of a token of weight times output."""
+    first, second, third = layers
+    if first is None or second is None:
+        raise node.refuse("a layer of its experts is left out")
+    tokens = x.reshape(-1, x.shape[-1])
+    chosen, weights = routes
+    total = torch.zeros_like(tokens)
+    squares = torch.zeros_like(tokens)
+    for expert in range(first.weight.shape[0]):
+        token, place = torch.nonzero(chosen == expert, as_tuple=True)
+        if not len(token):
+            continue
+        taken = tokens[token]
+        hidden = first(node, "FC1", expert, taken)
+        linear = None if third is None else third(node, "FC3", expert, taken)
+        output = second(node, "FC2", expert, _activated(node, expert, hidden, linear))
+        share = weights[token, place, None].to(output.dtype) * output
+        total = total.index_add(0, token, share)
+        squares = squares.index_add(0, token, share.square())
+    rounding = summed(chosen.shape[-1], lambda: squares.reshape(x.shape))
+    return Result(total.reshape(x.shape), rounding, [node.format(0)])
+
+
+@operator("MoE", domain=MICROSOFT)
+def mixture_of_experts(node: Node, x: torch.Tensor, router: torch.Tensor, *tensors: torch.Tensor | None) -> Result:
+    """A mixture of experts.
+
+    Parameters
+    ----------
+    node : Node
+    x : torch.Tensor, (..., D)
+    router : torch.Tensor, (tokens, E)
+        Logits.
+    *tensors : torch.Tensor or None
+        Weight (E, out, in) and bias (E, out) of the first, second and third layer.
+    """
+    given = (*tensors, *[None] * (6 - len(tensors)))
+    layers = [None if w is None else Layer(w, b) for w, b in zip(given[0::2], given[1::2], strict=True)]
+    return _mixed(node, x, _routed(node, router, None), layers)
+
+
+@operator("QMoE", domain=MICROSOFT)
+def quantised_mixture_of_experts(
+    node: Node, x: torch.Tensor, router: torch.Tensor, *tensors: torch.Tensor | None
+) -> Result:
+    """A mixture of experts with integer weights.
+
+    ``tensors`` is packed weight (E, out, in * bits / 8), scale (E, out) or (E, out, blocks) and bias (E, out) of
+    the first, second and third layer, then their packed zero points, then the weights that mix the outputs.
+    """
+    given = (*tensors, *[None] * (13 - len(tensors)))
+    if node.text("quant_type", "int") != "int" or node.integer("weights_prepacked", -1) == 1:
+        raise node.refuse("its weights are 4-bit or 8-bit floats, or packed for another provider")
+    layers: list[Layer | None] = []
+    for index in range(3):
+        weight, scale, bias = given[3 * index : 3 * index + 3]
+        if weight is None or scale is None:
+            layers.append(None)
+            continue
+        bits = node.integer(f"fc{index + 1}_expert_weight_bits", node.integer("expert_weight_bits", 4))
+        layers.append(Layer(_dequantised(weight, scale, given[9 + index], bits).to(x.dtype), bias))
+    return _mixed(node, x, _routed(node, router, given[12]), layers)
+
+
+def _dequantised(weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, bits: int) -> torch.Tensor:
+    """(E, out, in) from packed levels."""
+    width = weight.shape[-1] * 8 // bits
+    levels = unpacked(weight, bits, width).to(scale.dtype)
+    scale = scale if scale.dim() == 3 else scale.unsqueeze(-1)
+    repeat = width // scale.shape[-1]
+    if zero is None:
+        return (levels - (1 << (bits - 1))) * scale.repeat_interleave(repeat, -1)
+    packed_rows = zero.dim() == 2
+    middle = unpacked(zero, bits, scale.shape[1] if packed_rows else scale.shape[-1]).to(scale.dtype)
+    middle = middle.unsqueeze(-1) if packed_rows else middle
+    return (levels - middle.repeat_interleave(repeat, -1)) * scale.repeat_interleave(repeat, -1)

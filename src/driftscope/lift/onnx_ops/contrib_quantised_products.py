@@ -1,0 +1,180 @@
+"""Matrix products with quantised operands: 8-bit integers, and weights packed into 2, 4 or 8 bits."""
+
+from __future__ import annotations
+
+import torch
+
+from driftscope.lift.onnx_ops.contrib_activations import MICROSOFT
+from driftscope.lift.onnx_ops.contrib_attention import attend_projected
+from driftscope.lift.onnx_ops.contrib_quantised import quantised, real_of
+from driftscope.lift.onnx_ops.quantise import dynamic_quantize_linear
+from driftscope.lift.onnx_ops.registry import Node, Result, axis_of, dot, matmul_squares, operator
+from driftscope.lift.steps import Kind, Rounding
+
+
+@operator("MatMulIntegerToFloat", domain=MICROSOFT)
+def matmul_integer_to_float(
+    node: Node,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    a_zero: torch.Tensor | None = None,
+    b_zero: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> Result:
+    """Product of 8-bit integers times their scales, plus bias; b's parameters may be per column."""
+    product = real_of(a, a_scale, a_zero) @ real_of(b, b_scale, b_zero)
+    # The integer product is exact; what rounds is its scaling and the sum with the bias.
+    return Result(product if bias is None else product + bias, Rounding(Kind.ROUND), [node.format(2)])
+
+
+@operator("DynamicQuantizeMatMul", domain=MICROSOFT)
+def dynamic_quantize_matmul(
+    node: Node,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    b_scale: torch.Tensor,
+    b_zero: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> Result:
+    """Product of a, quantised to uint8 by its own extremes, with 8-bit integers."""
+    level, scale, zero = dynamic_quantize_linear(node, a).outputs
+    product = real_of(level, scale, zero) @ real_of(b, b_scale, b_zero)
+    return Result(product if bias is None else product + bias, Rounding(Kind.ROUND), [node.format(0)])
+
+
+@operator("MatMulInteger16", domain=MICROSOFT)
+def matmul_integer16(node: Node, a: torch.Tensor, b: torch.Tensor) -> Result:
+    """Product of 16-bit integers, exact in 32 bits."""
+    wide = torch.uint32 if node.format(0) == torch.uint16 else torch.int32
+    return Result(torch.matmul(a.to(torch.int64), b.to(torch.int64)), formats=[wide])
+
+
+@operator("QGemm", domain=MICROSOFT)
+def quantised_gemm(node: Node, *inputs: torch.Tensor | None) -> Result:
+    """``alpha A' B' + C``, quantised where Y's scale is given.
+
+    Inputs are A, its scale and zero point, B, its scale and zero point (whole or per column), C (int32, in
+    units of ``alpha * a_scale * b_scale``), Y's scale and zero point.
+    """
+    a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = (*inputs, *[None] * 9)[:9]
+    if a is None or a_scale is None or b is None or b_scale is None:
+        raise node.refuse("an operand or its scale is left out")
+    left = real_of(a, torch.ones((), dtype=torch.float64), a_zero)
+    columns = b.transpose(0, 1) if node.integer("transB", 0) else b
+    right = real_of(columns, torch.ones((), dtype=torch.float64), b_zero)
+    total = (left.transpose(0, 1) if node.integer("transA", 0) else left) @ right
+    if c is not None:
+        total = total + c.to(torch.float64)
+    real = total * (node.number("alpha", 1.0) * a_scale.reshape(()) * b_scale.reshape(-1)).to(torch.float64)
+    if y_scale is None:
+        return Result(real, Rounding(Kind.ROUND), [node.format(1)])
+    return quantised(real, y_scale, y_zero, node.format(8) or node.format(0))
+
+
+@operator("QAttention", domain=MICROSOFT)
+def quantised_attention(node: Node, *inputs: torch.Tensor | None) -> Result:
+    """Attention whose projection has 8-bit operands.
+
+    Inputs are x (B, S, D), weights (D, 3 N H), bias, scale of x, scale of the weights (whole or per column),
+    mask, zero points of x and of the weights, past (2, B, N, P, H).
+    """
+    x, weight, bias, x_scale, w_scale, mask, x_zero, w_zero, past = (*inputs, *[None] * 9)[:9]
+    if x is None or weight is None or x_scale is None or w_scale is None:
+        raise node.refuse("an operand or its scale is left out")
+    projected = real_of(x, x_scale, x_zero) @ real_of(weight, w_scale, w_zero)
+    projected = projected if bias is None else projected + bias
+    if not node.lifted:
+        projected = projected.to(torch.float32)
+    projected = node.inner("QKV", projected, Rounding(Kind.ROUND))
+    return attend_projected(node, projected, mask, past, None)
+
+
+def unpacked(packed: torch.Tensor, bits: int, length: int) -> torch.Tensor:
+    """Integers packed along the last dimension, first in the low bits: (..., bytes) to (..., length)."""
+    steps = torch.arange(0, 8, bits, device=packed.device)
+    wide = packed.to(torch.int32).unsqueeze(-1)
+    levels = (wide >> steps) & ((1 << bits) - 1)
+    return levels.flatten(-2)[..., :length]
+
+
+@operator("MatMulNBits", domain=MICROSOFT)
+def matmul_n_bits(
+    node: Node,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> Result:
+    """``a @ W' + bias``, W (N, K) quantised in blocks along K.
+
+    Parameters
+    ----------
+    node : Node
+    a : torch.Tensor, (..., K)
+    b : torch.Tensor of uint8, (N, blocks, bytes)
+    scales : torch.Tensor, (N, blocks)
+    zeros : torch.Tensor or None
+        Packed like b, (N, bytes); or one float per block, (N, blocks). None means the middle level.
+    order : None
+        The deprecated group index, refused.
+    bias : torch.Tensor or None, (N,)
+    """
+    bits, block = node.integer("bits", 4), node.integer("block_size")
+    rows, width = node.integer("N"), node.integer("K")
+    if order is not None or bits not in (2, 4, 8):
+        raise node.refuse(f"it has a group index, or packs {bits} bits, which do not divide a byte")
+    blocks = -(-width // block)
+    levels = unpacked(b.reshape(rows, blocks, -1), bits, block).to(a.dtype)
+    middle = _zero_levels(node, zeros, rows, blocks, bits)
+    shifted = levels - (1 << (bits - 1) if middle is None else middle.to(a.dtype))
+    weight = (shifted * scales.reshape(rows, blocks, 1)).reshape(rows, -1)[:, :width].transpose(0, 1)
+    product = torch.matmul(a, weight)
+    rounding = dot(width + (bias is not None), lambda: matmul_squares(a, weight))
+    return Result(product if bias is None else product + bias, rounding)
+
+
+def _zero_levels(node: Node, zeros: torch.Tensor | None, rows: int, blocks: int, bits: int) -> torch.Tensor | None:
+    """Zero points as (N, blocks, 1)."""
+    if zeros is None:
+        return None
+    if zeros.is_floating_point():
+        return zeros.reshape(rows, blocks, 1)
+    return unpacked(zeros.reshape(rows, -1), bits, blocks).unsqueeze(-1)
+
+
+@operator("GatherBlockQuantized", domain=MICROSOFT)
+def gather_block_quantized(
+    node: Node,
+    data: torch.Tensor,
+    indices: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None = None,
+) -> Result:
+    """Rows of a table quantised in blocks; an index out of range gives zeros."""
+    bits = node.integer("bits", 4)
+    packed = node.format(0) == torch.uint8 and bits < 8
+    data = unpacked(data, bits, data.shape[-1] * 8 // bits) if packed else data
+    axis = axis_of(node.integer("quantize_axis", 1), data.dim())
+    block = node.integer("block_size", 128) or data.shape[axis]
+
+    def spread(parameter: torch.Tensor) -> torch.Tensor:
+        return parameter.repeat_interleave(block, axis).narrow(axis, 0, data.shape[axis])
+
+    levels = data.to(scales.dtype)
+    if zeros is not None:
+        zeros = unpacked(zeros, bits, scales.shape[-1]) if packed else zeros
+        levels = levels - spread(zeros).to(scales.dtype)
+    elif node.format(0) == torch.uint8:
+        levels = levels - (1 << (bits - 1))
+    table = levels * spread(scales)
+    gather = axis_of(node.integer("gather_axis", 0), data.dim())
+    length = table.shape[gather]
+    found = (indices >= -length) & (indices < length)
+    rows = table.index_select(gather, torch.where(found, indices % length, 0).reshape(-1))
+    shape = [*table.shape[:gather], *indices.shape, *table.shape[gather + 1 :]]
+    keep = found.reshape(*[1] * gather, *indices.shape, *[1] * (table.dim() - gather - 1))
+    return Result(rows.reshape(shape) * keep, Rounding(Kind.ROUND), [node.format(2)])
