@@ -193,26 +193,26 @@ class GraphEvaluation:
             if reader is not None:
                 self._seen.used.setdefault(name, reader)
         elif _is_real(value.format) and name:
-            replacement = self._replace.get(name)
-            if replacement is not None:
-                return Value(replacement.to(device=self.device, dtype=torch.float64), value.format, False)
             if reader is not None and name not in self._seen.computed:
                 constant = Constant(name, value.data, Origin.COMPUTED, reader.where)
                 self._seen.computed[name] = constant
+            replacement = self._replace.get(name)
+            if replacement is not None:
+                return Value(replacement.to(device=self.device, dtype=torch.float64), value.format, False)
         dtype = value.data.dtype if value.format is None else lifted_storage(value.format)
         return Value(value.data.to(device=self.device, dtype=dtype), value.format, False)
 
     def attribute(self, node: Node, name: str, stored: float) -> Number:
         """The value of a float attribute: its replacement, or the stored float32 as a float."""
         full = f"{node.name}.{name}"
-        replacement = self._replace.get(full)
-        if replacement is not None:
-            return replacement.to(device=self.device, dtype=torch.float64).reshape(())
         known = self._seen.attributes.get(full)
         if known is None:
             tensor = torch.tensor(stored, dtype=torch.float32)
             known = Constant(full, tensor, Origin.ATTRIBUTE, node.plan.where)
             self._seen.attributes[full] = known
+        replacement = self._replace.get(full)
+        if replacement is not None:
+            return replacement.to(device=self.device, dtype=torch.float64).reshape(())
         return float(known.value)
 
     # -- what operators ask -------------------------------------------------------------------------------

@@ -78,9 +78,9 @@ def _best(versions: Sequence[int], version: int) -> int:
 
 def _type_bytes(value: Value | None) -> bytes:
     if value is None or not isinstance(value.data, torch.Tensor | np.ndarray):
-        return onnx.TypeProto().SerializeToString()
+        return bytes(onnx.TypeProto().SerializeToString())
     element = STRING_ELEMENT if value.format is None else ELEMENT_OF_FORMAT[value.format]
-    return onnx.helper.make_tensor_type_proto(element, list(value.data.shape)).SerializeToString()
+    return bytes(onnx.helper.make_tensor_type_proto(element, list(value.data.shape)).SerializeToString())
 
 
 def _by_reference(plan: NodePlan) -> Operator:

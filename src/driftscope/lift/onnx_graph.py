@@ -102,12 +102,30 @@ class LiftedOnnx:
 
     def values(self, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None) -> list[Value]:
         """Evaluate once and return the graph's outputs as they are, sequences and strings included."""
+        replace = self._checked(replace or {})
         seen = Seen()
-        evaluation = GraphEvaluation(self._device, self._expand, seen, observe, replace or {})
+        evaluation = GraphEvaluation(self._device, self._expand, seen, observe, replace)
         outputs = evaluation.graph(self._plan, self._feeds)
-        if self._seen is None:
+        if self._seen is None and not replace:
             self._seen = seen
         return [evaluation.lift(value, "") for value in outputs]
+
+    def _checked(self, replace: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        if not replace:
+            return replace
+        if self._seen is None:
+            self.run()
+        seen = self._seen or Seen()
+        shapes: dict[str, Sequence[int]] = {name: stored.shape for name, stored in seen.stored.items()}
+        shapes |= {name: c.value.shape for name, c in (*seen.attributes.items(), *seen.computed.items())}
+        for name, value in replace.items():
+            if name not in shapes:
+                raise InputError(f"The graph has no constant {name!r} to replace.")
+            if tuple(value.shape) != tuple(shapes[name]):
+                raise InputError(
+                    f"Constant {name!r} has shape {list(shapes[name])} and its replacement {list(value.shape)}."
+                )
+        return replace
 
     def _expand(self, plan: NodePlan, values: Sequence[Value | None]) -> Any:
         return expand(self._planner, plan, values)

@@ -212,7 +212,7 @@ class Planner:
         return attributes, subgraphs
 
 
-def _constant_tensor(proto: NodeProto) -> onnx.TensorProto | onnx.SparseTensorProto | None:
+def _constant_tensor(proto: NodeProto) -> Any:
     """The tensor of a Constant node, which is stored like an initializer."""
     if proto.op_type != "Constant" or proto.domain not in ("", "ai.onnx") or len(proto.attribute) != 1:
         return None
@@ -273,7 +273,7 @@ def _finish(inputs: list[str], outputs: list[str], nodes: list[NodePlan], stored
 
 
 @functools.lru_cache(maxsize=4096)
-def schema_of(op_type: str, domain: str, version: int) -> onnx.defs.OpSchema | None:
+def schema_of(op_type: str, domain: str, version: int) -> Any:
     """The ONNX schema in force at an opset version; None for operators ONNX does not define."""
     try:
         return onnx.defs.get_schema(op_type, version, domain)

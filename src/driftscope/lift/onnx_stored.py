@@ -50,6 +50,11 @@ class Stored:
         dense = self.proto if isinstance(self.proto, TensorProto) else self.proto.values
         return format_of_element(dense.data_type, self.name)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, without decoding it."""
+        return tuple(self.proto.dims)
+
     def load(self) -> Value:
         """Decode the constant: a tensor in host memory, in the storage of its format."""
         if self.kept is not None:

@@ -50,10 +50,21 @@ def cast_to(node: Node, x: Any, target: Format) -> Result:
     if target in SMALL_FLOATS:
         return _to_small_float(node, x, target)
     if target.is_floating_point:
-        return Result(_to_float(x, target, node), Rounding(Kind.ROUND), [target])
+        kind = Kind.EXACT if _widens(node.format(0), target) else Kind.ROUND
+        return Result(_to_float(x, target, node), Rounding(kind), [target])
     if target == torch.bool:
         return Result(node.rounded(x) != 0, formats=[target])
     return Result(_to_integer(node.rounded(x), target), formats=[target])
+
+
+def _widens(source: Format, target: torch.dtype) -> bool:
+    """Whether every value of a format is a value of the other."""
+    if source is None or source == target or source == torch.bool:
+        return True
+    if target == torch.float64:
+        return source not in (torch.int64, torch.uint64)
+    small = source in SMALL_FLOATS or source in (torch.int8, torch.uint8)
+    return small or (target == torch.float32 and source in (torch.float16, torch.bfloat16))
 
 
 def _to_float(x: Tensor, target: torch.dtype, node: Node) -> Tensor:

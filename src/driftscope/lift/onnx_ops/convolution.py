@@ -188,9 +188,10 @@ def deformable_convolution(
     n, c = x.shape[:2]
     oh, ow = offset.shape[2:]
     shift = offset.reshape(n, parts, kh, kw, 2, oh, ow)
-    grid = lambda k, d, o, s, p: (torch.arange(k)[:, None] * d + torch.arange(o) * s - p).to(x)  # noqa: E731
-    rows = grid(kh, dilations[0], oh, strides[0], pads[0]).reshape(1, 1, kh, 1, oh, 1) + shift[..., 0, :, :]
-    columns = grid(kw, dilations[1], ow, strides[1], pads[1]).reshape(1, 1, 1, kw, 1, ow) + shift[..., 1, :, :]
+    down = torch.arange(kh, device=x.device)[:, None] * dilations[0] + torch.arange(oh, device=x.device) * strides[0]
+    right = torch.arange(kw, device=x.device)[:, None] * dilations[1] + torch.arange(ow, device=x.device) * strides[1]
+    rows = (down - pads[0]).reshape(1, 1, kh, 1, oh, 1) + shift[..., 0, :, :]
+    columns = (right - pads[1]).reshape(1, 1, 1, kw, 1, ow) + shift[..., 1, :, :]
     sampled = _bilinear(x.reshape(n, parts, c // parts, *x.shape[2:]), rows, columns)
     if mask is not None:
         sampled = sampled * mask.reshape(n, parts, 1, kh, kw, oh, ow)

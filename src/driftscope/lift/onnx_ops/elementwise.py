@@ -53,7 +53,7 @@ def power(node: Node, base: Tensor, exponent: Tensor) -> Result:
     """``base ** exponent`` in the base's type."""
     if base.is_floating_point():
         # A square is one product, not a transcendental.
-        small = exponent.numel() == 1 and float(exponent) in (1.0, 2.0)
+        small = exponent.numel() == 1 and not exponent.requires_grad and float(exponent) in (1.0, 2.0)
         return Result(
             base.square() if small and float(exponent) == 2.0 else torch.pow(base, exponent.to(base.dtype)),
             _ROUND if small else Rounding(Kind.FUNCTION),

@@ -94,8 +94,7 @@ def _places_of_largest(node: Node, x: Tensor, windows: Windows) -> Tensor:
     for axis in range(rank):
         spread = _spread_at(spread, windows, axis, least)
     outs, taps = list(range(2, 2 + 2 * rank, 2)), list(range(3, 3 + 2 * rank, 2))
-    shape = (*x.shape[:2], *windows.outputs, -1)
-    best = spread.permute(0, 1, *outs, *taps).reshape(shape).argmax(-1)
+    best = spread.permute(0, 1, *outs, *taps).reshape(*x.shape[:2], *windows.outputs, -1).argmax(-1)
     both = [2 * i for i in range(rank)] + [2 * i + 1 for i in range(rank)]
     size = [n for pair in zip(windows.outputs, windows.kernel, strict=True) for n in pair]
     candidates = flat.expand(size).permute(both).reshape(*windows.outputs, -1)

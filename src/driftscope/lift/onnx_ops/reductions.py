@@ -83,7 +83,7 @@ _REDUCTIONS = {
     "ReduceSumSquare": Reduction(lambda x, a, k: _total(x * x, a, k), Kind.DOT, torch.square),
     "ReduceLogSum": Reduction(lambda x, a, k: _total(x, a, k).log().to(x.dtype), Kind.SOFTMAX),
     "ReduceLogSumExp": Reduction(_log_sum_exp, Kind.SOFTMAX),
-    "ReduceProd": Reduction(_product, Kind.SUM),
+    "ReduceProd": Reduction(_product, Kind.FUNCTION),
     "ReduceMax": Reduction(_extreme(torch.amax), Kind.EXACT),
     "ReduceMin": Reduction(_extreme(torch.amin), Kind.EXACT),
 }
@@ -158,9 +158,12 @@ def cumulative(node: Node, x: Tensor, axis: Tensor) -> Result:
         first = torch.full_like(x.narrow(dim, 0, min(1, x.shape[dim])), neutral)
         x = torch.cat([first, x.narrow(dim, 0, max(x.shape[dim] - 1, 0))], dim)
     result = running(x, dim, dtype=x.dtype)
-    squares = None
-    if node.op_type == "CumSum":
-        squares = lambda: _turned(torch.cumsum(x.square(), dim), dim, backwards)  # noqa: E731
+
+    def squares() -> Tensor:
+        # Each product is rounded once: its error is relative to the running product itself.
+        terms = torch.cumsum(x.square(), dim) if node.op_type == "CumSum" else result.square()
+        return _turned(terms, dim, backwards)
+
     return Result(_turned(result, dim, backwards), summed(x.shape[dim] if x.dim() else 1, squares))
 
 

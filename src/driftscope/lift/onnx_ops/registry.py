@@ -130,7 +130,8 @@ class Node:
         self.output_names: Sequence[str] = plan.outputs
         self.plan = plan
         self.evaluation = evaluation
-        self.device = evaluation.device
+        # Constants are folded in host memory, whatever the device of the inputs.
+        self.device = evaluation.device if lifted else torch.device("cpu")
         self.formats = formats
         self.lifted = lifted
 

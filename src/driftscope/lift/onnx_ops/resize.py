@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from driftscope.lift.onnx_ops.registry import Node, Result, axis_of, dot, operator
 from driftscope.lift.steps import Kind, Rounding
+
+Floats: TypeAlias = Any  # numpy arrays of float32 or float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Axis:
     end: float = 1.0
 
 
-def _coordinates(mode: str, axis: Axis, dtype: type[np.floating]) -> np.ndarray:
+def _coordinates(mode: str, axis: Axis, dtype: Any) -> Floats:
     """Input coordinate of every output element, computed in ``dtype``."""
     x = np.arange(axis.output, dtype=dtype)
     scale, one, half = dtype(axis.scale), dtype(1), dtype(0.5)
@@ -50,7 +53,7 @@ def _coordinates(mode: str, axis: Axis, dtype: type[np.floating]) -> np.ndarray:
     return pixel
 
 
-def _nearest(x: np.ndarray, mode: str, scale: float) -> np.ndarray:
+def _nearest(x: Floats, mode: str, scale: float) -> Floats:
     if mode == "floor":
         return np.floor(x)
     if mode == "ceil":
@@ -62,11 +65,11 @@ def _nearest(x: np.ndarray, mode: str, scale: float) -> np.ndarray:
     return np.ceil(x - x.dtype.type(0.5))
 
 
-def _linear(distance: np.ndarray) -> np.ndarray:
+def _linear(distance: Floats) -> Floats:
     return np.clip(1 - np.abs(distance), 0, None)
 
 
-def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
+def _cubic(distance: Floats, a: float) -> Floats:
     """Keys' cubic convolution kernel (1981)."""
     d = np.abs(distance)
     near = ((a + 2) * d - (a + 3)) * d * d + 1
@@ -74,7 +77,7 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
-def _weights(node: Node, x: np.ndarray, axis: Axis, mode: str) -> np.ndarray:
+def _weights(node: Node, x: Floats, axis: Axis, mode: str) -> Floats:
     """Weights of an axis as a matrix (output, length)."""
     reach = 2 if mode == "cubic" else 1
     shrink = min(axis.scale, 1.0) if node.integer("antialias", 0) else 1.0

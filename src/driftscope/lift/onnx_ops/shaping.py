@@ -204,13 +204,9 @@ def constant_of_shape(node: Node, shape: Tensor) -> Result:
     """A shape filled with one value."""
     wanted = integers_of(shape) or []
     if not node.has("value"):
-        return Result(torch.zeros(wanted, device=_place(node)), formats=[torch.float32])
+        return Result(torch.zeros(wanted, device=node.device), formats=[torch.float32])
     native = FORMAT_OF_ELEMENT[node.attribute("value").data_type]
-    return Result(node.tensor("value").reshape(()).expand(wanted).to(_place(node)), formats=[native])
-
-
-def _place(node: Node) -> torch.device:
-    return node.device if node.lifted else torch.device("cpu")
+    return Result(node.tensor("value").reshape(()).expand(wanted), formats=[native])
 
 
 @operator("EyeLike")
