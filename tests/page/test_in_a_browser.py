@@ -1,0 +1,208 @@
+"""The page as people use it: in a browser, with a keyboard, on a phone, in the dark, on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import record_examples
+
+from driftscope.records.collection import Collection, Entry
+
+Opened = Callable[..., Any]
+EVERY = pytest.mark.parametrize("name", record_examples.ALL)
+
+
+def paths(tab: Any) -> list[str]:
+    """Return the paths of the rows that are visible, in order."""
+    found: list[str] = tab.eval_on_selector_all(
+        "tbody.output", "rows => rows.filter(r => r.offsetParent !== null).map(r => r.dataset.path)"
+    )
+    return found
+
+
+@EVERY
+def test_every_record_opens_without_a_complaint(name: str, opened: Opened) -> None:
+    record = record_examples.ALL[name]()
+    tab = opened(record)
+    assert str(record.verdict) in tab.inner_text("h1")
+    assert tab.title().endswith("driftscope")
+
+
+def test_a_hostile_record_runs_nothing(opened: Opened) -> None:
+    tab = opened(record_examples.hostile())
+    tab.wait_for_timeout(50)
+    assert tab.evaluate("window.pwned") is None
+    assert tab.locator("img").count() == 0
+    assert "<img src=x" in tab.inner_text(".reason")
+
+
+def test_the_policy_stops_a_script_that_is_not_ours(opened: Opened, browser: Any, tmp_path: Any) -> None:
+    target = record_examples.rounding().save(tmp_path / "page.html")
+    poisoned = target.read_text().replace("</main>", "<script>window.pwned = 1</script></main>")
+    target.write_text(poisoned)
+    tab = browser.new_page()
+    tab.goto(target.as_uri())
+    assert tab.evaluate("window.pwned") is None
+    tab.close()
+
+
+def test_rows_sort_by_each_kind_of_column(opened: Opened) -> None:
+    tab = opened(record_examples.many(30))
+    tab.click("[data-sort=floors]")
+    floors = [float(x) for x in tab.eval_on_selector_all("tbody.output", "r => r.map(x => x.dataset.floors)")]
+    assert floors == sorted(floors, reverse=True)
+    assert tab.get_attribute("th:has([data-sort=floors])", "aria-sort") == "descending"
+    tab.click("[data-sort=floors]")
+    assert [float(x) for x in tab.eval_on_selector_all("tbody.output", "r => r.map(x => x.dataset.floors)")] == sorted(
+        floors
+    )
+    tab.click("[data-sort=path]")
+    names = paths(tab)
+    numbered = [int(p.split("layers[")[1].split("]")[0]) for p in names if "layers[" in p]
+    assert numbered == sorted(numbered)  # 2 before 10
+    assert tab.locator("th[aria-sort]").count() == 1
+
+
+def test_rows_filter_by_path_and_by_verdict(opened: Opened) -> None:
+    tab = opened(record_examples.many(30))
+    everything = paths(tab)
+    tab.fill("input[type=search]", "EXTRA")
+    assert paths(tab) == ["out['extra']"]
+    tab.fill("input[type=search]", "no such output")
+    assert paths(tab) == []
+    assert tab.is_visible(".none")
+    tab.press("input[type=search]", "Escape")
+    assert paths(tab) == everything
+    tab.click("[data-filter=DIFFERENT]")
+    assert sorted(paths(tab)) == ["out['extra']", "out['scores']"]
+    assert tab.inner_text("section.outputs [role=status]") == "2 of 30 outputs shown"
+    tab.click("[data-filter=DIFFERENT]")
+    assert paths(tab) == everything
+
+
+def test_a_row_unfolds_by_keyboard_alone(opened: Opened) -> None:
+    tab = opened(record_examples.many(30))
+    assert tab.locator(".detail:visible").count() == 0
+    tab.focus("tbody.output .more")
+    tab.keyboard.press("Enter")
+    assert tab.locator(".detail:visible").count() == 1
+    tab.keyboard.press("Space")
+    assert tab.locator(".detail:visible").count() == 0
+
+
+def test_few_rows_start_unfolded(opened: Opened) -> None:
+    assert opened(record_examples.different()).locator(".detail:visible").count() == 2
+
+
+def test_tab_reaches_every_control(opened: Opened) -> None:
+    tab = opened(record_examples.different())
+    controls = tab.locator("button:visible, summary:visible, input:visible, a[href]").count()
+    reached = set()
+    for _ in range(controls + 3):
+        tab.keyboard.press("Tab")
+        reached.add(tab.evaluate("[...document.querySelectorAll('*')].indexOf(document.activeElement)"))
+    assert len(reached) >= controls
+
+
+def test_without_scripts_everything_is_readable(opened: Opened) -> None:
+    tab = opened(record_examples.many(30), java_script_enabled=False)
+    assert tab.locator(".detail").count() == 30
+    assert tab.locator(".detail:visible").count() == 30
+
+
+@pytest.mark.parametrize("name", ["different", "many", "hostile"])
+@pytest.mark.parametrize("width", [320, 768, 1280])
+def test_nothing_sticks_out_sideways(name: str, width: int, opened: Opened) -> None:
+    tab = opened(record_examples.ALL[name](), width=width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_paper_shows_what_was_folded(opened: Opened) -> None:
+    tab = opened(record_examples.many(12))
+    tab.emulate_media(media="print")
+    tab.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator("details:not([open])").count() == 0
+    assert tab.locator(".detail:visible").count() == 12
+    assert tab.locator(".controls:visible").count() == 0
+
+
+# WCAG 2.2, relative luminance and contrast ratio, of every piece of text against what is painted behind it.
+CONTRAST = """() => {
+  const parse = (c) => { const n = c.match(/[\\d.]+/g).map(Number); return [n[0], n[1], n[2], n.length > 3 ? n[3] : 1]; };
+  const lum = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((s, v, i) => s + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (e) => {
+    for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor); if (c[3] === 1) return c; }
+    return [255, 255, 255, 1];
+  };
+  const bad = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const e = walker.currentNode.parentElement;
+    if (!walker.currentNode.textContent.trim() || !e.offsetParent || ["SCRIPT", "STYLE"].includes(e.tagName)) continue;
+    const [x, y] = [lum(parse(getComputedStyle(e).color)), lum(behind(e))].sort((p, q) => q - p);
+    const ratio = (x + 0.05) / (y + 0.05);
+    if (ratio < 4.5) bad.push(`${e.className || e.tagName}: ${walker.currentNode.textContent.trim().slice(0, 30)} ${ratio.toFixed(2)}`);
+  }
+  return [...new Set(bad)];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["identical", "rounding", "precision", "inconclusive", "different"])
+def test_text_stands_out_from_its_ground(name: str, scheme: str, opened: Opened) -> None:
+    assert opened(record_examples.ALL[name](), scheme=scheme).evaluate(CONTRAST) == []
+
+
+def test_the_contrast_check_can_fail(opened: Opened) -> None:
+    tab = opened(record_examples.rounding())
+    tab.evaluate("document.querySelector('.reason').attributeStyleMap.set('color', 'rgb(150, 190, 170)')")
+    assert tab.evaluate(CONTRAST) != []
+
+
+def test_dark_is_dark(opened: Opened) -> None:
+    grounds = [
+        opened(record_examples.rounding(), scheme=scheme).evaluate("getComputedStyle(document.body).backgroundColor")
+        for scheme in ("light", "dark")
+    ]
+    light, dark = (sum(map(int, g.removeprefix("rgb(").rstrip(")").split(","))) for g in grounds)
+    assert dark < 150 < 600 < light
+
+
+def test_a_reader_of_the_page_by_ear_finds_names_and_order(opened: Opened) -> None:
+    tab = opened(record_examples.different())
+    assert tab.get_attribute("html", "lang") == "en"
+    assert tab.locator("main").count() == tab.locator("h1").count() == 1
+    unnamed = tab.eval_on_selector_all(
+        "button, input, summary, section",
+        """all => all.filter(e => !(e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length
+            || e.getAttribute('aria-labelledby'))).length""",
+    )
+    assert unnamed == 0
+    lost = tab.eval_on_selector_all(
+        "[aria-labelledby], [aria-controls], a[href^='#']",
+        """all => all.flatMap(e => [e.getAttribute('aria-labelledby'), e.getAttribute('aria-controls'),
+            e.getAttribute('href')?.slice(1)]).filter(id => id && !document.getElementById(id))""",
+    )
+    assert lost == []
+    twice = tab.evaluate("(() => { const ids = [...document.querySelectorAll('[id]')].map(e => e.id);"
+                         " return ids.length - new Set(ids).size; })()")  # fmt: skip
+    assert twice == 0
+    assert tab.locator("th:not([scope])").count() == 0
+
+
+def test_a_collection_leads_to_its_parts(opened: Opened) -> None:
+    entries = tuple(Entry(n, f"about {n}", record_examples.ALL[n]()) for n in ("rounding", "different", "precision"))
+    tab = opened(Collection("Three scenes", entries), reduced_motion="reduce")
+    assert tab.locator("nav a").count() == tab.locator("article").count() == 3
+    tab.click("nav a >> nth=2")
+    assert tab.evaluate("document.querySelectorAll('article')[2].getBoundingClientRect().top") < 400
+
+
+def test_three_hundred_outputs_open_in_a_moment(opened: Opened) -> None:
+    tab = opened(record_examples.many(300))
+    milliseconds = tab.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
+    assert milliseconds < 3000
