@@ -207,13 +207,15 @@ def _difference(
 
     Rounded once, so zero only where they are equal, for 64-bit integers too.
     """
-    wide = (torch.int64, torch.uint64)
-    if a.dtype in wide or b.dtype in wide:
-        high_a, low_a = (_high(a), _low(a)) if a.dtype in wide else (x, torch.zeros_like(x))
-        high_b, low_b = (_high(b), _low(b)) if b.dtype in wide else (y, torch.zeros_like(y))
-        difference = (high_b - high_a).add_(low_b - low_a)
+    wide = [side.dtype in (torch.int64, torch.uint64) for side in (a, b)]
+    if all(wide):
+        difference = (_high(b) - _high(a)).add_(_low(b) - _low(a))
     else:
         difference = y - x
+        if wide[0]:
+            difference.sub_(_lost(a, x))
+        if wide[1]:
+            difference.add_(_lost(b, y))
     if low is not None:
         difference.add_(low.to(difference.device))
     return difference.abs_(), float(difference.amax())
@@ -225,6 +227,11 @@ def _high(x: torch.Tensor) -> torch.Tensor:
     if x.dtype == torch.uint64:
         half = half & 0xFFFFFFFF
     return half.to(torch.float64).mul_(2.0**32)
+
+
+def _lost(x: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
+    """Return what 64-bit integers lose when rounded to float64, exactly (the second half of Dekker's fast two-sum)."""
+    return _low(x).sub_(rounded - _high(x))
 
 
 def _low(x: torch.Tensor) -> torch.Tensor:
