@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import record_examples
 
+import record_examples
 from driftscope.records.collection import Collection, Entry
 
 Opened = Callable[..., Any]
@@ -130,7 +130,10 @@ def test_paper_shows_what_was_folded(opened: Opened) -> None:
 
 # WCAG 2.2, relative luminance and contrast ratio, of every piece of text against what is painted behind it.
 CONTRAST = """() => {
-  const parse = (c) => { const n = c.match(/[\\d.]+/g).map(Number); return [n[0], n[1], n[2], n.length > 3 ? n[3] : 1]; };
+  const parse = (c) => {
+    const n = c.match(/[\\d.]+/g).map(Number);
+    return [n[0], n[1], n[2], n.length > 3 ? n[3] : 1];
+  };
   const lum = ([r, g, b]) => [r, g, b].map((v) => v / 255)
     .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
     .reduce((s, v, i) => s + v * [0.2126, 0.7152, 0.0722][i], 0);
@@ -145,7 +148,8 @@ CONTRAST = """() => {
     if (!walker.currentNode.textContent.trim() || !e.offsetParent || ["SCRIPT", "STYLE"].includes(e.tagName)) continue;
     const [x, y] = [lum(parse(getComputedStyle(e).color)), lum(behind(e))].sort((p, q) => q - p);
     const ratio = (x + 0.05) / (y + 0.05);
-    if (ratio < 4.5) bad.push(`${e.className || e.tagName}: ${walker.currentNode.textContent.trim().slice(0, 30)} ${ratio.toFixed(2)}`);
+    const words = walker.currentNode.textContent.trim().slice(0, 30);
+    if (ratio < 4.5) bad.push(`${e.className || e.tagName}: ${words} ${ratio.toFixed(2)}`);
   }
   return [...new Set(bad)];
 }"""

@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import record_examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+import record_examples
 from driftscope.errors import RecordError
 from driftscope.records.collection import Collection, Entry
 from driftscope.report import gauges, page
@@ -111,7 +111,9 @@ def test_the_fragment_says_the_same() -> None:
 
 
 def test_a_name_cannot_end_the_embedded_record() -> None:
-    (embedded,) = re.findall(r'id="driftscope-record">(.*?)</script>', page.render(record_examples.hostile()), re.DOTALL)
+    (embedded,) = re.findall(
+        r'id="driftscope-record">(.*?)</script>', page.render(record_examples.hostile()), re.DOTALL
+    )
     assert "<" not in embedded
     assert json.loads(embedded) == record_examples.hostile().to_dict()
 

@@ -6,11 +6,11 @@ import dataclasses
 import re
 
 import pytest
-import record_examples
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+import record_examples
 from driftscope.records.collection import Collection, Entry
 from driftscope.records.comparison import OutputRecord
 from driftscope.records.verdict import Verdict

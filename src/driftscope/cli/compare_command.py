@@ -51,9 +51,8 @@ def command(a: str, b: str, *, journey: Journey, as_json: bool, output: str | No
     for_a, for_b = session_options(a, b, options)
     with journey.travelling():
         journey("Loading the tensor libraries")
-        from driftscope.programs.loading import load_program
-
         from driftscope.inquiry import compare
+        from driftscope.programs.loading import load_program
 
         record = compare(
             load_program(a, **for_a), load_program(b, **for_b), list(options["inputs"]) or None,

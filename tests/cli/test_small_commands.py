@@ -1,0 +1,77 @@
+"""``report``, ``rule`` and ``env``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import record_examples
+from driftscope.records.collection import Collection, Entry
+from driftscope.records.rules import RULES
+
+
+def test_report_turns_each_form_into_each_other(run, tmp_path: Path) -> None:
+    record = record_examples.different()
+    page = record.save(tmp_path / "page.html")
+    shown = run("report", page)
+    assert shown.exit_code == 0
+    assert shown.stdout.startswith("DIFFERENT: ")
+    assert json.loads(run("report", page, "--json").stdout) == record.to_dict()
+    run("report", page, "-o", tmp_path / "record.json", "-q")
+    assert json.loads((tmp_path / "record.json").read_text()) == record.to_dict()
+    run("report", tmp_path / "record.json", "-o", tmp_path / "again.html", "-q")
+    assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
+
+
+def test_report_shows_a_collection(run, tmp_path: Path) -> None:
+    entries = (Entry("one", "", record_examples.rounding()), Entry("two", "", record_examples.different()))
+    saved = Collection("Both", entries).save(tmp_path / "both.html")
+    assert run("report", saved, "-q").stdout == "ROUNDING: one\nDIFFERENT: two\n"
+    assert "2. two" in run("report", saved).stdout
+
+
+def test_report_refuses_what_is_no_record_and_writes_nothing(run, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    result = run("report", tmp_path / "a.json", "-o", tmp_path / "page.html")
+    assert result.exit_code == 2
+    assert "no record" in result.stderr
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_report_may_overwrite_the_page_it_reads(run, tmp_path: Path) -> None:
+    page = record_examples.rounding().save(tmp_path / "page.html")
+    before = page.read_bytes()
+    assert run("report", page, "-o", page).exit_code == 0
+    assert page.read_bytes() == before
+
+
+def test_rule_lists_and_explains(run) -> None:
+    listing = run("rule").stdout.splitlines()
+    assert [line.split()[0] for line in listing] == list(RULES)
+    assert max(map(len, listing)) <= 120
+    assert run("rule", "n001").stdout.startswith("# N001: different function")
+    assert json.loads(run("rule", "N001", "--json").stdout)["page"] == RULES["N001"].page
+    assert len(json.loads(run("rule", "--json").stdout)) == len(RULES)
+    assert run("rule", "N001", "-q").stdout.startswith("N001 different function: ")
+
+
+def test_rule_in_colour_is_formatted(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b[" in run("rule", "N001", env={"FORCE_COLOR": "1"}, color=True).stdout
+
+
+def test_an_unknown_rule_is_refused(run) -> None:
+    result = run("rule", "N0001")
+    assert result.exit_code == 2
+    assert "did you mean" in result.stderr
+
+
+def test_env_as_text_and_as_data(run) -> None:
+    data = json.loads(run("env", "--json").stdout)
+    assert {"python", "system", "processor", "versions", "torch", "onnxruntime", "blas"} <= set(data)
+    text = run("env")
+    assert text.exit_code == 0
+    assert data["versions"]["torch"] in text.stdout
+    assert data["processor"]["model"] in text.stdout

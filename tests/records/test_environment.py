@@ -1,0 +1,95 @@
+"""The environment: the same each time, nothing loaded to describe it, nothing personal in it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from driftscope.records import environment
+
+CPUINFO = """processor\t: 0
+model name\t: A Processor @ 2.00GHz
+flags\t\t: fpu sse4_1 avx2 fma smep avx512f avx512_bf16 amx_tile f16c
+
+processor\t: 1
+model name\t: Another
+"""
+
+
+def test_two_captures_are_equal_and_plain() -> None:
+    one, two = environment.capture(), environment.capture()
+    assert json.dumps(one) == json.dumps(two)
+    assert list(one)[:5] == ["python", "system", "processor", "versions", "variables"]
+
+
+def test_nothing_is_loaded_to_be_described() -> None:
+    code = (
+        "import sys\nfrom driftscope.records.environment import capture\nfound = capture()\n"
+        "assert found['versions']['torch'], found\nassert 'torch' not in found\n"
+        "sys.exit('loaded' if {'torch', 'numpy', 'onnxruntime', 'threadpoolctl'} & set(sys.modules) else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_loaded_is_described() -> None:
+    import onnxruntime
+    import torch
+
+    found = environment.capture()
+    assert found["torch"]["threads"] == torch.get_num_threads()
+    assert "CPUExecutionProvider" in found["onnxruntime"]["providers"]
+    assert found["onnxruntime"]["build"] == onnxruntime.get_build_info()
+    assert {pool["user_api"] for pool in found["blas"]} & {"blas", "openmp"}
+
+
+def test_variables_that_change_results_are_kept_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    monkeypatch.setenv("SECRET_TOKEN", "hush")
+    variables = environment.capture()["variables"]
+    assert variables["OMP_NUM_THREADS"] == "3"
+    assert variables["MKL_CBWR"] == "COMPATIBLE"
+    assert "SECRET_TOKEN" not in variables
+    assert list(variables) == sorted(variables)
+
+
+def test_no_names_of_people_or_machines() -> None:
+    text = json.dumps(environment.capture()["system"])
+    assert platform.node() not in text or not platform.node()
+    assert getpass.getuser() not in text
+
+
+def test_a_processor_is_read_from_cpuinfo(tmp_path: Path) -> None:
+    (tmp_path / "cpuinfo").write_text(CPUINFO)
+    found = environment._processor(tmp_path / "cpuinfo")
+    assert found["model"] == "A Processor @ 2.00GHz"
+    assert found["flags"] == ["amx_tile", "avx2", "avx512_bf16", "avx512f", "f16c", "fma", "sse4_1"]
+
+
+def test_without_cpuinfo_there_is_still_a_processor(tmp_path: Path) -> None:
+    found = environment._processor(tmp_path / "nothing")
+    assert found["model"]
+    assert found["cores"] >= 1
+    assert "flags" not in found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26 2025\nGCC version: 12.2.0",
+            "570.124.06",
+        ),
+        ("nothing of the kind", ""),
+    ],
+)
+def test_a_driver_is_read_from_its_own_file(text: str, expected: str, tmp_path: Path) -> None:
+    (tmp_path / "version").write_text(text)
+    assert environment._nvidia_driver(tmp_path / "version") == expected
+    assert environment._nvidia_driver(tmp_path / "missing") == ""
