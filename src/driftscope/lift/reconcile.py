@@ -117,7 +117,7 @@ def reconcile(
     result = Reconciled(plain_a, plain_b, plain_a, plain_b, before, before)
     if result.same_function:
         return result
-    consts_a, consts_b = list(a.constants()), list(b.constants())
+    consts_a, consts_b = matching.as_stored(a.constants()), matching.as_stored(b.constants())
     repairs_b = _exact_matches(b, consts_b, consts_a, a, thresholds)
     repairs_a = _exact_matches(a, consts_a, consts_b, b, thresholds)
     repairs_a = _one_side_only(repairs_a, repairs_b)
@@ -153,19 +153,19 @@ def _exact_matches(
             value = torch.full(constant.value.shape, candidates[0].value, dtype=torch.float64)
             repairs.append(Repair(constant.name, value, "scalar", candidates[0].words, constant))
         elif constant.value.numel() > 1 and matching.uniform(constant) is None:
+            if index.holds(constant.value):
+                continue
             found = _match_tensor(constant, index, thresholds)
-            if found is not None:
-                repairs.append(found)
-            elif not index.holds(constant.value):
+            if found is None:
                 left.append(constant)
+            elif not torch.equal(found.value, constant.value.to(torch.float64)):
+                repairs.append(found)
     if left:
         repairs += folds.match_folds(left, other_graph, others, thresholds.constant_ulps)
     return repairs
 
 
 def _match_tensor(constant: Constant, index: WeightIndex, thresholds: Thresholds) -> Repair | None:
-    if index.holds(constant.value):
-        return None
     return (
         matching.match_weight(constant, index)
         or matching.match_table(constant, index, thresholds.constant_ulps)
