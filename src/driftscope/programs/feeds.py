@@ -113,7 +113,10 @@ class Inputs:
         Drawn tensors keep spec and law, files their path and SHA-256, tensors handed over only shape, dtype and
         SHA-256 of their bytes.
         """
-        leaves = [{"path": str(p), **_leaf_recipe(self.specs.get(str(p), leaf))} for p, leaf in self.leaves]
+        leaves = []
+        for path, leaf in self.leaves:
+            name = {"name": str(path.keys[0])} if len(path.keys) == 1 else {}
+            leaves.append({"path": str(path), **name, **_leaf_recipe(self.specs.get(str(path), leaf))})
         return {
             "schema": RECIPE_SCHEMA,
             "seed": self.seed,
@@ -133,20 +136,19 @@ class Inputs:
         """
         if recipe.get("schema") != RECIPE_SCHEMA:
             raise InputError(f"this is not a recipe for inputs (schema {recipe.get('schema')!r})")
-        files = recipe.get("files", [])
-        if files:
-            return _from_files(files, int(recipe["seed"]))
-        lost = [leaf["path"] for leaf in recipe["leaves"] if "spec" not in leaf and "value" not in leaf]
+        seed = int(recipe["seed"])
+        inputs = _from_files(recipe["files"], seed) if recipe["files"] else cls(seed=seed)
+        known = {str(path) for path, _ in inputs.leaves}
+        leaves = [leaf for leaf in recipe["leaves"] if leaf["path"] not in known]
+        lost = [leaf["path"] for leaf in leaves if not ("spec" in leaf or ("value" in leaf and "name" in leaf))]
         if lost:
             raise InputError(
                 f"the record holds only a checksum of {', '.join(lost)};"
                 " give the same tensors again, as a file or by a spec"
             )
-        made = [_made(leaf) for leaf in recipe["leaves"]]
-        seed = int(recipe["seed"])
-        if recipe["by_name"]:
-            return cls(kwargs={leaf["name"]: v for leaf, v in zip(recipe["leaves"], made, strict=True)}, seed=seed)
-        return cls(args=tuple(made), seed=seed)
+        named = {leaf["name"]: _made(leaf) for leaf in leaves if recipe["by_name"]}
+        placed = tuple(_made(leaf) for leaf in leaves if not recipe["by_name"])
+        return dataclasses.replace(inputs, args=inputs.args + placed, kwargs={**inputs.kwargs, **named})
 
     def __repr__(self) -> str:
         return f"<Inputs {', '.join(f'{path}: {_words(leaf)}' for path, leaf in self.leaves)}>"
@@ -239,7 +241,7 @@ def _from_files(files: Sequence[Mapping[str, str]], seed: int) -> Inputs:
 def _leaf_recipe(leaf: Any) -> dict[str, Any]:
     if isinstance(leaf, Wanted):
         return {
-            "name": leaf.name,
+            "stream": leaf.name,
             "shape": list(leaf.shape),
             "dtype": dtype_name(leaf.dtype),
             "law": leaf.law,
@@ -266,7 +268,7 @@ def _made(leaf: Mapping[str, Any]) -> Any:
     if "spec" not in leaf:
         return leaf["value"]
     shape, dtype = tuple(leaf["shape"]), DTYPES[leaf["dtype"]]
-    return Wanted(leaf["name"], shape, dtype, leaf["law"], tuple(leaf["arguments"]))
+    return Wanted(leaf["stream"], shape, dtype, leaf["law"], tuple(leaf["arguments"]))
 
 
 def _words(leaf: Any) -> str:

@@ -60,8 +60,8 @@ def load_program(obj: Any, **options: Any) -> Program:
     if plugin is not None:
         return plugin
     raise ProgramError(
-        f"an object of class {type(obj).__name__} is no program; give a module, a function, an ExportedProgram, an ONNX model,"
-        " a path to .onnx or .pt2, or package.module:name"
+        f"an object of class {type(obj).__name__} is no program; give a module, a function, an ExportedProgram,"
+        " an ONNX model, a path to .onnx or .pt2, or package.module:name"
     )
 
 
@@ -81,7 +81,7 @@ def _is_torch(obj: Any) -> bool:
 
 _ONNX = (
     "onnx.onnx_ml_pb2.ModelProto",
-    "onnx_ir._core.Model",
+    "onnx_ir.Model",
     "torch.onnx._internal.exporter._onnx_program.ONNXProgram",
 )
 

@@ -89,7 +89,8 @@ def _follow_slots(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:
         return _follow_whole(bound_a, b)
     pairs, left_over = _match(bound_a.feeds, slots, b)
     feeds = {slot.name: fit(b, slot, _cast(bound_a.feeds[name], slot)) for name, slot in pairs}
-    notes = _said_of_order([(name, slot.name) for name, slot in pairs], bound_a.feeds, b)
+    names = [(name, slot.name) for name, slot in pairs]
+    notes = _said_of_order(names, bound_a.feeds, b, order=[slot.name for slot in slots])
     notes += [_ignored(name, b) for name in left_over]
     return b.bind(Inputs(kwargs={slot.name: feeds[slot.name] for slot in slots if slot.name in feeds})), notes
 
@@ -164,10 +165,12 @@ def _by_order(bound_a: Bound, arguments: Mapping[str, Any], b: Program) -> Bound
 # --- what a person should know --------------------------------------------------------------------------------
 
 
-def _said_of_order(pairs: Sequence[tuple[str, str]], feeds: Mapping[str, Any], b: Program) -> list[Finding]:
+def _said_of_order(
+    pairs: Sequence[tuple[str, str]], feeds: Mapping[str, Any], b: Program, order: Sequence[str] = ()
+) -> list[Finding]:
     differing = [(x, y) for x, y in pairs if x != y]
     if not differing:
-        return _exchanged_order(list(feeds), [y for _, y in pairs], feeds, b)
+        return _exchanged_order(list(feeds), order or [y for _, y in pairs], feeds, b)
     exchanged = _exchanged_names(differing, feeds, b)
     if len(pairs) == 1 or exchanged:
         return exchanged
@@ -262,7 +265,10 @@ def _in_common_formats(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]
     if not rounded or bound_a.inputs is None:
         return bound_a, []
     inputs = bound_a.inputs.replacing({key: value for key, (_, _, value) in rounded.items()})
-    notes = [_rounded(name, dtype_name(value.dtype), slot, b) for name, slot, value in rounded.values()]
+    formats: dict[tuple[str, str], list[str]] = {}
+    for name, slot, value in rounded.values():
+        formats.setdefault((dtype_name(value.dtype), str(slot.dtype)), []).append(name)
+    notes = [_rounded(names, given, declared, b) for (given, declared), names in formats.items()]
     return bound_a.program.bind(inputs), notes
 
 
@@ -277,12 +283,13 @@ def _there_and_back(leaf: torch.Tensor, slot: Slot) -> torch.Tensor:
     return leaf.to(getattr(torch, str(slot.dtype))).to(leaf.dtype)
 
 
-def _rounded(name: str, given: str, slot: Slot, b: Program) -> Finding:
+def _rounded(names: Sequence[str], given: str, declared: str, b: Program) -> Finding:
+    some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return Finding(
         "O009",
-        f"input {name!r} is {given} for one side and {slot.dtype} for {b.name}: its values are rounded so that"
-        " both sides receive the same numbers",
-        where=Where(output=f"in[{name!r}]"),
-        evidence={"given": given, "declared": slot.dtype},
+        f"{some}: {given} for one side and {declared} for {b.name}; the values are rounded so that both sides"
+        " receive the same numbers",
+        where=Where(output=f"in[{names[0]!r}]"),
+        evidence={"inputs": list(names), "given": given, "declared": declared},
         note=True,
     )

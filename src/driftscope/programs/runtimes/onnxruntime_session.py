@@ -16,6 +16,7 @@ import torch
 from driftscope.errors import CannotLift, ProgramError, RuntimeRefused
 from driftscope.programs.arrays import array_of, tensor_of
 from driftscope.programs.binding import bind_slots, ready
+from driftscope.programs.external_data import is_external, tensors_of
 from driftscope.programs.onnx_files import OnnxModel
 from driftscope.programs.onnx_signature import opsets_of, outputs_of, slots_of, table_rows, unused_inputs
 from driftscope.programs.protocol import Bound, OnnxSource, Program, Slot
@@ -178,15 +179,18 @@ class OnnxProgram(Program):
         """
         if self._optimized is None:
             self._optimized = self._save_and_load()
-        return OnnxSource(self._optimized, self._tensor_feeds(inputs), None)
+        # Weights that the optimiser left alone still lie where the file keeps them.
+        external = any(map(is_external, tensors_of(self._optimized)))
+        return OnnxSource(self._optimized, self._tensor_feeds(inputs), self.model.directory if external else None)
 
     def _save_and_load(self) -> onnx.ModelProto:
         with tempfile.TemporaryDirectory(prefix="driftscope-") as folder:
             path = FilePath(folder) / "optimized.onnx"
-            self._create(str(path), "weights.bin" if self.model.size > _LARGE else None)
+            large = self.model.size > _LARGE
+            self._create(str(path), "weights.bin" if large else None)
             if not path.is_file():
                 raise RuntimeRefused("onnxruntime", "load", "it did not write its optimised graph")
-            return onnx.load(str(path))
+            return onnx.load(str(path), load_external_data=large)
 
 
 def _object_in(value: Any) -> Any:
@@ -205,6 +209,7 @@ def _object_out(value: Any) -> Any:
 
 _STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 _STACK = re.compile(r"\s+Stacktrace:.*", re.DOTALL)
+_OPSET = re.compile(r"Opset (\d+) is under development .* domain (\S+) is till opset (\d+)")
 _PLACE = re.compile(r"\S+\.(?:cc|h|cu|cuh):\d+ ")
 
 
@@ -226,6 +231,9 @@ def own_words(message: str) -> str:
     while (place := _PLACE.search(message)) is not None:
         message = message[: place.start()] + message[place.end() + _signature_length(message[place.end() :]) :]
     words = " ".join(message.split())[:600]
+    newer = _OPSET.search(words)
+    if newer is not None:
+        words = f"opset {newer[1]} of {newer[2]} is newer than it supports, which is {newer[3]}"
     return words + _advice(words)
 
 

@@ -1,0 +1,109 @@
+"""External data stays in the model's folder: everything else is refused before a runtime sees the file."""
+
+from __future__ import annotations
+
+import os
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, external_data_helper, helper
+from tiny_models import onnx_model, value
+
+import driftscope as ds
+
+X = torch.arange(6, dtype=torch.float32).reshape(2, 3)
+
+
+def external_model(location: str, **entries: str) -> onnx.ModelProto:
+    """Return ``y = x * w`` whose weight is said to lie at ``location``."""
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [3], b"\x00\x00\x00\x40" * 3, raw=True)
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    for key, text in {"location": location, **entries}.items():
+        weight.external_data.add(key=key, value=text)
+    return onnx_model([helper.make_node("Mul", ["x", "w"], ["y"])], [value("x")], [value("y")], initializers=[weight])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A model's folder with its data, and a secret outside."""
+    inside = tmp_path / "model"
+    (inside / "data").mkdir(parents=True)
+    twos = b"\x00\x00\x00\x40" * 3
+    (inside / "weights.bin").write_bytes(twos)
+    (inside / "data" / "weights.bin").write_bytes(twos)
+    (tmp_path / "secret.bin").write_bytes(twos)
+    os.symlink(tmp_path / "secret.bin", inside / "escape.bin")
+    os.symlink(tmp_path, inside / "up")
+    return inside
+
+
+@pytest.mark.parametrize(
+    ("location", "entries", "message"),
+    [
+        ("../secret.bin", {}, "outside the model's folder"),
+        ("data/../../secret.bin", {}, "outside the model's folder"),
+        ("..\\secret.bin", {}, "outside the model's folder"),
+        ("escape.bin", {}, "outside the model's folder"),
+        ("up/secret.bin", {}, "outside the model's folder"),
+        ("/etc/passwd", {}, "an absolute path"),
+        ("C:\\secret.bin", {}, "an absolute path"),
+        ("missing.bin", {}, "is not a file"),
+        ("data", {}, "is not a file"),
+        ("", {}, "names no file"),
+        ("weights.bin", {"offset": "4", "length": "12"}, "truncated or belongs to another model"),
+        ("weights.bin", {"offset": "-4"}, "truncated or belongs to another model"),
+        ("weights.bin", {"offset": "four"}, "not a number"),
+    ],
+)
+def test_data_outside_or_missing_is_refused(folder, location, entries, message):
+    path = folder / "model.onnx"
+    path.write_bytes(external_model(location, **entries).SerializeToString())
+    with pytest.raises(ds.ProgramError, match=message) as refused:
+        ds.program(path)
+    assert "'w'" in str(refused.value)
+
+
+@pytest.mark.parametrize("location", ["weights.bin", "data/weights.bin", "data/../weights.bin"])
+def test_data_inside_is_read(folder, location):
+    path = folder / "model.onnx"
+    path.write_bytes(external_model(location, offset="0", length="12").SerializeToString())
+    program = ds.program(path)
+    assert torch.equal(program(X)["y"], 2 * X)
+    assert program.lift_source(X).directory == folder
+    assert program.optimized_source(X).model.graph.node
+
+
+def test_data_hidden_in_subgraphs_and_functions_is_found(folder):
+    hidden = external_model("../secret.bin").graph.initializer[0]
+    constant = helper.make_node("Constant", [], ["t"], value=hidden)
+    branch = helper.make_graph([constant], "b", [], [value("t", shape=(3,))])
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    in_branch = onnx_model([node], [value("c", TensorProto.BOOL, ())], [value("y", shape=None)])
+    function = helper.make_function("own", "F", [], ["t"], [constant], [helper.make_opsetid("", 20)])
+    in_function = onnx_model([helper.make_node("F", [], ["y"], domain="own")], [], [value("y", shape=None)])
+    in_function.functions.append(function)
+    for model in (in_branch, in_function):
+        path = folder / "model.onnx"
+        path.write_bytes(model.SerializeToString())
+        with pytest.raises(ds.ProgramError, match="outside the model's folder"):
+            ds.program(path)
+
+
+def test_a_model_in_memory_needs_its_data_with_it(folder):
+    with pytest.raises(ds.ProgramError, match=r"give the path of the \.onnx file"):
+        ds.program(external_model("weights.bin"))
+    path = folder / "model.onnx"
+    path.write_bytes(external_model("weights.bin").SerializeToString())
+    loaded = onnx.load(path)
+    assert torch.equal(ds.program(loaded)(X)["y"], 2 * X)
+
+
+def test_a_model_saved_with_external_data_runs(folder, onnx_export, lookup_inputs):
+    model = onnx.ModelProto.FromString(onnx_export.model_proto.SerializeToString())
+    external_data_helper.convert_model_to_external_data(model, location="all.bin", size_threshold=0)
+    onnx.save(model, folder / "lookup.onnx")
+    expected = ds.program(onnx_export)(lookup_inputs)
+    got = ds.program(folder / "lookup.onnx")(lookup_inputs)
+    assert all(torch.equal(expected[name], got[name]) for name in expected)
