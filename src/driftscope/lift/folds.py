@@ -8,16 +8,20 @@ compared with what is stored: within two ulps it is that fold, and the exact fol
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 
 from driftscope.lift.matching import Repair, rearrangements, ulp
+from driftscope.lift.onnx_ops.contrib_nchwc import blocked_filter
 from driftscope.lift.steps import Constant, Kind, Lifted, Step
 
 _ADD = frozenset({"add", "sub"})
 _SCALE = frozenset({"mul", "div"})
+_BLOCKS = (16, 8, 4)  # channels per block of onnxruntime's blocked convolutions, by processor
 
 
 @dataclass(slots=True)
@@ -189,12 +193,34 @@ def _match(constant: Constant, layer: _Layer, ulps: float) -> Repair | None:
         (layer.bias, layer.magnitude, layer.bias_rounds),
     )
     for exact, size, rounds in parts:
-        if exact.numel() != stored.numel() or not rounds:
+        if not rounds:
             continue
         # One rounding each for the square root, the division, the product and the sum.
-        arranged = zip(rearrangements(exact, stored.shape), rearrangements(size, stored.shape), strict=True)
+        arranged = zip(_arranged(exact, stored.shape), _arranged(size, stored.shape), strict=True)
         for value, scale in arranged:
             if bool(((stored - value).abs() <= 2.0 * ulps * ulp(scale, constant.value.dtype)).all()):
                 words = f"{layer.name} folded with {', '.join(layer.steps)}"
                 return Repair(constant.name, value.contiguous(), "fold", words, constant)
     return None
+
+
+def _arranged(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
+    """Yield ``source`` in every arrangement that fits ``shape``, onnxruntime's blocked filters among them.
+
+    A blocked convolution pads its channels with zeros to a multiple of the block.
+    """
+    if source.numel() == math.prod(shape):
+        yield from rearrangements(source, shape)
+    elif source.ndim == len(shape) == 1 and shape[0] > source.numel():
+        yield F.pad(source, (0, shape[0] - source.numel()))
+    if source.ndim != 4 or len(shape) != 4 or source.shape[2:] != shape[2:]:
+        return
+    missing = [wanted - have for wanted, have in zip(shape[:2], source.shape[:2], strict=True)]
+    if min(missing) < 0:
+        return
+    padded = F.pad(source, (0, 0, 0, 0, 0, missing[1], 0, missing[0]))
+    for block in _BLOCKS:
+        if shape[0] % block == 0:
+            yield blocked_filter(padded, block, False)
+            if shape[1] % block == 0:
+                yield blocked_filter(padded, block, True)

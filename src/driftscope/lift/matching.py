@@ -11,6 +11,7 @@ A constant that was rounded to zero or to infinity is never matched: that roundi
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -163,7 +164,50 @@ def scalar_candidates(constant: Constant, pool: Sequence[Number]) -> list[Number
     if any(n.value == number and not n.derived for n in close):
         return []
     direct = [n for n in close if not n.derived]
-    return direct or [n for n in close if n.value != number]
+    return direct or [n for n in close if n.value != number] or _replayed(number, fmt, pool)
+
+
+def _replayed(number: float, fmt: torch.dtype, pool: Sequence[Number]) -> list[Number]:
+    """Return quotients and products of numbers that give the very bits when computed natively from rounded ones.
+
+    An optimiser that turns a division into a multiplication, or two scales into one, starts from what is stored:
+    its result is off by more than half an ulp, and is exactly this.
+    """
+
+    def rounded(value: float) -> float:
+        return float(torch.tensor(value, dtype=torch.float64).to(fmt))
+
+    stored = {n.value: (rounded(n.value), n.words) for n in pool if not n.derived and n.value not in (0.0, 1.0, -1.0)}
+    found = [
+        Number(1.0 / exact, f"1/({words}), computed natively", True)
+        for exact, (short, words) in stored.items()
+        if short != 0.0 and rounded(1.0 / short) == number
+    ]
+    for (one, (x, words_x)), (two, (y, words_y)) in itertools.combinations_with_replacement(stored.items(), 2):
+        if rounded(x * y) == number and one * two != number:
+            found.append(Number(one * two, f"({words_x}) * ({words_y}), computed natively", True))
+    return found
+
+
+def as_stored(constants: Sequence[Constant]) -> list[Constant]:
+    """Give computed constants that only widen a stored one the format of the stored one.
+
+    A runtime that computes in float32 casts float16 constants first. Their rounding is that of float16: the
+    format in which they are stored.
+    """
+    narrow = [c for c in constants if c.origin is Origin.WEIGHT and c.value.dtype.is_floating_point]
+    found = []
+    for constant in constants:
+        fmt = constant.value.dtype
+        if constant.origin is Origin.COMPUTED and fmt.is_floating_point:
+            sources = [c for c in narrow if c.value.numel() == constant.value.numel() and narrower(c.value.dtype, fmt)]
+            key = fingerprint(constant.value) if sources else None
+            for source in sources:
+                if fingerprint(source.value.to(fmt)) == key:
+                    constant = dataclasses.replace(constant, value=constant.value.to(source.value.dtype))
+                    break
+        found.append(constant)
+    return found
 
 
 # --- weights -------------------------------------------------------------------------------------------------
@@ -193,8 +237,13 @@ class WeightIndex:
         self._tables: dict[torch.dtype, dict[tuple[int, int, int], list[Constant]]] = {}
 
     def holds(self, value: torch.Tensor) -> bool:
-        """Whether some tensor of the same format has the same bits in some order."""
-        return any(c.value.dtype == value.dtype for c in self._table(value.dtype).get(fingerprint(value), ()))
+        """Whether some tensor holds the same numbers in some order, in the same format or exactly in another."""
+        fmt, key = value.dtype, fingerprint(value)
+        for c in self._table(fmt).get(key, ()):
+            if c.value.dtype == fmt or fingerprint(c.value) == fingerprint(value.to(c.value.dtype)):
+                return True
+        shorter = [c for c in self._weights if c.value.numel() == value.numel() and narrower(c.value.dtype, fmt)]
+        return any(fingerprint(c.value.to(fmt)) == key for c in shorter)
 
     def rounded_partners(self, value: torch.Tensor) -> list[Constant]:
         """Tensors of a wider format whose rounding to ``value``'s format has the same bits in some order."""
