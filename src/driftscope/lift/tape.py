@@ -21,10 +21,10 @@ import torch
 from driftscope.errors import CannotLift
 from driftscope.lift.steps import Constant, LiftedOutput, Observer
 from driftscope.lift.tape_constants import Constants
-from driftscope.lift.tape_entries import Ref
+from driftscope.lift.tape_entries import Ref, Tape
 from driftscope.lift.tape_exported import GraphWalk, graph_arguments
 from driftscope.lift.tape_places import Places
-from driftscope.lift.tape_record import Recorder, Tape
+from driftscope.lift.tape_record import Recorder
 from driftscope.lift.tape_replay import Replay
 from driftscope.lift.tape_state import attributes_kept, escapes_refused, generators_kept
 from driftscope.programs.trees import flatten, unflatten
@@ -144,7 +144,7 @@ def _record_exported(
     arguments, named, users = graph_arguments(exported, leaves)
     names = {tensor._cdata: name for name, tensor in named.items()}
     walk: GraphWalk
-    recorder = Recorder(lambda t: names.get(t._cdata), lambda: walk.place())
+    recorder = Recorder(lambda t: names.get(t._cdata), lambda: walk.place(), provisional=True)
     walk = GraphWalk(recorder)
 
     def run() -> Any:
@@ -159,19 +159,17 @@ def _record(recorder: Recorder, inputs: list[tuple[str, torch.Tensor]], run: Cal
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(generators_kept())
-            stack.enter_context(escapes_refused(recorder.depends))
+            stack.enter_context(escapes_refused(recorder.ledger.depends))
             stack.enter_context(torch.no_grad())
             for name, tensor in inputs:
-                recorder.add_input(tensor, name)
+                recorder.ledger.add_input(tensor, name)
             with recorder:
                 tree = run()
-            leaves, _ = flatten(tree)
-            outputs = [
-                (path, recorder.keep_output(leaf) if isinstance(leaf, torch.Tensor) else None) for path, leaf in leaves
-            ]
+            keep = recorder.ledger.keep_output
+            leaves = [(path, keep(v) if isinstance(v, torch.Tensor) else None) for path, v in flatten(tree)[0]]
     finally:
-        recorder.restore()
-    return TorchTape(recorder.tape, outputs)
+        recorder.ledger.restore()
+    return TorchTape(recorder.tape, leaves)
 
 
 class _Names:

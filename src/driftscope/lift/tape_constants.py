@@ -10,8 +10,7 @@ import torch
 
 from driftscope.errors import CannotLift
 from driftscope.lift.steps import Constant, Origin
-from driftscope.lift.tape_entries import Entry, Ref
-from driftscope.lift.tape_record import Tape
+from driftscope.lift.tape_entries import Entry, Ref, Tape
 from driftscope.records.finding import Where
 
 # Numbers that stand for "nothing added": as candidates for a rounded constant they would only be noise.

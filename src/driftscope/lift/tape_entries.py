@@ -135,6 +135,30 @@ class Entry:
         return self.facts.pick(name, self.args, self.kwargs)
 
 
+@dataclass(slots=True)
+class Tape:
+    """A recorded run.
+
+    Parameters
+    ----------
+    entries : list of Entry
+    values : list of Value
+    inputs, captured : list of int
+        Values that are inputs, and tensors that came from outside.
+    written : set of int
+        Storages that the replay writes into.
+    snapshots : dict of int to (torch.Tensor, list of int)
+        For entries that bring constant memory into the replay: its native content, and the offset of each view.
+    """
+
+    entries: list[Entry] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    captured: list[int] = field(default_factory=list)
+    written: set[int] = field(default_factory=set)
+    snapshots: dict[int, tuple[torch.Tensor, list[int]]] = field(default_factory=dict)
+
+
 def _source_line(file: str | None, line: int | None) -> str | None:
     if file is None or line is None:
         return None

@@ -29,7 +29,6 @@ class GraphWalk:
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
         self._place = Place()
-        recorder.provisional = True
 
     def place(self) -> Place:
         """Give the place of the node in progress."""

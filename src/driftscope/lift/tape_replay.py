@@ -14,9 +14,8 @@ import torch
 
 from driftscope.errors import CannotLift
 from driftscope.lift.steps import Observer, Rounding, Step
-from driftscope.lift.tape_entries import Entry, Facts, Ref, Value, facts_of, lifted_dtype
+from driftscope.lift.tape_entries import Entry, Facts, Ref, Tape, Value, facts_of, lifted_dtype
 from driftscope.lift.tape_ops import rules
-from driftscope.lift.tape_record import Tape
 
 _SMALL = 1 << 16  # elements of a constant that may stay lifted from one run to the next
 
@@ -176,9 +175,9 @@ class Call:
         arguments = tuple(_as_operand(a, result) for a in args)
         named = {k: _as_operand(v, result) for k, v in kwargs.items()}
         inner = Call(function, arguments, named, [result], self.replay, self.entry)
-        outputs, rounding = rules.evaluate(inner)
+        results, rounding = rules.evaluate(inner)
         name = f"{self.entry.name}.{suffix}"
-        return self.replay.show(self.entry, inner, name, outputs[:1], [result], rounding)[0]  # type: ignore[return-value]
+        return self.replay.show(self.entry, inner, name, results[:1], [result], rounding)[0]  # type: ignore[return-value]
 
 
 def _as_operand(value: Any, format: torch.dtype | None) -> Any:
@@ -288,6 +287,7 @@ class Replay:
             words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise CannotLift(f"{entry.where} cannot be evaluated in float64: {words}") from error
         self._check(entry, outputs, formats)
+        outputs = outputs[: len(formats)]
         outputs = self.show(entry, call, entry.name, outputs, formats, rounding)
         self._settle(entry, outputs)
 
@@ -404,6 +404,10 @@ class Replay:
         whole, offsets = self.tape.snapshots[entry.index]
         root = lift_native(whole)
         root = root.clone() if root is whole else root
+        for ref, offset in zip(entry.args, offsets, strict=True):
+            if ref.value in self.values:
+                value = self.tape.values[ref.value]
+                root.as_strided(value.shape, value.strides, offset).copy_(self.values[ref.value])
         for number, offset in zip(entry.outputs, offsets, strict=True):
             if number is not None:
                 value = self.tape.values[number]

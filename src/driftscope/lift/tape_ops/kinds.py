@@ -8,7 +8,8 @@ _conj_physical conj_physical constant_pad_nd contiguous copy diag diag_embed dia
 detach embedding expand expand_copy fill flip fliplr flipud gather im2col index index_copy index_fill index_select
 lift_fresh_copy masked_fill masked_scatter masked_select movedim narrow narrow_copy native_channel_shuffle pad
 permute permute_copy pixel_shuffle pixel_unshuffle positive reflection_pad1d reflection_pad2d reflection_pad3d
-repeat repeat_interleave replication_pad1d put _unsafe_masked_index replication_pad2d replication_pad3d reshape _reshape_alias
+repeat repeat_interleave put _unsafe_masked_index
+replication_pad1d replication_pad2d replication_pad3d reshape _reshape_alias
 _reshape_copy roll rot90 select select_backward select_copy select_scatter slice slice_backward slice_copy
 slice_scatter split split_with_sizes split_copy split_with_sizes_copy squeeze squeeze_copy stack t t_copy take
 take_along_dim transpose transpose_copy tril triu unbind unbind_copy unfold unfold_copy unsafe_chunk unsafe_split

@@ -73,7 +73,8 @@ def _per_channel(value: Any, x: torch.Tensor) -> Any:
 
 _BATCH = ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
           "miopen_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update", "batch_norm",
-          "_batch_norm_impl_index", "_native_batch_norm_legit_functional", "_batch_norm_with_update_functional")  # fmt: skip
+          "_batch_norm_impl_index", "_native_batch_norm_legit_functional",
+          "_batch_norm_with_update_functional")  # fmt: skip
 
 
 @rule(*_BATCH)
