@@ -128,7 +128,7 @@ def identical() -> Comparison:
     return comparison(Verdict.IDENTICAL, "the same bits", (output,))
 
 
-def many(count: int = 300) -> Comparison:
+def many(count: int = 60) -> Comparison:
     """Return a program of many outputs, one of them missing and some beyond every scale."""
     kinds = (Verdict.ROUNDING, Verdict.ROUNDING, Verdict.IDENTICAL, Verdict.ROUNDING, Verdict.PRECISION)
     outputs = [

@@ -71,13 +71,29 @@ def test_the_worst_outputs_are_shown_when_there_are_many() -> None:
     shown = text.render(record_examples.many())
     assert "out['extra']" in shown
     assert "out['scores']" in shown
-    assert "and 294 outputs no worse than these" in shown
+    assert "and 54 outputs no worse than these" in shown
     assert "findings more" in shown
 
 
 def test_few_outputs_keep_their_order() -> None:
     shown = text.render(record_examples.different())
     assert shown.index("out['logits']  ") < shown.index("out['hidden']")
+
+
+def test_what_the_first_line_says_is_not_said_again() -> None:
+    record = record_examples.different()
+    first = dataclasses.replace(record.findings[0], what=record.reason)
+    assert text.render(dataclasses.replace(record, findings=(first,))).count("in float64 they still differ") == 1
+    alone = dataclasses.replace(first, why="", fix="")
+    assert text.render(dataclasses.replace(record, findings=(alone,))).count("in float64 they still differ") == 2
+
+
+def test_what_was_not_decided_gets_no_tolerance() -> None:
+    output = record_examples.value("out", Verdict.INCONCLUSIVE)
+    record = record_examples.comparison(Verdict.INCONCLUSIVE, "random", (output,))
+    assert "rtol" not in text.render(record)
+    decided = dataclasses.replace(record, outputs=(dataclasses.replace(output, verdict=Verdict.DIFFERENT),))
+    assert "rtol" in text.render(decided)
 
 
 def test_both_sides_and_the_numbers_of_an_output_are_there() -> None:

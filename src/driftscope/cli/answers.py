@@ -55,15 +55,16 @@ def give(record: Comparison | Collection, *, as_json: bool, output: str | None, 
 
 def text_of(record: Comparison | Collection, *, quiet: bool) -> str:
     """Write a record for this terminal."""
-    from driftscope.report import text
+    from driftscope.report import text, wording
 
     width, color = screen()
     if isinstance(record, Collection):
         if quiet:
-            return "\n".join(f"{e.comparison.verdict}: {e.title}" for e in record.entries)
+            return "\n".join(wording.one_line(f"{e.comparison.verdict}: {e.title}") for e in record.entries)
         return text.render_collection(record, width=width, color=color)
-    whole = text.render(record, width=width, color=color)
-    return whole.splitlines()[0] if quiet else whole
+    if quiet:
+        return wording.one_line(record)
+    return text.render(record, width=width, color=color)
 
 
 def screen() -> tuple[int, bool]:

@@ -80,7 +80,7 @@ def render(comparison: Comparison, *, width: int = 100, color: bool = False) -> 
     if len(page.lines) > room:
         # Only absurdly narrow terminals come here: what is cut is on the page and in the record.
         del page.lines[max(head, room) :]
-    page.findings(comparison.findings, room - len(page.lines))
+    page.findings(comparison, room - len(page.lines))
     return "\n".join([*page.lines, *tail.lines])
 
 
@@ -171,14 +171,14 @@ class _Lines:
         if len(outputs) > len(shown):
             self.add(Text(f"and {wording.counted(len(outputs) - len(shown), 'output')} no worse than these", "dim"))
 
-    def findings(self, findings: tuple[Finding, ...], room: int) -> None:
+    def findings(self, comparison: Comparison, room: int) -> None:
         """Append as many findings as ``room`` lines hold, the most important first."""
-        ordered = sorted(findings, key=wording.seriousness)
+        ordered = sorted(comparison.findings, key=wording.seriousness)
         left = list(ordered)
         block = _Lines(self.width, self.color)
         for finding in ordered:
             one = _Lines(self.width, self.color)
-            one._finding(finding)
+            one._finding(finding, comparison.reason)
             free = room - 1 - len(block.lines) - (1 if len(left) > 1 else 0)
             if len(one.lines) > free and (block.lines or free < 2):
                 break
@@ -195,19 +195,22 @@ class _Lines:
         self.blank()
         self.lines.extend(block.lines[: room - 1])
 
-    def _finding(self, finding: Finding) -> None:
+    def _finding(self, finding: Finding, said: str) -> None:
         place = wording.place(finding.where)
         head = Text.assemble((finding.code, "dim" if finding.note else "bold red"), " note" if finding.note else "")
         width = self.width - len(head.plain) - 1
         self.add(head + Text(f" {wording.elide(place, width)}" if place else ""))
         # A note is one sentence by nature: it stays on two lines even when its author wrote more.
         for label, text in (("what", finding.what), ("why", finding.why), ("fix", _fix(finding))):
-            if text and not (finding.note and label != "what"):
+            # What the first line of all says already is not said again, if anything else is left to say.
+            repeated = label == "what" and text == said and (finding.why or finding.fix)
+            if text and not repeated and not (finding.note and label != "what"):
                 self.labelled(f"  {label}", wording.one_line(text), indent=7, limit=2 if finding.note else 3)
 
     def conclusions(self, comparison: Comparison) -> None:
         """Append the tolerance, which side is closer, and the limits used."""
-        self.blank()
+        if self.lines or comparison.outputs or comparison.findings:
+            self.blank()
         best = _tolerance(comparison.outputs)
         if best is not None and best.tolerance is not None:
             t = best.tolerance
@@ -218,7 +221,7 @@ class _Lines:
         if nearer:
             self.labelled("exactness", nearer, limit=2)
         limits = wording.thresholds_line(comparison.thresholds, comparison.outputs)
-        if limits:
+        if limits and comparison.outputs:
             self.labelled("limits", limits, "dim", limit=2)
 
 
@@ -231,7 +234,7 @@ def _fix(finding: Finding) -> str:
 
 def _tolerance(outputs: tuple[OutputRecord, ...]) -> OutputRecord | None:
     """Return the output whose tolerance must be the widest: the one to use when one is used for all."""
-    known = [o for o in outputs if o.tolerance is not None]
+    known = [o for o in outputs if wording.usable_tolerance(o) is not None]
     return max(known, key=lambda o: (o.tolerance.rtol, o.tolerance.atol) if o.tolerance else (0.0, 0.0), default=None)
 
 

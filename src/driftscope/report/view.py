@@ -128,10 +128,12 @@ def tree(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         if depth >= _DEEPEST:
             return wording.clean(json.dumps(to_plain(value), ensure_ascii=False))
-        return [(wording.one_line(key), tree(item, depth + 1)) for key, item in value.items()]
+        drawn = ((wording.one_line(key), tree(item, depth + 1)) for key, item in value.items())
+        return [(key, item) for key, item in drawn if item not in ("", [])]
     if isinstance(value, (list, tuple)):
         if all(not isinstance(item, (Mapping, list, tuple)) for item in value):
-            return ", ".join(_leaf(item) for item in value)
+            leaves = [_leaf(item) for item in value]
+            return ("\n" if any(" " in leaf for leaf in leaves) else ", ").join(leaves)
         return tree({str(i): item for i, item in enumerate(value)}, depth)
     return _leaf(value)
 
@@ -140,7 +142,7 @@ def _leaf(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
     if isinstance(value, float):
-        return wording.number(value, 3)
+        return f"{value:.6g}"
     return wording.clean(value)
 
 
@@ -221,9 +223,9 @@ def _facts(record: OutputRecord) -> list[tuple[str, str]]:
 
 
 def _tolerance(record: OutputRecord) -> dict[str, str] | None:
-    if record.tolerance is None:
+    t = wording.usable_tolerance(record)
+    if t is None:
         return None
-    t = record.tolerance
     return {"code": f"rtol={t.rtol:.2g}, atol={t.atol:.2g}", "reason": wording.one_line(t.reason)}
 
 
@@ -236,7 +238,8 @@ def _panels(record: Comparison) -> list[tuple[str, Any]]:
         ("Environment", record.environment),
         ("Seconds", record.times),
     )
-    return [(title, tree(data)) for title, data in shown if data]
+    drawn = ((title, tree(data)) for title, data in shown)
+    return [(title, data) for title, data in drawn if data]
 
 
 def _cell(value: float | None, position: float | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from driftscope.records.comparison import Comparison, OutputRecord, Side
+from driftscope.records.comparison import Comparison, OutputRecord, Side, Tolerance
 from driftscope.records.finding import Finding, Where
 from driftscope.records.verdict import Verdict
 
@@ -99,6 +99,11 @@ def error_floors(side: Side | None) -> float | None:
     return None if side is None else side.error_floors
 
 
+def usable_tolerance(output: OutputRecord) -> Tolerance | None:
+    """Return the suggested tolerance, unless nothing was decided: what cannot be judged cannot be tested either."""
+    return None if output.verdict is Verdict.INCONCLUSIVE else output.tolerance
+
+
 def closer(output: OutputRecord) -> str:
     """Name the side that is closer to float64."""
     return {"a": "A", "b": "B", "equal": "equal"}.get(output.closer or "", NOTHING)
@@ -157,7 +162,7 @@ def next_step(comparison: Comparison) -> str:
     if comparison.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING):
         if first is not None:
             return f"driftscope rule {first.code} explains the first finding"
-        if any(o.tolerance for o in comparison.outputs):
+        if any(usable_tolerance(o) for o in comparison.outputs):
             return "use the tolerance above in your test; -o page.html keeps the evidence"
         return "nothing to mend; -o page.html keeps the evidence"
     if first is None:
