@@ -63,6 +63,16 @@ def chain(o: int, i: int, *tail: onnx.NodeProto, group: int = 1, size: int = 9) 
     return graph([conv, *tail], weights, [2, i, size, size])
 
 
+def residual() -> onnx.ModelProto:
+    """A second convolution whose result is added to its input: the sum is folded into it."""
+    first, weights = convolution(16, 3)
+    second = helper.make_node("Conv", ["r", "v", "v_bias"], ["d"], "second", pads=[1, 1, 1, 1])
+    weights |= {"v": f32(16, 16, 3, 3) / 10, "v_bias": f32(16)}
+    add = helper.make_node("Add", ["d", "r"], ["s"], "sum")
+    nodes = [first, after("Relu", target="r"), second, add, after("Relu", "s")]
+    return graph(nodes, weights, [2, 3, 9, 9])
+
+
 GRAPHS = {
     "image": chain(16, 3, after("Relu")),
     "padded-channels": chain(20, 3, after("Relu")),
@@ -79,7 +89,7 @@ GRAPHS = {
     ),
     "mean-of-all": chain(16, 3, after("GlobalAveragePool")),
     "max-of-all": chain(16, 3, after("GlobalMaxPool")),
-    "residual": chain(16, 16, helper.make_node("Add", ["c", "c"], ["s"], "sum"), after("Relu", "s")),
+    "residual": residual(),
     "concatenated": chain(16, 3, helper.make_node("Concat", ["c", "c"], ["y"], "concat", axis=1)),
 }
 
@@ -112,6 +122,11 @@ def test_blocked_upsampling(mode: str, tmp_path: Any) -> None:
     # Positions are computed in float32, which is exact for these sizes but in align_corners.
     limit = 1e-6 if mode == "align_corners" else 1e-13
     torch.testing.assert_close(got, lifted(model, feeds).run()[0].value, rtol=limit, atol=limit)
+
+
+def test_a_residual_sum_is_folded_into_the_convolution(tmp_path: Any) -> None:
+    blocked = optimised(GRAPHS["residual"], tmp_path)
+    assert sorted(len(n.input) for n in blocked.graph.node if n.op_type == "Conv") == [3, 4]
 
 
 def test_a_filter_in_another_order_is_another_function(tmp_path: Any) -> None:

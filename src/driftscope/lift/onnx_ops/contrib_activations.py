@@ -5,6 +5,7 @@ Formulas: onnxruntime, ``docs/ContribOperators.md``; ONNX operator schemas for t
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,9 +30,13 @@ class Activation:
     kind: Kind = Kind.EXACT
 
 
-def gelu(x: torch.Tensor) -> torch.Tensor:
-    """``x * Phi(x)`` with the error function; same shape and dtype."""
-    return gelu_of(x, "none")
+def gelu(node: Node, x: torch.Tensor) -> torch.Tensor:
+    """``x/2 (1 + erf(x / sqrt(2)))``; same shape and dtype.
+
+    The kernel holds the root in float32, as the Div node did that it was fused from; so it is a constant of the
+    graph, ``<node>.sqrt_2``.
+    """
+    return 0.5 * x * (1 + torch.erf(x / node.number("sqrt_2", math.sqrt(2))))
 
 
 def fast_gelu(node: Node, x: torch.Tensor) -> torch.Tensor:
@@ -117,7 +122,7 @@ FUSED_ACTIVATIONS: dict[str, Activation] = {
     "Softplus": Activation(_softplus, (), Kind.FUNCTION),
     "ParametricSoftplus": Activation(_parametric_softplus, (1.0, 1.0), Kind.FUNCTION),
     "Softsign": Activation(torch.nn.functional.softsign, (), Kind.ROUND),
-    "Gelu": Activation(gelu, (), Kind.FUNCTION),
+    "Gelu": Activation(functools.partial(gelu_of, approximate="none"), (), Kind.FUNCTION),
     "QuickGelu": Activation(quick_gelu, (1.702,), Kind.FUNCTION),
     "Silu": Activation(_silu, (), Kind.FUNCTION),
 }
@@ -178,13 +183,13 @@ def _biased(node: Node, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Ten
 @operator("Gelu", domain=MICROSOFT, kind=Kind.FUNCTION)
 def gelu_with_erf(node: Node, x: torch.Tensor) -> torch.Tensor:
     """GELU with the error function."""
-    return gelu(x)
+    return gelu(node, x)
 
 
 @operator("BiasGelu", domain=MICROSOFT, kind=Kind.FUNCTION)
 def bias_gelu(node: Node, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``gelu(a + b)``, b of shape (last dimension of a,)."""
-    return gelu(_biased(node, a, b))
+    return gelu(node, _biased(node, a, b))
 
 
 @operator("FastGelu", domain=MICROSOFT, kind=Kind.FUNCTION)
@@ -201,9 +206,9 @@ def gelu_by_sigmoid(node: Node, x: torch.Tensor) -> torch.Tensor:
 
 @operator("BiasSplitGelu", domain=MICROSOFT, kind=Kind.ROUND)
 def bias_split_gelu(node: Node, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """``left * gelu(right)`` where ``left, right`` are the halves of ``x + bias`` along the last dimension."""
+    """``left * gelu(node, right)`` where ``left, right`` are the halves of ``x + bias`` along the last dimension."""
     left, right = _biased(node, x, bias).chunk(2, dim=-1)
-    return left * node.inner("Gelu", gelu(right), Rounding(Kind.FUNCTION))
+    return left * node.inner("Gelu", gelu(node, right), Rounding(Kind.FUNCTION))
 
 
 @operator("ScaledSiLU", domain=MICROSOFT, kind=Kind.ROUND)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from driftscope.lift.onnx_ops.contrib_activations import MICROSOFT, fast_gelu
-from driftscope.lift.onnx_ops.contrib_quantised_products import unpacked
+from driftscope.lift.onnx_ops.contrib_quantised_products import stored_product, unpacked
 from driftscope.lift.onnx_ops.registry import Node, Result, dot, matmul_squares, operator, summed
 from driftscope.lift.steps import Kind, Rounding
 
@@ -96,7 +96,7 @@ def _mixed(
     tokens = x.reshape(-1, x.shape[-1])
     chosen, weights = routes
     total = torch.zeros_like(tokens)
-    squares = torch.zeros_like(tokens)
+    shares: list[tuple[torch.Tensor, torch.Tensor]] = []
     for expert in range(first.weight.shape[0]):
         token, place = torch.nonzero(chosen == expert, as_tuple=True)
         if not len(token):
@@ -107,9 +107,15 @@ def _mixed(
         output = second(node, "FC2", expert, _activated(node, expert, hidden, linear))
         share = weights[token, place, None].to(output.dtype) * output
         total = total.index_add(0, token, share)
-        squares = squares.index_add(0, token, share.square())
-    rounding = summed(chosen.shape[-1], lambda: squares.reshape(x.shape))
-    return Result(total.reshape(x.shape), rounding, [node.format(0)])
+        shares.append((token, share))
+
+    def squares() -> torch.Tensor:
+        result = torch.zeros_like(tokens)
+        for token, share in shares:
+            result = result.index_add(0, token, share.square())
+        return result.reshape(x.shape)
+
+    return Result(total.reshape(x.shape), summed(chosen.shape[-1], squares), [node.format(0)])
 
 
 @operator("MoE", domain=MICROSOFT)
@@ -149,19 +155,24 @@ def quantised_mixture_of_experts(
             layers.append(None)
             continue
         bits = node.integer(f"fc{index + 1}_expert_weight_bits", node.integer("expert_weight_bits", 4))
-        layers.append(Layer(_dequantised(weight, scale, given[9 + index], bits).to(x.dtype), bias))
+        weights = _dequantised(node, (weight, scale, given[9 + index]), bits, 3 * index + 3)
+        layers.append(Layer(weights.to(x.dtype), bias))
     return _mixed(node, x, _routed(node, router, given[12]), layers)
 
 
-def _dequantised(weight: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None, bits: int) -> torch.Tensor:
-    """(E, out, in) from packed levels."""
+def _dequantised(
+    node: Node, packed: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None], bits: int, index: int
+) -> torch.Tensor:
+    """(E, out, in) from packed levels, their scales (input ``index``) and packed zero points."""
+    weight, scale, zero = packed
     width = weight.shape[-1] * 8 // bits
     levels = unpacked(weight, bits, width).to(scale.dtype)
     scale = scale if scale.dim() == 3 else scale.unsqueeze(-1)
     repeat = width // scale.shape[-1]
     if zero is None:
-        return (levels - (1 << (bits - 1))) * scale.repeat_interleave(repeat, -1)
+        return stored_product(node, levels - (1 << (bits - 1)), scale.repeat_interleave(repeat, -1), index)
     packed_rows = zero.dim() == 2
     middle = unpacked(zero, bits, scale.shape[1] if packed_rows else scale.shape[-1]).to(scale.dtype)
     middle = middle.unsqueeze(-1) if packed_rows else middle
-    return (levels - middle.repeat_interleave(repeat, -1)) * scale.repeat_interleave(repeat, -1)
+    levels = levels - middle.repeat_interleave(repeat, -1)
+    return stored_product(node, levels, scale.repeat_interleave(repeat, -1), index)

@@ -9,6 +9,7 @@ from driftscope.lift.onnx_ops.contrib_attention import attend_projected
 from driftscope.lift.onnx_ops.contrib_quantised import quantised, real_of
 from driftscope.lift.onnx_ops.quantise import dynamic_quantize_linear
 from driftscope.lift.onnx_ops.registry import Node, Result, axis_of, dot, matmul_squares, operator
+from driftscope.lift.onnx_types import round_to
 from driftscope.lift.steps import Kind, Rounding
 
 
@@ -99,6 +100,15 @@ def unpacked(packed: torch.Tensor, bits: int, length: int) -> torch.Tensor:
     return levels.flatten(-2)[..., :length]
 
 
+def stored_product(node: Node, levels: torch.Tensor, scales: torch.Tensor, index: int) -> torch.Tensor:
+    """``levels * scales`` as a constant of the graph is: rounded to the native format of the scales, input ``index``.
+
+    The DequantizeLinear node that this replaces reads constants only, so it is evaluated natively.
+    """
+    product = levels * scales
+    return round_to(product, node.format(index)) if node.lifted else product
+
+
 @operator("MatMulNBits", domain=MICROSOFT)
 def matmul_n_bits(
     node: Node,
@@ -131,7 +141,8 @@ def matmul_n_bits(
     levels = unpacked(b.reshape(rows, blocks, -1), bits, block).to(a.dtype)
     middle = _zero_levels(node, zeros, rows, blocks, bits)
     shifted = levels - (1 << (bits - 1) if middle is None else middle.to(a.dtype))
-    weight = (shifted * scales.reshape(rows, blocks, 1)).reshape(rows, -1)[:, :width].transpose(0, 1)
+    weight = stored_product(node, shifted, scales.reshape(rows, blocks, 1), 2)
+    weight = weight.reshape(rows, -1)[:, :width].transpose(0, 1)
     product = torch.matmul(a, weight)
     rounding = dot(width + (bias is not None), lambda: matmul_squares(a, weight))
     return Result(product if bias is None else product + bias, rounding)
@@ -170,11 +181,11 @@ def gather_block_quantized(
         levels = levels - spread(zeros).to(scales.dtype)
     elif node.format(0) == torch.uint8:
         levels = levels - (1 << (bits - 1))
-    table = levels * spread(scales)
+    table = stored_product(node, levels, spread(scales), 2)
     gather = axis_of(node.integer("gather_axis", 0), data.dim())
     length = table.shape[gather]
     found = (indices >= -length) & (indices < length)
     rows = table.index_select(gather, torch.where(found, indices % length, 0).reshape(-1))
     shape = [*table.shape[:gather], *indices.shape, *table.shape[gather + 1 :]]
     keep = found.reshape(*[1] * gather, *indices.shape, *[1] * (table.dim() - gather - 1))
-    return Result(rows.reshape(shape) * keep, Rounding(Kind.ROUND), [node.format(2)])
+    return Result(rows.reshape(shape) * keep, formats=[node.format(2)])
