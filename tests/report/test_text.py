@@ -55,6 +55,12 @@ def test_colour_changes_the_look_and_not_the_words() -> None:
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == text.render(record)
 
 
+def test_only_what_matters_is_coloured() -> None:
+    first, *rest = text.render(record_examples.different(), color=True).splitlines()
+    assert first.startswith("\x1b[1;31mDIFFERENT: \x1b[0mnot the same function")
+    assert rest[-1].startswith("\x1b[2mnext       \x1b[0m\x1b[1mmake that change")
+
+
 def test_names_are_not_markup() -> None:
     record = dataclasses.replace(record_examples.rounding(), reason="[bold]x[/bold] :smile: {0}")
     assert "[bold]x[/bold] :smile: {0}" in text.render(record)

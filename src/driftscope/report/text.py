@@ -132,16 +132,16 @@ class _Lines:
         if limit is not None:
             text = _shorten(text, width, limit)
         for index, line in enumerate(_wrap(text, width)):
-            head = Text(label.ljust(column), "dim") if index == 0 and label else Text(" " * column)
-            self.add(head + Text(line, style))
+            head = label if index == 0 else ""
+            self.add(Text.assemble((head.ljust(column), "dim"), (line, style)))
 
     def verdict(self, comparison: Comparison) -> None:
         """Append the verdict and its reason."""
         name = str(comparison.verdict)
         reason = wording.one_line(comparison.reason) or comparison.verdict.meaning
-        text = Text(f"{name}: ", STYLES[comparison.verdict])
         for index, line in enumerate(_wrap(_shorten(reason, self.width - 14, 3), self.width - len(name) - 2)):
-            self.add(text + Text(line) if index == 0 else Text(" " * (len(name) + 2) + line))
+            head = f"{name}: " if index == 0 else " " * (len(name) + 2)
+            self.add(Text.assemble((head, STYLES[comparison.verdict]), line))
 
     def programs(self, comparison: Comparison) -> None:
         """Append one line for each side."""
@@ -197,9 +197,9 @@ class _Lines:
 
     def _finding(self, finding: Finding, said: str) -> None:
         place = wording.place(finding.where)
-        head = Text.assemble((finding.code, "dim" if finding.note else "bold red"), " note" if finding.note else "")
-        width = self.width - len(head.plain) - 1
-        self.add(head + Text(f" {wording.elide(place, width)}" if place else ""))
+        head = f"{finding.code} note" if finding.note else finding.code
+        shown = f" {wording.elide(place, self.width - len(head) - 1)}" if place else ""
+        self.add(Text.assemble((head, "dim" if finding.note else "bold red"), shown))
         # A note is one sentence by nature: it stays on two lines even when its author wrote more.
         for label, text in (("what", finding.what), ("why", finding.why), ("fix", _fix(finding))):
             # What the first line of all says already is not said again, if anything else is left to say.
