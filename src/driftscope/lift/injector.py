@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from driftscope.lift.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.rows import rows_of
 from driftscope.lift.spreads import Model
-from driftscope.lift.steps import Kind, Step
+from driftscope.lift.steps import Kind, Rounding, Step
 from driftscope.numerics import error_model
 from driftscope.numerics.error_model import Kernels, Spread, Units
-from driftscope.numerics.formats import format_of
+from driftscope.numerics.formats import Format, format_of
 
 #: Standard deviation of bytes -128 ... 127.
 _BYTE_SPREAD = math.sqrt((256**2 - 1) / 12)
 #: Below this, a format's subnormal numbers are out of the range in which programs compute (float16's are not).
 _DEEP = 1e-30
+#: Elements perturbed at a time: a few float64 blocks of this size stay in a core's cache.
+_BLOCK = 2**15
 
 
 @dataclass(slots=True)
@@ -61,7 +63,9 @@ class NoiseInjector:
         self._generator.manual_seed(_seed_of(self.seed, self.arithmetic.name, step.index, step.name))
         model = Model(self.kernels, self.arithmetic, self.unit)
         noisy: list[torch.Tensor | None] = []
-        for value, dtype in zip(step.outputs, step.formats, strict=True):
+        for position, (value, dtype) in enumerate(zip(step.outputs, step.formats, strict=True)):
+            if position and step.rounding.kind is Kind.NORM:
+                step = replace(step, rounding=Rounding(Kind.ROUND))  # mean and scale, or a sum on the way
             if value is None or dtype is None or not value.numel():
                 noisy.append(value)
             elif value.is_complex() and dtype.is_complex:
@@ -77,8 +81,8 @@ class NoiseInjector:
         units = model.units(step.rounding.kind, dtype)
         self.units.add(units)
         spread = model.spread(step, units, squares=None)
-        modulus = value.abs().mul_(self.scale * spread.value / math.sqrt(2))
-        noise = torch.complex(self._draw(value, modulus.dtype), self._draw(value, modulus.dtype))
+        modulus = value.abs().mul_(self.scale * spread.value / (math.sqrt(2) * _BYTE_SPREAD))
+        noise = torch.complex(self._draw(modulus), self._draw(modulus))
         noisy = value + noise.mul_(modulus)
         return torch.where(torch.isfinite(noisy), noisy, value)
 
@@ -92,55 +96,115 @@ class NoiseInjector:
                 return value
         squares = _squares(step, value.shape)
         spread = model.spread(step, units, squares)
-        # float32 is plenty for noise, and three times cheaper, but float64 programs may exceed its range.
-        work = torch.float64 if dtype is torch.float64 else torch.float32
-        delta = self._draw(value, work).mul_(self.scale * spread.value).mul_(value.to(work))
-        if squares is not None:
-            roots = squares.sqrt().mul_(self.scale * spread.terms).to(work)
-            delta.addcmul_(self._draw(value, work), roots.expand(value.shape))
+        value = value.contiguous()
+        noisy = torch.empty_like(value)
+        argument = _argument(step, value) if model.reaches_exact_values(step, units) else None
+        smallest = None if self.unit is not None else _shallow_subnormals(model.storage(dtype))
+        for clean, out, terms, same in _blocks(value, noisy, squares, argument):
+            self._perturb(clean, out, terms, spread)
+            if same is not None:
+                _limit(clean, out, same, self.scale)
+            if smallest is not None:
+                self._add_underflow(clean, out, smallest)
+            if not math.isfinite(out.sum().item()):
+                out.copy_(torch.where(torch.isfinite(clean) & torch.isfinite(out), out, clean))
         if spread.shared or spread.level or spread.absolute:
-            self._add_row_noise(delta, value, step, spread)
-        if model.reaches_exact_values(step, units):
-            limit = _distance_to_exact(step, value).mul_(math.sqrt(3) * self.scale).to(work)
-            torch.minimum(torch.maximum(delta, -limit, out=delta), limit, out=delta)
-        if self.unit is None:
-            self._add_underflow(delta, value, model.storage(dtype))
-        if exact is not None:
-            delta.masked_fill_(exact, 0.0)
-        if not math.isfinite(delta.sum().item()):
-            delta.masked_fill_(~torch.isfinite(value), 0.0).nan_to_num_(0.0, 0.0, 0.0)
-        return value + delta
+            self._add_row_noise(noisy, value, step, spread)
+        return noisy if exact is None else torch.where(exact, value, noisy)
 
-    def _add_row_noise(self, delta: torch.Tensor, value: torch.Tensor, step: Step, spread: Spread) -> None:
+    def _perturb(self, clean: torch.Tensor, out: torch.Tensor, terms: torch.Tensor | None, spread: Spread) -> None:
+        """Write ``clean`` and the noise of its own size and of its terms' size into ``out``."""
+        torch.addcmul(clean, clean, self._draw(clean), value=self.scale * spread.value / _BYTE_SPREAD, out=out)
+        if terms is not None and spread.terms:
+            out.addcmul_(terms.sqrt(), self._draw(clean), value=self.scale * spread.terms / _BYTE_SPREAD)
+
+    def _add_row_noise(self, noisy: torch.Tensor, value: torch.Tensor, step: Step, spread: Spread) -> None:
         """Add the errors that all elements of one normalised row have in common."""
         rows = rows_of(step, value)
         one = rows.view[:, :1]
-        noise = self._draw(one, value.dtype).mul_(spread.absolute)
+        offset = self._draw(one).mul_(spread.absolute)
         if spread.level:
-            noise = noise.add_(self._draw(one, value.dtype).mul_(rows.size()), alpha=spread.level)
-        if spread.shared:
-            noise = noise + rows.view * self._draw(one, value.dtype).mul_(spread.shared)
-        delta += rows.restore(noise.expand(rows.view.shape) * self.scale).to(delta.dtype)
+            offset = offset.add_(self._draw(one).mul_(rows.size()), alpha=spread.level)
+        offset = offset.mul_(self.scale / _BYTE_SPREAD).nan_to_num_(0.0, 0.0, 0.0)
+        common = self._draw(one).mul_(self.scale * spread.shared / _BYTE_SPREAD)
+        if rows.lie_in(value):
+            target = noisy.view(rows.view.shape)
+            target.addcmul_(rows.view, common).add_(offset)
+        else:
+            noisy += rows.restore(torch.addcmul(offset, rows.view, common))
+        if not math.isfinite(noisy.sum().item()):
+            noisy.copy_(torch.where(torch.isfinite(value) & torch.isfinite(noisy), noisy, value))
 
-    def _add_underflow(self, delta: torch.Tensor, value: torch.Tensor, storage: torch.dtype) -> None:
+    def _add_underflow(self, clean: torch.Tensor, out: torch.Tensor, stored: Format) -> None:
         """Add the absolute error of numbers that are subnormal in the format they are stored in."""
-        stored = format_of(str(storage))
-        if stored is None or stored.smallest_normal < _DEEP:
-            return
-        magnitude = value.abs()
+        magnitude = clean.abs()
         low = (magnitude < stored.smallest_normal) & (magnitude > 0)
         if bool(low.any()):
             # A number below the smallest subnormal becomes zero, and its error is itself.
             rms = magnitude.clamp_(max=error_model.subnormal_rms(stored.smallest_subnormal)).mul_(low)
-            delta.addcmul_(self._draw(value, delta.dtype), rms.to(delta.dtype), value=self.scale)
+            out.addcmul_(self._draw(clean), rms, value=self.scale / _BYTE_SPREAD)
 
-    def _draw(self, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Draw noise of mean 0 and standard deviation 1, uniform over 256 levels, in the shape of a tensor."""
+    def _draw(self, like: torch.Tensor) -> torch.Tensor:
+        """Draw noise of mean 0, uniform over 256 levels -127.5 ... 127.5, in the shape of a float64 tensor."""
         count = like.numel()
         # Eight elements for each draw of the generator: sixteen times faster than torch.rand.
         words = torch.empty((count + 7) // 8, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
-        noise = torch.add(words.view(torch.int8)[:count], 0.5).mul_(1 / _BYTE_SPREAD)
-        return noise.to(device=like.device, dtype=dtype).view(like.shape)
+        levels = words.view(torch.int8)[:count].view(like.shape).to(like.device)
+        return torch.add(levels, torch.tensor(0.5, dtype=torch.float64, device=like.device).expand(1))
+
+
+def _blocks(
+    value: torch.Tensor, noisy: torch.Tensor, squares: torch.Tensor | None, argument: torch.Tensor | None
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]]:
+    """Cut contiguous tensors of one shape, and what broadcasts to it, into blocks of rows that fit a cache."""
+    columns = value.shape[-1] if value.dim() else 1
+    clean, out = value.view(-1, columns), noisy.view(-1, columns)
+    terms = None if squares is None else _as_rows(squares, value.shape)
+    same = None if argument is None else argument.expand(value.shape).reshape(-1, columns)
+    height = max(1, _BLOCK // columns)
+    for start in range(0, clean.shape[0], height):
+        block = slice(start, start + height)
+        yield (
+            clean[block],
+            out[block],
+            terms if terms is None or terms.shape[0] == 1 else terms[block],
+            None if same is None else same[block],
+        )
+
+
+def _as_rows(squares: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """View a tensor that broadcasts to ``shape`` as rows and columns, either of them 1 where it repeats."""
+    full = squares.reshape((1,) * (len(shape) - squares.dim()) + tuple(squares.shape))
+    if not len(shape):
+        return full.reshape(1, 1)
+    if full.shape[:-1].numel() == 1:
+        return full.reshape(1, -1)
+    return full.expand(*shape[:-1], full.shape[-1]).reshape(-1, full.shape[-1])
+
+
+def _limit(clean: torch.Tensor, out: torch.Tensor, argument: torch.Tensor, scale: float) -> None:
+    """Keep noise within the distance to a value that a saturating function returns exactly: one, or its argument.
+
+    A result that close rounds to that value, and its error is that distance. (Uniform noise of standard deviation s
+    stays within s * sqrt(3).)
+    """
+    limit = torch.minimum(clean.abs().sub_(1).abs_(), (clean - argument).abs_()).mul_(math.sqrt(3) * scale)
+    noise = torch.minimum(out - clean, limit)
+    torch.add(clean, torch.maximum(noise, limit.neg_(), out=noise), out=out)
+
+
+def _argument(step: Step, value: torch.Tensor) -> torch.Tensor:
+    """The argument of a function, which gelu and its kind return for large ones; zero where there is none."""
+    argument = step.inputs[0] if step.rounding.kind is Kind.FUNCTION and step.inputs else None
+    if argument is not None and argument.shape == value.shape and argument.is_floating_point():
+        return argument.to(torch.float64)
+    return value.new_zeros(())
+
+
+def _shallow_subnormals(dtype: torch.dtype) -> Format | None:
+    """A format whose subnormal numbers lie in the range in which programs compute (float16's do), else None."""
+    stored = format_of(str(dtype))
+    return stored if stored is not None and stored.smallest_normal > _DEEP else None
 
 
 def _squares(step: Step, shape: torch.Size) -> torch.Tensor | None:
@@ -151,19 +215,6 @@ def _squares(step: Step, shape: torch.Size) -> torch.Tensor | None:
     sizes = zip(reversed(squares.shape), reversed(shape), strict=False)
     fits = squares.dim() <= len(shape) and all(mine in (1, theirs) for mine, theirs in sizes)
     return squares.to(torch.float64) if fits else None
-
-
-def _distance_to_exact(step: Step, value: torch.Tensor) -> torch.Tensor:
-    """Distance to the values a saturating function returns exactly: one, and for gelu and its kind the argument.
-
-    A result that close rounds to that value, and its error is that distance. (Uniform noise of standard deviation s
-    stays within s * sqrt(3).)
-    """
-    distance = value.abs().sub_(1).abs_()
-    argument = step.inputs[0] if step.rounding.kind is Kind.FUNCTION and step.inputs else None
-    if argument is not None and argument.shape == value.shape and argument.is_floating_point():
-        distance = torch.minimum(distance, (value - argument).abs_())
-    return distance
 
 
 def _seed_of(*names: object) -> int:

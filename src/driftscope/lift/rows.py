@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -33,28 +34,31 @@ class Rows:
     before: torch.Tensor | None = None
     epsilon: float = USUAL_EPSILON
 
-    @property
-    def count(self) -> int:
-        return self.view.shape[0]
+    def lie_in(self, value: torch.Tensor) -> bool:
+        """Whether the rows follow one another in the memory of a contiguous value: its copies can be viewed alike."""
+        return self.view.is_contiguous() and self.view.data_ptr() == value.data_ptr()
 
     def size(self) -> torch.Tensor:
         """Size of each row before it is centred, in units of the result; shape (count, 1).
 
         A kernel computes ``x / s - m / s``: each part is as large as the row was before its mean ``m`` went away.
         """
-        after = self.view.square().mean(1, keepdim=True).sqrt()
+        length = self.view.shape[1]
+        after: torch.Tensor = torch.linalg.vector_norm(self.view, dim=1, keepdim=True) / math.sqrt(length)
         if self.before is None:
             return after
-        variance, mean = torch.var_mean(self.before, 1, correction=0, keepdim=True)
-        return after * (1 + mean.square() / (variance + self.epsilon)).sqrt()
+        mean = self.before.mean(1, keepdim=True).square()
+        square = torch.linalg.vector_norm(self.before, dim=1, keepdim=True).square() / length
+        spread: torch.Tensor = 1 + mean / ((square - mean).clamp_(min=0) + self.epsilon)
+        return after * spread.sqrt()
 
 
 def rows_of(step: Step, value: torch.Tensor) -> Rows:
-    """Find the rows of a SOFTMAX or NORM step's result ``value``."""
+    """Find the rows of ``value``, the first result of a SOFTMAX or NORM step."""
     if step.rounding.kind is Kind.SOFTMAX:
         axis = softmax_axis(step, value)
         return _along(value, axis) if axis is not None else _whole(value)
-    before = step.inputs[0] if step.inputs and value is step.outputs[0] else None
+    before = step.inputs[0] if step.inputs else None
     if before is not None and (before.shape != value.shape or not before.is_floating_point()):
         before = None
     epsilon = step.attributes.get("eps", step.attributes.get("epsilon", USUAL_EPSILON))
