@@ -123,7 +123,15 @@ def _hash(text: str) -> str:
 
 @functools.cache
 def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
+    environment.filters["breakable"] = _breakable
+    return environment
+
+
+def _breakable(path: str) -> Markup:
+    """Allow a path to be broken where it steps down rather than anywhere in a word."""
+    step = Markup("<wbr>")
+    return Markup.escape(path).replace(".", step + ".").replace("[", step + "[")
