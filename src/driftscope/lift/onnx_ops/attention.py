@@ -45,9 +45,12 @@ def _blocked(seen: Tensor, like: Tensor) -> Tensor:
 
 
 def _bias(node: Node, q: Tensor, keys: int, mask: Tensor | None, past: int | None, lengths: Tensor | None) -> Tensor:
-    """Everything added to the scores: mask, causality, window, padding; broadcasts to (B, N, S, T)."""
+    """Everything added to the scores: mask, causality, window, padding; broadcasts to (B, N, S, T).
+
+    A 0-dim zero where nothing is added.
+    """
     queries = q.shape[2]
-    bias = q.new_zeros(queries, keys)
+    bias = q.new_zeros(())
     if mask is not None:
         missing = keys - mask.shape[-1]
         if mask.dtype == torch.bool:
@@ -86,9 +89,10 @@ def _weights(node: Node, total: Tensor, bias: Tensor) -> Tensor:
     if not node.lifted and node.has("softmax_precision"):
         wide = total.to(FORMAT_OF_ELEMENT[node.integer("softmax_precision")])
     weights = torch.softmax(wide, -1).to(total.dtype)
-    # A query that may see no key has a row of zeros, whatever its scores are.
-    blind = torch.isneginf(bias.amax(-1, keepdim=True)) if bias.shape[-1] else torch.zeros_like(bias[..., :0])
-    weights = torch.where(blind, torch.zeros((), dtype=weights.dtype, device=weights.device), weights)
+    if bias.dim() and bias.shape[-1]:
+        # A query that may see no key has a row of zeros, whatever its scores are.
+        blind = torch.isneginf(bias.amax(-1, keepdim=True))
+        weights = torch.where(blind, torch.zeros((), dtype=weights.dtype, device=weights.device), weights)
     return node.inner("Softmax", weights, Rounding(Kind.SOFTMAX, total.shape[-1]), inputs=(total,))
 
 
@@ -112,7 +116,9 @@ def attention(
     bias = _bias(node, q, k.shape[2], mask, past, lengths)
     raw = _scores(node, q, k)
     capped = _capped(node, raw)
-    total = node.inner("Add", capped + bias, Rounding(Kind.ROUND), inputs=(capped, bias))
+    total = capped
+    if bias.dim():
+        total = node.inner("Add", capped + bias, Rounding(Kind.ROUND), inputs=(capped, bias))
     weights = _weights(node, total, bias)
     y = node.inner("PV", torch.matmul(weights, v), dot(v.shape[2], lambda: matmul_squares(weights, v)))
     if flat:
