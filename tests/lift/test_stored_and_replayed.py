@@ -41,6 +41,12 @@ def test_product_of_two_rounded_scales_is_the_product():
     assert candidates(native, FLOAT, root, 0.3) == [pytest.approx(8**-0.5, rel=1e-15)]
 
 
+def test_two_ways_of_writing_one_number_are_not_ambiguous():
+    # 1 / sqrt(8) and 64 ** -0.25 differ in the last bit of float64.
+    native = float(1 / torch.tensor(8**0.5, dtype=FLOAT).double())
+    assert candidates(native, FLOAT, 8**0.5, 64.0) == [pytest.approx(8**-0.5, rel=1e-15)]
+
+
 @pytest.mark.parametrize("ulps", [2, 3, -2])
 def test_a_number_two_ulps_off_is_another_number(ulps: int):
     native = float(1 / torch.tensor(0.7, dtype=HALF).double())

@@ -164,7 +164,16 @@ def scalar_candidates(constant: Constant, pool: Sequence[Number]) -> list[Number
     if any(n.value == number and not n.derived for n in close):
         return []
     direct = [n for n in close if not n.derived]
-    return direct or [n for n in close if n.value != number] or _replayed(number, fmt, pool)
+    return direct or _distinct(n for n in close if n.value != number) or _distinct(_replayed(number, fmt, pool))
+
+
+def _distinct(found: Iterable[Number]) -> list[Number]:
+    """Drop numbers that another way of writing them gave already, but for the last bits of float64."""
+    kept: list[Number] = []
+    for number in found:
+        if not any(math.isclose(number.value, k.value, rel_tol=2.0**-50) for k in kept):
+            kept.append(number)
+    return kept
 
 
 def _replayed(number: float, fmt: torch.dtype, pool: Sequence[Number]) -> list[Number]:
