@@ -18,11 +18,12 @@ from driftscope.comparison.spread import Ratio, drift_in_floors, floor_of, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import RuntimeRefused
 from driftscope.explain import reasons
+from driftscope.explain.narrowing import first_narrowing
 from driftscope.explain.ranges import first_overflow
 from driftscope.lift.evidence import Evidence, cheaper_arithmetic, gather, reached_by_noise
-from driftscope.programs.pairing import pair_inputs
 from driftscope.programs.feeds import make_inputs
 from driftscope.programs.loading import load_program
+from driftscope.programs.pairing import pair_inputs
 from driftscope.programs.protocol import Bound, Program
 from driftscope.programs.trees import flatten
 from driftscope.records.comparison import Comparison, OutputRecord
@@ -212,6 +213,7 @@ class _Measured:
     errors: tuple[float | None, float | None] = (None, None)
     rho: Ratio | None = None
     random: str = ""
+    cheaper: str = ""
     repeat: torch.Tensor | None = None
 
 
@@ -219,10 +221,11 @@ def _judge_all(
     case: _Case, evidence: Evidence, leaves: Sequence[LeafComparison], slots: Mapping[int, int]
 ) -> list[tuple[OutputRecord, Judgement]]:
     measured = [_measure(case, evidence, leaf, slots.get(k)) for k, leaf in enumerate(leaves)]
-    cheaper = _explain_excess(case, evidence, measured)
+    _explain_excess(case, evidence, measured)
+    _explain_narrowing(evidence, measured)
     judged = []
     for m in measured:
-        found = _evidence(case, evidence, m, cheaper)
+        found = _evidence(case, evidence, m)
         judgement = judge(found)
         judged.append((output_record(m.leaf, found, judgement, m.noises, m.errors), judgement))
     return judged
@@ -232,8 +235,7 @@ def _measure(case: _Case, evidence: Evidence, leaf: LeafComparison, pair: int | 
     m = _Measured(leaf, pair)
     if pair is None or not leaf.floating or leaf.kind in ("shape", "structure", "kind"):
         return m
-    a, b = _native(case.results[0][leaf.index_a][1]), _native(case.results[2][leaf.index_b][1])
-    again = _native(case.results[1][leaf.index_a][1])
+    a, again, b = (_native(v) for v in _values(case, leaf))
     m.drift = _finite(b - a)
     m.noises = (evidence.noise_a(pair), evidence.noise_b(pair) or evidence.noise_a(pair))
     m.errors = (_error(a, evidence.lifted_a(pair)), _error(b, evidence.lifted_b(pair)))
@@ -247,6 +249,12 @@ def _measure(case: _Case, evidence: Evidence, leaf: LeafComparison, pair: int | 
     if m.noises[0] and m.drift.shape == m.noises[0][0].shape:
         m.rho = drift_in_floors(m.drift, [*m.noises[0], *m.noises[1]])
     return m
+
+
+def _values(case: _Case, leaf: LeafComparison) -> tuple[Any, Any, Any]:
+    """The native values of a leaf that both sides have: A's, A's again, B's."""
+    i, j = leaf.index_a or 0, leaf.index_b or 0
+    return case.results[0][i][1], case.results[1][i][1], case.results[2][j][1]
 
 
 def _native(value: Any) -> torch.Tensor:
@@ -265,8 +273,8 @@ def _error(native: torch.Tensor, lifted: torch.Tensor | None) -> float | None:
     return rms(_finite(native - lifted.cpu()))
 
 
-def _explain_excess(case: _Case, evidence: Evidence, measured: Sequence[_Measured]) -> str:
-    """Name the cheaper arithmetic that explains outputs above the floor; "" when there are none, or none does."""
+def _explain_excess(case: _Case, evidence: Evidence, measured: Sequence[_Measured]) -> None:
+    """Name the cheaper arithmetic that explains the outputs above the floor, where one does."""
     excess = [
         (m.pair, m.drift)
         for m in measured
@@ -274,9 +282,36 @@ def _explain_excess(case: _Case, evidence: Evidence, measured: Sequence[_Measure
         and not m.random and _same_function(evidence, m.pair)
     ]  # fmt: skip
     if not excess:
-        return ""
+        return
     case.say("Looking for a cheaper arithmetic that explains the drift")
-    return cheaper_arithmetic(evidence, excess, THRESHOLDS.large, case.seed)[0]
+    name, _ = cheaper_arithmetic(evidence, excess, THRESHOLDS.large, case.seed)
+    pairs = {pair for pair, _ in excess}
+    for m in measured:
+        m.cheaper = name if m.pair in pairs else ""
+
+
+def _explain_narrowing(evidence: Evidence, measured: Sequence[_Measured]) -> None:
+    """Find outputs that only B's own casts to a narrower format excuse: more than twice A's floor would allow.
+
+    B's floor holds the rounding of every cast in B's graph. Where both outputs have the same format, the reference
+    for ordinary rounding is A, which has no such cast.
+    """
+    a, b = evidence.a.graph, evidence.b.graph
+    if a is None or b is None:
+        return
+    narrowing = None
+    for m in measured:
+        if m.rho is None or m.rho.value > THRESHOLDS.large or m.drift is None or m.random or m.pair is None:
+            continue
+        if m.leaf.a_dtype != m.leaf.b_dtype or not _same_function(evidence, m.pair):
+            continue
+        against_a = drift_in_floors(m.drift, [*m.noises[0], *m.noises[0]])
+        if against_a.value <= THRESHOLDS.large:
+            continue
+        narrowing = narrowing or first_narrowing(a, b)
+        if narrowing is None:
+            return
+        m.cheaper, m.rho = f"rounding to {narrowing} in B", against_a
 
 
 def _same_function(evidence: Evidence, pair: int) -> bool:
@@ -284,12 +319,11 @@ def _same_function(evidence: Evidence, pair: int) -> bool:
     return delta is None or delta.value <= delta.limit
 
 
-def _evidence(case: _Case, evidence: Evidence, m: _Measured, cheaper: str) -> OutputEvidence:
+def _evidence(case: _Case, evidence: Evidence, m: _Measured) -> OutputEvidence:
     leaf, pair = m.leaf, m.pair
     delta = evidence.delta(pair) if pair is not None else None
     floor = floor_of(m.noises[0])
-    size = rms(_native(case.results[0][leaf.index_a][1])) if m.drift is not None else 0.0
-    above = m.rho is not None and m.rho.value > THRESHOLDS.large
+    size = rms(_finite(_native(_values(case, leaf)[0]))) if m.drift is not None else 0.0
     return OutputEvidence(
         kind=leaf.kind,
         detail=leaf.detail,
@@ -303,7 +337,7 @@ def _evidence(case: _Case, evidence: Evidence, m: _Measured, cheaper: str) -> Ou
         ill=floor / size if floor is not None and size else 0.0,
         cannot_a=evidence.a.reason if evidence.a.graph is None else "",
         cannot_b=evidence.b.reason if evidence.b.graph is None else "",
-        cheaper=cheaper if above else "",
+        cheaper=m.cheaper,
         random=m.random,
         formats=(leaf.a_dtype or "", leaf.b_dtype or ""),
     )
@@ -320,7 +354,7 @@ def _overflow(evidence: Evidence) -> str:
 def _tie(case: _Case, evidence: Evidence, leaf: LeafComparison, pair: int | None) -> bool:
     if pair is None or leaf.floating or leaf.kind != "value":
         return False
-    a, b = case.results[0][leaf.index_a][1], case.results[2][leaf.index_b][1]
+    a, _, b = _values(case, leaf)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     return reached_by_noise(evidence, pair, (a, b), a != b, scale=THRESHOLDS.tie, seed=case.seed)

@@ -47,18 +47,18 @@ def sketch(value: torch.Tensor) -> Sketch | None:
     if not value.dtype.is_floating_point or value.numel() == 0:
         return None
     flat = value.reshape(-1)
-    finite = torch.isfinite(flat) & (flat.abs() < 1e30)
-    flat = torch.where(finite, flat, torch.zeros((), dtype=flat.dtype, device=flat.device))
-    size = float(flat.square().mean().sqrt())
-    if size != size:
-        return None
-    if size == 0.0 or (flat.numel() > 1 and bool((flat == flat[0]).all())):
+    peak = float(torch.linalg.vector_norm(flat, float("inf")))
+    if not peak < 1e30:  # also NaN: take the slow way only for tensors that hold masks or infinities
+        usable = torch.isfinite(flat) & (flat.abs() < 1e30)
+        flat = torch.where(usable, flat, torch.zeros((), dtype=flat.dtype, device=flat.device))
+        peak = float(torch.linalg.vector_norm(flat, float("inf")))
+    count = flat.numel()
+    size = float(torch.linalg.vector_norm(flat)) / count**0.5
+    if size == 0.0 or (count > 1 and bool(flat.amin() == flat.amax())):
         return None  # ones and zeros are in every program: they would align anything with anything
-    unit = flat / size
-    return Sketch(
-        value.numel(), size,
-        (float(unit.mean()), float(unit.abs().mean()), float((unit * unit.abs()).mean()), float(unit.amax())),
-    )  # fmt: skip
+    ones = float(torch.linalg.vector_norm(flat, 1.0)) / (count * size)
+    fourth = float(torch.linalg.vector_norm(flat.square())) / (count**0.5 * size * size)
+    return Sketch(count, size, (float(flat.sum()) / (count * size), ones, fourth, peak / size))
 
 
 @dataclass(slots=True)

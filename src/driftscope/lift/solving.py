@@ -10,7 +10,7 @@ dropped. Tensors are never solved for: with as many unknowns as equations anythi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -161,7 +161,13 @@ def _best_alone(
     return best[1] if best else None
 
 
-def _newton(chosen, columns, starts, start, vector_at):  # type: ignore[no-untyped-def]
+def _newton(
+    chosen: Sequence[_Unknown],
+    columns: Mapping[_Unknown, torch.Tensor],
+    starts: Mapping[_Unknown, float],
+    start: torch.Tensor,
+    vector_at: Callable[[Mapping[_Unknown, float]], torch.Tensor],
+) -> dict[_Unknown, float] | None:
     """Gauss-Newton on the chosen unknowns; None when the solution leaves half an ulp of the stored values."""
     if not chosen:
         return None
