@@ -97,11 +97,9 @@ def _weights(node: Node, total: Tensor, bias: Tensor) -> Tensor:
 
 
 @operator("Attention", since=23)
-def attention(
-    node: Node, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, past_key: Tensor | None = None,
-    past_value: Tensor | None = None, lengths: Tensor | None = None,
-) -> Result:  # fmt: skip
+def attention(node: Node, q: Tensor, k: Tensor, v: Tensor, *optional: Tensor | None) -> Result:
     """``softmax(scale Q K' + bias) V`` with grouped heads, caches, causality and windows (Vaswani et al., 2017)."""
+    mask, past_key, past_value, lengths = (*optional, None, None, None, None)[:4]
     flat = q.dim() == 3
     if flat:
         q = _heads(q, node.integer("q_num_heads"))

@@ -96,11 +96,9 @@ def matmul_integer(
 
 
 @operator("QLinearMatMul", since=10)
-def quantized_matmul(
-    node: Node, a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor,
-    y_scale: Tensor, y_zero: Tensor,
-) -> Result:  # fmt: skip
+def quantized_matmul(node: Node, *inputs: Tensor) -> Result:
     """Matrix product of quantised tensors, quantised again."""
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs
     product = _less_zero(a, a_zero, rows=True) @ _less_zero(b, b_zero, rows=False)
     factor = _row(a_scale).double() * b_scale.double() / _row(y_scale).double()
     return _requantized(product * factor, y_zero, node.format(7))
@@ -118,11 +116,10 @@ def _requantized(real: Tensor, zero: Tensor | None, native: Format) -> Result:
 
 
 @operator("QLinearConv", since=10)
-def quantized_convolution(
-    node: Node, x: Tensor, x_scale: Tensor, x_zero: Tensor, w: Tensor, w_scale: Tensor, w_zero: Tensor,
-    y_scale: Tensor, y_zero: Tensor, b: Tensor | None = None,
-) -> Result:  # fmt: skip
+def quantized_convolution(node: Node, *inputs: Tensor) -> Result:
     """Convolution of quantised tensors, quantised again."""
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = inputs[:8]
+    b = inputs[8] if len(inputs) > 8 else None
     per_filter = [-1] + [1] * (w.dim() - 1)
     filters = w.double() - (w_zero.double().reshape(per_filter) if w_zero.numel() > 1 else w_zero.double())
     total = convolve(node, x.double() - x_zero.double(), filters, None)

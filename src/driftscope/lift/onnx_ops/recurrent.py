@@ -162,11 +162,9 @@ def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 @operator("LSTM", "GRU", "RNN", since=7)
-def recurrent(
-    node: Node, x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None, lengths: Tensor | None = None,
-    h0: Tensor | None = None, c0: Tensor | None = None, p: Tensor | None = None,
-) -> Result:  # fmt: skip
+def recurrent(node: Node, x: Tensor, w: Tensor, r: Tensor, *optional: Tensor | None) -> Result:
     """A recurrent layer in one or two directions; X is (T, N, I), or (N, T, I) with ``layout`` 1."""
+    b, lengths, h0, c0, p = (*optional, *[None] * 5)[:5]
     batch_first = node.integer("layout", 0) == 1
     if batch_first:
         x = x.transpose(0, 1)

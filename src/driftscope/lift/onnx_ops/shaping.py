@@ -225,7 +225,7 @@ def arange(node: Node, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
     wide = torch.float64 if first.is_floating_point() else torch.int64
     count = max(math.ceil((last.to(wide) - first.to(wide)).item() / step.to(wide).item()), 0)
     steps = torch.arange(count, device=start.device)
-    return start.reshape(()) + steps.to(start.dtype) * delta.reshape(())
+    return (start.reshape(()) + steps.to(start.dtype) * delta.reshape(())).to(node.device)
 
 
 # -- padding and cutting --------------------------------------------------------------------------------------
