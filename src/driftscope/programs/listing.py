@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
+import numpy as np
 import onnx
 import torch
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
@@ -86,7 +87,7 @@ def _graph_lines(graph: GraphProto, depth: int) -> Iterator[str]:
     for tensor in graph.initializer:
         yield f"{pad}{_INDENT}weight {tensor.name}: {_tensor(tensor)}"
     for sparse in graph.sparse_initializer:
-        yield f"{pad}{_INDENT}weight {sparse.values.name}: sparse {'x'.join(map(str, sparse.dims))}"
+        yield f"{pad}{_INDENT}weight {sparse.values.name}: sparse {list(sparse.dims)}"
     for node in graph.node:
         yield from _node_lines(node, depth + 1)
     for value in graph.output:
@@ -106,8 +107,8 @@ def _typed(value: onnx.ValueInfoProto) -> str:
     slot = value_slot(value)
     if slot.kind != "tensor":
         return f"{value.name}: {slot.kind}"
-    shape = "any rank" if slot.shape is None else "x".join("?" if s is None else str(s) for s in slot.shape) or "scalar"
-    return f"{value.name}: {slot.dtype or 'any dtype'} {shape}"
+    shape = "[...]" if slot.shape is None else f"[{', '.join('?' if s is None else str(s) for s in slot.shape)}]"
+    return f"{value.name}: {slot.dtype or 'any dtype'}{shape}"
 
 
 def _node_lines(node: NodeProto, depth: int) -> Iterator[str]:
@@ -131,15 +132,15 @@ def _attribute(attribute: AttributeProto) -> str:
     if isinstance(value, bytes):
         return f"{attribute.name}={value.decode('utf-8', 'replace')!r}"
     if isinstance(value, float):
-        return f"{attribute.name}={value:.9g}"
+        return f"{attribute.name}={np.float32(value)!s}"
     if isinstance(value, (list, tuple)) or attribute.type in (AttributeProto.INTS, AttributeProto.FLOATS):
-        return f"{attribute.name}=[{', '.join(f'{v:.9g}' if isinstance(v, float) else str(v) for v in value)}]"
+        return f"{attribute.name}=[{', '.join(str(np.float32(v)) if isinstance(v, float) else str(v) for v in value)}]"
     return f"{attribute.name}={value}"
 
 
 def _tensor(tensor: TensorProto) -> str:
-    shape = "x".join(map(str, tensor.dims)) or "scalar"
-    words = f"{ELEMENT_NAMES.get(tensor.data_type, TensorProto.DataType.Name(tensor.data_type).lower())} {shape}"
+    element = ELEMENT_NAMES.get(tensor.data_type) or TensorProto.DataType.Name(tensor.data_type).lower()
+    words = f"{element}{list(tensor.dims)}"
     if is_external(tensor):
         return f"{words} in {next((e.value for e in tensor.external_data if e.key == 'location'), '?')}"
     try:
@@ -214,7 +215,7 @@ def _target(node: torch.fx.Node) -> str:
 def _meta(node: torch.fx.Node) -> str:
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor):
-        return f"{dtype_name(value.dtype)} {'x'.join(map(str, value.shape)) or 'scalar'}"
+        return f"{dtype_name(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if isinstance(value, (list, tuple)):
         return f"{len(value)} values"
     return "" if value is None else str(value)
@@ -232,7 +233,7 @@ def _source(node: torch.fx.Node) -> str:
 
 
 def _torch_tensor(tensor: torch.Tensor) -> str:
-    words = f"{dtype_name(tensor.dtype)} {'x'.join(map(str, tensor.shape)) or 'scalar'}"
+    words = f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return words
     values = array_of(tensor.detach().flatten()[: _SHOWN_VALUES + 1])

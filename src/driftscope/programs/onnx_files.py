@@ -34,7 +34,7 @@ class OnnxModel:
     name: str
     path: FilePath | None = None
     external: bool = False
-    _bytes: bytes | None = field(default=None, repr=False)
+    _digest: str | None = field(default=None, repr=False)
 
     @property
     def directory(self) -> FilePath | None:
@@ -68,20 +68,23 @@ class OnnxModel:
         return self._serialized()
 
     def _serialized(self) -> bytes:
-        if self._bytes is None:
-            try:
-                self._bytes = self.proto.SerializeToString(deterministic=True)
-            except (EncodeError, ValueError) as error:
-                raise ProgramError(
-                    f"{self.name} is larger than the 2 GiB a model in memory may have; save it and give its path"
-                ) from error
-        return self._bytes
+        try:
+            data: bytes = self.proto.SerializeToString(deterministic=True)
+        except (EncodeError, ValueError) as error:
+            raise ProgramError(
+                f"{self.name} is larger than the 2 GiB a model in memory may have; save it and give its path"
+            ) from error
+        # Only the digest is kept: the bytes are another copy of every weight.
+        self._digest = self._digest or hashlib.sha256(data).hexdigest()
+        return data
 
     def identity(self) -> dict[str, Any]:
         """Return path and SHA-256 as plain data."""
         if self.path is not None:
             return {"path": str(self.path), "sha256": file_digest(self.path)}
-        return {"sha256": hashlib.sha256(self._serialized()).hexdigest()}
+        if self._digest is None:
+            self._serialized()
+        return {"sha256": self._digest}
 
 
 def read_model(path: FilePath) -> OnnxModel:
@@ -150,5 +153,6 @@ def model_of(obj: Any) -> OnnxModel:
         except (ValueError, TypeError, onnx_ir.serde.SerdeError) as error:
             raise ProgramError(f"the onnx-ir model cannot be written as ONNX: {error}") from error
     raise ProgramError(
-        f"a {type(obj).__name__} is no ONNX model; give a path, ModelProto, onnx_ir.Model or ONNXProgram"
+        f"an object of class {type(obj).__name__} is no ONNX model;"
+        " give a path, ModelProto, onnx_ir.Model or ONNXProgram"
     )

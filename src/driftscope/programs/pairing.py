@@ -20,7 +20,7 @@ from driftscope.records.finding import Finding, Where
 _CLEARLY_BETTER = 0.5
 
 
-def pair_inputs(a: Program, b: Program, inputs: Any = None) -> tuple[Bound, Bound, list[Finding]]:
+def pair_inputs(a: Program, b: Program, inputs: Any = None, *, seed: int = 0) -> tuple[Bound, Bound, list[Finding]]:
     """Fit the same inputs to two programs.
 
     Parameters
@@ -29,6 +29,8 @@ def pair_inputs(a: Program, b: Program, inputs: Any = None) -> tuple[Bound, Boun
         ``a`` is the reference: positional inputs are in its order, a mapping has its names.
     inputs : object or None
         Anything ``ds.inputs`` takes; None for what came with ``a``, or ``b``, or what they declare.
+    seed : int
+        Seed of tensors to be drawn.
 
     Returns
     -------
@@ -44,7 +46,7 @@ def pair_inputs(a: Program, b: Program, inputs: Any = None) -> tuple[Bound, Boun
     """
     if a.kind == "recorded" or b.kind == "recorded":
         return _beside_a_record(a, b, inputs)
-    made = make_inputs(inputs) if inputs is not None else _inputs_of_either(a, b)
+    made = make_inputs(inputs, seed=seed) if inputs is not None else _inputs_of_either(a, b, seed)
     made = made.settle(limits(made, a, b)).realise()
     bound_a = a.bind(made)
     bound_a, rounded = _in_common_formats(bound_a, b)
@@ -61,19 +63,20 @@ def _beside_a_record(a: Program, b: Program, inputs: Any) -> tuple[Bound, Bound,
     return bound_a, bound_b, [*bound_a.notes, *bound_b.notes]
 
 
-def _inputs_of_either(a: Program, b: Program) -> Inputs:
+def _inputs_of_either(a: Program, b: Program, seed: int) -> Inputs:
     for program in (a, b):
         if program.default_inputs is not None:
             return program.default_inputs
     if not a.slots() and b.slots():
-        drawn = inputs_of_slots(b).settle(limits(inputs_of_slots(b), a, b))
+        drawn = inputs_of_slots(b, seed)
+        drawn = drawn.settle(limits(drawn, a, b))
         try:
             a.bind(drawn.realise())
         except InputError:
             # The names are b's own; a takes them in order.
             return Inputs(args=tuple(drawn.kwargs.values()), seed=drawn.seed)
         return drawn
-    return inputs_of_slots(a)
+    return inputs_of_slots(a, seed)
 
 
 def _follow(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:

@@ -1,0 +1,75 @@
+"""Imports go one way, files stay small, and opening the front door opens nothing else."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import driftscope
+
+PACKAGE = Path(driftscope.__file__).parent
+ROOT = PACKAGE.parents[1]
+FILES = sorted(PACKAGE.rglob("*.py"))
+HEAVY = (
+    "torch",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "onnx_ir",
+    "onnxscript",
+    "pandas",
+    "transformers",
+    "jax",
+    "rich",
+    "jinja2",
+)
+
+
+def loaded_after(code: str) -> set[str]:
+    """Return the top-level modules that a fresh interpreter has after running ``code``."""
+    script = f"{code}\nimport sys; print(' '.join(sorted({{m.split('.')[0] for m in sys.modules}})))"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(result.stdout.splitlines()[-1].split())
+
+
+def test_importing_driftscope_imports_nothing_heavy():
+    assert loaded_after("import driftscope").isdisjoint(HEAVY)
+
+
+def test_records_and_errors_come_without_a_tensor_library():
+    loaded = loaded_after("from driftscope import Verdict, Finding, Comparison, InputError, RuntimeRefused")
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_looking_at_the_names_imports_nothing_heavy():
+    assert loaded_after("import driftscope; dir(driftscope); driftscope.__version__").isdisjoint(HEAVY)
+
+
+def test_a_heavy_name_does_import_its_room():
+    assert "torch" in loaded_after("from driftscope import inputs")
+
+
+def test_import_linter_keeps_the_walls():
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()", "--no-cache"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "0 broken" in result.stdout
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_house_rules_a_reviewer_can_check(path):
+    text = path.read_text(encoding="utf-8")
+    assert path.stem not in {"utils", "helpers", "common", "core", "misc", "base"}
+    assert len(text.splitlines()) <= 450, "split this file"
+    tree = ast.parse(text)
+    if len(tree.body) > 1:
+        assert "from __future__ import annotations" in text
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            length = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+            assert length <= 60, f"{path.name}: {node.name} has {length} lines"

@@ -1,0 +1,112 @@
+"""The names of DESIGN.md section 4 exist, are what they say, and no file may take one of them away."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import driftscope as ds
+
+PACKAGE = Path(ds.__file__).parent
+
+# What later issues add is added here with them.
+VERBS = (
+    "compare",
+    "compare_all",
+    "compare_values",
+    "program",
+    "onnx",
+    "torch",
+    "recorded",
+    "inputs",
+    "pretty",
+    "max_diff",
+)
+RECORDS = (
+    "Comparison",
+    "Finding",
+    "OutputRecord",
+    "Side",
+    "Tolerance",
+    "Verdict",
+    "FailOn",
+    "Where",
+    "Inputs",
+    "Program",
+)
+ERRORS = ("DriftscopeError", "InputError", "ProgramError", "RecordError", "RuntimeRefused", "DependencyMissing")
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_verbs_are_functions_with_documented_parameters(name):
+    verb = getattr(ds, name)
+    assert inspect.isfunction(verb)
+    assert "Parameters" in (inspect.getdoc(verb) or "")
+
+
+@pytest.mark.parametrize("name", RECORDS + ERRORS)
+def test_types_are_classes_with_a_docstring(name):
+    kind = getattr(ds, name)
+    assert inspect.isclass(kind)
+    assert inspect.getdoc(kind)
+
+
+def test_testing_is_a_module_with_its_assertions():
+    assert ds.testing is importlib.import_module("driftscope.testing")
+    assert callable(ds.testing.assert_close)
+    assert callable(ds.testing.assert_same)
+
+
+def test_verbs_stay_verbs_when_their_rooms_are_imported():
+    """Importing a submodule rebinds the package's attribute of that name; no file may bear a verb's name."""
+    stems = {path.stem if path.stem != "__init__" else path.parent.name for path in PACKAGE.rglob("*.py")}
+    reserved = {
+        *VERBS,
+        "reveal",
+        "check_shapes",
+        "cover",
+        "check_transforms",
+        "vmap",
+        "exact",
+        "assert_close",
+        "assert_same",
+    }
+    assert stems.isdisjoint(reserved)
+
+
+def test_the_list_of_names_is_complete_and_nothing_else_opens():
+    assert set(ds.__all__) == {*VERBS, *RECORDS, *ERRORS, "testing", "__version__"}
+    assert dir(ds) == sorted(ds.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'comprae'"):
+        ds.comprae  # noqa: B018
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname or alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert seen == set(ds.__all__) - {"__version__"}
+
+
+def test_version_is_the_installed_one():
+    assert ds.__version__.split(".")[0].isdigit()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("compare", ["a", "b", "inputs", "explain"]),
+        ("compare_all", ["programs", "inputs"]),
+        ("onnx", ["model", "level", "disabled", "threads", "provider", "save_optimized"]),
+        ("torch", ["module", "device", "dtype", "compile"]),
+    ],
+)
+def test_signatures_are_the_settled_ones(name, parameters):
+    given = list(inspect.signature(getattr(ds, name)).parameters)
+    assert given[: len(parameters)] == parameters
