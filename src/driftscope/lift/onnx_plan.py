@@ -74,11 +74,12 @@ class Names:
 
     def define(self, name: str) -> str:
         """Give a value that is defined here its unique name."""
-        unique = f"{self.prefix}/{name}" if self.always else name
+        prefixed = f"{self.prefix}/{name}" if self.prefix else name
+        unique = prefixed if self.always or name in self.taken else name
         number = 1
         while unique in self.taken:
             number += 1
-            unique = f"{self.prefix}/{name}" if number == 2 and self.prefix else f"{name}#{number}"
+            unique = f"{prefixed}#{number}"
         self.taken.add(unique)
         self.visible[name] = unique
         return unique
@@ -212,6 +213,14 @@ class Planner:
         return attributes, subgraphs
 
 
+_ELEMENT_OF_ATTRIBUTE = {
+    AttributeProto.FLOAT: onnx.TensorProto.FLOAT,
+    AttributeProto.FLOATS: onnx.TensorProto.FLOAT,
+    AttributeProto.INT: onnx.TensorProto.INT64,
+    AttributeProto.INTS: onnx.TensorProto.INT64,
+}
+
+
 def _constant_tensor(proto: NodeProto) -> Any:
     """The tensor of a Constant node, which is stored like an initializer."""
     if proto.op_type != "Constant" or proto.domain not in ("", "ai.onnx") or len(proto.attribute) != 1:
@@ -221,7 +230,14 @@ def _constant_tensor(proto: NodeProto) -> Any:
         return None
     if attribute.type == AttributeProto.TENSOR:
         return attribute.t
-    return attribute.sparse_tensor if attribute.type == AttributeProto.SPARSE_TENSOR else None
+    if attribute.type == AttributeProto.SPARSE_TENSOR:
+        return attribute.sparse_tensor
+    element = _ELEMENT_OF_ATTRIBUTE.get(attribute.type)
+    if element is None:
+        return None
+    value = onnx.helper.get_attribute_value(attribute)
+    listed = isinstance(value, list | tuple)
+    return onnx.helper.make_tensor("", element, [len(value)] if listed else [], value if listed else [value])
 
 
 def _with_defaults(given: dict[str, AttributeProto], caller: NodePlan) -> dict[str, AttributeProto]:

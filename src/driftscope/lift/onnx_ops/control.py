@@ -44,10 +44,12 @@ def loop(node: Node, count: Value | None = None, condition: Value | None = None,
     limit = None if count is None else int(count.data)
     going = condition is None or bool(condition.data)
     yields: list[list[Value]] = [[] for _ in range(len(node.output_names) - len(states))]
+    place = torch.device("cpu") if native else node.device
     iteration = 0
     while going and (limit is None or iteration < limit):
-        step = Value(torch.tensor(iteration, dtype=torch.int64), torch.int64, True)
-        entry = Value(torch.tensor(True), torch.bool, True)
+        # Another value each time: what follows from it is no constant of the graph.
+        step = Value(torch.tensor(iteration, dtype=torch.int64, device=place), torch.int64, native)
+        entry = Value(torch.tensor(True, device=place), torch.bool, native)
         outputs = node.evaluate("body", [step, entry, *states])
         going = bool(outputs[0].data)
         states = outputs[1 : 1 + len(states)]
