@@ -21,11 +21,11 @@ import torch
 from driftscope.errors import CannotLift
 from driftscope.lift.steps import Constant, LiftedOutput, Observer
 from driftscope.lift.tape_constants import Constants
-from driftscope.lift.tape_entries import Ref, Tape
+from driftscope.lift.tape_entries import Tape, references
 from driftscope.lift.tape_exported import GraphWalk, graph_arguments
 from driftscope.lift.tape_places import Places
 from driftscope.lift.tape_record import Recorder
-from driftscope.lift.tape_replay import Replay
+from driftscope.lift.tape_replay import LiftedConstants, Replay
 from driftscope.lift.tape_state import attributes_kept, escapes_refused, generators_kept
 from driftscope.programs.trees import flatten, unflatten
 from driftscope.records.paths import Path
@@ -47,7 +47,7 @@ class TorchTape:
         self.tape = tape
         self._outputs = outputs
         self._constants = Constants(tape)
-        self._cache: dict[int, torch.Tensor] = {}
+        self._cache = LiftedConstants()
         self._last_uses = _last_uses(tape)
 
     def constants(self) -> Sequence[Constant]:
@@ -212,19 +212,6 @@ def _last_uses(tape: Tape) -> dict[int, list[int]]:
     for number, index in last.items():
         by_entry.setdefault(index, []).append(number)
     return by_entry
-
-
-def references(*trees: Any) -> list[int]:
-    """List the values that argument trees refer to."""
-    found: list[int] = []
-    for tree in trees:
-        if isinstance(tree, Ref):
-            found.append(tree.value)
-        elif isinstance(tree, (list, tuple)):
-            found.extend(references(*tree))
-        elif isinstance(tree, dict):
-            found.extend(references(*tree.values()))
-    return found
 
 
 __all__ = ["CannotLift", "TorchTape", "lift_torch"]

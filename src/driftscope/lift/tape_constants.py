@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
 from driftscope.errors import CannotLift
 from driftscope.lift.steps import Constant, Origin
-from driftscope.lift.tape_entries import Entry, Ref, Tape
+from driftscope.lift.tape_entries import Entry, Tape, Value, references
 from driftscope.records.finding import Where
 
 # Numbers that stand for "nothing added": as candidates for a rounded constant they would only be noise.
@@ -45,19 +44,38 @@ class Constants:
 
     def _list_values(self) -> None:
         makers = {o: e for e in self._tape.entries for o in e.outputs if o is not None}
+        for value in list(self._tape.values):
+            self._keep_base(value, makers)
         frontier = _frontier(self._tape)
         captured = set(self._tape.captured)
         for value in self._tape.values:
             if value.stored is None or value.id in self._tape.inputs or value.name in self._values:
                 continue
             maker = makers.get(value.id)
-            if value.id not in captured and maker is not None and maker.facts.view:
+            base = self._base_of(value, makers)
+            if value.id not in captured and base is not None and base.stored is not None:
                 continue
             self._values[value.name] = value.id
             origin = Origin.WEIGHT if value.id in captured else Origin.COMPUTED
             user = self._users.get(value.id)
             where = user.where if user is not None else maker.where if maker is not None else Where()
             self.listed.append(Constant(value.name, value.stored, origin, where, value.id in frontier))
+
+    def _base_of(self, value: Value, makers: Mapping[int, Entry]) -> Value | None:
+        """Give the constant that a constant view is a view of."""
+        maker = makers.get(value.id)
+        if maker is None or not maker.constant or not maker.facts.view:
+            return None
+        sources = references(maker.args, maker.kwargs)
+        return self._tape.values[sources[0]] if sources else None
+
+    def _keep_base(self, value: Value, makers: Mapping[int, Entry]) -> None:
+        """Let a kept view keep what it is a view of: that is the constant a person knows."""
+        while value.stored is not None and (base := self._base_of(value, makers)) is not None:
+            same = base.format == value.format and base.storage == value.storage
+            if base.stored is None and same and value.offset is not None and base.offset is not None:
+                base.stored = value.stored.as_strided(base.shape, base.strides, base.offset)
+            value = base
 
     def _list_literals(self) -> None:
         for entry in self._tape.entries:
@@ -101,33 +119,23 @@ class Constants:
         for entry in self._tape.entries:
             if not entry.constant:
                 continue
-            if entry.index in indices or any(r in changed for r in _references((entry.args, entry.kwargs))):
+            if entry.index in indices or any(r in changed for r in references(entry.args, entry.kwargs)):
                 kept = [o for o in entry.outputs if o is not None and o not in changed]
                 active.add(entry.index)
                 changed.update(kept)
         return active
 
 
-def _references(tree: Any) -> list[int]:
-    if isinstance(tree, Ref):
-        return [tree.value]
-    if isinstance(tree, (list, tuple)):
-        return [r for t in tree for r in _references(t)]
-    if isinstance(tree, dict):
-        return [r for t in tree.values() for r in _references(t)]
-    return []
-
-
 def _users(tape: Tape) -> dict[int, Entry]:
     """Find the first entry that uses each value, through views of it."""
     users: dict[int, Entry] = {}
     for entry in tape.entries:
-        for number in _references((entry.args, entry.kwargs)):
+        for number in references(entry.args, entry.kwargs):
             users.setdefault(number, entry)
     for entry in reversed(tape.entries):
         if entry.constant and entry.facts.view:
             beyond = [users[o] for o in entry.outputs if o is not None and o in users]
-            for number in _references((entry.args, entry.kwargs)):
+            for number in references(entry.args, entry.kwargs):
                 if beyond and users.get(number) is entry:
                     users[number] = beyond[0]
     return users
@@ -140,7 +148,7 @@ def _frontier(tape: Tape) -> set[int]:
         direct = not entry.constant
         through = entry.facts.view and any(o in frontier for o in entry.outputs)
         if direct or through:
-            frontier.update(_references((entry.args, entry.kwargs)))
+            frontier.update(references(entry.args, entry.kwargs))
     return frontier
 
 

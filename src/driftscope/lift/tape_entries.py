@@ -55,6 +55,8 @@ class Value:
         Number of the native storage; values that share one are aliases.
     dependent : bool
         Whether it depends on an input value.
+    offset : int or None
+        Where in the storage it begins; None where `stored` is a copy.
     stored : torch.Tensor or None
         Its native bits, kept for inputs, captured tensors and constants that dependent entries use.
     """
@@ -67,6 +69,7 @@ class Value:
     device: torch.device
     storage: int
     dependent: bool
+    offset: int | None = None
     stored: torch.Tensor | None = None
 
 
@@ -262,3 +265,16 @@ def tensors_in(tree: Any) -> list[Any]:
     if isinstance(tree, (list, tuple)):
         return [t for item in tree for t in tensors_in(item)]
     return [None]
+
+
+def references(*trees: Any) -> list[int]:
+    """List the values that argument trees refer to."""
+    found: list[int] = []
+    for tree in trees:
+        if isinstance(tree, Ref):
+            found.append(tree.value)
+        elif isinstance(tree, (list, tuple)):
+            found.extend(references(*tree))
+        elif isinstance(tree, dict):
+            found.extend(references(*tree.values()))
+    return found

@@ -139,7 +139,8 @@ class Ledger:
         memory.roots += root
         shape, strides = tuple(tensor.shape), tensor.stride()
         number = len(self.tape.values)
-        value = Value(number, name, tensor.dtype, shape, strides, tensor.device, memory.id, dependent)
+        offset = tensor.storage_offset()
+        value = Value(number, name, tensor.dtype, shape, strides, tensor.device, memory.id, dependent, offset)
         self.tape.values.append(value)
         self.bind(tensor, value)
         return value
@@ -223,7 +224,7 @@ class Ledger:
         for number in self._stored.pop(memory.id, set()):
             value = self.tape.values[number]
             if value.stored is not None:
-                value.stored = value.stored.clone()
+                value.stored, value.offset = value.stored.clone(), None
 
     def _renew(self, memory: Memory) -> None:
         """Give the live members of constant memory new numbers: what was read before keeps its old value."""
@@ -267,7 +268,8 @@ class Ledger:
 
     def keep(self, value: Value, tensor: torch.Tensor) -> None:
         """Keep a value's native bits, by reference as long as nothing writes to them."""
-        value.stored = tensor
+        # Detached: a differentiable replay must not reach the program's own parameters.
+        value.stored = tensor.detach()
         self._stored.setdefault(value.storage, set()).add(value.id)
 
     def keep_output(self, tensor: torch.Tensor) -> int:

@@ -17,7 +17,27 @@ from driftscope.lift.steps import Observer, Rounding, Step
 from driftscope.lift.tape_entries import Entry, Facts, Ref, Tape, Value, facts_of, lifted_dtype
 from driftscope.lift.tape_ops import rules
 
-_SMALL = 1 << 16  # elements of a constant that may stay lifted from one run to the next
+_SMALL = 1 << 20  # bytes of one constant that may stay lifted from one run to the next
+_ALL_SMALL = 1 << 24  # bytes of all of them
+
+
+class LiftedConstants:
+    """Small constants that stay lifted; large ones are up-cast for each use, which keeps memory near the weights'."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, torch.Tensor] = {}
+        self.bytes = 0
+
+    def get(self, number: int) -> torch.Tensor | None:
+        """Give a constant if it is held."""
+        return self._held.get(number)
+
+    def offer(self, number: int, tensor: torch.Tensor) -> None:
+        """Hold a constant if there is room."""
+        size = tensor.numel() * tensor.element_size()
+        if size <= _SMALL and self.bytes + size <= _ALL_SMALL:
+            self._held[number] = tensor
+            self.bytes += size
 
 
 class Operand:
@@ -230,13 +250,12 @@ class Replay:
         0-dim values to use instead of numbers in calls.
     active : set of int
         Constant entries to evaluate all the same, because something they use was replaced.
-    cache : dict of int to torch.Tensor
-        Small constants, lifted.
+    cache : LiftedConstants
     """
 
     def __init__(
         self, tape: Tape, observe: Observer | None, replacements: Mapping[int, torch.Tensor],
-        literals: Mapping[tuple[int, str], torch.Tensor], active: set[int], cache: dict[int, torch.Tensor],
+        literals: Mapping[tuple[int, str], torch.Tensor], active: set[int], cache: LiftedConstants,
     ):  # fmt: skip
         self.tape = tape
         self.observe = observe
@@ -321,10 +340,10 @@ class Replay:
             return Operand(value.name, value.format, None, lifted)
         if value.stored is None:
             raise CannotLift(f"The value {value.name} was not kept; the program cannot be replayed.")
-        small = self._cache.get(number)
-        operand = Operand(value.name, value.format, value.stored, small)
-        if small is None and value.stored.numel() <= _SMALL and lifted_dtype(value.format) != value.format:
-            self._cache[number] = operand.lifted()
+        held = self._cache.get(number)
+        operand = Operand(value.name, value.format, value.stored, held)
+        if held is None and value.stored.numel() * 8 <= _SMALL and lifted_dtype(value.format) != value.format:
+            self._cache.offer(number, operand.lifted())
         return operand
 
     def show(

@@ -15,15 +15,12 @@ if TYPE_CHECKING:
     from driftscope.lift.tape_replay import Call
 
 _NATIVE = """
-eq ne lt le gt ge equal_ not_equal less greater isnan isinf isposinf isneginf isfinite isreal logical_and logical_or
+eq ne lt le gt ge not_equal less greater isnan isinf isposinf isneginf isfinite isreal logical_and logical_or
 logical_not logical_xor signbit sign sgn round floor ceil trunc fix isclose heaviside any all argmax argmin argsort
 searchsorted bucketize nonzero nonzero_static bincount histc count_nonzero isin bitwise_and bitwise_or bitwise_not
 bitwise_xor _is_all_true _is_any_true unique_dim _unique _unique2 unique_consecutive unique_dim_consecutive
-nextafter histogram quantize_per_tensor quantize_per_channel quantize_per_tensor_dynamic one_hot
-_fake_quantize_learnable_per_tensor_affine choose_qparams_optimized _choose_qparams_per_tensor int_repr
-nms _local_scalar_dense fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask
-_fake_quantize_per_tensor_affine_cachemask_tensor_qparams quantize_per_channel_group choose_qparams
-combinations
+nextafter histogram quantize_per_tensor quantize_per_channel quantize_per_tensor_dynamic quantize_per_channel_group
+one_hot choose_qparams choose_qparams_optimized _choose_qparams_per_tensor int_repr nms combinations
 """
 
 

@@ -18,6 +18,7 @@ from driftscope.lift.tape_ops import (
     norms,
     pooling,
     products,
+    quantised,
     recurrent,
 )
 from driftscope.lift.tape_ops.kinds import EXACT_NAMES, FUNCTION_NAMES, ROUND_NAMES, SUM_NAMES
@@ -26,8 +27,10 @@ from driftscope.lift.tape_ops.registry import EXACT, FORMULAS, FUNCTION, ROUND, 
 if TYPE_CHECKING:
     from driftscope.lift.tape_replay import Call
 
-FAMILIES = (attention, casts, decisions, elementwise, fused, norms, pooling, products, recurrent)
+FAMILIES = (attention, casts, decisions, elementwise, fused, norms, pooling, products, quantised, recurrent)
 _NAMESPACES = ("aten", "prims", "prim")
+# Libraries whose operators' names mean what they mean in ATen, or have rules of their own.
+_KNOWN = frozenset({*_NAMESPACES, "quantized", "quantized_decomposed", "torchvision"})
 
 
 def evaluate(call: Call) -> tuple[Outputs, Rounding]:
@@ -40,7 +43,7 @@ def evaluate(call: Call) -> tuple[Outputs, Rounding]:
     """
     name = call.facts.name
     own = RULES.get(name) or RULES.get(name.removesuffix("_"))
-    if own is not None:
+    if own is not None and call.function.namespace in _KNOWN:
         return own(call)
     if name in FORMULAS and _has_tensor_number(call):
         return [FORMULAS[name](call)], _kind(call)

@@ -1,0 +1,117 @@
+"""Exported programs: nodes, source lines, control flow and nested graphs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from float64_truth import distance, truth
+from torch import nn
+
+from driftscope.lift.tape import lift_torch
+
+
+class _Program(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(4))
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x, scale=None):
+        self.total.add_(x[0])
+        self.calls += 1
+        with torch.no_grad():
+            h = self.fc(x) * 0.1
+        h = torch.cond(h.sum() > 0, lambda t: t + 1, lambda t: t - 1, (h,))
+        if scale is not None:
+            h = h * scale
+        return {"h": F.layer_norm(h, (4,)) + self.total, "calls": self.calls, "k": torch.tensor([1.0, 2.0]) + h[0, :2]}
+
+
+def _lift(exported, *args, **kwargs):
+    return lift_torch(exported.module(), args, kwargs, exported=exported)
+
+
+@pytest.fixture(scope="module")
+def program():
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    module = _Program().eval()
+    return module, x, torch.export.export(module, (x,), {"scale": torch.tensor(0.5)})
+
+
+def test_exported_program_is_its_module(program):
+    module, x, exported = program
+    lifted = _lift(exported, x, scale=torch.tensor(0.5)).run()
+    assert distance(lifted, truth(module, x, scale=torch.tensor(0.5))) <= 1e-14
+    assert [str(o.path) for o in lifted] == ["out['h']", "out['calls']", "out['k']"]
+    assert torch.equal(exported.state_dict["total"], torch.zeros(4))
+
+
+def test_both_branches(program):
+    module, x, exported = program
+    for sign in (1, -1):
+        given = x * 0 + sign * module.fc.weight.detach().sum(0) * 100
+        lifted = _lift(exported, given, scale=torch.tensor(0.5)).run()
+        assert distance(lifted, truth(module, given, scale=torch.tensor(0.5))) <= 1e-12
+
+
+def test_steps_have_node_names_modules_and_lines(program):
+    _, x, exported = program
+    tape = _lift(exported, x, scale=torch.tensor(0.5))
+    nodes = {n.name for n in exported.graph.nodes}
+    entries = {e.name: e for e in tape.tape.entries}
+    assert {"layer_norm", "add_", "linear"} <= set(entries)
+    assert "layer_norm" in nodes
+    assert entries["linear"].where.module == "fc"
+    assert entries["linear"].where.file == __file__
+    assert entries["linear"].where.expression == "h = self.fc(x) * 0.1"
+    assert entries["linear"].facts.name == "addmm"
+    assert entries["linear.t"].constant
+    names = {c.name for c in tape.constants()}
+    assert {"fc.weight", "fc.bias", "total", "mul.other", "layer_norm.eps"} <= names
+
+
+def test_dynamic_shapes_and_decomposed_programs():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).view(x.shape[0], x.shape[1], 3, 2, 4).permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape[0], -1, 8)
+
+    torch.manual_seed(0)
+    module = Attention().eval()
+    batch = torch.export.Dim("batch", min=2, max=8)
+    exported = torch.export.export(module, (torch.randn(2, 5, 8),), dynamic_shapes=({0: batch},))
+    x = torch.randn(3, 5, 8)
+    for graph in (exported, exported.run_decompositions()):
+        assert distance(_lift(graph, x).run(), truth(module, x)) <= 1e-14
+
+
+def test_while_loop():
+    class Halving(nn.Module):
+        def forward(self, x):
+            def goes_on(n, y):
+                return n > 0
+
+            def halve(n, y):
+                return n - 1, y * 0.3
+
+            return torch._higher_order_ops.while_loop(goes_on, halve, (torch.tensor(3), x))[1]
+
+    x = torch.randn(3)
+    exported = torch.export.export(Halving(), (x,))
+    tape = _lift(exported, x)
+    assert distance(tape.run(), [x.double() * 0.3 * 0.3 * 0.3]) <= 1e-15
+    assert len({e.name for e in tape.tape.entries}) == len(tape.tape.entries)
+
+
+def test_wrong_inputs_do_not_leave_a_mode_behind(program):
+    _, _, exported = program
+    with pytest.raises(Exception, match=r".+"):
+        _lift(exported, torch.randn(2, 7), scale=torch.tensor(0.5))
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None

@@ -1,0 +1,206 @@
+"""In-place calls, views and `out=`: the tape keeps what shares memory with what."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from float64_truth import assert_truth, distance, lift
+from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+X = torch.linspace(-2, 3, 24).reshape(4, 6).sin()
+Y = torch.linspace(1, 2, 4).exp()
+
+
+def _column_of_a_copy(x, y):
+    x = x * 1
+    x[:, 0] = y
+    return x * 2
+
+
+def _column_of_the_input(x, y):
+    x[:, 0] = y
+    return x * 2
+
+
+def _view_sees_write(x, y):
+    view = x[1]
+    x.add_(y[:, None])
+    return view * 1, x
+
+
+def _out(x):
+    result = torch.empty_like(x)
+    torch.add(x, x, out=result)
+    return result * 3
+
+
+def _out_into_a_viewed_buffer(x):
+    result = torch.zeros(4, 6, dtype=x.dtype)
+    view = result[0]
+    torch.mul(x, 2, out=result)
+    return result, view + 1
+
+
+def _index_put(x, y):
+    x = x.clone()
+    x[torch.tensor([0, 2]), torch.tensor([1, 1])] = y[:2]
+    x.index_put_((torch.tensor([0, 0]),), y[:1] * torch.ones(2, 6, dtype=y.dtype), accumulate=True)
+    return x
+
+
+def _masked(x):
+    mask = x > 0
+    kept = x[mask]
+    return x.masked_fill_(mask, -1e4).softmax(-1), kept
+
+
+def _boolean_assignment(x):
+    x = x.clone()
+    x[x > 0] = 0.5
+    x[x < 0] *= 2
+    return x
+
+
+def _filled_in_a_loop(x):
+    rows = torch.zeros(3, 4, 6, dtype=x.dtype)
+    for i in range(3):
+        rows[i] = x * i
+    return rows.sum(0), rows.mean()
+
+
+def _versions_of_a_constant(x):
+    a = torch.zeros(4, dtype=x.dtype)
+    first = x[:, 0] + a
+    a += 1
+    second = x[:, 0] + a
+    a.add_(x[:, 1])
+    return first, second, a, x[:, 0] + a
+
+
+def _restriding(x):
+    y = x.t().contiguous().view(-1).clone()
+    y.unsqueeze_(0).t_()
+    y.mul_(2)
+    return y, x.data * 2, x.detach()[1:].data + 1
+
+
+def _chunks(x):
+    a, b = x.chunk(2, 1)
+    a = a.clone()
+    c, d = a.split(1, 1)[:2]
+    c.mul_(2)
+    d.zero_()
+    return a, b
+
+
+def _strided(x):
+    return torch.as_strided(x, (2, 2), (1, 2), 1), torch.as_strided(x[1:], (2, 2), (1, 2), 7)
+
+
+def _swapped(x):
+    x = x.clone()
+    x[[0, 1]] = x[[1, 0]]
+    return x
+
+
+ONE = [_out, _out_into_a_viewed_buffer, _masked, _boolean_assignment, _filled_in_a_loop, _versions_of_a_constant,
+       _restriding, _chunks, _strided, _swapped]  # fmt: skip
+TWO = [_column_of_a_copy, _column_of_the_input, _view_sees_write, _index_put]
+
+
+@pytest.mark.parametrize("function", ONE, ids=lambda f: f.__name__)
+def test_writes_of_one_input(function):
+    before = X.clone()
+    assert_truth(function, X)
+    assert torch.equal(X, before)
+
+
+@pytest.mark.parametrize("function", TWO, ids=lambda f: f.__name__)
+def test_writes_of_two_inputs(function):
+    before = X.clone(), Y.clone()
+    tape = assert_truth(function, X, Y)
+    assert torch.equal(X, before[0])
+    assert torch.equal(Y, before[1])
+    assert distance(tape.run(), [o.value for o in tape.run()]) == 0.0
+
+
+class _Cached(nn.Module):
+    """A static key cache: written at some places, read as a whole, and a count of calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("cache", torch.ones(2, 8, 6))
+        self.register_buffer("calls", torch.tensor(0))
+        self.last = None
+
+    def forward(self, x):
+        view = self.cache[:, :4]
+        view[0].copy_(x)
+        total = self.cache.sum(1)
+        self.cache[1, 2:6] = x * 3
+        self.calls += 1
+        self.last = x
+        return total, self.cache * 1, self.calls
+
+
+def test_static_cache_is_written_in_the_lift_and_not_in_the_module():
+    module = _Cached()
+    tape = lift(module, X)
+    exact = torch.ones(2, 8, 6, dtype=torch.float64)
+    exact[0, :4] = X.double()
+    total = exact.sum(1)
+    exact[1, 2:6] = X.double() * 3
+    for _ in range(2):
+        assert distance(tape.run(), [total, exact, torch.tensor(1)]) <= 1e-15
+    assert torch.equal(module.cache, torch.ones(2, 8, 6))
+    assert int(module.calls) == 0
+    assert module.last is None
+
+
+def test_captured_buffer_keeps_its_versions_apart():
+    buffer = torch.zeros(4)
+
+    def run(x):
+        first = x[:, 0] + buffer
+        buffer.add_(1)
+        second = x[:, 0] + buffer
+        buffer.add_(x[:, 1])
+        return first, second, buffer, x[:, 0] + buffer
+
+    a, b = X.double()[:, 0], X.double()[:, 1]
+    assert distance(lift(run, X).run(), [a, a + 1, 1 + b, a + 1 + b]) <= 1e-15
+    assert torch.equal(buffer, torch.zeros(4))
+
+
+def test_unshared_in_place_calls_write_no_memory():
+    """`relu_` after a convolution is a new value: nobody else sees it."""
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)).eval()
+    assert not assert_truth(module, X).tape.written
+
+
+def test_replaced_buffer_enters_before_the_write():
+    module = _Cached()
+    tape = lift(module, X)
+    lifted = tape.run(replace={"cache": torch.full((2, 8, 6), 2.0, dtype=torch.float64)})
+    exact = torch.full((2, 8, 6), 2.0, dtype=torch.float64)
+    exact[0, :4] = X.double()
+    assert torch.allclose(lifted[0].value, exact.sum(1), rtol=1e-14)
+
+
+def test_inputs_that_share_memory():
+    base = torch.arange(6.0)
+
+    def run(a, b):
+        a[0] = b[1] * 0.1
+        return a + 0, b + 0
+
+    exact = base.double()
+    exact[0] = exact[1] * 0.1
+    assert distance(lift(run, base[:3], base).run(), [exact[:3], exact]) <= 1e-15
+    assert torch.equal(base, torch.arange(6.0))
