@@ -105,6 +105,9 @@ def compare(
     refused = _run_natively(case)
     if refused is not None:
         return _record(case, Verdict.INCONCLUSIVE, refused.what, [], Evidence.none(), command, [refused])
+    for given, program in ((a, program_a), (b, program_b)):
+        if given is not program:  # loaded here: nobody else will run it, and its weights are held twice
+            program.release()
     leaves = compare_leaves(case.results[0], case.results[2], flat=program_a.flat or program_b.flat)
     pairs = [(leaf.index_a, leaf.index_b) for leaf in leaves]
     measured = [k for k, (i, j) in enumerate(pairs) if i is not None and j is not None]

@@ -18,8 +18,8 @@ import torch
 _PRIOR = 8.0
 # A slice smaller than the tensor by this factor is judged on the tensor's scale: it is zero by cancellation.
 _NEGLIGIBLE = 1e-4
-# The largest |drift| / local floor of honest pairs reached 2.4 times that of the noise sample itself.
-_TAIL_SLACK = 3.0
+# The largest |drift| / local floor of honest pairs reached 2.8 times that of the noise sample itself.
+_TAIL_SLACK = 4.0
 
 
 @dataclass(frozen=True, slots=True)

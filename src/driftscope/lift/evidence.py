@@ -13,7 +13,7 @@ import torch
 
 from driftscope.comparison.spread import Ratio, drift_in_floors
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
-from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.errors import CannotLift, DriftscopeError, RuntimeRefused
 from driftscope.lift.noise import (
     ARITHMETICS,
     ORDINARY,
@@ -73,7 +73,10 @@ def add_noise(side: SideLift, seed: int) -> None:
     """Run the lifted program with the noise of ordinary rounding; more often when few elements carry it."""
     if side.graph is None or side.noises:
         return
-    side.noises.extend(noise_samples(side.graph, side.clean, seed=seed))
+    try:
+        side.noises.extend(noise_samples(side.graph, side.clean, seed=seed))
+    except CannotLift as error:  # an operator that only the observed run takes apart
+        side.graph, side.clean, side.reason = None, [], error.reason
 
 
 def difference(one: LiftedOutput, other: LiftedOutput) -> torch.Tensor | None:
@@ -224,7 +227,11 @@ def _floor64(side: SideLift, seed: int) -> list[torch.Tensor | None]:
 
 def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Thresholds, progress: Progress) -> None:
     """Hold the graph that B's runtime really ran against B's file: an optimiser may have changed the function."""
-    source = b.program.optimized_source(b)
+    try:
+        source = b.program.optimized_source(b)
+    except (CannotLift, RuntimeRefused) as error:
+        found.optimized_reason = str(error)
+        return
     if source is None or found.b.graph is None:
         return
     progress("Lifting the graph the runtime optimised")

@@ -225,11 +225,20 @@ def as_stored(constants: Sequence[Constant]) -> list[Constant]:
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+# Elements fingerprinted at a time: weights are large, and int64 copies of them twice as large.
+_PIECE = 1 << 18
+_WORD = (1 << 64) - 1
+
+
 def fingerprint(value: torch.Tensor) -> tuple[int, int, int]:
     """Return a key of the multiset of a tensor's bits: equal for every permutation of the same elements."""
-    bits = _bits(value).reshape(-1).to(torch.int64)
-    mixed = bits * 0x9E3779B97F4A7C1 ^ (bits >> 7)  # wraps modulo 2**64: any fixed odd multiplier serves
-    return bits.numel(), int(bits.sum()), int(mixed.sum())
+    plain = mixed = 0
+    for piece in value.reshape(-1).split(_PIECE):
+        bits = _bits(piece).to(torch.int64)
+        plain += int(bits.sum())
+        # Wraps modulo 2**64, so any fixed odd multiplier serves.
+        mixed += int((bits * 0x9E3779B97F4A7C1 ^ (bits >> 7)).sum())
+    return value.numel(), plain & _WORD, mixed & _WORD
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:

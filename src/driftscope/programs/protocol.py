@@ -211,5 +211,8 @@ class Program(abc.ABC):
         """Return the graph that the runtime really runs, where it can be saved; None where it cannot."""
         return None
 
+    def release(self) -> None:  # noqa: B027 - most programs hold nothing between runs
+        """Let go of what a run left behind (a session and its copy of the weights); the next run makes it again."""
+
     def __repr__(self) -> str:
         return f"<Program {self.name} on {self.runtime}>"

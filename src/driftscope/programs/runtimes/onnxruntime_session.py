@@ -21,7 +21,7 @@ from driftscope.programs.onnx_files import OnnxModel
 from driftscope.programs.onnx_signature import opsets_of, outputs_of, slots_of, table_rows, unused_inputs
 from driftscope.programs.protocol import Bound, OnnxSource, Program, Slot
 from driftscope.programs.runtimes.ort_options import SessionSetup
-from driftscope.programs.runtimes.ort_values import bind_input, bindable, tensor_from
+from driftscope.programs.runtimes.ort_values import bind_input, bind_output, bindable, tensor_from
 from driftscope.records.finding import Finding, Where
 
 if TYPE_CHECKING:
@@ -90,6 +90,9 @@ class OnnxProgram(Program):
             raise RuntimeRefused("onnxruntime", "load", f"{providers[0]} could not be started on this machine")
         return session
 
+    def release(self) -> None:
+        self._session = None
+
     def slots(self) -> list[Slot]:
         return self._slots
 
@@ -117,11 +120,13 @@ class OnnxProgram(Program):
             binding = session.io_binding()
             for name, tensor in held.items():
                 bind_input(binding, name, tensor)
+            cuda = next((tensor.device for tensor in held.values() if tensor.is_cuda), None)
             for slot in self._outputs:
-                binding.bind_output(slot.name, "cpu")
-            if any(tensor.is_cuda for tensor in held.values()):
-                torch.cuda.synchronize()  # what torch still computes must be there before the session reads it
+                bind_output(binding, slot.name, slot.dtype, cuda)
+            if cuda is not None:
+                torch.cuda.synchronize(cuda)  # what torch still computes must be there before the session reads it
             session.run_with_iobinding(binding)
+            binding.synchronize_outputs()
             values = binding.get_outputs()
         return {slot.name: tensor_from(value) for slot, value in zip(self._outputs, values, strict=True)}
 
