@@ -18,6 +18,17 @@ from driftscope.lift.steps import Kind
 
 # The reference evaluator computes these in another way than the schema says.
 _NOT_BY_REFERENCE = frozenset({"LayerNormalization"})
+# Trees and encoders decide: they see what the native program sees, still in float64.
+_DECIDING = frozenset(
+    {
+        "TreeEnsemble",
+        "TreeEnsembleClassifier",
+        "TreeEnsembleRegressor",
+        "LabelEncoder",
+        "CategoryMapper",
+        "OneHotEncoder",
+    }
+)
 _REFERENCE_MODULES = {"": "onnx.reference.ops", "ai.onnx.ml": "onnx.reference.ops.aionnxml"}
 
 
@@ -106,13 +117,18 @@ def _reference(node: Node, *inputs: Any) -> Result | tuple[Any, ...]:
     plan = node.plan
     proto = onnx.NodeProto(op_type=plan.op_type, domain=plan.domain, input=names)
     proto.output.extend(f"y{i}" if name else "" for i, name in enumerate(plan.outputs))
-    proto.attribute.extend(plan.proto.attribute)
+    for attribute in plan.proto.attribute:
+        if not attribute.ref_attr_name:
+            proto.attribute.append(attribute)
+        elif attribute.name in plan.attributes:
+            proto.attribute.append(onnx.helper.make_attribute(attribute.name, plan.attributes[attribute.name]))
     feeds, infos = {}, []
     for index, (name, data) in enumerate(zip(names, inputs, strict=True)):
         if not name:
             continue
         native = node.format(index)
-        feeds[name] = _to_numpy(data, native)
+        decides = plan.op_type in _DECIDING and isinstance(data, torch.Tensor)
+        feeds[name] = _to_numpy(node.rounded(data, index) if decides else data, native)
         element = STRING_ELEMENT if native is None else ELEMENT_OF_FORMAT[native]
         infos.append(onnx.helper.make_tensor_value_info(name, element, None))
     outputs = [onnx.helper.make_tensor_value_info(o, onnx.TensorProto.UNDEFINED, None) for o in proto.output if o]
