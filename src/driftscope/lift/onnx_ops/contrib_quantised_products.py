@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from driftscope.lift.onnx_ops.contrib_activations import MICROSOFT
@@ -11,6 +13,36 @@ from driftscope.lift.onnx_ops.quantise import dynamic_quantize_linear
 from driftscope.lift.onnx_ops.registry import Node, Result, axis_of, dot, matmul_squares, operator
 from driftscope.lift.onnx_types import round_to
 from driftscope.lift.steps import Kind, Rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """Two matrices of integers, each with its scale and zero point; b's may be one per column."""
+
+    a: torch.Tensor
+    a_scale: torch.Tensor
+    a_zero: torch.Tensor | None
+    b: torch.Tensor
+    b_scale: torch.Tensor
+    b_zero: torch.Tensor | None
+
+    def product(self) -> torch.Tensor:
+        """``(a - a_zero) @ (b - b_zero)``, whole numbers in float64."""
+        one = torch.ones((), dtype=torch.float64)
+        return real_of(self.a, one, self.a_zero) @ real_of(self.b, one, self.b_zero)
+
+
+def _scaled_product(node: Node, operands: Operands, bias: torch.Tensor | None) -> torch.Tensor:
+    """The product times its scales, plus bias; its last rounding is left to the node.
+
+    The integer product is exact. What rounds is the product of the scales, the scaling, and the sum.
+    """
+    scale = operands.a_scale.reshape(()).to(torch.float64) * operands.b_scale.to(torch.float64)
+    scale = node.inner("Scale", scale, Rounding(Kind.ROUND))
+    scaled = operands.product() * (scale.reshape(()) if scale.numel() == 1 else scale)
+    if bias is None:
+        return scaled
+    return node.inner("Mul", scaled, Rounding(Kind.ROUND)) + bias
 
 
 @operator("MatMulIntegerToFloat", domain=MICROSOFT)
@@ -25,9 +57,8 @@ def matmul_integer_to_float(
     bias: torch.Tensor | None = None,
 ) -> Result:
     """Product of 8-bit integers times their scales, plus bias; b's parameters may be per column."""
-    product = real_of(a, a_scale, a_zero) @ real_of(b, b_scale, b_zero)
-    # The integer product is exact; what rounds is its scaling and the sum with the bias.
-    return Result(product if bias is None else product + bias, Rounding(Kind.ROUND), [node.format(2)])
+    operands = Operands(a, a_scale, a_zero, b, b_scale, b_zero)
+    return Result(_scaled_product(node, operands, bias), Rounding(Kind.ROUND), [node.format(2)])
 
 
 @operator("DynamicQuantizeMatMul", domain=MICROSOFT)
@@ -41,8 +72,8 @@ def dynamic_quantize_matmul(
 ) -> Result:
     """Product of a, quantised to uint8 by its own extremes, with 8-bit integers."""
     level, scale, zero = dynamic_quantize_linear(node, a).outputs
-    product = real_of(level, scale, zero) @ real_of(b, b_scale, b_zero)
-    return Result(product if bias is None else product + bias, Rounding(Kind.ROUND), [node.format(0)])
+    operands = Operands(level, scale, zero, b, b_scale, b_zero)
+    return Result(_scaled_product(node, operands, bias), Rounding(Kind.ROUND), [node.format(0)])
 
 
 @operator("MatMulInteger16", domain=MICROSOFT)
@@ -62,13 +93,13 @@ def quantised_gemm(node: Node, *inputs: torch.Tensor | None) -> Result:
     a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = (*inputs, *[None] * 9)[:9]
     if a is None or a_scale is None or b is None or b_scale is None:
         raise node.refuse("an operand or its scale is left out")
-    left = real_of(a, torch.ones((), dtype=torch.float64), a_zero)
-    columns = b.transpose(0, 1) if node.integer("transB", 0) else b
-    right = real_of(columns, torch.ones((), dtype=torch.float64), b_zero)
-    total = (left.transpose(0, 1) if node.integer("transA", 0) else left) @ right
+    left = a.transpose(0, 1) if node.integer("transA", 0) else a
+    right = b.transpose(0, 1) if node.integer("transB", 0) else b
+    total = Operands(left, a_scale, a_zero, right, b_scale, b_zero).product()
     if c is not None:
         total = total + c.to(torch.float64)
-    real = total * (node.number("alpha", 1.0) * a_scale.reshape(()) * b_scale.reshape(-1)).to(torch.float64)
+    scale = (node.number("alpha", 1.0) * a_scale.reshape(()) * b_scale.reshape(-1)).to(torch.float64)
+    real = total * node.inner("Scale", scale, Rounding(Kind.ROUND))
     if y_scale is None:
         return Result(real, Rounding(Kind.ROUND), [node.format(1)])
     return quantised(real, y_scale, y_zero, node.format(8) or node.format(0))
@@ -84,8 +115,7 @@ def quantised_attention(node: Node, *inputs: torch.Tensor | None) -> Result:
     x, weight, bias, x_scale, w_scale, mask, x_zero, w_zero, past = (*inputs, *[None] * 9)[:9]
     if x is None or weight is None or x_scale is None or w_scale is None:
         raise node.refuse("an operand or its scale is left out")
-    projected = real_of(x, x_scale, x_zero) @ real_of(weight, w_scale, w_zero)
-    projected = projected if bias is None else projected + bias
+    projected = _scaled_product(node, Operands(x, x_scale, x_zero, weight, w_scale, w_zero), bias)
     if not node.lifted:
         projected = projected.to(torch.float32)
     projected = node.inner("QKV", projected, Rounding(Kind.ROUND))
