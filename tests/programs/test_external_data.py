@@ -75,6 +75,15 @@ def test_data_inside_is_read(folder, location):
     assert program.optimized_source(X).model.graph.node
 
 
+def test_a_link_to_a_model_reads_the_data_beside_the_model(folder, tmp_path):
+    (folder / "model.onnx").write_bytes(external_model("weights.bin").SerializeToString())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "weights.bin").write_bytes(b"\0" * 12)
+    os.symlink(folder / "model.onnx", elsewhere / "link.onnx")
+    assert torch.equal(ds.program(elsewhere / "link.onnx")(X)["y"], 2 * X)
+
+
 def test_data_hidden_in_subgraphs_and_functions_is_found(folder):
     hidden = external_model("../secret.bin").graph.initializer[0]
     constant = helper.make_node("Constant", [], ["t"], value=hidden)

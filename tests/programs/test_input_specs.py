@@ -117,5 +117,10 @@ def test_its_neighbour_is_accepted(spec):
     assert drawn(spec).numel() >= 4
 
 
+def test_a_tensor_too_large_for_the_machine_is_said():
+    with pytest.raises(ds.InputError, match="cannot be made on this machine"):
+        drawn("10000000000x10000000000")
+
+
 def test_laws_without_numbers_have_defaults():
     assert {law for law in LAWS if parse_spec("x", f"2:float32:{law}").law == law} == set(LAWS)

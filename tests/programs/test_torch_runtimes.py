@@ -233,7 +233,12 @@ def test_unknown_and_missing_frameworks_are_said():
 
 def test_jax_functions_run_where_jax_is_installed():
     jnp = pytest.importorskip("jax.numpy")
-    assert torch.allclose(ds.program(lambda x: jnp.tanh(x))(X), X.tanh(), atol=1e-6)
+    program = ds.program(lambda x: jnp.tanh(x))
+    assert torch.allclose(program(X), X.tanh(), atol=1e-6)
+    assert program(X.bfloat16()).dtype == torch.bfloat16
+    assert program(X.double()).shape == X.shape, "0 to 5 are exact in 32 bits"
+    with pytest.raises(ds.InputError, match="jax_enable_x64"):
+        program(X.double() + 0.1)
 
 
 # --- exported programs ----------------------------------------------------------------------------------------

@@ -98,9 +98,22 @@ def jax_available() -> bool:
 
 
 def jax_array_of(value: Any) -> Any:
-    """Turn a torch tensor into a JAX array; anything else comes back as it is."""
+    """Turn a torch tensor into a JAX array; anything else comes back as it is.
+
+    Raises
+    ------
+    InputError
+        If JAX would round the values: it computes in 32 bits unless ``jax_enable_x64`` is set.
+    """
     if not isinstance(value, torch.Tensor):
         return value
     import jax.numpy as jnp
 
-    return jnp.asarray(array_of(value))
+    array = array_of(value)
+    converted = jnp.asarray(array)
+    if np.asarray(converted).astype(array.dtype).tobytes() != array.tobytes():
+        raise InputError(
+            f"JAX would turn {array.dtype} into {converted.dtype} and change values;"
+            " call jax.config.update('jax_enable_x64', True), or give 32-bit inputs"
+        )
+    return converted

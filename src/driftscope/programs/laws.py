@@ -76,6 +76,12 @@ class Wanted:
 
     def draw(self, seed: int) -> torch.Tensor:
         """Return the tensor: the same bits for the same spec, name and seed on every machine."""
+        try:
+            return self._drawn(seed)
+        except (MemoryError, OverflowError, ValueError) as error:
+            raise InputError(f"input {self.name!r}: {self} cannot be made on this machine: {error}") from error
+
+    def _drawn(self, seed: int) -> torch.Tensor:
         rng = rng_for("inputs", seed, self.name)
         _, law = LAWS[self.law]
         values = law(rng, self.shape, *self.arguments)

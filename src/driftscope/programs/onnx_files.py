@@ -64,7 +64,8 @@ class OnnxModel:
             If a model in memory is too large to be passed on.
         """
         if self.path is not None:
-            return str(self.path)
+            # Through no symbolic link: external data is looked for beside the file, and that folder was checked.
+            return str(self.path.resolve())
         return self._serialized()
 
     def _serialized(self) -> bytes:

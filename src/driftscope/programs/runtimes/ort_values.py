@@ -44,6 +44,14 @@ def bind_input(binding: Any, name: str, tensor: torch.Tensor) -> None:
     binding.bind_input(name, device.type, index, ELEMENTS[tensor.dtype], list(tensor.shape), tensor.data_ptr())
 
 
+def bind_output(binding: Any, name: str, dtype: str | None, cuda: torch.device | None) -> None:
+    """Let an output come where the inputs are; formats that DLPack does not know are read on the CPU."""
+    if cuda is None or dtype is None or dtype.startswith(("float8", "int4", "uint4")):
+        binding.bind_output(name, "cpu")
+    else:
+        binding.bind_output(name, "cuda", cuda.index or 0)
+
+
 def tensor_from(value: Any) -> torch.Tensor:
     """Return an OrtValue's tensor; memory is shared where DLPack knows the format.
 
