@@ -171,6 +171,22 @@ def test_attention_dropout_is_frozen():
     assert torch.equal(tape.run()[0].value, tape.run()[0].value)
 
 
+def test_fused_dropout_is_frozen_as_a_product():
+    x = torch.randn(4, 50)
+    tape = lift(lambda x: torch.ops.aten.native_dropout(x, 0.25, True)[0] * 2, x)
+    value = tape.run()[0].value
+    assert torch.allclose(value, torch.where(value == 0, 0.0, x.double() / 0.75 * 2), rtol=1e-15)
+    assert 0.1 < float((value == 0).double().mean()) < 0.4
+    assert torch.equal(value, tape.run()[0].value)
+
+
+def test_randomness_that_cannot_be_frozen_is_refused():
+    x = torch.randn(4, 5)
+    with pytest.raises(CannotLift, match="random"):
+        lift(lambda x: F.rrelu(x, training=True), x).run()
+    assert_truth(lambda x: F.rrelu(x, training=False), x)
+
+
 def test_a_custom_kernel_is_refused_by_name():
     with torch.library._scoped_library("driftscope_test", "FRAGMENT") as library:
         library.define("twice(Tensor x) -> Tensor")

@@ -11,6 +11,8 @@ from float64_truth import lift
 from torch import nn
 from torch.nn.modules import module as hooks
 
+from driftscope.errors import CannotLift
+
 
 class _Stateful(nn.Module):
     """Changes everything a forward pass can reach: buffers, parameters' data, attributes, random states."""
@@ -44,7 +46,7 @@ def test_everything_is_as_before(fail):
     buffer, names, inputs = module.seen, set(vars(module)), x.clone()
     generators = _states()
     if fail:
-        with pytest.raises(RuntimeError, match="stop here"):
+        with pytest.raises(CannotLift, match="stopped while it was recorded: RuntimeError: stop here"):
             lift(module, x)
     else:
         lift(module, x).run()
@@ -73,6 +75,25 @@ def test_the_default_dtype_is_restored_when_a_replay_fails():
         with pytest.raises(Exception, match="opaque"):
             tape.run()
     assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_program_that_calls_backward_leaves_no_gradients():
+    layer = nn.Linear(3, 1)
+
+    class Gradient(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            self.layer(x).square().sum().backward()
+            return self.layer.weight.grad * 2
+
+    module, x = Gradient(), torch.arange(6.0).reshape(2, 3)
+    value = lift(module, x).run()[0].value
+    y = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double())
+    assert torch.allclose(value, 4 * (y * x.double()).sum(0, keepdim=True), rtol=1e-14)
+    assert layer.weight.grad is None
 
 
 def test_containers_given_as_inputs_stay_as_they_are():

@@ -12,13 +12,13 @@ whoever changes them in place changes what later runs see.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from driftscope.errors import CannotLift
+from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.lift.steps import Constant, LiftedOutput, Observer
 from driftscope.lift.tape_constants import Constants
 from driftscope.lift.tape_entries import Tape, references
@@ -27,7 +27,7 @@ from driftscope.lift.tape_places import Places
 from driftscope.lift.tape_record import Recorder
 from driftscope.lift.tape_replay import LiftedConstants, Replay
 from driftscope.lift.tape_state import attributes_kept, escapes_refused, generators_kept
-from driftscope.programs.trees import flatten, unflatten
+from driftscope.programs.trees import Spec, flatten, unflatten
 from driftscope.records.paths import Path
 
 
@@ -115,12 +115,38 @@ def lift_torch(
         If the program leaves torch, uses tensors with rules of their own, or an unknown higher-order operator.
     """
     leaves, spec = flatten((args, dict(kwargs)), "in")
-    fresh = [v.detach() if isinstance(v, torch.Tensor) else v for _, v in leaves]
-    inputs = [(str(p), v) for (p, _), v in zip(leaves, fresh, strict=True) if isinstance(v, torch.Tensor)]
-    rebuilt_args, rebuilt_kwargs = unflatten(fresh, spec)
-    if exported is not None:
-        return _record_exported(exported, rebuilt_args, rebuilt_kwargs, inputs)
-    return _record_call(function, rebuilt_args, rebuilt_kwargs, inputs, module)
+    program = _Program(function, module, exported)
+    try:
+        return program.record(leaves, spec, gradients=False)
+    except CannotLift as error:
+        # Only a program that calls backward itself needs gradients; without them, fused kernels are taken.
+        if "require grad" not in error.reason:
+            raise
+        return program.record(leaves, spec, gradients=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What is recorded: a callable with its module, or an exported program."""
+
+    function: Callable[..., Any]
+    module: torch.nn.Module | None
+    exported: torch.export.ExportedProgram | None
+
+    def record(self, leaves: list[tuple[Path, Any]], spec: Spec, gradients: bool) -> TorchTape:
+        """Run once on fresh containers and return the tape."""
+        fresh = [_fresh(value) for _, value in leaves]
+        inputs = [(str(p), v) for (p, _), v in zip(leaves, fresh, strict=True) if isinstance(v, torch.Tensor)]
+        args, kwargs = unflatten(fresh, spec)
+        with torch.set_grad_enabled(gradients):
+            if self.exported is not None:
+                return _record_exported(self.exported, args, kwargs, inputs)
+            return _record_call(self.function, args, kwargs, inputs, self.module)
+
+
+def _fresh(value: Any) -> Any:
+    """Give an input as a tensor object of its own, so that what happens to it does not reach the caller's."""
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
 
 
 def _record_call(
@@ -140,6 +166,7 @@ def _call_natively(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def _record_exported(
     exported: torch.export.ExportedProgram, args: Any, kwargs: Any, inputs: list[tuple[str, torch.Tensor]]
 ) -> TorchTape:
+    # mypy sees a method without annotations.
     leaves = list(exported._get_flat_args_with_check(args, kwargs)[0])  # type: ignore[no-untyped-call]
     arguments, named, users = graph_arguments(exported, leaves)
     names = {tensor._cdata: name for name, tensor in named.items()}
@@ -156,19 +183,24 @@ def _record_exported(
 
 
 def _record(recorder: Recorder, inputs: list[tuple[str, torch.Tensor]], run: Callable[[], Any]) -> TorchTape:
+    ledger = recorder.ledger
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(generators_kept())
-            stack.enter_context(escapes_refused(recorder.ledger.depends))
-            stack.enter_context(torch.no_grad())
+        with generators_kept(), escapes_refused(ledger.depends):
             for name, tensor in inputs:
-                recorder.ledger.add_input(tensor, name)
+                ledger.add_input(tensor, name)
             with recorder:
                 tree = run()
-            keep = recorder.ledger.keep_output
-            leaves = [(path, keep(v) if isinstance(v, torch.Tensor) else None) for path, v in flatten(tree)[0]]
+            leaves = [
+                (path, ledger.keep_output(value) if isinstance(value, torch.Tensor) else None)
+                for path, value in flatten(tree)[0]
+            ]
+    except (CannotLift, DriftscopeError):
+        raise
+    except Exception as error:
+        words = (str(error).strip().splitlines() or [""])[0]
+        raise CannotLift(f"The program stopped while it was recorded: {type(error).__name__}: {words}") from error
     finally:
-        recorder.ledger.restore()
+        ledger.restore()
     return TorchTape(recorder.tape, leaves)
 
 

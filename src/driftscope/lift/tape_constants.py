@@ -117,7 +117,7 @@ class Constants:
         if not changed and not indices:
             return active
         for entry in self._tape.entries:
-            if not entry.constant:
+            if not entry.constant or entry.facts.random:
                 continue
             if entry.index in indices or any(r in changed for r in references(entry.args, entry.kwargs)):
                 kept = [o for o in entry.outputs if o is not None and o not in changed]

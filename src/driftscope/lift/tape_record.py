@@ -140,6 +140,9 @@ class Recorder(TorchDispatchMode):
             function, kwargs = functional, _without_out(func, kwargs)
             written = {t._cdata for t in targets}
             outputs = [t for t in outputs if t is None or t._cdata not in written]
+        if dependent and facts.name == "native_dropout" and facts.pick("train", args, kwargs) is not False:
+            self._dropout(name, facts, call, outputs)
+            return
         drawn = dependent and facts.name in _SAMPLERS
         numbers, writes = self._outputs(name, outputs, targets, dependent and not drawn)
         if drawn:
@@ -169,6 +172,16 @@ class Recorder(TorchDispatchMode):
             else:
                 numbers.append(self.ledger.register(tensor, label, dependent).id)
         return numbers, frozenset(writes)
+
+    def _dropout(self, name: str, facts: Facts, call: Any, outputs: list[Any]) -> None:
+        """Tape a drawn dropout as the product that it was: with its mask, a constant, and ``1 / (1 - p)``."""
+        kept = float(facts.pick("p", *call))
+        mask = self.ledger.register(outputs[1], f"{name}.1", dependent=False)
+        self.ledger.keep(mask, outputs[1])
+        result = self.ledger.register(outputs[0], name, dependent=True)
+        scale = 0.0 if kept == 1.0 else 1.0 / (1.0 - kept)
+        product = torch.ops.aten.native_dropout_backward.default
+        self._append_own(name, product, (call[0][0], Ref(mask.id), scale), [result.id], False)
 
     def _append_own(
         self, name: str, function: Any, args: tuple[Any, ...], outputs: list[int | None], constant: bool

@@ -28,16 +28,19 @@ def generators_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def attributes_kept(module: torch.nn.Module | None) -> Iterator[None]:
-    """Restore what a forward pass rebinds on modules: plain attributes, buffers and parameters.
+    """Restore what a forward pass rebinds on modules: plain attributes, buffers, parameters and their gradients.
 
     Containers that it changes in place (``self.log.append``) stay changed: a list cannot be told from a cache.
     """
     modules = list(module.modules()) if module is not None else []
     tables = [t for m in modules for t in (vars(m), m._buffers, m._parameters)]
     kept = [dict(t) for t in tables]
+    gradients = [(p, p.grad) for p in module.parameters()] if module is not None else []
     try:
         yield
     finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
         for table, before in zip(tables, kept, strict=True):
             _restore(table, before)
 

@@ -25,7 +25,7 @@ max_pool2d max_pool1d max_pool3d adaptive_max_pool1d nan_to_num
 _ROUNDED = """
 add sub subtract rsub mul multiply div divide true_divide sqrt reciprocal square addcmul addcdiv lerp hardsigmoid
 hardswish leaky_relu prelu _prelu_kernel hypot native_dropout native_dropout_backward masked_scale deg2rad rad2deg
-_foreach_reciprocal dropout feature_dropout alpha_dropout _unsafe_masked_index_put_accumulate
+rrelu_with_noise _foreach_reciprocal dropout feature_dropout alpha_dropout _unsafe_masked_index_put_accumulate
 leaky_relu_backward hardtanh_backward hardsigmoid_backward hardswish_backward sqrt_backward lerp_ ldexp polar
 _foreach_add _foreach_mul _foreach_sub _foreach_div _foreach_addcmul _foreach_addcdiv _foreach_lerp _foreach_sqrt
 """

@@ -58,15 +58,21 @@ def by_kernel(call: Call) -> tuple[Outputs, Rounding]:
             f"{call.entry.where}: the operator {namespace}::{call.facts.name} is opaque; "
             "what it computes inside its kernel has no float64 evaluation."
         )
+    if call.facts.random and (call.raw("training") or call.raw("train")):
+        raise CannotLift(f"{call.entry.where} draws random numbers inside its kernel; call eval() on the module.")
     rounding = _kind(call)
     args, kwargs = call.lifted()
     args = [_number(call, n, a) for n, a in zip(call.facts.positions, args, strict=False)]
     kwargs = {k: _number(call, k, v) for k, v in kwargs.items()}
+    written = []
     for name in call.facts.writes:
         position = call.facts.positions.get(name)
         if position is not None and position < len(args) and isinstance(args[position], torch.Tensor):
             args[position] = args[position].clone()
-    return tensors_in(call.function(*args, **kwargs)), rounding
+            written.append(args[position])
+    outputs = tensors_in(call.function(*args, **kwargs))
+    # What a kernel writes to besides its results comes after them.
+    return outputs + written[: len(call.formats) - len(outputs)], rounding
 
 
 def _is_known(call: Call) -> bool:
