@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
-#: Elements in one piece. Measured: float64 temporaries of this size stay in the cache; from 2**18 on every pass
-#: over them costs two to four times as much.
-PIECE = 2**15
+#: Elements in one piece. Measured: float64 temporaries of this size stay in the cache; from 2**18 on every pass over
+#: them costs two to four times as much. And just below the 2**15 from which torch splits an operation among threads:
+#: on a busy machine waiting for each other costs them ten times what such a small piece of work does.
+PIECE = 2**15 - 2**10
 
 #: On an accelerator a piece must be large enough to hide the launches and the wait for its result.
 ACCELERATOR_PIECE = 2**22

@@ -7,7 +7,7 @@ import math
 import torch
 
 from driftscope.comparison.aligned import Aligned
-from driftscope.comparison.pieces import bits_of
+from driftscope.comparison.pieces import bits_of, pieces
 from driftscope.numerics.formats import Format, format_of
 from driftscope.numerics.ulp import line_distance, line_number, line_number_in
 
@@ -52,13 +52,16 @@ class Tally:
     def add_same(self, a: torch.Tensor) -> None:
         """Count a whole tensor that has the same bits on both sides."""
         self._finite += a.numel()
-        if not _may_hold_specials(a):
+        if not a.dtype.is_floating_point:
             return
-        nan = int(torch.isnan(_readable(a)).sum())
-        inf = int(torch.isinf(_readable(a)).sum())
-        self.nan_both += nan
-        self.inf_both += inf
-        self._finite -= nan + inf
+        for _, piece, _ in pieces(a, a):
+            if not _may_hold_specials(piece):
+                continue
+            nan = int(torch.isnan(_readable(piece)).sum())
+            inf = int(torch.isinf(_readable(piece)).sum())
+            self.nan_both += nan
+            self.inf_both += inf
+            self._finite -= nan + inf
 
     def add(self, start: int, a: torch.Tensor, b: torch.Tensor, low: torch.Tensor | None = None) -> None:
         """Count a piece.
@@ -85,6 +88,7 @@ class Tally:
         if math.isfinite(largest):
             self._finite += a.numel()
         else:
+            y = _readable(b).to(torch.float64)  # its room holds the differences by now
             finite = torch.isfinite(x) & torch.isfinite(y)
             self._finite += int(finite.sum())
             self._add_specials(start, x, y)
@@ -150,7 +154,8 @@ class Tally:
         if not _SAFE_SQUARES[0] < largest < _SAFE_SQUARES[1]:
             exponent = math.frexp(largest)[1]
             difference = torch.ldexp(difference, torch.tensor(-exponent, device=difference.device))
-        squares = float(torch.dot(difference, difference))
+        # Not torch.dot: the BLAS behind it wakes its threads even for a piece of this size.
+        squares = float(torch.linalg.vector_norm(difference)) ** 2
         top = max(exponent, self._exponent) if self._squares else exponent
         # At most one of the two shifts is not zero; what it drops is below the last digit of the other.
         self._squares = math.ldexp(self._squares, 2 * (self._exponent - top)) + math.ldexp(
@@ -174,24 +179,24 @@ class Tally:
 
 def _largest_step(a: torch.Tensor, b: torch.Tensor, changed: torch.Tensor) -> float:
     """Return the largest distance in steps of two pieces of one format, given the exclusive or of their bits."""
-    crossing = None
-    if int(changed.amin()) < 0:  # somewhere the sign bits differ
-        crossing = torch.nonzero(changed < 0).view(-1)
-        if crossing.numel() > a.numel() // 8:
-            return float(line_distance(line_number(a), line_number(b)).amax())
+    i, j = bits_of(a), bits_of(b)
     # Between numbers of one sign the bits themselves count the steps, and no difference can overflow.
-    steps = (bits_of(a) - bits_of(b)).abs_()
-    if crossing is None:
-        return float(steps.amax())
-    steps[crossing] = 0
-    far = line_distance(line_number(a[crossing]), line_number(b[crossing]))
-    return max(float(steps.amax()), float(far.amax()))
+    steps = (i - j).abs_()
+    least = int(changed.amin())
+    if least < 0:
+        # Somewhere the sign bits differ; there the steps to zero from either side add up. Done for all elements and
+        # masked: looking for the places takes three times as long.
+        magnitude = torch.iinfo(i.dtype).max
+        crossing = changed >> (8 * i.dtype.itemsize - 1)
+        across = (i & magnitude).add_(j & magnitude).bitwise_and_(crossing)
+        steps.bitwise_and_(crossing.bitwise_not_()).bitwise_or_(across)
+        if int(steps.amin()) < 0:  # a sum that does not fit
+            return float(line_distance(line_number(a), line_number(b)).amax())
+    return float(steps.amax())
 
 
 def _may_hold_specials(x: torch.Tensor) -> bool:
     """Whether a NaN or an infinity may be among the elements; False is certain, and found in one cheap pass."""
-    if not x.dtype.is_floating_point or x.numel() == 0:
-        return False
     # Any NaN or infinity makes the sum NaN or infinite; so may an overflow, which the caller then looks into.
     return not math.isfinite(float(_readable(x).sum(dtype=None if x.dtype.itemsize > 2 else torch.float32)))
 
@@ -205,17 +210,17 @@ def _difference(
 ) -> tuple[torch.Tensor, float]:
     """Return ``|b - a|`` in float64 and the largest of them, which is not finite where an element is not.
 
-    Rounded once, so zero only where they are equal, for 64-bit integers too.
+    Rounded once, so zero only where they are equal, for 64-bit integers too. Uses up ``y`` where it is a copy.
     """
     wide = [side.dtype in (torch.int64, torch.uint64) for side in (a, b)]
     if all(wide):
         difference = (_high(b) - _high(a)).add_(_low(b) - _low(a))
     else:
-        difference = y - x
-        if wide[0]:
-            difference.sub_(_lost(a, x))
-        if wide[1]:
-            difference.add_(_lost(b, y))
+        lost = [_lost(side, rounded) if w else None for side, rounded, w in zip((a, b), (x, y), wide, strict=True)]
+        difference = y - x if y is b else y.sub_(x)
+        for part, combine in zip(lost, (difference.sub_, difference.add_), strict=True):
+            if part is not None:
+                combine(part)
     if low is not None:
         difference.add_(low.to(difference.device))
     return difference.abs_(), float(difference.amax())
