@@ -22,7 +22,6 @@ QUICK = [
     *(Case("encoder 1x64", dtype, "torch", 1.0, 3.0) for dtype in DTYPES),
     *(Case(name, dtype) for name in ("mlp", "convnet", "decoder 3x96", "softmax 4096") for dtype in DTYPES),
     *(Case(name, torch.float32) for name in ("gru 24 steps", "lstm 24 steps", "fused attention 128", "sum 16384")),
-    Case("mlp", torch.float32, "onnxruntime"),
 ]
 
 

@@ -45,9 +45,7 @@ def step_of(
     attributes: dict[str, object] | None = None,
     constant: bool = False,
 ) -> Step:
-    return Step(
-        0, "n", operator, Where(), [], ["o"], inputs, [value], [dtype], rounding, attributes or {}, constant
-    )
+    return Step(0, "n", operator, Where(), [], ["o"], inputs, [value], [dtype], rounding, attributes or {}, constant)
 
 
 def error_in_noise(kernel: Kernel, dtype: torch.dtype) -> float:
@@ -57,9 +55,7 @@ def error_in_noise(kernel: Kernel, dtype: torch.dtype) -> float:
     value = kernel.function(*lifted)
     squares = kernel.squares
     rounding = Rounding(kernel.kind, kernel.length, None if squares is None else lambda: squares(*lifted))
-    step = step_of(
-        value, dtype, rounding, operator=kernel.name, inputs=lifted, attributes=kernel.attributes
-    )
+    step = step_of(value, dtype, rounding, operator=kernel.name, inputs=lifted, attributes=kernel.attributes)
     noise = torch.stack([NoiseInjector(seed=s)(step)[0] - value for s in range(4)])
     error = kernel.function(*native).double() - value
     return float(error.square().mean().sqrt() / noise.square().mean().sqrt())

@@ -13,9 +13,6 @@ from driftscope.lift.steps import Kind, Step
 from driftscope.numerics import error_model
 from driftscope.numerics.error_model import Kernels, Spread, Units
 
-#: Operators that evaluate several functions in one kernel, by words in their names.
-COMPOSITE = ("gelu", "silu", "swish", "mish", "selu", "pow")
-
 
 @dataclass(frozen=True, slots=True)
 class Model:
@@ -76,7 +73,7 @@ class Model:
         """
         if self.unit is not None or step.rounding.kind not in (Kind.FUNCTION, Kind.SOFTMAX):
             return False
-        return units.storage > units.accumulator or not _named(step, COMPOSITE)
+        return units.storage > units.accumulator or not _named(step, self.kernels.composite)
 
     def _formula(self, step: Step, units: Units) -> Spread:
         length = step.rounding.length
@@ -86,7 +83,7 @@ class Model:
             case Kind.ROUND:
                 return error_model.rounding(units)
             case Kind.FUNCTION:
-                return error_model.function(units, composite=_named(step, COMPOSITE))
+                return error_model.function(units, composite=_named(step, self.kernels.composite))
             case Kind.SUM:
                 cheap = self._cheap_sums(Kind.SUM)
                 return error_model.reduction(

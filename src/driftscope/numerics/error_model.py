@@ -141,17 +141,26 @@ class Kernels:
     dot, sum, softmax : callable
         Number of terms to nested folds, for matrix products and convolutions, for sums and means, and for the
         denominator of a softmax.
+    composite : tuple of str
+        Words in the names of operators that evaluate several functions in one kernel, or a coarse approximation.
     """
 
     dot: Callable[[int], tuple[float, ...]]
     sum: Callable[[int], tuple[float, ...]]
     softmax: Callable[[int], tuple[float, ...]]
+    composite: tuple[str, ...] = ("gelu", "silu", "swish", "mish", "selu", "pow")
 
 
 #: Revealed by probing: MKL and oneDNN add blocks of 384 products, torch.sum cascades, softmax keeps 16 lanes.
 TORCH = Kernels(dot=lambda n: blocked(n, 384), sum=cascade, softmax=lambda n: lanes(n, 16))
-#: Revealed by probing: MLAS adds blocks of 256 products; ReduceSum keeps 8 lanes, Softmax 16.
-ONNXRUNTIME = Kernels(dot=lambda n: blocked(n, 256), sum=lambda n: lanes(n, 8), softmax=lambda n: lanes(n, 16))
+#: Revealed by probing: MLAS adds blocks of 256 products (128 for some shapes); ReduceSum keeps 8 lanes, Softmax 16.
+#: Its rational approximation of tanh has 1.7 times the error of a correctly rounded one.
+ONNXRUNTIME = Kernels(
+    dot=lambda n: blocked(n, 256),
+    sum=lambda n: lanes(n, 8),
+    softmax=lambda n: lanes(n, 16),
+    composite=(*TORCH.composite, "tanh"),
+)
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -160,7 +169,7 @@ ONNXRUNTIME = Kernels(dot=lambda n: blocked(n, 256), sum=lambda n: lanes(n, 8), 
 #: Error of a transcendental's approximation, in accumulator units. Measured on 22 functions of torch and onnxruntime
 #: in float32: most are correctly rounded but for one in ten results (see docs/explanation/noise-floor.md).
 FUNCTION_ERROR = 0.4
-#: The same for kernels that evaluate several functions in a row (gelu, silu, pow).
+#: The same for kernels that evaluate several functions in a row, see :attr:`Kernels.composite`.
 COMPOSITE_ERROR = 0.8
 #: Error of normalising one element, of the row's scale, and of its mean, in accumulator units.
 NORM_ERROR = 0.8

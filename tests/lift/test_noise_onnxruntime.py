@@ -1,0 +1,65 @@
+"""One onnxruntime kernel at a time: the error it really makes, in units of the noise that is injected for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from one_node import OneNode, lifted, run
+
+from driftscope.lift.noise import noise_samples
+
+
+def normal(*shape: int, mean: float = 0.0, scale: float = 1.0) -> np.ndarray:
+    values = np.random.default_rng(shape[-1]).standard_normal(shape) * scale + mean
+    return values.astype(np.float32)
+
+
+def node(op_type: str, *inputs: np.ndarray, **attributes: object) -> OneNode:
+    return OneNode(op_type, inputs, attributes, domain="")
+
+
+X, POSITIVE = normal(200, 256), np.abs(normal(200, 256)) + np.float32(0.01)
+
+KERNELS: Mapping[str, OneNode] = {
+    "Add": node("Add", X, normal(200, 257)[:, 1:]),
+    "Div": node("Div", X, POSITIVE),
+    **{name: node(name, X) for name in ("Exp", "Tanh", "Sigmoid", "Erf", "Sin", "Cos", "Gelu", "Softplus")},
+    **{name: node(name, POSITIVE) for name in ("Sqrt", "Log", "Reciprocal")},
+    **{f"MatMul {k}": node("MatMul", normal(96, k), normal(k, 128)) for k in (8, 64, 256, 1280, 2048)},
+    **{f"MatMul {k} mean 1": node("MatMul", normal(96, k, mean=1), normal(k, 128, mean=1)) for k in (64, 1280)},
+    **{f"Gemm {k}": node("Gemm", normal(96, k), normal(k, 128), normal(128)) for k in (64, 1280)},
+    "Conv 16": node("Conv", normal(2, 16, 16, 16), normal(32, 16, 3, 3), pads=[1, 1, 1, 1]),
+    "Conv 64": node("Conv", normal(2, 64, 16, 16), normal(32, 64, 1, 1)),
+    **{f"ReduceSum {n}": node("ReduceSum", normal(400, n), np.array([1])) for n in (64, 1024, 4096)},
+    "ReduceMean 1024": node("ReduceMean", normal(400, 1024, mean=1), np.array([1])),
+    **{f"Softmax {n}": node("Softmax", normal(2**16 // n, n)) for n in (16, 64, 1024, 4096)},
+    "Softmax 256 x10": node("Softmax", normal(200, 256, scale=10.0)),
+    "LogSoftmax 1024": node("LogSoftmax", normal(64, 1024)),
+    **{
+        f"LayerNormalization {n} mean {m}": node(
+            "LayerNormalization", normal(2**16 // n, n, mean=m), np.ones(n, np.float32)
+        )
+        for n, m in ((64, 0), (1024, 0), (1024, 10))
+    },
+}
+
+
+def error_in_noise(kernel: OneNode) -> float:
+    """rms(native - own lift) / floor."""
+    model, feeds = kernel.model(), kernel.feeds()
+    (native,) = run(model, feeds)
+    graph = lifted(model, feeds)
+    clean = graph.run()
+    value = clean[0].value
+    assert value is not None
+    noise = torch.stack([sample[0] for sample in noise_samples(graph, clean)])
+    error = torch.from_numpy(native).double() - value
+    return float(error.square().mean().sqrt() / noise.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_error_of_a_kernel_is_the_noise_of_its_step(name):
+    assert 0.4 < error_in_noise(KERNELS[name]) < 1.35
