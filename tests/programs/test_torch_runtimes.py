@@ -46,6 +46,17 @@ class AttentionDropout(nn.Module):
         return F.scaled_dot_product_attention(x, x, x, dropout_p=self.p)
 
 
+MODULE = InPlace()
+
+
+def doubled(x):
+    return np.multiply(x, 2)
+
+
+def again(x):
+    return again(x) if x is None else MODULE(x)
+
+
 def test_a_module_runs_as_it_is(lookup, lookup_inputs):
     program = ds.program(lookup)
     with torch.no_grad():
@@ -183,6 +194,9 @@ def test_what_torch_compile_made_is_recognised(lookup, lookup_inputs):
         (lambda x: torch.tanh(x) * float(np.pi), "torch"),
         (nn.Tanh(), "torch"),
         (lambda x: x + 1, "torch"),
+        (lambda x: MODULE(x) * float(np.pi), "torch"),
+        (lambda x: doubled(x), "numpy"),
+        (lambda x: again(x), "torch"),
     ],
 )
 def test_a_functions_library_is_seen(function, framework):

@@ -55,18 +55,35 @@ def _by_annotation(function: Any) -> str | None:
 
 
 def _by_names(function: Any) -> str | None:
-    """Look at the modules that a function's code names: ``np.tanh(x)`` names numpy."""
-    owner = _code_owner(function)
-    code = getattr(owner, "__code__", None)
-    if code is None:
-        return None
-    scope = {**getattr(owner, "__globals__", {}), **_closure(owner)}
-    used = {name: scope[name] for name in (*code.co_names, *code.co_freevars) if name in scope}
-    homes = [
-        _root(v.__name__) if inspect.ismodule(v) else _root(getattr(type(v), "__module__", "")) for v in used.values()
-    ]
+    """Look at the libraries that a function's code names: ``np.tanh(x)`` names numpy."""
+    homes = _named_homes(function, set())
     # torch wins over numpy: a torch function may use numpy for a constant, a numpy function has no use for torch.
     return next((name for name in ("jax", "torch", "numpy") if name in homes), None)
+
+
+def _named_homes(function: Any, seen: set[int]) -> set[str]:
+    """Libraries of the values that a function's code names, and of what the user's own functions among them name."""
+    owner = _code_owner(function)
+    code = getattr(owner, "__code__", None)
+    if code is None or id(code) in seen:
+        return set()
+    seen.add(id(code))
+    scope = {**getattr(owner, "__globals__", {}), **_closure(owner)}
+    homes: set[str] = set()
+    for name in (*code.co_names, *code.co_freevars):
+        if name in scope:
+            homes |= _home_of_value(scope[name], seen)
+    return homes
+
+
+def _home_of_value(value: Any, seen: set[int]) -> set[str]:
+    if inspect.ismodule(value):
+        found = _root(value.__name__)
+    else:
+        found = _by_class(value) or (_by_home(value) if callable(value) else None)
+    if found is not None:
+        return {found}
+    return _named_homes(value, seen) if inspect.isfunction(value) else set()
 
 
 def _code_owner(function: Any) -> Any:
