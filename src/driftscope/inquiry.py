@@ -161,6 +161,11 @@ def compare_all(programs: Mapping[str, Any], inputs: Any = None, **options: Any)
 def compare_values(a: Any, b: Any) -> Comparison:
     """Compare results already at hand: trees of tensors or arrays, without programs, lift or floor.
 
+    Parameters
+    ----------
+    a, b : tree of tensors or arrays
+        ``a`` is the reference.
+
     Returns
     -------
     Comparison
