@@ -47,6 +47,18 @@ KINDS = [
     ("the same text", "a", "a", "same"),
     ("text against a tensor", np.array(["a"]), torch.ones(1), "kind"),
     ("an array against a tensor", np.ones(2, dtype=np.float32), torch.ones(2), "same"),
+    (
+        "other components",
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(4)], layout=torch.jagged),
+        torch.nested.nested_tensor([torch.ones(4), torch.ones(2)], layout=torch.jagged),
+        "dtype",
+    ),
+    (
+        "another scale, equal values",
+        torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
+        torch.quantize_per_tensor(torch.ones(2), 0.2, 0, torch.quint8),
+        "dtype",
+    ),
     ("minus zero", torch.tensor([-0.0]), torch.tensor([0.0]), "same"),
 ]
 

@@ -216,6 +216,41 @@ def test_quantised_tensors_are_compared_by_value():
     assert measure(a, a.clone()).same_bits
 
 
+def test_nested_tensors_are_compared_component_by_component():
+    parts = [torch.ones(2, 3), torch.zeros(4, 3)]
+    a = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    b = torch.nested.nested_tensor([parts[0], parts[1] + 0.5], layout=torch.jagged)
+    assert (measure(a, b).differing, measure(a, b).count) == (12, 18)
+    assert measure(a, torch.nested.nested_tensor(parts)).same_bits
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_bsr, torch.sparse_bsc, torch.sparse_csc])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.complex64])
+def test_compressed_layouts(layout, dtype):
+    dense = torch.zeros(4, 4, dtype=dtype)
+    dense[1, 2] = 3
+    options = {"blocksize": (2, 2)} if layout in (torch.sparse_bsr, torch.sparse_bsc) else {}
+    sparse = dense.to_sparse(layout=layout, **options)
+    assert measure(sparse, dense).same_values
+    dense[1, 2] = 4
+    assert measure(sparse, dense).worst_index == (1, 2)
+
+
+class Answers:
+    """An object whose == answers element by element."""
+
+    def __eq__(self, other):
+        return np.array([True, False])
+
+    __hash__ = None
+
+
+def test_objects_that_cannot_say_whether_they_are_equal_are_not():
+    one = Answers()
+    assert measure(one, Answers()).differing == 1
+    assert measure(one, one).differing == 0
+
+
 def test_packed_four_bit_floats():
     a = torch.tensor([0x21, 0xF0], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     b = torch.tensor([0x31, 0xF0], dtype=torch.uint8).view(torch.float4_e2m1fn_x2)

@@ -74,7 +74,7 @@ def on_the_edge(draw, dtype=None):
 
 
 @given(on_the_edge(), options())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_tensors(pair, chosen):
     agree(*pair, **chosen)
 

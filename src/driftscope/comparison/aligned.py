@@ -108,7 +108,6 @@ def _tensors(a: Operand, b: Operand) -> tuple[torch.Tensor, torch.Tensor]:
     left, right = a.tensor, b.tensor
     if left is None or right is None:
         raise ValueError("only operands with numbers can be aligned")
-    left, right = (torch.cat([p.reshape(-1) for p in x.unbind()]) if x.is_nested else x for x in (left, right))
     if a.weak and not b.weak:
         left = _adopt(left, right)
     elif b.weak and not a.weak:

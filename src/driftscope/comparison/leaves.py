@@ -153,7 +153,7 @@ def _differences(
     if dtypes[0] != dtypes[1]:
         found.append(("dtype", f"{dtypes[0]} against {dtypes[1]}"))
     if x.description != y.description:
-        found.append(("dtype", f"{x.description or 'not quantised'} against {y.description or 'not quantised'}"))
+        found.append(("dtype", f"{x.description or 'plain'} against {y.description or 'plain'}"))
     if drift.special_differ:
         found.append(("nan" if floating else "value", special_words(drift)))
     if drift.differing > drift.special_differ:

@@ -174,7 +174,16 @@ def _compare_objects(a: Operand, b: Operand) -> Drift:
 
 
 def _equal(x: Any, y: Any) -> bool:
-    if x is y or (x != x and y != y):  # the same object, or NaN on both sides
+    if x is y or (_is_nan(x) and _is_nan(y)):
         return True
     numbers = isinstance(x, (int, float)) and isinstance(y, (int, float))
-    return (numbers or type(x) is type(y)) and bool(x == y)
+    if not numbers and type(x) is not type(y):
+        return False
+    try:
+        return bool(x == y)
+    except (TypeError, ValueError):  # an == that answers element by element: not known to be equal
+        return False
+
+
+def _is_nan(x: Any) -> bool:
+    return isinstance(x, float) and x != x

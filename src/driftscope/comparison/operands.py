@@ -97,17 +97,27 @@ def _from_torch(leaf: torch.Tensor) -> Operand:
         leaf = leaf.full_tensor()
     if leaf.is_meta:
         raise InputError(f"a tensor of shape {tuple(leaf.shape)} on the meta device has no values; give a real one")
-    name, shape = dtype_name(leaf.dtype), tuple(leaf.shape)
-    leaf = leaf.detach()
-    if type(leaf) is not torch.Tensor and not leaf.is_nested:
+    name, leaf = dtype_name(leaf.dtype), leaf.detach()
+    if leaf.is_nested:
+        return _from_nested(name, leaf)
+    shape = tuple(leaf.shape)
+    if type(leaf) is not torch.Tensor:
         leaf = leaf.as_subclass(torch.Tensor)
     if leaf.is_quantized:
         return Operand(name, shape, leaf.dequantize(), description=_quantisation(leaf))
     if leaf.dtype == torch.float4_e2m1fn_x2:
         return Operand(name, shape, _unpack_float4(leaf))
-    if leaf.layout == torch.strided and not leaf.is_nested:
+    if leaf.layout == torch.strided:
         leaf = leaf.resolve_conj().resolve_neg()
     return Operand(name, shape, leaf)
+
+
+def _from_nested(name: str, leaf: torch.Tensor) -> Operand:
+    """Lay the components of a nested tensor end to end; their shapes must agree too."""
+    parts = list(leaf.unbind())
+    values = torch.cat([part.reshape(-1) for part in parts]) if parts else torch.empty(0, dtype=leaf.dtype)
+    shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+    return Operand(name, tuple(values.shape), values, description=f"nested {shapes}")
 
 
 def _quantisation(x: torch.Tensor) -> str:
