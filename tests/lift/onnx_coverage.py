@@ -131,6 +131,23 @@ def _compare(value: Value, expected: Any, case: Any) -> None:
         np.testing.assert_array_equal(got.numpy(), wanted.numpy())
 
 
+def as_constants(case: Any) -> Any:
+    """The same case with its inputs as initializers: the whole graph is then folded natively."""
+    inputs, outputs = case.data_sets[0]
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    for info, value in zip(case.model.graph.input, inputs, strict=True):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(value), info.name))
+    del model.graph.input[:]
+    return case.__class__(**{**case.__dict__, "model": model, "data_sets": [([], outputs)]})
+
+
+def can_be_constant(case: Any) -> bool:
+    """Whether the inputs of a case are plain numeric tensors."""
+    values = [value for inputs, _ in case.data_sets for value in inputs]
+    return all(isinstance(v, np.ndarray | np.generic) and v.dtype.kind in "fiub" for v in values)
+
+
 def verdict(case: Any) -> str:
     """Why our evaluator fails a case, in a few words; empty where it passes."""
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from onnx_coverage import cases, is_floating, measure, reason, verdict
+from onnx_coverage import as_constants, can_be_constant, cases, is_floating, measure, reason, verdict
 
 SAMPLE = 7  # every seventh case in the default run
 
@@ -15,6 +15,13 @@ def test_a_sample_of_the_cases_passes(start: int) -> None:
     names = list(cases())[start : start + 475 : SAMPLE]
     failures = {name: why for name in names if not reason(name) and (why := verdict(cases()[name]))}
     assert failures == {}
+
+
+def test_a_sample_of_the_cases_passes_when_folded_natively() -> None:
+    names = [n for n in list(cases())[3 :: 3 * SAMPLE] if can_be_constant(cases()[n]) and "fp16" not in n]
+    failures = {name: why for name in names if not reason(name) and (why := verdict(as_constants(cases()[name])))}
+    assert failures == {}
+    assert len(names) > 50
 
 
 def test_a_wrong_expectation_is_noticed() -> None:

@@ -161,6 +161,19 @@ def test_steps_say_what_happened_and_may_be_replaced() -> None:
     assert value_of(lifted, observe=shift).equal(value_of(lifted) + 1)
 
 
+@pytest.mark.parametrize("stop", [RuntimeError("seen enough"), KeyboardInterrupt()])
+def test_what_an_observer_raises_is_not_taken_for_a_refusal(stop: BaseException) -> None:
+    weights = {"w": np.ones((1, 9, 4), np.float32), "r": np.ones((1, 9, 3), np.float32)}
+    model = model_of([node("GRU", ["x", "w", "r"], ["y"], "gru", hidden_size=3)], {"x": FLOAT}, ["y"], weights)
+
+    def halt(step: Step) -> None:
+        raise stop
+
+    with pytest.raises(type(stop)) as caught:
+        lift_onnx(model, {"x": X.reshape(3, 1, 4)}).run(observe=halt)
+    assert caught.value is stop
+
+
 def test_nodes_without_a_name_get_unique_ones_and_say_where_they_come_from() -> None:
     first, second = node("Neg", ["x"], ["a"]), node("Neg", ["a"], ["y"])
     trace = 'File "/home/me/model.py", line 12, in forward\n    return -x\n'

@@ -8,15 +8,12 @@ from typing import Any
 
 import torch
 
-from driftscope.errors import CannotLift
+from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.lift.onnx_ops.registry import InnerStep, Node, Number, Operator, Result, Value
 from driftscope.lift.onnx_plan import GraphPlan, NodePlan
 from driftscope.lift.onnx_stored import Stored
 from driftscope.lift.onnx_types import Format, lifted_storage, storage, wrap_integer
 from driftscope.lift.steps import Constant, Observer, Origin, Rounding, Step
-
-# What torch raises for operands that do not fit; anything else is a defect of ours and escapes.
-_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, NotImplementedError)
 
 
 @dataclass(slots=True)
@@ -64,6 +61,7 @@ class GraphEvaluation:
         self._stored = seen.stored
         self._values: dict[str, Value] = {}
         self._index = 0
+        self._interrupted: BaseException | None = None
 
     # -- graphs -------------------------------------------------------------------------------------------
 
@@ -145,8 +143,10 @@ class GraphEvaluation:
                 given = formats[index] if index < len(formats) else None
                 native = given if given is not None else _default_format(item, node.formats, tensors)
                 values.append(Value(_stored_as(item, native, constant), native, constant))
-        except _REFUSALS as error:
-            words = str(error).split("\n", 1)[0]
+        except Exception as error:
+            if self._is_said(error):
+                raise
+            words = str(error).split("\n", 1)[0] or type(error).__name__
             raise CannotLift(f"{node} cannot be evaluated in float64: {words}") from error
         return values, result.rounding
 
@@ -154,8 +154,10 @@ class GraphEvaluation:
         node = Node(plan, self, [None if v is None else v.format for v in values], lifted=True)
         try:
             outputs = list(operator.function(node, *values))
-        except _REFUSALS as error:
-            words = str(error).split("\n", 1)[0]
+        except Exception as error:
+            if self._is_said(error):
+                raise
+            words = str(error).split("\n", 1)[0] or type(error).__name__
             raise CannotLift(f"{node} cannot be evaluated in float64: {words}") from error
         inputs = [None if v is None else v.data for v in values]
         constant = bool(outputs) and all(v.constant for v in outputs)
@@ -176,6 +178,22 @@ class GraphEvaluation:
         for name, value in zip(plan.outputs, outputs, strict=False):
             if name:
                 self._values[name] = value
+
+    def _is_said(self, error: Exception) -> bool:
+        """Whether an error out of an operator goes on as it is: an observer's own, or one that says it all.
+
+        A malformed node makes torch raise nearly anything; the rest is evidence that the node cannot be lifted.
+        """
+        return error is self._interrupted or isinstance(error, CannotLift | DriftscopeError | MemoryError)
+
+    def _ask(self, step: Step) -> Sequence[torch.Tensor | None] | None:
+        if self._observe is None:
+            return None
+        try:
+            return self._observe(step)
+        except BaseException as error:
+            self._interrupted = error
+            raise
 
     # -- constants ----------------------------------------------------------------------------------------
 
@@ -252,7 +270,7 @@ class GraphEvaluation:
             attributes={},
         )
         self._index += 1
-        replaced = self._observe(shown) if self._observe is not None else None
+        replaced = self._ask(shown)
         if replaced is None or replaced[0] is None:
             return step.output
         return replaced[0]
@@ -283,7 +301,7 @@ class GraphEvaluation:
             constant=constant,
         )
         self._index += 1
-        replaced = self._observe(step)
+        replaced = self._ask(step)
         if replaced is None:
             return outputs
         return [
