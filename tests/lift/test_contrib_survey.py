@@ -19,9 +19,12 @@ import torch
 from one_node import distance, lifted, run, session
 from torch import nn
 
+from driftscope.lift.noise import noise_samples
+
 LEVELS = ("BASIC", "EXTENDED", "LAYOUT", "ALL")
 CONSTANTS_ROUNDED = 5e-8
 NATIVE = {torch.float32: 1e-5, torch.float16: 1e-2}
+ORDINARY = 1.5  # floors: what two roundings of one function may differ by
 OWN = ("com.microsoft", "com.microsoft.nchwc")
 
 
@@ -170,7 +173,24 @@ def survey(model: onnx.ModelProto, feeds: dict[str, np.ndarray], folder: Path, n
         for want, base, leaf in zip(expected, plain, lifted(graph, feeds).run(), strict=True):
             assert distance(base.numpy(), leaf.value) < CONSTANTS_ROUNDED, level
             assert distance(want, leaf.value) < native, level
+        if level == "ALL":
+            assert floors_apart(model, graph, feeds) < ORDINARY, level
     return met
+
+
+def floors_apart(model: onnx.ModelProto, graph: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> float:
+    """The difference of two graphs' native results in units of the noise floor their lifts predict."""
+    worst = 0.0
+    graphs = [lifted(m, feeds) for m in (model, graph)]
+    samples = [noise_samples(g, g.run(), seed=0) for g in graphs]
+    for index, (a, b) in enumerate(zip(run(model, feeds), run(graph, feeds), strict=True)):
+        squares = [
+            np.mean([float(sample[index].square().mean()) for sample in one if sample[index] is not None])
+            for one in samples
+        ]
+        apart = float(np.sqrt(np.mean((a.astype(np.float64) - b.astype(np.float64)) ** 2)))
+        worst = max(worst, apart / float(np.sqrt(sum(squares))))
+    return worst
 
 
 def feeds_of(model: onnx.ModelProto, args: tuple[torch.Tensor, ...]) -> dict[str, np.ndarray]:
