@@ -39,6 +39,9 @@ def test_names_win_over_order():
         (X.half(), "is float32, but float16 was given"),
         (X[0], "has 2 dimensions"),
         (torch.zeros(4, 3), "fixed size 2 in dimension 0"),
+        (X.to_sparse(), "is dense, but a sparse_coo tensor was given"),
+        (X.to("meta"), "holds no values"),
+        ({"x": None}, "NoneType was given"),
         (["a"], "neither a file"),
     ],
 )
@@ -98,6 +101,18 @@ def test_inputs_left_out_are_made_from_fixed_shapes():
         ds.program(unary(shape=("batch", 3)))()
     with pytest.raises(ds.InputError, match="does not say what its inputs look like"):
         ds.program(nn.Linear(3, 2))()
+
+
+def test_programs_without_inputs_need_none():
+    two = helper.make_tensor("t", TensorProto.FLOAT, [1], [2.0])
+    model = onnx_model([helper.make_node("Constant", [], ["y"], value=two)], [], [value("y", shape=(1,))])
+    assert ds.program(model)()["y"].tolist() == [2.0]
+    assert ds.program(lambda: torch.full((1,), 2.0))().tolist() == [2.0]
+    a, b = ds.program(lambda: torch.full((1,), 2.0)), ds.program(model)
+    bound_a, bound_b, found = pair_inputs(a, b)
+    assert (a(bound_a).tolist(), b(bound_b)["y"].tolist(), found) == ([2.0], [2.0], [])
+    bound_a, bound_b, found = pair_inputs(ds.program(nn.Identity()), b, X)
+    assert [f.code for f in found] == ["O002"]
 
 
 # --- index ranges ---------------------------------------------------------------------------------------------

@@ -83,6 +83,11 @@ def test_an_initializer_makes_an_input_optional():
     assert torch.equal(program((X, torch.tensor([3.0])))["y"], 3 * X)
 
 
+def test_an_output_declared_twice_comes_once():
+    model = onnx_model([node("Relu", ["x"], ["y"])], [value("x")], [value("y"), value("y"), value("x")])
+    assert list(ds.program(model)(X)) == ["y", "x"]
+
+
 # --- options --------------------------------------------------------------------------------------------------
 
 

@@ -52,13 +52,15 @@ def inputs_of_slots(program: Program, seed: int = 0) -> Inputs:
     InputError
         Naming the first dimension that needs a value.
     """
-    slots = [slot for slot in program.slots() if not slot.optional]
-    if not slots:
+    declared = program.slots()
+    if declared is None:
         raise InputError(
             f"{program.name} does not say what its inputs look like; give inputs, for example x=4x64:float32"
         )
     specs: dict[str, Any] = {}
-    for slot in slots:
+    for slot in declared:
+        if slot.optional:
+            continue
         free = slot.shape is None or any(not isinstance(size, int) for size in slot.shape)
         if free or slot.dtype is None or slot.kind != "tensor":
             raise InputError(
@@ -154,7 +156,7 @@ def bind_slots(program: Program, inputs: Inputs) -> Bound:
     InputError
         If names, count, dtype, rank or a fixed size do not fit.
     """
-    slots = program.slots()
+    slots = program.slots() or []
     if inputs.by_name:
         feeds = _slots_by_name(program, slots, inputs)
     else:
@@ -207,6 +209,7 @@ def fit(program: Program, slot: Slot, value: Any) -> Any:
         if slot.dtype == "string":
             return tensor
         raise InputError(f"input {slot.name!r} of {program.name} is a tensor, {slot}; {words_for(value)} was given")
+    _check_memory(program, slot, tensor)
     given = dtype_name(tensor.dtype)
     if slot.dtype is not None and given != slot.dtype:
         raise InputError(
@@ -227,6 +230,16 @@ def fit(program: Program, slot: Slot, value: Any) -> Any:
                 f" but the shape {tuple(tensor.shape)} was given"
             )
     return tensor
+
+
+def _check_memory(program: Program, slot: Slot, tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        layout = str(tensor.layout).removeprefix("torch.")
+        raise InputError(
+            f"input {slot.name!r} of {program.name} is dense, but a {layout} tensor was given; give x.to_dense()"
+        )
+    if tensor.device.type == "meta":
+        raise InputError(f"input {slot.name!r} of {program.name} was given on the meta device, which holds no values")
 
 
 def _number(slot: Slot, value: Any) -> Any:

@@ -67,7 +67,7 @@ def _inputs_of_either(a: Program, b: Program, seed: int) -> Inputs:
     for program in (a, b):
         if program.default_inputs is not None:
             return program.default_inputs
-    if not a.slots() and b.slots():
+    if a.slots() is None and b.slots() is not None:
         drawn = inputs_of_slots(b, seed)
         drawn = drawn.settle(limits(drawn, a, b))
         try:
@@ -80,14 +80,14 @@ def _inputs_of_either(a: Program, b: Program, seed: int) -> Inputs:
 
 
 def _follow(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:
-    return _follow_slots(bound_a, b) if b.slots() else _follow_call(bound_a, b)
+    return _follow_slots(bound_a, b) if b.slots() is not None else _follow_call(bound_a, b)
 
 
 # --- b declares its inputs ------------------------------------------------------------------------------------
 
 
 def _follow_slots(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:
-    slots = b.slots()
+    slots = b.slots() or []
     if any(slot.kind != "tensor" for slot in slots):
         return _follow_whole(bound_a, b)
     pairs, left_over = _match(bound_a.feeds, slots, b)
@@ -106,12 +106,13 @@ def _cast(leaf: Any, slot: Slot) -> Any:
 def _follow_whole(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:
     """Sequences and optionals are given whole: an argument of ``a`` is an input of ``b``."""
     given = Inputs(kwargs=dict(bound_a.arguments))
-    if set(given.kwargs) <= {slot.name for slot in b.slots()}:
+    slots = b.slots() or []
+    names = [slot.name for slot in slots]
+    if set(given.kwargs) <= set(names):
         return b.bind(given), []
-    names = [slot.name for slot in b.slots()]
     if len(names) != len(given.kwargs):
         raise InputError(
-            f"{b.name} takes {', '.join(map(str, b.slots()))}, but {len(given.kwargs)} inputs were given:"
+            f"{b.name} takes {', '.join(map(str, slots))}, but {len(given.kwargs)} inputs were given:"
             f" {', '.join(given.kwargs)}"
         )
     pairs = list(zip(given.kwargs, names, strict=True))
@@ -160,7 +161,7 @@ def _follow_call(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:
 def _by_order(bound_a: Bound, arguments: Mapping[str, Any], b: Program) -> Bound:
     """Bind a's arguments in its order; the tree that was given decides where containers stand."""
     given = bound_a.inputs
-    if bound_a.program.slots() and given is not None and given.args:
+    if bound_a.program.slots() is not None and given is not None and given.args:
         return b.bind(given)
     return b.bind(Inputs(args=tuple(arguments.values())))
 

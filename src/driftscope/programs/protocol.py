@@ -175,9 +175,9 @@ class Program(abc.ABC):
             One sentence: what was expected, what was given.
         """
 
-    def slots(self) -> list[Slot]:
-        """Inputs the program declares, in order; empty when it declares none."""
-        return []
+    def slots(self) -> list[Slot] | None:
+        """Inputs the program declares, in order; None when it does not say what it takes."""
+        return None
 
     def index_ranges(self, inputs: Inputs) -> dict[str, int]:
         """Return the number of rows of the table that an integer input is looked up in, where that is known.

@@ -121,14 +121,16 @@ class OnnxProgram(Program):
             for name, tensor in held.items():
                 bind_input(binding, name, tensor)
             cuda = next((tensor.device for tensor in held.values() if tensor.is_cuda), None)
-            for slot in self._outputs:
-                bind_output(binding, slot.name, slot.dtype, cuda)
+            # The same value may be declared as an output twice.
+            outputs = {slot.name: slot.dtype for slot in self._outputs}
+            for name, dtype in outputs.items():
+                bind_output(binding, name, dtype, cuda)
             if cuda is not None:
                 torch.cuda.synchronize(cuda)  # what torch still computes must be there before the session reads it
             session.run_with_iobinding(binding)
             binding.synchronize_outputs()
             values = binding.get_outputs()
-        return {slot.name: tensor_from(value) for slot, value in zip(self._outputs, values, strict=True)}
+        return {name: tensor_from(value) for name, value in zip(outputs, values, strict=True)}
 
     def _run_objects(self, feeds: dict[str, Any]) -> dict[str, Any]:
         """Run a model with strings, sequences, optionals or maps: those go through numpy."""

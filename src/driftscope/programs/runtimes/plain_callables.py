@@ -10,7 +10,7 @@ import numpy as np
 from driftscope.errors import DependencyMissing, DriftscopeError, ProgramError, RuntimeRefused
 from driftscope.programs.arrays import array_of, jax_array_of, jax_available, tensor_of
 from driftscope.programs.binding import bind_call, ready, signature_of
-from driftscope.programs.protocol import Bound, Program
+from driftscope.programs.protocol import Bound, Program, Slot
 from driftscope.programs.trees import flatten, unflatten
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ class ArrayProgram(Program):
         if isinstance(inputs, Bound) and inputs.program is self:
             return inputs
         return bind_call(self, self.signature, ready(self, inputs))
+
+    def slots(self) -> list[Slot] | None:
+        return None if self.signature.parameters else []
 
     def __call__(self, inputs: Any = None) -> Any:
         bound = self.bind(inputs)

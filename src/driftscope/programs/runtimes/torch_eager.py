@@ -14,7 +14,7 @@ from torch import nn
 from driftscope.errors import DriftscopeError, RuntimeRefused
 from driftscope.programs.arrays import dtype_name, tensor_of
 from driftscope.programs.binding import bind_call, ready, signature_of
-from driftscope.programs.protocol import Bound, Program, TorchSource
+from driftscope.programs.protocol import Bound, Program, Slot, TorchSource
 from driftscope.programs.training import check_modes, table_rows
 from driftscope.programs.trees import flatten, unflatten
 from driftscope.records.finding import Finding
@@ -85,6 +85,9 @@ class TorchProgram(Program):
         if isinstance(inputs, Bound) and inputs.program is self:
             return inputs
         return bind_call(self, self.signature, ready(self, inputs))
+
+    def slots(self) -> list[Slot] | None:
+        return None if self.signature.parameters else []
 
     def index_ranges(self, inputs: Inputs) -> dict[str, int]:
         return table_rows(self, bind_call(self, self.signature, inputs.probe()))
