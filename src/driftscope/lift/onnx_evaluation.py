@@ -154,6 +154,8 @@ class GraphEvaluation:
         node = Node(plan, self, [None if v is None else v.format for v in values], lifted=True)
         try:
             outputs = list(operator.function(node, *values))
+            if not all(isinstance(v, Value) for v in outputs):
+                raise TypeError("its input is no sequence")
         except Exception as error:
             if self._is_said(error):
                 raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -87,7 +88,7 @@ def decode(proto: TensorProto, name: str, directory: Path | None) -> Value:
     """
     native = format_of_element(proto.data_type, name)
     if native is None:
-        return Value(strings(numpy_helper.to_array(proto)), None, True)
+        return Value(strings(_to_array(proto, name)), None, True)
     shape = tuple(proto.dims)
     raw = None
     if proto.data_location == TensorProto.EXTERNAL:
@@ -102,11 +103,15 @@ def decode(proto: TensorProto, name: str, directory: Path | None) -> Value:
     return Value(_to_tensor(whole, name), native, True)
 
 
-def _to_tensor(proto: TensorProto, name: str) -> torch.Tensor:
+def _to_array(proto: TensorProto, name: str) -> Any:
     try:
-        return array_to_tensor(numpy_helper.to_array(proto))
+        return numpy_helper.to_array(proto)
     except (ValueError, TypeError) as error:
         raise ProgramError(f"Constant {name!r} cannot be read: {error}. Save the model again.") from error
+
+
+def _to_tensor(proto: TensorProto, name: str) -> torch.Tensor:
+    return array_to_tensor(_to_array(proto, name))
 
 
 def _view(raw: bytearray, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> torch.Tensor:
