@@ -250,3 +250,21 @@ def _floor(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> float:
     clean = graph.run()[0].value
     noisy = [graph.run(observe=observe)[0].value - clean for _ in range(8)]
     return float(torch.stack(noisy).square().mean().sqrt())
+
+
+@pytest.mark.parametrize(
+    "name", ["matmul-scale", "conv-leaky", "conv-hard-sigmoid", "gemm-leaky", "quick-gelu", "fast-gelu", "rms-norm"]
+)
+def test_attributes_enter_differentiably(name: str, tmp_path: Any) -> None:
+    """A constant is solved for by its derivative: it must agree with a finite difference."""
+    model = FUSIONS[name][0]().model()
+    fused = lifted(optimised(model, tmp_path), {"x": f32(*model_shape(model))})
+    plain = fused.run()[0].value
+    names = {c.name: c for c in fused.constants() if c.origin == "attribute" and "beta" not in c.name}
+    for constant in names.values():
+        value = constant.value.double().requires_grad_()
+        (slope,) = torch.autograd.grad(fused.run(replace={constant.name: value})[0].value.square().sum(), value)
+        step = 1e-6 * max(abs(float(value.detach())), 1e-3)
+        moved = fused.run(replace={constant.name: value.detach() + step})[0].value
+        rise = float(moved.square().sum() - plain.square().sum()) / step
+        assert abs(float(slope) - rise) < 1e-4 * abs(rise) + 1e-6, constant.name
