@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from driftscope import testing as testing
     from driftscope.errors import DependencyMissing as DependencyMissing
     from driftscope.errors import DriftscopeError as DriftscopeError
@@ -100,19 +101,21 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib.metadata import version
+# A type checker reads the block at the top instead, and so reports names that do not exist.
+if not TYPE_CHECKING:
 
-        return version("driftscope")
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, inner = _HOME[name]
-    value = importlib.import_module(module)
-    found: Any = getattr(value, inner) if inner else value
-    globals()[name] = found
-    return found
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            from importlib.metadata import version
 
+            return version("driftscope")
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, inner = _HOME[name]
+        value = importlib.import_module(module)
+        found: Any = getattr(value, inner) if inner else value
+        globals()[name] = found
+        return found
 
-def __dir__() -> list[str]:
-    return __all__
+    def __dir__() -> list[str]:
+        return __all__
