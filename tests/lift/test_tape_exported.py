@@ -110,6 +110,25 @@ def test_while_loop():
     assert len({e.name for e in tape.tape.entries}) == len(tape.tape.entries)
 
 
+def test_autocast_and_inference_regions():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                y = self.fc(x)
+            return y.float() * 0.1
+
+    torch.manual_seed(0)
+    module, x = Mixed().eval(), torch.randn(3, 4)
+    exported = torch.export.export(module, (x,))
+    stored = module.fc.bfloat16()  # casts of weights are constants, folded natively
+    exact = F.linear(x.double(), stored.weight.double(), stored.bias.double()) * 0.1
+    assert distance(_lift(exported, x).run(), [exact]) <= 1e-14
+
+
 def test_wrong_inputs_do_not_leave_a_mode_behind(program):
     _, _, exported = program
     with pytest.raises(Exception, match=r".+"):

@@ -171,6 +171,26 @@ def test_attention_dropout_is_frozen():
     assert torch.equal(tape.run()[0].value, tape.run()[0].value)
 
 
+def test_autocast_rounds_weights_and_nothing_else():
+    """A weight's cast is a constant, folded natively as exporters do; activations keep float64."""
+    module = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 4)).eval()
+
+    def run(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return module(x)
+
+    x = torch.randn(SEQUENCE)
+    outputs = lift(run, x).run()
+    assert outputs[0].format is torch.bfloat16
+    assert distance(outputs, truth(module.bfloat16(), x)) <= 1e-14
+
+
+def test_scripted_modules():
+    module = torch.jit.script(nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.LayerNorm(8)).eval())
+    x = torch.randn(SEQUENCE)
+    assert distance(lift(module, x).run(), truth(module, x)) <= 1e-13
+
+
 def test_fused_dropout_is_frozen_as_a_product():
     x = torch.randn(4, 50)
     tape = lift(lambda x: torch.ops.aten.native_dropout(x, 0.25, True)[0] * 2, x)

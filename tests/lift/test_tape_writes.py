@@ -7,6 +7,8 @@ import torch
 from float64_truth import assert_truth, distance, lift
 from torch import nn
 
+from driftscope.errors import CannotLift
+
 
 @pytest.fixture(autouse=True)
 def _seeded():
@@ -193,6 +195,14 @@ def test_replaced_buffer_enters_before_the_write():
     assert torch.allclose(lifted[0].value, exact.sum(1), rtol=1e-14)
 
 
+def test_strided_views_of_an_input_that_is_a_view():
+    wide = torch.arange(30.0)
+    x = wide[6:]
+    offset = x.storage_offset() + 2
+    exact = torch.tensor([[8.0, 9.0], [11.0, 12.0]], dtype=torch.float64)
+    assert distance(lift(lambda x: x.as_strided((2, 2), (3, 1), offset), x).run(), [exact]) == 0
+
+
 def test_inputs_that_share_memory():
     base = torch.arange(6.0)
 
@@ -204,3 +214,58 @@ def test_inputs_that_share_memory():
     exact[0] = exact[1] * 0.1
     assert distance(lift(run, base[:3], base).run(), [exact[:3], exact]) <= 1e-15
     assert torch.equal(base, torch.arange(6.0))
+
+
+def test_a_part_of_a_captured_buffer_is_seen_through_the_whole():
+    buffer = torch.zeros(4, 6)
+    part = buffer[1:3]
+
+    def run(x):
+        part.add_(x[:2])
+        return buffer * 2, part.data + 1
+
+    exact = torch.zeros(4, 6, dtype=torch.float64)
+    exact[1:3] = X.double()[:2]
+    assert distance(lift(run, X).run(), [exact * 2, exact[1:3] + 1]) <= 1e-15
+    assert torch.count_nonzero(buffer) == 0
+
+
+def test_the_whole_written_first_is_seen_through_its_parts():
+    buffer = torch.zeros(4, 6)
+    part = buffer[1:3]
+
+    def run(x):
+        buffer.add_(x)
+        first = part * 2
+        part.mul_(0.1)
+        return first, buffer + 0
+
+    exact = X.double().clone()
+    first = exact[1:3] * 2
+    exact[1:3] *= 0.1
+    assert distance(lift(run, X).run(), [first, exact]) <= 1e-15
+
+
+def test_a_folded_constant_that_others_see_is_not_evaluated_again():
+    weight = torch.ones(4, 6)
+
+    def run(x):
+        table = weight * 2
+        view = table[0]
+        table.add_(weight)
+        return x + view
+
+    tape = lift(run, X)
+    assert distance(tape.run(), [X.double() + 3]) <= 1e-15
+    with pytest.raises(CannotLift, match="memory that others see"):
+        tape.run(replace={"captured_0": torch.full((4, 6), 2.0, dtype=torch.float64)})
+
+
+def test_foreach_in_place():
+    def run(x):
+        pair = [x * 1, x + 1]
+        torch._foreach_mul_(pair, 0.3)
+        torch._foreach_add_(pair, [x, x])
+        return pair
+
+    assert_truth(run, X)

@@ -73,7 +73,7 @@ class Constants:
         """Let a kept view keep what it is a view of: that is the constant a person knows."""
         while value.stored is not None and (base := self._base_of(value, makers)) is not None:
             same = base.format == value.format and base.storage == value.storage
-            if base.stored is None and same and value.offset is not None and base.offset is not None:
+            if base.stored is None and same and not value.copied:
                 base.stored = value.stored.as_strided(base.shape, base.strides, base.offset)
             value = base
 
@@ -121,6 +121,11 @@ class Constants:
                 continue
             if entry.index in indices or any(r in changed for r in references(entry.args, entry.kwargs)):
                 kept = [o for o in entry.outputs if o is not None and o not in changed]
+                if entry.index in self._tape.folded:
+                    raise CannotLift(
+                        f"{entry.where} writes a constant into memory that others see; what depends on it "
+                        "cannot be evaluated with another value."
+                    )
                 active.add(entry.index)
                 changed.update(kept)
         return active

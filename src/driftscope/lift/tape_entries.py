@@ -55,8 +55,10 @@ class Value:
         Number of the native storage; values that share one are aliases.
     dependent : bool
         Whether it depends on an input value.
-    offset : int or None
-        Where in the storage it begins; None where `stored` is a copy.
+    offset : int
+        Where in the native storage it begins.
+    copied : bool
+        Whether `stored` is a copy, in memory of its own.
     stored : torch.Tensor or None
         Its native bits, kept for inputs, captured tensors and constants that dependent entries use.
     """
@@ -69,7 +71,8 @@ class Value:
     device: torch.device
     storage: int
     dependent: bool
-    offset: int | None = None
+    offset: int = 0
+    copied: bool = False
     stored: torch.Tensor | None = None
 
 
@@ -150,6 +153,8 @@ class Tape:
         Values that are inputs, and tensors that came from outside.
     written : set of int
         Storages that the replay writes into.
+    folded : set of int
+        Constant entries that write into memory which others see; they are never evaluated again.
     snapshots : dict of int to (torch.Tensor, list of int)
         For entries that bring constant memory into the replay: its native content, and the offset of each view.
     """
@@ -159,6 +164,7 @@ class Tape:
     inputs: list[int] = field(default_factory=list)
     captured: list[int] = field(default_factory=list)
     written: set[int] = field(default_factory=set)
+    folded: set[int] = field(default_factory=set)
     snapshots: dict[int, tuple[torch.Tensor, list[int]]] = field(default_factory=dict)
 
 

@@ -65,10 +65,11 @@ class GraphWalk:
                 return self._higher_order(node.target, args, kwargs)
             if node.op == "call_module":
                 return self.run(_attribute(graph, str(node.target)), list(args))
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             before = len(self._recorder.tape.entries)
-            result = node.target(*args, **kwargs)  # type: ignore[operator]
+            if node.op == "call_method":
+                result = getattr(args[0], str(node.target))(*args[1:], **kwargs)
+            else:
+                result = node.target(*args, **kwargs)  # type: ignore[operator]
             self._recorder.rename(before, node.name)
             return result
         finally:

@@ -104,7 +104,7 @@ class Ledger:
         refuse_odd(tensor)
         name = self._names(tensor)
         memory = self._memories.get(tensor.untyped_storage()._cdata)
-        if name is None and memory is not None and memory.members:
+        if memory is not None and memory.members and (name is None or memory.dependent):
             return self._alias_of(tensor, memory)
         name = self.unique(name or f"captured_{len(self.tape.captured)}")
         value = self.register(tensor, name, dependent=False, root=True)
@@ -168,20 +168,19 @@ class Ledger:
 
     def _alias_of(self, tensor: torch.Tensor, memory: Memory) -> int:
         """Give a value to a tensor that shares known memory but came by no call (`x.data`)."""
-        base: tuple[Value, torch.Tensor] | None = None
+        base: Value | None = None
         for member in memory.members:
             value, original = self.tape.values[member.value], member.tensor()
             if value.format != tensor.dtype or original is None:
                 continue
-            base = value, original
+            base = value
             if _same_view(original, tensor):
                 self.bind(tensor, value)
                 return value.id
         if base is None:
             raise CannotLift("A tensor shares memory in a way that torch does not show; its origin is not known.")
-        shift = tensor.storage_offset() - base[1].storage_offset()
         value = self.register(tensor, self.unique("as_strided"), dependent=memory.dependent)
-        args = (Ref(base[0].id), list(tensor.shape), list(tensor.stride()), shift)
+        args = (Ref(base.id), list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
         self._append(value.name, _ALIAS, args, [value.id], not memory.dependent)
         return value.id
 
@@ -201,7 +200,11 @@ class Ledger:
         """Tell whether another live tensor would see a write to this one."""
         memory = self._memories[tensor.untyped_storage()._cdata]
         memory.members = [m for m in memory.members if m.alive]
-        return any(m.address != tensor._cdata for m in memory.members)
+        if any(m.address != tensor._cdata for m in memory.members):
+            return True
+        # A part of memory from outside may be seen through another part that the program has not touched yet.
+        whole = tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+        return memory.fixed and not whole
 
     def mark_written(self, tensor: torch.Tensor) -> None:
         """Note that the replay writes into this tensor's memory."""
@@ -224,11 +227,13 @@ class Ledger:
         for number in self._stored.pop(memory.id, set()):
             value = self.tape.values[number]
             if value.stored is not None:
-                value.stored, value.offset = value.stored.clone(), None
+                value.stored, value.copied = value.stored.clone(), True
 
     def _renew(self, memory: Memory) -> None:
         """Give the live members of constant memory new numbers: what was read before keeps its old value."""
-        members, memory.members = memory.members, []
+        members, memory.members = [m for m in memory.members if m.alive], []
+        if len(members) > 1:
+            self.tape.folded.add(len(self.tape.entries))
         for member in members:
             tensor = member.tensor()
             if tensor is not None:

@@ -139,7 +139,7 @@ class Recorder(TorchDispatchMode):
         if functional is not None:
             function, kwargs = functional, _without_out(func, kwargs)
             written = {t._cdata for t in targets}
-            outputs = [t for t in outputs if t is None or t._cdata not in written]
+            outputs = [t for t in outputs if t is not None and t._cdata not in written]
         if dependent and facts.name == "native_dropout" and facts.pick("train", args, kwargs) is not False:
             self._dropout(name, facts, call, outputs)
             return

@@ -400,6 +400,8 @@ class Replay:
     def _lay_out(self, entry: Entry, value: Value, tensor: torch.Tensor) -> torch.Tensor:
         """Give a result the native strides, and memory of its own where a write could otherwise be seen."""
         if not _same_layout(tensor, value):
+            if entry.facts.view and value.storage in self.tape.written:
+                raise CannotLift(f"{entry.where} views memory that is written, in a layout that float64 does not have.")
             laid = torch.empty_strided(value.shape, value.strides, dtype=tensor.dtype, device=tensor.device)
             return laid.copy_(tensor)
         if self.tape.written and not entry.facts.view and self._borrowed(value, tensor):

@@ -33,7 +33,8 @@ def attributes_kept(module: torch.nn.Module | None) -> Iterator[None]:
     Containers that it changes in place (``self.log.append``) stay changed: a list cannot be told from a cache.
     """
     modules = list(module.modules()) if module is not None else []
-    tables = [t for m in modules for t in (vars(m), m._buffers, m._parameters)]
+    # Scripted modules keep theirs in C++, where a forward pass cannot rebind them.
+    tables = [t for m in modules for t in (vars(m), m._buffers, m._parameters) if isinstance(t, dict)]
     kept = [dict(t) for t in tables]
     gradients = [(p, p.grad) for p in module.parameters()] if module is not None else []
     try:

@@ -74,7 +74,7 @@ def attention_weights(
     -------
     weights, v : torch.Tensor, shapes (..., H, L, S), (..., H, S, Ev)
     """
-    accumulated = _accumulator(call.formats[0])
+    accumulated = accumulator(call.formats[0])
     if q.dim() > 2 and k.shape[-3] != q.shape[-3]:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
     scores = call.step("scores", _aten.matmul.default, q * scale, k.transpose(-1, -2), format=accumulated)
@@ -92,6 +92,6 @@ def attention_weights(
     return call.step("softmax", _aten._safe_softmax.default, scores, -1, format=call.formats[0]), v
 
 
-def _accumulator(format: torch.dtype | None) -> torch.dtype:
-    """Give the format in which a fused kernel keeps its scores: float32, or wider if its result is."""
+def accumulator(format: torch.dtype | None) -> torch.dtype:
+    """Give the format in which a fused kernel keeps what it does not return: float32, or wider if its result is."""
     return torch.float64 if format == torch.float64 else torch.float32

@@ -134,3 +134,12 @@ def _looked_up(call: Call) -> tuple[Outputs, Rounding]:
             return [looked.to(torch.complex128 if looked.is_complex() else dtype)], EXACT
     args, kwargs = call.lifted()
     return [call.function(*args, **kwargs)], EXACT
+
+
+@rule("as_strided")
+def _as_strided(call: Call) -> tuple[Outputs, Rounding]:
+    """The offset counts from the start of native memory, which may lie before the input that is lifted."""
+    x, size, stride, offset = (call.value(n) for n in ("self", "size", "stride", "storage_offset"))
+    reference = call.entry.args[0]
+    shift = 0 if offset is None else offset - call.replay.tape.values[reference.value].offset
+    return [x.as_strided(size, stride, x.storage_offset() + shift)], EXACT

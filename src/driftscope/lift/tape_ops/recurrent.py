@@ -8,6 +8,7 @@ import torch
 
 from driftscope.errors import CannotLift
 from driftscope.lift.steps import Rounding
+from driftscope.lift.tape_ops.attention import accumulator
 from driftscope.lift.tape_ops.registry import EXACT, FUNCTION, Outputs, rule
 
 if TYPE_CHECKING:
@@ -56,16 +57,24 @@ class _Layer:
 
 
 def _lstm_cell(call: Call, label: str, gates: torch.Tensor, c: torch.Tensor | None) -> Any:
+    """One LSTM cell; within the kernel, gates are kept in its accumulator's format."""
+    inner = accumulator(call.formats[0])
     i, f, g, o = gates.chunk(4, -1)
-    kept = torch.sigmoid(f) * c if c is not None else 0.0
-    cell = call.step(f"{label}.cell", _aten.add.Tensor, torch.sigmoid(i) * torch.tanh(g), kept)
-    return call.step(f"{label}.hidden", _aten.mul.Tensor, torch.sigmoid(o), torch.tanh(cell)), cell
+    open_ = call.step(f"{label}.sigmoid", _aten.sigmoid.default, torch.cat([i, f, o], -1), format=inner)
+    i, f, o = open_.chunk(3, -1)
+    g = call.step(f"{label}.tanh", _aten.tanh.default, g, format=inner)
+    kept = f * c if c is not None else torch.zeros_like(g)
+    cell = call.step(f"{label}.cell", _aten.add.Tensor, i * g, kept)
+    shown = call.step(f"{label}.tanh_cell", _aten.tanh.default, cell, format=inner)
+    return call.step(f"{label}.hidden", _aten.mul.Tensor, o, shown), cell
 
 
 def _gru_cell(call: Call, label: str, a: torch.Tensor, b: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    inner = accumulator(call.formats[0])
     (ar, az, an), (br, bz, bn) = a.chunk(3, -1), b.chunk(3, -1)
-    r, z = torch.sigmoid(ar + br), torch.sigmoid(az + bz)
-    n = call.step(f"{label}.new", _aten.tanh.default, an + r * bn)
+    gates = torch.cat([ar + br, az + bz], -1)
+    r, z = call.step(f"{label}.sigmoid", _aten.sigmoid.default, gates, format=inner).chunk(2, -1)
+    n = call.step(f"{label}.new", _aten.tanh.default, an + r * bn, format=inner)
     return call.step(f"{label}.hidden", _aten.add.Tensor, n, z * (h - n))
 
 
@@ -147,7 +156,7 @@ def _fused_lstm(call: Call) -> tuple[Outputs, Rounding]:
     for name in ("input_bias", "hidden_bias"):
         bias = call.value(name)
         gates = gates if bias is None else gates + bias
-    h, c = _lstm_cell(call, "", gates, call.value("cx"))
+    h, c = _lstm_cell(call, "cell", gates, call.value("cx"))
     return [h, c, *_workspace(call, 2)], FUNCTION
 
 
@@ -158,4 +167,4 @@ def _fused_gru(call: Call) -> tuple[Outputs, Rounding]:
         bias = call.value(f"{kind}_bias")
         gates = call.value(f"{kind}_gates")
         sides.append(gates if bias is None else gates + bias)
-    return [_gru_cell(call, "", sides[0], sides[1], call.value("hx")), *_workspace(call, 1)], FUNCTION
+    return [_gru_cell(call, "cell", sides[0], sides[1], call.value("hx")), *_workspace(call, 1)], FUNCTION
