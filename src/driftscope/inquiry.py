@@ -292,10 +292,21 @@ def _explain_excess(case: _Case, evidence: Evidence, measured: Sequence[_Measure
     if not excess:
         return
     case.say("Looking for a cheaper arithmetic that explains the drift")
-    name, _ = cheaper_arithmetic(evidence, excess, THRESHOLDS.large, case.seed)
+    suspects = "AB" if _further(measured, 0) > _further(measured, 1) else "BA"
+    name, _ = cheaper_arithmetic(evidence, excess, THRESHOLDS.large, case.seed, suspects=suspects)
     pairs = {pair for pair, _ in excess}
     for m in measured:
         m.cheaper = name if m.pair in pairs else ""
+
+
+def _further(measured: Sequence[_Measured], side: int) -> float:
+    """How far a side is from its own lift at its worst output, in its own floors."""
+    distances = [0.0]
+    for m in measured:
+        error, floor = m.errors[side], floor_of(m.noises[side])
+        if error is not None and floor:
+            distances.append(error / floor)
+    return max(distances)
 
 
 def _explain_narrowing(evidence: Evidence, measured: Sequence[_Measured]) -> None:

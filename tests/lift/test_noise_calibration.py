@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.comparison.spread import drift_in_floors
+from driftscope.lift.evidence import Evidence, SideLift, add_noise, cheaper_arithmetic
 from driftscope.lift.noise import ARITHMETICS, ORDINARY, Arithmetic, noise_samples
 
 NAMED = {arithmetic.name: arithmetic for arithmetic in ARITHMETICS}
@@ -140,6 +141,29 @@ def test_planted_arithmetic_is_seen_and_its_name_fits(name):
     drift = plant(name, coarse, x) - reference
     assert rho(module, x, drift) > 2.5
     assert 0.2 < rho(module, x, drift, NAMED[name]) <= 2.5
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_of_all_arithmetics_the_planted_one_is_named(name):
+    module, x = encoder()
+    reference = natively(module, x)
+    coarse, _ = encoder()
+    drift = (plant(name, coarse, x) - reference).double()
+    _, graph = on_torch(module, x)
+    side = SideLift(graph, clean=graph.run())
+    add_noise(side, seed=5)
+    found, ratios = cheaper_arithmetic(Evidence(side, side, [(0, 0)]), [(0, drift)], 2.5, seed=6)
+    assert found == f"{name} in B"
+    assert 0.5 < ratios[0].value < 1.5
+
+
+def test_a_drift_no_arithmetic_explains_is_not_named():
+    module, x = encoder()
+    _, graph = on_torch(module, x)
+    side = SideLift(graph, clean=graph.run())
+    add_noise(side, seed=5)
+    drift = 0.5 * side.clean[0].value
+    assert cheaper_arithmetic(Evidence(side, side, [(0, 0)]), [(0, drift)], 2.5, seed=6) == ("", {})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ This is the measuring half of a comparison; :mod:`driftscope.comparison.judge` d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from driftscope.errors import CannotLift, DriftscopeError, RuntimeRefused
 from driftscope.lift.noise import (
     ARITHMETICS,
     ORDINARY,
+    Arithmetic,
     NoiseSample,
     floor64_sample,
     noise_sample,
@@ -246,9 +248,12 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
 
 
 def cheaper_arithmetic(
-    found: Evidence, drifts: Sequence[tuple[int, torch.Tensor]], limit: float, seed: int
+    found: Evidence, drifts: Sequence[tuple[int, torch.Tensor]], limit: float, seed: int, *, suspects: str = "BA"
 ) -> tuple[str, dict[int, Ratio]]:
-    """Name the mildest cheaper arithmetic that explains drifts above the floor.
+    """Name the cheaper arithmetic that explains drifts above the floor best.
+
+    A coarse arithmetic explains every smaller drift too, and a mild one drifts up to ``limit`` times its own. So of
+    those that explain all drifts the one whose floor is nearest to them is named: its ratio is nearest to 1.
 
     Parameters
     ----------
@@ -257,6 +262,9 @@ def cheaper_arithmetic(
         The outputs that ordinary rounding does not explain.
     limit : float
         rho to be reached by every one of them.
+    seed : int
+    suspects : str
+        The sides to try, in order: the one further from its own lift first.
 
     Returns
     -------
@@ -265,19 +273,32 @@ def cheaper_arithmetic(
     ratios : dict
         rho of each pair under that arithmetic.
     """
-    for arithmetic in ARITHMETICS:
-        for name, side, index in (("B", found.b, 1), ("A", found.a, 0)):
-            if side.graph is None:
-                continue
-            noise = noise_sample(side.graph, side.clean, arithmetic=arithmetic, seed=seed)
-            ratios = {}
-            for pair, drift in drifts:
-                sample = noise[found.pairs[pair][index]]
-                other = found.noise_a(pair) if index else found.noise_b(pair)
-                ratios[pair] = drift_in_floors(drift, [*other, *([] if sample is None else [sample])])
-            if all(r.value <= limit for r in ratios.values()):
-                return f"{arithmetic.name} in {name}", ratios
+    for name in suspects:
+        fitting = []
+        for arithmetic in ARITHMETICS:
+            ratios = _ratios_under(found, drifts, arithmetic, name, seed)
+            if ratios and all(0 < r.value <= limit for r in ratios.values()):
+                fitting.append((max(abs(math.log(r.value)) for r in ratios.values()), arithmetic.name, ratios))
+        if fitting:
+            _, best, ratios = min(fitting, key=lambda entry: entry[0])
+            return f"{best} in {name}", ratios
     return "", {}
+
+
+def _ratios_under(
+    found: Evidence, drifts: Sequence[tuple[int, torch.Tensor]], arithmetic: Arithmetic, name: str, seed: int
+) -> dict[int, Ratio]:
+    """rho of each pair if one side computed in this arithmetic; empty when that side cannot be lifted."""
+    side, index = (found.a, 0) if name == "A" else (found.b, 1)
+    if side.graph is None:
+        return {}
+    noise = noise_sample(side.graph, side.clean, arithmetic=arithmetic, seed=seed)
+    ratios = {}
+    for pair, drift in drifts:
+        sample = noise[found.pairs[pair][index]]
+        other = found.noise_a(pair) if index else found.noise_b(pair)
+        ratios[pair] = drift_in_floors(drift, [*other, *([] if sample is None else [sample])])
+    return ratios
 
 
 def reached_by_noise(
