@@ -17,7 +17,7 @@ from driftscope.comparison.recording import output_record
 from driftscope.comparison.spread import Ratio, drift_in_floors, floor_of, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import RuntimeRefused
-from driftscope.explain import reasons
+from driftscope.explain import reasons, refusals
 from driftscope.explain.narrowing import first_narrowing
 from driftscope.explain.ranges import first_overflow
 from driftscope.lift.evidence import Evidence, cheaper_arithmetic, gather, reached_by_noise
@@ -190,14 +190,17 @@ def compare_values(a: Any, b: Any) -> Comparison:
 
 
 def _run_natively(case: _Case) -> Finding | None:
-    """Run A twice and B once; what a runtime refuses becomes a finding."""
+    """Run A twice and B once; what a runtime refuses becomes a finding, unless the program cannot be used at all."""
     for side, bound, times in (("A", case.a, 2), ("B", case.b, 1)):
         with case.step("run", f"Running {side}: {bound.program.name} on {bound.program.runtime}"):
             for _ in range(times):
                 try:
                     case.results.append(_leaves(bound.program, bound))
                 except RuntimeRefused as refusal:
-                    return reasons.refusal_finding(side, refusal)
+                    unusable = refusals.unusable(side, bound.program.name, refusal)
+                    if unusable is not None:
+                        raise unusable from refusal
+                    return refusals.refusal_finding(side, refusal)
     return None
 
 

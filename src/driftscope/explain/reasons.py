@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.errors import CannotLift, RuntimeRefused
+from driftscope.errors import CannotLift
 from driftscope.explain.divergence import Parting, find_partings
 from driftscope.explain.ranges import Overflow
 from driftscope.lift.evidence import Evidence
@@ -17,18 +17,6 @@ from driftscope.records.verdict import Verdict
 
 # Places named in full; the rest are counted.
 _PLACES = 3
-
-
-def refusal_finding(side: str, refusal: RuntimeRefused) -> Finding:
-    """What a runtime said when it would not load or run a program, in its own words."""
-    code, verb = ("R001", "load") if refusal.stage == "load" else ("R002", "run")
-    return Finding(
-        code,
-        f"{refusal.runtime} refused to {verb} {side}: {refusal.words}",
-        why="The runtime has no kernel for it, or the program is not valid there.",
-        fix="Convert the refused operator's inputs to a dtype the runtime has a kernel for, or use another provider.",
-        evidence={"side": side, "runtime": refusal.runtime, "stage": refusal.stage, "words": refusal.words},
-    )
 
 
 def output_findings(outputs: Sequence[OutputRecord], codes: Sequence[str]) -> list[Finding]:

@@ -1,0 +1,120 @@
+"""What a runtime's refusal means and what to do about it, read from its own words and nothing else."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from driftscope.errors import DriftscopeError, InputError, ProgramError, RuntimeRefused
+from driftscope.records.finding import Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What is known when a runtime uses certain words.
+
+    Parameters
+    ----------
+    words : str
+        A regular expression over the runtime's message.
+    why, fix : str
+        One sentence each.
+    fault : str
+        ``"program"`` when the program is unusable whatever the runtime's kernels, ``"inputs"`` when what it was
+        given does not fit, ``""`` when the refusal is the runtime's own and worth a record.
+    """
+
+    words: str
+    why: str
+    fix: str
+    fault: str = ""
+
+
+# The first that matches decides: an element type is also called "an invalid model".
+_MEANINGS = (
+    Meaning(
+        r"opset \d+ of|Opset \d+|IR version",
+        "It was written for a newer ONNX than this runtime reads.",
+        "Export with an older opset, convert it with onnx.version_converter, or install a newer runtime.",
+        "program",
+    ),
+    Meaning(
+        r"No Op registered|is not a registered function/op",
+        "The runtime knows no operator of that name in that domain and opset.",
+        "Check name, domain and opset, or give the operator as a local function of the model.",
+        "program",
+    ),
+    Meaning(
+        r"Could not find an implementation|No kernel|not implemented for|not supported on",
+        "The runtime has no kernel for this operator with these element types.",
+        "Convert the operator's inputs to a type the runtime has a kernel for, or use another provider.",
+    ),
+    Meaning(
+        r"Type Error|Type '?tensor\(|type constraint",
+        "The operator does not take that element type.",
+        "Convert the operator's inputs to a type it takes.",
+    ),
+    Meaning(
+        r"this build has no|could not be started",
+        "The execution provider is not part of this installation, or its libraries did not load.",
+        "Install the onnxruntime package that brings the provider, or choose one that is here.",
+    ),
+    Meaning(
+        r"(?i)failed to allocate|bad_alloc|out of memory|can't allocate|not enough memory",
+        "There was not enough memory.",
+        "Compare on a smaller batch, or with fewer threads.",
+    ),
+    Meaning(
+        r"(?i)invalid model|not acyclic|ShapeInferenceError|raw_data size|must not be recursive|INVALID_GRAPH"
+        r"|Protobuf parsing failed|No graph was found",
+        "The file is not a valid ONNX model.",
+        "Export it again, or mend what is named; onnx.checker.check_model looks at the whole file.",
+        "program",
+    ),
+    Meaning(
+        r"(?i)dimension mismatch|shapes? cannot be multiplied|must match the size|size mismatch|invalid dimensions"
+        r"|doesn't match|shape mismatch|index out of range|out of bounds|Invalid input shape|expected input"
+        r"|broadcast",
+        "The inputs do not fit the program: their shapes, or the indices in them.",
+        "Give inputs of the shapes the program was written for.",
+        "inputs",
+    ),
+)
+_UNKNOWN = Meaning("", "", "")
+
+
+def meaning_of(refusal: RuntimeRefused) -> Meaning:
+    """Return what a refusal means; a meaning without why when its words are not known."""
+    return next((m for m in _MEANINGS if re.search(m.words, refusal.words)), _UNKNOWN)
+
+
+def unusable(side: str, name: str, refusal: RuntimeRefused) -> DriftscopeError | None:
+    """Return the error that a refusal amounts to, or None when it is a finding.
+
+    A model that is invalid, or newer than the runtime, is nobody's finding: it cannot be used. Inputs are judged by
+    the reference: what A does not take does not fit, but what only B does not take is news about B.
+    """
+    meaning = meaning_of(refusal)
+    if meaning.fault == "program" and refusal.stage == "load":
+        return ProgramError(f"{name} cannot be used: {_first_sentence(refusal)}. {meaning.fix}")
+    if meaning.fault == "inputs" and refusal.stage == "run" and side == "A":
+        return InputError(f"{name} does not take these inputs: {_first_sentence(refusal)}. {meaning.fix}")
+    return None
+
+
+def _first_sentence(refusal: RuntimeRefused) -> str:
+    # What stands in brackets at the end is the runtime's advice, which the meaning repeats.
+    return f"{refusal.runtime} says: {re.sub(r' [(]convert it with .*[)]$', '', refusal.words).rstrip('. ')}"
+
+
+def refusal_finding(side: str, refusal: RuntimeRefused) -> Finding:
+    """What a runtime said when it would not load or run a program, in its own words."""
+    code, verb = ("R001", "load") if refusal.stage == "load" else ("R002", "run")
+    meaning = meaning_of(refusal)
+    return Finding(
+        code,
+        f"{refusal.runtime} refused to {verb} {side}: {refusal.words}",
+        why=meaning.why,
+        fix=meaning.fix,
+        evidence={"side": side, "runtime": refusal.runtime, "stage": refusal.stage, "words": refusal.words},
+    )
