@@ -7,10 +7,17 @@ import pytest
 import test_contrib_attention
 import test_contrib_fused
 import test_contrib_quantised
+import test_contrib_recurrent
 import test_contrib_tensors
 from one_node import OneNode, distance, lifted, run
 
-_FAMILIES = (test_contrib_fused, test_contrib_attention, test_contrib_quantised, test_contrib_tensors)
+_FAMILIES = (
+    test_contrib_fused,
+    test_contrib_attention,
+    test_contrib_quantised,
+    test_contrib_recurrent,
+    test_contrib_tensors,
+)
 CASES = {f"{m.__name__.removeprefix('test_contrib_')}-{k}": c for m in _FAMILIES for k, c in m.CASES.items()}
 # Half formats are added up in float32 by onnxruntime and step by step by torch, so more of their error shows.
 LIMITS = {np.dtype(np.float16): 5e-3, np.dtype(np.float32): 5e-6}

@@ -187,6 +187,33 @@ def _zero_levels(node: Node, zeros: torch.Tensor | None, rows: int, blocks: int,
     return unpacked(zeros.reshape(rows, -1), bits, blocks).unsqueeze(-1)
 
 
+# Levels of 4-bit normal floats (Dettmers et al., QLoRA, 2023, appendix E) and of bitsandbytes' 4-bit floats.
+_NORMAL_FLOAT = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+_FOUR_BIT_FLOAT = (0.0, 0.005208333333333333, 2 / 3, 1.0, 1 / 3, 0.5, 1 / 6, 0.25)
+
+
+@operator("MatMulBnb4", domain=MICROSOFT)
+def matmul_bnb4(node: Node, a: torch.Tensor, b: torch.Tensor, largest: torch.Tensor) -> Result:
+    """``a @ W'`` (or ``a @ W`` where transB is 0), W (N, K) of 4-bit floats times the largest value of a block.
+
+    b holds two levels per byte, the first in the high bits, running over the flattened W; ``largest`` has one
+    number per ``block_size`` of them.
+    """
+    rows, width = node.integer("N"), node.integer("K")
+    table = _NORMAL_FLOAT if node.integer("quant_type") else (*_FOUR_BIT_FLOAT, *(-v for v in _FOUR_BIT_FLOAT))
+    wide = b.to(torch.int64)
+    index = torch.stack([wide >> 4, wide & 15], -1).flatten()[: rows * width]
+    levels = torch.tensor(table, dtype=torch.float32, device=a.device).to(a.dtype)[index]
+    scales = largest.repeat_interleave(node.integer("block_size"))[: rows * width]
+    weight = stored_product(node, levels, scales, 2).reshape(rows, width)
+    weight = weight.transpose(0, 1) if node.integer("transB", 1) else weight
+    return Result(torch.matmul(a, weight), dot(a.shape[-1], lambda: matmul_squares(a, weight)))
+
+
 @operator("GatherBlockQuantized", domain=MICROSOFT)
 def gather_block_quantized(
     node: Node,

@@ -69,18 +69,46 @@ def rotary_embedding(
         (B, S), or (1,): the position of the first token of every row.
     cosine, sine : torch.Tensor, (M, R / 2)
     """
+    if positions.numel() == 1:
+        length = x.shape[2] if x.dim() == 4 else x.shape[1]
+        positions = positions.reshape(1, 1) + torch.arange(length, device=positions.device)
+    return _rotated_input(node, x, cosine[positions], sine[positions])
+
+
+def _rotated_input(node: Node, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> Result:
+    """Rotate x (B, S, N * H) or (B, N, S, H) by angles (B or 1, S, R / 2)."""
     heads = node.integer("num_heads", 0)
     if x.dim() == 3 and not (heads and node.integer("rotary_embedding_dim", 0)):
         heads = x.shape[-1] // (2 * cosine.shape[-1])
-    split = split_heads(x, heads)
-    if positions.numel() == 1:
-        positions = positions.reshape(1, 1) + torch.arange(split.shape[2], device=positions.device)
-    rotation = Rotation(cosine[positions], sine[positions], bool(node.integer("interleaved", 0)))
-    value, rounding = rotated(split, rotation)
+    rotation = Rotation(cosine, sine, bool(node.integer("interleaved", 0)))
+    value, rounding = rotated(split_heads(x, heads), rotation)
     if x.dim() == 4:
         return Result(value, rounding)
     squares = rounding.squares
     return Result(join_heads(value), dot(2, None if squares is None else lambda: join_heads(squares())))
+
+
+@operator("MRotaryEmbedding", domain=MICROSOFT)
+def multimodal_rotary_embedding(
+    node: Node, x: torch.Tensor, positions: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
+) -> Result:
+    """RotaryEmbedding with positions in time, height and width (3, B, S), each for its share of the angles.
+
+    ``mrope_section`` says how many angles each has: one after the other, or every third where ``mrope_layout``
+    is 1.
+    """
+    sections = node.integers("mrope_section")
+    stream = torch.zeros(cosine.shape[-1], dtype=torch.int64, device=x.device)
+    if node.integer("mrope_layout", 0):
+        for index in (1, 2):
+            stream[index : sections[index] * 3 : 3] = index
+    else:
+        stream[sections[0] :] = 1
+        stream[sections[0] + sections[1] :] = 2
+    # (B, S, R / 2): the position that each angle is looked up at.
+    place = positions[stream].permute(1, 2, 0)
+    angle = torch.arange(cosine.shape[-1], device=x.device)
+    return _rotated_input(node, x, cosine[place, angle], sine[place, angle])
 
 
 @dataclass(frozen=True, slots=True)
