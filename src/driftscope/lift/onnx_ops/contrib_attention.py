@@ -140,16 +140,7 @@ def _refuse_shared_buffer(node: Node, *inputs: torch.Tensor | None) -> None:
 
 
 @operator("Attention", domain=MICROSOFT)
-def attention(
-    node: Node,
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    past: torch.Tensor | None = None,
-    attention_bias: torch.Tensor | None = None,
-    past_length: torch.Tensor | None = None,
-) -> Result:
+def attention(node: Node, x: torch.Tensor, weights: torch.Tensor, *rest: torch.Tensor | None) -> Result:
     """Projection to Q, K, V and attention.
 
     Parameters
@@ -157,19 +148,16 @@ def attention(
     node : Node
     x : torch.Tensor, (B, S, D)
     weights : torch.Tensor, (D, sum of qkv_hidden_sizes), in the order Q, K, V
-    bias : torch.Tensor or None, (sum of qkv_hidden_sizes,)
-    mask : torch.Tensor or None
-        See :func:`padding_mask`.
-    past : torch.Tensor or None, (2, B, N, P, H)
-    attention_bias : torch.Tensor or None, broadcastable to (B, N, S, T)
-    past_length : torch.Tensor or None
-        Only with a shared buffer, which is refused.
+    *rest : torch.Tensor or None
+        bias (sum of qkv_hidden_sizes,); mask, see :func:`padding_mask`; past (2, B, N, P, H); what is added to
+        the scores, broadcastable to (B, N, S, T); a past length, only with a shared buffer, which is refused.
 
     Returns
     -------
     Result
         (B, S, N * H_v) and the present state (2, B, N, T, H).
     """
+    bias, mask, past, attention_bias, past_length = (*rest, *[None] * 5)[:5]
     _refuse_shared_buffer(node, past_length)
     if node.integer("do_rotary", 0):
         raise node.refuse("it rotates queries and keys inside (do_rotary)")
@@ -220,9 +208,6 @@ def multi_head_attention(
     query: torch.Tensor,
     key: torch.Tensor | None = None,
     value: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    mask: torch.Tensor | None = None,
-    attention_bias: torch.Tensor | None = None,
     *rest: torch.Tensor | None,
 ) -> Result:
     """Attention of projected queries, keys and values.
@@ -233,19 +218,17 @@ def multi_head_attention(
     query, key, value : torch.Tensor
         (B, S, N * H), (B, L, N * H), (B, L, N * H_v); or query (B, S, N, 3, H); or key (B, L, N, 2, H); or key
         and value (B, N, L, H), used as they are.
-    bias : torch.Tensor or None, (2 N H + N H_v,)
-    mask, attention_bias : torch.Tensor or None
-        See :func:`padding_mask`; broadcastable to (B, N, S, T).
     *rest : torch.Tensor or None
-        past_key, past_value (B, N, P, H); then inputs of a shared buffer, which are refused.
+        bias (2 N H + N H_v,); mask, see :func:`padding_mask`; what is added to the scores, broadcastable to
+        (B, N, S, T); past_key, past_value (B, N, P, H); then inputs of a shared buffer, which are refused.
 
     Returns
     -------
     Result
         (B, S, N * H_v), present key and value (B, N, T, H), and the scores before the softmax (B, N, S, T).
     """
-    past_key, past_value, *shared = (*rest, None, None)
-    _refuse_shared_buffer(node, *shared[: max(len(rest) - 2, 0)])
+    bias, mask, attention_bias, past_key, past_value = (*rest, *[None] * 5)[:5]
+    _refuse_shared_buffer(node, *rest[5:])
     heads = _biased_heads(node, _unpacked(query, key, value), bias)
     if past_key is not None and past_value is not None:
         heads = Heads(heads.query, torch.cat([past_key, heads.key], 2), torch.cat([past_value, heads.value], 2))

@@ -46,17 +46,14 @@ def _scaled_product(node: Node, operands: Operands, bias: torch.Tensor | None) -
 
 
 @operator("MatMulIntegerToFloat", domain=MICROSOFT)
-def matmul_integer_to_float(
-    node: Node,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_scale: torch.Tensor,
-    b_scale: torch.Tensor,
-    a_zero: torch.Tensor | None = None,
-    b_zero: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-) -> Result:
-    """Product of 8-bit integers times their scales, plus bias; b's parameters may be per column."""
+def matmul_integer_to_float(node: Node, *inputs: torch.Tensor | None) -> Result:
+    """Product of 8-bit integers times their scales, plus bias; b's parameters may be per column.
+
+    Inputs are a, b, the scales of both, the zero points of both, and the bias.
+    """
+    a, b, a_scale, b_scale, a_zero, b_zero, bias = (*inputs, *[None] * 7)[:7]
+    if a is None or a_scale is None or b is None or b_scale is None:
+        raise node.refuse("an operand or its scale is left out")
     operands = Operands(a, a_scale, a_zero, b, b_scale, b_zero)
     return Result(_scaled_product(node, operands, bias), Rounding(Kind.ROUND), [node.format(2)])
 
@@ -141,13 +138,7 @@ def stored_product(node: Node, levels: torch.Tensor, scales: torch.Tensor, index
 
 @operator("MatMulNBits", domain=MICROSOFT)
 def matmul_n_bits(
-    node: Node,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None = None,
-    order: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    node: Node, a: torch.Tensor, b: torch.Tensor, scales: torch.Tensor, *rest: torch.Tensor | None
 ) -> Result:
     """``a @ W' + bias``, W (N, K) quantised in blocks along K.
 
@@ -157,12 +148,11 @@ def matmul_n_bits(
     a : torch.Tensor, (..., K)
     b : torch.Tensor of uint8, (N, blocks, bytes)
     scales : torch.Tensor, (N, blocks)
-    zeros : torch.Tensor or None
-        Packed like b, (N, bytes); or one float per block, (N, blocks). None means the middle level.
-    order : None
-        The deprecated group index, refused.
-    bias : torch.Tensor or None, (N,)
+    *rest : torch.Tensor or None
+        Zero points, packed like b (N, bytes), or one float per block (N, blocks), or left out for the middle
+        level; the deprecated group index, which is refused; the bias (N,).
     """
+    zeros, order, bias = (*rest, *[None] * 3)[:3]
     bits, block = node.integer("bits", 4), node.integer("block_size")
     rows, width = node.integer("N"), node.integer("K")
     if order is not None or bits not in (2, 4, 8):

@@ -5,6 +5,7 @@ Semantics: onnxruntime, ``docs/ContribOperators.md`` (LinearAttention, LinearAtt
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -161,15 +162,15 @@ def causal_convolution(
     new = first(x)
     before = new.new_zeros(*new.shape[:2], length) if past is None else first(past[-1] if window else past)
     whole = torch.cat([before, new], -1)
-    channels = weight.shape[0]
-    y = F.conv1d(whole, weight, bias, dilation=dilation, groups=channels)
-
-    def squares() -> torch.Tensor:
-        return back(F.conv1d(whole.square(), weight.square(), None, dilation=dilation, groups=channels))
+    convolve = functools.partial(F.conv1d, dilation=dilation, groups=weight.shape[0])
+    y = convolve(whole, weight, bias)
 
     ends = range(whole.shape[-1] - new.shape[-1] + 1, whole.shape[-1] + 1)
     states = [back(whole[..., end - length : end]) for end in ends]
-    y, rounding = back(y), dot(weight.shape[-1] + (bias is not None), squares)
+    y, rounding = (
+        back(y),
+        dot(weight.shape[-1] + (bias is not None), lambda: back(convolve(whole.square(), weight.square(), None))),
+    )
     if node.text("activation", "none") in ("silu", "swish"):
         y = node.inner("Conv", y, rounding)
         y, rounding = y * torch.sigmoid(y), Rounding(Kind.FUNCTION)
