@@ -98,6 +98,9 @@ def test_polygraphy_tensors_and_garbage(tmp_path):
     path = tmp_path / "feeds.json"
     path.write_text(json.dumps([{"x": tensor}]))
     assert ds.inputs(path).kwargs["x"].dtype == torch.bfloat16
+    path.write_text(json.dumps([{"x": tensor}] * 2))
+    with pytest.raises(ds.InputError, match="holds 2 iterations"):
+        ds.inputs(path)
     path.write_text(json.dumps({"x": 3, "y": "z"}))
     with pytest.raises(ds.InputError, match="not a file of Polygraphy inputs"):
         ds.inputs(path)

@@ -253,6 +253,28 @@ def test_truncated_files_are_said(onnx_file, tmp_path):
     assert ds.program(path).slots()
 
 
+@pytest.mark.parametrize(("training", "ratio", "expected"), [(True, 0.5, ["O004"]), (True, 0.0, []), (False, 0.5, [])])
+@pytest.mark.parametrize("as_node", [False, True])
+def test_dropout_left_on_in_a_graph_is_found(training, ratio, expected, as_node):
+    flag = helper.make_tensor("on", TensorProto.BOOL, [], [training])
+    amount = helper.make_tensor("ratio", TensorProto.FLOAT, [], [ratio])
+    before = [node("Constant", [], ["on"], value=flag)] if as_node else []
+    stored = [amount] if as_node else [amount, flag]
+    nodes = [*before, node("Dropout", ["x", "ratio", "on"], ["y"])]
+    model = onnx_model(nodes, [value("x")], [value("y")], initializers=stored)
+    assert [f.code for f in ds.program(model).check(X)] == expected
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(1, ["O003"]), (0, [])])
+def test_batch_normalisation_in_training_mode_is_found(mode, expected):
+    stored = [helper.make_tensor(name, TensorProto.FLOAT, [3], [1.0] * 3) for name in "sbmv"]
+    outputs = ["y", "mean", "variance"] if mode else ["y"]
+    norm = node("BatchNormalization", ["x", *"sbmv"], outputs, training_mode=mode)
+    assert [
+        f.code for f in ds.program(onnx_model([norm], [value("x")], [value("y")], initializers=stored)).check()
+    ] == expected
+
+
 def test_unused_inputs_are_found_and_inputs_of_subgraphs_are_not():
     def branch(name, used):
         return helper.make_graph([node("Identity", [used], [name])], name, [], [value(name)])

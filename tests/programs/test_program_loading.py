@@ -231,6 +231,10 @@ def test_polygraphy_outputs_are_read(tmp_path):
     assert torch.equal(program()["y"], X)
     assert torch.equal(program()["z"], X)
     assert program.runtime == "onnxrt-runner"
+    data["lst"][0][1].append(result)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ds.ProgramError, match="2 iterations"):
+        ds.recorded(path)
     path.write_text(json.dumps([{"x": array}]))
     with pytest.raises(ds.ProgramError, match="no Polygraphy run results"):
         ds.recorded(path)

@@ -156,7 +156,7 @@ def test_truncated_and_foreign_archives_are_said(pt2, tmp_path):
         ds.program(path)
     with zipfile.ZipFile(tmp_path / "foreign.pt2", "w") as archive:
         archive.writestr("hello.txt", "hello")
-    with pytest.raises(ds.ProgramError, match=r"foreign\.pt2 cannot be loaded"):
+    with pytest.raises(ds.ProgramError, match=r"foreign\.pt2 is an archive, but not one"):
         ds.program(tmp_path / "foreign.pt2")
 
 

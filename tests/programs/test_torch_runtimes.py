@@ -291,6 +291,24 @@ def test_unused_inputs_of_exports_are_found(exported, lookup_inputs):
     assert ds.program(exported).check(lookup_inputs) == []
 
 
+class Trains(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.drop(self.norm(x))
+
+
+@pytest.mark.parametrize(("training", "expected"), [(True, ["O004", "O003"]), (False, [])])
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_training_left_in_an_export_is_found(training, expected, decomposed):
+    exported = torch.export.export(Trains().train(training), (X,))
+    exported = exported.run_decompositions() if decomposed else exported
+    assert [f.code for f in ds.program(exported).check(X)] == expected
+
+
 def test_nested_and_constant_inputs_of_exports_fit_as_tree_and_as_leaves():
     class Nested(nn.Module):
         def forward(self, pair, scale: float, *, bias):

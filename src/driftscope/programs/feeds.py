@@ -226,6 +226,8 @@ def _from_strings(sources: Sequence[str | FilePath], seed: int) -> Inputs:
             raise InputError(
                 f"{str(source)!r} is neither a file ({', '.join(SUFFIXES)}) nor a spec such as 'x=4x64:float32'"
             )
+        if name.strip() in named:
+            raise InputError(f"input {name.strip()!r} is given twice")
         named[name.strip()] = parse_spec(name.strip(), spec)
     return Inputs(args=tuple(positional), kwargs=named, seed=seed, files=tuple(files))
 

@@ -109,8 +109,10 @@ def _read_safetensors(path: FilePath) -> dict[str, Any]:
 
 
 def _read_polygraphy(path: FilePath) -> dict[str, Any]:
-    """Read what ``polygraphy run --save-inputs`` writes: a list of feed dicts, of which the first is taken."""
+    """Read what ``polygraphy run --save-inputs`` writes: a list with one dict of arrays per iteration."""
     data = read_polygraphy_json(path)
+    if isinstance(data, list) and len(data) > 1:
+        raise InputError(f"{path} holds {len(data)} iterations; save one, with polygraphy run --iterations 1")
     feeds = data[0] if isinstance(data, list) and data else data
     if not isinstance(feeds, dict) or not feeds:
         raise InputError(f"{path} is not a file of Polygraphy inputs: it holds no list of named arrays")
@@ -124,7 +126,7 @@ def read_polygraphy_json(path: FilePath) -> Any:
     """Read Polygraphy's JSON, with its encoded arrays and tensors decoded and everything else left as it is."""
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_hook=_decode)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} is not JSON, or is truncated: {_first_sentence(error)}") from error
 
 

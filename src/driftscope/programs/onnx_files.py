@@ -97,11 +97,13 @@ def read_model(path: FilePath) -> OnnxModel:
         If the file is missing, empty, truncated, not an ONNX model, or asks for data outside its folder.
     """
     if not path.is_file():
-        raise ProgramError(f"{path}: no such file")
+        raise ProgramError(f"{path} is a folder; give the .onnx file" if path.is_dir() else f"{path}: no such file")
     try:
         proto = onnx.load(str(path), load_external_data=False)
     except (DecodeError, ValueError, RuntimeError) as error:
         raise ProgramError(f"{path} is not an ONNX model, or is truncated or damaged") from error
+    except OSError as error:
+        raise ProgramError(f"{path} cannot be read: {error.strerror or error}") from error
     _check_whole(proto, str(path))
     external = confine(proto, path.resolve().parent, path.name)
     return OnnxModel(proto, path.name, path, external)

@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
 
+from driftscope.errors import ProgramError
 from driftscope.programs.protocol import Slot
 
 # TensorProto element type -> the name torch gives it
@@ -60,6 +61,8 @@ def value_slot(value: onnx.ValueInfoProto, has_default: bool = False) -> Slot:
 
 def _dtype(tensor: TypeProto.Tensor) -> str | None:
     element = tensor.elem_type
+    if element not in TensorProto.DataType.values():
+        raise ProgramError(f"the model declares the element type {element}, which ONNX does not define")
     return ELEMENT_NAMES.get(element, TensorProto.DataType.Name(element).lower()) if element else None
 
 

@@ -23,6 +23,8 @@ import torch
 
 from driftscope.errors import ProgramError
 
+# A member that every archive of torch.export.save has, of today's and of the first format.
+_MARKS = ("archive_format", "serialized_exported_program.json")
 _SAMPLE_INPUTS = "data/sample_inputs/"
 _OPERATOR = re.compile(
     r"torch\.ops\.(?!load_library|loaded_libraries)\w+\.\w+(\.\w+)?|_operator\.\w+|math\.\w+|torch\.(_)?sym_\w+"
@@ -56,6 +58,8 @@ def inspect_archive(path: FilePath) -> set[str]:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
+            if not any(name.rpartition("/")[2] in _MARKS for name in names):
+                raise ProgramError(f"{path} is an archive, but not one that torch.export.save wrote")
             return {name for name in names if not _loadable(archive, name, path)}
     except (zipfile.BadZipFile, json.JSONDecodeError, UnicodeDecodeError, OSError, RecursionError) as error:
         raise ProgramError(f"{path} is damaged: {error}") from error

@@ -17,6 +17,7 @@ from driftscope.errors import CannotLift, ProgramError, RuntimeRefused
 from driftscope.programs.arrays import array_of, tensor_of
 from driftscope.programs.binding import bind_slots, ready
 from driftscope.programs.external_data import is_external, tensors_of
+from driftscope.programs.graph_modes import modes_of_onnx
 from driftscope.programs.onnx_files import OnnxModel
 from driftscope.programs.onnx_signature import opsets_of, outputs_of, slots_of, table_rows, unused_inputs
 from driftscope.programs.protocol import Bound, OnnxSource, Program, Slot
@@ -140,7 +141,8 @@ class OnnxProgram(Program):
         return {slot.name: _object_out(value) for slot, value in zip(self._outputs, values, strict=True)}
 
     def check(self, inputs: Any = None) -> list[Finding]:
-        return self.setup.unknown_optimizers() + [self._unused(name) for name in unused_inputs(self.model.proto)]
+        unused = [self._unused(name) for name in unused_inputs(self.model.proto)]
+        return [*self.setup.unknown_optimizers(), *modes_of_onnx(self.model.proto, self.name), *unused]
 
     def _unused(self, name: str) -> Finding:
         return Finding(

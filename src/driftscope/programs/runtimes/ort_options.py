@@ -33,6 +33,9 @@ PROVIDERS = {
     "qnn": "QNNExecutionProvider",
 }
 
+# onnxruntime starts every thread it is asked for: a hundred thousand of them take all memory and a minute.
+MOST_THREADS = 1024
+
 # onnxruntime takes any name without a word, so these are what can be checked against: the names its graph
 # transformers and rewrite rules give themselves.
 OPTIMIZERS = frozenset(
@@ -151,8 +154,14 @@ class SessionSetup:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise ProgramError(f"unknown optimisation level {self.level!r}; choose one of {', '.join(LEVELS)}")
-        if self.threads is not None and (isinstance(self.threads, bool) or self.threads < 1):
-            raise ProgramError(f"threads={self.threads!r}: an operator runs on 1 thread or more")
+        if self.threads is not None and (isinstance(self.threads, bool) or not 1 <= self.threads <= MOST_THREADS):
+            raise ProgramError(
+                f"threads={self.threads!r}: an operator runs on 1 thread or more, {MOST_THREADS} at most"
+            )
+        if self.provider_name not in onnxruntime.get_all_providers():
+            near = difflib.get_close_matches(self.provider.lower(), PROVIDERS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(PROVIDERS)}"
+            raise ProgramError(f"onnxruntime knows no execution provider {self.provider!r}; {hint}")
 
     @property
     def provider_name(self) -> str:

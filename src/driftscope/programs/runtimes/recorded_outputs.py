@@ -75,16 +75,18 @@ def read_outputs(path: FilePath) -> RecordedProgram:
 
 
 def _polygraphy_results(path: FilePath, data: Any) -> tuple[str, dict[str, Any]]:
-    """Return the first runner's name and its first iteration's outputs from Polygraphy's run results."""
-    results = data.get("lst") if isinstance(data, dict) else None
+    """Return the runner's name and its outputs from Polygraphy's run results."""
+    results: Any = data.get("lst") if isinstance(data, dict) else None
     try:
-        runner, iterations = results[0]  # type: ignore[index]
+        runner, iterations = results[0]
         outputs = iterations[0]["outputs"]
         arrays = {
             name: value.get("values", value) if isinstance(value, dict) else value for name, value in outputs.items()
         }
     except (TypeError, KeyError, IndexError, AttributeError, ValueError) as error:
         raise ProgramError(f"{path} holds no Polygraphy run results (polygraphy run --save-outputs)") from error
+    if len(iterations) > 1 or len(results) > 1:
+        raise ProgramError(f"{path} holds {len(results)} runners and {len(iterations)} iterations; save one of each")
     if not arrays:
         raise ProgramError(f"{path} holds no outputs")
     return str(runner), arrays

@@ -13,6 +13,7 @@ from driftscope.errors import InputError
 from driftscope.programs.arrays import dtype_name
 from driftscope.programs.binding import bind_slots, ready
 from driftscope.programs.feeds import Inputs
+from driftscope.programs.graph_modes import modes_of_export
 from driftscope.programs.protocol import Bound, Program, Slot, TorchSource
 from driftscope.programs.runtimes.torch_eager import fresh, run_torch
 from driftscope.programs.trees import flatten
@@ -139,7 +140,7 @@ class ExportedTorchProgram(Program):
 
     def check(self, inputs: Any = None) -> list[Finding]:
         nodes = {node.name: node for node in self.exported.graph.nodes if node.op == "placeholder"}
-        return [
+        return modes_of_export(self.exported, self.name) + [
             Finding(
                 "O002",
                 f"input {slot.name!r} of {self.name} is used by nothing: no output depends on it",
