@@ -157,6 +157,25 @@ def test_of_all_arithmetics_the_planted_one_is_named(name):
     assert 0.5 < ratios[0].value < 1.5
 
 
+def test_the_processor_s_own_bfloat16_multiplication_is_named():
+    """Not planted: torch multiplies float32 matrices in bfloat16 when it is allowed to and the processor can."""
+    module, x = encoder()
+    reference = natively(module, x)
+    allowed = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        drift = (natively(module, x) - reference).double()
+    finally:
+        torch.set_float32_matmul_precision(allowed)
+    if not drift.any():
+        pytest.skip("this processor multiplies float32 in float32 whatever is allowed")
+    _, graph = on_torch(module, x)
+    side = SideLift(graph, clean=graph.run())
+    add_noise(side, seed=5)
+    name, _ = cheaper_arithmetic(Evidence(side, side, [(0, 0)]), [(0, drift)], 2.5, seed=6)
+    assert name == "bfloat16 multiplication in B"
+
+
 def test_a_drift_no_arithmetic_explains_is_not_named():
     module, x = encoder()
     _, graph = on_torch(module, x)

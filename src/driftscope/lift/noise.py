@@ -127,7 +127,7 @@ def noise_samples(
     """Take as many noise samples as a floor needs: one, or more where few elements carry the noise.
 
     Small outputs are such a case; so is a softmax among near ties, where rounding turns a few rows over and leaves
-    the others alone (one sample in ten was then off by a factor of two, measured on attention with inputs x30).
+    the others alone: on attention with inputs x30 one sample lay at 0.48 to 1.50 of the floor, four at 0.80 to 1.27.
 
     Parameters
     ----------
