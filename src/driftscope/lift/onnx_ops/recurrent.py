@@ -94,34 +94,47 @@ def _times(node: Node, part: str, h: Tensor, r: Tensor) -> Tensor:
     return _shown(node, part, h @ weights, dot(h.shape[-1], lambda: matmul_squares(h, weights)))
 
 
+def _gates(node: Node, *gates: Tensor) -> tuple[Tensor, ...]:
+    """Activated gates: each is rounded before it is used, all are shown in one step."""
+    if not node.evaluation.observed:
+        return gates
+    joined = _shown(node, "gates", torch.cat(gates, -1), Rounding(Kind.FUNCTION))
+    return joined.chunk(len(gates), -1)
+
+
 def _lstm_step(node: Node, d: Direction, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     f, g, k = d.activations
-    i, o, forget, cell = (xw + _times(node, "hR", h, d.r) + d.rb).chunk(4, -1)
+    total = _shown(node, "Add", xw + _times(node, "hR", h, d.r) + d.rb, Rounding(Kind.ROUND))
+    i, o, forget, cell = total.chunk(4, -1)
     pi, po, pf = d.peephole.chunk(3) if d.peephole is not None else (0.0, 0.0, 0.0)
     i = f(_limited(node, i + pi * c))
     forget = 1 - i if node.integer("input_forget", 0) else f(_limited(node, forget + pf * c))
-    c = _shown(node, "c", forget * c + i * g(_limited(node, cell)), Rounding(Kind.FUNCTION))
-    o = f(_limited(node, o + po * c))
-    return _shown(node, "h", o * k(c), Rounding(Kind.FUNCTION)), c
+    i, forget, cell = _gates(node, i, forget, g(_limited(node, cell)))
+    c = _shown(node, "c", forget * c + i * cell, Rounding(Kind.ROUND))
+    o, bounded = _gates(node, f(_limited(node, o + po * c)), k(c))
+    return _shown(node, "h", o * bounded, Rounding(Kind.ROUND)), c
 
 
 def _gru_step(node: Node, d: Direction, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     f, g = d.activations
     size = h.shape[-1]
-    xz, xr, xh = xw.chunk(3, -1)
-    hz, hr = (_times(node, "hR", h, d.r[: 2 * size]) + d.rb[: 2 * size]).chunk(2, -1)
-    z, r = f(_limited(node, xz + hz)), f(_limited(node, xr + hr))
+    xh = xw[..., 2 * size :]
+    both = _times(node, "hR", h, d.r[: 2 * size]) + d.rb[: 2 * size] + xw[..., : 2 * size]
+    z, r = _shown(node, "Add", both, Rounding(Kind.ROUND)).chunk(2, -1)
+    z, r = _gates(node, f(_limited(node, z)), f(_limited(node, r)))
     weights, bias = d.r[2 * size :], d.rb[2 * size :]
     if node.integer("linear_before_reset", 0):
-        candidate = r * (_times(node, "hRh", h, weights) + bias)
+        inner = _shown(node, "Mul", r * (_times(node, "hRh", h, weights) + bias), Rounding(Kind.ROUND))
     else:
-        candidate = _times(node, "hRh", r * h, weights) + bias
-    candidate = g(_limited(node, xh + candidate))
-    return _shown(node, "h", (1 - z) * candidate + z * h, Rounding(Kind.FUNCTION)), c
+        reset = _shown(node, "Mul", r * h, Rounding(Kind.ROUND))
+        inner = _times(node, "hRh", reset, weights) + bias
+    total = _shown(node, "Add", xh + inner, Rounding(Kind.ROUND))
+    candidate = _shown(node, "candidate", g(_limited(node, total)), Rounding(Kind.FUNCTION))
+    return _shown(node, "h", (1 - z) * candidate + z * h, Rounding(Kind.ROUND)), c
 
 
 def _rnn_step(node: Node, d: Direction, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    total = xw + _times(node, "hR", h, d.r) + d.rb
+    total = _shown(node, "Add", xw + _times(node, "hR", h, d.r) + d.rb, Rounding(Kind.ROUND))
     return _shown(node, "h", d.activations[0](_limited(node, total)), Rounding(Kind.FUNCTION)), c
 
 
