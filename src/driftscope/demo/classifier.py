@@ -39,7 +39,8 @@ class Attention(nn.Module):
             for part in self.qkv(x).chunk(3, dim=-1)
         )
         y = F.scaled_dot_product_attention(q, k, v)
-        return self.out(y.transpose(1, 2).reshape(batch, tokens, width))
+        z: Tensor = self.out(y.transpose(1, 2).reshape(batch, tokens, width))
+        return z
 
 
 class Block(nn.Module):
@@ -55,7 +56,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.narrow(F.gelu(self.widen(self.norm2(x))))
+        y: Tensor = x + self.narrow(F.gelu(self.widen(self.norm2(x))))
+        return y
 
 
 class DigitClassifier(nn.Module):
@@ -75,7 +77,8 @@ class DigitClassifier(nn.Module):
         x = self.embed(patches.reshape(-1, TOKENS, PATCH * PATCH)) + self.position
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x).mean(dim=1))
+        logits: Tensor = self.head(self.norm(x).mean(dim=1))
+        return logits
 
 
 def classifier() -> DigitClassifier:

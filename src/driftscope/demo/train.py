@@ -60,10 +60,10 @@ def train(images: Tensor, labels: Tensor) -> DigitClassifier:
     steps = EPOCHS * math.ceil(len(labels) / BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(EPOCHS):
-        for rows in torch.randperm(len(labels), generator=generator).split(BATCH):
+        for rows in torch.split(torch.randperm(len(labels), generator=generator), BATCH):
             loss = F.cross_entropy(model(shifted(images[rows], generator)), labels[rows])
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
     return model.eval()
