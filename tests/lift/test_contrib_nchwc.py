@@ -73,6 +73,35 @@ def residual() -> onnx.ModelProto:
     return graph(nodes, weights, [2, 3, 9, 9])
 
 
+def squeezed() -> onnx.ModelProto:
+    """Squeeze and excitation: channels scaled by a function of their means."""
+    first, weights = convolution(16, 3)
+    nodes = [first, after("GlobalAveragePool", target="m")]
+    weights |= {"v": f32(16, 16, 1, 1), "v_bias": f32(16)}
+    nodes += [helper.make_node("Conv", ["m", "v", "v_bias"], ["e"], "excite"), after("Sigmoid", "e", "g")]
+    nodes += [helper.make_node("Mul", ["c", "g"], ["s"], "scale"), after("Relu", "s")]
+    return graph(nodes, weights, [2, 3, 9, 9])
+
+
+def normalised() -> onnx.ModelProto:
+    """A batch normalisation behind a pooling becomes a depthwise convolution of its own."""
+    first, weights = convolution(16, 3)
+    weights |= {name: np.abs(f32(16)) + np.float32(0.1) for name in ("scale", "shift", "mean", "variance")}
+    nodes = [first, after("MaxPool", target="p", kernel_shape=[2, 2])]
+    nodes.append(helper.make_node("BatchNormalization", ["p", *list(weights)[2:]], ["y"], "batch_norm"))
+    return graph(nodes, weights, [2, 3, 9, 9])
+
+
+def transposed() -> onnx.ModelProto:
+    """Channels last on both sides."""
+    first, weights = convolution(16, 16)
+    nodes = [helper.make_node("Transpose", ["t"], ["x"], "to_first", perm=[0, 3, 1, 2]), first]
+    nodes.append(helper.make_node("Transpose", ["c"], ["y"], "to_last", perm=[0, 2, 3, 1]))
+    model = graph(nodes, weights, [2, 9, 9, 16])
+    model.graph.input[0].name = "t"
+    return model
+
+
 GRAPHS = {
     "image": chain(16, 3, after("Relu")),
     "padded-channels": chain(20, 3, after("Relu")),
@@ -90,8 +119,16 @@ GRAPHS = {
     "mean-of-all": chain(16, 3, after("GlobalAveragePool")),
     "max-of-all": chain(16, 3, after("GlobalMaxPool")),
     "residual": residual(),
+    "gated": chain(16, 3, after("Sigmoid", target="g"), helper.make_node("Mul", ["c", "g"], ["y"], "gate")),
+    "squeezed": squeezed(),
+    "transposed": transposed(),
     "concatenated": chain(16, 3, helper.make_node("Concat", ["c", "c"], ["y"], "concat", axis=1)),
 }
+
+
+def feeds_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    (given,) = model.graph.input
+    return {given.name: f32(*[d.dim_value for d in given.type.tensor_type.shape.dim])}
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -99,7 +136,7 @@ def test_the_blocked_graph_computes_what_the_file_computes(name: str, tmp_path: 
     model = GRAPHS[name]
     blocked = optimised(model, tmp_path)
     assert blocked_operators(blocked), "onnxruntime no longer writes this graph in blocks"
-    feeds = {"x": f32(*[d.dim_value for d in model.graph.input[0].type.tensor_type.shape.dim])}
+    feeds = feeds_of(model)
     plain, got = lifted(model, feeds).run()[0].value, lifted(blocked, feeds).run()[0].value
     torch.testing.assert_close(got, plain, rtol=1e-13, atol=1e-13)
     assert distance(run(blocked, feeds)[0], got) < 1e-5
@@ -122,6 +159,15 @@ def test_blocked_upsampling(mode: str, tmp_path: Any) -> None:
     # Positions are computed in float32, which is exact for these sizes but in align_corners.
     limit = 1e-6 if mode == "align_corners" else 1e-13
     torch.testing.assert_close(got, lifted(model, feeds).run()[0].value, rtol=limit, atol=limit)
+
+
+def test_a_batch_normalisation_of_blocks_is_folded_with_one_rounding(tmp_path: Any) -> None:
+    model = normalised()
+    blocked, feeds = optimised(model, tmp_path), feeds_of(model)
+    assert blocked_operators(blocked).count("Conv") == 2
+    got, plain = lifted(blocked, feeds).run()[0].value, lifted(model, feeds).run()[0].value
+    assert 0 < distance(plain.numpy(), got) < 5e-7
+    assert distance(run(blocked, feeds)[0], got) < 1e-5
 
 
 def test_a_residual_sum_is_folded_into_the_convolution(tmp_path: Any) -> None:

@@ -319,3 +319,36 @@ def test_dynamic_quantisation_survives_fusion(tmp_path: Path) -> None:
         met |= own_operators(graph)
         assert distance(base.numpy(), lifted(graph, feeds).run()[0].value) < 1e-13, level
     assert "DynamicQuantizeMatMul" in met
+
+
+class TwoLinears(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 32, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_weights_quantised_in_blocks_survive_fusion(tmp_path: Path) -> None:
+    """The fused node may compute with 8-bit activations; its lift does not, and so shows that the kernel did."""
+    from onnxruntime.quantization import QuantFormat
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    torch.manual_seed(0)
+    args = (torch.randn(2, 5, 32),)
+    model = export(TwoLinears().eval(), args, tmp_path, dynamo=False, opset_version=17)
+    quantiser = MatMulNBitsQuantizer(model, bits=4, block_size=32, is_symmetric=False, quant_format=QuantFormat.QDQ)
+    quantiser.process()
+    quantised = quantiser.model.model
+    feeds = feeds_of(quantised, args)
+    base = lifted(quantised, feeds).run()[0].value
+    for level, graph in optimised(quantised, tmp_path):
+        got = lifted(graph, feeds).run()[0].value
+        assert distance(base.numpy(), got) < 1e-13, level
+        fused = [n for n in graph.graph.node if n.op_type == "MatMulNBits"]
+        assert bool(fused) == (level != "BASIC")
+        eight_bits = any(a.name == "accuracy_level" and a.i == 4 for n in fused for a in n.attribute)
+        assert (distance(run(graph, feeds)[0], got) > 1e-3) == eight_bits
