@@ -16,6 +16,7 @@ import functools
 import torch
 from torch.nn import functional as F
 
+from driftscope.errors import CannotLift
 from driftscope.lift.onnx_ops.contrib_activations import finish
 from driftscope.lift.onnx_ops.contrib_convolution import Terms
 from driftscope.lift.onnx_ops.normalisation import global_average_pool, global_max_pool
@@ -44,11 +45,15 @@ def native_block_size() -> int:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, None, 1, 1])],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(NCHWC, 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    (blocked,) = session.run(None, {"x": np.zeros((1, 4, 1, 1), np.float32)})
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        (blocked,) = session.run(None, {"x": np.zeros((1, 4, 1, 1), np.float32)})
+    except Exception as error:  # onnxruntime's errors have no class of their own
+        words = str(error).split("\n", 1)[0]
+        raise CannotLift(f"onnxruntime has no blocked channels on this processor: {words}") from error
     return int(blocked.shape[1])
 
 
