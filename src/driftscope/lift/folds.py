@@ -3,13 +3,15 @@
 A program computes ``batch_norm(conv(x, w))``; its export stores one convolution with ``w' = w * s`` where
 ``s = gamma / sqrt(var + eps)``. The stored ``w'`` was computed in the model's dtype, so as a float64 function the
 export is off by that rounding. Here each fold that the *other* program's graph allows is computed in float64 and
-compared with what is stored: within two ulps it is that fold, and the exact fold takes its place.
+compared with what is stored: within two ulps of float32 it is that fold, and the exact fold takes its place. Two
+ulps of a narrower format would also hide another epsilon: there the fold is computed again in that format, in each
+way that exporters and optimisers write it, and has to give the very bits.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +24,12 @@ from driftscope.lift.steps import Constant, Kind, Lifted, Step
 _ADD = frozenset({"add", "sub"})
 _SCALE = frozenset({"mul", "div"})
 _BLOCKS = (16, 8, 4)  # channels per block of onnxruntime's blocked convolutions, by processor
+
+
+# A weight and its bias as a program in the model's own format would hold them.
+Replay = tuple[torch.Tensor, torch.Tensor]
+# What folding does to them; the list of int is the scale's shape along the weight's axes.
+Recipe = Callable[[torch.Tensor, torch.Tensor, list[int]], Replay]
 
 
 @dataclass(slots=True)
@@ -41,17 +49,21 @@ class _Layer:
     steps: list[str] = field(default_factory=list)
     weight_rounds: bool = False
     bias_rounds: bool = False
+    replays: list[Replay] = field(default_factory=list)
 
-    def scaled(self, scale: torch.Tensor, shift: torch.Tensor, step: str) -> _Layer:
-        """The layer after ``y * scale + shift`` per output channel."""
+    def scaled(
+        self, scale: torch.Tensor, shift: torch.Tensor, added: torch.Tensor, step: str, recipes: Sequence[Recipe]
+    ) -> _Layer:
+        """The layer after ``y * scale + shift`` per output channel; ``added`` sums up the sizes of shift's terms."""
         shape = [1] * self.weight.ndim
         shape[self.out_axis] = -1
         rescaled = not bool((scale == 1.0).all())
         return _Layer(
             self.name, self.weight * scale.reshape(shape), self.bias * scale + shift, self.out_axis,
-            self.channel_axis, self.magnitude * scale.abs() + shift.abs(), [*self.steps, step],
+            self.channel_axis, self.magnitude * scale.abs() + added, [*self.steps, step],
             weight_rounds=self.weight_rounds or rescaled,
             bias_rounds=self.bias_rounds or rescaled or bool(self.bias.any()),
+            replays=[recipe(w, b, shape) for w, b in self.replays for recipe in recipes],
         )  # fmt: skip
 
 
@@ -102,6 +114,9 @@ class FoldFinder:
         biases = [w for k in positions if (w := self._constant(step, k)) is not None and w.shape == (channels,)]
         bias = biases[0] if biases else torch.zeros(channels, dtype=torch.float64, device=weight.device)
         layer = _Layer(step.name, weight, bias, axes[0], channel_axis, bias.abs())
+        native = self._constants[step.input_names[weights[0][0]]]
+        if _narrow(native.dtype):
+            layer.replays.append((native, bias.to(native.dtype)))
         self._layers[step.output_names[0]] = layer
 
     def _norm(self, step: Step) -> None:
@@ -115,8 +130,12 @@ class FoldFinder:
         epsilon = step.attributes.get("eps", step.attributes.get("epsilon", 1e-5))
         scale = torch.rsqrt(variance + float(epsilon))  # type: ignore[arg-type]
         scale = scale if gamma is None else scale * gamma
-        shift = -mean * scale if beta is None else beta - mean * scale
-        self._keep(step, layer.scaled(scale, shift, step.name))
+        beta = torch.zeros_like(mean) if beta is None else beta
+        # The stored bias is rounded at the size of these two, which may be much larger than their difference.
+        added = beta.abs() + (mean * scale).abs()
+        natives = [None if v is None else self._constants[step.input_names[k]] for k, v in enumerate(vectors, 1)]
+        recipes = _norm_recipes(natives, float(epsilon))  # type: ignore[arg-type]
+        self._keep(step, layer.scaled(scale, beta - mean * scale, added, step.name, recipes))
 
     def _affine(self, step: Step, operator: str) -> None:
         for position in (0, 1):
@@ -130,7 +149,8 @@ class FoldFinder:
             one, zero = torch.ones_like(vector), torch.zeros_like(vector)
             scale = {"mul": vector, "div": 1.0 / vector}.get(operator, one)
             shift = {"add": vector, "sub": -vector}.get(operator, zero)
-            self._keep(step, layer.scaled(scale, shift, step.name))
+            recipes = [lambda w, b, shape, s=scale, t=shift: _affine_again(w, b, s.reshape(shape), s, t)]
+            self._keep(step, layer.scaled(scale, shift, shift.abs(), step.name, recipes))
             return
 
     def _keep(self, step: Step, layer: _Layer) -> None:
@@ -187,21 +207,76 @@ def match_folds(left: Sequence[Constant], other: Lifted, others: Sequence[Consta
 
 
 def _match(constant: Constant, layer: _Layer, ulps: float) -> Repair | None:
-    stored = constant.value.to(torch.float64)
+    stored, fmt = constant.value.to(torch.float64), constant.value.dtype
     parts = (
-        (layer.weight, layer.weight.abs(), layer.weight_rounds),
-        (layer.bias, layer.magnitude, layer.bias_rounds),
+        (layer.weight, layer.weight.abs(), layer.weight_rounds, [w for w, _ in layer.replays]),
+        (layer.bias, layer.magnitude, layer.bias_rounds, [b for _, b in layer.replays]),
     )
-    for exact, size, rounds in parts:
+    for exact, size, rounds, replays in parts:
         if not rounds:
             continue
-        # One rounding each for the square root, the division, the product and the sum.
+        natives = zip(*(_arranged(r.to(torch.float64), stored.shape) for r in replays), strict=True) if replays else ()
+        again = iter(natives)
         arranged = zip(_arranged(exact, stored.shape), _arranged(size, stored.shape), strict=True)
         for value, scale in arranged:
-            if bool(((stored - value).abs() <= 2.0 * ulps * ulp(scale, constant.value.dtype)).all()):
+            if _narrow(fmt):
+                alike = [*next(again, ()), value.to(fmt).to(torch.float64)]
+                folded = any(torch.equal(native, stored) for native in alike)
+            else:
+                # One rounding each for the square root, the division, the product and the sum.
+                folded = bool(((stored - value).abs() <= 2.0 * ulps * ulp(scale, fmt)).all())
+            if folded:
                 words = f"{layer.name} folded with {', '.join(layer.steps)}"
                 return Repair(constant.name, value.contiguous(), "fold", words, constant)
     return None
+
+
+def _narrow(fmt: torch.dtype) -> bool:
+    """Whether an ulp is too coarse to tell one fold from another."""
+    return torch.finfo(fmt).eps > torch.finfo(torch.float32).eps
+
+
+def _affine_again(
+    w: torch.Tensor, b: torch.Tensor, along: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor
+) -> Replay:
+    fmt = w.dtype
+    return (w * along.to(fmt)).to(fmt), (b * scale.to(fmt) + shift.to(fmt)).to(fmt)
+
+
+def _norm_recipes(vectors: Sequence[torch.Tensor | None], epsilon: float) -> list[Recipe]:
+    """The ways in which a batch norm is folded: exporters and onnxruntime divide by the root, torch multiplies.
+
+    numpy rounds epsilon to the array's format before adding it, torch and onnxruntime do not; some compute in
+    float32 and round once.
+    """
+    _, _, mean, variance = vectors
+    if mean is None or variance is None:
+        return []
+    gamma = torch.ones_like(mean) if vectors[0] is None else vectors[0]
+    beta = torch.zeros_like(mean) if vectors[1] is None else vectors[1]
+
+    def recipe(multiply: bool, wide: bool, shifted: torch.Tensor) -> Recipe:
+        def fold(w: torch.Tensor, b: torch.Tensor, shape: list[int]) -> Replay:
+            fmt = w.dtype
+            up = torch.float32 if wide else fmt
+            g, t, m, v, bias = (x.to(up) for x in (gamma, beta, mean, shifted, b))
+            if multiply:
+                root = torch.rsqrt(v)
+                scale, moved = g * root, (bias - m) * root * g + t
+            else:
+                scale = g / torch.sqrt(v)
+                moved = (bias - m) * scale + t
+            return (w.to(up) * scale.reshape(shape)).to(fmt), moved.to(fmt)
+
+        return fold
+
+    rounded = variance + torch.tensor(epsilon, dtype=variance.dtype)
+    plain, wide = variance + epsilon, variance.to(torch.float32) + epsilon
+    return [
+        recipe(multiply, up, shifted)
+        for multiply in (False, True)
+        for up, shifted in ((False, rounded), (False, plain), (True, wide))
+    ]
 
 
 def _arranged(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
