@@ -191,6 +191,15 @@ def test_scripted_modules():
     assert distance(lift(module, x).run(), truth(module, x)) <= 1e-13
 
 
+def test_compiled_parts_are_seen_call_by_call():
+    part = nn.Sequential(nn.Linear(16, 8), nn.Tanh()).eval()
+    compiled = torch.compile(part, backend="eager")
+    x = torch.randn(SEQUENCE)
+    tape = lift(lambda x: compiled(x) * 2, x)
+    assert {"addmm", "tanh", "mul"} <= {e.name for e in tape.tape.entries}
+    assert distance(tape.run(), [truth(part, x)[0] * 2]) <= 1e-14
+
+
 def test_fused_dropout_is_frozen_as_a_product():
     x = torch.randn(4, 50)
     tape = lift(lambda x: torch.ops.aten.native_dropout(x, 0.25, True)[0] * 2, x)

@@ -171,6 +171,12 @@ def test_numpy_in_the_middle_is_refused():
     assert X.numpy().shape == (4, 6)
 
 
+def test_lists_of_floats_are_refused_and_of_sizes_are_not():
+    with pytest.raises(CannotLift, match="tolist"):
+        lift(lambda x: x * torch.tensor(x.tolist()), X)
+    assert_truth(lambda x: x * sum((x > 0).sum(1).tolist()), X)
+
+
 def test_numpy_of_constants_is_fine():
     table = torch.arange(6.0)
     assert lift(lambda x: x * torch.from_numpy(table.numpy() * 2), X).run()[0].value is not None

@@ -26,7 +26,7 @@ from driftscope.lift.tape_exported import GraphWalk, graph_arguments
 from driftscope.lift.tape_places import Places
 from driftscope.lift.tape_record import Recorder
 from driftscope.lift.tape_replay import LiftedConstants, Replay
-from driftscope.lift.tape_state import attributes_kept, escapes_refused, generators_kept
+from driftscope.lift.tape_state import attributes_kept, compilation_off, escapes_refused, generators_kept
 from driftscope.programs.trees import Spec, flatten, unflatten
 from driftscope.records.paths import Path
 
@@ -185,7 +185,7 @@ def _record_exported(
 def _record(recorder: Recorder, inputs: list[tuple[str, torch.Tensor]], run: Callable[[], Any]) -> TorchTape:
     ledger = recorder.ledger
     try:
-        with generators_kept(), escapes_refused(ledger.depends):
+        with generators_kept(), compilation_off(), escapes_refused(ledger.depends):
             for name, tensor in inputs:
                 ledger.add_input(tensor, name)
             with recorder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,10 +56,21 @@ def _restore(table: dict[str, Any], before: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def escapes_refused(depends: Callable[[torch.Tensor], bool]) -> Iterator[None]:
-    """Refuse `Tensor.numpy` and DLPack on floats that depend on the inputs: what numpy computes is not seen.
+def compilation_off() -> Iterator[None]:
+    """Run compiled functions eagerly: the calls inside a compiled kernel are not seen."""
+    if "torch._dynamo" not in sys.modules:
+        # Nothing can be compiled yet, and asking would import it.
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
-    Both are shadowed on the class while a program is recorded; a dispatch mode does not see them, and what came
+
+@contextlib.contextmanager
+def escapes_refused(depends: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """Refuse `Tensor.numpy`, `tolist` and DLPack on floats that depend on the inputs: what follows is not seen.
+
+    They are shadowed on the class while a program is recorded; a dispatch mode does not see them, and what came
     back would silently count as a constant.
     """
 
@@ -72,7 +84,7 @@ def escapes_refused(depends: Callable[[torch.Tensor], bool]) -> Iterator[None]:
 
         return method
 
-    own = {name: vars(torch.Tensor).get(name) for name in ("numpy", "__dlpack__")}
+    own = {name: vars(torch.Tensor).get(name) for name in ("numpy", "tolist", "__dlpack__")}
     for name in own:
         setattr(torch.Tensor, name, guarded(name))
     try:

@@ -13,7 +13,7 @@ from driftscope.lift.tape_ops.products import dot, rank_one
 from driftscope.lift.tape_ops.registry import Outputs, rule
 
 if TYPE_CHECKING:
-    from driftscope.lift.tape_replay import Call
+    from driftscope.lift.tape_call import Call
 
 _NAMES = ("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
           "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention",

@@ -11,7 +11,7 @@ from driftscope.lift.tape_entries import FLOAT8, lifted_dtype
 from driftscope.lift.tape_ops.registry import EXACT, ROUND, Outputs, rule
 
 if TYPE_CHECKING:
-    from driftscope.lift.tape_replay import Call, Operand
+    from driftscope.lift.tape_call import Call, Operand
 
 
 def cast(operand: Operand, format: torch.dtype) -> tuple[torch.Tensor, Rounding]:

@@ -12,7 +12,7 @@ from driftscope.lift.tape_entries import lifted_dtype
 from driftscope.lift.tape_ops.registry import EXACT, ROUND, Outputs, rule
 
 if TYPE_CHECKING:
-    from driftscope.lift.tape_replay import Call
+    from driftscope.lift.tape_call import Call
 
 _NATIVE = """
 eq ne lt le gt ge not_equal less greater isnan isinf isposinf isneginf isfinite isreal logical_and logical_or

@@ -10,7 +10,7 @@ from driftscope.lift.steps import Rounding
 from driftscope.lift.tape_ops.registry import EXACT, FUNCTION, Outputs, formula, rule
 
 if TYPE_CHECKING:
-    from driftscope.lift.tape_replay import Call
+    from driftscope.lift.tape_call import Call
 
 
 @formula("add", "sub", "subtract", "rsub", "mul", "multiply", "pow", "_foreach_add")

@@ -13,7 +13,7 @@ from driftscope.lift.tape_ops.attention import attention_weights
 from driftscope.lift.tape_ops.registry import ROUND, Outputs, rule
 
 if TYPE_CHECKING:
-    from driftscope.lift.tape_replay import Call
+    from driftscope.lift.tape_call import Call
 
 _aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.tape_ops.registry import Outputs, rule
 
 if TYPE_CHECKING:
-    from driftscope.lift.tape_replay import Call
+    from driftscope.lift.tape_call import Call
 
 
 def _moments(x: torch.Tensor, dims: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

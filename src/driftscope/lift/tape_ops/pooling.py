@@ -11,7 +11,7 @@ from driftscope.lift.tape_entries import tensors_in
 from driftscope.lift.tape_ops.registry import EXACT, Outputs, rule
 
 if TYPE_CHECKING:
-    from driftscope.lift.tape_replay import Call
+    from driftscope.lift.tape_call import Call
 
 
 @rule("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d",

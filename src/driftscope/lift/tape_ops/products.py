@@ -13,7 +13,7 @@ from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.tape_ops.registry import Outputs, rule
 
 if TYPE_CHECKING:
-    from driftscope.lift.tape_replay import Call
+    from driftscope.lift.tape_call import Call
 
 
 def dot(length: int, squares: Callable[[], torch.Tensor] | None = None) -> Rounding:

@@ -12,7 +12,7 @@ from driftscope.lift.tape_ops.attention import accumulator
 from driftscope.lift.tape_ops.registry import EXACT, FUNCTION, Outputs, rule
 
 if TYPE_CHECKING:
-    from driftscope.lift.tape_replay import Call
+    from driftscope.lift.tape_call import Call
 
 _aten = torch.ops.aten
 # The kernels' numbers of the recurrent modes.

@@ -10,7 +10,7 @@ import torch
 from driftscope.lift.steps import Kind, Rounding
 
 if TYPE_CHECKING:
-    from driftscope.lift.tape_replay import Call
+    from driftscope.lift.tape_call import Call
 
 Outputs: TypeAlias = list[torch.Tensor | None]
 Rule: TypeAlias = "Callable[[Call], tuple[Outputs, Rounding]]"

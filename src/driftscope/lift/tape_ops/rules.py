@@ -25,7 +25,7 @@ from driftscope.lift.tape_ops.kinds import EXACT_NAMES, FUNCTION_NAMES, ROUND_NA
 from driftscope.lift.tape_ops.registry import EXACT, FORMULAS, FUNCTION, ROUND, RULES, Outputs
 
 if TYPE_CHECKING:
-    from driftscope.lift.tape_replay import Call
+    from driftscope.lift.tape_call import Call
 
 FAMILIES = (attention, casts, decisions, elementwise, fused, norms, pooling, products, quantised, recurrent)
 _NAMESPACES = ("aten", "prims", "prim")
