@@ -121,7 +121,7 @@ def compare(
     with case.step("explain", "Looking for the place"):
         outputs = [record for record, _ in judged]
         findings = _findings(evidence, outputs, [j.code for _, j in judged], explain)
-    verdict = worst(o.verdict for o in outputs)
+    verdict = _verdict(outputs)
     return _record(case, verdict, _reason(outputs, verdict), outputs, evidence, command, findings)
 
 
@@ -180,7 +180,7 @@ def compare_values(a: Any, b: Any) -> Comparison:
             cannot_a="only its results were given", formats=(leaf.a_dtype or "", leaf.b_dtype or ""),
         )  # fmt: skip
         outputs.append(output_record(leaf, evidence, judge(evidence), ((), ()), (None, None)))
-    verdict = worst(o.verdict for o in outputs)
+    verdict = _verdict(outputs)
     return Comparison(
         verdict, _reason(outputs, verdict), tuple(outputs), environment=capture(), thresholds=THRESHOLDS.to_dict()
     )
@@ -270,6 +270,8 @@ def _values(case: _Case, leaf: LeafComparison) -> tuple[Any, Any, Any]:
 
 def _native(value: Any) -> torch.Tensor:
     tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    if tensor.is_nested:
+        tensor = torch.cat([part.reshape(-1) for part in tensor.unbind()])
     tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
     return tensor.detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
 
@@ -397,10 +399,19 @@ def _findings(
     return found
 
 
+def _verdict(outputs: Sequence[OutputRecord]) -> Verdict:
+    return Verdict.INCONCLUSIVE if _nothing(outputs) else worst(o.verdict for o in outputs)
+
+
+def _nothing(outputs: Sequence[OutputRecord]) -> bool:
+    """Whether there is nothing to compare: no output at all, or None alone on both sides."""
+    return all(o.verdict is Verdict.IDENTICAL and o.a is not None and o.a.dtype == "None" for o in outputs)
+
+
 def _reason(outputs: Sequence[OutputRecord], verdict: Verdict) -> str:
     """The sentence of the worst output; with its path when there are several."""
-    if not outputs:
-        return "neither program returns anything"
+    if _nothing(outputs):
+        return "neither program returns anything: nothing was compared"
     first = next(o for o in outputs if o.verdict is verdict)
     if len(outputs) == 1:
         return first.reason

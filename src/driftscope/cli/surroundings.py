@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from driftscope.errors import DriftscopeError, Exit
+from driftscope.errors import DriftscopeError, Exit, ProgramError
 
 INTERRUPTED = 130  # what a shell expects after Ctrl-C: 128 + SIGINT
 
@@ -56,6 +56,9 @@ class Journey:
                 self._status = stack.enter_context(console.status("Loading", spinner="dots"))
             try:
                 yield self
+            except SystemExit as error:
+                # From the user's own code: its exit code would be taken for a verdict.
+                raise ProgramError(f"the program under comparison called sys.exit({error.code!r})") from error
             finally:
                 self._status = None
 
@@ -100,10 +103,17 @@ def guard(debug: bool) -> Iterator[None]:
         _complain(str(error), debug)
         raise SystemExit(int(error.exit_code)) from None
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        hint = "" if debug else " (--debug shows where)"
-        _complain(f"driftscope could not finish: {reason}{hint}", debug)
-        raise SystemExit(int(Exit.FAILED)) from None
+        sentence, code = _unforeseen(error)
+        _complain(sentence if debug or code is Exit.USAGE else f"{sentence} (--debug shows where)", debug)
+        raise SystemExit(int(code)) from None
+
+
+def _unforeseen(error: Exception) -> tuple[str, Exit]:
+    if isinstance(error, OSError) and error.filename is not None:
+        # A file that the system refuses to open, write or even name is the user's to mend.
+        return f"{error.filename}: {error.strerror or error}", Exit.USAGE
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"driftscope could not finish: {reason}", Exit.FAILED
 
 
 def _complain(sentence: str, debug: bool) -> None:

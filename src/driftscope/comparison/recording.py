@@ -11,7 +11,8 @@ from driftscope.comparison.leaves import LeafComparison
 from driftscope.comparison.spread import Ratio, floor_of
 from driftscope.comparison.tolerance import suggest_tolerance
 from driftscope.numerics.formats import format_of
-from driftscope.records.comparison import OutputRecord, Side
+from driftscope.records.comparison import OutputRecord, Side, Tolerance
+from driftscope.records.verdict import Verdict
 
 # Relative difference of two errors below which neither side is called closer.
 _EQUALLY_CLOSE = 0.05
@@ -38,6 +39,9 @@ def output_record(
         rms(native - own lift) of each side.
     """
     drift = leaf.drift
+    # Values that do not stand against each other have no lifted drift either, not one of 0.
+    delta = None if leaf.kind in ("structure", "kind", "shape") else evidence.delta
+    undecided = judgement.verdict is Verdict.INCONCLUSIVE
     return OutputRecord(
         path=str(leaf.path),
         verdict=judgement.verdict,
@@ -52,12 +56,13 @@ def output_record(
         worst_index=drift.worst_index if drift else None,
         worst_values=drift.worst_values if drift else None,
         floors=_floors(evidence.rho),
-        lifted=evidence.delta.value if evidence.delta else None,
-        lifted_threshold=evidence.delta.limit if evidence.delta else None,
+        lifted=delta.value if delta else None,
+        lifted_threshold=delta.limit if delta else None,
         closer=_closer(errors),
         a=_side(leaf.a_dtype, leaf.a_shape, noises[0], errors[0]),
         b=_side(leaf.b_dtype, leaf.b_shape, noises[1], errors[1]),
-        tolerance=_tolerance(leaf, noises) if evidence.floating else None,
+        # Where nothing is decided, a tolerance would be read as if something were.
+        tolerance=None if undecided or not evidence.floating else _tolerance(leaf, noises),
     )
 
 
@@ -86,7 +91,7 @@ def _closer(errors: tuple[float | None, float | None]) -> str | None:
     return "a" if a < b else "b"
 
 
-def _tolerance(leaf: LeafComparison, noises: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]):  # type: ignore[no-untyped-def]
+def _tolerance(leaf: LeafComparison, noises: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]) -> Tolerance | None:
     formats = [f for f in (format_of(leaf.a_dtype or ""), format_of(leaf.b_dtype or "")) if f is not None]
     samples = [*noises[0], *noises[1]]
     if not formats or not samples or samples[0].is_complex():

@@ -60,6 +60,12 @@ _MEANINGS = (
         "Install the onnxruntime package that brings the provider, or choose one that is here.",
     ),
     Meaning(
+        r"(?i)on device meta|meta tensors?\b",
+        "Its weights are on the meta device, where tensors have a shape but no values.",
+        "Load the weights, or move the module with .to_empty() and initialise it.",
+        "program",
+    ),
+    Meaning(
         r"(?i)failed to allocate|bad_alloc|out of memory|can't allocate|not enough memory",
         "There was not enough memory.",
         "Compare on a smaller batch, or with fewer threads.",
@@ -73,8 +79,8 @@ _MEANINGS = (
     ),
     Meaning(
         r"(?i)dimension mismatch|shapes? cannot be multiplied|must match the size|size mismatch|invalid dimensions"
-        r"|doesn't match|shape mismatch|index out of range|out of bounds|Invalid input shape|expected input"
-        r"|broadcast",
+        r"|shape mismatch|index out of range in self|indices element out of data bounds|Invalid input shape"
+        r"|Got invalid dimensions for input|BroadcastIterator",
         "The inputs do not fit the program: their shapes, or the indices in them.",
         "Give inputs of the shapes the program was written for.",
         "inputs",
@@ -95,7 +101,7 @@ def unusable(side: str, name: str, refusal: RuntimeRefused) -> DriftscopeError |
     the reference: what A does not take does not fit, but what only B does not take is news about B.
     """
     meaning = meaning_of(refusal)
-    if meaning.fault == "program" and refusal.stage == "load":
+    if meaning.fault == "program":
         return ProgramError(f"{name} cannot be used: {_first_sentence(refusal)}. {meaning.fix}")
     if meaning.fault == "inputs" and refusal.stage == "run" and side == "A":
         return InputError(f"{name} does not take these inputs: {_first_sentence(refusal)}. {meaning.fix}")
@@ -103,8 +109,9 @@ def unusable(side: str, name: str, refusal: RuntimeRefused) -> DriftscopeError |
 
 
 def _first_sentence(refusal: RuntimeRefused) -> str:
-    # What stands in brackets at the end is the runtime's advice, which the meaning repeats.
-    return f"{refusal.runtime} says: {re.sub(r' [(]convert it with .*[)]$', '', refusal.words).rstrip('. ')}"
+    # The file is named already, and the advice in brackets at the end is repeated by the meaning.
+    words = re.sub(r"^Load model from .*?\.onnx (?:failed:)?\s*", "", refusal.words)
+    return f"{refusal.runtime} says: {re.sub(r' [(]convert it with .*[)]$', '', words).rstrip('. ')}"
 
 
 def refusal_finding(side: str, refusal: RuntimeRefused) -> Finding:

@@ -205,6 +205,9 @@ def _value(name: str, value: Any) -> Any:
 
 def _tensors(tree: Any) -> Any:
     leaves, spec = flatten(tree, "in")
+    for _, leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+            raise InputError(f"an input of shape {tuple(leaf.shape)} is on the meta device and has no values")
     return unflatten([tensor_of(leaf) for _, leaf in leaves], spec)
 
 
