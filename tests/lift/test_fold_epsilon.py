@@ -1,0 +1,74 @@
+"""A folded batch norm is recognised in every format; the same fold with another epsilon is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from driftscope.lift.folds import match_folds
+from driftscope.lift.steps import Constant, Origin
+from driftscope.lift.tape import lift_torch
+from driftscope.records.finding import Where
+
+FORMATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def normed_convolution(fmt: torch.dtype) -> nn.Sequential:
+    torch.manual_seed(5)
+    module = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6, eps=1e-3))
+    with torch.no_grad():
+        module[1].running_var.uniform_(0.5, 1.5)
+        module[1].running_mean.normal_()
+        module[1].weight.uniform_(0.5, 1.5)
+        module[1].bias.normal_()
+    return module.to(fmt).eval()
+
+
+def folded(module: nn.Sequential, eps: float, multiply: bool) -> list[Constant]:
+    conv, norm = module
+    with torch.no_grad():
+        if multiply:
+            scale = norm.weight * torch.rsqrt(norm.running_var + eps)
+        else:
+            scale = norm.weight / torch.sqrt(norm.running_var + eps)
+        weight = conv.weight * scale[:, None, None, None]
+        bias = (conv.bias - norm.running_mean) * scale + norm.bias
+    return [Constant(name, v, Origin.WEIGHT, Where()) for name, v in (("weight", weight), ("bias", bias))]
+
+
+def matches(module: nn.Sequential, stored: list[Constant]) -> set[str]:
+    lifted = lift_torch(module, (torch.randn(1, 3, 5, 5).to(stored[0].value.dtype),), {}, module=module)
+    return {r.name for r in match_folds(stored, lifted, lifted.constants(), 2.0)}
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=str)
+@pytest.mark.parametrize("multiply", [False, True], ids=["divided", "multiplied"])
+def test_fold_is_recognised(fmt: torch.dtype, multiply: bool):
+    module = normed_convolution(fmt)
+    assert "weight" in matches(module, folded(module, 1e-3, multiply))
+
+
+@pytest.mark.parametrize("fmt", FORMATS[:2], ids=str)
+def test_fold_with_another_epsilon_is_not(fmt: torch.dtype):
+    module = normed_convolution(fmt)
+    stored = folded(module, 1e-5, multiply=False)
+    assert not torch.equal(stored[0].value, folded(module, 1e-3, multiply=False)[0].value)
+    assert matches(module, stored) == set()
+
+
+def test_a_fold_stored_wider_than_it_was_computed_is_recognised():
+    module = normed_convolution(torch.float16)
+    weight, _ = folded(module, 1e-3, multiply=False)
+    widened = Constant("weight", weight.value.float(), Origin.WEIGHT, Where())
+    lifted = lift_torch(module, (torch.randn(1, 3, 5, 5).half(),), {}, module=module)
+    assert [r.kind for r in match_folds([widened], lifted, lifted.constants(), 2.0)] == ["fold"]
+
+
+def test_a_weight_that_nothing_rescales_is_no_fold():
+    torch.manual_seed(6)
+    layer = nn.Linear(8, 8).half()
+    plain = lambda x: x @ layer.weight.T + layer.bias  # noqa: E731
+    near = Constant("w", layer.weight.detach().bfloat16().half(), Origin.WEIGHT, Where())
+    lifted = lift_torch(plain, (torch.randn(2, 8).half(),), {})
+    assert match_folds([near], lifted, lifted.constants(), 2.0) == []
