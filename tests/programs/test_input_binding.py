@@ -40,7 +40,7 @@ def test_names_win_over_order():
         (X[0], "has 2 dimensions"),
         (torch.zeros(4, 3), "fixed size 2 in dimension 0"),
         (X.to_sparse(), "is dense, but a sparse_coo tensor was given"),
-        (X.to("meta"), "holds no values"),
+        (X.to("meta"), "no values"),
         ({"x": None}, "NoneType was given"),
         (["a"], "neither a file"),
     ],
