@@ -252,3 +252,17 @@ def test_recorded_outputs_pair_with_a_program():
         bound_a, bound_b, found = pair_inputs(a, b, X)
         assert torch.equal(a(bound_a)["y"], b(bound_b)["y"])
         assert found == []
+
+
+@pytest.mark.parametrize(
+    ("graph", "producer", "name"),
+    [
+        ("resnet", "pytorch", "resnet"),
+        ("main_graph", "pytorch", "ONNX model of pytorch"),
+        ("", "", "ONNX model"),
+    ],
+)
+def test_a_model_in_memory_is_called_by_a_name_that_tells_it_from_others(graph, producer, name):
+    model = unary()
+    model.graph.name, model.producer_name = graph, producer
+    assert ds.program(model).name == name

@@ -117,10 +117,21 @@ def wrap_model(proto: onnx.ModelProto, name: str = "") -> OnnxModel:
     ProgramError
         If it is empty or keeps data in other files.
     """
-    name = name or proto.graph.name or "ModelProto"
+    name = name or _name_of(proto)
     _check_whole(proto, name)
     confine(proto, None, name)
     return OnnxModel(proto, name)
+
+
+# What exporters call every graph.
+_EVERYBODY = {"", "main_graph", "main", "graph", "torch_jit", "torch-jit-export", "tf2onnx", "unnamed"}
+
+
+def _name_of(proto: onnx.ModelProto) -> str:
+    """Return the graph's name where somebody gave it one, else who wrote the model."""
+    if proto.graph.name not in _EVERYBODY:
+        return str(proto.graph.name)
+    return f"ONNX model of {proto.producer_name}" if proto.producer_name else "ONNX model"
 
 
 def _check_whole(proto: onnx.ModelProto, name: str) -> None:
@@ -152,7 +163,7 @@ def model_of(obj: Any) -> OnnxModel:
 
     if isinstance(obj, onnx_ir.Model):
         try:
-            return wrap_model(onnx_ir.to_proto(obj), obj.graph.name or "onnx_ir.Model")
+            return wrap_model(onnx_ir.to_proto(obj))
         except (ValueError, TypeError, onnx_ir.serde.SerdeError) as error:
             raise ProgramError(f"the onnx-ir model cannot be written as ONNX: {error}") from error
     raise ProgramError(
