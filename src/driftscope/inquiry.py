@@ -99,7 +99,7 @@ def compare(
     say("Loading both programs")
     program_a, program_b = load_program(a), load_program(b)
     made = None if inputs is None else make_inputs(inputs, seed=seed)
-    bound_a, bound_b, notes = pair_inputs(program_a, program_b, made)
+    bound_a, bound_b, notes = pair_inputs(program_a, program_b, made, seed=seed)
     findings = [*notes, *program_a.check(bound_a), *program_b.check(bound_b)]
     case = _Case(bound_a, bound_b, seed, say, findings)
     refused = _run_natively(case)

@@ -22,7 +22,7 @@ import torch
 from driftscope.lift.steps import Constant, Origin
 
 # Half an ulp, and a little for conversions that pass through float32 on their way to float16.
-_HALF_ULP = 0.5 * (1.0 + 2.0**-12)
+HALF_ULP = 0.5 * (1.0 + 2.0**-12)
 
 # Numbers that exporters and kernels write without the user having written them.
 _UNIVERSAL = {
@@ -30,7 +30,8 @@ _UNIVERSAL = {
     "2/sqrt(pi)": 2.0 / math.sqrt(math.pi), "0.044715": 0.044715, "1.702": 1.702, "pi": math.pi, "1/pi": 1 / math.pi,
     "2*pi": 2 * math.pi, "ln(2)": math.log(2.0), "1/ln(2)": 1 / math.log(2.0), "ln(10)": math.log(10.0),
     "1/ln(10)": 1 / math.log(10.0), "e": math.e, "1/6": 1 / 6, "1/3": 1 / 3, "2/3": 2 / 3, "0.2": 0.2,
-    "selu alpha": 1.6732632423543772, "selu gamma": 1.0507009873554805, "sqrt(3)": math.sqrt(3.0), "0.01": 0.01,
+    "selu alpha": 1.6732632423543772, "selu gamma": 1.0507009873554805,
+    "2/pi": 2 / math.pi, "sqrt(3)": math.sqrt(3.0), "0.01": 0.01,
 }  # fmt: skip
 
 
@@ -67,8 +68,9 @@ def ulp(values: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
     Muller et al., *Handbook of Floating-Point Arithmetic*, 2nd ed., section 2.3.2 (Harrison's ulp).
     """
     info = torch.finfo(fmt)
-    exponent = torch.frexp(values.to(torch.float64))[1] - 1
-    spacing = torch.ldexp(torch.tensor(info.eps, dtype=torch.float64, device=values.device), exponent)
+    exact = values.to(torch.float64)
+    exponent = torch.frexp(exact)[1] - 1
+    spacing = torch.ldexp(torch.full_like(exact, info.eps), exponent)
     return torch.clamp(spacing, min=info.smallest_normal * info.eps)
 
 
@@ -78,7 +80,7 @@ def is_rounding_of(stored: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) 
         return False
     if bool(((stored == 0) & (exact != 0)).any()):
         return False
-    return bool(((stored - exact).abs() <= _HALF_ULP * ulp(stored, fmt)).all())
+    return bool(((stored - exact).abs() <= HALF_ULP * ulp(stored, fmt)).all())
 
 
 def narrower(fmt: torch.dtype, other: torch.dtype) -> bool:
@@ -160,11 +162,23 @@ def scalar_candidates(constant: Constant, pool: Sequence[Number]) -> list[Number
     if number is None or number == 0.0 or fmt == torch.float64:
         return []
     spacing = float(ulp(torch.tensor(number, dtype=torch.float64), fmt))
-    close = [n for n in pool if n.value != 0.0 and abs(n.value - number) <= _HALF_ULP * spacing]
+    close = [n for n in pool if n.value != 0.0 and abs(n.value - number) <= HALF_ULP * spacing]
     if any(n.value == number and not n.derived for n in close):
         return []
     direct = [n for n in close if not n.derived]
+    if significant_bits(number) <= SIMPLE_BITS:
+        return direct
     return direct or _distinct(n for n in close if n.value != number) or _distinct(_replayed(number, fmt, pool))
+
+
+# A number of this many significant bits or fewer (0.5, 3, 0.125) was meant as it stands.
+SIMPLE_BITS = 5
+
+
+def significant_bits(number: float) -> int:
+    """Bits from the first to the last one that is set in a float's significand."""
+    mantissa = int(math.frexp(abs(number))[0] * 2**53)
+    return 53 - ((mantissa & -mantissa).bit_length() - 1) if mantissa else 0
 
 
 def _distinct(found: Iterable[Number]) -> list[Number]:
@@ -345,10 +359,12 @@ def match_table(constant: Constant, index: WeightIndex, ulps: float) -> Repair |
     computed (a cosine near its zero has lost its relative precision).
     """
     value = constant.value.to(torch.float64)
-    fmt = constant.value.dtype
     for partner in index.alike(constant.value):
-        if Origin.COMPUTED not in (constant.origin, partner.origin) or partner.value.dtype != fmt:
+        computed = (constant.origin, partner.origin).count(Origin.COMPUTED)
+        # One of two computed tensors may have been computed in a wider format (a provider without float16 kernels).
+        if computed == 0 or (computed == 1 and partner.value.dtype != constant.value.dtype):
             continue
+        fmt = max(constant.value.dtype, partner.value.dtype, key=lambda f: torch.finfo(f).eps)
         for arranged in rearrangements(partner.value, constant.value.shape):
             exact = arranged.to(torch.float64)
             finite = torch.isfinite(exact)

@@ -9,13 +9,12 @@ dropped. Tensors are never solved for: with as many unknowns as equations anythi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from driftscope.lift.matching import _HALF_ULP, Repair, ulp, uniform
+from driftscope.lift.matching import HALF_ULP, SIMPLE_BITS, Repair, significant_bits, ulp, uniform
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput
 
 # Groups of equal constants solved for at most: each costs one lifted run.
@@ -25,8 +24,6 @@ _EQUATIONS_PER_UNKNOWN = 8
 # One constant alone explains a drift when it removes all but this share of it.
 _EXPLAINED = 0.02
 _ROUNDS = 4
-# A number of this many significant bits or fewer (0.5, 3, 0.125) was meant as it stands.
-_SIMPLE_BITS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +38,6 @@ class _Unknown:
         return {c.name: torch.full(c.value.shape, number, dtype=torch.float64) for c in self.constants}
 
 
-def _significant_bits(number: float) -> int:
-    mantissa = int(math.frexp(abs(number))[0] * 2**53)
-    return 53 - ((mantissa & -mantissa).bit_length() - 1)
-
-
 def _unknowns(own: Sequence[Constant], others: Sequence[Constant], settled: set[str]) -> list[_Unknown]:
     exact = {n for n in map(uniform, others) if n is not None}
     groups: dict[tuple[float, torch.dtype], list[Constant]] = {}
@@ -54,13 +46,13 @@ def _unknowns(own: Sequence[Constant], others: Sequence[Constant], settled: set[
         fmt = constant.value.dtype
         if number is None or not constant.frontier or fmt == torch.float64 or constant.name in settled:
             continue
-        if number in exact or _significant_bits(number) <= _SIMPLE_BITS:
+        if number in exact or significant_bits(number) <= SIMPLE_BITS:
             continue
         groups.setdefault((number, fmt), []).append(constant)
     found = []
     for (number, fmt), members in groups.items():
         spacing = float(ulp(torch.tensor(number, dtype=torch.float64), fmt))
-        found.append(_Unknown(tuple(members), number, _HALF_ULP * spacing))
+        found.append(_Unknown(tuple(members), number, HALF_ULP * spacing))
     return found[:_MOST_UNKNOWNS]
 
 
