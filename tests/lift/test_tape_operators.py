@@ -177,6 +177,21 @@ def test_lists_of_floats_are_refused_and_of_sizes_are_not():
     assert_truth(lambda x: x * sum((x > 0).sum(1).tolist()), X)
 
 
+def _outside_torch(x):
+    """Compute as a library outside torch's dispatcher does: on the bytes of the storage."""
+    return torch.frombuffer(bytearray(x.untyped_storage().tolist()), dtype=torch.float32).reshape(x.shape)
+
+
+def test_a_kernel_outside_the_dispatcher_is_noticed():
+    with pytest.raises(CannotLift, match="does not go through torch's dispatcher"):
+        lift(lambda x: x + _outside_torch(x) * 2, X)
+
+
+def test_a_constant_made_outside_the_dispatcher_is_a_constant():
+    table = torch.arange(24.0).reshape(4, 6)
+    assert torch.equal(lift(lambda x: x + _outside_torch(table), X).run()[0].value, X.double() + table.double())
+
+
 def test_numpy_of_constants_is_fine():
     table = torch.arange(6.0)
     assert lift(lambda x: x * torch.from_numpy(table.numpy() * 2), X).run()[0].value is not None

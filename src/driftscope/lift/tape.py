@@ -23,6 +23,7 @@ from driftscope.lift.steps import Constant, LiftedOutput, Observer
 from driftscope.lift.tape_constants import Constants
 from driftscope.lift.tape_entries import Tape, references
 from driftscope.lift.tape_exported import GraphWalk, graph_arguments
+from driftscope.lift.tape_origin import changed, doubtful, moved
 from driftscope.lift.tape_places import Places
 from driftscope.lift.tape_record import Recorder
 from driftscope.lift.tape_replay import LiftedConstants, Replay
@@ -116,13 +117,18 @@ def lift_torch(
     """
     leaves, spec = flatten((args, dict(kwargs)), "in")
     program = _Program(function, module, exported)
-    try:
-        return program.record(leaves, spec, gradients=False)
-    except CannotLift as error:
-        # Only a program that calls backward itself needs gradients; without them, fused kernels are taken.
-        if "require grad" not in error.reason:
-            raise
-        return program.record(leaves, spec, gradients=True)
+    recorded = program.record(leaves, spec)
+    doubted = doubtful(recorded.tape, function) if exported is None else []
+    if doubted:
+        integers = not any(isinstance(v, torch.Tensor) and v.is_floating_point() for _, v in leaves)
+        other = program.record([(path, moved(value, integers)) for path, value in leaves], spec)
+        lost = changed(recorded.tape, doubted, other.tape)
+        if lost is not None:
+            raise CannotLift(
+                f"A tensor of shape {lost.shape} depends on the inputs, but what computes it does not go through "
+                "torch's dispatcher; register it as a torch operator, or compare by results alone."
+            )
+    return recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +139,17 @@ class _Program:
     module: torch.nn.Module | None
     exported: torch.export.ExportedProgram | None
 
-    def record(self, leaves: list[tuple[Path, Any]], spec: Spec, gradients: bool) -> TorchTape:
+    def record(self, leaves: list[tuple[Path, Any]], spec: Spec) -> TorchTape:
         """Run once on fresh containers and return the tape."""
+        try:
+            return self._record(leaves, spec, gradients=False)
+        except CannotLift as error:
+            # Only a program that calls backward itself needs gradients; without them, fused kernels are taken.
+            if "require grad" not in error.reason:
+                raise
+            return self._record(leaves, spec, gradients=True)
+
+    def _record(self, leaves: list[tuple[Path, Any]], spec: Spec, gradients: bool) -> TorchTape:
         fresh = [_fresh(value) for _, value in leaves]
         inputs = [(str(p), v) for (p, _), v in zip(leaves, fresh, strict=True) if isinstance(v, torch.Tensor)]
         args, kwargs = unflatten(fresh, spec)
@@ -217,7 +232,7 @@ class _Names:
             module = self._places.modules[self._seen]
             self._seen += 1
             for name, held in _tensors_of(module):
-                self._names.setdefault(held._cdata, name)
+                self._names.setdefault(held._cdata, name.replace("_orig_mod.", ""))
         return self._names.get(tensor._cdata)
 
 

@@ -151,6 +151,8 @@ class Tape:
     values : list of Value
     inputs, captured : list of int
         Values that are inputs, and tensors that came from outside.
+    unnamed : set of int
+        Captured values that are no parameters, buffers, attributes or literals.
     written : set of int
         Storages that the replay writes into.
     folded : set of int
@@ -163,6 +165,7 @@ class Tape:
     values: list[Value] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     captured: list[int] = field(default_factory=list)
+    unnamed: set[int] = field(default_factory=set)
     written: set[int] = field(default_factory=set)
     folded: set[int] = field(default_factory=set)
     snapshots: dict[int, tuple[torch.Tensor, list[int]]] = field(default_factory=dict)

@@ -106,8 +106,10 @@ class Ledger:
         memory = self._memories.get(tensor.untyped_storage()._cdata)
         if memory is not None and memory.members and (name is None or memory.dependent):
             return self._alias_of(tensor, memory)
-        name = self.unique(name or f"captured_{len(self.tape.captured)}")
-        value = self.register(tensor, name, dependent=False, root=True)
+        unique = self.unique(name or f"captured_{len(self.tape.captured)}")
+        value = self.register(tensor, unique, dependent=False, root=True)
+        if name is None:
+            self.tape.unnamed.add(value.id)
         self._by_id[value.storage].fixed = True
         self.keep(value, tensor)
         self.tape.captured.append(value.id)

@@ -44,7 +44,7 @@ class Places:
     def _adopt(self, module: torch.nn.Module) -> None:
         self.modules.append(module)
         for path, child in module.named_modules():
-            self._paths.setdefault(id(child), path)
+            self._paths.setdefault(id(child), path.replace("_orig_mod.", "").removesuffix("_orig_mod"))
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         if id(module) not in self._paths:

@@ -28,9 +28,12 @@ def _layer_norm(call: Call) -> tuple[Outputs, Rounding]:
     x = call.value("input")
     shape = list(call.raw("normalized_shape"))
     dims = list(range(x.dim() - len(shape), x.dim()))
+    weight, bias, eps = (call.value(n) for n in ("weight", "bias", "eps"))
+    if not isinstance(eps, torch.Tensor):
+        return list(torch.native_layer_norm(x, shape, weight, bias, eps)), Rounding(Kind.NORM, _size(shape))
     mean, variance = _moments(x, dims)
-    rstd = 1.0 / torch.sqrt(variance + call.value("eps"))
-    y = _scaled((x - mean) * rstd, call.value("weight"), call.value("bias"))
+    rstd = 1.0 / torch.sqrt(variance + eps)
+    y = _scaled((x - mean) * rstd, weight, bias)
     return [y, mean, rstd], Rounding(Kind.NORM, _size(shape))
 
 

@@ -68,6 +68,8 @@ def _addmm(call: Call) -> tuple[Outputs, Rounding]:
     left, right = first.get(call.facts.name, ("batch1", "batch2"))
     bias, a, b = call.value("self"), call.value(left), call.value(right)
     beta, alpha = call.value("beta"), call.value("alpha")
+    if call.facts.name == "addmm" and not isinstance(beta, torch.Tensor) and not isinstance(alpha, torch.Tensor):
+        return [torch.addmm(bias, a, b, beta=beta, alpha=alpha)], dot(a.shape[-1] + 1, rank_one(a, b))
     product = torch.outer(a, b) if call.facts.name == "addr" else torch.matmul(a, b)
     if call.facts.name == "addbmm":
         product = product.sum(0)
