@@ -47,6 +47,21 @@ KERNELS: Mapping[str, OneNode] = {
 }
 
 
+#: Coordinates are computed in float32 by both runtimes, here with fewer roundings than in torch.
+RESIZES = {
+    f"{mode} x{scale} {transform}": OneNode(
+        "Resize",
+        (normal(1, 2, 64, 64), None, np.array([1, 1, scale, scale], np.float32)),
+        {"mode": mode, "coordinate_transformation_mode": transform},
+        domain="",
+        weights=(2,),
+    )
+    for mode in ("linear", "cubic")
+    for scale in (1.7, 2.0)
+    for transform in ("half_pixel", "align_corners")
+}
+
+
 def error_in_noise(kernel: OneNode) -> float:
     """rms(native - own lift) / floor."""
     model, feeds = kernel.model(), kernel.feeds()
@@ -63,3 +78,8 @@ def error_in_noise(kernel: OneNode) -> float:
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_error_of_a_kernel_is_the_noise_of_its_step(name):
     assert 0.4 < error_in_noise(KERNELS[name]) < 1.35
+
+
+@pytest.mark.parametrize("name", RESIZES)
+def test_the_error_of_resizing_is_the_noise_of_its_step(name):
+    assert 0.3 < error_in_noise(RESIZES[name]) < 1.35

@@ -15,7 +15,7 @@ import torch
 
 from driftscope.lift.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.rows import rows_of
-from driftscope.lift.spreads import Model
+from driftscope.lift.spreads import Model, samples_at_coordinates
 from driftscope.lift.steps import Kind, Rounding, Step
 from driftscope.numerics import error_model
 from driftscope.numerics.error_model import Kernels, Spread, Units
@@ -209,6 +209,8 @@ def _shallow_subnormals(dtype: torch.dtype) -> Format | None:
 
 def _squares(step: Step, shape: torch.Size) -> torch.Tensor | None:
     """Sum of squared terms of each element, when the step knows it and this output is the one it speaks of."""
+    if samples_at_coordinates(step) and step.inputs and step.inputs[0] is not None:
+        return step.inputs[0].to(torch.float64).square().mean()
     if step.rounding.squares is None or step.rounding.kind not in (Kind.SUM, Kind.DOT):
         return None
     squares = step.rounding.squares()

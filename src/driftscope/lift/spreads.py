@@ -59,6 +59,11 @@ class Model:
         ``squares`` is the sum of squared terms where it is known; otherwise terms are taken to be of equal size.
         """
         spread = self._formula(step, units)
+        if samples_at_coordinates(step):
+            on_grid = _named(step, ("grid",))
+            return error_model.interpolated(spread, units, _farthest(step), stored_coordinates=on_grid)
+        if _named(step, ("fft",)):
+            return error_model.fourier(units, step.rounding.length)
         if spread.terms and squares is None:
             # Terms of equal size: sum t^2 = S^2 / n.
             alike = spread.terms / math.sqrt(max(step.rounding.length, 1))
@@ -111,6 +116,40 @@ def _name(dtype: torch.dtype) -> str:
 def _named(step: Step, words: tuple[str, ...]) -> bool:
     operator = step.operator.lower()
     return any(word in operator for word in words)
+
+
+def samples_at_coordinates(step: Step) -> bool:
+    """Whether a step interpolates between elements, at places that it computes."""
+    return step.rounding.kind is Kind.DOT and _named(step, _SAMPLERS)
+
+
+#: Operators that interpolate, by words in their names.
+_SAMPLERS = ("upsample", "resize", "grid_sampl", "gridsample", "roialign", "roi_align")
+
+
+def _farthest(step: Step) -> int:
+    """Largest coordinate that an interpolation rounds; 0 where all coordinates are short fractions and so exact."""
+    source, result = step.inputs[0], step.outputs[0]
+    if source is None or result is None or source.dim() != result.dim():
+        return 0 if source is None else max(source.shape[2:], default=0)
+    # Aligned corners make coordinates multiples of (n - 1) / (m - 1), else of n / m.
+    ends = 1 if _aligned(step) else 0
+    pairs = [(a - ends, max(b - ends, 1)) for a, b in zip(source.shape, result.shape, strict=True) if a != b]
+    if _named(step, ("upsample", "resize")) and all(_short(a / b) for a, b in pairs):
+        scales = [v for name, v in step.attributes.items() if "scale" in name and isinstance(v, float)]
+        return 0 if all(_short(1 / scale) for scale in scales) else max(source.shape)
+    return max(source.shape[2:], default=0)
+
+
+def _short(ratio: float) -> bool:
+    """Whether a ratio is a fraction of few bits, such as 1/2 or 3/4."""
+    return (ratio * 2**10).is_integer()
+
+
+def _aligned(step: Step) -> bool:
+    """Whether the corners of source and result are the same points."""
+    mode = step.attributes.get("coordinate_transformation_mode")
+    return step.attributes.get("align_corners") is True or mode in ("align_corners", b"align_corners")
 
 
 def _innermost(step: Step) -> bool:

@@ -179,6 +179,14 @@ NORM_LEVEL = 0.8
 SOFTMAX_ERROR = 1.0
 #: Error of the subtractions inside a log-softmax, in accumulator units.
 LOG_SOFTMAX_ERROR = 0.5
+#: Error of a coordinate at which an interpolation samples, in accumulator units of the largest one.
+COORDINATE_ERROR = 1.0
+#: The same where coordinates are an input and only shifted and scaled, in storage units of the largest one.
+GRID_ERROR = 0.5
+#: Error of the weights of an interpolation in a narrow format, in storage units of an element.
+WEIGHT_ERROR = 0.3
+#: Error of one level of a Fourier transform, in accumulator units.
+FOURIER_ERROR = 0.5
 
 
 def _stored(units: Units) -> float:
@@ -251,6 +259,31 @@ def log_softmax(units: Units, folds: Sequence[float]) -> Spread:
         value=math.hypot(LOG_SOFTMAX_ERROR * units.accumulator, ROUNDING_RMS * units.storage),
         absolute=math.hypot(softmax(units, folds).shared, ROUNDING_RMS * units.accumulator),
     )
+
+
+def interpolated(spread: Spread, units: Units, farthest: int, *, stored_coordinates: bool = False) -> Spread:
+    """Interpolation at computed coordinates: their rounding shifts the weights of neighbouring elements.
+
+    Parameters
+    ----------
+    spread : Spread
+        Of the weighted sum alone.
+    units : Units
+    farthest : int
+        Largest coordinate. Its error moves the result by that share of the difference of two neighbours;
+        ``sum t^2`` stands for the mean square of an element here.
+    stored_coordinates : bool
+        Whether coordinates are computed in the storage format (they are an input then), else as sums are.
+    """
+    shift = GRID_ERROR * units.storage if stored_coordinates else COORDINATE_ERROR * units.accumulator
+    # Kernels for narrow formats round the weights too.
+    weights = WEIGHT_ERROR * units.storage if units.storage > units.accumulator else 0.0
+    return Spread(value=math.hypot(spread.value, spread.terms), terms=math.hypot(shift * farthest, weights))
+
+
+def fourier(units: Units, levels: int) -> Spread:
+    """A fast Fourier transform: each of its levels of butterflies rounds, and so do its twiddle factors."""
+    return Spread(value=math.hypot(FOURIER_ERROR * units.accumulator * math.sqrt(levels), ROUNDING_RMS * units.storage))
 
 
 def subnormal_rms(smallest: float) -> float:

@@ -8,7 +8,7 @@ import torch
 
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.tape_entries import tensors_in
-from driftscope.lift.tape_ops.registry import EXACT, Outputs, rule
+from driftscope.lift.tape_ops.registry import EXACT, ROUND, Outputs, rule
 
 if TYPE_CHECKING:
     from driftscope.lift.tape_call import Call
@@ -32,6 +32,8 @@ def _sum(call: Call) -> tuple[Outputs, Rounding]:
     out = call.function(*args, **kwargs)
     name = call.facts.name
     if name == "cumsum":
+        if x.device.type == "cpu" and call.formats[0] is torch.float32:
+            return [out], ROUND  # accumulated in float64 there, and rounded once
         return [out], Rounding(
             Kind.SUM, int(x.shape[int(args[1])]) if x.dim() else 1, _squares(call, x, args, kwargs, 1)
         )
