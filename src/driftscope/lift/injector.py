@@ -96,7 +96,7 @@ class NoiseInjector:
                 return value
         squares = _squares(step, value.shape)
         spread = model.spread(step, units, squares)
-        value = value.contiguous()
+        value = value.to(torch.float64).contiguous()
         noisy = torch.empty_like(value)
         argument = _argument(step, value) if model.reaches_exact_values(step, units) else None
         smallest = None if self.unit is not None else _shallow_subnormals(model.storage(dtype))
