@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from driftscope.lift.folds import _arranged
-from driftscope.lift.matching import WeightIndex, as_stored, numbers, scalar_candidates
+from driftscope.lift.matching import WeightIndex, as_stored, match_table, numbers, scalar_candidates
 from driftscope.lift.onnx_ops.contrib_nchwc import blocked_filter
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.finding import Where
@@ -79,3 +79,12 @@ def test_a_folded_filter_is_recognised_in_blocks_with_padded_channels(channels: 
     stored = blocked_filter(F.pad(weight, (0, 0, 0, 0, 0, 0, 0, 8)), 16, paired)
     assert any(torch.equal(a, stored) for a in _arranged(weight, stored.shape))
     assert not any(torch.equal(a, stored) for a in _arranged(weight.flip(0), stored.shape))
+
+
+def test_a_table_computed_natively_is_recognised_under_another_shape():
+    angle = torch.arange(9.0)[:, None] * torch.tensor([1.0, 0.3, 0.1])
+    table = torch.stack((angle.sin(), angle.cos()), dim=-1)
+    index = WeightIndex([Constant("stack", table, Origin.COMPUTED, Where())])
+    stored = torch.nextafter(table.flatten(1), torch.tensor(2.0))
+    assert match_table(Constant("view", stored, Origin.WEIGHT, Where()), index, 2.0) is not None
+    assert match_table(Constant("view", stored.roll(1, 0), Origin.WEIGHT, Where()), index, 2.0) is None

@@ -51,6 +51,8 @@ class Repair:
         What it is the rounding of, in words.
     constant : Constant
         The constant as stored.
+    sources : tuple of str
+        Names of the other side's tensors that the value was taken from.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Repair:
     kind: str
     partner: str
     constant: Constant
+    sources: tuple[str, ...] = ()
 
 
 def ulp(values: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
@@ -283,11 +286,15 @@ class WeightIndex:
         return [c for c in found if narrower(value.dtype, c.value.dtype)]
 
     def alike(self, value: torch.Tensor) -> list[Constant]:
-        """Tensors with the same element count and, axes of size 1 aside, the same sizes in some order."""
+        """Tensors with the same element count and, axes of size 1 aside, the same sizes in some order.
+
+        A computed tensor may have any shape: the reshape that ends its computation is often folded with it.
+        """
         sizes = sorted(n for n in value.shape if n > 1)
         return [
             c for c in self._weights
-            if c.value.numel() == value.numel() and sorted(n for n in c.value.shape if n > 1) == sizes
+            if c.value.numel() == value.numel()
+            and (c.origin is Origin.COMPUTED or sorted(n for n in c.value.shape if n > 1) == sizes)
         ]  # fmt: skip
 
     def _table(self, fmt: torch.dtype) -> dict[tuple[int, int, int], list[Constant]]:
@@ -325,7 +332,7 @@ def match_weight(constant: Constant, index: WeightIndex) -> Repair | None:
         for arranged in rearrangements(partner.value, constant.value.shape):
             if torch.equal(arranged.to(constant.value.dtype).to(torch.float64), wanted):
                 words = f"{partner.name} rounded to {str(constant.value.dtype).removeprefix('torch.')}"
-                return Repair(constant.name, arranged.to(torch.float64), "weight", words, constant)
+                return Repair(constant.name, arranged.to(torch.float64), "weight", words, constant, (partner.name,))
     return None
 
 
@@ -343,7 +350,9 @@ def match_joined(constant: Constant, index: WeightIndex) -> Repair | None:
             if all(f is not None for f in found):
                 parts = [f for f in found if f is not None]
                 words = " + ".join(dict.fromkeys(f.partner for f in parts))
-                return Repair(constant.name, torch.cat([f.value for f in parts], axis), "weight", words, constant)
+                sources = tuple(s for f in parts for s in f.sources)
+                value = torch.cat([f.value for f in parts], axis)
+                return Repair(constant.name, value, "weight", words, constant, sources)
     return None
 
 
@@ -361,10 +370,10 @@ def match_table(constant: Constant, index: WeightIndex, ulps: float) -> Repair |
     value = constant.value.to(torch.float64)
     for partner in index.alike(constant.value):
         computed = (constant.origin, partner.origin).count(Origin.COMPUTED)
-        # One of two computed tensors may have been computed in a wider format (a provider without float16 kernels).
-        if computed == 0 or (computed == 1 and partner.value.dtype != constant.value.dtype):
+        own, other = constant.value.dtype, partner.value.dtype
+        # Of two computed tensors one may have been computed in a wider format (a provider without float16 kernels).
+        if computed == 0 or (own != other and (computed == 1 or not narrower(own, other))):
             continue
-        fmt = max(constant.value.dtype, partner.value.dtype, key=lambda f: torch.finfo(f).eps)
         for arranged in rearrangements(partner.value, constant.value.shape):
             exact = arranged.to(torch.float64)
             finite = torch.isfinite(exact)
@@ -374,9 +383,9 @@ def match_table(constant: Constant, index: WeightIndex, ulps: float) -> Repair |
             if size.numel() == 0:
                 continue
             scale = torch.maximum(size, torch.full_like(size, 2.0**-3 * float(size.max())))
-            gaps = (value[finite] - exact[finite]).abs() / ulp(scale, fmt)
+            gaps = (value[finite] - exact[finite]).abs() / ulp(scale, own)
             # A longer computation (a norm, a quotient) strays further in single elements, hardly ever in the mean.
             if float(gaps.square().mean().sqrt()) <= ulps and float(gaps.max()) <= _STRAY * ulps:
                 words = f"{partner.name}, computed natively"
-                return Repair(constant.name, exact, "table", words, constant)
+                return Repair(constant.name, exact, "table", words, constant, (partner.name,))
     return None
