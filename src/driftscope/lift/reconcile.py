@@ -8,6 +8,7 @@ repaired constants: no repair is believed on its own.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -118,8 +119,9 @@ def reconcile(
     if result.same_function:
         return result
     consts_a, consts_b = matching.as_stored(a.constants()), matching.as_stored(b.constants())
-    repairs_b = _exact_matches(b, consts_b, consts_a, a, thresholds)
     repairs_a = _exact_matches(a, consts_a, consts_b, b, thresholds)
+    # A number that A itself stores rounded is traced first, so that B is traced to the same exact number.
+    repairs_b = _exact_matches(b, consts_b, _with_exact_scalars(consts_a, repairs_a), a, thresholds)
     repairs_a = _one_side_only(repairs_a, repairs_b)
     if repairs_a:
         result.repairs_a = repairs_a
@@ -173,11 +175,15 @@ def _match_tensor(constant: Constant, index: WeightIndex, thresholds: Thresholds
     )
 
 
+def _with_exact_scalars(constants: Sequence[Constant], repairs: Sequence[Repair]) -> list[Constant]:
+    exact = {r.name: r.value for r in repairs if r.kind == "scalar"}
+    return [dataclasses.replace(c, value=exact[c.name]) if c.name in exact else c for c in constants]
+
+
 def _one_side_only(repairs_a: list[Repair], repairs_b: list[Repair]) -> list[Repair]:
-    """Drop repairs of A for tables that B was already repaired to: both at once would exchange the values."""
-    if any(r.kind in ("table", "fold") for r in repairs_b):
-        return [r for r in repairs_a if r.kind not in ("table", "fold")]
-    return repairs_a
+    """Drop repairs of tensors of A to which B was repaired: both at once would exchange the values."""
+    sources = {name for repair in repairs_b for name in repair.sources}
+    return [r for r in repairs_a if r.name not in sources]
 
 
 def _solve(
