@@ -250,7 +250,7 @@ _WORD = (1 << 64) - 1
 def fingerprint(value: torch.Tensor) -> tuple[int, int, int]:
     """Return a key of the multiset of a tensor's bits: equal for every permutation of the same elements."""
     plain = mixed = 0
-    for piece in value.reshape(-1).split(_PIECE):
+    for piece in torch.split(value.reshape(-1), _PIECE):
         bits = _bits(piece).to(torch.int64)
         plain += int(bits.sum())
         # Wraps modulo 2**64, so any fixed odd multiplier serves.
