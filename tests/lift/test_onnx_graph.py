@@ -288,17 +288,16 @@ def test_operands_that_do_not_fit_name_the_node() -> None:
     assert value_of(lift_onnx(model, {"x": X[:3, :3]})).shape == (3, 3)
 
 
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        [node("Neg", ["b"], ["y"], "late"), node("Neg", ["x"], ["b"])],
-        [node("Add", ["x", "c"], ["b"], "late"), node("Neg", ["b"], ["c"]), node("Neg", ["c"], ["y"])],
-    ],
-    ids=["unsorted", "cycle"],
-)
-def test_a_graph_out_of_order_is_one_clear_error(nodes: list[Any]) -> None:
-    with pytest.raises(ProgramError, match=r"'late'.*cycle or is not in topological order"):
+def test_a_cycle_is_one_clear_error() -> None:
+    nodes = [node("Add", ["x", "c"], ["b"], "late"), node("Neg", ["b"], ["c"]), node("Neg", ["c"], ["y"])]
+    with pytest.raises(ProgramError, match="the graph has a cycle"):
         lift_onnx(model_of(nodes, {"x": FLOAT}, ["y"]), {"x": X})
+
+
+def test_nodes_out_of_order_are_put_in_order() -> None:
+    """onnxruntime runs such files, and float16 converters write them."""
+    nodes = [node("Neg", ["c"], ["y"], "late"), node("Neg", ["b"], ["c"]), node("Neg", ["x"], ["b"])]
+    assert torch.equal(value_of(lift_onnx(model_of(nodes, {"x": FLOAT}, ["y"]), {"x": X})), -X.double())
 
 
 def test_a_value_nobody_provides_is_named() -> None:

@@ -7,7 +7,7 @@ name defined in a function carries its caller's name, and one defined twice gets
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
 
 from driftscope.errors import ProgramError
 from driftscope.lift.onnx_ops.registry import Operator, find_operator
+from driftscope.lift.onnx_order import in_order
 from driftscope.lift.onnx_stored import Stored
 from driftscope.lift.onnx_where import where_of
 from driftscope.records.finding import Where
@@ -157,10 +158,9 @@ class Planner:
         given: Mapping[str, AttributeProto],
         stored: dict[str, Stored],
     ) -> list[NodePlan]:
-        written = {name for proto in protos for name in proto.output if name}
         plans = []
-        for index, proto in enumerate(protos):
-            inputs = [_input_name(names, name, proto, written) for name in proto.input]
+        for index, proto in enumerate(in_order(protos)):
+            inputs = [_input_name(names, name, proto) for name in proto.input]
             value = _constant_tensor(proto)
             if value is not None:
                 unique = names.define(proto.output[0])
@@ -253,17 +253,12 @@ def _visible(names: Names, name: str, where: str) -> str:
     return names.visible[name]
 
 
-def _input_name(names: Names, name: str, proto: NodeProto, written: Iterable[str]) -> str:
+def _input_name(names: Names, name: str, proto: NodeProto) -> str:
     if not name:
         return ""
     if name in names.visible:
         return names.visible[name]
     label = f"Node {proto.name or proto.output[0]!r} ({proto.op_type})"
-    if name in written:
-        raise ProgramError(
-            f"{label} reads {name!r} before a node writes it: the graph has a cycle or is not in topological "
-            "order. Sort or mend the graph."
-        )
     raise ProgramError(f"{label} reads {name!r}, which no node, input or initializer provides. Mend the graph.")
 
 
