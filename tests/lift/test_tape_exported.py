@@ -134,3 +134,30 @@ def test_wrong_inputs_do_not_leave_a_mode_behind(program):
     with pytest.raises(Exception, match=r".+"):
         _lift(exported, torch.randn(2, 7), scale=torch.tensor(0.5))
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def test_control_flow_called_eagerly():
+    def branch(x):
+        return torch.cond(x.sum() > 0, lambda t: t * 0.1, lambda t: t - 0.3, (x,))
+
+    def loop(x):
+        return torch._higher_order_ops.while_loop(
+            lambda n, y: n > 0, lambda n, y: (n - 1, y * 0.3), (torch.tensor(3), x)
+        )[1]
+
+    x = torch.rand(3)
+    for function, exact in (
+        (branch, x.double() * 0.1),
+        (lambda x: branch(-x), -x.double() - 0.3),
+        (loop, x.double() * 0.3 * 0.3 * 0.3),
+    ):
+        assert distance(lift_torch(function, (x,), {}).run(), [exact]) <= 1e-15
+
+
+def test_flexible_attention():
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.randn(1, 2, 16, 16)
+    exact = F.scaled_dot_product_attention(*[q.double()] * 3)
+    tape = lift_torch(lambda q: flex_attention(q, q, q), (q,), {})
+    assert distance(tape.run(), [exact]) <= 1e-12

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from driftscope.errors import CannotLift
+from driftscope.lift.tape_control import control_flow
 from driftscope.lift.tape_entries import Place
 from driftscope.lift.tape_places import is_internal
 from driftscope.lift.tape_record import Recorder
@@ -84,26 +84,10 @@ class GraphWalk:
             device, dtype, enabled, cache, body, *rest = args
             with torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache):
                 return self.run(body, rest)
-        if name == "cond":
-            predicate, yes, no, operands = args
-            return self.run(yes if bool(predicate) else no, list(operands))
-        if name == "while_loop":
-            return self._while_loop(args, kwargs)
         if name == "invoke_subgraph":
             return self.run(args[0], list(args[2:]))
-        raise CannotLift(f"The higher-order operator {name} has no float64 evaluation.")
-
-    def _while_loop(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names = ("cond_fn", "body_fn", "carried_inputs", "additional_inputs")
-        given = dict(zip(names, args, strict=False)) | kwargs
-        carried, extra = list(given["carried_inputs"]), list(given["additional_inputs"])
-        while bool(_single(self.run(given["cond_fn"], carried + extra))):
-            carried = list(self.run(given["body_fn"], carried + extra))
-        return tuple(carried)
-
-
-def _single(result: Any) -> Any:
-    return result[0] if isinstance(result, (tuple, list)) else result
+        handled, result = control_flow(operator, args, kwargs, self.run)
+        return result if handled else operator(*args, **kwargs)
 
 
 def _attribute(graph: torch.nn.Module, path: str) -> Any:

@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.errors import CannotLift
+from driftscope.lift.tape_control import call_higher_order
 from driftscope.lift.tape_entries import Entry, Facts, Place, Ref, Tape, facts_of, functional_form, tensors_in
 from driftscope.lift.tape_ledger import Ledger
 from driftscope.lift.tape_nested import NestedTensors
@@ -56,6 +57,8 @@ class Recorder(TorchDispatchMode):
         self._provisional = provisional
         self._nested = NestedTensors(self)
 
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # True, torch's default, imports all of torch._dynamo on the first call: 3 s, to no use here.
@@ -63,6 +66,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return call_higher_order(self, func, args, kwargs)
         facts = facts_of(func)
         if facts.name.startswith(_GUARDS):
             return func(*args, **kwargs)
