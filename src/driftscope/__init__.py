@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from driftscope import testing as testing
+    from driftscope.accumulation import exactly as exact
     from driftscope.errors import DependencyMissing as DependencyMissing
     from driftscope.errors import DriftscopeError as DriftscopeError
     from driftscope.errors import InputError as InputError
@@ -59,6 +60,7 @@ _HOME = {
     "compare": ("driftscope.inquiry", "compare"),
     "compare_all": ("driftscope.inquiry", "compare_all"),
     "compare_values": ("driftscope.inquiry", "compare_values"),
+    "exact": ("driftscope.accumulation.exactly", ""),
     "inputs": ("driftscope.programs.feeds", "make_inputs"),
     "max_diff": ("driftscope.testing", "max_diff"),
     "onnx": ("driftscope.programs.loading", "onnx_program"),
@@ -90,6 +92,7 @@ __all__ = [
     "compare",
     "compare_all",
     "compare_values",
+    "exact",
     "inputs",
     "max_diff",
     "onnx",

@@ -61,6 +61,12 @@ def test_testing_is_a_module_with_its_assertions():
     assert callable(ds.testing.assert_same)
 
 
+@pytest.mark.parametrize("name", importlib.import_module("driftscope.accumulation.exactly").__all__)
+def test_exact_is_a_module_of_documented_functions(name):
+    assert inspect.isfunction(getattr(ds.exact, name))
+    assert "Parameters" in (inspect.getdoc(getattr(ds.exact, name)) or "")
+
+
 def test_verbs_stay_verbs_when_their_rooms_are_imported():
     """Importing a submodule rebinds the package's attribute of that name; no file may bear a verb's name."""
     stems = {path.stem if path.stem != "__init__" else path.parent.name for path in PACKAGE.rglob("*.py")}
@@ -79,7 +85,7 @@ def test_verbs_stay_verbs_when_their_rooms_are_imported():
 
 
 def test_the_list_of_names_is_complete_and_nothing_else_opens():
-    assert set(ds.__all__) == {*VERBS, *RECORDS, *ERRORS, "testing", "__version__"}
+    assert set(ds.__all__) == {*VERBS, *RECORDS, *ERRORS, "testing", "exact", "__version__"}
     assert dir(ds) == sorted(ds.__all__)
     with pytest.raises(AttributeError, match="no attribute 'comprae'"):
         ds.comprae  # noqa: B018

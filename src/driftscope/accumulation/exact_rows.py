@@ -1,0 +1,111 @@
+"""Rows reduced by the compiled library, in threads when there is enough to do, or in integers without it."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from driftscope.accumulation.exact_formats import Reduction, Stored
+from driftscope.accumulation.exact_integers import reduce_rows
+from driftscope.accumulation.exact_native import library
+
+#: Elements for which another thread pays for itself; starting one takes about as long as adding this many.
+_PER_THREAD = 1 << 18
+
+
+def reduced(
+    op: Reduction,
+    rows: torch.Tensor,
+    others: torch.Tensor | None,
+    formats: tuple[Stored, Stored],
+    correction: int = 1,
+) -> torch.Tensor:
+    """Reduce each row of a contiguous matrix.
+
+    Parameters
+    ----------
+    op : Reduction
+    rows : Tensor, shape ``(R, n)``, contiguous
+    others : Tensor of the same shape and dtype, or None
+        The second operand of DOT.
+    formats : (Stored, Stored)
+        Of the input and of the result.
+    correction : int
+        Of VAR.
+
+    Returns
+    -------
+    Tensor, shape ``(R,)``
+        On the host, also for rows on an accelerator.
+    """
+    native = library() if rows.device.type == "cpu" else None
+    if native is None:
+        return reduce_rows(op, *_where_integers_work(rows, others), formats, correction)
+    stored, out = formats
+    count, n = rows.shape
+    result = torch.empty(count, dtype=out.dtype)
+    threads = min(torch.get_num_threads(), count * n // _PER_THREAD)
+    if threads > 1:
+        _in_threads(native, op, rows, others, formats, correction, result, threads)
+    else:
+        second = None if others is None else others.data_ptr()
+        native.driftscope_rows(
+            op, stored.code, out.code, rows.data_ptr(), second, count, n, correction, result.data_ptr()
+        )
+    return result
+
+
+def _where_integers_work(rows: torch.Tensor, others: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """CUDA adds 64-bit integers itself; whatever else there is may not, and comes to the host."""
+    if rows.device.type in ("cpu", "cuda"):
+        return rows, others
+    return rows.cpu(), None if others is None else others.cpu()
+
+
+def _in_threads(
+    native: ctypes.CDLL,
+    op: Reduction,
+    rows: torch.Tensor,
+    others: torch.Tensor | None,
+    formats: tuple[Stored, Stored],
+    correction: int,
+    result: torch.Tensor,
+    threads: int,
+) -> None:
+    """Share rows between threads, or, when there are fewer rows than threads, the elements of each row."""
+    stored, out = formats
+    count, n = rows.shape
+    size = stored.bits // 8
+    x, y = rows.data_ptr(), 0 if others is None else others.data_ptr()
+    if count >= threads:
+
+        def whole_rows(start: int, stop: int) -> None:
+            native.driftscope_rows(
+                op, stored.code, out.code, x + start * n * size, y and y + start * n * size, stop - start, n,
+                correction, result.data_ptr() + start * (out.bits // 8),
+            )  # fmt: skip
+
+        _share(count, threads, lambda i, start, stop: whole_rows(start, stop))
+        return
+    state = native.driftscope_state_size()
+    memory = ctypes.create_string_buffer(state * threads)
+    address = ctypes.addressof(memory)
+    for row in range(count):
+        first = row * n * size
+
+        def part(i: int, start: int, stop: int, first: int = first) -> None:
+            offset = first + start * size
+            native.driftscope_part(op, stored.code, x + offset, y and y + offset, stop - start, address + i * state)
+
+        _share(n, threads, part)
+        native.driftscope_join(op, out.code, address, threads, n, correction, result.data_ptr() + row * (out.bits // 8))
+
+
+def _share(total: int, threads: int, work: Callable[[int, int, int], None]) -> None:
+    """Call ``work(i, start, stop)`` for ``threads`` pieces of ``range(total)``."""
+    edges = [total * i // threads for i in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads), edges[:-1], edges[1:]))
