@@ -161,3 +161,15 @@ def test_flexible_attention():
     exact = F.scaled_dot_product_attention(*[q.double()] * 3)
     tape = lift_torch(lambda q: flex_attention(q, q, q), (q,), {})
     assert distance(tape.run(), [exact]) <= 1e-12
+
+
+def test_mapped_functions():
+    class Mapped(nn.Module):
+        def forward(self, x):
+            return torch._higher_order_ops.map(lambda row: row.sin() * 0.1, x) + 1
+
+    x = torch.rand(3, 2)
+    exported = torch.export.export(Mapped(), (x,))
+    tape = _lift(exported, x)
+    assert distance(tape.run(), [x.double().sin() * 0.1 + 1]) <= 1e-15
+    assert not any(e.name.startswith("~") for e in tape.tape.entries)

@@ -62,7 +62,7 @@ class GraphWalk:
         outer, self._place = self._place, place_of(node, self._place)
         try:
             if isinstance(node.target, torch._ops.HigherOrderOperator):
-                return self._higher_order(node.target, args, kwargs)
+                return self._higher_order(node, args, kwargs)
             if node.op == "call_module":
                 return self.run(_attribute(graph, str(node.target)), list(args))
             before = len(self._recorder.tape.entries)
@@ -75,7 +75,8 @@ class GraphWalk:
         finally:
             self._place = outer
 
-    def _higher_order(self, operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _higher_order(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        operator: Any = node.target
         name = operator.name()
         if name == "wrap_with_set_grad_enabled":
             # Nothing here needs gradients, so both settings compute the same.
@@ -87,7 +88,12 @@ class GraphWalk:
         if name == "invoke_subgraph":
             return self.run(args[0], list(args[2:]))
         handled, result = control_flow(operator, args, kwargs, self.run)
-        return result if handled else operator(*args, **kwargs)
+        if handled:
+            return result
+        before = len(self._recorder.tape.entries)
+        result = operator(*args, **kwargs)
+        self._recorder.rename(before, node.name)
+        return result
 
 
 def _attribute(graph: torch.nn.Module, path: str) -> Any:
