@@ -1,8 +1,6 @@
-"""``python -m driftscope``."""
-
-from __future__ import annotations
+"""``python -m driftscope`` is the command ``driftscope``."""
 
 from driftscope.cli import main
 
 if __name__ == "__main__":
-    main(prog_name="driftscope")
+    main()
