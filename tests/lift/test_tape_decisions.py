@@ -156,3 +156,9 @@ def test_thresholds_jump_with_the_program():
     x = torch.tensor([0.1, 0.1, 0.1]).cumsum(0)
     (value,) = _lifted(lambda x: F.threshold(x, 0.2, 20.0), x)
     assert torch.equal(value == 20.0, F.threshold(x, 0.2, 20.0) == 20.0)
+
+
+def test_rounding_to_decimals_is_a_native_decision_with_an_exact_result():
+    x = torch.tensor([0.123456, -2.71828, 1e3])
+    (value,) = _lifted(lambda x: x.round(decimals=2), x)
+    assert value.tolist() == [0.12, -2.72, 1000.0]

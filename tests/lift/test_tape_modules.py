@@ -209,6 +209,14 @@ def test_fused_dropout_is_frozen_as_a_product():
     assert torch.equal(value, tape.run()[0].value)
 
 
+def test_a_sample_drawn_into_a_value_is_frozen():
+    x = torch.randn(4, 5)
+    tape = lift(lambda x: (x * 2).exponential_() + x, x)
+    first, again = tape.run()[0].value, tape.run()[0].value
+    assert torch.equal(first, again)
+    assert bool((first > x.double()).all())
+
+
 def test_randomness_that_cannot_be_frozen_is_refused():
     x = torch.randn(4, 5)
     with pytest.raises(CannotLift, match="random"):

@@ -18,7 +18,6 @@ _UNDECLARED = {
     "native_batch_norm": ("running_mean", "running_var"),
     "cudnn_batch_norm": ("running_mean", "running_var"),
     "miopen_batch_norm": ("running_mean", "running_var"),
-    "_batch_norm_with_update": ("running_mean", "running_var"),
 }
 
 

@@ -132,6 +132,8 @@ class Ledger:
 
     def register(self, tensor: torch.Tensor, name: str, dependent: bool, root: bool = False) -> Value:
         """Give a tensor a new value."""
+        if tensor.layout is not torch.strided:
+            refuse_odd(tensor)
         storage = tensor.untyped_storage()
         memory = self._memories.get(storage._cdata)
         if memory is None:

@@ -29,6 +29,10 @@ _SHAPE_ONLY = frozenset(
     | {"new_ones", "new_full", "new_empty", "new_empty_strided", "_shape_as_tensor"}
 )
 _SAMPLERS = frozenset({"bernoulli", "multinomial", "poisson", "binomial", "normal"})
+# These overwrite a tensor with a sample, whatever it held.
+_OVERWRITING = frozenset(
+    {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"}
+)
 _GUARDS = ("_assert", "sym_constrain", "_functional_assert", "record_function", "_record_function")
 _RESIZING = frozenset({"resize_", "set_", "resize_as_", "resize_output_", "_resize_output_"})
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
@@ -150,11 +154,11 @@ class Recorder(TorchDispatchMode):
         if dependent and facts.name == "native_dropout" and facts.pick("train", args, kwargs) is not False:
             self._dropout(name, facts, call, outputs)
             return
-        drawn = dependent and facts.name in _SAMPLERS
+        drawn = dependent and facts.name in _SAMPLERS | _OVERWRITING
         numbers, writes = self._outputs(name, outputs, targets, dependent and not drawn)
         if drawn:
             # A sample is taken as it fell: both programs of a comparison then see the same.
-            self.ledger.keep_constants(outputs)
+            self._keep_drawn(func, [*outputs, *targets])
         entry = Entry(
             len(self.tape.entries), name, func, function, tuple(args), kwargs, numbers,
             not dependent or drawn, self._place(), writes,
@@ -179,6 +183,15 @@ class Recorder(TorchDispatchMode):
             else:
                 numbers.append(self.ledger.register(tensor, label, dependent).id)
         return numbers, frozenset(writes)
+
+    def _keep_drawn(self, func: Any, tensors: list[Any]) -> None:
+        for tensor in tensors:
+            if tensor is None:
+                continue
+            if facts_of(func).writes and self.ledger.shared(tensor):
+                raise CannotLift(f"{func} draws into memory that others see; its sample cannot be frozen.")
+            value = self.tape.values[self.ledger.number_now(tensor)]
+            self.ledger.keep(value, tensor.clone() if facts_of(func).writes else tensor)
 
     def _dropout(self, name: str, facts: Facts, call: Any, outputs: list[Any]) -> None:
         """Tape a drawn dropout as the product that it was: with its mask, a constant, and ``1 / (1 - p)``."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _NATIVE = """
 eq ne lt le gt ge not_equal less greater isnan isinf isposinf isneginf isfinite isreal logical_and logical_or
-logical_not logical_xor signbit sign sgn round floor ceil trunc fix isclose heaviside any all argmax argmin argsort
+logical_not logical_xor signbit sign sgn floor ceil trunc fix isclose heaviside any all argmax argmin argsort
 searchsorted bucketize nonzero nonzero_static bincount histc count_nonzero isin bitwise_and bitwise_or bitwise_not
 bitwise_xor _is_all_true _is_any_true unique_dim _unique _unique2 unique_consecutive unique_dim_consecutive
 nextafter histogram quantize_per_tensor quantize_per_channel quantize_per_tensor_dynamic quantize_per_channel_group
@@ -33,6 +33,16 @@ def natively(call: Call) -> tuple[Outputs, Rounding]:
 
 def _up(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_quantized else tensor.to(lifted_dtype(tensor.dtype))
+
+
+@rule("round")
+def _round(call: Call) -> tuple[Outputs, Rounding]:
+    """Decide natively; decimals are then exact in float64, as integers over a power of ten."""
+    (rounded,), rounding = natively(call)
+    decimals = call.raw("decimals")
+    if decimals and rounded is not None and rounded.is_floating_point():
+        rounded = torch.round(rounded, decimals=decimals)
+    return [rounded], rounding
 
 
 @rule("floor_divide")

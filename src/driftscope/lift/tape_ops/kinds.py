@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 _MOVES = """
-alias as_strided as_strided_scatter block_diag cat channel_shuffle clone complex conj _conj
+alias alias_copy as_strided as_strided_copy _chunk_cat
+as_strided_scatter block_diag cat channel_shuffle clone complex conj _conj
 _conj_physical conj_physical constant_pad_nd contiguous copy diag diag_embed diagonal diagonal_copy diagonal_scatter
 detach embedding expand expand_copy fill flip fliplr flipud gather im2col index index_copy index_fill index_select
 lift_fresh_copy masked_fill masked_scatter masked_select movedim narrow narrow_copy native_channel_shuffle pad
@@ -59,7 +60,7 @@ cholesky_solve cholesky_inverse cholesky geqrf ormqr lu_unpack linalg_pinv atol_
 float_power angle erfinv affine_grid_generator native_norm cross_entropy_loss logit_backward trapezoid bilinear vander
 _foreach_exp _foreach_norm _foreach_pow _foreach_log _foreach_tanh _foreach_sigmoid _foreach_sin _foreach_cos
 binary_cross_entropy_backward mse_loss_backward smooth_l1_loss_backward huber_loss_backward _ctc_loss_backward
-infinitely_differentiable_gelu_backward hann_window cosine_embedding_loss stft istft
+linspace logspace infinitely_differentiable_gelu_backward hann_window cosine_embedding_loss stft istft
 """
 
 EXACT_NAMES = frozenset((_MOVES + _SELECTIONS).split())

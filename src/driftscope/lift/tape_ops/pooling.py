@@ -15,12 +15,21 @@ if TYPE_CHECKING:
 
 
 @rule("max_pool2d_with_indices", "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d",
-      "fractional_max_pool2d")  # fmt: skip
+      "fractional_max_pool2d", "fractional_max_pool3d")  # fmt: skip
 def _max_pool(call: Call) -> tuple[Outputs, Rounding]:
     """The largest value is float64's own; its index is decided natively."""
     args, kwargs = call.lifted()
     values = tensors_in(call.function(*args, **kwargs))[0]
     return [values, call.natively()[1]], EXACT
+
+
+@rule("_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(call: Call) -> tuple[Outputs, Rounding]:
+    """Sum rows of a table; the integers beside the result are the native kernel's, whose shapes hang on the format."""
+    args, kwargs = call.lifted()
+    values = tensors_in(call.function(*args, **kwargs))[0]
+    rows = max(1, args[1].numel() // max(1, values.shape[0] if values is not None else 1))
+    return [values, *call.natively()[1:]], Rounding(Kind.SUM, rows)
 
 
 @rule("sum", "mean", "nansum", "cumsum")
