@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 
-from driftscope.comparison.judge import Judgement, OutputEvidence, judge
-from driftscope.comparison.leaves import LeafComparison, compare_leaves
+from driftscope.comparison.judge import OutputEvidence, judge
+from driftscope.comparison.leaves import compare_leaves
 from driftscope.comparison.recording import output_record
-from driftscope.comparison.spread import Ratio, drift_in_floors, floor_of, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import RuntimeRefused
 from driftscope.explain import reasons, refusals
-from driftscope.explain.narrowing import first_narrowing
-from driftscope.explain.ranges import first_overflow
-from driftscope.lift.evidence import Evidence, cheaper_arithmetic, gather, reached_by_noise
+from driftscope.explain.judging import Results, judge_outputs
+from driftscope.lift.evidence import Evidence, gather
 from driftscope.programs.feeds import make_inputs
 from driftscope.programs.loading import load_program
 from driftscope.programs.pairing import pair_inputs
@@ -117,7 +115,8 @@ def compare(
         )
     slots = {k: n for n, k in enumerate(measured)}
     with case.step("judge", "Judging"):
-        judged = _judge_all(case, evidence, leaves, slots)
+        judged, notes = judge_outputs(Results(*case.results, seed=seed, say=say), evidence, leaves, slots)
+        case.findings.extend(notes)
     with case.step("explain", "Looking for the place"):
         outputs = [record for record, _ in judged]
         findings = _findings(evidence, outputs, [j.code for _, j in judged], explain)
@@ -210,180 +209,6 @@ def _leaves(program: Program, bound: Bound) -> list[Any]:
     return [(path, v.detach() if isinstance(v, torch.Tensor) else v) for path, v in leaves]
 
 
-# --- judging ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Measured:
-    """What is known natively and in float64 of one output."""
-
-    leaf: LeafComparison
-    pair: int | None
-    drift: torch.Tensor | None = None
-    noises: tuple[list[torch.Tensor], list[torch.Tensor]] = ((), ())  # type: ignore[assignment]
-    errors: tuple[float | None, float | None] = (None, None)
-    rho: Ratio | None = None
-    random: str = ""
-    cheaper: str = ""
-    repeat: torch.Tensor | None = None
-
-
-def _judge_all(
-    case: _Case, evidence: Evidence, leaves: Sequence[LeafComparison], slots: Mapping[int, int]
-) -> list[tuple[OutputRecord, Judgement]]:
-    measured = [_measure(case, evidence, leaf, slots.get(k)) for k, leaf in enumerate(leaves)]
-    _explain_excess(case, evidence, measured)
-    _explain_narrowing(evidence, measured)
-    judged = []
-    for m in measured:
-        found = _evidence(case, evidence, m)
-        judgement = judge(found)
-        judged.append((output_record(m.leaf, found, judgement, m.noises, m.errors), judgement))
-    return judged
-
-
-def _measure(case: _Case, evidence: Evidence, leaf: LeafComparison, pair: int | None) -> _Measured:
-    m = _Measured(leaf, pair)
-    if pair is None or not leaf.floating or leaf.kind in ("shape", "structure", "kind"):
-        return m
-    a, again, b = (_native(v) for v in _values(case, leaf))
-    m.drift = _finite(b - a)
-    m.noises = (evidence.noise_a(pair), evidence.noise_b(pair) or evidence.noise_a(pair))
-    m.errors = (_error(a, evidence.lifted_a(pair)), _error(b, evidence.lifted_b(pair)))
-    repeat = _finite(again - a)
-    floor = floor_of(m.noises[0])
-    if bool((repeat != 0).any()):
-        if floor is None or rms(repeat) > THRESHOLDS.repeat * floor:
-            m.random = "A does not repeat itself: two runs on the same inputs differ by more than rounding"
-        m.noises[0].append(repeat)
-        m.repeat = repeat
-    if m.noises[0] and m.drift.shape == m.noises[0][0].shape:
-        m.rho = drift_in_floors(m.drift, [*m.noises[0], *m.noises[1]])
-    return m
-
-
-def _values(case: _Case, leaf: LeafComparison) -> tuple[Any, Any, Any]:
-    """The native values of a leaf that both sides have: A's, A's again, B's."""
-    i, j = leaf.index_a or 0, leaf.index_b or 0
-    return case.results[0][i][1], case.results[1][i][1], case.results[2][j][1]
-
-
-def _native(value: Any) -> torch.Tensor:
-    tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
-    if tensor.is_nested:
-        tensor = torch.cat([part.reshape(-1) for part in tensor.unbind()])
-    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
-    return tensor.detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
-
-
-def _finite(x: torch.Tensor) -> torch.Tensor:
-    return torch.where(torch.isfinite(x), x, torch.zeros((), dtype=x.dtype))
-
-
-def _error(native: torch.Tensor, lifted: torch.Tensor | None) -> float | None:
-    if lifted is None or lifted.shape != native.shape:
-        return None
-    return rms(_finite(native - lifted.cpu()))
-
-
-def _explain_excess(case: _Case, evidence: Evidence, measured: Sequence[_Measured]) -> None:
-    """Name the cheaper arithmetic that explains the outputs above the floor, where one does."""
-    excess = [
-        (m.pair, m.drift)
-        for m in measured
-        if m.rho is not None and m.rho.value > THRESHOLDS.large and m.pair is not None and m.drift is not None
-        and not m.random and _same_function(evidence, m.pair)
-    ]  # fmt: skip
-    if not excess:
-        return
-    case.say("Looking for a cheaper arithmetic that explains the drift")
-    suspects = "AB" if _further(measured, 0) > _further(measured, 1) else "BA"
-    name, _ = cheaper_arithmetic(evidence, excess, THRESHOLDS.large, case.seed, suspects=suspects)
-    pairs = {pair for pair, _ in excess}
-    for m in measured:
-        m.cheaper = name if m.pair in pairs else ""
-
-
-def _further(measured: Sequence[_Measured], side: int) -> float:
-    """How far a side is from its own lift at its worst output, in its own floors."""
-    distances = [0.0]
-    for m in measured:
-        error, floor = m.errors[side], floor_of(m.noises[side])
-        if error is not None and floor:
-            distances.append(error / floor)
-    return max(distances)
-
-
-def _explain_narrowing(evidence: Evidence, measured: Sequence[_Measured]) -> None:
-    """Find outputs that only B's own casts to a narrower format excuse: more than twice A's floor would allow.
-
-    B's floor holds the rounding of every cast in B's graph. Where both outputs have the same format, the reference
-    for ordinary rounding is A, which has no such cast.
-    """
-    a, b = evidence.a.graph, evidence.b.graph
-    if a is None or b is None:
-        return
-    narrowing = None
-    for m in measured:
-        if m.rho is None or m.rho.value > THRESHOLDS.large or m.drift is None or m.random or m.pair is None:
-            continue
-        if m.leaf.a_dtype != m.leaf.b_dtype or not _same_function(evidence, m.pair):
-            continue
-        against_a = drift_in_floors(m.drift, [*m.noises[0], *m.noises[0]])
-        if against_a.value <= THRESHOLDS.large:
-            continue
-        narrowing = narrowing or first_narrowing(a, b)
-        if narrowing is None:
-            return
-        m.cheaper, m.rho = f"rounding to {narrowing} in B", against_a
-
-
-def _same_function(evidence: Evidence, pair: int) -> bool:
-    delta = evidence.delta(pair)
-    return delta is None or delta.value <= delta.limit
-
-
-def _evidence(case: _Case, evidence: Evidence, m: _Measured) -> OutputEvidence:
-    leaf, pair = m.leaf, m.pair
-    delta = evidence.delta(pair) if pair is not None else None
-    floor = floor_of(m.noises[0])
-    size = rms(_finite(_native(_values(case, leaf)[0]))) if m.drift is not None else 0.0
-    return OutputEvidence(
-        kind=leaf.kind,
-        detail=leaf.detail,
-        floating=leaf.floating,
-        same_bits=leaf.same_bits,
-        all_nan=leaf.all_nan,
-        overflow=_overflow(evidence) if leaf.kind == "nan" else "",
-        tie=_tie(case, evidence, leaf, pair),
-        delta=delta,
-        rho=m.rho,
-        ill=floor / size if floor is not None and size else 0.0,
-        cannot_a=evidence.a.reason if evidence.a.graph is None else "",
-        cannot_b=evidence.b.reason if evidence.b.graph is None else "",
-        cheaper=m.cheaper,
-        random=m.random,
-        formats=(leaf.a_dtype or "", leaf.b_dtype or ""),
-    )
-
-
-def _overflow(evidence: Evidence) -> str:
-    for name, side in (("B", evidence.b), ("A", evidence.a)):
-        found = first_overflow(side.graph) if side.graph is not None else None
-        if found is not None:
-            return f"overflow in {name}, {found}"
-    return ""
-
-
-def _tie(case: _Case, evidence: Evidence, leaf: LeafComparison, pair: int | None) -> bool:
-    if pair is None or leaf.floating or leaf.kind != "value":
-        return False
-    a, _, b = _values(case, leaf)
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return False
-    return reached_by_noise(evidence, pair, (a, b), a != b, scale=THRESHOLDS.tie, seed=case.seed)
-
-
 # --- the record ------------------------------------------------------------------------------------------------
 
 
@@ -391,7 +216,7 @@ def _findings(
     evidence: Evidence, outputs: Sequence[OutputRecord], codes: Sequence[str], explain: bool
 ) -> list[Finding]:
     found = reasons.function_findings(evidence, outputs, explain)
-    found += reasons.output_findings(outputs, codes)
+    found += reasons.output_findings(outputs, codes, evidence.places)
     found += reasons.lift_notes(evidence)
     if evidence.reconciled is not None:
         found += reasons.repair_notes(evidence.reconciled.repairs_b, "B")

@@ -63,7 +63,11 @@ def sketch(value: torch.Tensor) -> Sketch | None:
 
 @dataclass(slots=True)
 class Visited:
-    """One step of a lifted run as this search remembers it: everything but the values."""
+    """One step of a lifted run as this search remembers it: everything but the values.
+
+    ``sketches`` are those of its outputs, ``taken`` those of its inputs (None for constants and integers),
+    ``rank`` the dimensions of its first output.
+    """
 
     name: str
     operator: str
@@ -73,6 +77,13 @@ class Visited:
     sketches: tuple[Sketch | None, ...]
     kind: Kind
     attributes: Mapping[str, object]
+    taken: tuple[Sketch | None, ...] = ()
+    rank: int = 0
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is the inside of a fused operator: such a step names no inputs, the whole follows it."""
+        return not any(self.inputs)
 
 
 @dataclass(slots=True)
@@ -81,18 +92,22 @@ class Trail:
 
     steps: list[Visited] = field(default_factory=list)
     constant: set[str] = field(default_factory=set)
+    current: dict[str, Sketch | None] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> None:
         if step.constant:
             self.constant.update(step.output_names)
             return
+        taken = tuple(self.current.get(name) for name in step.input_names)
         sketches = tuple(None if v is None else sketch(v) for v in step.outputs)
+        first = next((v for v in step.outputs if v is not None), None)
         self.steps.append(
             Visited(
                 step.name, step.operator, step.where, tuple(step.input_names), tuple(step.output_names), sketches,
-                step.rounding.kind, dict(step.attributes),
+                step.rounding.kind, dict(step.attributes), taken, 0 if first is None else first.ndim,
             )
         )  # fmt: skip
+        self.current.update(zip(step.output_names, sketches, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +120,16 @@ class Parting:
         The step of B.
     counterpart : Visited or None
         The step of A that takes the same values and whose result B never reaches.
+    reads : tuple of str
+        For each input of ``step`` the value of A that it is, "" for none.
+    followers : tuple of Visited
+        The steps of B that read its result: a fused piece of A may end with them.
     """
 
     step: Visited
     counterpart: Visited | None
+    reads: tuple[str, ...] = ()
+    followers: tuple[Visited, ...] = ()
 
 
 def find_partings(a: Lifted, b: Lifted, replace_b: Mapping[str, torch.Tensor] | None = None) -> list[Parting]:
@@ -133,30 +154,42 @@ def find_partings(a: Lifted, b: Lifted, replace_b: Mapping[str, torch.Tensor] | 
     sound_a = _sound(trail_a.steps, in_b)
     partings = _frontier(trail_b.steps, sound_b)
     counterparts = _frontier(trail_a.steps, sound_a)
-    return [Parting(step, _counterpart(step, counterparts, k)) for k, step in enumerate(partings)]
+    found = []
+    for k, step in enumerate(partings):
+        reads = tuple(in_a.name_of(taken) for taken in step.taken)
+        followers = tuple(s for s in trail_b.steps if set(step.outputs) & set(s.inputs))
+        found.append(Parting(step, _counterpart(step, counterparts, k), reads, followers))
+    return found
 
 
 class _Index:
     """Sketches of one run, found by element count and size."""
 
     def __init__(self, steps: Sequence[Visited]):
-        self._by_count: dict[int, list[Sketch]] = {}
+        self._by_count: dict[int, list[tuple[Sketch, str]]] = {}
         for step in steps:
-            for found in step.sketches:
+            for found, name in zip(step.sketches, step.outputs, strict=False):
                 if found is not None:
-                    self._by_count.setdefault(found.count, []).append(found)
+                    self._by_count.setdefault(found.count, []).append((found, name))
         for found_list in self._by_count.values():
-            found_list.sort(key=lambda s: s.size)
+            found_list.sort(key=lambda entry: entry[0].size)
 
     def holds(self, wanted: Sketch) -> bool:
+        """Whether some value of the run has this sketch."""
+        return bool(self.name_of(wanted))
+
+    def name_of(self, wanted: Sketch | None) -> str:
+        """The first name of a value with this sketch; "" for none."""
+        if wanted is None:
+            return ""
         candidates = self._by_count.get(wanted.count, [])
-        low = bisect.bisect_left(candidates, wanted.size * (1 - 2 * _AGREE), key=lambda s: s.size)
-        for candidate in candidates[low:]:
+        low = bisect.bisect_left(candidates, wanted.size * (1 - 2 * _AGREE), key=lambda entry: entry[0].size)
+        for candidate, name in candidates[low:]:
             if candidate.size > wanted.size * (1 + 2 * _AGREE):
-                return False
+                return ""
             if candidate.agrees(wanted):
-                return True
-        return False
+                return name
+        return ""
 
 
 def _sound(steps: Sequence[Visited], other: _Index) -> set[str]:
@@ -172,14 +205,22 @@ def _sound(steps: Sequence[Visited], other: _Index) -> set[str]:
 
 
 def _frontier(steps: Sequence[Visited], sound: set[str]) -> list[Visited]:
-    """Steps that take only sound values (or inputs and constants) and give an unsound float."""
+    """Steps that take only sound values (or inputs and constants) and give an unsound float.
+
+    Integers and masks have no sketch. One that is computed from sound values passes for sound here: what is wrong
+    with it shows in the first float computed from it.
+    """
     computed = {name for step in steps for name in step.outputs}
+    passing = set(sound)
     found = []
     for step in steps:
-        if any(name in sound for name in step.outputs) or not any(step.sketches):
+        if step.inside or any(name in sound for name in step.outputs):
             continue
-        if all(name in sound or name not in computed for name in step.inputs if name):
-            found.append(step)
+        if all(name in passing or name not in computed for name in step.inputs if name):
+            if any(step.sketches):
+                found.append(step)
+            else:
+                passing.update(step.outputs)
     return found
 
 
@@ -189,16 +230,34 @@ _SAME_PIECE = {
     "gelu": ("gelu", "fastgelu", "biasgelu", "quickgelu"),
     "conv": ("convolution", "conv", "conv2d", "conv1d", "fusedconv"),
     "softmax": ("_softmax", "softmax", "biassoftmax"),
+    "silu": ("silu", "sigmoid", "swish"),
+    "groupnorm": ("native_group_norm", "group_norm", "groupnormalization", "instancenormalization"),
+    "leakyrelu": ("leaky_relu", "leakyrelu"),
+    "recurrent": ("gru", "lstm", "rnn", "mkldnn_rnn_layer"),
 }  # fmt: skip
 
 
-def _family(operator: str) -> str:
+def family(operator: str) -> str:
+    """The piece an operator computes, whatever a framework calls it."""
     name = operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower()
     return next((family for family, members in _SAME_PIECE.items() if name in members), name)
 
 
 def _counterpart(step: Visited, candidates: Sequence[Visited], position: int) -> Visited | None:
-    same = [c for c in candidates if _family(c.operator) == _family(step.operator)]
+    """The step of A that does what ``step`` does: of its family if there is one, taking the most of its values."""
+    same = [c for c in candidates if family(c.operator) == family(step.operator)]
     if same:
-        return same[0]
+        return max(same, key=lambda c: common_values(step, c))
     return candidates[position] if position < len(candidates) else (candidates[0] if candidates else None)
+
+
+def common_values(one: Visited, other: Visited) -> int:
+    """Count the values that both steps take."""
+    left = [t for t in other.taken if t is not None]
+    count = 0
+    for value in one.taken:
+        hit = next((t for t in left if value is not None and value.agrees(t)), None)
+        if hit is not None:
+            left.remove(hit)
+            count += 1
+    return count

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.errors import CannotLift
+from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.explain.causes import Cause, cause_of
 from driftscope.explain.divergence import Parting, find_partings
 from driftscope.explain.ranges import Overflow
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.matching import Repair
+from driftscope.lift.matching import Repair, as_stored
+from driftscope.lift.reconcile import Pairing, measure
 from driftscope.records.comparison import OutputRecord
 from driftscope.records.finding import Finding, Where
 from driftscope.records.verdict import Verdict
@@ -19,14 +24,17 @@ from driftscope.records.verdict import Verdict
 _PLACES = 3
 
 
-def output_findings(outputs: Sequence[OutputRecord], codes: Sequence[str]) -> list[Finding]:
-    """One finding per output whose verdict rests on a code, without a place inside the graph."""
+def output_findings(
+    outputs: Sequence[OutputRecord], codes: Sequence[str], places: Mapping[str, Where]
+) -> list[Finding]:
+    """One finding per output whose verdict rests on a code, with its place where one was found."""
     found = []
     for output, code in zip(outputs, codes, strict=True):
         if code and code != "N001":
             note = output.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING) and code != "N016"
-            why, fix = _ADVICE.get(code, ("", ""))
-            found.append(Finding(code, output.reason, why, fix, Where(output=output.path), _numbers(output), note))
+            why, fix = _ADVICE["cast" if code == "N003" and code in places else code] if code in _ADVICE else ("", "")
+            where = dataclasses.replace(places.get(code, Where()), output=output.path)
+            found.append(Finding(code, output.reason, why, fix, where, _numbers(output), note))
     return found
 
 
@@ -35,6 +43,10 @@ _ADVICE = {
         "The kernels of this runtime multiply, accumulate or store in a cheaper format than the program declares.",
         "Ask the runtime for the declared arithmetic (torch.backends.*.allow_tf32, set_float32_matmul_precision, "
         "the provider's options), or accept it with the tolerance suggested for that format.",
+    ),
+    "cast": (
+        "B passes a value through a format with fewer bits than any that A uses.",
+        "Remove the cast, or accept it with the tolerance suggested for that format.",
     ),
     "N004": (
         "An intermediate value is larger than the largest number of its format.",
@@ -83,7 +95,8 @@ def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], expla
     partings = _partings(evidence) if explain else []
     if not partings:
         return [Finding("N001", guilty[0].reason, where=Where(output=paths), evidence=numbers)]
-    return [_parting_finding(p, guilty[0], numbers) for p in partings[:_PLACES]]
+    causes = _causes(evidence, partings[:_PLACES])
+    return [_parting_finding(p, c, guilty[0], numbers) for p, c in zip(partings, causes, strict=False)]
 
 
 def _within(output: OutputRecord) -> bool:
@@ -115,8 +128,28 @@ def _partings(evidence: Evidence) -> list[Parting]:
         return []
 
 
-def _parting_finding(parting: Parting, output: OutputRecord, numbers: dict[str, Any]) -> Finding:
-    step, other = parting.step, parting.counterpart
+def _causes(evidence: Evidence, partings: Sequence[Parting]) -> list[Cause | None]:
+    a, b, known = evidence.a.graph, evidence.b.graph, evidence.reconciled
+    if a is None or b is None or known is None or not partings:
+        return [None] * len(partings)
+    repaired = {r.name: r.value for r in known.repairs_b}
+    pairing = Pairing(evidence.pairs, [None] * len(evidence.pairs))
+
+    def works(replace: Mapping[str, torch.Tensor]) -> bool:
+        try:
+            outputs = b.run(replace={**repaired, **replace})
+        except (CannotLift, DriftscopeError):
+            return False
+        after = measure(known.outputs_a, outputs, pairing, THRESHOLDS)
+        return all(now.value <= before.limit for now, before in zip(after, known.drifts, strict=True))
+
+    constants = as_stored(a.constants()), as_stored(b.constants())
+    # Only the first is worth runs of its own; the others often follow from it.
+    return [cause_of(p, constants, works if k == 0 else lambda _replace: False) for k, p in enumerate(partings)]
+
+
+def _parting_finding(parting: Parting, cause: Cause | None, output: OutputRecord, numbers: dict[str, Any]) -> Finding:
+    step, other = parting.step if cause is None or cause.step is None else cause.step, parting.counterpart
     source = step.where if step.where.file or other is None else other.where
     module = step.where.module or (other.where.module if other is not None else None)
     where = Where(
@@ -127,35 +160,11 @@ def _parting_finding(parting: Parting, output: OutputRecord, numbers: dict[str, 
         f"not the same function from {step.name} ({step.operator}) on: it takes the values A has and gives others "
         f"(lifted drift at the output {output.lifted:.1e})"
     )
-    changed = _changed_attributes(parting)
     why = f"Its counterpart in A is {other.operator} ({other.name})." if other is not None else ""
-    if changed:
-        why = f"{why} Attributes differ: {changed}.".strip()
-    fix = f"Set {changed.split(':')[0]} in {step.name} to A's value." if changed else ""
-    return Finding("N001", what, why, fix, where, numbers)
-
-
-# The same attribute under the names that torch and ONNX give it.
-_SYNONYMS = {"eps": "epsilon", "negative_slope": "alpha", "approximate": "approximate", "scale": "scale"}
-
-
-def _changed_attributes(parting: Parting) -> str:
-    """Attributes that both pieces have, under either name, with different values; "" for none."""
-    if parting.counterpart is None:
-        return ""
-    theirs = {_SYNONYMS.get(k, k): v for k, v in parting.counterpart.attributes.items()}
-    changed = []
-    for name, value in parting.step.attributes.items():
-        other = theirs.get(_SYNONYMS.get(name, name))
-        if other is None or type(other) not in (int, float, str, bytes, bool):
-            continue
-        value = value.decode() if isinstance(value, bytes) else value
-        if isinstance(value, float) and isinstance(other, (int, float)):
-            if abs(value - other) > 1e-6 * abs(other):
-                changed.append(f"{name}: {value:g} here, {other:g} in A")
-        elif isinstance(value, (int, str)) and type(value) is type(other) and value != other:
-            changed.append(f"{name}: {value!r} here, {other!r} in A")
-    return "; ".join(changed)
+    if cause is not None:
+        why = f"{why} {cause.why[0].upper()}{cause.why[1:]}.".strip()
+    fix, verified = (cause.fix, cause.verified) if cause is not None else ("", None)
+    return Finding("N001", what, why, fix, where, numbers, verified=verified)
 
 
 def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
@@ -229,6 +238,13 @@ def overflow_finding(overflow: Overflow, side: str, output: str) -> Finding:
     return Finding("N004", f"overflow in {side}: {overflow}", why, fix, where, numbers)
 
 
+# What was noticed before any number was computed is often the cause of what the numbers say.
+_CAUSES = ("R001", "R002", "O003", "O004", "O005")
+
+
 def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Findings before notes; among findings, those with a place inside the graph first."""
-    return tuple(sorted(findings, key=lambda f: (f.note, f.where.node is None, f.code[0] != "N")))
+    """Findings before notes, each once; causes seen beforehand first, then those with a place inside the graph."""
+    distinct = list({(f.code, f.what, f.where): f for f in findings}.values())
+    return tuple(
+        sorted(distinct, key=lambda f: (f.note, f.code not in _CAUSES, f.where.node is None, f.code[0] != "N"))
+    )

@@ -29,6 +29,7 @@ from driftscope.lift.reconcile import Pairing, Reconciled, reconcile
 from driftscope.lift.sources import lift_bound, lift_source
 from driftscope.lift.steps import Lifted, LiftedOutput
 from driftscope.programs.protocol import Bound
+from driftscope.records.finding import Where
 
 Progress = Callable[[str], None]
 
@@ -105,6 +106,8 @@ class Evidence:
         B's file against the graph its runtime really ran; None when there is none or it is the same.
     optimized_reason : str
         Why the optimised graph could not be lifted; empty otherwise.
+    places : dict of str to Where
+        Places that the explaining steps found, by the code of the finding they belong to.
     """
 
     a: SideLift
@@ -113,6 +116,7 @@ class Evidence:
     reconciled: Reconciled | None = None
     optimized: Reconciled | None = None
     optimized_reason: str = ""
+    places: dict[str, Where] = field(default_factory=dict)
 
     @classmethod
     def none(cls) -> Evidence:

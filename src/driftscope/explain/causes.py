@@ -1,0 +1,266 @@
+"""Why two pieces that take the same values give others: an attribute, a wire, a stored constant.
+
+Nothing is guessed. Attributes are compared with the operators' own defaults filled in, wires by the values they
+carry. What can be tried is tried: B runs once more in float64 with the constant that A holds, and a constant is
+blamed only if that makes both programs the same function.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from driftscope.explain.divergence import Parting, Visited, common_values, family
+from driftscope.lift.matching import narrower, rearrangements, ulp, uniform
+from driftscope.lift.steps import Constant, Origin
+
+# The same attribute under the names that torch and ONNX give it.
+_SYNONYMS = {"eps": "epsilon", "negative_slope": "alpha", "dim": "axis"}
+_NARROW_FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+# Relative difference of two float attributes that is not the float32 in which ONNX stores them.
+_SAME_ATTRIBUTE = 1e-6
+# Share of elements up to which they are counted.
+_FEW = 0.05
+# Runs of B spent on one parting.
+_MOST_TRIALS = 8
+# Arrangements of A's constants kept to be tried, and elements up to which constants of other pieces are looked at.
+_NEAREST = 4
+_SMALL = 1 << 22
+
+# Whether B with these constants is the same function as A.
+Trial = Callable[[Mapping[str, torch.Tensor]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why, and what to do about it, both in one sentence.
+
+    ``verified`` says that doing it was tried and worked, ``step`` is set when it is at a step after the parting.
+    """
+
+    why: str
+    fix: str
+    verified: bool | None = None
+    step: Visited | None = None
+
+
+def cause_of(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Constant]], works: Trial) -> Cause | None:
+    """Name the cause of a parting; None when nothing in the two graphs says it.
+
+    Parameters
+    ----------
+    parting : Parting
+    constants : pair of sequences of Constant
+        A's and B's.
+    works : callable
+        Told constants of B to replace (float64), says whether B is the same function as A then.
+    """
+    return _attribute(parting, works) or _wire(parting) or _constant(parting, constants, works)
+
+
+# --- attributes ----------------------------------------------------------------------------------------------
+
+
+def _attribute(parting: Parting, works: Trial) -> Cause | None:
+    step, other = parting.step, parting.counterpart
+    if other is None or family(step.operator) != family(other.operator):
+        return None
+    ours, theirs = attributes_of(step), attributes_of(other)
+    changed = [
+        f"{name} is {_plain(value)} here and {_plain(theirs[name])} in A"
+        for name, value in ours.items()
+        if name in theirs and _differ(value, theirs[name])
+    ]
+    if not changed:
+        return None
+    first = changed[0].split(" ", 1)[0]
+    value, verified = theirs[first], None
+    if isinstance(value, float) and first in step.attributes:
+        verified = works({f"{step.name}.{first}": torch.tensor(value, dtype=torch.float64)})
+    return Cause("; ".join(changed), f"Set {first} of {step.name} to {_plain(value)}.", verified)
+
+
+def attributes_of(step: Visited) -> dict[str, object]:
+    """A step's attributes under ONNX's names, the operator's defaults filled in, axes counted from the front."""
+    found = {**_defaults(step.operator), **{k: v for k, v in step.attributes.items() if v is not None}}
+    named = {_SYNONYMS.get(k, k): v.decode() if isinstance(v, bytes) else v for k, v in found.items()}
+    axis = named.get("axis")
+    if isinstance(axis, int) and axis < 0 < step.rank:
+        named["axis"] = axis + step.rank
+    return named
+
+
+@functools.cache
+def _defaults(operator: str) -> Mapping[str, object]:
+    """The defaults of an operator's attributes, from torch's or ONNX's own schema; empty when neither knows it."""
+    if operator.startswith("aten."):
+        packet = getattr(torch.ops.aten, operator.removeprefix("aten.").split(".")[0], None)
+        if packet is None or "default" not in packet.overloads():
+            return {}
+        return {a.name: a.default_value for a in packet.default._schema.arguments if a.has_default_value()}
+    import onnx
+
+    domain, _, name = operator.rpartition("::")
+    if not onnx.defs.has(name, domain):
+        return {}
+    schema = onnx.defs.get_schema(name, domain=domain)
+    values = {
+        n: onnx.helper.get_attribute_value(a.default_value)
+        for n, a in schema.attributes.items()
+        if a.default_value.name
+    }
+    return {n: v for n, v in values.items() if v is not None}
+
+
+def _differ(one: object, other: object) -> bool:
+    if isinstance(one, bool) or isinstance(other, bool) or isinstance(one, str) or isinstance(other, str):
+        return type(one) is type(other) and one != other
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return abs(one - other) > _SAME_ATTRIBUTE * abs(other)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
+        return list(one) != list(other)
+    return False
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)
+
+
+# --- wires ---------------------------------------------------------------------------------------------------
+
+
+def _wire(parting: Parting) -> Cause | None:
+    """Values of A that this piece reads where its counterpart reads others."""
+    step, other = parting.step, parting.counterpart
+    if other is None or family(step.operator) != family(other.operator):
+        return None
+    wanted = [(name, t) for name, t in zip(other.inputs, other.taken, strict=False) if t is not None]
+    read = [(n, t, a) for n, t, a in zip(step.inputs, step.taken, parting.reads, strict=False) if t is not None]
+    if len(read) != len(wanted) or not read:
+        return None
+    if common_values(step, other) == len(read):
+        pairs = zip(read, wanted, strict=True)
+        commutes = family(step.operator) in ("add", "mul")
+        if len(read) > 1 and not commutes and any(not mine[1].agrees(theirs[1]) for mine, theirs in pairs):
+            return Cause(
+                f"{step.name} and {other.operator} in A read the same values in another order",
+                f"Exchange the inputs of {step.name}.",
+            )
+        return None
+    wrong = [(n, a) for n, t, a in read if a and not any(t.agrees(w) for _, w in wanted)]
+    missing = [name for name, w in wanted if not any(t.agrees(w) for _, t, _ in read)]
+    if not wrong or not missing:
+        return None
+    (name, theirs), instead = wrong[0], missing[0]
+    called = "" if name == theirs else f", which is {theirs} in A,"
+    return Cause(
+        f"it reads {name}{called} where {other.operator} in A reads {instead}",
+        f"Connect {step.name} to the value that A calls {instead}.",
+    )
+
+
+# --- constants -----------------------------------------------------------------------------------------------
+
+
+def _constant(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Constant]], works: Trial) -> Cause | None:
+    """The constant of this piece that makes the programs one function when A's takes its place."""
+    ours, theirs = constants
+    floats = {c.name: c for c in theirs if c.value.dtype.is_floating_point}
+    used = [(s, floats[n]) for s in (parting.step, *parting.followers) for n in s.inputs if n in floats]
+    trials = ((step, *trial) for step, constant in used for trial in _substitutes(constant, parting, ours))
+    for step, constant, partner, value in itertools.islice(trials, _MOST_TRIALS):
+        if works({constant.name: value}):
+            words = _words(constant.value.to(torch.float64), value, constant.value.dtype)
+            number = uniform_of(value)
+            fix = f"Store {partner} of A in {constant.name} again."
+            if number is not None:
+                fix = f"Set {constant.name} to {number:.9g}."
+            later = None if step is parting.step else step
+            return Cause(f"its constant {constant.name} is {partner} of A, {words}", fix, True, later)
+    return None
+
+
+def _substitutes(
+    constant: Constant, parting: Parting, ours: Sequence[Constant]
+) -> Iterator[tuple[Constant, str, torch.Tensor]]:
+    """Yield what A might hold in place of ``constant``: scalars of the counterpart, then tensors, nearest first."""
+    number, other = uniform(constant), parting.counterpart
+    shape, stored = constant.value.shape, constant.value.to(torch.float64)
+    if number is not None or constant.value.numel() == 1:
+        beside = [c for c in ours if other is not None and c.name.startswith(f"{other.name}.")]
+        for candidate in beside:
+            value = candidate.value.to(torch.float64).reshape(-1)[:1]
+            if value.numel() and float(value) != number:
+                yield constant, candidate.name, value.expand(constant.value.numel()).reshape(shape).clone()
+    if constant.value.numel() < 2:
+        return
+    near: list[tuple[float, int, str, torch.Tensor]] = []
+    for candidate in _partners(constant, parting, ours):
+        # As it is, and transposed; the order of gate blocks would take more runs than it is worth.
+        for arranged in itertools.islice(rearrangements(candidate.value, shape), 2):
+            value = arranged.to(torch.float64)
+            gap = float(torch.nan_to_num(value - stored, posinf=0.0, neginf=0.0).abs().sum())
+            if gap > 0.0:
+                near.append((gap, len(near), candidate.name, value))
+                near = sorted(near, key=lambda entry: entry[:2])[:_NEAREST]
+    for _, _, name, value in near:
+        yield constant, name, value
+
+
+def _partners(constant: Constant, parting: Parting, ours: Sequence[Constant]) -> list[Constant]:
+    """A's constants that may be meant: those its counterpart uses, else any of the same sizes."""
+    sizes = sorted(n for n in constant.value.shape if n > 1)
+    fitting = [
+        c for c in ours
+        if c.value.dtype.is_floating_point
+        and c.value.numel() == constant.value.numel()
+        and (c.origin is Origin.COMPUTED or sorted(n for n in c.value.shape if n > 1) == sizes)
+    ]  # fmt: skip
+    other = parting.counterpart
+    beside = [c for c in fitting if c.name == constant.name or (other is not None and c.where.node == other.name)]
+    return beside or (fitting if constant.value.numel() <= _SMALL else [])
+
+
+def _words(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> str:
+    """What was done to ``exact`` to make ``value`` of it."""
+    if uniform_of(exact) is not None and uniform_of(value) is not None:
+        return f"{float(exact.reshape(-1)[0]):.9g}, stored as {float(value.reshape(-1)[0]):.9g}"
+    if not bool(value.any()):
+        return "set to zero"
+    for name in _NARROW_FORMATS:
+        short = getattr(torch, name)
+        if narrower(short, fmt) and torch.equal(exact.to(short).to(torch.float64), value):
+            return f"rounded to {name}"
+    gap = value - exact
+    if bool(((value.flatten().sort().values - exact.flatten().sort().values).abs() <= ulp(value, fmt).max()).all()):
+        return "in another order"
+    changed = gap != 0
+    count, total = int(changed.sum()), value.numel()
+    where = "" if count > _FEW * total else f" in {count} of {total} elements"
+    part, before = value[changed], exact[changed]
+    if bool((part == 0).all()):
+        return f"set to zero{where}"
+    if _alike(part - before):
+        return f"{float((part - before).mean()):+.3g} added{where}"
+    if _alike(part / before - 1):
+        return f"multiplied by {_factor(float((part / before).mean()))}{where}"
+    return f"changed{where} by {float((part - before).abs().max()):.3g} at most"
+
+
+def uniform_of(value: torch.Tensor) -> float | None:
+    """The one number a tensor holds everywhere; None when it holds several."""
+    flat = value.reshape(-1)
+    return float(flat[0]) if flat.numel() and bool((flat == flat[0]).all()) else None
+
+
+def _factor(ratio: float) -> str:
+    return f"{ratio:.6g}" if abs(ratio - 1) > 1e-4 else f"1{ratio - 1:+.2g}"
+
+
+def _alike(values: torch.Tensor) -> bool:
+    centre = float(values.mean())
+    return bool(torch.isfinite(values).all()) and float((values - centre).abs().max()) <= 1e-2 * abs(centre)
