@@ -115,7 +115,9 @@ def compare(
         )
     slots = {k: n for n, k in enumerate(measured)}
     with case.step("judge", "Judging"):
-        judged, notes = judge_outputs(Results(*case.results, seed=seed, say=say), evidence, leaves, slots)
+        judged, notes = judge_outputs(
+            Results(case.results[0], case.results[1], case.results[2], seed, say), evidence, leaves, slots
+        )
         case.findings.extend(notes)
     with case.step("explain", "Looking for the place"):
         outputs = [record for record, _ in judged]

@@ -212,7 +212,7 @@ def lift_notes(evidence: Evidence) -> list[Finding]:
                     "R004",
                     f"{name} cannot be evaluated in float64: {side.reason}",
                     "Without its lift, a bug smaller than the noise floor cannot be told from rounding.",
-                    note=name == "B",
+                    note=True,
                 )
             )
     if evidence.optimized_reason:
