@@ -2,24 +2,28 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Add `browser` to test the page in Chromium: make EXTRAS=test,browser test
+EXTRAS ?= test
 STAMP := $(VENV)/.installed
+# One process per core, each with one thread: more of either and they wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: demo test slow lint docs bench clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	# --no-compile: byte-compiling torch and sympy is most of an installation's time.
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $(STAMP)
 
 demo: $(STAMP)
 	$(BIN)/driftscope demo -o out/demo.html
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
