@@ -29,17 +29,20 @@ _SIGNATURES = {
     "driftscope_use": ([_INT], _INT),
     "driftscope_state_size": ([], _LONG),
     "driftscope_rows": ([_INT, _INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER], None),
+    "driftscope_total": ([_INT, _POINTER, _LONG, _POINTER], None),
     "driftscope_part": ([_INT, _INT, _POINTER, _POINTER, _LONG, _POINTER], None),
     "driftscope_join": ([_INT, _INT, _POINTER, _LONG, _LONG, _LONG, _POINTER], None),
     "driftscope_dots": ([_INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER], None),
 }
 
 
+@functools.cache
 def library() -> ctypes.CDLL | None:
-    """Return the compiled library, or None when it was not built or ``DRIFTSCOPE_NO_NATIVE=1`` is set."""
-    if os.environ.get("DRIFTSCOPE_NO_NATIVE") == "1":
-        return None
-    return _opened()
+    """Return the compiled library, or None when it was not built.
+
+    None also when ``DRIFTSCOPE_NO_NATIVE=1`` is set at the first call; ``library.cache_clear()`` asks again.
+    """
+    return None if os.environ.get("DRIFTSCOPE_NO_NATIVE") == "1" else _opened()
 
 
 def library_file() -> Path | None:

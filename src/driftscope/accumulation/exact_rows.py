@@ -8,12 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from driftscope.accumulation.exact_formats import Reduction, Stored
+from driftscope.accumulation.exact_formats import STORED, Reduction, Stored
 from driftscope.accumulation.exact_integers import reduce_rows
 from driftscope.accumulation.exact_native import library
 
 #: Elements for which another thread pays for itself; starting one takes about as long as adding this many.
 _PER_THREAD = 1 << 18
+
+_CODES = {dtype: stored.code for dtype, stored in STORED.items()}
+#: To be made like: torch.empty takes half a microsecond longer.
+_SCALARS = {dtype: torch.empty((), dtype=dtype) for dtype in STORED}
 
 
 def reduced(
@@ -55,6 +59,23 @@ def reduced(
         native.driftscope_rows(
             op, stored.code, out.code, rows.data_ptr(), second, count, n, correction, result.data_ptr()
         )
+    return result
+
+
+def whole_sum(x: torch.Tensor) -> torch.Tensor | None:
+    """Add all elements of a plain tensor in memory; None when the call is not as usual as that.
+
+    A sum of a thousand elements takes a tenth of a microsecond; what is asked before it takes longer.
+    """
+    native = library()
+    code = _CODES.get(x.dtype)
+    if native is None or code is None or not x.is_cpu or x.layout is not torch.strided or x.requires_grad:
+        return None
+    n = x.numel()
+    if not x.is_contiguous() or (n >= 2 * _PER_THREAD and torch.get_num_threads() > 1):
+        return None
+    result = torch.empty_like(_SCALARS[x.dtype])
+    native.driftscope_total(code, x.data_ptr(), n, result.data_ptr())
     return result
 
 

@@ -25,7 +25,7 @@ import torch
 
 from driftscope.accumulation.exact_formats import STORED, Reduction
 from driftscope.accumulation.exact_operands import Along, Dims, axes_of, like_input, rows_of, stored_as, tensor_of
-from driftscope.accumulation.exact_rows import reduced
+from driftscope.accumulation.exact_rows import reduced, whole_sum
 from driftscope.errors import InputError
 
 __all__ = ["dot", "mean", "norm", "sum", "var"]
@@ -56,6 +56,10 @@ def sum(  # noqa: A001 - ds.exact.sum, as in torch.sum
     InputError
         For another kind or dtype of input, an axis that is not there, or a tensor whose gradient is recorded.
     """
+    if type(x) is torch.Tensor and dim is axis is dtype is None and not (keepdim or keepdims):
+        whole = whole_sum(x)
+        if whole is not None:
+            return whole
     return _reduce(Reduction.SUM, x, Along(dim, axis, keepdim, keepdims), dtype)
 
 

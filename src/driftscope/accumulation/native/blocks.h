@@ -13,50 +13,64 @@
 
 typedef double NAME(vd) __attribute__((vector_size(WIDTH), aligned(8), may_alias));
 typedef uint64_t NAME(vq) __attribute__((vector_size(WIDTH), aligned(8), may_alias));
-typedef float NAME(vs) __attribute__((vector_size(WIDTH / 2), aligned(2), may_alias));
-typedef uint32_t NAME(vu) __attribute__((vector_size(WIDTH / 2), aligned(2), may_alias));
-typedef uint16_t NAME(vh) __attribute__((vector_size(WIDTH / 4), aligned(2), may_alias));
+typedef float NAME(vf) __attribute__((vector_size(WIDTH), aligned(4), may_alias));
+typedef uint32_t NAME(vu) __attribute__((vector_size(WIDTH), aligned(2), may_alias));
+typedef uint16_t NAME(vh) __attribute__((vector_size(WIDTH), aligned(2), may_alias));
+typedef float NAME(half) __attribute__((vector_size(WIDTH / 2), aligned(4), may_alias));
 
 #define VD NAME(vd)
 #define VQ NAME(vq)
-#define VS NAME(vs)
+#define VF NAME(vf)
 #define VU NAME(vu)
 #define VH NAME(vh)
+#define HALF NAME(half)
 enum { NAME(LANES) = WIDTH / 8 };
 #define LANES NAME(LANES)
+/* A block is read twice, and nothing is fetched meanwhile unless it is asked for. */
+#define AHEAD(x) __builtin_prefetch((const char *)(x) + 4096)
 #define INLINE TARGET static inline __attribute__((always_inline))
+/* At -O2 a loop over registers stays a loop over memory unless it is asked to unroll. */
+#define UNROLL _Pragma("GCC unroll 8")
 
+/* One vector's sum, largest and smallest lane, by halves: every one is exact, so any order will do. */
 INLINE double NAME(total)(VD a) {
-    double sum = 0;
-    for (int i = 0; i < LANES; i++) sum += a[i];
-    return sum;
+    union { VD whole; double lane[LANES]; } u = {a};
+    UNROLL
+    for (int step = LANES / 2; step; step /= 2)
+        UNROLL
+        for (int i = 0; i < step; i++) u.lane[i] += u.lane[i + step];
+    return u.lane[0];
 }
 
-INLINE uint64_t NAME(largest)(VQ a) {
-    uint64_t m = 0;
-    for (int i = 0; i < LANES; i++) m = a[i] > m ? a[i] : m;
-    return m;
-}
+#ifdef LOOP_OVER_LANES
+#define EXTREME(function, scalar, type, count, sign)                                                               \
+    INLINE scalar NAME(function)(type a) {                                                                         \
+        scalar found = a[0];                                                                                       \
+        UNROLL                                                                                                     \
+        for (int i = 1; i < count; i++) found = a[i] sign found ? a[i] : found;                                    \
+        return found;                                                                                              \
+    }
+EXTREME(largest64, double, VD, LANES, >)
+EXTREME(smallest64, double, VD, LANES, <)
+EXTREME(largest32, float, VF, 2 * LANES, >)
+EXTREME(smallest32, float, VF, 2 * LANES, <)
+#undef EXTREME
+#endif
 
-INLINE uint64_t NAME(smallest)(VQ a) {
-    uint64_t m = ~0ull;
-    for (int i = 0; i < LANES; i++) m = a[i] < m ? a[i] : m;
-    return m;
-}
-
-/* Largest |bits|, and smallest |bits| - 1 where zero wraps round to the largest number. */
+/* Largest |bits|, and smallest |bits| - 1 where zero wraps round to the largest number. NaN counts as the largest. */
 TARGET static void NAME(scan)(const double *x, int n, uint64_t *most, uint64_t *least) {
-    VQ strip = (VQ){} + 0x7fffffffffffffff, high[4] = {{0}}, low[4];
-    for (int j = 0; j < 4; j++) low[j] = strip;
+    VQ strip = (VQ){} + 0x7fffffffffffffff, high = {0}, low = strip;
     int i = 0;
-    for (; i + 4 * LANES <= n; i += 4 * LANES)
-        for (int j = 0; j < 4; j++) {
-            VQ u = *(const VQ *)(x + i + j * LANES) & strip;
-            high[j] = MAX64(high[j], u);
-            low[j] = MIN64(low[j], (u - 1) & strip);
-        }
-    for (int j = 1; j < 4; j++) high[0] = MAX64(high[0], high[j]), low[0] = MIN64(low[0], low[j]);
-    uint64_t m = NAME(largest)(high[0]), l = NAME(smallest)(low[0]);
+    for (; i + LANES <= n; i += LANES) {
+        VQ u = *(const VQ *)(x + i) & strip;
+        high = MAX64(high, u);
+        low = MIN64(low, (u - 1) & strip);
+    }
+    uint64_t m = 0, l = ~0ull;
+    for (int j = 0; j < LANES; j++) {
+        if (high[j] > m) m = high[j];
+        if (low[j] < l) l = low[j];
+    }
     for (; i < n; i++) {
         uint64_t u = bits_of(x[i]) & 0x7fffffffffffffff, v = (u - 1) & 0x7fffffffffffffff;
         if (u > m) m = u;
@@ -66,13 +80,43 @@ TARGET static void NAME(scan)(const double *x, int n, uint64_t *most, uint64_t *
     *least = l;
 }
 
+/* The same in fewer instructions, for data that is mostly ordinary: NaN is passed over (it shows in any sum), and a
+ * zero sends the caller to the careful scan. */
+TARGET static void NAME(quick_scan)(const double *x, int n, uint64_t *most, uint64_t *least) {
+    VD high[4] = {{0}}, low[4];
+    UNROLL
+    for (int j = 0; j < 4; j++) low[j] = (VD){} + INFINITY;
+    int i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        UNROLL
+        for (int j = 0; j < 4; j++) {
+            VD v = *(const VD *)(x + i + j * LANES);
+            AHEAD(x + i + j * LANES);
+            high[j] = LARGER64(v, high[j]);
+            low[j] = SMALLER64(v, low[j]);
+        }
+    UNROLL
+    for (int j = 1; j < 4; j++) high[0] = LARGER64(high[j], high[0]), low[0] = SMALLER64(low[j], low[0]);
+    double m = LARGEST64(high[0]), l = SMALLEST64(low[0]);
+    for (; i < n; i++) {
+        double v = x[i] < 0 ? -x[i] : x[i];
+        if (v > m) m = v;
+        if (v < l) l = v;
+    }
+    *most = bits_of(m);
+    *least = (bits_of(l) & 0x7fffffffffffffff) - 1;
+    if (l == 0) NAME(scan)(x, n, most, least);
+}
+
 TARGET static double NAME(plain_sum)(const double *x, int n) {
     VD sum[8] = {{0}};
     int i = 0;
     for (; i + 8 * LANES <= n; i += 8 * LANES)
+        UNROLL
         for (int j = 0; j < 8; j++) sum[j] += *(const VD *)(x + i + j * LANES);
     double rest = 0;
     for (; i < n; i++) rest += x[i];
+    UNROLL
     for (int j = 1; j < 8; j++) sum[0] += sum[j];
     return rest + NAME(total)(sum[0]);
 }
@@ -81,11 +125,13 @@ TARGET static void NAME(two_slices)(const double *x, int n, double c, double *ou
     VD high[4] = {{0}}, low[4] = {{0}}, magic = (VD){} + c;
     int i = 0;
     for (; i + 4 * LANES <= n; i += 4 * LANES)
+        UNROLL
         for (int j = 0; j < 4; j++) {
             VD v = *(const VD *)(x + i + j * LANES), h = (v + magic) - magic;
             high[j] += h;
             low[j] += v - h;
         }
+    UNROLL
     for (int j = 1; j < 4; j++) high[0] += high[j], low[0] += low[j];
     out[0] = NAME(total)(high[0]);
     out[1] = NAME(total)(low[0]);
@@ -116,17 +162,12 @@ TARGET static void NAME(three_slices)(const double *x, int n, double c, double d
     }
 }
 
-TARGET static int NAME(block_float64)(const void *data, int n, double *out) {
-    const double *x = data;
-    uint64_t most, least;
-    NAME(scan)(x, n, &most, &least);
+TARGET static int NAME(slices)(const double *x, int n, uint64_t most, uint64_t least, double *out) {
     if (most >= 0x7ff0000000000000) return COUNT_WIDE;
     int top = (int)(most >> 52), bottom = (int)((least + 1) >> 52);
-    out[0] = 0;
-    if (most == 0) return 1;
     int E = (top ? top : 1) - 1022, lsb = (bottom ? bottom : 1) - 1075;
     if (E > 960) return COUNT_WIDE;
-    if (E + 11 - lsb <= 53) {
+    if (most == 0 || E + 11 - lsb <= 53) {
         out[0] = NAME(plain_sum)(x, n);
         return 1;
     }
@@ -141,74 +182,115 @@ TARGET static int NAME(block_float64)(const void *data, int n, double *out) {
     return 3;
 }
 
-INLINE VD NAME(widen)(VS a) { return __builtin_convertvector(a, VD); }
-
-INLINE VS NAME(load_float32)(const void *x, int i) { return *(const VS *)((const float *)x + i); }
-
-INLINE VS NAME(load_bfloat16)(const void *x, int i) {
-    VH h = *(const VH *)((const uint16_t *)x + i);
-    return (VS)(__builtin_convertvector(h, VU) << 16);
+TARGET static int NAME(block_float64)(const void *data, int n, double *out) {
+    uint64_t most, least;
+    NAME(quick_scan)(data, n, &most, &least);
+    int count = NAME(slices)(data, n, most, least, out);
+    return count != COUNT_WIDE && out[0] - out[0] == 0 ? count : COUNT_WIDE; /* a NaN is in every slice */
 }
 
-INLINE VS NAME(load_float16)(const void *x, int i) { return (VS)LOAD_FLOAT16((const uint16_t *)x + i); }
+TARGET static void NAME(doubles_float64)(const void *x, int n, double *out) { memcpy(out, x, sizeof(double) * n); }
 
-/* Scan and plain sum in one pass over the data: nearly always the plain sum is exact. `units` is the number of
- * exponent steps from the format's own last bit to that of the float it is loaded as. */
-#define NARROW_BLOCK(KIND, TAIL, PRECISION)                                                                       \
-    TARGET static void NAME(doubles_##KIND)(const void *x, int n, double *out) {                                   \
-        int i = 0;                                                                                                 \
-        for (; i + LANES <= n; i += LANES) *(VD *)(out + i) = NAME(widen)(NAME(load_##KIND)(x, i));                \
-        for (; i < n; i++) out[i] = TAIL(x, i);                                                                    \
-    }                                                                                                              \
-    TARGET static int NAME(block_##KIND)(const void *x, int n, double *out) {                                      \
-        VD sum[4] = {{0}};                                                                                         \
-        VU strip = (VU){} + 0x7fffffff, high[4] = {{0}}, low[4];                                                   \
-        for (int j = 0; j < 4; j++) low[j] = strip;                                                                \
-        int i = 0;                                                                                                 \
-        for (; i + 4 * LANES <= n; i += 4 * LANES)                                                                 \
-            for (int j = 0; j < 4; j++) {                                                                          \
-                VS v = NAME(load_##KIND)(x, i + j * LANES);                                                        \
-                VU u = (VU)v & strip;                                                                              \
-                high[j] = MAX32(high[j], u);                                                                       \
-                low[j] = MIN32(low[j], u - 1);                                                                     \
-                sum[j] += NAME(widen)(v);                                                                          \
-            }                                                                                                      \
-        for (int j = 1; j < 4; j++) {                                                                              \
-            sum[0] += sum[j];                                                                                      \
-            high[0] = MAX32(high[0], high[j]);                                                                     \
-            low[0] = MIN32(low[0], low[j]);                                                                        \
-        }                                                                                                          \
-        uint32_t most = 0, least = ~0u;                                                                            \
-        for (int j = 0; j < LANES; j++) {                                                                          \
-            if (high[0][j] > most) most = high[0][j];                                                              \
-            if (low[0][j] < least) least = low[0][j];                                                              \
-        }                                                                                                          \
-        out[0] = NAME(total)(sum[0]);                                                                              \
-        for (; i < n; i++) {                                                                                       \
-            float v = TAIL(x, i);                                                                                  \
-            uint32_t u;                                                                                            \
-            memcpy(&u, &v, sizeof u);                                                                              \
-            u &= 0x7fffffff;                                                                                       \
-            if (u > most) most = u;                                                                                \
-            if (u - 1 < least) least = u - 1;                                                                      \
-            out[0] += v;                                                                                           \
-        }                                                                                                          \
-        if (most >= 0x7f800000) return COUNT_WIDE;                                                                 \
-        if (most == 0) return out[0] = 0, 1;                                                                       \
-        int top = (int)(most >> 23), bottom = (int)((least + 1) >> 23);                                            \
-        if ((top ? top : 1) + 11 + PRECISION - 1 - (bottom ? bottom : 1) < 53) return 1;                           \
-        double wider[BLOCK];                                                                                       \
-        NAME(doubles_##KIND)(x, n, wider);                                                                         \
-        return NAME(block_float64)(wider, n, out);                                                                 \
-    }
-
-NARROW_BLOCK(float32, float32_at, 24)
-NARROW_BLOCK(bfloat16, bfloat16_at, 8)
+TARGET static void NAME(doubles_float32)(const void *x, int n, double *out) {
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) *(VD *)(out + i) = WIDEN(*(const HALF *)((const float *)x + i));
+    for (; i < n; i++) out[i] = float32_at(x, i);
+}
 
 TARGET static void NAME(doubles_float16)(const void *x, int n, double *out) {
     int i = 0;
-    for (; i + LANES <= n; i += LANES) *(VD *)(out + i) = NAME(widen)(NAME(load_float16)(x, i));
+    for (; i + LANES <= n; i += LANES) *(VD *)(out + i) = WIDEN(LOAD_FLOAT16((const uint16_t *)x + i));
     for (; i < n; i++) out[i] = float16_at(x, i);
+}
+
+TARGET static void NAME(doubles_bfloat16)(const void *x, int n, double *out) {
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) *(VD *)(out + i) = WIDEN(LOAD_BFLOAT16((const uint16_t *)x + i));
+    for (; i < n; i++) out[i] = bfloat16_at(x, i);
+}
+
+/* Scan and plain sum in one pass: nearly always the plain sum is exact. A NaN or infinity shows in the sum, which
+ * cannot overflow. */
+TARGET static int NAME(block_float32)(const void *data, int n, double *out) {
+    const float *x = data;
+    VD sum[4] = {{0}};
+    VF high[2] = {{0}}, low[2];
+    UNROLL
+    for (int j = 0; j < 2; j++) low[j] = (VF){} + INFINITY;
+    int i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        UNROLL
+        for (int j = 0; j < 2; j++) {
+            const float *at = x + i + 2 * j * LANES;
+            AHEAD(at);
+            VF v = *(const VF *)at;
+            high[j] = LARGER32(v, high[j]);
+            low[j] = SMALLER32(v, low[j]);
+            sum[2 * j] += WIDEN(*(const HALF *)at);
+            sum[2 * j + 1] += WIDEN(*(const HALF *)(at + LANES));
+        }
+    UNROLL
+    for (int j = 1; j < 4; j++) sum[0] += sum[j];
+    float m = LARGEST32(LARGER32(high[0], high[1])), l = SMALLEST32(SMALLER32(low[0], low[1]));
+    out[0] = NAME(total)(sum[0]);
+    for (; i < n; i++) {
+        float v = x[i] < 0 ? -x[i] : x[i];
+        if (v > m) m = v;
+        if (v < l) l = v;
+        out[0] += x[i];
+    }
+    if (out[0] - out[0] != 0) return COUNT_WIDE;
+    int top = (int)(bits_of(m) >> 52), bottom = (int)((bits_of(l) & 0x7fffffffffffffff) >> 52);
+    /* As a double: |x| < 2^(top - 1022). The last bit of l, subnormal or not, is no lower than this. */
+    int lsb = bottom - 1023 - 23 > -149 ? bottom - 1023 - 23 : -149;
+    if (m == 0 || (l != 0 && top - 1022 + 11 - lsb <= 53)) return 1;
+    double wider[BLOCK];
+    NAME(doubles_float32)(x, n, wider);
+    return NAME(block_float64)(wider, n, out);
+}
+
+/* bfloat16 values are floats with 8 significant bits: when they lie within 16 binades, two of them add exactly in
+ * float32, and half the conversions are saved. The scan is on 16-bit integers. */
+TARGET static int NAME(block_bfloat16)(const void *data, int n, double *out) {
+    const uint16_t *x = data;
+    VH strip = (VH){} + 0x7fff, high = {0}, low = strip;
+    int i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES) {
+        VH u = *(const VH *)(x + i) & strip;
+        AHEAD(x + i);
+        high = MAX16(high, u);
+        low = MIN16(low, (u - 1) & strip);
+    }
+    int most = 0, least = 0x7fff;
+    UNROLL
+    for (int j = 0; j < 4 * LANES; j++) {
+        most = high[j] > most ? high[j] : most;
+        least = low[j] < least ? low[j] : least;
+    }
+    for (; i < n; i++) {
+        int u = x[i] & 0x7fff, v = (u - 1) & 0x7fff;
+        if (u > most) most = u;
+        if (v < least) least = v;
+    }
+    if (most >= 0x7f80) return COUNT_WIDE;
+    out[0] = 0;
+    if (most == 0) return 1;
+    int top = most >> 7 ? most >> 7 : 1, bottom = (least + 1) >> 7 ? (least + 1) >> 7 : 1;
+    if (top - bottom > 15 || top > 250) {
+        double wider[BLOCK];
+        NAME(doubles_bfloat16)(x, n, wider);
+        return NAME(block_float64)(wider, n, out);
+    }
+    VD sum[2] = {{0}};
+    for (i = 0; i + 4 * LANES <= n; i += 4 * LANES) {
+        VU pair = *(const VU *)(x + i);
+        union { VF whole; HALF half[2]; } both = {(VF)(pair << 16) + (VF)(pair & 0xffff0000)};
+        sum[0] += WIDEN(both.half[0]);
+        sum[1] += WIDEN(both.half[1]);
+    }
+    out[0] = NAME(total)(sum[0] + sum[1]);
+    for (; i < n; i++) out[0] += bfloat16_at(x, i);
+    return 1;
 }
 
 /* A finite float16 is a multiple of 2^-24 below 2^16: no scan is needed, and a NaN or infinity shows in the sum. */
@@ -216,14 +298,14 @@ TARGET static int NAME(block_float16)(const void *x, int n, double *out) {
     VD sum[4] = {{0}};
     int i = 0;
     for (; i + 4 * LANES <= n; i += 4 * LANES)
-        for (int j = 0; j < 4; j++) sum[j] += NAME(widen)(NAME(load_float16)(x, i + j * LANES));
+        UNROLL
+        for (int j = 0; j < 4; j++) sum[j] += WIDEN(LOAD_FLOAT16((const uint16_t *)x + i + j * LANES));
+    UNROLL
     for (int j = 1; j < 4; j++) sum[0] += sum[j];
     out[0] = NAME(total)(sum[0]);
     for (; i < n; i++) out[0] += float16_at(x, i);
     return out[0] - out[0] == 0 ? 1 : COUNT_WIDE;
 }
-
-TARGET static void NAME(doubles_float64)(const void *x, int n, double *out) { memcpy(out, x, sizeof(double) * n); }
 
 /* Products of doubles as two doubles each (Dekker 1971, Veltkamp's splitting), exact for the exponents the caller
  * has checked. No fma: the same instructions on every machine. */
@@ -249,11 +331,13 @@ static const block_kernels NAME(kernels) = {
     NAME(scan), NAME(two_products), NAME(products),
 };
 
-#undef NARROW_BLOCK
 #undef VD
 #undef VQ
-#undef VS
+#undef VF
 #undef VU
 #undef VH
+#undef HALF
+#undef AHEAD
+#undef UNROLL
 #undef LANES
 #undef INLINE

@@ -4,6 +4,7 @@
  * The instruction set is chosen when the library is first used; every choice gives the same bits, because every step
  * is exact. Rounding mode and flush-to-zero are the calling thread's and are set aside during a call.
  */
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -68,51 +69,114 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define NAME(x) x##_avx512
 #define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,f16c")))
 #define WIDTH 64
+#define WIDEN(a) (VD) _mm512_cvtps_pd((__m256)(a))
 #define MAX64(a, b) (VQ) _mm512_max_epu64((__m512i)(a), (__m512i)(b))
 #define MIN64(a, b) (VQ) _mm512_min_epu64((__m512i)(a), (__m512i)(b))
-#define MAX32(a, b) (VU) _mm256_max_epu32((__m256i)(a), (__m256i)(b))
-#define MIN32(a, b) (VU) _mm256_min_epu32((__m256i)(a), (__m256i)(b))
+#define MAX16(a, b) (VH) _mm512_max_epu16((__m512i)(a), (__m512i)(b))
+#define MIN16(a, b) (VH) _mm512_min_epu16((__m512i)(a), (__m512i)(b))
+/* vrange: 11 is the larger magnitude, 10 the smaller, with the sign cleared; of a number and a NaN, the number. */
+#define LARGER64(a, b) (VD) _mm512_range_pd((__m512d)(a), (__m512d)(b), 11)
+#define SMALLER64(a, b) (VD) _mm512_range_pd((__m512d)(a), (__m512d)(b), 10)
+#define LARGER32(a, b) (VF) _mm512_range_ps((__m512)(a), (__m512)(b), 11)
+#define SMALLER32(a, b) (VF) _mm512_range_ps((__m512)(a), (__m512)(b), 10)
+#define LARGEST64(a) _mm512_reduce_max_pd((__m512d)(a))
+#define SMALLEST64(a) _mm512_reduce_min_pd((__m512d)(a))
+#define LARGEST32(a) _mm512_reduce_max_ps((__m512)(a))
+#define SMALLEST32(a) _mm512_reduce_min_ps((__m512)(a))
 #define LOAD_FLOAT16(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
+#define LOAD_BFLOAT16(p) _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16)
 #include "blocks.h"
 #undef NAME
 #undef TARGET
 #undef WIDTH
+#undef WIDEN
 #undef MAX64
 #undef MIN64
-#undef MAX32
-#undef MIN32
+#undef MAX16
+#undef MIN16
+#undef LARGER64
+#undef SMALLER64
+#undef LARGER32
+#undef SMALLER32
+#undef LARGEST64
+#undef SMALLEST64
+#undef LARGEST32
+#undef SMALLEST32
 #undef LOAD_FLOAT16
+#undef LOAD_BFLOAT16
 
 #define NAME(x) x##_avx2
 #define TARGET __attribute__((target("avx2,f16c")))
 #define WIDTH 32
+#define WIDEN(a) (VD) _mm256_cvtps_pd((__m128)(a))
 #define CHOOSE64(m, a, b) (VQ)(((VQ)(m) & (a)) | (~(VQ)(m) & (b)))
 #define MAX64(a, b) CHOOSE64(_mm256_cmpgt_epi64((__m256i)(a), (__m256i)(b)), a, b)
 #define MIN64(a, b) CHOOSE64(_mm256_cmpgt_epi64((__m256i)(b), (__m256i)(a)), a, b)
-#define MAX32(a, b) (VU) _mm_max_epu32((__m128i)(a), (__m128i)(b))
-#define MIN32(a, b) (VU) _mm_min_epu32((__m128i)(a), (__m128i)(b))
+#define MAX16(a, b) (VH) _mm256_max_epu16((__m256i)(a), (__m256i)(b))
+#define MIN16(a, b) (VH) _mm256_min_epu16((__m256i)(a), (__m256i)(b))
+/* Of a number and a NaN, vmax and vmin return the second operand: the number. */
+#define SIZE64(a) (__m256d)((VQ)(a) & 0x7fffffffffffffff)
+#define SIZE32(a) (__m256)((VU)(a) & 0x7fffffff)
+#define LARGER64(a, b) (VD) _mm256_max_pd(SIZE64(a), (__m256d)(b))
+#define SMALLER64(a, b) (VD) _mm256_min_pd(SIZE64(a), (__m256d)(b))
+#define LARGER32(a, b) (VF) _mm256_max_ps(SIZE32(a), (__m256)(b))
+#define SMALLER32(a, b) (VF) _mm256_min_ps(SIZE32(a), (__m256)(b))
 #define LOAD_FLOAT16(p) _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(p)))
+#define LOAD_BFLOAT16(p) _mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)(p))), 16)
+#define LARGEST64(a) NAME(largest64)(a)
+#define SMALLEST64(a) NAME(smallest64)(a)
+#define LARGEST32(a) NAME(largest32)(a)
+#define SMALLEST32(a) NAME(smallest32)(a)
+#define LOOP_OVER_LANES
 #include "blocks.h"
+#undef LOOP_OVER_LANES
 #undef NAME
 #undef TARGET
 #undef WIDTH
-#undef CHOOSE64
+#undef WIDEN
 #undef MAX64
 #undef MIN64
-#undef MAX32
-#undef MIN32
+#undef MAX16
+#undef MIN16
+#undef LARGER64
+#undef SMALLER64
+#undef LARGER32
+#undef SMALLER32
+#undef LARGEST64
+#undef SMALLEST64
+#undef LARGEST32
+#undef SMALLEST32
 #undef LOAD_FLOAT16
+#undef LOAD_BFLOAT16
+#undef CHOOSE64
+#undef SIZE64
+#undef SIZE32
 #endif
 
 #define NAME(x) x##_plain
 #define TARGET
 #define WIDTH 16
-#define MAX64(a, b) (VQ)((VQ)((a) > (b)) & (a)) | (~(VQ)((a) > (b)) & (b))
-#define MIN64(a, b) (VQ)((VQ)((a) < (b)) & (a)) | (~(VQ)((a) < (b)) & (b))
-#define MAX32(a, b) (VU)((VU)((a) > (b)) & (a)) | (~(VU)((a) > (b)) & (b))
-#define MIN32(a, b) (VU)((VU)((a) < (b)) & (a)) | (~(VU)((a) < (b)) & (b))
-#define LOAD_FLOAT16(p) (VS){float16_at(p, 0), float16_at(p, 1)}
+#define CHOOSE(type, condition, a, b) (type)(((type)(condition) & (type)(a)) | (~(type)(condition) & (type)(b)))
+#define WIDEN(a) (VD){(a)[0], (a)[1]}
+#define MAX64(a, b) CHOOSE(VQ, (a) > (b), a, b)
+#define MIN64(a, b) CHOOSE(VQ, (a) < (b), a, b)
+#define MAX16(a, b) CHOOSE(VH, (a) > (b), a, b)
+#define MIN16(a, b) CHOOSE(VH, (a) < (b), a, b)
+#define SIZE64(a) ((VD)((VQ)(a) & 0x7fffffffffffffff))
+#define SIZE32(a) ((VF)((VU)(a) & 0x7fffffff))
+#define LARGER64(a, b) (VD) CHOOSE(VQ, SIZE64(a) > (b), SIZE64(a), b)
+#define SMALLER64(a, b) (VD) CHOOSE(VQ, SIZE64(a) < (b), SIZE64(a), b)
+#define LARGER32(a, b) (VF) CHOOSE(VU, SIZE32(a) > (b), SIZE32(a), b)
+#define SMALLER32(a, b) (VF) CHOOSE(VU, SIZE32(a) < (b), SIZE32(a), b)
+#define LOAD_FLOAT16(p) ((HALF){float16_at(p, 0), float16_at(p, 1)})
+#define LOAD_BFLOAT16(p) ((HALF){bfloat16_at(p, 0), bfloat16_at(p, 1)})
+#define LARGEST64(a) NAME(largest64)(a)
+#define SMALLEST64(a) NAME(smallest64)(a)
+#define LARGEST32(a) NAME(largest32)(a)
+#define SMALLEST32(a) NAME(smallest32)(a)
+#define LOOP_OVER_LANES
 #include "blocks.h"
+#undef LOOP_OVER_LANES
 
 /* --- what the processor has -------------------------------------------------------------------------------------- */
 
@@ -337,6 +401,11 @@ EXPORT void driftscope_rows(int op, int kind, int out_kind, const void *x, const
         store(out, i, f, bits);
     }
     restore_arithmetic(before);
+}
+
+/* The sum of n elements, rounded to their own format: the usual call, with as few arguments as there can be. */
+EXPORT void driftscope_total(int kind, const void *x, int64_t n, void *out) {
+    driftscope_rows(SUM, kind, kind, x, NULL, 1, n, 0, out);
 }
 
 /* Part of a long row, for one thread; `memory` has driftscope_state_size() bytes. */
