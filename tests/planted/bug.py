@@ -35,6 +35,9 @@ class Bug:
         The model's dtypes in which the bug changes stored bits.
     expected : frozenset of Verdict
         The verdicts that are right.
+    hops : int
+        How many edges of the graph the named node may be away from the guilty one. 0 for most; where a node hands on
+        a value that A has too (a skipped activation), what is named is the node that reads it.
     """
 
     id: str
@@ -43,3 +46,4 @@ class Bug:
     note: str
     dtypes: tuple[str, ...] = (FLOAT, HALF)
     expected: frozenset[Verdict] = BUG
+    hops: int = 0

@@ -72,7 +72,13 @@ def constant_slot(model: ModelProto, node: NodeProto) -> int:
 
 
 def insert_after(model: ModelProto, value: str, *made: Callable[[str, str], NodeProto]) -> str:
-    """Send ``value`` through a chain of new unary nodes before anybody reads it; return the last node's name."""
+    """Send ``value`` through a chain of new unary nodes before anybody reads it.
+
+    Returns
+    -------
+    str
+        The name of the first cast among them, else of the last node.
+    """
     position = next(i for i, node in enumerate(model.graph.node) if value in node.output) + 1
     source, chain = value, []
     for step, make in enumerate(made):
@@ -86,7 +92,7 @@ def insert_after(model: ModelProto, value: str, *made: Callable[[str, str], Node
                 node.input[slot] = source
     for node in reversed(chain):
         model.graph.node.insert(position, node)
-    return chain[-1].name
+    return next((node.name for node in chain if node.op_type == "Cast"), chain[-1].name)
 
 
 def cast(to: int) -> Callable[[str, str], NodeProto]:

@@ -1,4 +1,4 @@
-"""Every planted bug is found. Its twin is test_honest.py, where nothing may be."""
+"""Every planted bug is found and its place is named. Its twin is test_honest.py, where nothing may be."""
 
 from __future__ import annotations
 
@@ -8,35 +8,32 @@ import pytest
 import torch
 
 import driftscope as ds
-from driftscope.records.comparison import Comparison
 from driftscope.records.verdict import Verdict
 
 from .architectures import ARCHITECTURES
 from .bug import Bug
-from .catalogue import CASES
+from .catalogue import BUGS
+from .constant_bugs import WITHIN_NOISE
+from .distance import hops
 from .exports import Exports
+from .sampling import each_once
 from .torch_bugs import TORCH_BUGS, TorchBug
 
 
-def compare_with_planted(bug: Bug, dtype: str, exports: Exports) -> tuple[Comparison, str]:
-    """Return the comparison of the module with its broken export, and the guilty node's name."""
+@pytest.mark.parametrize(("bug", "dtype"), each_once(BUGS, lambda bug: bug.dtypes))
+def test_planted_bug_is_found_and_placed(bug: Bug, dtype: str, exports: Exports):
     architecture, native = ARCHITECTURES[bug.architecture], getattr(torch, dtype)
     broken = exports.model(bug.architecture, dtype)
     guilty = bug.plant(broken)
-    return ds.compare(architecture.module(native), broken, architecture.example(native)), guilty
-
-
-@pytest.mark.parametrize(("bug", "dtype"), CASES, ids=lambda value: getattr(value, "id", value))
-def test_planted_bug_is_found(bug: Bug, dtype: str, exports: Exports):
-    comparison, _ = compare_with_planted(bug, dtype, exports)
+    comparison = ds.compare(architecture.module(native), broken, architecture.example(native))
     assert comparison.verdict in bug.expected, f"{comparison.verdict}: {comparison.reason}"
+    assert comparison.first is not None
+    distance = hops(broken, comparison.first.where.node, guilty)
+    assert distance is not None, f"named {comparison.first.where.node}, guilty is {guilty}"
+    assert distance <= bug.hops, f"named {comparison.first.where.node}, guilty is {guilty}"
 
 
-@pytest.mark.parametrize(
-    ("bug", "dtype"),
-    [(bug, dtype) for bug in TORCH_BUGS for dtype in bug.dtypes],
-    ids=lambda value: getattr(value, "id", value),
-)
+@pytest.mark.parametrize(("bug", "dtype"), each_once(TORCH_BUGS, lambda bug: bug.dtypes))
 def test_bug_in_a_module_is_found(bug: TorchBug, dtype: str):
     architecture, native = ARCHITECTURES[bug.architecture], getattr(torch, dtype)
     clean = architecture.module(native)
@@ -44,3 +41,11 @@ def test_bug_in_a_module_is_found(bug: TorchBug, dtype: str):
     bug.break_it(broken)
     comparison = ds.compare(clean, broken, architecture.example(native))
     assert comparison.verdict is Verdict.DIFFERENT, f"{comparison.verdict}: {comparison.reason}"
+
+
+def test_a_cast_within_the_noise_of_the_format_is_rounding(exports: Exports):
+    architecture = ARCHITECTURES[WITHIN_NOISE.architecture]
+    model = exports.model(WITHIN_NOISE.architecture, "float16")
+    WITHIN_NOISE.plant(model)
+    comparison = ds.compare(architecture.module(torch.float16), model, architecture.example(torch.float16))
+    assert comparison.verdict in WITHIN_NOISE.expected

@@ -9,21 +9,17 @@ import pytest
 import driftscope as ds
 
 from .bug import HONEST
+from .catalogue import CASES
 from .exports import Exports
 from .honest_files import FILES
 from .honest_runs import RUNS
+from .sampling import each_once
 from .stage import Honest, Stage
 
-VARIANTS = [
-    pytest.param(variant, dtype, id=f"{variant.id}-{dtype}", marks=[pytest.mark.slow] if variant.slow else [])
-    for variant in (*RUNS, *FILES)
-    for dtype in variant.dtypes
-]
+VARIANTS = each_once((*RUNS, *FILES), lambda variant: variant.dtypes, lambda variant: variant.slow)
 
 
 def test_there_are_as_many_honest_variants_as_bugs():
-    from .catalogue import CASES
-
     assert len(VARIANTS) >= len(CASES)
 
 
