@@ -99,6 +99,37 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 }  # fmt: skip
 
 
+def _sequence(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_sequence_value_info(name, TensorProto.FLOAT, None)
+
+
+def _optional(name: str) -> onnx.ValueInfoProto:
+    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, FLOATS)
+    return helper.make_value_info(name, helper.make_optional_type_proto(tensor))
+
+
+# Healthy models whose values are not plain float tensors.
+ODD_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "sequence": lambda: model([helper.make_node("SequenceConstruct", ["x", "x"], ["y"])], outputs=[_sequence("y")]),
+    "optional": lambda: model([helper.make_node("Optional", ["x"], ["y"])], outputs=[_optional("y")]),
+    "strings": lambda: model(
+        [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.STRING)], outputs=[value("y", TensorProto.STRING)]
+    ),
+    "booleans": lambda: model(
+        [helper.make_node("Greater", ["x", "x"], ["y"])], outputs=[value("y", TensorProto.BOOL)]
+    ),
+    "handed_on": lambda: model([helper.make_node("Identity", ["x"], ["y"])], outputs=[value("x"), value("y")]),
+    "markup": lambda: model(
+        [helper.make_node("Relu", ["x"], ["<img src=x onerror=alert(1)>"], name="\x1b[31mred")],
+        outputs=[value("<img src=x onerror=alert(1)>")],
+    ),
+    "bfloat16": lambda: model(
+        [helper.make_node("Gemm", ["x", "x"], ["y"], name="gemm", transB=1)],
+        [value("x", TensorProto.BFLOAT16)], [value("y", TensorProto.BFLOAT16, (4, 4))],
+    ),
+}  # fmt: skip
+
+
 def _short_tensor() -> onnx.TensorProto:
     tensor = numpy_helper.from_array(np.ones(FLOATS, np.float32), "w")
     tensor.raw_data = tensor.raw_data[:10]
@@ -129,7 +160,7 @@ def _leaf(n: int) -> onnx.GraphProto:
 
 def write_models(folder: Path) -> None:
     """Write every model of the table, and what the external ones ask for."""
-    for name, make in MODELS.items():
+    for name, make in (MODELS | ODD_MODELS).items():
         (folder / f"{name}.onnx").write_bytes(make().SerializeToString())
     (folder.parent / "secret.bin").write_bytes(np.float32([0.5]).tobytes())
     (folder / "link.bin").symlink_to(folder.parent / "secret.bin")

@@ -105,6 +105,23 @@ def test_the_good_neighbours_are_taken(run, here: Path) -> None:
     assert (deep.exit_code, deep.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("name", [name for name in hostile_files.ODD_MODELS if name != "bfloat16"])
+def test_odd_but_healthy_models_are_compared(run, here: Path, tmp_path: Path, name: str) -> None:
+    page = tmp_path / "page.html"
+    result = run("compare", f"{name}.onnx", f"{name}.onnx", *SPEC, "-o", page)
+    assert result.exit_code == 0, result.stdout + result.stderr
+    assert result.stdout.startswith("IDENTICAL: ")
+    assert "\x1b" not in result.stdout
+    assert "<img src=x" not in page.read_text(encoding="utf-8")
+
+
+def test_a_kernel_the_runtime_lacks_is_a_finding_in_its_words(run, here: Path) -> None:
+    result = run("compare", "bfloat16.onnx", "bfloat16.onnx", "--input", "x=4x8:bfloat16")
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert result.stdout.startswith("INCONCLUSIVE: onnxruntime refused to load A: Could not find an implementation")
+    assert "R001" in result.stdout
+
+
 # --- pickles and archives --------------------------------------------------------------------------------------------
 
 
