@@ -80,3 +80,10 @@ def test_broken_links_are_named(little: Any, link: str, words: str) -> None:
     (problem,) = little.broken_links(little.collect())
     assert problem.startswith("README.md:3: ")
     assert words in problem
+
+
+def test_every_page_written_by_hand_is_in_the_index(build: Any) -> None:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    rooms = ("tutorial", "howto", "explanation", "design", "gallery")
+    pages = [p.relative_to(DOCS).as_posix() for room in rooms for p in (DOCS / room).iterdir() if p.is_file()]
+    assert [page for page in pages if f"({page})" not in index] == []
