@@ -15,9 +15,10 @@ setup(
     ext_modules=[
         Extension(
             "driftscope.accumulation._exact",
-            sources=[f"{NATIVE}/exact.c"],
-            depends=[f"{NATIVE}/superaccumulator.h", f"{NATIVE}/rounding.h", f"{NATIVE}/blocks.h"],
+            sources=[f"{NATIVE}/exact.c", f"{NATIVE}/fixed_order.c"],
+            depends=[f"{NATIVE}/{name}.h" for name in ("arithmetic", "blocks", "rounding", "superaccumulator", "tile")],
             extra_compile_args=["-O2", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden"],
+            libraries=["m"],
             # Without a compiler the same bits are computed in integers, slower; an installation never fails for it.
             optional=True,
         )

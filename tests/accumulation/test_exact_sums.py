@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from fractions import Fraction
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 import driftscope as ds
 from accumulation.exact_truth import DTYPES, LAWS, SIZES, bits, fractions, nearest, nearest_root, same
+from accumulation.exact_ways import need_compiled, only_integers
 from driftscope.accumulation import exact_native
 from driftscope.accumulation.exact_native import Instructions
 
@@ -21,19 +21,12 @@ from driftscope.accumulation.exact_native import Instructions
 @pytest.fixture(params=["compiled", "integers"])
 def way(request, monkeypatch):
     """Both ways to the same bits; the first is skipped, visibly, where nothing was compiled."""
-    if request.param == "compiled" and exact_native.library() is None:
-        pytest.skip("the package was built without a compiler")
-    with only_integers(monkeypatch) if request.param == "integers" else contextlib.nullcontext():
+    if request.param == "compiled":
+        need_compiled()
         yield request.param
-
-
-@contextlib.contextmanager
-def only_integers(monkeypatch):
-    monkeypatch.setenv("DRIFTSCOPE_NO_NATIVE", "1")
-    exact_native.library.cache_clear()
-    yield
-    monkeypatch.undo()
-    exact_native.library.cache_clear()
+    else:
+        with only_integers(monkeypatch):
+            yield request.param
 
 
 def truth(x: torch.Tensor, y: torch.Tensor) -> dict[str, float]:

@@ -86,6 +86,17 @@ def tensor_of(x: Any, what: str) -> torch.Tensor:
     return x
 
 
+def pair_of(a: Any, b: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two operands as tensors; both must be of one kind, dtype and device."""
+    x, y = tensor_of(a, what), tensor_of(b, what)
+    if isinstance(a, torch.Tensor) is not isinstance(b, torch.Tensor) or x.dtype != y.dtype or x.device != y.device:
+        raise InputError(
+            f"{what} takes two operands of one kind, dtype and device, not {_words(a, x)} and {_words(b, y)}: "
+            "convert one of them."
+        )
+    return x, y
+
+
 def stored_as(dtype: Any, like: torch.Tensor, what: str) -> Stored:
     """Return the format of the result.
 
@@ -173,6 +184,11 @@ def _tensor_of_array(x: np.ndarray[Any, Any], what: str) -> torch.Tensor:
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(x)
+
+
+def _words(given: Any, x: torch.Tensor) -> str:
+    kind = "a tensor" if isinstance(given, torch.Tensor) else "an array"
+    return f"{kind} of {str(x.dtype).removeprefix('torch.')} on {x.device}"
 
 
 def _refused_dtype(what: str, name: str, conversion: str) -> str:

@@ -109,7 +109,7 @@ def _in_threads(
                 correction, result.data_ptr() + start * (out.bits // 8),
             )  # fmt: skip
 
-        _share(count, threads, lambda i, start, stop: whole_rows(start, stop))
+        share(count, threads, lambda i, start, stop: whole_rows(start, stop))
         return
     state = native.driftscope_state_size()
     memory = ctypes.create_string_buffer(state * threads)
@@ -121,12 +121,15 @@ def _in_threads(
             offset = first + start * size
             native.driftscope_part(op, stored.code, x + offset, y and y + offset, stop - start, address + i * state)
 
-        _share(n, threads, part)
+        share(n, threads, part)
         native.driftscope_join(op, out.code, address, threads, n, correction, result.data_ptr() + row * (out.bits // 8))
 
 
-def _share(total: int, threads: int, work: Callable[[int, int, int], None]) -> None:
-    """Call ``work(i, start, stop)`` for ``threads`` pieces of ``range(total)``."""
+def share(total: int, threads: int, work: Callable[[int, int, int], None]) -> None:
+    """Call ``work(i, start, stop)`` for ``threads`` pieces of ``range(total)``, side by side."""
+    if threads == 1:
+        work(0, 0, total)
+        return
     edges = [total * i // threads for i in range(threads + 1)]
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(work, range(threads), edges[:-1], edges[1:]))

@@ -9,7 +9,8 @@
 
 ``sum``, ``mean``, ``dot``, ``var`` and ``norm`` return the real number that the definition says, rounded once, to
 nearest and ties to even, to the dtype of the result. There is nothing else to specify: threads, blocks, batch size,
-strides, permutations and devices cannot change a bit.
+strides, permutations and devices cannot change a bit. ``layer_norm`` is a fixed formula on such sums, ``matmul`` one
+fixed chain of operations per output.
 
 Specials: an empty sum is +0 and an empty mean NaN; a sum of nothing but -0 is -0 and any other exact zero is +0; a
 NaN, or infinities of both signs, give NaN; the result overflows only where the exact number does. torch and numpy
@@ -18,17 +19,30 @@ differ there: they return infinity for ``[max, max, -max]``.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from driftscope.accumulation.exact_formats import STORED, Reduction
-from driftscope.accumulation.exact_operands import Along, Dims, axes_of, like_input, rows_of, stored_as, tensor_of
+from driftscope.accumulation.exact_layer_norm import normalised
+from driftscope.accumulation.exact_matmul import Order, product
+from driftscope.accumulation.exact_operands import (
+    Along,
+    Dims,
+    axes_of,
+    like_input,
+    pair_of,
+    rows_of,
+    stored_as,
+    tensor_of,
+)
 from driftscope.accumulation.exact_rows import reduced, whole_sum
 from driftscope.errors import InputError
 
-__all__ = ["dot", "mean", "norm", "sum", "var"]
+__all__ = ["dot", "layer_norm", "matmul", "mean", "norm", "sum", "var"]
 
 
 def sum(  # noqa: A001 - ds.exact.sum, as in torch.sum
@@ -168,12 +182,7 @@ def dot(
         As :func:`sum`, and when the operands differ in kind, dtype or device or do not broadcast.
     """
     what = "ds.exact.dot"
-    x, y = tensor_of(a, what), tensor_of(b, what)
-    if isinstance(a, torch.Tensor) is not isinstance(b, torch.Tensor) or x.dtype != y.dtype or x.device != y.device:
-        raise InputError(
-            f"{what} takes two operands of one kind, dtype and device, not {_words(a, x)} and {_words(b, y)}: "
-            "convert one of them."
-        )
+    x, y = pair_of(a, b, what)
     out = stored_as(dtype, x, what)
     try:
         shape = np.broadcast_shapes(x.shape, y.shape)
@@ -190,6 +199,104 @@ def dot(
     return like_input(result.reshape(left.shape), a)
 
 
+def matmul(a: Any, b: Any, *, order: Order = "sequential-fma") -> Any:
+    """Multiply matrices in an order that no machine, thread count or batch size can change.
+
+    Parameters
+    ----------
+    a, b : Tensor or ndarray, both of one kind and dtype
+        Shapes as for ``torch.matmul``: vectors, matrices, batches of matrices that broadcast.
+    order : {"sequential-fma", "exact"}
+        ``"sequential-fma"``: each output is ``fma(a[k], b[k], sum)`` over k = 0, 1, 2, ... from +0, about as fast
+        as torch. float16 and bfloat16 are multiplied in a float32 chain that is rounded once at its end.
+        ``"exact"``: each output is the correctly rounded sum of products, independent of any order.
+
+    Returns
+    -------
+    Tensor or ndarray
+        The product, in the dtype of the operands. Of a NaN, only that it is one is specified.
+
+    Raises
+    ------
+    InputError
+        As :func:`dot`, for shapes that do not fit, or for another order.
+    """
+    what = "ds.exact.matmul"
+    if order not in ("sequential-fma", "exact"):
+        raise InputError(f"{what} knows the orders 'sequential-fma' and 'exact', not {order!r}: give one of them.")
+    x, y = pair_of(a, b, what)
+    if not x.ndim or not y.ndim:
+        raise InputError(f"{what} takes vectors, matrices and batches, not a scalar: multiply with * instead.")
+    left, right = x[None] if x.ndim == 1 else x, y[:, None] if y.ndim == 1 else y
+    try:
+        batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
+    except ValueError:
+        batch = None
+    if batch is None or left.shape[-1] != right.shape[-2]:
+        raise InputError(
+            f"{what} cannot multiply the shapes {tuple(x.shape)} and {tuple(y.shape)}: "
+            "the last axis of a must be as long as the last but one of b, and batch axes must broadcast."
+        )
+    result = _product_of_batches(left, right, batch, order)
+    if x.ndim == 1:
+        result = result.squeeze(-2)
+    return like_input(result.squeeze(-1) if y.ndim == 1 else result, a)
+
+
+def _product_of_batches(x: torch.Tensor, y: torch.Tensor, batch: tuple[int, ...], order: Order) -> torch.Tensor:
+    shape = (*batch, x.shape[-2], y.shape[-1])
+    if y.ndim == 2:
+        return product(x.reshape(math.prod(shape[:-1]), x.shape[-1]), y, order).reshape(shape)
+    count = math.prod(batch)
+    if not count:
+        return x.new_empty(shape)
+    left, right = (m.expand(*batch, *m.shape[-2:]).reshape(count, *m.shape[-2:]) for m in (x, y))
+    return torch.stack([product(one, other, order) for one, other in zip(left, right, strict=True)]).reshape(shape)
+
+
+def layer_norm(
+    x: Any, normalized_shape: int | Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
+    """Normalise the last axes by their exact mean and variance; the signature is that of ``torch.nn.functional``.
+
+    With m and v the exact mean and variance (of a population) rounded to float64, the result is
+    ``((x - m) * (1 / sqrt(v + eps))) * weight + bias``: every operation in float64, rounded by itself, in this
+    order, and one rounding to the dtype of ``x`` at the end.
+
+    Parameters
+    ----------
+    x : Tensor or ndarray of float64, float32, float16 or bfloat16
+    normalized_shape : int or sequence of int
+        The sizes of the last axes, over which is normalised.
+    weight, bias : Tensor or ndarray of shape ``normalized_shape``, optional
+        Of any of the four dtypes.
+    eps : float
+
+    Returns
+    -------
+    Tensor or ndarray
+        Of the shape, dtype and kind of ``x``.
+
+    Raises
+    ------
+    InputError
+        As :func:`sum`, and when ``normalized_shape``, weight or bias do not fit the last axes.
+    """
+    what = "ds.exact.layer_norm"
+    tensor = tensor_of(x, what)
+    sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not sizes or tuple(tensor.shape[-len(sizes) :]) != sizes:
+        raise InputError(
+            f"{what} was asked to normalise the last axes of sizes {sizes}, but the input has the shape "
+            f"{tuple(tensor.shape)}: give its last sizes."
+        )
+    factors = [None if f is None else tensor_of(f, what).to(tensor.device, torch.float64) for f in (weight, bias)]
+    for name, factor in zip(("weight", "bias"), factors, strict=True):
+        if factor is not None and tuple(factor.shape) != sizes:
+            raise InputError(f"{what} needs a {name} of the shape {sizes}, not {tuple(factor.shape)}: reshape it.")
+    return like_input(normalised(tensor, len(sizes), factors[0], factors[1], eps), x)
+
+
 def _reduce(op: Reduction, x: Any, along: Along, dtype: Any, correction: int = 1) -> Any:
     what = f"ds.exact.{op.name.lower()}"
     tensor = tensor_of(x, what)
@@ -197,8 +304,3 @@ def _reduce(op: Reduction, x: Any, along: Along, dtype: Any, correction: int = 1
     rows = rows_of(tensor, axes_of(along.given, tensor.ndim, what), along.keep)
     result = reduced(op, rows.data, None, (STORED[tensor.dtype], out), correction)
     return like_input(result.reshape(rows.shape), x)
-
-
-def _words(given: Any, x: torch.Tensor) -> str:
-    kind = "a tensor" if isinstance(given, torch.Tensor) else "an array"
-    return f"{kind} of {str(x.dtype).removeprefix('torch.')} on {x.device}"

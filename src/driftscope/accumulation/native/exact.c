@@ -9,20 +9,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "arithmetic.h"
 #include "rounding.h"
 #include "superaccumulator.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#define ON_X86 1
-#else
-#include <fenv.h>
-#define ON_X86 0
-#endif
-
-#define EXPORT __attribute__((visibility("default")))
-
-enum { BLOCK = 2048, COUNT_WIDE = -1, PLAIN = 0, AVX2 = 1, AVX512 = 2 };
+enum { BLOCK = 2048, COUNT_WIDE = -1 };
 enum { SUM, MEAN, DOT, NORM, VARIANCE };
 
 typedef struct {
@@ -181,6 +172,7 @@ static inline double element(int kind, const void *x, int64_t i) {
 /* --- what the processor has -------------------------------------------------------------------------------------- */
 
 static const block_kernels *kernels = NULL;
+static int level_in_use = PLAIN;
 
 static int best_level(void) {
 #if ON_X86
@@ -202,27 +194,11 @@ EXPORT int driftscope_use(int wanted) {
     if (level == AVX2) kernels = &kernels_avx2;
     if (level == AVX512) kernels = &kernels_avx512;
 #endif
+    level_in_use = level;
     return level;
 }
 
-#if ON_X86
-typedef unsigned int arithmetic;
-static arithmetic set_arithmetic(void) {
-    arithmetic before = _mm_getcsr();
-    _mm_setcsr(0x1f80); /* nearest even, subnormals kept, nothing trapped */
-    return before;
-}
-static void restore_arithmetic(arithmetic before) { _mm_setcsr(before); }
-#else
-typedef fenv_t arithmetic;
-static arithmetic set_arithmetic(void) {
-    arithmetic before;
-    fegetenv(&before);
-    fesetenv(FE_DFL_ENV);
-    return before;
-}
-static void restore_arithmetic(arithmetic before) { fesetenv(&before); }
-#endif
+int driftscope_level(void) { return level_in_use; }
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
 

@@ -1,0 +1,66 @@
+"""Layer normalisation on exact statistics: a fixed formula in float64, rounded once at the end."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from driftscope.accumulation.exact_formats import STORED, Reduction
+from driftscope.accumulation.exact_operands import rows_of
+from driftscope.accumulation.exact_rows import reduced
+
+
+def normalised(
+    x: torch.Tensor, axes: int, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    """Normalise the last axes of a tensor.
+
+    Parameters
+    ----------
+    x : Tensor
+    axes : int
+        How many of the last axes.
+    weight, bias : Tensor of float64, or None
+    eps : float
+
+    Returns
+    -------
+    Tensor, like ``x``
+    """
+    rows = rows_of(x, tuple(range(x.ndim - axes, x.ndim)), keep=True)
+    formats = STORED[x.dtype], STORED[torch.float64]
+    mean, var = (
+        reduced(op, rows.data, None, formats, correction=0).reshape(rows.shape)
+        for op in (Reduction.MEAN, Reduction.VAR)
+    )
+    # numpy's square root is the processor's, correctly rounded; torch's comes from a vector library and is an ulp off
+    # now and then.
+    scale = torch.from_numpy(np.asarray(1.0 / np.sqrt(var.numpy() + eps)))
+    result = (x.double() - mean.to(x.device)) * scale.to(x.device)
+    if weight is not None:
+        result = result * weight
+    if bias is not None:
+        result = result + bias
+    return rounded_once(result, x.dtype)
+
+
+def rounded_once(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Round float64 to a narrower dtype once; torch goes to 16 bits by way of float32, which rounds twice.
+
+    Parameters
+    ----------
+    x : Tensor of float64
+    dtype : torch.dtype
+
+    Returns
+    -------
+    Tensor of ``dtype``
+    """
+    if dtype not in (torch.float16, torch.bfloat16):
+        return x.to(dtype)
+    single = x.float()
+    inexact = (single.double() != x) & ~x.isnan()
+    # Towards zero, then odd: what is lost stays visible to the second rounding.
+    too_large = single.double().abs() > x.abs()
+    odd = (single.view(torch.int32) - too_large.int()) | 1
+    return torch.where(inexact, odd.view(torch.float32), single).to(dtype)

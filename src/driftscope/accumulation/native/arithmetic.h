@@ -1,0 +1,34 @@
+/* The calling thread's rounding mode and flush-to-zero, set aside during a call; the instruction set in use. */
+#ifndef DRIFTSCOPE_ARITHMETIC_H
+#define DRIFTSCOPE_ARITHMETIC_H
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define ON_X86 1
+typedef unsigned int arithmetic;
+static inline arithmetic set_arithmetic(void) {
+    arithmetic before = _mm_getcsr();
+    _mm_setcsr(0x1f80); /* nearest even, subnormals kept, nothing trapped */
+    return before;
+}
+static inline void restore_arithmetic(arithmetic before) { _mm_setcsr(before); }
+#else
+#include <fenv.h>
+#define ON_X86 0
+typedef fenv_t arithmetic;
+static inline arithmetic set_arithmetic(void) {
+    arithmetic before;
+    fegetenv(&before);
+    fesetenv(FE_DFL_ENV);
+    return before;
+}
+static inline void restore_arithmetic(arithmetic before) { fesetenv(&before); }
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { PLAIN = 0, AVX2 = 1, AVX512 = 2 };
+
+int driftscope_level(void);
+
+#endif

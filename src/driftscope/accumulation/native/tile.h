@@ -1,0 +1,124 @@
+/* One tile of a product of matrices, ROWS x 2 vectors of outputs; included once per instruction set and format.
+ *
+ * Every output is its own chain of fused multiply-adds over k = 0, 1, 2, ... from +0: lanes lie across outputs, never
+ * along k. Between two blocks of k the chain waits in `c`, which has the format of the chain, so nothing is rounded by
+ * waiting. The includer defines NAME, TARGET, REAL, VECTOR, LANES, ROWS, LOAD, STORE, SPREAD and FMA.
+ */
+
+TARGET static void NAME(tile)(const REAL *a, int64_t a_row, const REAL *b, REAL *c, int64_t c_row, int64_t depth,
+                              int first) {
+    VECTOR sum[ROWS][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) sum[r][v] = first ? SPREAD(0) : LOAD(c + r * c_row + v * LANES);
+    for (int64_t k = 0; k < depth; k++) {
+        VECTOR left = LOAD(b), right = LOAD(b + LANES);
+        b += 2 * LANES;
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; r++) {
+            VECTOR factor = SPREAD(a[r * a_row + k]);
+            sum[r][0] = FMA(factor, left, sum[r][0]);
+            sum[r][1] = FMA(factor, right, sum[r][1]);
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+        for (int v = 0; v < 2; v++) STORE(c + r * c_row + v * LANES, sum[r][v]);
+}
+
+/* Columns [start, start + 2 * LANES) of `depth` rows of b side by side, zeros beyond the last column. */
+TARGET static void NAME(pack)(const REAL *b, int64_t row, int64_t column, int64_t depth, int64_t columns, REAL *packed) {
+    if (column == 1 && columns == 2 * LANES) {
+        for (int64_t k = 0; k < depth; k++, packed += 2 * LANES, b += row) {
+            STORE(packed, LOAD(b));
+            STORE(packed + LANES, LOAD(b + LANES));
+        }
+        return;
+    }
+    if (columns < 2 * LANES) memset(packed, 0, sizeof(REAL) * (size_t)(depth * 2 * LANES));
+    for (int64_t start = 0; start < depth; start += 16)
+        for (int64_t j = 0; j < columns; j++)
+            for (int64_t k = start; k < depth && k < start + 16; k++)
+                packed[k * 2 * LANES + j] = b[k * row + j * column];
+}
+
+/* A tile that reaches over the edge of the result: computed beside it, and the inside copied. */
+TARGET static void NAME(edge)(const REAL *a, int64_t a_row, const REAL *b, REAL *c, int64_t c_row, int64_t depth,
+                              int first, int64_t rows, int64_t columns) {
+    REAL inside[ROWS * 2 * LANES] = {0}, factors[ROWS * DEPTH];
+    for (int64_t r = 0; r < ROWS; r++) /* rows beyond the edge repeat the last one; nobody reads them */
+        memcpy(factors + r * depth, a + (r < rows ? r : rows - 1) * a_row, sizeof(REAL) * (size_t)depth);
+    if (!first)
+        for (int64_t r = 0; r < rows; r++)
+            memcpy(inside + r * 2 * LANES, c + r * c_row, sizeof(REAL) * (size_t)columns);
+    NAME(tile)(factors, depth, b, inside, 2 * LANES, depth, first);
+    for (int64_t r = 0; r < rows; r++) memcpy(c + r * c_row, inside + r * 2 * LANES, sizeof(REAL) * (size_t)columns);
+}
+
+/* Few rows: b is read once, as it lies, eight of its rows at a time. */
+TARGET static void NAME(thin)(const product *p) {
+    const REAL *a = p->a, *b = p->b;
+    REAL *c = p->c;
+    for (int64_t i = 0; i < p->rows * p->columns; i++) c[i] = 0;
+    for (int64_t start = 0; start < p->depth; start += 8) {
+        int64_t count = p->depth - start < 8 ? p->depth - start : 8;
+        const REAL *lines = b + start * p->b_row;
+        for (int64_t i = 0; i < p->rows; i++) {
+            const REAL *factors = a + i * p->a_row + start;
+            REAL *line = c + i * p->columns;
+            int64_t j = 0;
+            if (count == 8)
+                for (; j + LANES <= p->columns; j += LANES) {
+                    VECTOR sum = LOAD(line + j);
+#pragma GCC unroll 8
+                    for (int k = 0; k < 8; k++) sum = FMA(SPREAD(factors[k]), LOAD(lines + k * p->b_row + j), sum);
+                    STORE(line + j, sum);
+                }
+            for (; j < p->columns; j++)
+                for (int64_t k = 0; k < count; k++) line[j] = SCALAR_FMA(factors[k], lines[k * p->b_row + j], line[j]);
+        }
+    }
+}
+
+/* c = a b. `packed` holds DEPTH x WIDTH elements and a few to spare. */
+TARGET static void NAME(multiply)(const product *p, REAL *packed) {
+    const REAL *a = p->a, *b = p->b;
+    REAL *c = p->c;
+    if (p->rows <= 4 && p->b_column == 1) {
+        NAME(thin)(p);
+        return;
+    }
+    for (int64_t left = 0; left < p->columns; left += WIDTH) {
+        int64_t width = p->columns - left < WIDTH ? p->columns - left : WIDTH;
+        for (int64_t start = 0; start < p->depth; start += DEPTH) {
+            int64_t depth = p->depth - start < DEPTH ? p->depth - start : DEPTH;
+            for (int64_t j = 0; j < width; j += 2 * LANES)
+                NAME(pack)(b + start * p->b_row + (left + j) * p->b_column, p->b_row, p->b_column, depth,
+                           width - j < 2 * LANES ? width - j : 2 * LANES, packed + j * depth);
+            for (int64_t i = 0; i < p->rows; i += ROWS) {
+                int64_t rows = p->rows - i < ROWS ? p->rows - i : ROWS;
+                const REAL *factors = a + i * p->a_row + start;
+                for (int64_t j = 0; j < width; j += 2 * LANES) {
+                    int64_t columns = width - j < 2 * LANES ? width - j : 2 * LANES;
+                    REAL *out = c + i * p->columns + left + j;
+                    if (rows == ROWS && columns == 2 * LANES)
+                        NAME(tile)(factors, p->a_row, packed + j * depth, out, p->columns, depth, start == 0);
+                    else
+                        NAME(edge)(factors, p->a_row, packed + j * depth, out, p->columns, depth, start == 0, rows, columns);
+                }
+            }
+        }
+    }
+}
+
+#undef NAME
+#undef REAL
+#undef VECTOR
+#undef LANES
+#undef LOAD
+#undef STORE
+#undef SPREAD
+#undef FMA
+#undef SCALAR_FMA
