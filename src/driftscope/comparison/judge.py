@@ -49,7 +49,7 @@ class OutputEvidence:
     random : str
         Why A does not repeat itself beyond rounding; empty when it does.
     formats : tuple of two str
-        Native formats of both sides.
+        Format in which each side computes: its output's, or a narrower one that it passes through.
     """
 
     kind: str

@@ -62,7 +62,7 @@ def output_record(
         a=_side(leaf.a_dtype, leaf.a_shape, noises[0], errors[0]),
         b=_side(leaf.b_dtype, leaf.b_shape, noises[1], errors[1]),
         # Where nothing is decided, a tolerance would be read as if something were.
-        tolerance=None if undecided or not evidence.floating else _tolerance(leaf, noises),
+        tolerance=None if undecided or not evidence.floating else _tolerance(evidence.formats, noises),
     )
 
 
@@ -91,10 +91,11 @@ def _closer(errors: tuple[float | None, float | None]) -> str | None:
     return "a" if a < b else "b"
 
 
-def _tolerance(leaf: LeafComparison, noises: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]) -> Tolerance | None:
-    formats = [f for f in (format_of(leaf.a_dtype or ""), format_of(leaf.b_dtype or "")) if f is not None]
+def _tolerance(
+    formats: tuple[str, str], noises: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
+) -> Tolerance | None:
+    known = [f for f in map(format_of, formats) if f is not None]
     samples = [*noises[0], *noises[1]]
-    if not formats or not samples or samples[0].is_complex():
+    if not known or not samples or samples[0].is_complex():
         return None
-    roundoff = max(f.unit_roundoff for f in formats)
-    return suggest_tolerance(samples, (leaf.a_dtype or "", leaf.b_dtype or ""), roundoff)
+    return suggest_tolerance(samples, formats, max(f.unit_roundoff for f in known))

@@ -59,6 +59,7 @@ class _Measured:
     rho: Ratio | None = None
     random: str = ""
     cheaper: str = ""
+    narrowed: str = ""
     repeat: torch.Tensor | None = None
 
 
@@ -195,7 +196,8 @@ def _explain_narrowing(evidence: Evidence, measured: Sequence[_Measured]) -> Non
         narrowing = narrowing or first_narrowing(a, b)
         if narrowing is None:
             return
-        m.cheaper, m.rho = f"rounding to {narrowing} in B", against_a
+        own = f", {m.rho.value:.2g} floors of that format" if m.rho.value == m.rho.value else ""
+        m.cheaper, m.rho, m.narrowed = f"rounding to {narrowing} in B{own}", against_a, narrowing.format
         evidence.places["N003"] = narrowing.where
 
 
@@ -224,7 +226,7 @@ def _evidence(results: Results, evidence: Evidence, m: _Measured) -> OutputEvide
         cannot_b=evidence.b.reason if evidence.b.graph is None else "",
         cheaper=m.cheaper,
         random=m.random,
-        formats=(leaf.a_dtype or "", leaf.b_dtype or ""),
+        formats=(leaf.a_dtype or "", m.narrowed or leaf.b_dtype or ""),
     )
 
 

@@ -131,6 +131,8 @@ def reconcile(
         result.outputs_b = b.run(replace=_values(repairs_b))
     result.drifts = measure(result.outputs_a, result.outputs_b, pairing, thresholds)
     if not result.same_function:
+        _refold(result, a, b, consts_a, consts_b, pairing, thresholds)
+    if not result.same_function:
         _solve(result, b, consts_b, consts_a, pairing, thresholds)
     return result
 
@@ -184,6 +186,33 @@ def _one_side_only(repairs_a: list[Repair], repairs_b: list[Repair]) -> list[Rep
     """Drop repairs of tensors of A to which B was repaired: both at once would exchange the values."""
     sources = {name for repair in repairs_b for name in repair.sources}
     return [r for r in repairs_a if r.name not in sources]
+
+
+def _refold(
+    result: Reconciled,
+    a: Lifted,
+    b: Lifted,
+    consts_a: Sequence[Constant],
+    consts_b: Sequence[Constant],
+    pairing: Pairing,
+    thresholds: Thresholds,
+) -> None:
+    """Try folds for weights that look untouched: in a narrow format a factor close to 1 changes no bit of them."""
+    settled = {r.name for r in result.repairs_b}
+    held = [c for c in consts_b if c.frontier and c.name not in settled and _is_narrow_tensor(c)]
+    refolded = folds.match_folds(held, a, consts_a, thresholds.constant_ulps) if held else []
+    refolded = [r for r in refolded if not torch.equal(r.value, r.constant.value.to(torch.float64))]
+    if not refolded:
+        return
+    repairs = [*result.repairs_b, *refolded]
+    outputs_b = b.run(replace=_values(repairs))
+    drifts = measure(result.outputs_a, outputs_b, pairing, thresholds)
+    if all(within(d) for d in drifts):
+        result.repairs_b, result.outputs_b, result.drifts = repairs, outputs_b, drifts
+
+
+def _is_narrow_tensor(constant: Constant) -> bool:
+    return constant.value.numel() > 1 and constant.value.dtype in (torch.float16, torch.bfloat16)
 
 
 def _solve(
