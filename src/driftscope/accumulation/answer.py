@@ -1,0 +1,184 @@
+"""What was revealed about a sum."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from driftscope.accumulation.verification import Verified
+from driftscope.errors import InputError
+from driftscope.numerics.formats import FORMATS
+from driftscope.numerics.trees import SumTree
+from driftscope.numerics.trees_families import family_of
+from driftscope.numerics.trees_naming import Term, describe
+from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype, replay
+
+SCHEMA = "driftscope/accumulation/1"
+
+
+@dataclass(frozen=True, eq=False)
+class Accumulation:
+    """The order of a sum inside a kernel, verified.
+
+    Parameters
+    ----------
+    kernel : str
+    n : int
+        Number of terms.
+    dtype, output : str
+        Formats of the terms and of the result.
+    shape : tuple of int or None
+    threads : int or None
+        As asked for; None when they were left alone.
+    library : str
+        Name and version of what computed.
+    tree : SumTree
+    arithmetic : Arithmetic
+    products : bool
+        Whether terms are products of two numbers.
+    calls, rows : int
+        What it took: calls of the kernel, and rows in them.
+    verified : Verified
+    """
+
+    kernel: str
+    n: int
+    dtype: str
+    output: str
+    shape: tuple[int, ...] | None
+    threads: int | None
+    library: str
+    tree: SumTree
+    arithmetic: Arithmetic
+    products: bool
+    calls: int
+    rows: int
+    verified: Verified
+
+    @functools.cached_property
+    def structure(self) -> Term:
+        """The tree as nested folds and pairs."""
+        return describe(self.tree)
+
+    @property
+    def pattern(self) -> str:
+        """The tree in one line: ``fold(16 × +256: fold(256))``."""
+        return str(self.structure)
+
+    @property
+    def family(self) -> str:
+        """The pattern in words."""
+        return family_of(self.structure)
+
+    @property
+    def accumulator(self) -> str:
+        """Format of partial sums."""
+        return self.arithmetic.accumulator
+
+    @property
+    def fma(self) -> bool | str | None:
+        """Whether products are added unrounded; ``"mixed"`` where some are; None where there is nothing to round."""
+        exact = 2 * FORMATS[self.dtype].p <= FORMATS[self.accumulator].p
+        if not self.products or exact:
+            return None
+        return {"fma": True, "rounded": False}.get(self.arithmetic.product, self.arithmetic.product)
+
+    @property
+    def fma_terms(self) -> list[int] | None:
+        """Terms whose product is added unrounded, where only some are."""
+        flags = self.arithmetic.fma_terms
+        return None if flags is None else np.flatnonzero(flags).tolist()
+
+    @property
+    def depth(self) -> int:
+        """Longest chain of dependent additions."""
+        return self.tree.depth
+
+    def replay(self, x: Any, weights: Any = None) -> npt.NDArray[Any]:
+        """Add rows in this order: the kernel's own bits, without the kernel.
+
+        Parameters
+        ----------
+        x : array or tensor, shape (rows, n)
+        weights : array or tensor, shape (n,), optional
+            For products: the other factor; ones by default.
+
+        Returns
+        -------
+        ndarray, shape (rows,), in the output dtype
+        """
+        terms, factors = _array(x, self.dtype), None if weights is None else _array(weights, self.dtype)
+        if terms.ndim != 2 or terms.shape[1] != self.n:
+            raise InputError(f"replay takes (rows, {self.n}), not {terms.shape}")
+        if factors is not None and not self.products:
+            raise InputError(f"{self.kernel} adds its terms as they are; it takes no weights")
+        if factors is None and self.products:
+            factors = np.ones(self.n, terms.dtype)
+        if factors is not None and factors.shape != (self.n,):
+            raise InputError(f"weights are ({self.n},), not {factors.shape}")
+        return replay(self.tree, terms, self.arithmetic, self.output, factors)
+
+    def draw(self, path: str | FilePath) -> FilePath:
+        """Write the tree as a picture, term by term for short sums and folded for long ones.
+
+        Parameters
+        ----------
+        path : path
+            Ends with ``.svg``.
+        """
+        from driftscope.accumulation.drawing import draw_tree
+
+        target = FilePath(path)
+        if target.suffix.lower() != ".svg":
+            raise InputError(f"{path}: a tree is drawn as .svg")
+        target.write_text(draw_tree(self), encoding="utf-8")
+        return target
+
+    def explain(self, other: Accumulation) -> str:
+        """Say in two sentences how this sum and another one differ."""
+        from driftscope.accumulation.contrast import contrast
+
+        return contrast(self, other)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; the tree as its pattern."""
+        return {
+            "schema": SCHEMA,
+            "kernel": self.kernel,
+            "n": self.n,
+            "dtype": self.dtype,
+            "output": self.output,
+            "shape": None if self.shape is None else list(self.shape),
+            "threads": self.threads,
+            "library": self.library,
+            "pattern": self.pattern,
+            "family": self.family,
+            "accumulator": self.accumulator,
+            "fma": self.fma,
+            "mean": self.arithmetic.mean,
+            "depth": self.depth,
+            "additions": self.tree.additions,
+            "calls": self.calls,
+            "rows": self.rows,
+            "verified": {"rows": self.verified.rows, "miss": self.verified.miss},
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"<Accumulation of {self.kernel}, n={self.n}, {self.dtype}: {self.pattern}, in {self.accumulator},"
+            f" depth {self.depth}>"
+        )
+
+
+def _array(value: Any, dtype: str) -> npt.NDArray[Any]:
+    from driftscope.programs.arrays import array_of
+
+    array = np.asarray(array_of(value))
+    if array.dtype != numpy_dtype(dtype):
+        raise InputError(f"this sum was revealed in {dtype}, the values are {array.dtype}; convert them")
+    return array

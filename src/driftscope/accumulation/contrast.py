@@ -1,0 +1,78 @@
+"""Two sums side by side, in two sentences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from driftscope.errors import InputError
+
+if TYPE_CHECKING:
+    from driftscope.accumulation.answer import Accumulation
+
+
+def contrast(a: Accumulation, b: Accumulation) -> str:
+    """Say in one sentence how the orders differ and in another what that means for the result.
+
+    Raises
+    ------
+    InputError
+        If the sums have different numbers of terms.
+    """
+    if a.n != b.n:
+        raise InputError(f"sums of {a.n} and of {b.n} terms have no common order; reveal both with the same n")
+    left, right = _names(a, b)
+    if a.tree == b.tree:
+        return (
+            f"{left} and {right} add the {a.n} terms in the same order: {a.family}, {_short(a.pattern)}. {_same(a, b)}"
+        )
+    first = f"{left} adds {_manner(a)}, {right} {_manner(b)}."
+    shared = np.intersect1d(a.tree.groups, b.tree.groups).size - 1
+    depths = f"{a.depth} and {b.depth}" if a.depth != b.depth else f"{a.depth} in both"
+    second = (
+        f"Of their {a.tree.additions} and {b.tree.additions} partial sums {shared} are the same besides the total, the"
+        f" longest chains of additions are {depths}, and {_arithmetic(a, b)}."
+    )
+    return f"{first} {second}"
+
+
+def _names(a: Accumulation, b: Accumulation) -> tuple[str, str]:
+    if a.kernel != b.kernel:
+        return a.kernel, b.kernel
+    for word in ("threads", "shape", "dtype", "library"):
+        x, y = getattr(a, word), getattr(b, word)
+        if x != y:
+            return f"{a.kernel} with {word} {x}", f"{b.kernel} with {word} {y}"
+    return a.kernel, "the other"
+
+
+def _manner(a: Accumulation) -> str:
+    return f"{a.family} ({_short(a.pattern)})"
+
+
+def _short(pattern: str) -> str:
+    return pattern if len(pattern) <= 160 else f"{pattern[:157]}..."
+
+
+def _arithmetic(a: Accumulation, b: Accumulation) -> str:
+    words = [f"both accumulate in {a.accumulator}"]
+    if a.accumulator != b.accumulator:
+        words = [f"one accumulates in {a.accumulator}, the other in {b.accumulator}"]
+    if a.products and b.products and a.fma != b.fma:
+        words.append(f"FMA is {_fma(a)} here and {_fma(b)} there")
+    return ", ".join(words)
+
+
+def _fma(a: Accumulation) -> str:
+    words: dict[bool | str | None, str] = {True: "used", False: "not used", None: "of no effect"}
+    return words.get(a.fma, "used for some terms")
+
+
+def _same(a: Accumulation, b: Accumulation) -> str:
+    if a.accumulator == b.accumulator and a.output == b.output and a.arithmetic.mean == b.arithmetic.mean:
+        if a.fma == b.fma == "mixed" and a.fma_terms != b.fma_terms:
+            return "FMA is used for different terms, so the same values can give other last bits."
+        if a.fma == b.fma:
+            return "Accumulator and rounding are the same too, so the same values give the same bits."
+    return f"But {_arithmetic(a, b)}, the results being {a.output} and {b.output}, so the last bits can differ."

@@ -1,0 +1,138 @@
+"""Before any order is asked for: is this kernel a sum or a mean that answers the same way every time?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from driftscope.accumulation.kernels import CallableKernel, Kernel
+from driftscope.accumulation.refusal import BudgetSpentError, RevealError
+from driftscope.numerics.formats import FORMATS
+from driftscope.numerics.trees_replay import numpy_dtype
+
+Array = npt.NDArray[Any]
+
+_ROWS = 8  # given alone as well
+_BYTES = 1 << 20  # of terms per call: they should stay in a core's cache
+_MOST_ROWS = 256
+_AMOUNT = 1024.0  # of a single term: large enough that a mean of it is no subnormal float16
+
+
+def examine(kernel: Kernel, rng: np.random.Generator) -> float:
+    """Check a kernel and return its gain: the result for a single 1 among zeros.
+
+    Returns
+    -------
+    float
+        1 for a sum, ``1 / n`` for a mean.
+
+    Raises
+    ------
+    RevealError
+        If it raises, returns the wrong shape, changes its input, is not deterministic, or is neither sum nor mean.
+    """
+    find_calling(kernel, rng)
+    rows = cancelling_rows(kernel, rows_per_call(kernel), rng)
+    given = rows.copy()
+    first = kernel(rows)
+    if rows.tobytes() != given.tobytes():
+        raise RevealError(f"{kernel.name} changes its input; give it a copy: lambda x: kernel(x.copy())")
+    if first.tobytes() != kernel(rows).tobytes():
+        raise RevealError(
+            f"{kernel.name} is not deterministic: the same call gave other bits the second time; fix its seed, or use"
+            " one thread"
+        )
+    if kernel.rows:
+        _same_in_every_row(kernel, rows)
+    elif not isinstance(kernel, CallableKernel) or not kernel.row_by_row:
+        some = np.unique([0, len(rows) - 1, *rng.integers(0, len(rows), _ROWS - 2).tolist()])
+        alone = np.concatenate([kernel(rows[i : i + 1]) for i in some.tolist()])
+        if alone.tobytes() != first[some].tobytes():
+            # The order of one row alone is what was asked for.
+            kernel.rows = 1
+    return _gain(kernel, rng)
+
+
+def rows_per_call(kernel: Kernel) -> int:
+    """Return how many rows every call holds: those of its shape, else as many as fit a core's cache.
+
+    A power of two: kernels that take several rows at a time do so with the last ones too.
+    """
+    fitting = _BYTES // (kernel.n * numpy_dtype(kernel.dtype).itemsize)
+    return kernel.rows or 1 << (min(max(fitting, 1), _MOST_ROWS).bit_length() - 1)
+
+
+def find_calling(kernel: Kernel, rng: np.random.Generator) -> None:
+    """Find out whether the kernel takes many rows or one.
+
+    Raises
+    ------
+    RevealError
+        What it said to many rows, if it takes neither.
+    """
+    rows = kernel.rows or (2 if kernel.n == 3 else 3)
+    x = cancelling_rows(kernel, rows, rng)
+    try:
+        kernel(x.copy())
+    except BudgetSpentError:
+        raise
+    except RevealError as refusal:
+        if not isinstance(kernel, CallableKernel) or kernel.rows:
+            raise
+        kernel.row_by_row = True
+        try:
+            kernel(x.copy())
+        except BudgetSpentError:
+            raise
+        except RevealError:
+            raise refusal from None
+
+
+def cancelling_rows(kernel: Kernel, rows: int, rng: np.random.Generator) -> Array:
+    """Draw rows of values and their negatives: the result is rounding error alone, so the order shows."""
+    half = (kernel.n + 1) // 2
+    values = rng.standard_normal((rows, half)) * 2.0 ** rng.integers(-6, 7, (rows, half))
+    both = np.concatenate([values, -values], axis=1)[:, : kernel.n]
+    return rng.permuted(both, axis=1).astype(numpy_dtype(kernel.dtype))
+
+
+def _same_in_every_row(kernel: Kernel, rows: Array) -> None:
+    results = kernel(np.repeat(rows[:1], len(rows), axis=0))
+    odd = np.flatnonzero(results != results[0])
+    if len(odd):
+        raise RevealError(
+            f"{kernel.name} adds the terms of row {odd[0]} in another order than those of row 0 in shape"
+            f" {kernel.shape}; reveal a shape with fewer rows"
+        )
+
+
+def _gain(kernel: Kernel, rng: np.random.Generator) -> float:
+    places = np.unique([0, kernel.n // 2, kernel.n - 1, *rng.integers(0, kernel.n, 3).tolist()])
+    amounts = np.concatenate([np.full(len(places), _AMOUNT), np.full(len(places), -_AMOUNT), [0.0]])
+    x = np.zeros((len(amounts), kernel.n), numpy_dtype(kernel.dtype))
+    x[np.arange(len(amounts) - 1), np.tile(places, 2)] = amounts[:-1]
+    result = in_rows(kernel, x).astype(np.float64)
+    if (result == amounts).all():
+        return 1.0
+    slack = 4 * FORMATS[kernel.output].unit_roundoff
+    if np.allclose(result * kernel.n, amounts, rtol=slack, atol=0):
+        return 1.0 / kernel.n
+    odd = int(np.argmax(result != amounts))
+    raise RevealError(
+        f"{kernel.name} is neither a sum nor a mean: a single {amounts[odd]:g} among {kernel.n - 1} zeros gave"
+        f" {result[odd]:g}"
+    )
+
+
+def in_rows(kernel: Kernel, x: Array) -> Array:
+    """Run any number of rows, in calls of the one size that was examined."""
+    size = rows_per_call(kernel)
+    parts = []
+    for at in range(0, len(x), size):
+        block = x[at : at + size]
+        filled = np.zeros((size, kernel.n), x.dtype)
+        filled[: len(block)] = block
+        parts.append(kernel(filled, len(block))[: len(block)])
+    return np.concatenate(parts)

@@ -1,0 +1,199 @@
+"""Kernels under question, seen from the outside: rows of terms in, one number per row out.
+
+A kernel is one subclass of :class:`Kernel`. Everything else in this room hands it a numpy array of shape
+``(rows, n)`` and reads a numpy array of shape ``(rows,)``; bfloat16 is spelled by ``ml_dtypes``.
+"""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from driftscope.accumulation.refusal import BudgetSpentError, RevealError
+from driftscope.numerics.trees_replay import numpy_dtype
+
+Array = npt.NDArray[Any]
+
+
+@dataclass
+class Meter:
+    """What was spent on a kernel, and how much may be.
+
+    Parameters
+    ----------
+    max_calls : int or None
+    max_seconds : float or None
+    """
+
+    max_calls: int | None = None
+    max_seconds: float | None = None
+    calls: int = 0
+    rows: int = 0
+    started: float = 0.0
+
+    def count(self, rows: int) -> None:
+        """Enter one call.
+
+        Raises
+        ------
+        BudgetSpentError
+            Before the call that would be one too many.
+        """
+        if self.calls == 0:
+            self.started = time.perf_counter()
+        if self.max_calls is not None and self.calls >= self.max_calls:
+            raise BudgetSpentError(f"the order was not found within {self.max_calls} calls; allow more with max_calls=")
+        if self.max_seconds is not None and time.perf_counter() - self.started > self.max_seconds:
+            raise BudgetSpentError(
+                f"the order was not found within {self.max_seconds:g} s ({self.calls} calls);"
+                " allow more with max_seconds="
+            )
+        self.calls += 1
+        self.rows += rows
+
+
+class Kernel(abc.ABC):
+    """Something that adds the ``n`` terms of a row.
+
+    Attributes
+    ----------
+    name : str
+    n : int
+    dtype : str
+        Format of the terms.
+    products : bool
+        Whether each term is multiplied with a weight first.
+    rows : int or None
+        Rows of every call where the shape is fixed; None where any number will do.
+    library : str
+        Name and version of what computes.
+    shape : tuple of int or None
+        The shape that was asked for.
+    """
+
+    products: bool = False
+    rows: int | None = None
+    library: str = ""
+    shape: tuple[int, ...] | None = None
+
+    def __init__(self, name: str, n: int, dtype: str, meter: Meter):
+        self.name = name
+        self.n = n
+        self.dtype = dtype
+        self.meter = meter
+        self.output = dtype
+
+    def __call__(self, x: Array, asked: int | None = None) -> Array:
+        """Run once and count the call.
+
+        Parameters
+        ----------
+        x : ndarray, shape (rows, n)
+        asked : int, optional
+            How many of the rows hold something; the others fill the shape. All by default.
+
+        Raises
+        ------
+        RevealError
+            If the kernel raises, or does not return one float per row.
+        """
+        self.meter.count(len(x) if asked is None else asked)
+        result = self._checked(self._result(x), len(x))
+        self.output = result.dtype.name
+        return result
+
+    def _result(self, x: Array) -> Array:
+        try:
+            return self.run(x)
+        except (RevealError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            words = (str(error).splitlines() or [""])[0]
+            raise RevealError(f"{self.name} raised {type(error).__name__}: {words}") from error
+
+    def _checked(self, result: Array, rows: int) -> Array:
+        if result.shape == (rows, 1):
+            result = result[:, 0]
+        if result.shape != (rows,):
+            raise RevealError(
+                f"{self.name} is no reduction of the last axis: shape ({rows}, {self.n}) gave {result.shape},"
+                f" not ({rows},)"
+            )
+        if result.dtype.kind not in "fV":
+            raise RevealError(f"{self.name} returns {result.dtype}, not floating-point numbers")
+        return result
+
+    @abc.abstractmethod
+    def run(self, x: Array) -> Array:
+        """Return the result for terms of shape ``(rows, n)``."""
+
+    def use_weights(self, weights: Array | None) -> None:
+        """Multiply the terms with these from now on, ``(n,)``; None for ones."""
+        raise NotImplementedError(f"{type(self).__name__} has no weights")
+
+
+class CallableKernel(Kernel):
+    """A function of one array that reduces its last axis.
+
+    Parameters
+    ----------
+    function : callable
+    framework : str
+        ``"numpy"``, ``"torch"`` or ``"jax"``.
+
+    Attributes
+    ----------
+    row_by_row : bool
+        Whether the function is given single rows, shape ``(n,)``.
+    """
+
+    def __init__(self, name: str, function: Callable[[Any], Any], framework: str, n: int, dtype: str, meter: Meter):
+        super().__init__(name, n, dtype, meter)
+        self.function = function
+        self.row_by_row = False
+        self.library = library_words(framework)
+        self._into, self._out_of = CONVERSIONS[framework]()
+
+    def run(self, x: Array) -> Array:
+        if not self.row_by_row:
+            return self._out_of(self.function(self._into(x)))
+        results = [self._out_of(self.function(self._into(row))) for row in x]
+        odd = next((r.shape for r in results if r.size != 1), None)
+        if odd is not None:
+            raise RevealError(f"{self.name} is no reduction: a row of shape ({self.n},) gave {odd}, not one number")
+        return np.stack([r.reshape(()) for r in results])
+
+
+def library_words(framework: str) -> str:
+    """Return for example ``"numpy 2.4.6"``."""
+    from importlib.metadata import version
+
+    return f"{framework} {version(framework)}"
+
+
+def _numpy_conversion() -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:
+    return (lambda x: x), np.asarray
+
+
+def _torch_conversion() -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:
+    from driftscope.programs.arrays import array_of, tensor_of
+
+    def out_of(value: Any) -> Array:
+        return np.asarray(array_of(value.detach()) if hasattr(value, "detach") else value)
+
+    return tensor_of, out_of
+
+
+# JAX takes numpy arrays as they are.
+CONVERSIONS = {"numpy": _numpy_conversion, "torch": _torch_conversion, "jax": _numpy_conversion}
+
+
+def unit_weights(n: int, dtype: str) -> Array:
+    """Return ``n`` ones."""
+    return np.ones(n, numpy_dtype(dtype))
