@@ -181,8 +181,7 @@ def _call_natively(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def _record_exported(
     exported: torch.export.ExportedProgram, args: Any, kwargs: Any, inputs: list[tuple[str, torch.Tensor]]
 ) -> TorchTape:
-    # mypy sees a method without annotations.
-    leaves = list(exported._get_flat_args_with_check(args, kwargs)[0])  # type: ignore[no-untyped-call]
+    leaves = list(exported._get_flat_args_with_check(args, kwargs)[0])
     arguments, named, users = graph_arguments(exported, leaves)
     names = {tensor._cdata: name for name, tensor in named.items()}
     walk: GraphWalk

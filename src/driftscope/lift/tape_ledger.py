@@ -143,7 +143,7 @@ class Ledger:
         memory.roots += root
         shape, strides = tuple(tensor.shape), tensor.stride()
         number = len(self.tape.values)
-        offset = tensor.storage_offset()
+        offset = int(tensor.storage_offset())
         value = Value(number, name, tensor.dtype, shape, strides, tensor.device, memory.id, dependent, offset)
         self.tape.values.append(value)
         self.bind(tensor, value)
@@ -166,7 +166,8 @@ class Ledger:
 
     def bind(self, tensor: torch.Tensor, value: Value) -> None:
         """Let a tensor object hold a value."""
-        member = Member(value.id, tensor._cdata, torch._C._WeakTensorRef(tensor), TensorWeakRef(tensor))
+        alive = torch._C._WeakTensorRef(tensor)  # type: ignore[attr-defined]
+        member = Member(value.id, tensor._cdata, alive, TensorWeakRef(tensor))
         self._tensors[tensor._cdata] = member
         self._by_id[value.storage].members.append(member)
 
@@ -259,7 +260,7 @@ class Ledger:
                 raise CannotLift("Memory that is read in two formats is written; it has no float64 meaning.")
             origins.append(member.value)
             numbers.append(self.register(alias, self.unique(name), dependent=True).id)
-            offsets.append(alias.storage_offset())
+            offsets.append(int(alias.storage_offset()))
         memory.dependent, memory.roots = True, 1
         self.tape.snapshots[len(self.tape.entries)] = (whole, offsets)
         self._append(name, _MATERIALISE, tuple(Ref(o) for o in origins), numbers, False)
@@ -303,7 +304,7 @@ def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     """View a tensor's whole storage as one dimension."""
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return empty.set_(tensor.untyped_storage())  # type: ignore[call-overload,no-any-return]
+    return empty.set_(tensor.untyped_storage())
 
 
 def refuse_odd(tensor: torch.Tensor) -> None:

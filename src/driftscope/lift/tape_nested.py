@@ -54,7 +54,8 @@ class NestedTensors:
         return result
 
     def _remember(self, nested: torch.Tensor, padded: int, padding: torch.Tensor) -> None:
-        self._known[nested._cdata] = (torch._C._WeakTensorRef(nested), padded, padding)
+        alive = torch._C._WeakTensorRef(nested)  # type: ignore[attr-defined]
+        self._known[nested._cdata] = (alive, padded, padding)
 
     def _padding(self, kept: torch.Tensor) -> torch.Tensor:
         """Tape the mask of what is left out."""

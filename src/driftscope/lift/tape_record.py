@@ -54,7 +54,7 @@ class Recorder(TorchDispatchMode):
     def __init__(
         self, names: Callable[[torch.Tensor], str | None], place: Callable[[], Place], provisional: bool = False
     ):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tape = Tape()
         self.ledger = Ledger(self.tape, names, self._append_own)
         self._place = place

@@ -103,7 +103,7 @@ def _chosen(call: Call) -> tuple[Outputs, Rounding]:
     if len(outputs) < 2 or outputs[1] is None:
         x, decided = call.value("self").flatten(), call.native("self").flatten()
         where = torch.nonzero(decided == outputs[0])
-        value = x[where[0, 0]] if where.numel() else _up(outputs[0])  # type: ignore[arg-type]
+        value = x[where[0, 0]] if where.numel() else _up(outputs[0])
         return [value], EXACT
     values = _taken(call, outputs[1])
     return [values, *outputs[1:]], EXACT

@@ -26,7 +26,8 @@ def _arithmetic(call: Call) -> torch.Tensor:
         return torch.mul(x, other)
     if name == "add":
         return torch.add(x, other * alpha)
-    return other - x * alpha if name == "rsub" else x - other * alpha
+    result: torch.Tensor = other - x * alpha if name == "rsub" else x - other * alpha
+    return result
 
 
 def _tensor(value: Any, like: Any) -> Any:

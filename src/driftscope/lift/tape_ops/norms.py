@@ -88,6 +88,8 @@ def _batch_norm(call: Call) -> tuple[Outputs, Rounding]:
     eps = call.value("eps" if "eps" in types else "epsilon")
     running = [call.value(n) if n in types else None for n in ("running_mean", "running_var")]
     batch = training or running[0] is None
+    mean: Any
+    variance: Any
     if batch:
         dims = [d for d in range(x.dim()) if d != 1]
         mean, variance = (m.flatten() for m in _moments(x, dims))

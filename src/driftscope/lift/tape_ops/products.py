@@ -154,7 +154,8 @@ def _conv_squares(
         mass = w.square().flatten(1).sum(1).unflatten(0, (groups, -1)) / length
         shaped = mass.reshape(1, groups, -1, *([1] * (w.dim() - 2)))
         full = (window.unsqueeze(2) * shaped).flatten(1, 2)
-        return full if x.dim() == w.dim() else full.squeeze(0)
+        squares: torch.Tensor = full if x.dim() == w.dim() else full.squeeze(0)
+        return squares
 
     return squares
 

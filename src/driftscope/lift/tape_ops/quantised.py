@@ -60,10 +60,10 @@ def _fake(call: Call) -> tuple[Outputs, Rounding]:
     native, mask = call.natively()
     scale = call.value("scale")
     if isinstance(scale, torch.Tensor) and scale.dim():
-        shape = [1] * native.dim()  # type: ignore[union-attr]
+        shape = [1] * native.dim()
         shape[int(call.raw("axis"))] = -1
         scale = scale.reshape(shape)
-    return [torch.round(native.to(torch.float64) / scale) * scale, mask], ROUND  # type: ignore[union-attr]
+    return [torch.round(native.to(torch.float64) / scale) * scale, mask], ROUND
 
 
 @rule("linear_dynamic")
