@@ -10,7 +10,7 @@
 
 #include "arithmetic.h"
 
-enum { DEPTH = 256, WIDTH = 1024, SPARE = 64 };
+enum { DEPTH = 256, WIDTH = 256, SPARE = 64 };
 
 typedef struct {
     const void *a, *b;

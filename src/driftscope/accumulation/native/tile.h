@@ -47,13 +47,11 @@ TARGET static void NAME(pack)(const REAL *b, int64_t row, int64_t column, int64_
 /* A tile that reaches over the edge of the result: computed beside it, and the inside copied. */
 TARGET static void NAME(edge)(const REAL *a, int64_t a_row, const REAL *b, REAL *c, int64_t c_row, int64_t depth,
                               int first, int64_t rows, int64_t columns) {
-    REAL inside[ROWS * 2 * LANES] = {0}, factors[ROWS * DEPTH];
-    for (int64_t r = 0; r < ROWS; r++) /* rows beyond the edge repeat the last one; nobody reads them */
-        memcpy(factors + r * depth, a + (r < rows ? r : rows - 1) * a_row, sizeof(REAL) * (size_t)depth);
+    REAL inside[ROWS * 2 * LANES] = {0};
     if (!first)
         for (int64_t r = 0; r < rows; r++)
             memcpy(inside + r * 2 * LANES, c + r * c_row, sizeof(REAL) * (size_t)columns);
-    NAME(tile)(factors, depth, b, inside, 2 * LANES, depth, first);
+    NAME(tile)(a, a_row, b, inside, 2 * LANES, depth, first);
     for (int64_t r = 0; r < rows; r++) memcpy(c + r * c_row, inside + r * 2 * LANES, sizeof(REAL) * (size_t)columns);
 }
 
@@ -85,7 +83,7 @@ TARGET static void NAME(thin)(const product *p) {
 /* c = a b. `packed` holds DEPTH x WIDTH elements and a few to spare. */
 TARGET static void NAME(multiply)(const product *p, REAL *packed) {
     const REAL *a = p->a, *b = p->b;
-    REAL *c = p->c;
+    REAL *c = p->c, repeated[ROWS * DEPTH];
     if (p->rows <= 4 && p->b_column == 1) {
         NAME(thin)(p);
         return;
@@ -98,15 +96,23 @@ TARGET static void NAME(multiply)(const product *p, REAL *packed) {
                 NAME(pack)(b + start * p->b_row + (left + j) * p->b_column, p->b_row, p->b_column, depth,
                            width - j < 2 * LANES ? width - j : 2 * LANES, packed + j * depth);
             for (int64_t i = 0; i < p->rows; i += ROWS) {
-                int64_t rows = p->rows - i < ROWS ? p->rows - i : ROWS;
-                const REAL *factors = a + i * p->a_row + start;
+                int64_t rows = p->rows - i < ROWS ? p->rows - i : ROWS, a_row = p->a_row;
+                const REAL *factors = a + i * a_row + start;
+                if (rows < ROWS) { /* rows beyond the edge repeat the last one; nobody reads what becomes of them */
+                    for (int64_t r = 0; r < ROWS; r++)
+                        memcpy(repeated + r * depth, factors + (r < rows ? r : rows - 1) * a_row,
+                               sizeof(REAL) * (size_t)depth);
+                    factors = repeated;
+                    a_row = depth;
+                }
                 for (int64_t j = 0; j < width; j += 2 * LANES) {
                     int64_t columns = width - j < 2 * LANES ? width - j : 2 * LANES;
+                    const REAL *panel = packed + j * depth;
                     REAL *out = c + i * p->columns + left + j;
                     if (rows == ROWS && columns == 2 * LANES)
-                        NAME(tile)(factors, p->a_row, packed + j * depth, out, p->columns, depth, start == 0);
+                        NAME(tile)(factors, a_row, panel, out, p->columns, depth, start == 0);
                     else
-                        NAME(edge)(factors, p->a_row, packed + j * depth, out, p->columns, depth, start == 0, rows, columns);
+                        NAME(edge)(factors, a_row, panel, out, p->columns, depth, start == 0, rows, columns);
                 }
             }
         }
