@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     __version__: str
     from driftscope import testing as testing
     from driftscope.accumulation import exactly as exact
+    from driftscope.accumulation.exact_mode import reproducible as reproducible
+    from driftscope.accumulation.revealing import reveal_sum as reveal
     from driftscope.errors import DependencyMissing as DependencyMissing
     from driftscope.errors import DriftscopeError as DriftscopeError
     from driftscope.errors import InputError as InputError
@@ -67,6 +69,8 @@ _HOME = {
     "pretty": ("driftscope.programs.listing", "listing_of"),
     "program": ("driftscope.programs.loading", "load_program"),
     "recorded": ("driftscope.programs.loading", "recorded"),
+    "reveal": ("driftscope.accumulation.revealing", "reveal_sum"),
+    "reproducible": ("driftscope.accumulation.exact_mode", "reproducible"),
     "testing": ("driftscope.testing", ""),
     "torch": ("driftscope.programs.loading", "torch_program"),
 }
@@ -99,6 +103,8 @@ __all__ = [
     "pretty",
     "program",
     "recorded",
+    "reproducible",
+    "reveal",
     "testing",
     "torch",
 ]

@@ -7,6 +7,7 @@ A kernel is one subclass of :class:`Kernel`. Everything else in this room hands 
 from __future__ import annotations
 
 import abc
+import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -172,9 +173,7 @@ class CallableKernel(Kernel):
 
 def library_words(framework: str) -> str:
     """Return for example ``"numpy 2.4.6"``."""
-    from importlib.metadata import version
-
-    return f"{framework} {version(framework)}"
+    return f"{framework} {importlib.import_module(framework).__version__}"
 
 
 def _numpy_conversion() -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:

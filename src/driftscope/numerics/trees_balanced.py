@@ -21,6 +21,10 @@ from driftscope.numerics.trees_replay import numpy_dtype
 Array = npt.NDArray[Any]
 
 
+_CANDIDATES = 64
+_FULL = 0.92387953251128674  # cos(pi/8)
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """How large the terms are.
@@ -71,36 +75,42 @@ def balanced_rows(
     -------
     ndarray of ``terms``, shape (rows, n)
     """
-    values = _split(tree, rows, scale.small, rng)
+    dtype = numpy_dtype(terms)
+    # Values of fewer bits than the terms would be added without rounding.
+    drawn = np.float64 if terms == "float64" else np.float32
+    values = _split(tree, rows, scale.small, rng, drawn)
     values *= scale.size
     if weights is not None:
-        values /= weights.astype(np.float32)[:, None]
-    dtype = numpy_dtype(terms)
-    made = np.ascontiguousarray(values.T).astype(dtype)
+        values /= weights.astype(drawn)[:, None]
+    made = np.array(values.T, dtype, order="C")
     if scale.repairs and tree.n > 2:
         _repair(made, scale.repairs, rng, None if weights is None else weights.astype(np.float64))
     return made
 
 
-def _split(tree: SumTree, rows: int, small: float | None, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+def _split(tree: SumTree, rows: int, small: float | None, rng: np.random.Generator, drawn: Any) -> Array:
     """Walk from the root down: a node's value v becomes v/2 + r and v/2 - r with r uniform in (-1, 1).
 
     Where some terms are to be small, such a term takes r alone, and what it is added to takes the rest.
     """
-    noise = rng.random((tree.n, rows), np.float32)
-    noise *= 2
-    noise -= 1
-    share = np.full(tree.n, 0.5, np.float32)
+    noise = rng.random((tree.n, rows), drawn)
+    # Draws are multiples of one small number and would be added without rounding; products with a full significand
+    # are not.
+    noise -= drawn(0.5)
+    noise *= drawn(2 * _FULL)
     if tree.n == 1:
         return noise
+    # In every row others: a change between two larger terms would not show in an accumulator that holds both exactly.
+    share: Any = np.broadcast_to(drawn(0.5), noise.shape)
     if small is not None:
-        tiny = np.zeros(tree.n, np.bool_)
+        single = np.zeros(tree.n, np.bool_)
         for step in tree.steps:
-            tiny[step.of[step.leaf]] = True
-        tiny &= rng.random(tree.n) < 0.5
-        noise[tiny] *= small
-        share[tiny] = 0
-    values = np.zeros((tree.n, rows), np.float32)
+            single[step.of[step.leaf]] = True
+        coins = np.frombuffer(rng.bytes(-(-noise.size // 8)), np.uint8)
+        tiny = np.unpackbits(coins, count=noise.size).reshape(noise.shape) & single[:, None]
+        noise *= np.array([1, small], drawn)[tiny]
+        share = np.array([0.5, 0], drawn)[tiny]
+    values = np.zeros((tree.n, rows), drawn)
     for step in reversed(tree.steps):
         for slots in step.fused:
             parts = noise[list(slots[1:])]
@@ -111,7 +121,7 @@ def _split(tree: SumTree, rows: int, small: float | None, rng: np.random.Generat
             values[of] = values[into] * share[of] + noise[of]
             values[into] -= values[of]
         elif len(step.into):
-            part = values[step.into] * share[step.of, None] + noise[step.of]
+            part = values[step.into] * share[step.of] + noise[step.of]
             values[step.of] = part
             values[step.into] -= part
     return values
@@ -120,8 +130,9 @@ def _split(tree: SumTree, rows: int, small: float | None, rng: np.random.Generat
 def _repair(made: Array, repairs: int, rng: np.random.Generator, weights: Any) -> None:
     """Move the exact sum of every row towards zero by changing a few of its terms."""
     rows, n = made.shape
-    places = np.argsort(np.abs(made.astype(np.float32)) + rng.random(made.shape, np.float32) * 1e-30, axis=1)
-    places = places[:, : min(repairs, n)]
+    # Small terms take the rest most exactly; a few candidates hold enough of them.
+    candidates = rng.choice(n, min(n, _CANDIDATES), replace=False)
+    places = candidates[np.argsort(np.abs(made[:, candidates].astype(np.float32)), axis=1)[:, : min(repairs, n)]]
     wide = made.astype(np.float64)
     if weights is not None:
         wide *= weights

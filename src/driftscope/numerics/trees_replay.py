@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from driftscope.numerics.trees import Step, SumTree
-from driftscope.numerics.trees_rounding import aligned_sum, exact_sum, fma
+from driftscope.numerics.trees_rounding import aligned_sum, exact_sum, fma, sum_to_odd
 
 Array = npt.NDArray[Any]
 
-_BLOCK = 1 << 19  # terms replayed at a time: they stay in a core's cache
+_BLOCK = 3 << 19  # terms replayed at a time
 
 
 @dataclass(frozen=True)
@@ -78,41 +78,65 @@ def replay(tree: SumTree, x: Array, arithmetic: Arithmetic, output: str, weights
     return np.concatenate(parts) if parts else np.empty(0, numpy_dtype(output))
 
 
+class _Products:
+    """Products of terms and weights, not rounded yet.
+
+    Parameters
+    ----------
+    terms : ndarray, shape (n, rows)
+    weights : ndarray, shape (n,)
+    accumulator : numpy.dtype
+    """
+
+    def __init__(self, terms: Array, weights: Array, accumulator: np.dtype[Any]):
+        self._accumulator = accumulator
+        self._terms, self._weights = terms, weights.astype(np.float64)[:, None]
+        self._exact = None
+        if accumulator != np.float64:
+            # float64 holds products of up to 24 + 24 bits.
+            self._exact = terms.astype(np.float64)
+            self._exact *= self._weights
+
+    def rounded(self) -> Array:
+        """Return the products in the accumulator's format."""
+        if self._exact is not None:
+            return self._exact.astype(self._accumulator)
+        return np.asarray(self._terms * self._weights)
+
+    def plus(self, places: Any, sums: Array) -> Array:
+        """Return some products plus partial sums, rounded once."""
+        if self._exact is not None:
+            return sum_to_odd(self._exact[places], sums.astype(np.float64)).astype(self._accumulator)
+        return fma(self._terms[places], self._weights[places], sums)
+
+
 def _block(tree: SumTree, x: Array, arithmetic: Arithmetic, output: str, weights: Array | None) -> Array:
     accumulator = numpy_dtype(arithmetic.accumulator)
-    terms = np.ascontiguousarray(x.T)
-    sums = terms.astype(accumulator)
-    factors = None if weights is None else weights.astype(accumulator)[:, None]
-    raw = sums
-    if factors is not None:
-        # Exact in float64 for operands of up to 24 bits, so rounded once.
-        raw = sums.copy()
-        wide = accumulator if accumulator == np.float64 else np.dtype(np.float64)
-        sums = (sums.astype(wide) * factors.astype(wide)).astype(accumulator)
+    sums = np.array(x.T, accumulator, order="C")
+    products = None
+    if weights is not None:
+        products = _Products(sums if accumulator == np.float64 else x.T, weights, accumulator)
+        sums = np.ascontiguousarray(products.rounded())
     if arithmetic.mean == "divide-first":
         sums = sums * accumulator.type(1 / tree.n)
+    unrounded = products if arithmetic.product in ("fma", "mixed") else None
     for step in tree.steps:
-        _add(sums, raw, factors, step, arithmetic)
-    slot = int(tree.steps[-1].into[0]) if tree.steps and len(tree.steps[-1].into) else 0
-    if tree.steps and not len(tree.steps[-1].into):
-        slot = tree.steps[-1].fused[0][0]
-    return _finish(sums[slot], tree.n, arithmetic, numpy_dtype(output))
+        _add(sums, unrounded, step, arithmetic)
+    return _finish(sums[_last_slot(tree)], tree.n, arithmetic, numpy_dtype(output))
 
 
-def _add(sums: Array, raw: Array, factors: Array | None, step: Step, arithmetic: Arithmetic) -> None:
-    if factors is None or arithmetic.product not in ("fma", "mixed") or not step.leaf.any():
+def _last_slot(tree: SumTree) -> int:
+    if not tree.steps:
+        return 0
+    last = tree.steps[-1]
+    return int(last.into[0]) if len(last.into) else last.fused[0][0]
+
+
+def _add(sums: Array, products: _Products | None, step: Step, arithmetic: Arithmetic) -> None:
+    if products is None or not step.leaf.any():
         _plain(sums, step.into, step.of)
     else:
-        unrounded, exchanged = step.leaf, np.zeros_like(step.leaf)
-        if arithmetic.fma_terms is not None:
-            unrounded = step.leaf & arithmetic.fma_terms[step.of]
-            # Of two products one is rounded first; it may be either.
-            exchanged = step.both & arithmetic.fma_terms[step.into] & ~unrounded
-        rest = ~unrounded & ~exchanged
-        _plain(sums, step.into[rest], step.of[rest])
-        _product(sums, raw, factors, step.into[unrounded], step.of[unrounded])
-        i, k = step.into[exchanged], step.of[exchanged]
-        sums[i] = fma(raw[i], factors[i], sums[k])
+        _add_products(sums, products, step, arithmetic.fma_terms)
     for slots in step.fused:
         members = sums[list(slots)]
         if arithmetic.fused == "exact":
@@ -129,12 +153,21 @@ def _plain(sums: Array, into: Array, of: Array) -> None:
         sums[into] += sums[of]
 
 
-def _product(sums: Array, raw: Array, factors: Any, into: Array, of: Array) -> None:
+def _add_products(sums: Array, products: _Products, step: Step, fma_terms: Any) -> None:
+    unrounded = step.leaf if fma_terms is None else step.leaf & fma_terms[step.of]
+    into, of = step.into[unrounded], step.of[unrounded]
     if len(into) == 1:
-        i, k = into[0], of[0]
-        sums[i] = fma(raw[k], factors[k], sums[i])
+        sums[into[0]] = products.plus(of[0], sums[into[0]])
     else:
-        sums[into] = fma(raw[of], factors[of], sums[into])
+        sums[into] = products.plus(of, sums[into])
+    if unrounded.all():
+        return
+    # Of two products that meet, one is rounded first; it may be either.
+    exchanged = np.zeros_like(unrounded) if fma_terms is None else step.both & fma_terms[step.into] & ~unrounded
+    i, k = step.into[exchanged], step.of[exchanged]
+    sums[i] = products.plus(i, sums[k])
+    rest = ~unrounded & ~exchanged
+    _plain(sums, step.into[rest], step.of[rest])
 
 
 def _finish(total: Array, n: int, arithmetic: Arithmetic, output: np.dtype[Any]) -> Array:

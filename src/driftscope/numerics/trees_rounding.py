@@ -42,9 +42,11 @@ def sum_to_odd(a: Float64, b: Float64) -> Float64:
     """
     s, error = two_sum(a, b)
     bits = s.view(np.int64)
-    away = np.where((error > 0) == (s > 0), np.int64(1), np.int64(-1))
-    odd = bits + np.where((error != 0) & (bits & 1 == 0), away, np.int64(0))
-    return odd.view(np.float64)
+    inexact = error != 0
+    # Back to the neighbour toward zero where the sum was rounded away from it, then the last bit set.
+    bits -= inexact & ((error > 0) != (s > 0))
+    bits |= inexact
+    return s
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
