@@ -95,7 +95,7 @@ WIRING_BUGS = (
     Bug("branch-scale-lost", "mlp", _skips("node_mul", 0), "the factor 0.1 is gone", hops=1),
     Bug("residual-from-earlier", "encoder", _reads("node_add_3", 0, "add_1"), "one addition too early"),
     Bug("residual-skipped", "encoder", _skips("node_add_1", 1), "the sum keeps only the branch", hops=1),
-    Bug("branch-skipped", "encoder", _skips("node_add", 0), "attention has no effect"),
+    Bug("branch-skipped", "encoder", _skips("node_add", 0), "attention has no effect", hops=1),
     Bug("norm-skipped", "encoder", _reads("node_MatMul_62", 0, "add"), "the feed-forward reads what is not normed"),
     Bug("values-are-keys", "encoder", _reads("node_scaled_dot_product_attention", 1, "transpose_1"), "k for v"),
     Bug("heads-merged-untransposed", "encoder", _heads_merged_without_transpose, "reshaped all the same", hops=2),

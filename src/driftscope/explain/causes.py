@@ -170,7 +170,12 @@ def _constant(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Co
     """The constant of this piece that makes the programs one function when A's takes its place."""
     ours, theirs = constants
     floats = {c.name: c for c in theirs if c.value.dtype.is_floating_point}
-    used = [(s, floats[n]) for s in (parting.step, *parting.followers) for n in s.inputs if n in floats]
+    used = [
+        (step, constant)
+        for step in (parting.step, *parting.followers)
+        for constant in floats.values()
+        if constant.name in step.stored or constant.where.node == step.name
+    ]
     trials = ((step, *trial) for step, constant in used for trial in _substitutes(constant, parting, ours))
     for step, constant, partner, value in itertools.islice(trials, _MOST_TRIALS):
         if works({constant.name: value}):

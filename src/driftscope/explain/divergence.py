@@ -66,7 +66,8 @@ class Visited:
     """One step of a lifted run as this search remembers it: everything but the values.
 
     ``sketches`` are those of its outputs, ``taken`` those of its inputs (None for constants and integers),
-    ``rank`` the dimensions of its first output.
+    ``rank`` the dimensions of its first output, ``stored`` the names of the constants it reads, directly or
+    through views and other constant steps.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Visited:
     attributes: Mapping[str, object]
     taken: tuple[Sketch | None, ...] = ()
     rank: int = 0
+    stored: tuple[str, ...] = ()
 
     @property
     def inside(self) -> bool:
@@ -88,26 +90,46 @@ class Visited:
 
 @dataclass(slots=True)
 class Trail:
-    """An observer that keeps the steps of a run that depend on the inputs, with sketches of their outputs."""
+    """An observer that keeps the steps of a run that depend on the inputs, with sketches of their outputs.
 
+    ``constants`` are the names of the graph's constants, ``inputs`` the inputs met, with their sketches.
+    """
+
+    constants: frozenset[str] = frozenset()
+    tape: bool = True
+    inputs: dict[str, Sketch | None] = field(default_factory=dict)
     steps: list[Visited] = field(default_factory=list)
-    constant: set[str] = field(default_factory=set)
     current: dict[str, Sketch | None] = field(default_factory=dict)
+    behind: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> None:
+        stored = self._stored(step)
         if step.constant:
-            self.constant.update(step.output_names)
+            self.behind.update((name, (*stored, name)) for name in step.output_names)
             return
-        taken = tuple(self.current.get(name) for name in step.input_names)
+        taken = tuple(self._taken(name, v) for name, v in zip(step.input_names, step.inputs, strict=False))
         sketches = tuple(None if v is None else sketch(v) for v in step.outputs)
         first = next((v for v in step.outputs if v is not None), None)
         self.steps.append(
             Visited(
                 step.name, step.operator, step.where, tuple(step.input_names), tuple(step.output_names), sketches,
-                step.rounding.kind, dict(step.attributes), taken, 0 if first is None else first.ndim,
+                step.rounding.kind, dict(step.attributes), taken, 0 if first is None else first.ndim, stored,
             )
         )  # fmt: skip
         self.current.update(zip(step.output_names, sketches, strict=False))
+
+    def _stored(self, step: Step) -> tuple[str, ...]:
+        names = [source for name in step.input_names for source in self.behind.get(name, (name,))]
+        return tuple(dict.fromkeys(name for name in names if name in self.constants or name in self.behind))
+
+    def _taken(self, name: str, value: torch.Tensor | None) -> Sketch | None:
+        if name in self.current:
+            return self.current[name]
+        # A tape reads weights through views that it does not show; its inputs are called in[...].
+        constant = not name or name in self.constants or name in self.behind
+        if constant or value is None or (self.tape and not name.startswith("in[")):
+            return None
+        return self.inputs.setdefault(name, sketch(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +168,10 @@ def find_partings(a: Lifted, b: Lifted, replace_b: Mapping[str, torch.Tensor] | 
     list of Parting
         Usually one. Empty when every value of B leads back to A.
     """
-    trail_a, trail_b = Trail(), Trail()
+    trail_a, trail_b = (Trail(frozenset(c.name for c in graph.constants()), graph.kind == "torch") for graph in (a, b))
     a.run(observe=trail_a)
     b.run(observe=trail_b, replace=replace_b)
-    in_a, in_b = _Index(trail_a.steps), _Index(trail_b.steps)
+    in_a, in_b = _Index(trail_a), _Index(trail_b)
     sound_b = _sound(trail_b.steps, in_a)
     sound_a = _sound(trail_a.steps, in_b)
     partings = _frontier(trail_b.steps, sound_b)
@@ -165,12 +187,12 @@ def find_partings(a: Lifted, b: Lifted, replace_b: Mapping[str, torch.Tensor] | 
 class _Index:
     """Sketches of one run, found by element count and size."""
 
-    def __init__(self, steps: Sequence[Visited]):
+    def __init__(self, trail: Trail):
         self._by_count: dict[int, list[tuple[Sketch, str]]] = {}
-        for step in steps:
-            for found, name in zip(step.sketches, step.outputs, strict=False):
-                if found is not None:
-                    self._by_count.setdefault(found.count, []).append((found, name))
+        computed = [pair for step in trail.steps for pair in zip(step.outputs, step.sketches, strict=False)]
+        for name, found in (*trail.inputs.items(), *computed):
+            if found is not None:
+                self._by_count.setdefault(found.count, []).append((found, name))
         for found_list in self._by_count.values():
             found_list.sort(key=lambda entry: entry[0].size)
 
@@ -196,10 +218,11 @@ def _sound(steps: Sequence[Visited], other: _Index) -> set[str]:
     """Names of the values that the other program has too, or from which such a value is computed."""
     sound: set[str] = set()
     for step in reversed(steps):
-        matched = any(s is not None and other.holds(s) for s in step.sketches)
+        pairs = zip(step.outputs, step.sketches, strict=False)
         # Integers and masks have no sketch; they are judged by what becomes of them.
-        if matched or any(name in sound for name in step.outputs):
-            sound.update(step.outputs)
+        found = {name for name, s in pairs if name in sound or (s is not None and other.holds(s))}
+        if found:
+            sound.update(found)
             sound.update(n for n in step.inputs if n)
     return sound
 
@@ -211,13 +234,17 @@ def _frontier(steps: Sequence[Visited], sound: set[str]) -> list[Visited]:
     with it shows in the first float computed from it.
     """
     computed = {name for step in steps for name in step.outputs}
+    read = {name for step in steps for name in step.inputs}
     passing = set(sound)
     found = []
     for step in steps:
-        if step.inside or any(name in sound for name in step.outputs):
+        # What nobody reads is a by-product (a norm's mean), unless it is all there is: then it is an output.
+        live = [k for k, name in enumerate(step.outputs) if name in read] or [0]
+        wrong = [k for k in live if k < len(step.outputs) and step.outputs[k] not in sound]
+        if step.inside or not wrong:
             continue
         if all(name in passing or name not in computed for name in step.inputs if name):
-            if any(step.sketches):
+            if any(step.sketches[k] for k in wrong):
                 found.append(step)
             else:
                 passing.update(step.outputs)
