@@ -68,6 +68,11 @@ def test_exact_is_a_module_of_documented_functions(name):
     assert "Parameters" in (inspect.getdoc(getattr(ds.exact, name)) or "")
 
 
+def test_reproducible_is_a_context():
+    assert hasattr(ds.reproducible(), "__enter__")
+    assert "Raises" in (inspect.getdoc(ds.reproducible) or "")
+
+
 def test_verbs_stay_verbs_when_their_rooms_are_imported():
     """Importing a submodule rebinds the package's attribute of that name; no file may bear a verb's name."""
     stems = {path.stem if path.stem != "__init__" else path.parent.name for path in PACKAGE.rglob("*.py")}
@@ -78,6 +83,7 @@ def test_verbs_stay_verbs_when_their_rooms_are_imported():
         "check_transforms",
         "vmap",
         "exact",
+        "reproducible",
         "assert_close",
         "assert_same",
     }
@@ -85,7 +91,7 @@ def test_verbs_stay_verbs_when_their_rooms_are_imported():
 
 
 def test_the_list_of_names_is_complete_and_nothing_else_opens():
-    assert set(ds.__all__) == {*VERBS, *RECORDS, *ERRORS, "testing", "exact", "__version__"}
+    assert set(ds.__all__) == {*VERBS, *RECORDS, *ERRORS, "testing", "exact", "reproducible", "__version__"}
     assert dir(ds) == sorted(ds.__all__)
     with pytest.raises(AttributeError, match="no attribute 'comprae'"):
         ds.comprae  # noqa: B018
