@@ -15,7 +15,7 @@ from driftscope.comparison.judge import OutputEvidence, judge
 from driftscope.comparison.leaves import compare_leaves
 from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.errors import RuntimeRefused
+from driftscope.errors import InputError, RuntimeRefused
 from driftscope.explain import reasons, refusals
 from driftscope.explain.judging import Results, judge_outputs
 from driftscope.lift.evidence import Evidence, gather
@@ -141,7 +141,14 @@ def compare_all(programs: Mapping[str, Any], inputs: Any = None, **options: Any)
     -------
     DriftMatrix
         ``.classes`` are the groups whose results have the same bits.
+
+    Raises
+    ------
+    InputError
+        If there are fewer than two programs or they have no names; and as :func:`compare`.
     """
+    if not isinstance(programs, Mapping) or len(programs) < 2:
+        raise InputError("compare_all takes two or more programs by name: {'eager': model, 'onnx': 'model.onnx'}")
     loaded = {name: load_program(program) for name, program in programs.items()}
     if inputs is None:
         inputs = next((p.default_inputs for p in loaded.values() if p.default_inputs is not None), None)

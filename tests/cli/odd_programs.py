@@ -105,6 +105,10 @@ def wrong_columns():
     return Linear(), (torch.ones(4, 9),)
 
 
+def wrong_dtype():
+    return Linear(), (X.double(),)
+
+
 def nine_columns():
     return nn.Linear(9, 3).eval(), (torch.ones(4, 9),)
 

@@ -297,6 +297,8 @@ def test_a_bad_program_is_refused_in_a_sentence(run, here: Path, reference: str,
 def test_the_reference_decides_whether_inputs_fit(run, here: Path) -> None:
     sentence = refused(run("compare", ODD + "wrong_columns", ODD + "healthy"), here)
     assert "shapes cannot be multiplied (4x9 and 8x3)" in sentence
+    assert "must have the same dtype" in refused(run("compare", ODD + "wrong_dtype", ODD + "healthy"), here)
+    assert "must be Tensor, not object" in refused(run("compare", ODD + "bad_inputs", ODD + "healthy"), here)
     news = run("compare", ODD + "nine_columns", ODD + "healthy")
     assert news.exit_code == 1
     assert "R002" in news.stdout
@@ -308,7 +310,8 @@ def test_the_reference_decides_whether_inputs_fit(run, here: Path) -> None:
         ("healthy", 0, "IDENTICAL"),
         ("breaks", 1, "IndexError: list index out of range"),
         ("recurses", 1, "recursion"),
-        ("bad_inputs", 1, "must be"),
+        ("objects", 1, "INCONCLUSIVE: out['odd']: objects of class object are equal"),
+        ("function_output", 0, "IDENTICAL"),
         ("nan_input", 1, "every element is NaN on both sides"),
         ("some_nan", 0, "IDENTICAL"),
         ("empty", 0, "IDENTICAL"),

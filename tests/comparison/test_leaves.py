@@ -155,3 +155,21 @@ def test_a_number_is_compared_with_a_flat_side_s_tensor_by_value():
     assert kinds((X, 3), {"x": X, "n": torch.tensor(4)}, flat=True)[1][1] == "value"
     assert kinds((X, 0.1), {"x": X, "n": torch.tensor(0.1)}, flat=True)[1][1] == "same"
     assert kinds((X, 0.5), {"x": X, "n": torch.tensor(1)}, flat=True)[1][1] == "dtype"
+
+
+def test_objects_that_know_no_equality_are_not_compared():
+    class Handle:
+        pass
+
+    class Version:
+        def __eq__(self, other):
+            return isinstance(other, Version)
+
+        __hash__ = None
+
+    handle = Handle()
+    kinds = [
+        compare_leaves([(Path(), a)], [(Path(), b)])[0].kind
+        for a, b in ((Handle(), Handle()), (handle, handle), (Version(), Version()))
+    ]
+    assert kinds == ["opaque", "same", "same"]

@@ -19,8 +19,10 @@ WORDS = [
     ("This is an invalid model. Error: the graph is not acyclic.", "onnx.checker"),
     ("this build has no CUDAExecutionProvider; it has CPUExecutionProvider", "one that is here"),
     ("Failed to allocate memory for requested buffer of size 17179869184", "smaller batch"),
-    ("mat1 and mat2 shapes cannot be multiplied (4x9 and 8x3)", "shapes the program was written for"),
-    ("IndexError: index out of range in self", "shapes the program was written for"),
+    ("mat1 and mat2 shapes cannot be multiplied (4x9 and 8x3)", "shapes and dtypes the program was written for"),
+    ("IndexError: index out of range in self", "dtypes the program was written for"),
+    ("mat1 and mat2 must have the same dtype, but got Double and Float", "dtypes the program was written for"),
+    ("TypeError: linear(): argument 'input' (position 1) must be Tensor, not object", "the program was written for"),
     ("Tensor on device meta is not on the expected device cpu!", "Load the weights"),
 ]
 

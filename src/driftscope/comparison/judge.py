@@ -23,7 +23,7 @@ class OutputEvidence:
     ----------
     kind : str
         The most serious native difference: ``same``, ``value``, ``nan``, ``dtype``, ``shape``, ``structure``,
-        ``kind``.
+        ``kind``, ``opaque``.
     detail : str
         That difference in words.
     floating : bool
@@ -110,6 +110,8 @@ def _randomness(e: OutputEvidence, t: Thresholds) -> Judgement | None:
 
 
 def _no_evidence(e: OutputEvidence, t: Thresholds) -> Judgement | None:
+    if e.kind == "opaque":
+        return Judgement(Verdict.INCONCLUSIVE, e.detail)
     if e.all_nan:
         return Judgement(Verdict.INCONCLUSIVE, "every element is NaN on both sides: nothing was compared", "N005")
     return None

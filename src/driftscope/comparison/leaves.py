@@ -22,8 +22,9 @@ class LeafComparison:
         In ``a``'s tree; in ``b``'s for a leaf that only ``b`` has.
     kind : str
         The most serious difference: ``"structure"`` (only one side has this leaf), ``"kind"`` (None, number,
-        text and tensor are different kinds), ``"shape"``, ``"nan"`` (NaNs or infinities stand against something
-        else, both sides floating), ``"dtype"``, ``"value"``, ``"same"``.
+        text and tensor are different kinds), ``"opaque"`` (objects that know no ``==``), ``"shape"``, ``"nan"``
+        (NaNs or infinities stand against something else, both sides floating), ``"dtype"``, ``"value"``,
+        ``"same"``.
     detail : str
         Every difference in words, the most serious first; "" when bits, dtype and shape are the same.
     drift : Drift or None
@@ -130,6 +131,10 @@ def compare_leaf(
         return found("kind", f"{_name(x)} against {_name(y)}")
     if (x.tensor is None) is not (y.tensor is None) and not (x.weak and y.weak):
         return found("kind", f"{_name(x)} against {_name(y)}")
+    if x.opaque and y.opaque and x.dtype == y.dtype and x.objects[0] is not y.objects[0]:
+        return found(
+            "opaque", f"objects of class {x.dtype} are equal to nothing but themselves: these cannot be compared"
+        )
     floating = x.floating and y.floating
     if x.shape != y.shape:
         return found("shape", f"shape {x.shape} against {y.shape}", floating=floating)

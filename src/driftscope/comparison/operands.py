@@ -60,9 +60,18 @@ class Operand:
         return self.format is not None or self.low is not None
 
     @property
+    def opaque(self) -> bool:
+        """Whether the leaf is an object whose class says nothing about equality."""
+        return self.tensor is None and self.shape is None and "__eq__" not in _methods(self.objects[0])
+
+    @property
     def absent(self) -> bool:
         """Whether the leaf is None."""
         return self.dtype == "None"
+
+
+def _methods(value: Any) -> set[str]:
+    return {name for c in type(value).__mro__ if c is not object for name in vars(c)}
 
 
 def operand(leaf: Any) -> Operand:

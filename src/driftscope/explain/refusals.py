@@ -80,9 +80,10 @@ _MEANINGS = (
     Meaning(
         r"(?i)dimension mismatch|shapes? cannot be multiplied|must match the size|size mismatch|invalid dimensions"
         r"|shape mismatch|index out of range in self|indices element out of data bounds|Invalid input shape"
-        r"|Got invalid dimensions for input|BroadcastIterator",
-        "The inputs do not fit the program: their shapes, or the indices in them.",
-        "Give inputs of the shapes the program was written for.",
+        r"|Got invalid dimensions for input|BroadcastIterator|must have the same dtype"
+        r"|one of the following scalar types|must be Tensor, not",
+        "The inputs do not fit the program: their shapes, their dtypes, or the indices in them.",
+        "Give inputs of the shapes and dtypes the program was written for.",
         "inputs",
     ),
 )
