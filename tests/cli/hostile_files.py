@@ -118,6 +118,7 @@ ODD_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "booleans": lambda: model(
         [helper.make_node("Greater", ["x", "x"], ["y"])], outputs=[value("y", TensorProto.BOOL)]
     ),
+    "two_inputs": lambda: model(_mul(("x", "other")), [value("x"), value("other")]),
     "handed_on": lambda: model([helper.make_node("Identity", ["x"], ["y"])], outputs=[value("x"), value("y")]),
     "markup": lambda: model(
         [helper.make_node("Relu", ["x"], ["<img src=x onerror=alert(1)>"], name="\x1b[31mred")],
