@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,3 +173,9 @@ def test_softmax_is_close_to_torch_and_independent_of_order(dtype):
     special = torch.tensor([[-math.inf, -math.inf], [math.inf, 0.0], [math.nan, 0.0], [0.0, -math.inf]], dtype=dtype)
     assert bits(softmax(special, 1)) == bits(torch.softmax(special, 1))
     assert bits(softmax(torch.tensor(3.0, dtype=dtype), 0)) == bits(torch.tensor(1.0, dtype=dtype))
+
+
+def test_the_how_to_page_runs():
+    page = Path(__file__).parents[2] / "docs" / "howto" / "make-a-model-order-independent.md"
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+    exec(compile(code, page.name, "exec"), {})  # noqa: S102
