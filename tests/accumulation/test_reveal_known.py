@@ -211,7 +211,7 @@ def test_a_budget_is_kept():
     with pytest.raises(BudgetSpentError, match="within 15 calls"):
         ds.reveal(kernel, 200, max_calls=15)
     assert len(calls) == 15
-    with pytest.raises(BudgetSpentError, match="within 0[.]01 s"):
+    with pytest.raises(BudgetSpentError, match=r"within 0\.01 s"):
         ds.reveal(kernel, 200, max_seconds=0.01)
     assert ds.reveal(kernel, 200).tree == SumTree.of(random_order(200, 0))
 

@@ -211,10 +211,12 @@ NAMED = [
     (folded(range(9)), "fold(9)", "sequential"),
     (folded(range(8, -1, -1)), "fold(9 × -1: x)", "sequential, backwards"),
     (pairwise(0, 16), "tree16[+8,+4,+2,+1](x)", "pairwise"),
-    (LANES, "fold(8 × +1: fold(4 × +8: x))", "8 lanes; lanes joined one after another"),
-    (BLOCKS, "fold(4 × +8: fold(8))", "blocks of 8; blocks joined one after another"),
-    (folded([folded(range(8)), folded(range(8, 11))]), "(fold(8) then fold(3)@+8)", "sequential blocks: 1 of 8, 1 of 3"),
+    (LANES, "fold(8 × +1: fold(4 × +8: x))", "8 lanes, lanes joined one after another"),
+    (BLOCKS, "fold(4 × +8: fold(8))", "blocks of 8, blocks joined one after another"),
+    ((folded(range(8)), folded(range(8, 11))), "(fold(8) then fold(3)@+8)", "sequential blocks: 1 of 8, 1 of 3"),
     ((folded(range(8)), folded(range(8, 16))), "pair(+8: fold(8))", "split in 2 halves, each: sequential"),
+    (folded([5, 6, 7, 0, 1, 2, 3, 4]), "(fold(3) then 5 × x@-5+1)",
+     "sequential, but not from the first term to the last"),
     ((0, 1, 2, 3, 4), "fused(5 × +1: x)", "all at once, rounded once"),
 ]  # fmt: skip
 

@@ -20,6 +20,13 @@ from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype, replay
 
 SCHEMA = "driftscope/accumulation/1"
 
+_MEANS = {
+    "divide": "the sum divided by n",
+    "reciprocal": "the sum times 1/n",
+    "divide-last": "the rounded sum divided by n",
+    "divide-first": "every term times 1/n",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Accumulation:
@@ -167,6 +174,24 @@ class Accumulation:
             "rows": self.rows,
             "verified": {"rows": self.verified.rows, "miss": self.verified.miss},
         }
+
+    def __str__(self) -> str:
+        shape = "" if self.shape is None else f", shape {'x'.join(map(str, self.shape))}"
+        threads = "" if self.threads is None else f", {self.threads} thread{'s' if self.threads > 1 else ''}"
+        fma = {True: ", products added unrounded (FMA)", False: ", products rounded first", None: ""}
+        product = fma[self.fma] if not isinstance(self.fma, str) else ", some products added unrounded (FMA)"
+        mean = "" if self.arithmetic.mean == "none" else f"; the mean: {_MEANS[self.arithmetic.mean]}"
+        return "\n".join(
+            (
+                f"{self.kernel}, {self.n} terms of {self.dtype}{shape}{threads} ({self.library})",
+                f"  order        {self.family}",
+                f"  pattern      {self.pattern}",
+                f"  arithmetic   accumulator {self.accumulator}{product}, result {self.output}{mean}",
+                f"  depth        {self.depth} additions in a row, of {self.tree.additions}",
+                f"  verified     {self.verified}",
+                f"  asked        {self.calls} calls, {self.rows} rows",
+            )
+        )
 
     def __repr__(self) -> str:
         return (

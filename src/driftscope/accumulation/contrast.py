@@ -27,7 +27,7 @@ def contrast(a: Accumulation, b: Accumulation) -> str:
         return (
             f"{left} and {right} add the {a.n} terms in the same order: {a.family}, {_short(a.pattern)}. {_same(a, b)}"
         )
-    first = f"{left} adds {_manner(a)}, {right} {_manner(b)}."
+    first = f"{left} adds its {a.n} terms like this: {_manner(a)}; {right} like this: {_manner(b)}."
     shared = np.intersect1d(a.tree.groups, b.tree.groups).size - 1
     depths = f"{a.depth} and {b.depth}" if a.depth != b.depth else f"{a.depth} in both"
     second = (
@@ -48,7 +48,7 @@ def _names(a: Accumulation, b: Accumulation) -> tuple[str, str]:
 
 
 def _manner(a: Accumulation) -> str:
-    return f"{a.family} ({_short(a.pattern)})"
+    return f"{a.family}, {_short(a.pattern)}"
 
 
 def _short(pattern: str) -> str:

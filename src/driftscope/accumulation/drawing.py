@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
@@ -25,11 +26,13 @@ def draw_tree(a: Accumulation) -> str:
     ----------
     a : Accumulation
     """
+    below = [*textwrap.wrap(a.family, 84), f"longest chain of additions: {a.depth}"]
     head = [
         _text(24, 34, f"{a.kernel}: {a.n} terms in {a.dtype}, added in {a.accumulator}", 17, weight=600),
-        _text(24, 58, f"{a.family}; longest chain of additions {a.depth}", 13, _QUIET),
+        *(_text(24, 58 + 18 * i, line, 13, _QUIET) for i, line in enumerate(below)),
     ]
-    body, wide, high = _every_term(a.tree) if a.n <= _EVERY_TERM else _folded(a.structure)
+    top = 72.0 + 18 * len(below)
+    body, wide, high = _every_term(a.tree, top) if a.n <= _EVERY_TERM else _folded(a.structure, top)
     wide = max(wide, 640)
     return "\n".join(
         (
@@ -65,12 +68,12 @@ def _dot(x: float, y: float, radius: float = 4, fill: str = _DOT) -> str:
 # --- short sums ---------------------------------------------------------------------------------------------
 
 
-def _every_term(tree: SumTree) -> tuple[list[str], float, float]:
+def _every_term(tree: SumTree, top: float) -> tuple[list[str], float, float]:
     """Draw every addition; terms stand in the order in which no two lines cross."""
     order = _order(tree)
     step = 26.0 if tree.n > 16 else 38.0
     rise = min(34.0, 380.0 / max(tree.depth, 1))
-    foot = 92.0 + rise * max(tree.depth, 1)
+    foot = top + rise * max(tree.depth, 1)
     place = {term: (36 + step * (i + 0.5), foot) for i, term in enumerate(order)}
     lines, dots = [], []
     ends = {int(node) for node in tree.left[tree.joined]}
@@ -125,7 +128,7 @@ def _rows(term: Term, indent: int, label: str = "") -> list[_Row]:
             glyph = "fused" if term.fused else "chain"
             things = "terms" if width(inner) == 1 else "copies"
             title = f"{copies} {things}, added {'in one step' if term.fused else 'one after another'}"
-        note = f"{label}{width(term)} terms; {apart} apart"
+        note = f"{label}{width(term)} terms in all; copies {apart} apart"
         return [_Row(indent, glyph, copies, title, note), *_rows(inner, indent)]
     if isinstance(term, Chain):
         count = 1 + sum(run.count for run in term.runs)
@@ -141,10 +144,9 @@ def _part(term: Term, indent: int, label: str) -> list[_Row]:
     return _rows(term, indent, label) or [_Row(indent, "term", 1, "a single term", label.rstrip(": "))]
 
 
-def _folded(structure: Term) -> tuple[list[str], float, float]:
+def _folded(structure: Term, y: float) -> tuple[list[str], float, float]:
     rows = _rows(structure, 0)
     drawn: list[str] = []
-    y = 88.0
     for i, row in enumerate(rows[:_MOST_ROWS]):
         x = 24 + 28.0 * row.indent
         if i and rows[i - 1].indent == row.indent and row.note[:1].isdigit():

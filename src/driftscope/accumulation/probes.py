@@ -80,13 +80,14 @@ class Units:
             If the formats leave no room.
         """
         of_terms, of_output = FORMATS[terms], FORMATS[output]
-        mask = 2.0 ** (math.frexp(of_terms.largest)[1] - 1 - (1 if of_terms.emax > 15 else 0))
-        room = mask * 2.0**-200 if of_terms.emax > 500 else 1.0
+        half = of_terms.emax <= 15
+        # Kernels that split float64 numbers in software would overflow near its end.
+        mask = 2.0 ** (of_terms.emax if half else min(of_terms.emax - 1, 500))
         # Sixteen steps of the output per unit: rounding a mean then costs less than a unit, also below normal numbers.
         smallest = max(of_terms.smallest_subnormal, of_output.smallest_subnormal * (1 if gain == 1 else 16 / gain))
-        unit = room if of_terms.emax > 15 else 2.0 ** math.ceil(math.log2(smallest))
+        unit = 2.0 ** math.ceil(math.log2(smallest)) if half else 1.0
         # A term may be added in a wider format than its own; float16 has only room for float32.
-        accumulator = 25 if of_terms.emax <= 15 else 54
+        accumulator = 25 if half else 54
         countable = 2 ** (of_output.p if gain == 1 else of_output.p - 1) - 1
         most = min(countable, int(min(mask / unit * 2.0**-accumulator, 2.0**52)))
         if most < _FEWEST:

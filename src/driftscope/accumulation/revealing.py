@@ -73,7 +73,7 @@ def reveal_sum(
     meter = Meter(max_calls, max_seconds)
     with thread_count(threads):
         opened = open_kernel(kernel, checked, dtype, shape, threads, meter)
-        tree, arithmetic, verified = _revealed(opened, seed)
+        tree, arithmetic, verified = reveal_kernel(opened, seed)
     return Accumulation(
         kernel=opened.name, n=checked, dtype=opened.dtype, output=opened.output, shape=opened.shape, threads=threads,
         library=opened.library, tree=tree, arithmetic=arithmetic, products=opened.products,
@@ -81,7 +81,14 @@ def reveal_sum(
     )  # fmt: skip
 
 
-def _revealed(kernel: Kernel, seed: int) -> tuple[SumTree, Arithmetic, Verified]:
+def reveal_kernel(kernel: Kernel, seed: int = 0) -> tuple[SumTree, Arithmetic, Verified]:
+    """Find the tree and the arithmetic of an opened kernel.
+
+    Raises
+    ------
+    RevealError
+        See :func:`reveal_sum`.
+    """
     rng = np.random.default_rng(seed)
     gain = examine(kernel, rng)
     prober = Prober(kernel, Units.choose(kernel.dtype, kernel.output, gain), gain)

@@ -1,4 +1,4 @@
-"""The command line: ``driftscope compare | report | rule | env | demo``.
+"""The command line: ``driftscope compare | reveal | report | rule | env | demo``.
 
 Each command is one file, opened when it is called, so that ``--help`` answers before a tensor library is loaded.
 """
@@ -14,6 +14,7 @@ from driftscope.cli.help_pages import ExamplesFirst, suggestion
 
 COMMANDS = {
     "compare": ("driftscope.cli.compare_command", "Say whether two programs are the same program."),
+    "reveal": ("driftscope.cli.reveal_command", "Say in which order a kernel adds."),
     "report": ("driftscope.cli.report_command", "Show a stored record again, or turn it into a page."),
     "rule": ("driftscope.cli.rule_command", "Explain a finding code."),
     "env": ("driftscope.cli.env_command", "Print the environment numbers are made in."),
@@ -58,6 +59,7 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool
     examples=(
         ("driftscope compare model.py:make_model model.onnx", "is the export still the model?"),
         ("driftscope compare model.onnx quantised.onnx -o page.html", "the answer as one offline page"),
+        ("driftscope reveal torch.sum --n 4096", "in which order does a kernel add?"),
         ("driftscope rule N001", "what a finding means"),
         ("driftscope demo", "see it on a real model, without network"),
     ),

@@ -86,7 +86,7 @@ def _nested(levels: list[_Level], n: int) -> str:
         joined.append(f"blocks joined {' and '.join(dict.fromkeys(block_manners))}")
     if inner.manner == "in one step":
         joined.append(f"{inner.copies} terms in one step")
-    return f"{text}; {', '.join(joined)}"
+    return f"{text}, {', '.join(joined)}"
 
 
 def _blocks(term: Chain) -> str | None:
@@ -97,7 +97,10 @@ def _blocks(term: Chain) -> str | None:
         if size == 0:
             return None
         found.append((count * many, size))
-    if all(size == 1 for _, size in found):
+    single = [size == 1 for _, size in found[1:]]
+    if all(single):
+        return "sequential, but not from the first term to the last" if found[0][0] == 1 else None
+    if any(single):
         return None
     return "sequential blocks: " + ", ".join(f"{count} of {size}" for count, size in found)
 

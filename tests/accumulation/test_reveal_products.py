@@ -1,0 +1,87 @@
+"""Whether products are rounded before they are added: known kernels of each kind are told apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from accumulation.known_kernels import folded, pairwise, random_order
+from driftscope.accumulation.kernels import Kernel, Meter
+from driftscope.accumulation.refusal import RevealError
+from driftscope.accumulation.revealing import reveal_kernel
+from driftscope.numerics.trees import SumTree
+from driftscope.numerics.trees_rounding import fma
+
+
+class Product(Kernel):
+    """Dot products in a known order; ``unrounded`` says which terms are added with FMA."""
+
+    products = True
+
+    def __init__(self, nested: Any, dtype: str, unrounded: np.ndarray, by_row: bool = False):
+        self.tree = SumTree.of(nested)
+        super().__init__("a dot product", self.tree.n, dtype, Meter())
+        self.unrounded = unrounded
+        self.rows, self.shape = 16, (16, self.tree.n, 1)
+        self.by_row = by_row
+        self.use_weights(None)
+
+    def use_weights(self, weights: np.ndarray | None) -> None:
+        self.weights = np.ones(self.n, self.dtype) if weights is None else weights
+
+    def run(self, x: np.ndarray) -> np.ndarray:
+        values = [x[:, k] * self.weights[k] for k in range(self.n)]
+        for a, b in zip(self.tree.left.tolist(), self.tree.right.tolist(), strict=True):
+            # The second of two terms is the one that is not rounded, unless only the first one may be.
+            term, other = (b, a) if b < self.n and self.unrounded[b] else (a, b)
+            if term < self.n and self.unrounded[term]:
+                values.append(fma(x[:, term], np.full(len(x), self.weights[term]), values[other]))
+            else:
+                values.append(values[a] + values[b])
+        if self.by_row:
+            values[-1][7:] = np.cumsum((x * self.weights)[7:, ::-1], axis=-1)[:, -1]
+        return values[-1]
+
+
+ORDERS = {"sequential": folded(range(30)), "pairwise": pairwise(0, 30), "random": random_order(30, 4)}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["fma", "rounded"])
+def test_products_all_of_one_kind(order, dtype, kind):
+    kernel = Product(ORDERS[order], dtype, np.full(30, kind == "fma"))
+    tree, arithmetic, _ = reveal_kernel(kernel)
+    assert tree == kernel.tree
+    assert (arithmetic.product, arithmetic.accumulator) == (kind, dtype)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_products_of_both_kinds_term_by_term(order, dtype):
+    unrounded = np.arange(30) % 3 == 1
+    kernel = Product(ORDERS[order], dtype, unrounded)
+    tree, arithmetic, _ = reveal_kernel(kernel)
+    assert tree == kernel.tree
+    assert arithmetic.product == "mixed"
+    seen = arithmetic.fma_terms
+    assert seen is not None
+    # Where two products meet, only one of them is added unrounded, and only that one can be seen.
+    assert (seen <= unrounded).all()
+    assert seen.sum() >= unrounded.sum() - 4
+
+
+def test_exact_products_need_no_question():
+    kernel = Product(pairwise(0, 30), "float32", np.zeros(30, np.bool_))
+    kernel.dtype = "float16"
+    kernel.run = lambda x: Product.run(kernel, x.astype(np.float32)).astype(np.float16)  # type: ignore[method-assign]
+    _, arithmetic, _ = reveal_kernel(kernel)
+    assert arithmetic.product == "rounded"
+    assert arithmetic.accumulator == "float32"
+
+
+def test_rows_with_orders_of_their_own_are_refused():
+    with pytest.raises(RevealError, match="row 7 in another order"):
+        reveal_kernel(Product(pairwise(0, 30), "float32", np.zeros(30, np.bool_), by_row=True))
