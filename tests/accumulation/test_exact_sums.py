@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import driftscope as ds
 from accumulation.exact_truth import DTYPES, LAWS, SIZES, bits, fractions, nearest, nearest_root, same
@@ -284,6 +286,20 @@ def test_arrays_come_back_as_arrays(way):
     assert ds.exact.sum(x, dtype=np.float64).dtype == np.float64
 
 
+def test_memory_may_lie_in_any_way(way):
+    record = np.zeros(5, dtype=[("a", "i1"), ("b", "f4")])
+    record["b"] = 1.5
+    assert ds.exact.sum(record["b"]) == 7.5
+    assert ds.exact.sum(np.ones((4, 6), np.float32)[::-2, ::-1]) == 12
+    x = torch.complex(torch.ones(3), torch.full((3,), 2.0))
+    assert ds.exact.sum(x.conj().imag).item() == -6
+    assert ds.exact.sum(x.conj().imag, 0).item() == -6
+    assert ds.exact.sum(torch.ones(1).expand(4096)).item() == 4096
+    for dtype, start in itertools.product(DTYPES, (1, 3)):
+        counted = torch.arange(5000).remainder(7)
+        assert ds.exact.sum(counted.to(dtype)[start:], dtype=torch.float64).item() == counted[start:].sum().item()
+
+
 def test_dot_broadcasts(way):
     a, b = torch.randn(4, 1, 9), torch.randn(5, 9)
     assert ds.exact.dot(a, b).shape == (4, 5)
@@ -311,6 +327,11 @@ REFUSED = {
     "meta": (lambda: ds.exact.sum(F32.to("meta")), r"meta tensor"),
     "correction": (lambda: ds.exact.var(F32, correction=-1), r"at least 0, not -1"),
     "half a correction": (lambda: ds.exact.var(F32, correction=0.5), r"whole correction"),
+    "masked": (lambda: ds.exact.sum(np.ma.masked_array(np.ones(2), [0, 1])), r"masked: pass x\.compressed"),
+    "vmap": (lambda: torch.vmap(ds.exact.sum)(F32), r"inside a torch\.func transform"),
+    "fake": (lambda: ds.exact.sum(FakeTensorMode().from_tensor(F32)), r"not of FakeTensor"),
+    "objects": (lambda: ds.exact.sum(np.array([1, None])), r"not object"),
+    "longdouble": (lambda: ds.exact.sum(np.ones(2, np.longdouble)), r"not \w*longdouble|not float128"),
     "dot dtypes": (lambda: ds.exact.dot(F32, F32.double()), r"of float32 .* of float64"),
     "dot kinds": (lambda: ds.exact.dot(F32, F32.numpy()), r"a tensor .* an array"),
     "dot shapes": (lambda: ds.exact.dot(F32, torch.ones(2)), r"cannot broadcast the shapes \(2, 3\) and \(2,\)"),

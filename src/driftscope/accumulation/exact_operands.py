@@ -15,6 +15,9 @@ from driftscope.errors import InputError
 
 _ACCEPTED = "float64, float32, float16 or bfloat16"
 
+#: Other subclasses need not have memory of their own: a FakeTensor has none.
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
 Dims = int | Sequence[int] | None
 
 
@@ -69,6 +72,8 @@ def tensor_of(x: Any, what: str) -> torch.Tensor:
     InputError
         For anything else, with what to do about it.
     """
+    if isinstance(x, np.ma.MaskedArray):
+        raise InputError(f"{what} would read what is masked: pass x.compressed(), or x.filled(0).")
     if isinstance(x, np.ndarray | np.floating):
         return _tensor_of_array(np.asarray(x), what)
     if not isinstance(x, torch.Tensor):
@@ -81,9 +86,12 @@ def tensor_of(x: Any, what: str) -> torch.Tensor:
     if x.layout is not torch.strided or x.device.type == "meta":
         kind = "meta" if x.device.type == "meta" else str(x.layout).removeprefix("torch.")
         raise InputError(f"{what} needs the values of a dense tensor, not a {kind} tensor: pass x.to_dense().")
+    if type(x) not in _PLAIN or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        kind = type(x).__name__ if type(x) not in _PLAIN else "one inside a torch.func transform"
+        raise InputError(f"{what} reads the memory of a plain tensor, not of {kind}: call it on what that wraps.")
     if x.requires_grad and torch.is_grad_enabled():
         raise InputError(f"{what} has no derivative: call it under torch.no_grad(), or pass x.detach().")
-    return x
+    return x.resolve_neg()
 
 
 def pair_of(a: Any, b: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -178,8 +186,8 @@ def _tensor_of_array(x: np.ndarray[Any, Any], what: str) -> torch.Tensor:
         raise InputError(_refused_dtype(what, x.dtype.name, "x.astype(numpy.float64)"))
     if not x.dtype.isnative:
         x = x.astype(x.dtype.newbyteorder("="))
-    # torch neither takes negative strides nor memory it must not write to.
-    if any(stride < 0 for stride in x.strides) or not x.flags.writeable:
+    # torch takes neither negative or odd strides nor memory it must not write to.
+    if any(stride < 0 or stride % x.itemsize for stride in x.strides) or not (x.flags.writeable and x.flags.aligned):
         x = x.copy()
     if x.dtype.name == "bfloat16":
         return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)

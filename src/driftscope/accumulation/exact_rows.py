@@ -72,10 +72,14 @@ def whole_sum(x: torch.Tensor) -> torch.Tensor | None:
     if native is None or code is None or not x.is_cpu or x.layout is not torch.strided or x.requires_grad:
         return None
     n = x.numel()
-    if not x.is_contiguous() or (n >= 2 * _PER_THREAD and torch.get_num_threads() > 1):
+    if x.is_neg() or not x.is_contiguous() or (n >= 2 * _PER_THREAD and torch.get_num_threads() > 1):
+        return None
+    try:
+        address = x.data_ptr()
+    except RuntimeError:  # a tensor inside a torch.func transform looks plain and has no memory
         return None
     result = torch.empty_like(_SCALARS[x.dtype])
-    native.driftscope_total(code, x.data_ptr(), n, result.data_ptr())
+    native.driftscope_total(code, address, n, result.data_ptr())
     return result
 
 
