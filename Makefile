@@ -17,6 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
+	mkdir -p out
 	$(BIN)/driftscope demo -o out/demo.html
 
 test: $(STAMP)
