@@ -49,7 +49,7 @@ class Verified:
 
 #: Share of balanced rows that one exchanged pair of additions changed, and rows to use, by width of the output.
 #: Measured by ``python -m benchmarks.reveal --power``.
-POWER = {"wide": (0.03, 340), "narrow": (0.015, 700)}
+POWER = {"wide": (0.03, 310), "narrow": (0.015, 700)}
 
 
 def verify(kernel: Kernel, tree: SumTree, gain: float, rng: np.random.Generator) -> tuple[Arithmetic, Verified]:

@@ -184,6 +184,14 @@ class SumTree:
         bounds = np.flatnonzero(np.diff(height[order])) + 1
         return tuple(self._step(group, left, right, slot, last.members) for group in np.split(order, bounds))
 
+    @property
+    def last_slot(self) -> int:
+        """The slot that holds the whole sum after the last step."""
+        if not self.steps:
+            return 0
+        last = self.steps[-1]
+        return int(last.into[0]) if len(last.into) else last.fused[0][0]
+
     def _step(self, group: Ints, left: Ints, right: Ints, slot: Ints, members: dict[int, tuple[int, ...]]) -> Step:
         fused = tuple(tuple(int(slot[m]) for m in members[k]) for k in group.tolist() if k in members)
         if fused:

@@ -21,6 +21,7 @@ from driftscope.numerics.trees_replay import numpy_dtype
 Array = npt.NDArray[Any]
 
 
+_BLOCK = 1 << 18
 _CANDIDATES = 64
 _FULL = 0.92387953251128674  # cos(pi/8)
 
@@ -75,14 +76,17 @@ def balanced_rows(
     -------
     ndarray of ``terms``, shape (rows, n)
     """
-    dtype = numpy_dtype(terms)
-    # Values of fewer bits than the terms would be added without rounding.
-    drawn = np.float64 if terms == "float64" else np.float32
-    values = _split(tree, rows, scale.small, rng, drawn)
-    values *= scale.size
-    if weights is not None:
-        values /= weights.astype(drawn)[:, None]
-    made = np.array(values.T, dtype, order="C")
+    # In blocks that fit a core's cache, but of enough rows that a step of one addition is worth its call.
+    size = min(rows, max(_BLOCK // tree.n, tree.depth, 1))
+    made = np.empty((rows, tree.n), numpy_dtype(terms))
+    for at in range(0, rows, size):
+        block = made[at : at + size]
+        # Values of fewer bits than the terms would be added without rounding.
+        values = _split(tree, len(block), scale.small, rng, np.float64 if terms == "float64" else np.float32)
+        values *= scale.size
+        if weights is not None:
+            values /= weights.astype(values.dtype)[:, None]
+        block[:] = values.T
     if scale.repairs and tree.n > 2:
         _repair(made, scale.repairs, rng, None if weights is None else weights.astype(np.float64))
     return made
@@ -93,38 +97,42 @@ def _split(tree: SumTree, rows: int, small: float | None, rng: np.random.Generat
 
     Where some terms are to be small, such a term takes r alone, and what it is added to takes the rest.
     """
-    noise = rng.random((tree.n, rows), drawn)
+    values = rng.random((tree.n, rows), drawn)
     # Draws are multiples of one small number and would be added without rounding; products with a full significand
     # are not.
-    noise -= drawn(0.5)
-    noise *= drawn(2 * _FULL)
+    values -= drawn(0.5)
+    values *= drawn(2 * _FULL)
     if tree.n == 1:
-        return noise
-    # In every row others: a change between two larger terms would not show in an accumulator that holds both exactly.
-    share: Any = np.broadcast_to(drawn(0.5), noise.shape)
-    if small is not None:
-        single = np.zeros(tree.n, np.bool_)
-        for step in tree.steps:
-            single[step.of[step.leaf]] = True
-        coins = np.frombuffer(rng.bytes(-(-noise.size // 8)), np.uint8)
-        tiny = np.unpackbits(coins, count=noise.size).reshape(noise.shape) & single[:, None]
-        noise *= np.array([1, small], drawn)[tiny]
-        share = np.array([0.5, 0], drawn)[tiny]
-    values = np.zeros((tree.n, rows), drawn)
+        return values
+    tiny = None if small is None else _tiny(tree, rows, rng)
+    if tiny is not None:
+        values *= np.where(tiny, drawn(small), drawn(1))
+    values[tree.last_slot] = 0
     for step in reversed(tree.steps):
         for slots in step.fused:
-            parts = noise[list(slots[1:])]
-            values[list(slots[1:])] = parts
-            values[slots[0]] -= parts.sum(axis=0)
-        if len(step.into) == 1:
-            into, of = step.into[0], step.of[0]
-            values[of] = values[into] * share[of] + noise[of]
-            values[into] -= values[of]
-        elif len(step.into):
-            part = values[step.into] * share[step.of] + noise[step.of]
-            values[step.of] = part
-            values[step.into] -= part
+            values[slots[0]] -= values[list(slots[1:])].sum(axis=0)
+        if len(step.into) == 0:
+            continue
+        # Views where there is one addition: a chain has thousands of such steps.
+        into, of = (step.into[0], step.of[0]) if len(step.into) == 1 else (step.into, step.of)
+        part = values[into] * drawn(0.5)
+        if tiny is not None:
+            part *= ~tiny[of]
+        part += values[of]
+        values[of] = part
+        values[into] -= part
     return values
+
+
+def _tiny(tree: SumTree, rows: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Choose the small terms, in every row others: a change between two larger ones would not show."""
+    single = np.zeros(tree.n, np.bool_)
+    for step in tree.steps:
+        single[step.of[step.leaf]] = True
+    coins = np.frombuffer(rng.bytes(-(-tree.n * rows // 8)), np.uint8)
+    chosen = np.unpackbits(coins, count=tree.n * rows).reshape(tree.n, rows).view(np.bool_)
+    chosen &= single[:, None]
+    return chosen
 
 
 def _repair(made: Array, repairs: int, rng: np.random.Generator, weights: Any) -> None:

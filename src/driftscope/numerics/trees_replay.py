@@ -122,14 +122,7 @@ def _block(tree: SumTree, x: Array, arithmetic: Arithmetic, output: str, weights
     unrounded = products if arithmetic.product in ("fma", "mixed") else None
     for step in tree.steps:
         _add(sums, unrounded, step, arithmetic)
-    return _finish(sums[_last_slot(tree)], tree.n, arithmetic, numpy_dtype(output))
-
-
-def _last_slot(tree: SumTree) -> int:
-    if not tree.steps:
-        return 0
-    last = tree.steps[-1]
-    return int(last.into[0]) if len(last.into) else last.fused[0][0]
+    return _finish(sums[tree.last_slot], tree.n, arithmetic, numpy_dtype(output))
 
 
 def _add(sums: Array, products: _Products | None, step: Step, arithmetic: Arithmetic) -> None:
