@@ -53,6 +53,33 @@ def test_order_and_batch_do_not_change_a_bit(dtype):
     assert bits(ds.exact.layer_norm(x.view(6, 10, 100), (10, 100))) == bits(whole)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_threads_and_long_rows_do_not_change_a_bit(dtype):
+    x = LAWS["normal"](np.random.default_rng(5), 600_000, dtype).reshape(200, 3000)
+    weight = LAWS["normal"](np.random.default_rng(6), 3000, dtype)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(bits(ds.exact.layer_norm(x, 3000, weight)))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1]
+    assert bits(ds.exact.layer_norm(x[150], 3000, weight)) == found[0][150 * 3000 : 151 * 3000]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_specials_stay_in_their_rows(dtype, monkeypatch):
+    x = torch.ones(4, 5, dtype=dtype)
+    x[0, 1], x[1, 2], x[2, 0] = math.nan, math.inf, -3.0
+    found = ds.exact.layer_norm(x, 5)
+    assert found.isnan().all(1).tolist() == [True, True, False, False]
+    assert found[3].tolist() == [0] * 5
+    with only_integers(monkeypatch):
+        assert bits(ds.exact.layer_norm(x, 5)) == bits(found)
+
+
 def test_torch_is_close_but_not_the_same():
     """The check above can fail: the kernel of torch differs from the formula in the last bits."""
     x = torch.from_numpy(np.random.default_rng(2).standard_normal((64, 1000))).float() * 100

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import torch
 
 from driftscope.accumulation.exact_formats import STORED, Reduction
+from driftscope.accumulation.exact_native import library
 from driftscope.accumulation.exact_operands import rows_of
-from driftscope.accumulation.exact_rows import reduced
+from driftscope.accumulation.exact_rows import reduced, share, threads_for
 
 
 def normalised(
@@ -28,6 +31,9 @@ def normalised(
     Tensor, like ``x``
     """
     rows = rows_of(x, tuple(range(x.ndim - axes, x.ndim)), keep=True)
+    native = library() if x.device.type == "cpu" else None
+    if native is not None:
+        return _compiled(native, rows.data, (weight, bias), eps).reshape(x.shape)
     formats = STORED[x.dtype], STORED[torch.float64]
     mean, var = (
         reduced(op, rows.data, None, formats, correction=0).reshape(rows.shape)
@@ -42,6 +48,24 @@ def normalised(
     if bias is not None:
         result = result + bias
     return rounded_once(result, x.dtype)
+
+
+def _compiled(
+    native: ctypes.CDLL, rows: torch.Tensor, factors: tuple[torch.Tensor | None, ...], eps: float
+) -> torch.Tensor:
+    count, n = rows.shape
+    code, size = STORED[rows.dtype].code, rows.element_size()
+    flat = [None if f is None else f.contiguous() for f in factors]
+    weight, bias = (None if f is None else f.data_ptr() for f in flat)
+    result = torch.empty_like(rows)
+    x, out = rows.data_ptr(), result.data_ptr()
+
+    def some_rows(_: int, start: int, stop: int) -> None:
+        offset = start * n * size
+        native.driftscope_layer_norm(code, x + offset, weight, bias, eps, stop - start, n, out + offset)
+
+    share(count, threads_for(rows.numel(), count), some_rows)
+    return result
 
 
 def rounded_once(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -32,6 +32,7 @@ _SIGNATURES = {
     "driftscope_total": ([_INT, _POINTER, _LONG, _POINTER], None),
     "driftscope_part": ([_INT, _INT, _POINTER, _POINTER, _LONG, _POINTER], None),
     "driftscope_join": ([_INT, _INT, _POINTER, _LONG, _LONG, _LONG, _POINTER], None),
+    "driftscope_layer_norm": ([_INT, _POINTER, _POINTER, _POINTER, ctypes.c_double, _LONG, _LONG, _POINTER], None),
     "driftscope_matmul": ([_INT, _POINTER, _POINTER, _POINTER, *[_LONG] * 6], _INT),
     "driftscope_dots": ([_INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER], None),
 }

@@ -51,7 +51,7 @@ def reduced(
     stored, out = formats
     count, n = rows.shape
     result = torch.empty(count, dtype=out.dtype)
-    threads = min(torch.get_num_threads(), count * n // _PER_THREAD)
+    threads = threads_for(count * n, count * n)
     if threads > 1:
         _in_threads(native, op, rows, others, formats, correction, result, threads)
     else:
@@ -127,6 +127,11 @@ def _in_threads(
 
         share(n, threads, part)
         native.driftscope_join(op, out.code, address, threads, n, correction, result.data_ptr() + row * (out.bits // 8))
+
+
+def threads_for(elements: int, most: int) -> int:
+    """How many threads to take for so many elements; at least one, at most as many as torch would take."""
+    return max(1, min(torch.get_num_threads(), elements // _PER_THREAD, most))
 
 
 def share(total: int, threads: int, work: Callable[[int, int, int], None]) -> None:

@@ -325,10 +325,34 @@ TARGET static void NAME(products)(const double *a, const double *b, int n, doubl
     for (int i = 0; i < n; i += LANES) *(VD *)(out + i) = *(const VD *)(a + i) * *(const VD *)(b + i);
 }
 
+/* ((x - mean) * scale) * weight + bias, every operation rounded by itself; weight and bias may be missing. */
+TARGET static void NAME(affine)(const double *x, int n, double mean, double scale, const double *weight,
+                                const double *bias, double *out) {
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        VD y = (*(const VD *)(x + i) - mean) * scale;
+        if (weight) y = y * *(const VD *)(weight + i);
+        if (bias) y = y + *(const VD *)(bias + i);
+        *(VD *)(out + i) = y;
+    }
+    for (; i < n; i++) {
+        double y = (x[i] - mean) * scale;
+        if (weight) y = y * weight[i];
+        if (bias) y = y + bias[i];
+        out[i] = y;
+    }
+}
+
+TARGET static void NAME(narrow)(const double *x, int n, float *out) {
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) *(HALF *)(out + i) = NARROW(*(const VD *)(x + i));
+    for (; i < n; i++) out[i] = (float)x[i];
+}
+
 static const block_kernels NAME(kernels) = {
     {NAME(block_float64), NAME(block_float32), NAME(block_float16), NAME(block_bfloat16)},
     {NAME(doubles_float64), NAME(doubles_float32), NAME(doubles_float16), NAME(doubles_bfloat16)},
-    NAME(scan), NAME(two_products), NAME(products),
+    NAME(scan), NAME(two_products), NAME(products), NAME(affine), NAME(narrow),
 };
 
 #undef VD

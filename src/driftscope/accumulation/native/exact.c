@@ -22,6 +22,8 @@ typedef struct {
     void (*scan)(const double *, int, uint64_t *, uint64_t *);
     void (*two_products)(const double *, const double *, int, double *, double *);
     void (*products)(const double *, const double *, int, double *);
+    void (*affine)(const double *, int, double, double, const double *, const double *, double *);
+    void (*narrow)(const double *, int, float *);
 } block_kernels;
 
 /* 2^e for a normal e. */
@@ -61,6 +63,7 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl,f16c")))
 #define WIDTH 64
 #define WIDEN(a) (VD) _mm512_cvtps_pd((__m256)(a))
+#define NARROW(a) (HALF) _mm512_cvtpd_ps((__m512d)(a))
 #define MAX64(a, b) (VQ) _mm512_max_epu64((__m512i)(a), (__m512i)(b))
 #define MIN64(a, b) (VQ) _mm512_min_epu64((__m512i)(a), (__m512i)(b))
 #define MAX16(a, b) (VH) _mm512_max_epu16((__m512i)(a), (__m512i)(b))
@@ -81,6 +84,7 @@ static inline double element(int kind, const void *x, int64_t i) {
 #undef TARGET
 #undef WIDTH
 #undef WIDEN
+#undef NARROW
 #undef MAX64
 #undef MIN64
 #undef MAX16
@@ -100,6 +104,7 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define TARGET __attribute__((target("avx2,f16c")))
 #define WIDTH 32
 #define WIDEN(a) (VD) _mm256_cvtps_pd((__m128)(a))
+#define NARROW(a) (HALF) _mm256_cvtpd_ps((__m256d)(a))
 #define CHOOSE64(m, a, b) (VQ)(((VQ)(m) & (a)) | (~(VQ)(m) & (b)))
 #define MAX64(a, b) CHOOSE64(_mm256_cmpgt_epi64((__m256i)(a), (__m256i)(b)), a, b)
 #define MIN64(a, b) CHOOSE64(_mm256_cmpgt_epi64((__m256i)(b), (__m256i)(a)), a, b)
@@ -125,6 +130,7 @@ static inline double element(int kind, const void *x, int64_t i) {
 #undef TARGET
 #undef WIDTH
 #undef WIDEN
+#undef NARROW
 #undef MAX64
 #undef MIN64
 #undef MAX16
@@ -149,6 +155,7 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define WIDTH 16
 #define CHOOSE(type, condition, a, b) (type)(((type)(condition) & (type)(a)) | (~(type)(condition) & (type)(b)))
 #define WIDEN(a) (VD){(a)[0], (a)[1]}
+#define NARROW(a) ((HALF){(float)(a)[0], (float)(a)[1]})
 #define MAX64(a, b) CHOOSE(VQ, (a) > (b), a, b)
 #define MIN64(a, b) CHOOSE(VQ, (a) < (b), a, b)
 #define MAX16(a, b) CHOOSE(VH, (a) > (b), a, b)
@@ -402,6 +409,45 @@ EXPORT void driftscope_join(int op, int out_kind, void *memory, int64_t count, i
         acc_join(&st[0].squares, &st[i].squares);
     }
     store(out, 0, &FORMATS[out_kind], finish(&st[0], op, n, correction, &FORMATS[out_kind]));
+}
+
+/* A block of doubles in the format of the result, each rounded once. */
+static void store_block(const double *x, int n, int kind, char *out) {
+    const format *f = &FORMATS[kind];
+    if (kind == FLOAT64) memcpy(out, x, sizeof(double) * (size_t)n);
+    else if (kind == FLOAT32) kernels->narrow(x, n, (float *)out);
+    else
+        for (int i = 0; i < n; i++) {
+            uint64_t sign = bits_of(x[i]) >> 63 ? sign_bit(f) : 0;
+            if (x[i] - x[i] == 0) store(out, i, f, round_double(x[i], f));
+            else store(out, i, f, x[i] != x[i] ? nan_bits(f) : f->infinity | sign);
+        }
+}
+
+/* Rows normalised by their exact mean and variance; weight and bias have n doubles, or are NULL. */
+EXPORT void driftscope_layer_norm(int kind, const void *x, const double *weight, const double *bias, double eps,
+                                  int64_t rows, int64_t n, void *out) {
+    arithmetic before = set_arithmetic();
+    state st;
+    scratch s;
+    acc_create(&st.sum);
+    acc_create(&st.squares);
+    int size = FORMATS[kind].bytes;
+    for (int64_t i = 0; i < rows; i++) {
+        const char *row = (const char *)x + i * n * size;
+        accumulate(&st, VARIANCE, kind, row, NULL, n, &s);
+        double mean = double_of(finish(&st, MEAN, n, 0, &FORMATS[FLOAT64]));
+        double scale = 1.0 / sqrt(double_of(finish(&st, VARIANCE, n, 0, &FORMATS[FLOAT64])) + eps);
+        acc_reset(&st.sum);
+        acc_reset(&st.squares);
+        for (int64_t start = 0; start < n; start += BLOCK) {
+            int count = n - start < BLOCK ? (int)(n - start) : BLOCK;
+            kernels->doubles[kind](row + start * size, count, s.a);
+            kernels->affine(s.a, count, mean, scale, weight ? weight + start : NULL, bias ? bias + start : NULL, s.b);
+            store_block(s.b, count, kind, (char *)out + (i * n + start) * size);
+        }
+    }
+    restore_arithmetic(before);
 }
 
 /* out[i, j] = dot(a[i], b[j]), rounded once. */
