@@ -18,6 +18,7 @@ from driftscope.comparison.spread import Ratio, lifted_drift
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.lift import folds, matching
 from driftscope.lift.matching import Repair, WeightIndex
+from driftscope.lift.scaling import match_scaled
 from driftscope.lift.solving import solve_scalars
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput
 
@@ -164,6 +165,10 @@ def _exact_matches(
                 left.append(constant)
             elif not torch.equal(found.value, constant.value.to(torch.float64)):
                 repairs.append(found)
+    if left:
+        scaled = [match_scaled(c, index, pool, thresholds.constant_ulps) for c in left]
+        repairs += [r for r in scaled if r is not None]
+        left = [c for c, r in zip(left, scaled, strict=True) if r is None]
     if left:
         repairs += folds.match_folds(left, other_graph, others, thresholds.constant_ulps)
     return repairs

@@ -25,6 +25,9 @@ _VARIABLES = re.compile(
     r"|JAX|XLA)_?[A-Z0-9_]*$"
 )
 
+# Set by OpenMP runtimes and libraries themselves while they are imported: they say when, not how, numbers were made.
+_SET_BY_LIBRARIES = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
+
 # The instruction sets that change how a sum is grouped, whether products are fused, or which kernel is chosen.
 _ARITHMETIC_FLAGS = re.compile(
     r"^(sse4_[12]|avx\w*|fma|fma4|f16c|amx_\w+|vnni|asimd\w*|sve\w*|sme2?|fphp|bf16|i8mm|fcma|neon)$"
@@ -46,7 +49,7 @@ def capture() -> dict[str, Any]:
         "system": _system(),
         "processor": _processor(),
         "versions": _versions(),
-        "variables": {name: os.environ[name] for name in sorted(os.environ) if _VARIABLES.match(name)},
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if _matters(name)},
     }
     sections: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("torch", _torch), ("onnxruntime", _onnxruntime), ("blas", _blas), ("gpu", _gpus),
@@ -157,3 +160,7 @@ def _nvidia_driver(version_file: Path = Path("/proc/driver/nvidia/version")) -> 
         return ""
     match = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", text)
     return match.group() if match else ""
+
+
+def _matters(name: str) -> bool:
+    return bool(_VARIABLES.match(name)) and name not in _SET_BY_LIBRARIES
