@@ -228,10 +228,7 @@ def matmul(a: Any, b: Any, *, order: Order = "sequential-fma") -> Any:
     if not x.ndim or not y.ndim:
         raise InputError(f"{what} takes vectors, matrices and batches, not a scalar: multiply with * instead.")
     left, right = x[None] if x.ndim == 1 else x, y[:, None] if y.ndim == 1 else y
-    try:
-        batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
-    except ValueError:
-        batch = None
+    batch = _batch_of(left, right)
     if batch is None or left.shape[-1] != right.shape[-2]:
         raise InputError(
             f"{what} cannot multiply the shapes {tuple(x.shape)} and {tuple(y.shape)}: "
@@ -243,8 +240,20 @@ def matmul(a: Any, b: Any, *, order: Order = "sequential-fma") -> Any:
     return like_input(result.squeeze(-1) if y.ndim == 1 else result, a)
 
 
+def _batch_of(x: torch.Tensor, y: torch.Tensor) -> tuple[int, ...] | None:
+    """The batch axes of a product, or None if those of the operands do not broadcast."""
+    if x.ndim == y.ndim == 2:
+        return ()
+    try:
+        return tuple(np.broadcast_shapes(x.shape[:-2], y.shape[:-2]))
+    except ValueError:
+        return None
+
+
 def _product_of_batches(x: torch.Tensor, y: torch.Tensor, batch: tuple[int, ...], order: Order) -> torch.Tensor:
     shape = (*batch, x.shape[-2], y.shape[-1])
+    if x.ndim == y.ndim == 2:
+        return product(x, y, order)
     if y.ndim == 2:
         return product(x.reshape(math.prod(shape[:-1]), x.shape[-1]), y, order).reshape(shape)
     count = math.prod(batch)
