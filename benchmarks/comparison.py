@@ -86,7 +86,7 @@ def peak_over_weights(folder: str) -> float:
     import driftscope as ds
     import driftscope.inquiry
     import driftscope.lift.onnx_graph
-    import driftscope.lift.tape  # noqa: F401
+    import driftscope.lift.tape
 
     # What is resident now, not the peak so far: imports allocate and free.
     pages = int(Path("/proc/self/statm").read_text().split()[1])

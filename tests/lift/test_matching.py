@@ -8,8 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftscope.lift.matching import (
-    Constant, WeightIndex, fingerprint, is_rounding_of, match_joined, match_table, match_weight, numbers,
-    scalar_candidates, ulp,
+    Constant,
+    WeightIndex,
+    fingerprint,
+    is_rounding_of,
+    match_joined,
+    match_table,
+    match_weight,
+    numbers,
+    scalar_candidates,
+    ulp,
 )  # fmt: skip
 from driftscope.lift.steps import Origin
 from driftscope.records.finding import Where
