@@ -48,6 +48,8 @@ class Accumulation:
     arithmetic : Arithmetic
     products : bool
         Whether terms are products of two numbers.
+    applies : str
+        For which elements of the result this is the order; others have other ones.
     calls, rows : int
         What it took: calls of the kernel, and rows in them.
     verified : Verified
@@ -63,6 +65,7 @@ class Accumulation:
     tree: SumTree
     arithmetic: Arithmetic
     products: bool
+    applies: str
     calls: int
     rows: int
     verified: Verified
@@ -170,6 +173,7 @@ class Accumulation:
             "mean": self.arithmetic.mean,
             "depth": self.depth,
             "additions": self.tree.additions,
+            "applies": self.applies,
             "calls": self.calls,
             "rows": self.rows,
             "verified": {"rows": self.verified.rows, "miss": self.verified.miss},
@@ -187,6 +191,7 @@ class Accumulation:
                 f"  order        {self.family}",
                 f"  pattern      {self.pattern}",
                 f"  arithmetic   accumulator {self.accumulator}{product}, result {self.output}{mean}",
+                f"  applies to   {self.applies}",
                 f"  depth        {self.depth} additions in a row, of {self.tree.additions}",
                 f"  verified     {self.verified}",
                 f"  asked        {self.calls} calls, {self.rows} rows",

@@ -14,7 +14,8 @@ from driftscope.numerics.trees_replay import numpy_dtype
 
 Array = npt.NDArray[Any]
 
-_UNLIKE = 11  # rows that are drawn; a call of more repeats them
+_LIKENESSES = 12  # rows of data on which rows of a shape must agree to be taken for alike
+_UNLIKE = 12  # rows that are drawn; a call of more repeats them
 _ROWS = 8  # given alone as well
 _BYTES = 1 << 20  # of terms per call: they should stay in a core's cache
 _MOST_ROWS = 256
@@ -46,7 +47,7 @@ def examine(kernel: Kernel, rng: np.random.Generator) -> float:
             " one thread"
         )
     if kernel.rows:
-        _same_in_every_row(kernel, rows)
+        _rows_alike(kernel, rng)
     elif not isinstance(kernel, CallableKernel) or not kernel.row_by_row:
         some = np.unique([0, len(rows) - 1, *rng.integers(0, len(rows), _ROWS - 2).tolist()])
         alone = np.concatenate([kernel(rows[i : i + 1]) for i in some.tolist()])
@@ -61,6 +62,8 @@ def rows_per_call(kernel: Kernel) -> int:
 
     A power of two: kernels that take several rows at a time do so with the last ones too.
     """
+    if kernel.alike is not None:
+        return len(kernel.alike)
     fitting = _BYTES // (kernel.n * numpy_dtype(kernel.dtype).itemsize)
     return kernel.rows or 1 << (min(max(fitting, 1), _MOST_ROWS).bit_length() - 1)
 
@@ -101,14 +104,31 @@ def cancelling_rows(kernel: Kernel, rows: int, rng: np.random.Generator) -> Arra
     return np.ascontiguousarray(drawn[np.arange(rows) % unlike])
 
 
-def _same_in_every_row(kernel: Kernel, rows: Array) -> None:
-    results = kernel(np.repeat(rows[:1], len(rows), axis=0))
-    odd = np.flatnonzero(results != results[0])
-    if len(odd):
-        raise RevealError(
-            f"{kernel.name} adds the terms of row {odd[0]} in another order than those of row 0 in shape"
-            f" {kernel.shape}; reveal a shape with fewer rows"
-        )
+def _rows_alike(kernel: Kernel, rng: np.random.Generator) -> None:
+    """Find the rows of a fixed shape that are added like row 0: kernels treat the last few of a block otherwise."""
+    same = np.ones(kernel.rows or 1, np.bool_)
+    for row in cancelling_rows(kernel, _LIKENESSES, rng):
+        result = kernel(np.repeat(row[None], len(same), axis=0), 1)
+        same &= (result == result[0]) | (np.isnan(result) & np.isnan(result[0]))
+    if not same.all():
+        kernel.alike = np.flatnonzero(same)
+
+
+def words_of(kernel: Kernel) -> str:
+    """Say for which elements of the result an order holds."""
+    words = []
+    if kernel.rows and kernel.alike is not None:
+        words.append(f"{_numbers(kernel.alike)} of {kernel.rows} rows")
+    if kernel.columns is not None and not kernel.columns.all():
+        words.append(f"{_numbers(np.flatnonzero(kernel.columns))} of {len(kernel.columns)} columns")
+    return " and ".join(words) or "every element"
+
+
+def _numbers(places: npt.NDArray[np.int64]) -> str:
+    first, last = int(places[0]), int(places[-1])
+    if len(places) == 1:
+        return f"number {first}"
+    return f"{first} to {last}" if last - first + 1 == len(places) else f"{len(places)} from {first} to {last}"
 
 
 def _gain(kernel: Kernel, rng: np.random.Generator) -> float:

@@ -72,6 +72,10 @@ class Kernel(abc.ABC):
         Whether each term is multiplied with a weight first.
     rows : int or None
         Rows of every call where the shape is fixed; None where any number will do.
+    alike : ndarray of int or None
+        Rows of the shape that are added like row 0, where not all are; only they are used then.
+    columns : ndarray of bool or None
+        Columns of a product that gave the bits of column 0 whenever asked.
     library : str
         Name and version of what computes.
     shape : tuple of int or None
@@ -80,6 +84,8 @@ class Kernel(abc.ABC):
 
     products: bool = False
     rows: int | None = None
+    alike: npt.NDArray[np.int64] | None = None
+    columns: npt.NDArray[np.bool_] | None = None
     library: str = ""
     shape: tuple[int, ...] | None = None
 
@@ -105,7 +111,12 @@ class Kernel(abc.ABC):
             If the kernel raises, or does not return one float per row.
         """
         self.meter.count(len(x) if asked is None else asked)
-        result = self._checked(self._result(x), len(x))
+        if self.alike is None or self.rows is None:
+            result = self._checked(self._result(x), len(x))
+        else:
+            filled = np.zeros((self.rows, self.n), x.dtype)
+            filled[self.alike[: len(x)]] = x
+            result = self._checked(self._result(filled), self.rows)[self.alike[: len(x)]]
         self.output = result.dtype.name
         return result
 

@@ -127,7 +127,7 @@ class ProductNode(_Node):
         self._run = self._session(graph, self._opsets)
 
     def run(self, x: Array) -> Array:
-        return first_column(self.name, np.asarray(self._run.run(None, {"x": x})[0]))
+        return first_column(self, np.asarray(self._run.run(None, {"x": x})[0]))
 
 
 def _opsets(model: onnx.ModelProto) -> list[Any]:

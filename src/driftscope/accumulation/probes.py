@@ -25,7 +25,7 @@ from driftscope.numerics.trees_replay import numpy_dtype
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
-_FEWEST = 4  # carriers that still tell groups apart
+_FEWEST = 8  # carriers that still tell groups apart
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from driftscope.accumulation.kernels import CONVERSIONS, Kernel, Meter, library_words, unit_weights
-from driftscope.accumulation.refusal import RevealError
 
 Array = npt.NDArray[Any]
 
@@ -69,7 +68,7 @@ class ProductKernel(Kernel):
         )
 
     def run(self, x: Array) -> Array:
-        return first_column(self.name, self._out_of(self._function(self._into(x), self._b)))
+        return first_column(self, self._out_of(self._function(self._into(x), self._b)))
 
 
 def weight_matrix(n: int, columns: int, dtype: str, weights: Array | None, transposed: bool) -> Array:
@@ -80,18 +79,8 @@ def weight_matrix(n: int, columns: int, dtype: str, weights: Array | None, trans
     )
 
 
-def first_column(name: str, out: Array) -> Array:
-    """Return the first column of a result, after a look at the others.
-
-    Raises
-    ------
-    RevealError
-        If columns with equal weights differ: then there is more than one order.
-    """
-    differs = ((out != out[:, :1]) & ~((out != out) & (out != out)[:, :1])).any(axis=0)
-    if differs.any():
-        raise RevealError(
-            f"{name} adds column {int(np.argmax(differs))} in another order than column 0 in this shape; reveal a shape"
-            " with fewer columns"
-        )
+def first_column(kernel: Kernel, out: Array) -> Array:
+    """Return the first column of a result; note which of the others, with the same weights, have the same bits."""
+    same = ((out == out[:, :1]) | ((out != out) & (out != out)[:, :1])).all(axis=0)
+    kernel.columns = same if kernel.columns is None else kernel.columns & same
     return np.ascontiguousarray(out[:, 0])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from driftscope.accumulation.answer import Accumulation
-from driftscope.accumulation.examination import examine
+from driftscope.accumulation.examination import examine, words_of
 from driftscope.accumulation.kernels import Kernel, Meter
 from driftscope.accumulation.opening import open_kernel
 from driftscope.accumulation.probes import Prober, Question, Units
@@ -77,7 +77,7 @@ def reveal_sum(
     return Accumulation(
         kernel=opened.name, n=checked, dtype=opened.dtype, output=opened.output, shape=opened.shape, threads=threads,
         library=opened.library, tree=tree, arithmetic=arithmetic, products=opened.products,
-        calls=meter.calls, rows=meter.rows, verified=verified,
+        applies=words_of(opened), calls=meter.calls, rows=meter.rows, verified=verified,
     )  # fmt: skip
 
 

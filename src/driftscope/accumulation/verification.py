@@ -100,7 +100,7 @@ def _candidates(kernel: Kernel, tree: SumTree, accumulators: tuple[str, ...], ga
         exact = 2 * FORMATS[kernel.dtype].p <= FORMATS[accumulator].p
         for product in ("rounded",) if exact else ("fma", "rounded"):
             yield Arithmetic(accumulator, product, mean, fused)
-        if not exact and kernel.dtype == accumulator and kernel.n > 2:
+        if not exact and kernel.dtype == accumulator and kernel.n > 1:
             yield Arithmetic(accumulator, "mixed", mean, fused, fma_terms(kernel, tree))
 
 
