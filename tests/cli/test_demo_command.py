@@ -18,6 +18,6 @@ def test_the_demo_writes_one_page_with_every_scene(run, tmp_path: Path) -> None:
     stored = page.load(tmp_path / "demo.html")
     assert isinstance(stored, Collection)
     verdicts = [entry.comparison.verdict for entry in stored.entries]
-    assert verdicts == [Verdict.ROUNDING, Verdict.DIFFERENT, Verdict.DIFFERENT, Verdict.ROUNDING]
+    assert verdicts == [Verdict.ROUNDING, Verdict.DIFFERENT, Verdict.DIFFERENT, Verdict.PRECISION]
     for entry in stored.entries:
         assert entry.title in result.stdout
