@@ -84,6 +84,7 @@ def test_an_order_is_not_what_torch_promises():
 @pytest.mark.parametrize("order", ["sequential-fma", "exact"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_batches_rows_and_threads_do_not_change_a_bit(dtype, order):
+    need_compiled()  # minutes without it
     a, b = drawn("normal", (40, 300), dtype), drawn("normal", (300, 41), dtype, 1)
     whole = ds.exact.matmul(a, b, order=order)
     assert bits(ds.exact.matmul(a[7:9], b, order=order)) == bits(whole[7:9])
@@ -95,6 +96,7 @@ def test_batches_rows_and_threads_do_not_change_a_bit(dtype, order):
 
 
 def test_threads_share_rows():
+    need_compiled()  # minutes without it
     a, b = drawn("normal", (130, 512), torch.float32), drawn("normal", (512, 256), torch.float32, 1)
     before = torch.get_num_threads()
     try:
