@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import driftscope as ds
 from accumulation.exact_truth import DTYPES, LAWS, bits
-from accumulation.exact_ways import only_integers
+from accumulation.exact_ways import need_compiled, only_integers
 from driftscope.accumulation.exact_softmax import exponential, softmax
 
 
@@ -46,6 +46,7 @@ def x():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_batch_and_threads_do_not_change_a_bit(model, x, dtype):
+    need_compiled()  # minutes without it
     model, x = model.to(dtype), x.to(dtype)
     before = torch.get_num_threads()
     try:
