@@ -120,6 +120,19 @@ def test_tables_agree_within_two_ulps_only_where_something_was_computed():
     assert match_table(constant(wrong), computed, 2.0) is None
 
 
+def test_a_looked_up_weight_is_the_very_bits_or_another_weight():
+    table = weights(16, 4)
+    looked_up = constant(table[[3, 1, 5]], "rows", Origin.COMPUTED)
+    one_off = torch.nextafter(looked_up.value, torch.tensor(math.inf))
+    index = WeightIndex([constant(table, "table"), looked_up])
+    assert index.moved(looked_up)
+    assert match_table(constant(one_off, origin=Origin.COMPUTED), index, 2.0) is None
+    # The twin: the same rows, but computed with, may be one ulp off.
+    computed = WeightIndex([constant(table, "table"), constant(looked_up.value * 1.1, "rows", Origin.COMPUTED)])
+    stray = torch.nextafter(looked_up.value * 1.1, torch.tensor(math.inf))
+    assert match_table(constant(stray, origin=Origin.COMPUTED), computed, 2.0) is not None
+
+
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_half_an_ulp_is_the_limit(dtype):
     exact = torch.tensor([0.1, 3.3, 1e-3], dtype=torch.float64)

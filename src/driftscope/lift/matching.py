@@ -297,6 +297,15 @@ class WeightIndex:
             and (c.origin is Origin.COMPUTED or sorted(n for n in c.value.shape if n > 1) == sizes)
         ]  # fmt: skip
 
+    def moved(self, computed: Constant) -> bool:
+        """Whether a computed tensor only holds elements of one stored tensor (an embedding looked up, a slice)."""
+        elements = computed.value.reshape(-1)
+        return any(
+            bool(torch.isin(elements, c.value.reshape(-1)).all())
+            for c in self._weights
+            if c.origin is Origin.WEIGHT and c.value.dtype == elements.dtype
+        )
+
     def _table(self, fmt: torch.dtype) -> dict[tuple[int, int, int], list[Constant]]:
         if fmt not in self._tables:
             table: dict[tuple[int, int, int], list[Constant]] = {}
@@ -374,6 +383,8 @@ def match_table(constant: Constant, index: WeightIndex, ulps: float) -> Repair |
         # Of two computed tensors one may have been computed in a wider format (a provider without float16 kernels).
         if computed == 0 or (own != other and (computed == 1 or not narrower(own, other))):
             continue
+        if partner.origin is Origin.COMPUTED and index.moved(partner):
+            continue  # nothing was rounded on the way: only the very bits will do
         for arranged in rearrangements(partner.value, constant.value.shape):
             exact = arranged.to(torch.float64)
             finite = torch.isfinite(exact)
