@@ -11,7 +11,6 @@ from driftscope.lift.matching import (
     Constant,
     WeightIndex,
     fingerprint,
-    is_rounding_of,
     match_joined,
     match_table,
     match_weight,
@@ -135,8 +134,10 @@ def test_a_looked_up_weight_is_the_very_bits_or_another_weight():
 
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_half_an_ulp_is_the_limit(dtype):
-    exact = torch.tensor([0.1, 3.3, 1e-3], dtype=torch.float64)
-    stored = exact.to(dtype).double()
-    assert is_rounding_of(stored, exact, dtype)
-    assert not is_rounding_of(stored + ulp(stored, dtype), exact, dtype)
-    assert not is_rounding_of(torch.zeros(3, dtype=torch.float64), exact, dtype)
+    for exact in (0.1, 3.3, 1e-3):
+        stored = torch.tensor(exact, dtype=torch.float64).to(dtype)
+        pool = numbers([constant(exact)])
+        assert exact in [n.value for n in scalar_candidates(constant(stored), pool)]
+        off = (stored.double() + ulp(stored.double(), dtype)).to(dtype)
+        assert exact not in [n.value for n in scalar_candidates(constant(off), pool)]
+        assert scalar_candidates(constant(torch.zeros((), dtype=dtype)), pool) == []

@@ -12,7 +12,6 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes import Cause, cause_of
 from driftscope.explain.divergence import Parting, find_partings
-from driftscope.explain.ranges import Overflow
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.matching import Repair, as_stored
 from driftscope.lift.reconcile import Pairing, measure
@@ -225,17 +224,6 @@ def lift_notes(evidence: Evidence) -> list[Finding]:
             )
         )
     return notes
-
-
-def overflow_finding(overflow: Overflow, side: str, output: str) -> Finding:
-    """The first operator whose result its format cannot hold."""
-    where = Where(
-        output=output, node=overflow.where.node, operator=overflow.where.operator, module=overflow.where.module,
-        file=overflow.where.file, line=overflow.where.line, expression=overflow.where.expression,
-    )  # fmt: skip
-    why, fix = _ADVICE["N004"]
-    numbers = {"magnitude": overflow.magnitude, "largest": overflow.largest, "format": overflow.format}
-    return Finding("N004", f"overflow in {side}: {overflow}", why, fix, where, numbers)
 
 
 # What was noticed before any number was computed is often the cause of what the numbers say.

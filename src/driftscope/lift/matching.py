@@ -77,15 +77,6 @@ def ulp(values: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
     return torch.clamp(spacing, min=info.smallest_normal * info.eps)
 
 
-def is_rounding_of(stored: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> bool:
-    """Whether every stored value is the exact value of the same place, rounded to ``fmt``."""
-    if stored.numel() == 0 or not bool(torch.isfinite(stored).all() & torch.isfinite(exact).all()):
-        return False
-    if bool(((stored == 0) & (exact != 0)).any()):
-        return False
-    return bool(((stored - exact).abs() <= HALF_ULP * ulp(stored, fmt)).all())
-
-
 def narrower(fmt: torch.dtype, other: torch.dtype) -> bool:
     """Whether ``fmt`` has fewer significand bits than ``other``."""
     return torch.finfo(fmt).eps > torch.finfo(other).eps

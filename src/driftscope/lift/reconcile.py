@@ -120,9 +120,9 @@ def reconcile(
     if result.same_function:
         return result
     consts_a, consts_b = matching.as_stored(a.constants()), matching.as_stored(b.constants())
-    repairs_a = _exact_matches(a, consts_a, consts_b, b, thresholds)
+    repairs_a = _exact_matches(consts_a, consts_b, b, thresholds)
     # A number that A itself stores rounded is traced first, so that B is traced to the same exact number.
-    repairs_b = _exact_matches(b, consts_b, _with_exact_scalars(consts_a, repairs_a), a, thresholds)
+    repairs_b = _exact_matches(consts_b, _with_exact_scalars(consts_a, repairs_a), a, thresholds)
     repairs_a = _one_side_only(repairs_a, repairs_b)
     if repairs_a:
         result.repairs_a = repairs_a
@@ -143,7 +143,7 @@ def _values(repairs: Sequence[Repair]) -> Mapping[str, torch.Tensor]:
 
 
 def _exact_matches(
-    graph: Lifted, own: Sequence[Constant], others: Sequence[Constant], other_graph: Lifted, thresholds: Thresholds
+    own: Sequence[Constant], others: Sequence[Constant], other_graph: Lifted, thresholds: Thresholds
 ) -> list[Repair]:
     """Every constant of ``own`` that stores, rounded, a constant of ``others``."""
     pool = matching.numbers(others)
@@ -207,9 +207,17 @@ def _refold(
     held = [c for c in consts_b if c.frontier and c.name not in settled and _is_narrow_tensor(c)]
     refolded = folds.match_folds(held, a, consts_a, thresholds.constant_ulps) if held else []
     refolded = [r for r in refolded if not torch.equal(r.value, r.constant.value.to(torch.float64))]
-    if not refolded:
+    _keep_if_certified(result, b, refolded, pairing, thresholds)
+
+
+def _keep_if_certified(
+    result: Reconciled, b: Lifted, proposed: Sequence[Repair], pairing: Pairing, thresholds: Thresholds
+) -> None:
+    """Run the whole of B with further repairs; keep them only when that makes it A's function."""
+    if not proposed:
         return
-    repairs = [*result.repairs_b, *refolded]
+    names = {r.name for r in proposed}
+    repairs = [*(r for r in result.repairs_b if r.name not in names), *proposed]
     outputs_b = b.run(replace=_values(repairs))
     drifts = measure(result.outputs_a, outputs_b, pairing, thresholds)
     if all(within(d) for d in drifts):
@@ -231,11 +239,4 @@ def _solve(
     """Look for the scalars of B, each within half an ulp of what is stored, that make B equal to A."""
     repaired = {r.name: r.value for r in result.repairs_b}
     solved = solve_scalars(b, consts_b, consts_a, repaired, result.outputs_a, result.outputs_b, pairing.indices)
-    if not solved:
-        return
-    outputs_b = b.run(replace={**repaired, **_values(solved)})
-    drifts = measure(result.outputs_a, outputs_b, pairing, thresholds)
-    if all(within(d) for d in drifts):
-        names = {r.name for r in solved}
-        result.repairs_b = [r for r in result.repairs_b if r.name not in names] + solved
-        result.outputs_b, result.drifts = outputs_b, drifts
+    _keep_if_certified(result, b, solved, pairing, thresholds)
