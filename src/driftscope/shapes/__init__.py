@@ -1,0 +1,1 @@
+"""Dynamic shapes: relations between dimensions, spec repair, the domain, broadcasting, covering."""
