@@ -21,6 +21,8 @@ class Where:
         Path of the torch module, as ``encoder.layers.0.norm1``.
     file, line, expression : str, int, str or None
         The user's source.
+    column : int or None
+        Column of the expression in its line, from 1, as editors count.
     """
 
     output: str | None = None
@@ -30,6 +32,7 @@ class Where:
     file: str | None = None
     line: int | None = None
     expression: str | None = None
+    column: int | None = None
 
     def __str__(self) -> str:
         source = f"{self.file}:{self.line}" if self.file and self.line else self.file
