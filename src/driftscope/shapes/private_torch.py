@@ -1,0 +1,144 @@
+"""Everything of torch that is not public and that this room reads, in one place. Read in torch 2.13.0.
+
+When torch moves one of these, the functions here raise :class:`Moved`, which becomes one finding; what can be known
+without it is still reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+READ_IN = "2.13"
+
+
+class Moved(Exception):
+    """A private name of torch is not where it was; the message names it."""
+
+
+@contextlib.contextmanager
+def moved(what: str) -> Iterator[None]:
+    """Turn a missing private name into :class:`Moved`."""
+    try:
+        yield
+    except (AttributeError, ImportError, KeyError) as error:
+        raise Moved(f"{what} was read in torch {READ_IN} and is not found in {torch.__version__}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGuard:
+    """One entry of the shape environment: a sympy condition and the two places that asked for it."""
+
+    condition: Any
+    framework: str
+    user: str
+
+
+@contextlib.contextmanager
+def oblivious() -> Iterator[None]:
+    """Trace sizes 0 and 1 like any other (``backed_size_oblivious``)."""
+    with moved("torch.fx.experimental._config.backed_size_oblivious"):
+        from torch.fx.experimental import _config
+
+        patched = _config.patch(backed_size_oblivious=True)
+    with patched:
+        yield
+
+
+def mark_unbacked(tensor: torch.Tensor, dim: int) -> None:
+    """Make one axis a size of which the tracer may assume nothing."""
+    with moved("torch._dynamo.decorators.mark_unbacked"):
+        from torch._dynamo.decorators import mark_unbacked as mark
+    mark(tensor, dim)
+
+
+def guard_texts(exported: ExportedProgram) -> list[str]:
+    """Conditions that ``ExportedProgram.module()`` checks, as Python on ``L['x'].size()[0]``."""
+    with moved("ExportedProgram._guards_code"):
+        return [str(guard) for guard in exported._guards_code]
+
+
+def shape_environment(exported: ExportedProgram) -> Any | None:
+    """The shape environment of the trace, or None for a program without symbolic sizes or read from a file."""
+    for node in exported.graph.nodes:
+        value = node.meta.get("val")
+        mode = getattr(value, "fake_mode", None)
+        if mode is not None:
+            return getattr(mode, "shape_env", None)
+    return None
+
+
+def recorded_guards(environment: Any) -> list[RecordedGuard]:
+    """Every condition the trace decided, with the lines of code that asked."""
+    with moved("ShapeEnv.guards"):
+        return [
+            RecordedGuard(guard.expr, str(guard.sloc.framework_loc or ""), str(guard.sloc.user_loc or ""))
+            for guard in environment.guards
+        ]
+
+
+def symbol_sources(environment: Any) -> dict[str, list[str]]:
+    """Where each symbol comes from: ``{"s77": ["L['x'].size()[0]"]}``."""
+    with moved("ShapeEnv.var_to_sources"):
+        found = {}
+        for symbol, sources in environment.var_to_sources.items():
+            found[str(symbol)] = [s.name if isinstance(s.name, str) else s.name() for s in sources]
+        return found
+
+
+def replacements(environment: Any) -> Mapping[Any, Any]:
+    """Symbols that were replaced by expressions of others."""
+    with moved("ShapeEnv.replacements"):
+        return dict(environment.replacements)
+
+
+def value_ranges(environment: Any) -> dict[str, tuple[Any, Any]]:
+    """The range the trace assumed of each symbol, as sympy numbers."""
+    with moved("ShapeEnv.var_to_range"):
+        return {str(symbol): (vr.lower, vr.upper) for symbol, vr in environment.var_to_range.items()}
+
+
+def symbolic(size: Any) -> Any:
+    """The sympy expression of a SymInt, or the integer itself."""
+    if isinstance(size, torch.SymInt):
+        with moved("SymInt.node.expr"):
+            return size.node.expr
+    return int(size)
+
+
+def leaf_names(arguments: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Each leaf as torch names it in guards (``L['d']['ids']``, ``L['cache'][0]``), in the order of placeholders."""
+    with moved("torch.utils._pytree.tree_flatten_with_path"):
+        found, _ = pytree.tree_flatten_with_path(dict(arguments))
+        return [("L" + pytree.keystr(path), leaf) for path, leaf in found]
+
+
+def normal_source(source: str, names: Sequence[str]) -> str:
+    """Name a source as the non-strict tracer does: the strict one writes ``L['flat_args'][3]``."""
+    return re.sub(r"L\['flat_args'\]\[(\d+)\]", lambda match: names[int(match[1])], source)
+
+
+def input_nodes(exported: ExportedProgram) -> list[Node]:
+    """Placeholders of the user's own inputs, in order."""
+    with moved("ExportGraphSignature.user_inputs"):
+        wanted = exported.graph_signature.input_specs
+    placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
+    pairs = zip(placeholders, wanted, strict=True)
+    return [node for node, spec in pairs if spec.kind.name == "USER_INPUT"]
+
+
+def unguarded(exported: ExportedProgram) -> torch.nn.Module:
+    """The program without any of its checks: neither guards nor ranges nor equalities."""
+    with moved("ExportedProgram.module(check_guards=False)"):
+        module: Any = exported.module(check_guards=False)
+        module.validate_inputs = False
+    result: torch.nn.Module = module
+    return result
