@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import record_examples
+import sheet_examples
 from driftscope.records.collection import Collection, Entry
 
 Opened = Callable[..., Any]
@@ -210,3 +211,41 @@ def test_three_hundred_outputs_open_in_a_moment(opened: Opened) -> None:
     tab = opened(record_examples.many(300))
     milliseconds = tab.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
     assert milliseconds < 3000
+
+
+def test_a_sheet_opens_without_a_complaint_and_runs_no_name(opened: Opened) -> None:
+    tab = opened(sheet_examples.Drawn(sheet_examples.everything(sheet_examples.HOSTILE)))
+    tab.wait_for_timeout(50)
+    assert tab.evaluate("window.pwned") is None
+    assert tab.locator("img").count() == 1  # the picture
+    assert tab.evaluate("document.querySelector('.picture img').naturalWidth") == 80
+    assert "<img src=x" in tab.inner_text(".reason")
+
+
+def test_a_table_of_a_sheet_sorts_and_filters(opened: Opened) -> None:
+    tab = opened(sheet_examples.Drawn(sheet_examples.everything()))
+
+    def names() -> list[str]:
+        found: list[str] = tab.locator("section.rows tbody th").all_inner_texts()
+        return found
+
+    tab.click("section.rows [data-column='1']")
+    assert names() == ["c", "encoder.layers[0]", "b"]  # largest first; what has no number comes last
+    tab.click("section.rows [data-column='1']")
+    assert names() == ["encoder.layers[0]", "c", "b"]
+    tab.click("section.rows [data-column='2']")
+    assert tab.locator("section.rows th[aria-sort]").count() == 1
+
+
+def test_twenty_thousand_rows_are_usable(opened: Opened) -> None:
+    tab = opened(sheet_examples.Drawn(sheet_examples.long(20_000)))
+    assert tab.locator("section.rows tbody tr").count() < 200
+    tab.click("section.rows [data-column='2']")
+    assert tab.locator("section.rows tbody tr").first.locator("td").last.inner_text() == "200"
+    tab.fill("section.rows input", "layers[777]")
+    assert tab.locator("section.rows tbody th").all_inner_texts() == ["layers[777]"]
+    tab.fill("section.rows input", "no such node")
+    assert tab.is_visible("section.rows .none")
+    tab.press("section.rows input", "Escape")
+    tab.evaluate("document.querySelector('.window').scrollTop = 1e9")
+    tab.wait_for_function("document.querySelector('section.rows tbody').innerText.includes('layers[0]')")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from driftscope.records.comparison import Comparison
-from driftscope.records.files import PAGE_SUFFIXES, check_target, write_whole
 from driftscope.records.plain import from_plain, to_plain
+from driftscope.records.showing import Shown
 from driftscope.records.verdict import Verdict, worst
 
 COLLECTION_SCHEMA = "driftscope/collection/1"
@@ -26,7 +24,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Collection:
+class Collection(Shown):
     """Comparisons in the order they are read."""
 
     title: str
@@ -53,13 +51,3 @@ class Collection:
             If ``data`` is not a collection of a known schema.
         """
         return from_plain(cls, data, COLLECTION_SCHEMA)
-
-    def save(self, path: str | Path) -> Path:
-        """Write the collection: JSON for ``.json``, a self-contained page for ``.html``."""
-        target = check_target(path)
-        if target.suffix.lower() in PAGE_SUFFIXES:
-            import importlib
-
-            # The page room stands above this one, as for a comparison.
-            return write_whole(target, importlib.import_module("driftscope.report.page").render(self))
-        return write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path as FilePath
 from typing import Any
 
-from driftscope.records.files import PAGE_SUFFIXES, check_target, write_whole
 from driftscope.records.finding import Finding
 from driftscope.records.plain import from_plain, to_plain
+from driftscope.records.showing import Shown
 from driftscope.records.verdict import Verdict
 
 SCHEMA = "driftscope/comparison/1"
@@ -108,7 +106,7 @@ class OutputRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Shown):
     """Whether two programs are the same program, with the evidence.
 
     ``findings`` come most important first; ``first`` is the one to read. ``programs`` describes both sides,
@@ -151,34 +149,11 @@ class Comparison:
         """
         return from_plain(cls, data, SCHEMA)
 
-    def save(self, path: str | FilePath) -> FilePath:
-        """Write the record: JSON for ``.json``, a self-contained page for ``.html``.
-
-        Raises
-        ------
-        InputError
-            If it cannot be written there; nothing is ever half-written.
-        """
-        target = check_target(path)
-        if target.suffix.lower() in PAGE_SUFFIXES:
-            import importlib
-
-            # The page room stands above this one; it is asked for by name so that records stay below it.
-            page: str = importlib.import_module("driftscope.report.page").render(self)
-            return write_whole(target, page)
-        return write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")
-
     def to_pandas(self) -> Any:
         """Return one row per output as a pandas DataFrame (needs ``driftscope[frames]``)."""
         from driftscope.records.frames import outputs_frame
 
         return outputs_frame(self)
-
-    def _repr_html_(self) -> str:
-        import importlib
-
-        html: str = importlib.import_module("driftscope.report.page").fragment(self)
-        return html
 
     def __str__(self) -> str:
         return f"{self.verdict}: {self.reason}"

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from driftscope.errors import RecordError
 from driftscope.records.comparison import Comparison
 from driftscope.records.plain import to_plain
+from driftscope.records.showing import Shown
 from driftscope.records.verdict import Verdict, worst
 
 MATRIX_SCHEMA = "driftscope/matrix/1"
 
 
 @dataclass(frozen=True, slots=True)
-class DriftMatrix:
+class DriftMatrix(Shown):
     """Every pair of several programs on the same inputs.
 
     Parameters
@@ -53,6 +55,24 @@ class DriftMatrix:
             "refused": dict(self.refused),
             "pairs": [{"a": a, "b": b, "comparison": to_plain(c)} for (a, b), c in self.pairs.items()],
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DriftMatrix:
+        """Read a matrix back.
+
+        Raises
+        ------
+        RecordError
+            If ``data`` is not a matrix of a known schema.
+        """
+        if data.get("schema") != MATRIX_SCHEMA:
+            raise RecordError(f"this is not a record of schema {MATRIX_SCHEMA!r} (found {data.get('schema')!r})")
+        try:
+            pairs = {(str(p["a"]), str(p["b"])): Comparison.from_dict(p["comparison"]) for p in data["pairs"]}
+            names, classes = tuple(map(str, data["names"])), tuple(tuple(map(str, c)) for c in data["classes"])
+            return cls(names, pairs, classes, {str(k): str(v) for k, v in data["refused"].items()})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise RecordError(f"the record is damaged: {error!r}") from error
 
     def to_pandas(self) -> Any:
         """Return the verdicts as a square pandas table (needs ``driftscope[frames]``)."""

@@ -1,7 +1,3 @@
-"use strict";
-// Everything is readable without this script; it adds sorting, filtering, folding and copying.
-document.documentElement.classList.add("scripted");
-
 for (const section of document.querySelectorAll("section.outputs")) {
   const table = section.querySelector("table");
   const rows = [...table.tBodies];
@@ -63,17 +59,6 @@ for (const section of document.querySelectorAll("section.outputs")) {
       status.textContent = `Sorted by ${button.textContent}, ${order}`;
     });
   }
-}
-
-for (const box of document.querySelectorAll(".command")) {
-  const button = box.querySelector(".copy");
-  if (!navigator.clipboard) continue;
-  button.hidden = false;
-  button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(box.querySelector("code").textContent);
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  });
 }
 
 // On paper nothing can be unfolded.

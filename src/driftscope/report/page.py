@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import base64
-import functools
-import hashlib
 import json
 import re
-from importlib import resources
 from pathlib import Path
 from typing import Any
-
-import jinja2
-from markupsafe import Markup
 
 from driftscope.errors import RecordError
 from driftscope.records.collection import COLLECTION_SCHEMA, Collection
 from driftscope.records.comparison import SCHEMA, Comparison
 from driftscope.records.files import PAGE_SUFFIXES, read_text
-from driftscope.report import gauges, view
+from driftscope.report import gauges, kinds, sheet_view, shell, view
 
-_RECORD_ID = "driftscope-record"
-_EMBEDDED = re.compile(rf'<script type="application/json" id="{_RECORD_ID}">(.*?)</script>', re.DOTALL)
+_EMBEDDED = re.compile(rf'<script type="application/json" id="{shell.RECORD_ID}">(.*?)</script>', re.DOTALL)
 _DEEPEST = 60  # levels of nesting a record may have; ours have fewer than ten
 
-# In JSON these characters can only stand inside strings, where an escape means the same. Without them no name can
-# close the script element it is stored in.
-_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
+_SPECIAL = (SCHEMA, COLLECTION_SCHEMA)  # comparisons have a page of their own; every other record is drawn as a sheet
 
 
-def render(record: Comparison | Collection) -> str:
-    """Write a record as one HTML page.
+def render(record: Any) -> str:
+    """Write a record of any kind as one HTML page.
 
     Returns
     -------
@@ -38,22 +28,27 @@ def render(record: Comparison | Collection) -> str:
         Works offline, without scripts too; its Content-Security-Policy allows nothing but the page's own style and
         script, by hash. :func:`read` gets the record back.
     """
-    css, script = _asset("page.css"), _asset("page.js")
-    policy = "; ".join(
-        ("default-src 'none'", f"style-src '{_hash(css)}'", f"script-src '{_hash(script)}'", "base-uri 'none'",
-         "form-action 'none'")
-    )  # fmt: skip
-    embedded = json.dumps(record.to_dict(), separators=(",", ":")).translate(_ESCAPES)
-    return _templates().get_template("page.html").render(
-        **view.document(record), policy=policy, css=Markup(css), script=Markup(script), record_id=_RECORD_ID,
-        record=Markup(embedded), gauge_width=gauges.WIDTH, rounding_x=gauges.floors_position(1.5),
-        large_x=gauges.floors_position(2.5),
-    )  # fmt: skip
+    if record.schema not in _SPECIAL:
+        drawn = sheet_view.document(kinds.sheet_of(record))
+        return shell.page("sheet.html", record.to_dict(), drawn, scripts=("copying.js", "sheet.js"))
+    context = view.document(record) | {
+        "gauge_width": gauges.WIDTH,
+        "rounding_x": gauges.floors_position(1.5),
+        "large_x": gauges.floors_position(2.5),
+    }
+    return shell.page("page.html", record.to_dict(), context, scripts=("copying.js", "page.js"))
 
 
-def fragment(comparison: Comparison) -> str:
+def fragment(record: Any) -> str:
     """Write a compact version for notebooks: no scripts, no style sheet that could reach the notebook's own."""
-    return _templates().get_template("fragment.html").render(e=view.excerpt(comparison))
+    if isinstance(record, Comparison):
+        return shell.templates().get_template("fragment.html").render(e=view.excerpt(record))
+    return shell.templates().get_template("sheet_fragment.html").render(e=sheet_view.excerpt(kinds.sheet_of(record)))
+
+
+def markdown(record: Any) -> str:
+    """Write a compact version in Markdown: for notebooks, pull requests and job summaries."""
+    return sheet_view.markdown(kinds.sheet_of(record))
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -84,8 +79,8 @@ def read(path: str | Path) -> dict[str, Any]:
     return data
 
 
-def load(path: str | Path) -> Comparison | Collection:
-    """Return the record a page or a ``.json`` file holds.
+def load(path: str | Path) -> Any:
+    """Return the record a page or a ``.json`` file holds, of whatever kind.
 
     Raises
     ------
@@ -95,12 +90,7 @@ def load(path: str | Path) -> Comparison | Collection:
     data = read(path)
     if data.get("schema") == COLLECTION_SCHEMA:
         return Collection.from_dict(data)
-    if data.get("schema") == SCHEMA:
-        return Comparison.from_dict(data)
-    raise RecordError(
-        f"{str(path)!r} holds no record this version can read (schema {data.get('schema')!r}); "
-        f"known: {SCHEMA}, {COLLECTION_SCHEMA}"
-    )
+    return kinds.record_of(data, str(path))
 
 
 def _depth(data: Any) -> int:
@@ -111,27 +101,3 @@ def _depth(data: Any) -> int:
         deepest = max(deepest, level)
         waiting.extend((item, level + 1) for item in inner if isinstance(item, (dict, list)))
     return deepest
-
-
-def _asset(name: str) -> str:
-    return resources.files("driftscope.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-@functools.cache
-def _templates() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["breakable"] = _breakable
-    return environment
-
-
-def _breakable(path: str) -> Markup:
-    """Allow a path to be broken where it steps down rather than anywhere in a word."""
-    step = Markup("<wbr>")
-    return Markup.escape(path).replace(".", step + ".").replace("[", step + "[")

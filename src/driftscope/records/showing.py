@@ -1,0 +1,47 @@
+"""What every record can do with itself: be written as a page or as JSON, and show itself in a notebook."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+from driftscope.records.files import PAGE_SUFFIXES, check_target, write_whole
+
+
+class Shown:
+    """A record that can be saved and shown; the record itself says only what it holds, in ``to_dict``."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain JSON data."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> Path:
+        """Write the record: JSON for ``.json``, a self-contained page for ``.html``.
+
+        Raises
+        ------
+        InputError
+            If it cannot be written there; nothing is ever half-written.
+        """
+        target = check_target(path)
+        if target.suffix.lower() in PAGE_SUFFIXES:
+            page: str = _pages().render(self)
+            return write_whole(target, page)
+        return write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")
+
+    def _repr_html_(self) -> str:
+        html: str = _pages().fragment(self)
+        return html
+
+    def _repr_markdown_(self) -> str:
+        text: str = _pages().markdown(self)
+        return text
+
+
+def _pages() -> Any:
+    # The page room stands above this one; it is asked for by name so that records stay below it.
+    return importlib.import_module("driftscope.report.page")

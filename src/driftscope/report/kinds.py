@@ -1,0 +1,43 @@
+"""Which records there are, and who draws them: one line for each schema."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from driftscope.errors import RecordError
+from driftscope.report.sheet import Sheet
+
+#: schema -> (module of the record, its class, module of its ``sheet_of``)
+KINDS: dict[str, tuple[str, str, str]] = {
+    "driftscope/comparison/1": (
+        "driftscope.records.comparison", "Comparison", "driftscope.report.comparison_sheet"),
+    "driftscope/matrix/1": ("driftscope.records.matrix", "DriftMatrix", "driftscope.report.matrix_sheet"),
+}  # fmt: skip
+
+
+def sheet_of(record: Any) -> Sheet:
+    """Return the sheet of a record of any kind that has one."""
+    module = importlib.import_module(KINDS[record.schema][2])
+    sheet: Sheet = module.sheet_of(record)
+    return sheet
+
+
+def record_of(data: Mapping[str, Any], source: str) -> Any:
+    """Read a record of any kind from plain data.
+
+    Raises
+    ------
+    RecordError
+        If the schema is unknown or the data is damaged; ``source`` names the file.
+    """
+    known = KINDS.get(str(data.get("schema")))
+    if known is None:
+        raise RecordError(
+            f"{source!r} holds no record this version can read (schema {data.get('schema')!r}); "
+            f"known: {', '.join(KINDS)}"
+        )
+    module, name, _ = known
+    record_class: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return record_class.from_dict(data)  # type: ignore[attr-defined]

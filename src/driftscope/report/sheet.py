@@ -1,0 +1,122 @@
+"""What a page shows of any record: a headline, a few figures, findings, and sections of four kinds.
+
+Each kind of record has one function that turns it into a :class:`Sheet`; drawing a sheet is done once, for all of them,
+on the page, in a notebook and as Markdown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from driftscope.records.finding import Finding
+
+TONES = ("good", "fair", "bad", "unsure")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A value that is coloured.
+
+    Parameters
+    ----------
+    text : str
+        What is read; short, since it stands in a cell.
+    tone : str
+        ``good``, ``fair``, ``bad`` or ``unsure``; empty for none. The text says the same: colour is never alone.
+    level : float or None
+        Depth of the colour, 0 to 1; None for the full one.
+    tip : str
+        Said when pointed at, and to screen readers.
+    sort : float or None
+        What a table is sorted by instead of the text.
+    """
+
+    text: str
+    tone: str = ""
+    level: float | None = None
+    tip: str = ""
+    sort: float | None = None
+
+
+Cell = str | int | float | None | Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows that can be sorted by each column and filtered by words; thousands of them are drawn as one scrolls."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """A grid of marks with a name for each row and column."""
+
+    title: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    squares: tuple[tuple[Mark, ...], ...]
+    note: str = ""
+    legend: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawing: SVG text. ``note`` says what it shows; it is also what is read aloud."""
+
+    title: str
+    svg: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Text in a fixed pitch: code to paste, relations, a tree."""
+
+    title: str
+    text: str
+    note: str = ""
+
+
+Section = Table | HeatMap | Picture | Listing
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """All that is shown of one record, the answer first.
+
+    Parameters
+    ----------
+    title : str
+        Of the page: what was asked about.
+    tone : str
+        One of :data:`TONES`.
+    headline : str
+        The answer in one to four words.
+    reason : str
+        The sentence behind it.
+    figures : tuple of (str, str, str)
+        The few numbers to read first: label, number, remark.
+    findings : tuple of Finding
+        In order of weight; notes are folded away.
+    sections : tuple of Section
+    command : str
+        What reproduces the record.
+    panels : mapping of str to JSON values
+        Details drawn as lists: environment, options.
+    """
+
+    title: str
+    tone: str
+    headline: str
+    reason: str
+    figures: tuple[tuple[str, str, str], ...] = ()
+    findings: tuple[Finding, ...] = ()
+    sections: tuple[Section, ...] = ()
+    command: str = ""
+    panels: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,87 @@
+"""What every page has in common: one file, no request, its record inside, and a policy that allows nothing else."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+RECORD_ID = "driftscope-record"
+
+# In JSON these characters can only stand inside strings, where an escape means the same. Without them no name can
+# close the script element it is stored in.
+_ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
+
+
+def page(template: str, record: Mapping[str, Any], context: Mapping[str, Any], *, scripts: tuple[str, ...]) -> str:
+    """Fill a page template.
+
+    Parameters
+    ----------
+    template : str
+        Name of a template in this room.
+    record : mapping
+        The record as plain JSON data; it is stored in the page.
+    context : mapping
+        What the template draws.
+    scripts : tuple of str
+        Names of script files in this room.
+
+    Returns
+    -------
+    str
+        Works offline, without scripts too; its Content-Security-Policy allows nothing but the page's own style and
+        script, by hash, and pictures that are part of the page.
+    """
+    css = asset("page.css") + asset("sheet.css")
+    script = "\n".join(asset(name) for name in scripts)
+    policy = "; ".join(
+        ("default-src 'none'", f"style-src '{_hash(css)}'", f"script-src '{_hash(script)}'", "img-src data:",
+         "base-uri 'none'", "form-action 'none'")
+    )  # fmt: skip
+    return templates().get_template(template).render(
+        **context, policy=policy, css=Markup(css), script=Markup(script), record_id=RECORD_ID, record=embedded(record)
+    )  # fmt: skip
+
+
+def embedded(data: Any) -> Markup:
+    """Write JSON data so that it can stand in a script element."""
+    return Markup(json.dumps(data, separators=(",", ":")).translate(_ESCAPES))
+
+
+def picture_source(svg: str) -> str:
+    """Return a drawing as an address that is its content: drawn as an image, nothing in it can run or be fetched."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"
+
+
+def asset(name: str) -> str:
+    """Return a file of this room."""
+    return resources.files("driftscope.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+@functools.cache
+def templates() -> jinja2.Environment:
+    """Return the templates of this room."""
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(asset), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["breakable"] = _breakable
+    return environment
+
+
+def _breakable(path: str) -> Markup:
+    """Allow a path to be broken where it steps down rather than anywhere in a word."""
+    step = Markup("<wbr>")
+    return Markup.escape(path).replace(".", step + ".").replace("[", step + "[")

@@ -1,0 +1,120 @@
+"""A sheet is drawn whole on the page, in the notebook and as Markdown, and no name in it becomes more than text."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from markdown_it import MarkdownIt
+
+import record_examples
+import sheet_examples
+from driftscope.errors import RecordError
+from driftscope.records.matrix import DriftMatrix
+from driftscope.records.verdict import Verdict
+from driftscope.report import kinds, page, sheet_view, shell
+from driftscope.report.sheet import Mark, Sheet, Table
+
+
+class Tags(HTMLParser):
+    """Collect the elements of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.found.append(tag)
+
+
+def html_of(sheet: Sheet) -> str:
+    return shell.page("sheet.html", {"schema": "x"}, sheet_view.document(sheet), scripts=("copying.js", "sheet.js"))
+
+
+def matrix() -> DriftMatrix:
+    pairs = {
+        ("a", "b"): record_examples.rounding(),
+        ("a", "c"): record_examples.different(),
+        ("b", "c"): record_examples.different(),
+    }
+    return DriftMatrix(("a", "b", "c"), pairs, (("a", "b"), ("c",)), {"d": "no such operator"})
+
+
+def test_hostile_names_add_no_element() -> None:
+    tame, hostile = (Tags(html_of(sheet_examples.everything(n))).found for n in ("x", sheet_examples.HOSTILE))
+    assert hostile == tame
+
+
+def test_hostile_names_stay_text_in_a_notebook_and_in_markdown() -> None:
+    drawn = sheet_view.excerpt(sheet_examples.everything(sheet_examples.HOSTILE))
+    fragment = shell.templates().get_template("sheet_fragment.html").render(e=drawn)
+    assert "<img src=x" not in fragment
+    assert "<script" not in fragment
+    text = sheet_view.markdown(sheet_examples.everything(sheet_examples.HOSTILE))
+    # Rendered as GitHub would: elements in the text would be elements on the page.
+    tags = set(Tags(MarkdownIt("commonmark").enable("table").render(text)).found)
+    assert tags <= {"h3", "p", "ul", "li", "strong", "code", "pre", "table", "thead", "tbody", "tr", "th", "td"}
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len({line.replace("\\|", "").count("|") for line in rows[:5]}) == 1  # a bar in a name opens no column
+
+
+def test_each_kind_of_section_is_drawn() -> None:
+    html = html_of(sheet_examples.everything())
+    for part in ('class="plain"', 'class="grid"', "data:image/svg+xml;base64,", "x = encoder.layers[0]", "N001"):
+        assert part in html
+
+
+@pytest.mark.parametrize(
+    ("count", "in_the_script"), [(sheet_view.DRAWN_AT_ONCE, False), (sheet_view.DRAWN_AT_ONCE + 1, True)]
+)
+def test_a_long_table_is_handed_to_the_script(count: int, in_the_script: bool) -> None:
+    html = html_of(sheet_examples.long(count))
+    assert ('class="all-rows"' in html) is in_the_script
+    assert html.count('<th scope="row"') == sheet_view.DRAWN_AT_ONCE
+
+
+def test_two_thousand_rows_stay_below_a_megabyte() -> None:
+    assert len(html_of(sheet_examples.long(2_000)).encode()) < 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [((1, 2.5, None), True), ((1, "x", 2), False), ((Mark("1,000", sort=1000), Mark("–")), True), ((None, None), False),
+     ((Mark("DIFFERENT", sort=4),), False)],
+)  # fmt: skip
+def test_a_column_of_numbers_is_known_as_one(cells: tuple[object, ...], expected: bool) -> None:
+    table = Table("t", ("name", "value"), tuple(("n", c) for c in cells))  # type: ignore[misc]
+    drawn = sheet_view.document(Sheet("t", "good", "h", "r", sections=(table,)))["sections"][0]
+    assert drawn["columns"][1][1] is expected
+
+
+@pytest.mark.parametrize("suffix", [".json", ".html"])
+def test_a_matrix_comes_back_as_it_was(tmp_path: Path, suffix: str) -> None:
+    target = matrix().save(tmp_path / f"m{suffix}")
+    assert page.load(target) == matrix()
+
+
+def test_a_matrix_says_who_has_the_same_bits_and_who_did_not_run() -> None:
+    html = page.render(matrix())
+    assert "a, b" in html
+    assert "no such operator" in html
+    assert kinds.sheet_of(matrix()).headline == str(Verdict.DIFFERENT)
+
+
+@pytest.mark.parametrize(
+    "change", [{"pairs": [{"a": "x"}]}, {"names": None}, {"refused": []}, {"schema": "driftscope/matrix/9"}]
+)
+def test_a_damaged_matrix_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    (tmp_path / "m.json").write_text(json.dumps(matrix().to_dict() | change))
+    with pytest.raises(RecordError):
+        page.load(tmp_path / "m.json")
+
+
+@pytest.mark.parametrize("name", record_examples.ALL)
+def test_every_comparison_has_a_markdown_version(name: str) -> None:
+    record = record_examples.ALL[name]()
+    text = record._repr_markdown_()
+    assert text.splitlines()[0].endswith(str(record.verdict))
