@@ -73,6 +73,10 @@ _TABLE = (
     ("R003", "graph not computed", "A runtime's numbers are further from its own graph than rounding allows."),
     ("R004", "cannot be lifted", "A program cannot be evaluated in float64; the operator in the way is named."),
     ("R005", "by floor only", "The verdict rests on the noise floor alone, because one side could not be lifted."),
+    ("R006", "worker crashed", "A task ended its process: a fatal signal or an exit in native or Python code."),
+    ("R007", "killed from outside", "Something outside ended the process a task ran in."),
+    ("R008", "out of memory", "A task needed more memory than it was allowed or than there was."),
+    ("R009", "time limit passed", "A task was still running when its time was over."),
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {code: Rule(code, title, meaning) for code, title, meaning in _TABLE}

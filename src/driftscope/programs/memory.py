@@ -1,0 +1,59 @@
+"""How much memory a process holds, and how much this machine (or its container) still has."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process in bytes; 0 when it is gone."""
+    try:
+        if sys.platform == "linux":
+            return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
+        said = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        return int(said.stdout or 0) * 1024
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def available_bytes() -> int:
+    """Return the memory that can still be used here, in bytes; 0 when the system does not say."""
+    free = _machine_available()
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    if limit is not None and used is not None:
+        # The page cache counts as used but is given back when memory is short.
+        used -= _statistic("/sys/fs/cgroup/memory.stat", "inactive_file")
+        free = min(free or limit, max(limit - used, 0))
+    return free
+
+
+def kernel_kills() -> int:
+    """Return how many processes the kernel killed for lack of memory since this machine started."""
+    return _statistic("/proc/vmstat", "oom_kill") + _statistic("/sys/fs/cgroup/memory.events", "oom_kill")
+
+
+def _machine_available() -> int:
+    found = _statistic("/proc/meminfo", "MemAvailable:") * 1024
+    if not found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found = os.sysconf("SC_PHYS_PAGES") * _PAGE // 2
+    return found
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):  # absent, or "max": no limit
+        return None
+
+
+def _statistic(path: str, name: str) -> int:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
