@@ -13,7 +13,6 @@ import click
 
 from driftscope.cli.surroundings import say
 from driftscope.records.collection import Collection
-from driftscope.records.comparison import Comparison
 from driftscope.records.files import check_target
 
 PIPED_WIDTH = 100
@@ -41,7 +40,7 @@ def _writable(_ctx: click.Context, _parameter: click.Parameter, path: str | None
     return path
 
 
-def give(record: Comparison | Collection, *, as_json: bool, output: str | None, quiet: bool) -> None:
+def give(record: Any, *, as_json: bool, output: str | None, quiet: bool) -> None:
     """Write the record to ``output`` first, then the answer to stdout."""
     if output is not None:
         record.save(output)
@@ -53,9 +52,9 @@ def give(record: Comparison | Collection, *, as_json: bool, output: str | None, 
         click.echo(f"Wrote {output}", err=True)
 
 
-def text_of(record: Comparison | Collection, *, quiet: bool) -> str:
+def text_of(record: Any, *, quiet: bool) -> str:
     """Write a record for this terminal."""
-    from driftscope.report import text, wording
+    from driftscope.report import kinds, text, wording
 
     width, color = screen()
     if isinstance(record, Collection):
@@ -64,7 +63,7 @@ def text_of(record: Comparison | Collection, *, quiet: bool) -> str:
         return text.render_collection(record, width=width, color=color)
     if quiet:
         return wording.one_line(record)
-    return text.render(record, width=width, color=color)
+    return kinds.text_of(record, width=width, color=color)
 
 
 def screen() -> tuple[int, bool]:

@@ -1,4 +1,4 @@
-"""A comparison as a sheet: for Markdown summaries; on the page it has a drawing of its own."""
+"""A comparison as a sheet: for Markdown summaries; on the page and the terminal it has a drawing of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from driftscope.records.comparison import Comparison
 from driftscope.report import wording
 from driftscope.report.matrix_sheet import TONE
 from driftscope.report.sheet import Mark, Sheet, Table
+from driftscope.report.text import render
+
+__all__ = ["render", "sheet_of"]
 
 
 def sheet_of(record: Comparison) -> Sheet:

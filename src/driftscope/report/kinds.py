@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from driftscope.errors import RecordError
+from driftscope.report import sheet_text
 from driftscope.report.sheet import Sheet
 
 #: schema -> (module of the record, its class, module of its ``sheet_of``)
@@ -22,6 +23,18 @@ def sheet_of(record: Any) -> Sheet:
     module = importlib.import_module(KINDS[record.schema][2])
     sheet: Sheet = module.sheet_of(record)
     return sheet
+
+
+def text_of(record: Any, *, width: int, color: bool) -> str:
+    """Write a record for a terminal: in words of its own where its kind has them, else as its sheet.
+
+    A kind with words of its own has a ``render(record, *, width, color)`` in the module of its ``sheet_of``.
+    """
+    module = importlib.import_module(KINDS[record.schema][2])
+    own: Callable[..., str] | None = getattr(module, "render", None)
+    if own is not None:
+        return own(record, width=width, color=color)
+    return sheet_text.render(module.sheet_of(record), width=width, color=color)
 
 
 def record_of(data: Mapping[str, Any], source: str) -> Any:

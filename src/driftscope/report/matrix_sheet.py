@@ -24,7 +24,8 @@ def sheet_of(matrix: DriftMatrix) -> Sheet:
         sections.append(
             Table("Programs that did not run", ("program", "what the runtime said"), tuple(matrix.refused.items()))
         )
-    findings = tuple(f for c in matrix.pairs.values() for f in c.findings if not f.note)
+    found = (f for c in matrix.pairs.values() for f in c.findings if not f.note)
+    findings = tuple({(f.code, f.what, f.where): f for f in found}.values())  # one cause shows in several pairs
     verdict = matrix.verdict if matrix.pairs else Verdict.INCONCLUSIVE
     return Sheet(
         title=" · ".join(matrix.names),

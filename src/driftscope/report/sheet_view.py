@@ -87,8 +87,13 @@ def _is_numeric(cells: list[dict[str, Any]]) -> bool:
     )
 
 
+def marked(cell: Cell) -> Mark:
+    """Return a cell as it is written: numbers spelled, and what they are sorted by."""
+    return cell if isinstance(cell, Mark) else Mark(_spelled(cell), sort=_sort_key(cell))
+
+
 def _cell(cell: Cell) -> dict[str, Any]:
-    mark = cell if isinstance(cell, Mark) else Mark(_spelled(cell), sort=_sort_key(cell))
+    mark = marked(cell)
     return {
         "text": wording.one_line(mark.text),
         "tone": mark.tone,

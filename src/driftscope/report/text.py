@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from driftscope.records.collection import Collection
 from driftscope.records.comparison import Comparison, OutputRecord
-from driftscope.records.finding import Finding
 from driftscope.records.verdict import Verdict
 from driftscope.report import wording
+from driftscope.report.lines import MAX_LINES, MIN_WIDTH, Lines, shorten, wrap
 
-MAX_LINES = 25
-MIN_WIDTH = 40
 _MAX_ROWS = 6
 _GAP = 2  # between two columns of the table
-_LABEL = 11  # the column in which labels such as "tolerance" stand
 
 STYLES = {
     Verdict.IDENTICAL: "bold cyan",
@@ -96,50 +91,14 @@ def render_collection(collection: Collection, *, width: int = 100, color: bool =
     return "\n\n".join(blocks)
 
 
-class _Lines:
+class _Lines(Lines):
     """Finished lines of one width, kept apart so that they can be counted before they are printed."""
-
-    def __init__(self, width: int, color: bool):
-        self.width = width
-        self.color = color
-        self.lines: list[str] = []
-
-    def add(self, content: Text | Table, limit: int | None = None) -> None:
-        """Append rendered content, cut to ``limit`` lines."""
-        stream = io.StringIO()
-        console = Console(
-            file=stream, width=self.width, highlight=False, markup=False, emoji=False, force_terminal=self.color,
-            color_system="standard" if self.color else None, no_color=not self.color, legacy_windows=False,
-        )  # fmt: skip
-        console.print(content, soft_wrap=False)
-        rendered = [line.rstrip() for line in stream.getvalue().rstrip("\n").split("\n")]
-        self.lines.extend(rendered[:limit])
-
-    def blank(self) -> None:
-        """Append an empty line."""
-        self.lines.append("")
-
-    def paragraph(self, text: str, style: str, indent: int = 0, limit: int | None = None) -> None:
-        """Append wrapped text."""
-        self.labelled("", text, style, indent=indent, limit=limit)
-
-    def labelled(
-        self, label: str, text: str, style: str = "", *, indent: int | None = None, limit: int | None = None
-    ) -> None:
-        """Append ``label`` and, beside it, wrapped text with a hanging indent."""
-        column = _LABEL if indent is None else indent
-        width = max(self.width - column, 12)
-        if limit is not None:
-            text = _shorten(text, width, limit)
-        for index, line in enumerate(_wrap(text, width)):
-            head = label if index == 0 else ""
-            self.add(Text.assemble((head.ljust(column), "dim"), (line, style)))
 
     def verdict(self, comparison: Comparison) -> None:
         """Append the verdict and its reason."""
         name = str(comparison.verdict)
         reason = wording.one_line(comparison.reason) or comparison.verdict.meaning
-        for index, line in enumerate(_wrap(_shorten(reason, self.width - 14, 3), self.width - len(name) - 2)):
+        for index, line in enumerate(wrap(shorten(reason, self.width - 14, 3), self.width - len(name) - 2)):
             head = f"{name}: " if index == 0 else " " * (len(name) + 2)
             self.add(Text.assemble((head, STYLES[comparison.verdict]), line))
 
@@ -178,7 +137,7 @@ class _Lines:
         block = _Lines(self.width, self.color)
         for finding in ordered:
             one = _Lines(self.width, self.color)
-            one._finding(finding, comparison.reason)
+            one.finding(finding, comparison.reason)
             free = room - 1 - len(block.lines) - (1 if len(left) > 1 else 0)
             if len(one.lines) > free and (block.lines or free < 2):
                 break
@@ -194,18 +153,6 @@ class _Lines:
             block.add(Text(f"{opening}{' and '.join(words)} more: see --json or -o page.html", "dim"))
         self.blank()
         self.lines.extend(block.lines[: room - 1])
-
-    def _finding(self, finding: Finding, said: str) -> None:
-        place = wording.place(finding.where)
-        head = f"{finding.code} note" if finding.note else finding.code
-        shown = f" {wording.elide(place, self.width - len(head) - 1)}" if place else ""
-        self.add(Text.assemble((head, "dim" if finding.note else "bold red"), shown))
-        # A note is one sentence by nature: it stays on two lines even when its author wrote more.
-        for label, text in (("what", finding.what), ("why", finding.why), ("fix", _fix(finding))):
-            # What the first line of all says already is not said again, if anything else is left to say.
-            repeated = label == "what" and text == said and (finding.why or finding.fix)
-            if text and not repeated and not (finding.note and label != "what"):
-                self.labelled(f"  {label}", wording.one_line(text), indent=7, limit=2 if finding.note else 3)
 
     def conclusions(self, comparison: Comparison) -> None:
         """Append the tolerance, which side is closer, and the limits used."""
@@ -225,13 +172,6 @@ class _Lines:
             self.labelled("limits", limits, "dim", limit=2)
 
 
-def _fix(finding: Finding) -> str:
-    if not finding.fix:
-        return ""
-    tried = {True: " (tried: it works)", False: " (tried: it is not enough)", None: ""}[finding.verified]
-    return f"{finding.fix}{tried}"
-
-
 def _tolerance(outputs: tuple[OutputRecord, ...]) -> OutputRecord | None:
     """Return the output whose tolerance must be the widest: the one to use when one is used for all."""
     known = [o for o in outputs if wording.usable_tolerance(o) is not None]
@@ -249,18 +189,3 @@ def _fitting(outputs: tuple[OutputRecord, ...], width: int) -> tuple[list[_Colum
     while columns and room() < min(longest, 16):
         columns.remove(min(columns, key=lambda c: c.keep))
     return columns, max(6, min(longest, room()))
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    lines = Text(text).wrap(Console(width=width, file=io.StringIO()), width)
-    return [line.plain.rstrip() for line in lines] or [""]
-
-
-def _shorten(text: str, width: int, lines: int) -> str:
-    """Cut ``text`` at a word so that it fills at most ``lines`` lines."""
-    wrapped = _wrap(text, width)
-    if len(wrapped) <= lines:
-        return text
-    kept = wrapped[:lines]
-    last = kept[-1][: width - 2].rsplit(" ", 1)[0] if " " in kept[-1] else kept[-1][: width - 2]
-    return " ".join([*kept[:-1], f"{last} …"])
