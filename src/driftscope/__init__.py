@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from driftscope.errors import ProgramError as ProgramError
     from driftscope.errors import RecordError as RecordError
     from driftscope.errors import RuntimeRefused as RuntimeRefused
+    from driftscope.explain.blaming import blame as blame
     from driftscope.inquiry import compare as compare
     from driftscope.inquiry import compare_all as compare_all
     from driftscope.inquiry import compare_values as compare_values
@@ -59,6 +60,7 @@ _HOME = {
     "Tolerance": ("driftscope.records.comparison", "Tolerance"),
     "Verdict": ("driftscope.records.verdict", "Verdict"),
     "Where": ("driftscope.records.finding", "Where"),
+    "blame": ("driftscope.explain.blaming", "blame"),
     "compare": ("driftscope.inquiry", "compare"),
     "compare_all": ("driftscope.inquiry", "compare_all"),
     "compare_values": ("driftscope.inquiry", "compare_values"),
@@ -93,6 +95,7 @@ __all__ = [
     "Verdict",
     "Where",
     "__version__",
+    "blame",
     "compare",
     "compare_all",
     "compare_values",

@@ -18,6 +18,7 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import InputError, RuntimeRefused
 from driftscope.explain import reasons, refusals
 from driftscope.explain.judging import Results, judge_outputs
+from driftscope.explain.second_look import Scene, look_again
 from driftscope.lift.evidence import Evidence, gather
 from driftscope.programs.feeds import make_inputs
 from driftscope.programs.loading import load_program
@@ -61,6 +62,7 @@ def compare(
     inputs: Any = None,
     *,
     explain: bool = True,
+    blame: bool | None = None,
     seed: int = 0,
     progress: Progress | None = None,
     command: str = "",
@@ -76,6 +78,9 @@ def compare(
         that came with ``a`` (or ``b``), or makes them from declared shapes.
     explain : bool
         Also say where the programs part (one more lifted run of each when they are not the same function).
+    blame : bool or None
+        Search for the optimiser that moved the result, as ``ds.blame`` does: None when the verdict asks for it and
+        ``explain`` is on (a few sessions, 20 s at most), True whatever the verdict, False never.
     seed : int
         Seed of drawn inputs and of the noise.
     progress : callable or None
@@ -121,7 +126,12 @@ def compare(
         case.findings.extend(notes)
     with case.step("explain", "Looking for the place"):
         outputs = [record for record, _ in judged]
-        findings = _findings(evidence, outputs, [j.code for _, j in judged], explain)
+        codes = [j.code for _, j in judged]
+        findings = _findings(evidence, outputs, codes, explain)
+        if explain or blame:
+            values = [v for _, v in case.results[0]], [v for _, v in case.results[2]]
+            scene = Scene(bound_a, bound_b, values, evidence, outputs, codes, seed, say)
+            findings += look_again(scene, blame)
     verdict = _verdict(outputs)
     return _record(case, verdict, _reason(outputs, verdict), outputs, evidence, command, findings)
 

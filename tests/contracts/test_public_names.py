@@ -15,6 +15,7 @@ PACKAGE = Path(ds.__file__).parent
 
 # What later issues add is added here with them.
 VERBS = (
+    "blame",
     "compare",
     "compare_all",
     "compare_values",

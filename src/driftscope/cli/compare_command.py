@@ -22,6 +22,7 @@ from driftscope.records.verdict import FailOn
         ("driftscope compare a.onnx b.onnx --input x=4x64:float32 --seed 7", "on drawn inputs"),
         ("driftscope compare a.onnx b.onnx --input batch.npz -o page.html", "on stored inputs, as one offline page"),
         ("driftscope compare m.onnx m.onnx --level a:disable --level b:all", "did an optimiser break it?"),
+        ("driftscope compare m.onnx m.onnx --level a:disable --blame", "which one, and how to leave it out"),
     ),
 )
 @click.argument("a")
@@ -37,6 +38,9 @@ from driftscope.records.verdict import FailOn
               help="An onnxruntime optimiser to leave out. Repeatable.")  # fmt: skip
 @click.option("--threads", multiple=True, metavar="N", help="Threads inside an operator.")
 @click.option("--provider", multiple=True, metavar="NAME", help=f"Execution provider: {', '.join(PROVIDERS)}.")
+@click.option("--blame", is_flag=True,
+              help="Leave out each optimisation that acted, one at a time, and name the one that moved the result. "
+                   "Done unasked, briefly, when the verdict asks for it.")  # fmt: skip
 @click.option("--no-explain", is_flag=True, help="Give the verdict without looking for the place.")
 @answer_options
 def command(a: str, b: str, *, journey: Journey, as_json: bool, output: str | None, **options: Any) -> None:
@@ -56,7 +60,8 @@ def command(a: str, b: str, *, journey: Journey, as_json: bool, output: str | No
 
         record = compare(
             load_program(a, **for_a), load_program(b, **for_b), list(options["inputs"]) or None,
-            explain=not options["no_explain"], seed=options["seed"], progress=journey,
+            explain=not options["no_explain"],
+            blame=True if options["blame"] else None, seed=options["seed"], progress=journey,
             command=command_line(a, b, options),
         )  # fmt: skip
     give(record, as_json=as_json, output=output, quiet=journey.quiet)
@@ -72,6 +77,5 @@ def command_line(a: str, b: str, options: dict[str, Any]) -> str:
         for value in options[name]:
             words += [flag, value]
     words += ["--seed", str(options["seed"])]
-    if options["no_explain"]:
-        words.append("--no-explain")
+    words += [flag for flag, name in (("--blame", "blame"), ("--no-explain", "no_explain")) if options[name]]
     return shlex.join(words)

@@ -227,7 +227,7 @@ def lift_notes(evidence: Evidence) -> list[Finding]:
 
 
 # What was noticed before any number was computed is often the cause of what the numbers say.
-_CAUSES = ("R001", "R002", "O003", "O004", "O005")
+_CAUSES = ("R001", "R002", "O003", "O004", "O005", "O013")
 
 
 def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from driftscope.programs.graph_modes import modes_of_onnx
 from driftscope.programs.onnx_files import OnnxModel
 from driftscope.programs.onnx_signature import opsets_of, outputs_of, slots_of, table_rows, unused_inputs
 from driftscope.programs.protocol import Bound, OnnxSource, Program, Slot
+from driftscope.programs.runtimes.ort_log import TALKATIVE, Heard, listening
 from driftscope.programs.runtimes.ort_options import SessionSetup
 from driftscope.programs.runtimes.ort_values import bind_input, bind_output, bindable, tensor_from
 from driftscope.records.finding import Finding, Where
@@ -72,8 +74,35 @@ class OnnxProgram(Program):
             self._session = self._create(self.setup.save_optimized)
         return self._session
 
-    def _create(self, save_to: str | None = None, beside: str | None = None) -> Any:
-        options = self.setup.session_options()
+    def variant(self, **changes: Any) -> OnnxProgram:
+        """Return the same model with another :class:`SessionSetup`: these fields of it changed."""
+        setup = dataclasses.replace(self.setup, **{"save_optimized": None, **changes})
+        return OnnxProgram(self.model, setup, self.default_inputs)
+
+    def examine(self) -> tuple[onnx.ModelProto | None, Heard]:
+        """Create the session anew, keep the graph that it runs, and hear which transformers made it.
+
+        Returns
+        -------
+        graph : onnx.ModelProto or None
+            None where it is too large to be written and read for a look.
+        heard : Heard
+
+        Raises
+        ------
+        RuntimeRefused
+            If onnxruntime does not load the model.
+        """
+        with tempfile.TemporaryDirectory(prefix="driftscope-") as folder, listening() as heard:
+            path = FilePath(folder) / "optimized.onnx"
+            small = self.model.size <= _LARGE
+            self._session = self._create(str(path) if small else None, severity=TALKATIVE)
+            graph = onnx.load(str(path), load_external_data=False) if small and path.is_file() else None
+        self._optimized = self._optimized or graph
+        return graph, heard
+
+    def _create(self, save_to: str | None = None, beside: str | None = None, severity: int = 4) -> Any:
+        options = self.setup.session_options(severity)
         if save_to is not None:
             options.optimized_model_filepath = str(save_to)
         if beside is not None:

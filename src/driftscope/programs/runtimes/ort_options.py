@@ -197,10 +197,10 @@ class SessionSetup:
             )
         return [name] if name == PROVIDERS["cpu"] else [name, PROVIDERS["cpu"]]
 
-    def session_options(self) -> Any:
-        """Return the options for a session, quiet on stderr."""
+    def session_options(self, severity: int = 4) -> Any:
+        """Return the options for a session; quiet on stderr unless a lower severity is asked for."""
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
+        options.log_severity_level = severity
         options.graph_optimization_level = _level(self.level)
         if self.threads is not None:
             options.intra_op_num_threads = self.threads

@@ -1,0 +1,145 @@
+"""Looks that cost sessions or runs of their own, taken once the verdict is known and asks for them.
+
+A clean comparison stops before any of this. Whether the optimiser did it is asked when a runtime's numbers or its
+optimised graph are wrong while the file is not, or when the person asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from driftscope.errors import CannotLift, RuntimeRefused
+from driftscope.explain.blaming import file_function, target_of
+from driftscope.explain.optimisers import Budget, blame_optimizers
+from driftscope.lift.evidence import Evidence, SideLift
+from driftscope.programs.protocol import Bound
+from driftscope.records.left_out import Blame, operators_in_words
+from driftscope.records.comparison import OutputRecord, Side
+from driftscope.records.finding import Finding, Where
+from driftscope.records.verdict import Verdict
+
+# Unasked, a comparison spends no more than this on the question.
+_UNASKED = Budget(runs=24, seconds=20.0)
+# Codes that say: the numbers are further from the program's own graph than its formats explain.
+_NATIVE = frozenset({"R003", "N003", "N004", "N006", "R005"})
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A comparison that has been judged.
+
+    Parameters
+    ----------
+    a, b : Bound
+    values : pair of sequences
+        The flattened native results of A and of B.
+    evidence : Evidence
+    outputs : sequence of OutputRecord
+    codes : sequence of str
+        The code behind each output's verdict.
+    seed : int
+    say : callable
+    """
+
+    a: Bound
+    b: Bound
+    values: tuple[Sequence[Any], Sequence[Any]]
+    evidence: Evidence
+    outputs: Sequence[OutputRecord]
+    codes: Sequence[str]
+    seed: int
+    say: Callable[[str], None]
+
+
+def look_again(scene: Scene, blame: bool | None) -> list[Finding]:
+    """Take the looks that this verdict asks for.
+
+    Parameters
+    ----------
+    scene : Scene
+    blame : bool or None
+        Whether to search for the optimiser: None when the verdict asks for it, False never.
+
+    Returns
+    -------
+    list of Finding
+    """
+    wanted = _asks_for_blame(scene) if blame is None else blame
+    if not wanted:
+        return []
+    found = search(scene, Budget() if blame else _UNASKED)
+    return [] if found is None else blame_findings(*found, asked=bool(blame))
+
+
+def _asks_for_blame(scene: Scene) -> bool:
+    if all(o.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING) for o in scene.outputs):
+        return False
+    optimized = scene.evidence.optimized
+    if optimized is not None and not optimized.same_function:
+        return True
+    same = scene.evidence.reconciled is None or scene.evidence.reconciled.same_function
+    return same and any(code in _NATIVE for code in scene.codes)
+
+
+def search(scene: Scene, budget: Budget) -> tuple[Blame, str] | None:
+    """Search the side that something optimises; when both are, the one further from its own lift.
+
+    Returns
+    -------
+    (Blame, "A" or "B"), or None when nothing optimises either, or the search could not begin.
+    """
+    sides = [name for name, bound in (("B", scene.b), ("A", scene.a)) if _is_optimised(bound)]
+    if not sides:
+        return None
+    name = max(sides, key=lambda side: _error(scene, side)) if len(sides) > 1 else sides[0]
+    bound, lift = (scene.b, scene.evidence.b) if name == "B" else (scene.a, scene.evidence.a)
+    scene.say(f"Leaving out what optimises {name}, one thing at a time")
+    other = scene.a.program.name if name == "B" else scene.b.program.name
+    evidence, values = (scene.evidence, scene.values[0]) if name == "B" else _exchanged(scene)
+    target = target_of(values, evidence, f"{'A' if name == 'B' else 'B'} ({other})", _function(lift, scene.seed))
+    try:
+        return blame_optimizers(bound, target, budget), name
+    except (RuntimeRefused, CannotLift):
+        return None
+
+
+def _function(lift: SideLift, seed: int) -> Any:
+    return file_function(lift, seed) if lift.graph is not None else None
+
+
+def _exchanged(scene: Scene) -> tuple[Evidence, Sequence[Any]]:
+    """The evidence with the sides exchanged, and B's results, for a search on side A."""
+    given = scene.evidence
+    return Evidence(given.b, given.a, [(j, i) for i, j in given.pairs]), scene.values[1]
+
+
+def _is_optimised(bound: Bound) -> bool:
+    setup = getattr(bound.program, "setup", None)
+    return bound.program.kind == "onnx" and setup is not None and setup.level != "disable"
+
+
+def _error(scene: Scene, side: str) -> float:
+    sides: list[Side | None] = [o.b if side == "B" else o.a for o in scene.outputs]
+    return max((s.error_floors or 0.0 for s in sides if s is not None), default=0.0)
+
+
+def blame_findings(blame: Blame, side: str, *, asked: bool) -> list[Finding]:
+    """Put a search into findings: the guilty ones with the line to paste, or that there are none."""
+    evidence = {"side": side, "blame": blame.to_dict()}
+    if blame.guilty:
+        changes = [f"{s.name} {operators_in_words(s.operators)}" for s in blame.suspects if s.name in blame.guilty]
+        why = "; ".join(change for change in changes if not change.endswith(" "))
+        operator = next((n for s in blame.suspects if s.name in blame.guilty for n, k in s.operators.items() if k > 0),
+                        None)  # fmt: skip
+        return [
+            Finding(
+                "O013", f"{blame.answer}", f"{why}." if why else "",
+                f"Leave it out: {blame.paste}, here {blame.program_line}; report it to the runtime.",
+                Where(operator=operator), evidence, verified=blame.verified,
+            )
+        ]  # fmt: skip
+    if blame.wrong and blame.complete:
+        return [Finding("O014", blame.answer, where=Where(), evidence=evidence, note=True)]
+    return [Finding("O018", blame.answer, evidence=evidence, note=True)] if asked or blame.wrong else []
