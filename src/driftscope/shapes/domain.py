@@ -1,0 +1,135 @@
+"""The domain of a program: what it does at every point that was tried, next to what the original does there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from driftscope.shapes.exploration import spread
+from driftscope.shapes.judging_runs import Answer, Crashed, Ran, Refused, difference, silence
+from driftscope.shapes.original import Original, Point
+from driftscope.shapes.runners import Runner
+
+RIGHT, LOST, WRONG, CRASH = "right", "lost", "wrong", "crash"
+#: The original refuses and the target answers; both refuse; nobody asked.
+MORE, INVALID, UNASKED = "accepts-more", "invalid", "not asked"
+
+_CHUNK = 32
+_CRASHES_BELIEVED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one target did at one point.
+
+    Parameters
+    ----------
+    outcome : str
+        ``"right"``, ``"lost"`` (the original runs, the target refuses), ``"wrong"`` (it answers something else),
+        ``"crash"``, ``"accepts-more"`` (only the target answers), ``"invalid"`` (both refuse) or ``"not asked"``.
+    words : str
+        What differs, or what was said.
+    """
+
+    outcome: str
+    words: str = ""
+
+
+@dataclass
+class Domain:
+    """Points, and what every target does there.
+
+    Parameters
+    ----------
+    points : list of Point
+        Those at which the original runs come first.
+    valid : dict of Point to bool
+    refusals : dict of Point to str
+        What the original said where it refuses.
+    seen : dict of str to dict of Point to Seen
+        By target.
+    """
+
+    points: list[Point] = field(default_factory=list)
+    valid: dict[Point, bool] = field(default_factory=dict)
+    refusals: dict[Point, str] = field(default_factory=dict)
+    seen: dict[str, dict[Point, Seen]] = field(default_factory=dict)
+
+    def of(self, target: str, *outcomes: str) -> list[Point]:
+        """Points at which a target did one of these."""
+        return [p for p in self.points if self.seen.get(target, {}).get(p, _NOTHING).outcome in outcomes]
+
+    def count(self, target: str, *outcomes: str) -> int:
+        """Number of points at which a target did one of these."""
+        return len(self.of(target, *outcomes))
+
+    @property
+    def running(self) -> list[Point]:
+        """Points at which the original runs."""
+        return [point for point in self.points if self.valid[point]]
+
+
+_NOTHING = Seen(UNASKED)
+
+
+def choose(original: Original, valid: int, invalid: int) -> tuple[list[Point], list[Point]]:
+    """Choose points that differ in kind among all that the original was asked at.
+
+    Returns
+    -------
+    running, refused : lists of Point
+        At most so many where the original runs, the example first, and where it refuses.
+    """
+    known = original.known
+    example = original.example
+    running = spread([p for p, runs in known.items() if runs], valid, example)
+    refused = spread([p for p, runs in known.items() if not runs], invalid, example)
+    return list(dict.fromkeys([example, *running])), refused
+
+
+def probe(original: Original, runners: Sequence[Runner], points: Iterable[Point], domain: Domain) -> Domain:
+    """Ask every target at every point and note the outcomes in ``domain``.
+
+    Points that a target was asked at already are not asked again.
+    """
+    wanted = list(dict.fromkeys(points))
+    with silence():
+        for start in range(0, len(wanted), _CHUNK):
+            _probe_chunk(original, runners, wanted[start : start + _CHUNK], domain)
+    return domain
+
+
+def _probe_chunk(original: Original, runners: Sequence[Runner], chunk: list[Point], domain: Domain) -> None:
+    references = {point: original.answer(point) for point in chunk}
+    for point, answer in references.items():
+        if point not in domain.valid:
+            domain.points.append(point)
+        domain.valid[point] = isinstance(answer, Ran)
+        if isinstance(answer, Refused):
+            domain.refusals[point] = answer.words
+    for runner in runners:
+        seen = domain.seen.setdefault(runner.name, {})
+        crashed = [p for p, s in seen.items() if s.outcome == CRASH]
+        asked = [p for p in chunk if p not in seen and not _believed_to_crash(p, crashed)]
+        answers = runner.answers([original.inputs(point) for point in asked]) if asked else []
+        for point, answer in zip(asked, answers, strict=True):
+            seen[point] = outcome(references[point], answer)
+
+
+def _believed_to_crash(point: Point, crashed: list[Point]) -> bool:
+    """Whether two points with the same zeros crashed: a third is left alone, because each costs a process."""
+    zeros = [i for i, size in enumerate(point) if size == 0]
+    alike = [p for p in crashed if [i for i, size in enumerate(p) if size == 0] == zeros]
+    return len(alike) >= _CRASHES_BELIEVED
+
+
+def outcome(reference: Answer, other: Answer) -> Seen:
+    """Name what a target did, given what the original did."""
+    if isinstance(other, Crashed):
+        return Seen(CRASH, other.words)
+    if isinstance(reference, Ran):
+        if isinstance(other, Refused):
+            return Seen(LOST, other.words)
+        words = difference(reference.value, other)
+        return Seen(WRONG, words) if words else Seen(RIGHT)
+    return Seen(MORE) if isinstance(other, Ran) else Seen(INVALID)

@@ -1,0 +1,168 @@
+"""Targets: whatever runs in place of the original, asked at many points."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from driftscope.errors import DependencyMissing, DriftscopeError, InputError, RuntimeRefused
+from driftscope.programs.arrays import array_of, tensor_of
+from driftscope.programs.worker_failures import WorkerDied
+from driftscope.programs.worker_supervision import Limits
+from driftscope.programs.workers import WorkerPool
+from driftscope.shapes import onnx_serving
+from driftscope.shapes.judging_runs import Answer, Crashed, Ran, Refused
+from driftscope.shapes.original import Original
+from driftscope.shapes.private_torch import input_nodes
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+#: Crashes after which a target is not asked any more at points of the same zeros and ones.
+SECONDS_PER_BATCH = 120.0
+
+
+class Runner(Protocol):
+    """A target of an export."""
+
+    name: str
+
+    def answers(self, calls: Sequence[Call]) -> list[Answer]:
+        """Run at each call, in order; never raises for what the target does."""
+
+
+class TorchRunner:
+    """Anything called like the model in this process."""
+
+    def __init__(self, name: str, function: Callable[..., Any], original: Original):
+        self.name = name
+        self.function = function
+        self.original = original
+
+    def answers(self, calls: Sequence[Call]) -> list[Answer]:
+        """See :class:`Runner`."""
+        return [self.original.ask(self.function, args, kwargs) for args, kwargs in calls]
+
+
+class OnnxRunner:
+    """An ONNX file in a worker process that is started again when onnxruntime takes it down.
+
+    Parameters
+    ----------
+    path : Path
+    exported : ExportedProgram
+        What the file was made of: it tells which input is which leaf.
+
+    Raises
+    ------
+    RuntimeRefused
+        If onnxruntime does not load the file.
+    """
+
+    def __init__(self, path: Path, exported: ExportedProgram, name: str = "onnx"):
+        self.name = name
+        self.path = path
+        if not _installed("onnxruntime"):
+            raise DependencyMissing("running ONNX", "onnxruntime", "onnx")
+        try:
+            wanted = pool().submit(onnx_serving.input_names, str(path)).result()
+        except WorkerDied as error:
+            raise RuntimeRefused("onnxruntime", "load", error.words) from error
+        except DriftscopeError:
+            raise
+        except Exception as error:  # onnxruntime's errors share no class of their own
+            raise RuntimeRefused("onnxruntime", "load", str(error)) from error
+        self.feeder = OnnxFeeder(exported, wanted)
+
+    def answers(self, calls: Sequence[Call]) -> list[Answer]:
+        """See :class:`Runner`."""
+        return _served(str(self.path), [self.feeder.feed(*call) for call in calls])
+
+
+class OnnxFeeder:
+    """Turns a call of the model into what an ONNX file made from its export is fed.
+
+    Parameters
+    ----------
+    exported : ExportedProgram
+    wanted : sequence of str
+        Names of the file's inputs.
+    """
+
+    def __init__(self, exported: ExportedProgram, wanted: Sequence[str]):
+        names = [node.name for node in input_nodes(exported)]
+        missing = [name for name in wanted if name not in names]
+        self.places = (
+            {name: names.index(name) for name in wanted}
+            if not missing
+            else {name: place for place, name in enumerate(wanted)}
+        )
+        if missing and len(wanted) != len(names):
+            raise InputError(
+                f"the ONNX file wants inputs named {', '.join(missing)}, which the exported program does not have"
+                f" ({', '.join(names)}); give the file that was made from this program"
+            )
+
+    def feed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return arrays by the file's input names."""
+        leaves = pytree.tree_leaves((args, kwargs))
+        return {name: _array(leaves[place]) for name, place in self.places.items()}
+
+
+def _array(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return array_of(leaf)
+    return array_of(torch.tensor(leaf))
+
+
+def _served(path: str, feeds: list[dict[str, Any]]) -> list[Answer]:
+    """Ask for all at once; where that took the worker down, for each half alone, down to the point that did it."""
+    if not feeds:
+        return []
+    try:
+        served = pool().submit(onnx_serving.serve, path, feeds).result()
+    except WorkerDied as error:
+        if len(feeds) == 1:
+            return [Crashed(error.words)]
+        half = len(feeds) // 2
+        return _served(path, feeds[:half]) + _served(path, feeds[half:])
+    return [
+        Ran([tensor_of(value) for value in answer[1]], flat=True)
+        if answer[0] == "ran"
+        else Refused(answer[1], answer[2])
+        for answer in served
+    ]
+
+
+@functools.cache
+def pool() -> WorkerPool:
+    """The one worker of this process that runs what may crash; started when it is needed, ended with the process."""
+    made = WorkerPool(
+        1,
+        limits=Limits(seconds=SECONDS_PER_BATCH),
+        preload=("onnxruntime",) if _installed("onnxruntime") else (),
+        environment={"OMP_NUM_THREADS": "1"},
+    )
+    atexit.register(made.stop)
+    return made
+
+
+@functools.cache
+def scratch() -> Path:
+    """A folder for files that live as long as this process."""
+    folder = tempfile.TemporaryDirectory(prefix="driftscope-shapes-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+def _installed(module: str) -> bool:
+    import importlib.util
+
+    return importlib.util.find_spec(module) is not None
