@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import io
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,37 +13,14 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.axes import Arguments
+from driftscope.shapes.containers import register_containers
 from driftscope.shapes.private_torch import mark_unbacked, oblivious, unguarded
 from driftscope.shapes.reading import relations_of
 from driftscope.shapes.relations import Relations
-
-
-class Mode(enum.StrEnum):
-    """How sizes are declared to ``torch.export``, from the most to the least said by the user."""
-
-    NAMED = "named Dim"
-    DERIVED = "derived Dim"
-    DYNAMIC = "Dim.DYNAMIC"
-    AUTO = "Dim.AUTO"
-    OBLIVIOUS = "Dim.AUTO, backed_size_oblivious"
-    UNBACKED = "unbacked"
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One way of exporting.
-
-    Parameters
-    ----------
-    mode : Mode
-    sizes : tuple
-        What is said of each axis, in the order of ``Arguments.axes``: a ``torch.export.Dim``, a ``Dim`` hint, or
-        None for a fixed size.
-    """
-
-    mode: Mode
-    sizes: tuple[Any, ...]
+from driftscope.shapes.source_lines import traced
+from driftscope.shapes.spelling import code_of, spec_of
 
 
 @dataclass(frozen=True)
@@ -74,18 +50,11 @@ class Capture:
     @property
     def spec(self) -> dict[str, Any]:
         """``dynamic_shapes`` for ``torch.export.export``, by parameter."""
-        return self.attempt_spec()
-
-    def attempt_spec(self) -> dict[str, Any]:
-        from driftscope.shapes.spelling import spec_of
-
         return spec_of(self.arguments, self.attempt)
 
     @property
     def spec_code(self) -> str:
         """Python to paste: the spec, and an ``export`` function that makes this very program."""
-        from driftscope.shapes.spelling import code_of
-
         return code_of(self.arguments, self.attempt, self.relations)
 
     @cached_property
@@ -146,9 +115,10 @@ def capture(model: Callable[..., Any], arguments: Arguments, attempt: Attempt) -
         Whatever torch raises becomes a Refusal.
     """
     try:
-        with quietly():
+        register_containers(arguments)
+        with quietly(), traced() as log:
             exported = _export(module_of(model), arguments, attempt)
-            return Capture(attempt, arguments, exported, relations_of(exported, arguments))
+        return Capture(attempt, arguments, exported, relations_of(exported, arguments, log))
     except Exception as error:
         # e.msg, not str(e): the latter carries a trailer about draft_export that is no part of the reason.
         words = getattr(error, "msg", None) or str(error)
@@ -156,8 +126,6 @@ def capture(model: Callable[..., Any], arguments: Arguments, attempt: Attempt) -
 
 
 def _export(module: torch.nn.Module, arguments: Arguments, attempt: Attempt) -> ExportedProgram:
-    from driftscope.shapes.spelling import spec_of
-
     args, kwargs = arguments.call()
     if attempt.mode is Mode.UNBACKED:
         leaves = [v.clone() if isinstance(v, torch.Tensor) else v for _, v in arguments.leaves]

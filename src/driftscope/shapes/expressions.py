@@ -135,6 +135,16 @@ def operation(name: str, *terms: Term | int | float) -> Term:
     return Operation(name, made)
 
 
+_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+
+
+def negated(term: Term) -> Term:
+    """Return the opposite of a condition."""
+    if isinstance(term, Operation) and term.operator in _OPPOSITE:
+        return operation(_OPPOSITE[term.operator], *term.terms)
+    return operation("not", term)
+
+
 def sizes_in(term: Term) -> frozenset[str]:
     """Names of the axes an expression speaks of."""
     return frozenset(part.name for part in walk(term) if isinstance(part, Size))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,9 +35,10 @@ def moved(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class RecordedGuard:
-    """One entry of the shape environment: a sympy condition and the two places that asked for it."""
+    """One entry of the shape environment: a sympy condition, torch's note of the place, and its words."""
 
     condition: Any
+    place: Any
     framework: str
     user: str
 
@@ -80,9 +81,40 @@ def recorded_guards(environment: Any) -> list[RecordedGuard]:
     """Every condition the trace decided, with the lines of code that asked."""
     with moved("ShapeEnv.guards"):
         return [
-            RecordedGuard(guard.expr, str(guard.sloc.framework_loc or ""), str(guard.sloc.user_loc or ""))
+            RecordedGuard(guard.expr, guard.sloc, str(guard.sloc), guard.sloc.maybe_user_loc or "")
             for guard in environment.guards
         ]
+
+
+def replacement_places(environment: Any) -> dict[str, Any]:
+    """Torch's note of the place at which each symbol was replaced by an expression of others."""
+    with moved("ShapeEnv.replacements_slocs"):
+        return {str(symbol): place for symbol, place in environment.replacements_slocs.items()}
+
+
+@contextlib.contextmanager
+def watched(name: str, note: Callable[[Any, Any], None]) -> Iterator[None]:
+    """While the context lives, ``note(arguments, result)`` is told of every call of a method of the shape environment.
+
+    ``_get_sloc`` writes down the place of a guard: torch keeps only the innermost frame, which is nearly always its
+    own, while the user's is still on the stack when the note is made. ``evaluate_sym_node`` decides a condition; what
+    it decides from the range of a symbol alone leaves no guard.
+    """
+    with moved(f"ShapeEnv.{name}"):
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        original = getattr(ShapeEnv, name)
+
+    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        note(args, result)
+        return result
+
+    setattr(ShapeEnv, name, noting)
+    try:
+        yield
+    finally:
+        setattr(ShapeEnv, name, original)
 
 
 def symbol_sources(environment: Any) -> dict[str, list[str]]:

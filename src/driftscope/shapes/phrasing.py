@@ -1,0 +1,133 @@
+"""Write conditions the way a person would: solved for a size, as a multiple, as a set of sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from driftscope.shapes.expressions import Number, Operation, Term, holds, text
+from driftscope.shapes.linear import Linear, linear_of
+from driftscope.shapes.relations import Clause
+
+# Sizes over which a condition on one size is described.
+_LONGEST = 200
+# A set of more sizes than this is not written out.
+_LISTED = 8
+
+
+def phrase(clause: Clause) -> Clause:
+    """Return the clause with the plainest true text for its condition."""
+    if clause.kind == "decided":
+        return dataclasses.replace(clause, text=f"{text(clause.condition)} was decided while tracing, not checked")
+    names = sorted(clause.names)
+    candidates = [_solved(clause.condition), _divisible(clause.condition)]
+    if len(names) == 1:
+        candidates.append(_described(clause.condition, names[0]))
+    words = next((c for c in candidates if c), text(clause.condition))
+    if not clause.enforced:
+        words = _unchecked(clause, words)
+    return dataclasses.replace(clause, text=words)
+
+
+def _unchecked(clause: Clause, words: str) -> str:
+    condition = clause.condition
+    if isinstance(condition, Operation) and condition.operator == ">=" and clause.kind == "range":
+        return f"{text(condition.terms[0])} traced as >= {text(condition.terms[1])}, not checked"
+    return f"{words} (assumed, not checked)"
+
+
+def _solved(condition: Term) -> str:
+    """``a == (t + c)//m`` says ``t in {m*a - c, ..., m*a - c + m - 1}``; a linear equality is solved for one size."""
+    if not (isinstance(condition, Operation) and condition.operator == "=="):
+        return ""
+    for left, right in (condition.terms, condition.terms[::-1]):
+        if isinstance(right, Operation) and right.operator == "//" and isinstance(right.terms[1], Number):
+            inside, outside = linear_of(right.terms[0]), linear_of(left)
+            divisor = int(right.terms[1].value)
+            if inside and outside and len(inside.slopes) == 1 and len(outside.slopes) > 0 and 1 < divisor <= _LISTED:
+                (name, slope), *_ = inside.slopes.items()
+                if slope == 1 and name not in outside.slopes:
+                    first = outside.times(divisor).plus(-inside.offset)
+                    return f"{name} in {{{', '.join(str(first.plus(i)) for i in range(divisor))}}}"
+    left_line, right_line = linear_of(condition.terms[0]), linear_of(condition.terms[1])
+    if left_line is None or right_line is None:
+        return ""
+    return _linear_equality(left_line.minus(right_line))
+
+
+def _linear_equality(line: Linear) -> str:
+    """Solve ``line == 0`` for the last size with slope 1 or -1."""
+    for name in reversed(list(line.slopes)):
+        slope = line.slopes[name]
+        if abs(slope) == 1 and len(line.slopes) > 1:
+            rest = Linear({n: s for n, s in line.slopes.items() if n != name}, line.offset)
+            return f"{name} == {rest.times(-slope)}"
+    return ""
+
+
+def _divisible(condition: Term) -> str:
+    """``e % m == 0`` and ``a*(b//a) == b`` say "is a multiple of"."""
+    if not (isinstance(condition, Operation) and condition.operator == "=="):
+        return ""
+    for left, right in (condition.terms, condition.terms[::-1]):
+        if isinstance(left, Operation) and left.operator == "%" and right == Number(0):
+            return f"{_words(left.terms[0])} is a multiple of {_words(left.terms[1])}"
+        if isinstance(left, Operation) and left.operator == "*" and len(left.terms) == 2:
+            for a, quotient in (left.terms, left.terms[::-1]):
+                if quotient == Operation("//", (right, a)):
+                    return f"{_words(right)} is a multiple of {_words(a)}"
+    return ""
+
+
+def _words(term: Term) -> str:
+    line = linear_of(term)
+    return str(line) if line else text(term)
+
+
+def _described(condition: Term, name: str) -> str:
+    """Describe the sizes that satisfy a condition on one size."""
+    sizes = np.arange(1, _LONGEST + 1)
+    true = holds(condition, {name: sizes}, len(sizes))
+    return f"{name} {said}" if (said := described_set(sizes[true].tolist(), _LONGEST)) else ""
+
+
+def described_set(sizes: Sequence[int], longest: int) -> str:
+    """Describe a set of sizes out of 1..longest: ``>= 9``, ``in {3, 4}``, ``is a multiple of 4``.
+
+    Returns
+    -------
+    str
+        Empty when none of the plain forms fits.
+    """
+    chosen = sorted(sizes)
+    if not chosen:
+        return "has no valid size"
+    missing = sorted(set(range(1, longest + 1)) - set(chosen))
+    if not missing:
+        return ">= 1"
+    if chosen == list(range(chosen[0], longest + 1)):
+        return f">= {chosen[0]}"
+    if chosen == list(range(1, chosen[-1] + 1)):
+        return f"<= {chosen[-1]}"
+    if len(chosen) == 1:
+        return f"== {chosen[0]}"
+    if chosen == list(range(chosen[0], chosen[-1] + 1)) and len(chosen) > 2 and chosen[-1] < longest:
+        return f"in {chosen[0]}..{chosen[-1]}"
+    if len(chosen) <= _LISTED and chosen[-1] <= longest // 2:
+        return f"in {{{', '.join(map(str, chosen))}}}"
+    if len(missing) <= _LISTED and missing[-1] <= longest // 2:
+        return f"!= {missing[0]}" if len(missing) == 1 else f"not in {{{', '.join(map(str, missing))}}}"
+    return _progression(chosen, longest)
+
+
+def _progression(chosen: Sequence[int], longest: int) -> str:
+    steps = {b - a for a, b in itertools.pairwise(chosen)}
+    if len(steps) != 1 or chosen[-1] + max(steps) <= longest:
+        return ""
+    step = steps.pop()
+    if chosen[0] % step:
+        return f"in {{{chosen[0]}, {chosen[1]}, {chosen[2]}, ...}}" if len(chosen) > 2 else ""
+    return f"is a multiple of {step}" + (f", >= {chosen[0]}" if chosen[0] > step else "")

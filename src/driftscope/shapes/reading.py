@@ -1,0 +1,294 @@
+"""Read every relation an exported program was traced under, from the four places where torch 2.13 records them.
+
+1. Shapes of the placeholders: equal symbols, fixed sizes, derived sizes.
+2. ``range_constraints``, of which only lower bounds above 2 and finite upper bounds are checked at run time.
+3. ``_guards_code``: conditions decided while tracing, checked by ``module()``.
+4. ``_assert_scalar`` nodes: conditions left to run time (unbacked sizes, deferred ones, data).
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from driftscope.shapes import private_torch
+from driftscope.shapes.axes import Arguments, Axis
+from driftscope.shapes.expressions import Number, Operation, Size, Term, operation, sizes_in, substitute, text
+from driftscope.shapes.minimising import minimised
+from driftscope.shapes.parsing import Unreadable, from_sympy, parse_text
+from driftscope.shapes.relations import Clause, Relations, SourceLine, clause, size_of
+from driftscope.shapes.source_lines import TraceLog, parse_line
+from driftscope.shapes.tracing_notes import TracingNotes, decided
+
+# Bounds beyond this are torch's "any integer", however it is written.
+_UNBOUNDED = 2**31
+# torch.export checks a lower bound at run time only when it is larger than this (torch/export/_unlift.py).
+_UNCHECKED_LOWER = 2
+
+
+def relations_of(exported: ExportedProgram, arguments: Arguments, log: TraceLog | None = None) -> Relations:
+    """Read and minimise everything a program assumes of the sizes of its inputs.
+
+    Parameters
+    ----------
+    exported : ExportedProgram
+    arguments : Arguments
+        The example it was traced with.
+    log : TraceLog, optional
+        What was noted while it was traced: the user's lines, and decisions that left no guard.
+
+    Raises
+    ------
+    driftscope.shapes.private_torch.Moved
+        If torch does not record them where it did.
+    """
+    reader = _Reader(exported, arguments, log or TraceLog())
+    found = reader.placeholders() + reader.ranges() + reader.guards() + reader.asserts() + reader.decisions()
+    recorded = tuple(_without_repeats(found))
+    clauses, classes = minimised(recorded, arguments.axes)
+    return Relations(arguments.axes, recorded, clauses, classes)
+
+
+def _without_repeats(clauses: list[Clause]) -> list[Clause]:
+    """Keep one clause per condition; it is enforced if any of its copies is."""
+    kept: dict[str, Clause] = {}
+    for one in clauses:
+        key = text(one.condition) if one.names else one.text
+        before = kept.get(key)
+        if before is None:
+            kept[key] = one
+        elif one.enforced and not before.enforced:
+            kept[key] = dataclasses.replace(before, enforced=True, torch_line=one.torch_line, user_line=one.user_line)
+    return list(kept.values())
+
+
+class _Reader:
+    """Reads one program; sizes are named by the user's axes."""
+
+    def __init__(self, exported: ExportedProgram, arguments: Arguments, log: TraceLog):
+        self.exported = exported
+        self.arguments = arguments
+        self.environment = private_torch.shape_environment(exported)
+        self.by_leaf: dict[int, list[Axis]] = {}
+        for axis in arguments.axes:
+            self.by_leaf.setdefault(axis.leaf, []).append(axis)
+        self.leaf_names, self.order = _torch_leaves(arguments)
+        self.symbols: dict[str, Term] = {}
+        self.sized = self._sized()
+        self._name_symbols()
+        self.log = log
+        self.notes = TracingNotes(self.environment, self.symbols, log)
+        self.canonical = self._canonical()
+
+    def _sized(self) -> list[tuple[Axis, Any]]:
+        """Every axis of every input with torch's expression for it."""
+        found = []
+        for node, leaf in zip(private_torch.input_nodes(self.exported), self.order, strict=False):
+            value = node.meta.get("val")
+            axes = self.by_leaf.get(leaf, [])
+            if isinstance(value, torch.Tensor):
+                pairs = list(zip(axes, value.shape, strict=True))
+            elif isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
+                pairs = list(zip(axes, [value], strict=True))
+            else:
+                pairs = []
+            found += [(axis, private_torch.symbolic(size)) for axis, size in pairs]
+        return found
+
+    def _name_symbols(self) -> None:
+        """Decide what each symbol means: the first axis that is it, else solved from the first axis made of it."""
+        for axis, expression in self.sized:
+            if getattr(expression, "is_Symbol", False):
+                self.symbols.setdefault(str(expression), size_of(axis))
+        for source_symbol, sources in self._sources().items():
+            if source_symbol not in self.symbols:
+                terms = [t for t in map(self.source, sources) if t is not None]
+                if terms:
+                    self.symbols[source_symbol] = terms[0]
+        for axis, expression in self.sized:
+            self._solve(axis, expression)
+
+    def _canonical(self) -> dict[str, Term]:
+        """From every axis to the first axis that has the same symbol."""
+        first: dict[str, Term] = {}
+        return {axis.name: first.setdefault(str(expression), size_of(axis)) for axis, expression in self.sized}
+
+    def _sources(self) -> dict[str, list[str]]:
+        return private_torch.symbol_sources(self.environment) if self.environment is not None else {}
+
+    def _solve(self, axis: Axis, expression: Any) -> None:
+        """A derived Dim may have a root that is no input: ``2*_k`` on an axis makes ``_k`` half of it."""
+        free = list(getattr(expression, "free_symbols", ()))
+        if len(free) != 1 or str(free[0]) in self.symbols:
+            return
+        polynomial = expression.as_poly(free[0])
+        if polynomial is None or polynomial.degree() != 1:
+            return
+        slope, offset = (int(c) for c in polynomial.all_coeffs())
+        self.symbols[str(free[0])] = operation("//", operation("+", size_of(axis), -offset), slope)
+
+    def source(self, words: str) -> Term | None:
+        """From ``L['z'].size()[1]`` to its axis; None for what is no size of an input."""
+        words = private_torch.normal_source(words, self.leaf_names)
+        try:
+            node = ast.parse(words, mode="eval").body
+        except SyntaxError:
+            return None
+        dim: int | None = None
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
+            call = node.value
+            sized = isinstance(call.func, ast.Attribute) and call.func.attr == "size" and not call.args
+            if not sized or not isinstance(node.slice, ast.Constant):
+                return None
+            dim = int(str(node.slice.value))
+            node = call.func.value  # type: ignore[attr-defined]
+        leaf = self._leaf(ast.unparse(node))
+        for axis in self.by_leaf.get(leaf, []) if leaf is not None else []:
+            if axis.dim == dim:
+                return size_of(axis)
+        return None
+
+    def _leaf(self, name: str) -> int | None:
+        names = dict(zip(self.leaf_names, self.order, strict=True))
+        return names.get(name)
+
+    # --- the four places --------------------------------------------------------------------------------------
+
+    def placeholders(self) -> list[Clause]:
+        """Equal, fixed and derived sizes."""
+        found: list[Clause] = []
+        ranges = {str(key) for key in self.exported.range_constraints}
+        for axis, expression in self.sized:
+            checked = isinstance(expression, int) or str(expression) in ranges
+            here = {"place": "placeholder", "enforced": checked}
+            number = _as_integer(expression)
+            if number is not None:
+                found.append(clause("static", operation("==", size_of(axis), number), **here))
+                continue
+            try:
+                meaning = from_sympy(expression, self.symbols)
+            except Unreadable:
+                continue
+            if meaning == size_of(axis):
+                continue
+            kind = "equal" if isinstance(meaning, Size) else "derived"
+            condition = operation("==", size_of(axis), meaning)
+            lines = self.notes.replacement(axis.name, text(meaning))
+            found.append(clause(kind, _tidy(condition, axis, meaning), **here, **lines))
+        return found
+
+    def ranges(self) -> list[Clause]:
+        """Lower and upper bounds, with those that nothing checks."""
+        found: list[Clause] = []
+        assumed = private_torch.value_ranges(self.environment) if self.environment is not None else {}
+        for key, constraint in self.exported.range_constraints.items():
+            try:
+                meaning = from_sympy(key, self.symbols)
+            except Unreadable:
+                continue
+            lower, upper = _bound(constraint.lower), _bound(constraint.upper)
+            traced = assumed.get(str(key), (constraint.lower, constraint.upper))
+            lower = max((b for b in (lower, _bound(traced[0])) if b is not None), default=None)
+            if lower is not None and lower > 0:
+                checked = lower > _UNCHECKED_LOWER
+                condition = operation(">=", meaning, lower)
+                lines = self.notes.lines(condition) if checked else {}
+                found.append(clause("range", condition, place="range", enforced=checked, **lines))
+            if upper is not None:
+                condition = operation("<=", meaning, upper)
+                found.append(clause("range", condition, place="range", **self.notes.lines(condition)))
+        return found
+
+    def guards(self) -> list[Clause]:
+        """Conditions that ``module()`` checks, and those the trace decided that did not reach it."""
+        found: list[Clause] = []
+        for words in private_torch.guard_texts(self.exported):
+            try:
+                condition = parse_text(words, self.source)
+            except Unreadable:
+                found.append(Clause("guard", Number(True), words, True))
+                continue
+            if isinstance(condition, Number):
+                continue
+            found.append(clause("guard", condition, **self._lines_of(condition)))
+        return found
+
+    def _lines_of(self, condition: Term) -> dict[str, SourceLine]:
+        """Lines of a guard; an equality of two axes was noted where one symbol replaced the other."""
+        same = substitute(condition, self.canonical)
+        if isinstance(same, Number):
+            return self.notes.replacement(*sorted(sizes_in(condition)))
+        return self.notes.lines(same)
+
+    def decisions(self) -> list[Clause]:
+        """Answers given to the model's own Python; those that no guard repeats are checked by nothing."""
+        found: list[Clause] = []
+        for decision in self.log.decisions:
+            condition = decided(decision, self.symbols)
+            if condition is not None:
+                here = {"user_line": decision.line, "place": "decision", "enforced": False}
+                found.append(clause("decided", condition, **here))
+        return found
+
+    def asserts(self) -> list[Clause]:
+        """Conditions left to run time by nodes of the graph."""
+        found: list[Clause] = []
+        for node in self.exported.graph.nodes:
+            if node.op != "call_function" or "_assert_scalar" not in str(node.target):
+                continue
+            about: Any = node.args[0]
+            value = about.meta.get("val") if hasattr(about, "meta") else about
+            expression = getattr(getattr(value, "node", None), "expr", value)
+            line = parse_line(node.meta.get("stack_trace") or "")
+            lines = {"user_line" if line and line.user else "torch_line": line}
+            try:
+                condition = from_sympy(expression, self.symbols)
+            except Unreadable:
+                found.append(Clause("assert", Number(True), f"{expression} (depends on data)", True, place="assert"))
+                continue
+            if not isinstance(condition, Number):
+                found.append(clause("assert", condition, place="assert", **lines))
+        return found
+
+
+def _tidy(condition: Term, axis: Axis, meaning: Term) -> Term:
+    """An axis solved from itself (``2*(s//2) == s``) is a divisibility."""
+    if axis.name in sizes_in(meaning) and isinstance(meaning, Operation):
+        for part in meaning.terms:
+            if isinstance(part, Number) and isinstance(part.value, int) and part.value > 1 and meaning.operator == "*":
+                return operation("==", operation("%", size_of(axis), part), 0)
+    return condition
+
+
+def _as_integer(expression: Any) -> int | None:
+    """A size that is a number, also where torch wraps it in a SymInt."""
+    if isinstance(expression, int):
+        return expression
+    return int(expression) if getattr(expression, "is_Integer", False) else None
+
+
+def _bound(value: Any) -> int | None:
+    """A bound as an integer; None for "no bound"."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(number) if math.isfinite(number) and abs(number) < _UNBOUNDED else None
+
+
+class _Marker:
+    """Stands for a leaf that is no tensor, so that torch's order of leaves can be matched with ours."""
+
+
+def _torch_leaves(arguments: Arguments) -> tuple[list[str], list[int]]:
+    """Torch's name and our number of every leaf, in the order of torch's placeholders."""
+    values = [v.view_as(v) if isinstance(v, torch.Tensor) else _Marker() for _, v in arguments.leaves]
+    numbers = {id(value): number for number, value in enumerate(values)}
+    found = private_torch.leaf_names(arguments.by_parameter(values))
+    known = [(name, numbers[id(leaf)]) for name, leaf in found if id(leaf) in numbers]
+    return [ast.unparse(ast.parse(name, mode="eval")) for name, _ in known], [number for _, number in known]
