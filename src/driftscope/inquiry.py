@@ -16,7 +16,7 @@ from driftscope.comparison.leaves import compare_leaves
 from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import InputError, RuntimeRefused
-from driftscope.explain import reasons, refusals
+from driftscope.explain import accumulations, reasons, refusals
 from driftscope.explain.judging import Results, judge_outputs
 from driftscope.explain.second_look import Scene, look_again
 from driftscope.lift.evidence import Evidence, gather
@@ -119,6 +119,9 @@ def compare(
             bound_a, bound_b, [(pairs[k][0] or 0, pairs[k][1] or 0) for k in measured], seed=seed, progress=say
         )
     slots = {k: n for n, k in enumerate(measured)}
+    with case.step("sums", "Asking in which order sums are added"):
+        natively = accumulations.Natively(case.results[0], case.results[2], leaves, slots)
+        sums = accumulations.ask_sums((bound_a, bound_b), evidence, natively, seed) if explain else accumulations.Sums()
     with case.step("judge", "Judging"):
         judged, notes = judge_outputs(
             Results(case.results[0], case.results[1], case.results[2], seed, say), evidence, leaves, slots
@@ -126,6 +129,7 @@ def compare(
         case.findings.extend(notes)
     with case.step("explain", "Looking for the place"):
         outputs = [record for record, _ in judged]
+        case.findings.extend(sums.explaining(outputs, slots))
         codes = [j.code for _, j in judged]
         findings = _findings(evidence, outputs, codes, explain)
         if explain or blame:

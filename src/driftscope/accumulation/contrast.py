@@ -37,6 +37,35 @@ def contrast(a: Accumulation, b: Accumulation) -> str:
     return f"{first} {second}"
 
 
+def difference(a: Accumulation, b: Accumulation) -> tuple[str, str] | None:
+    """Say how two sums of a reference A and of B differ, and what that does; None where they are the same sum.
+
+    Raises
+    ------
+    InputError
+        If the sums have different numbers of terms.
+    """
+    if a.n != b.n:
+        raise InputError(f"sums of {a.n} and of {b.n} terms have no common order")
+    if a.tree != b.tree:
+        what = f"adds {a.n} terms in another order than A: {b.family} here, {a.family} there"
+        shared = np.intersect1d(a.tree.groups, b.tree.groups).size - 1
+        why = (
+            f"Of {b.tree.additions} partial sums {shared} are the same besides the total, the longest chains of"
+            f" additions are {b.depth} here and {a.depth} there, and {_arithmetic(a, b)}. Other orders round otherwise."
+        )
+        return what, why
+    if a.accumulator != b.accumulator:
+        what = f"adds {a.n} terms in A's order, but accumulates in {b.accumulator} where A does in {a.accumulator}"
+        return what, f"Both: {a.family}. Every partial sum is rounded to another format."
+    if a.products and b.products and (a.fma != b.fma or a.fma_terms != b.fma_terms):
+        what = f"adds {a.n} products in A's order, with FMA {_fma(b)} here and {_fma(a)} there"
+        return what, f"Both: {a.family}. A product that is rounded before it is added rounds once more."
+    if a.arithmetic.mean != b.arithmetic.mean:
+        return f"adds {a.n} terms in A's order, but divides otherwise", f"Both: {a.family}."
+    return None
+
+
 def _names(a: Accumulation, b: Accumulation) -> tuple[str, str]:
     if a.kernel != b.kernel:
         return a.kernel, b.kernel

@@ -73,11 +73,22 @@ def reveal_sum(
     meter = Meter(max_calls, max_seconds)
     with thread_count(threads):
         opened = open_kernel(kernel, checked, dtype, shape, threads, meter)
-        tree, arithmetic, verified = reveal_kernel(opened, seed)
+        return accumulation_of(opened, threads, seed)
+
+
+def accumulation_of(kernel: Kernel, threads: int | None = None, seed: int = 0) -> Accumulation:
+    """Ask an opened kernel, and put down what was found.
+
+    Raises
+    ------
+    RevealError
+        See :func:`reveal_sum`.
+    """
+    tree, arithmetic, verified = reveal_kernel(kernel, seed)
     return Accumulation(
-        kernel=opened.name, n=checked, dtype=opened.dtype, output=opened.output, shape=opened.shape, threads=threads,
-        library=opened.library, tree=tree, arithmetic=arithmetic, products=opened.products,
-        applies=words_of(opened), calls=meter.calls, rows=meter.rows, verified=verified,
+        kernel=kernel.name, n=kernel.n, dtype=kernel.dtype, output=kernel.output, shape=kernel.shape, threads=threads,
+        library=kernel.library, tree=tree, arithmetic=arithmetic, products=kernel.products,
+        applies=words_of(kernel), calls=kernel.meter.calls, rows=kernel.meter.rows, verified=verified,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ This is the measuring half of a comparison; :mod:`driftscope.comparison.judge` d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from driftscope.lift.noise import (
 from driftscope.lift.reconcile import Pairing, Reconciled, reconcile
 from driftscope.lift.sources import lift_bound, lift_source
 from driftscope.lift.steps import Lifted, LiftedOutput
+from driftscope.numerics.error_model import Growth
 from driftscope.programs.protocol import Bound
 from driftscope.records.finding import Where
 
@@ -72,12 +73,16 @@ def _attempt(build: Callable[[], Lifted]) -> SideLift:
         return SideLift(reason=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
 
 
-def add_noise(side: SideLift, seed: int) -> None:
-    """Run the lifted program with the noise of ordinary rounding; more often when few elements carry it."""
-    if side.graph is None or side.noises:
+def add_noise(side: SideLift, seed: int, revealed: Mapping[str, Growth] | None = None) -> None:
+    """Run the lifted program with the noise of ordinary rounding; more often when few elements carry it.
+
+    With ``revealed``, by the names of steps, the noise of sums whose trees are known is that of these trees, and
+    takes the place of what was measured before.
+    """
+    if side.graph is None or (side.noises and revealed is None):
         return
     try:
-        side.noises.extend(noise_samples(side.graph, side.clean, seed=seed))
+        side.noises = noise_samples(side.graph, side.clean, seed=seed, revealed=revealed)
     except CannotLift as error:  # an operator that only the observed run takes apart
         side.graph, side.clean, side.reason = None, [], error.reason
 

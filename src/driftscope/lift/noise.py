@@ -7,8 +7,10 @@ the program's own rounding error, propagated by the program itself; its root mea
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -16,7 +18,7 @@ from driftscope.lift.arithmetics import ARITHMETICS, ORDINARY, Arithmetic
 from driftscope.lift.injector import NoiseInjector
 from driftscope.lift.steps import Lifted, LiftedOutput
 from driftscope.numerics import error_model
-from driftscope.numerics.error_model import Kernels
+from driftscope.numerics.error_model import Growth, Kernels
 
 __all__ = [
     "ARITHMETICS",
@@ -93,6 +95,7 @@ def noise_sample(
     arithmetic: Arithmetic = ORDINARY,
     seed: int = 0,
     replace: Mapping[str, torch.Tensor] | None = None,
+    revealed: Mapping[str, Growth] | None = None,
 ) -> NoiseSample:
     """Sample the rounding error of a program at its outputs: a noisy run minus the clean one.
 
@@ -103,14 +106,17 @@ def noise_sample(
         The run without noise (and with the same ``replace``).
     arithmetic, seed, replace
         As for :func:`noisy_run`.
+    revealed : mapping of str to Growth, or None
+        What the known trees of additions do, by the name of their step.
     """
+    kernels = _kernels(lifted) if revealed is None else dataclasses.replace(_kernels(lifted), revealed=revealed)
     doubles = [output.format in (torch.float64, torch.complex128) for output in clean]
     sample = NoiseSample([None] * len(clean))
     if not all(doubles):
-        sample = _sample(lifted, clean, NoiseInjector(arithmetic, seed, kernels=_kernels(lifted)), replace)
+        sample = _sample(lifted, clean, NoiseInjector(arithmetic, seed, kernels=kernels), replace)
     if any(doubles):
         # Noise of half an ulp of float64 would itself be rounded away: amplify it, and divide again.
-        wide = NoiseInjector(arithmetic, seed, SMALL_UNIT / FLOAT64_UNIT, kernels=_kernels(lifted))
+        wide = NoiseInjector(arithmetic, seed, SMALL_UNIT / FLOAT64_UNIT, kernels=kernels)
         fine = _sample(lifted, clean, wide, replace)
         unit = fine.unit if all(doubles) else None
         sample = NoiseSample((f if d else s for s, f, d in zip(sample, fine, doubles, strict=True)), unit)
@@ -123,6 +129,7 @@ def noise_samples(
     *,
     arithmetic: Arithmetic = ORDINARY,
     seed: int = 0,
+    revealed: Mapping[str, Growth] | None = None,
 ) -> list[NoiseSample]:
     """Take as many noise samples as a floor needs: one, or more where few elements carry the noise.
 
@@ -131,15 +138,16 @@ def noise_samples(
 
     Parameters
     ----------
-    lifted, clean, arithmetic
+    lifted, clean, arithmetic, revealed
         As for :func:`noise_sample`.
     seed : int
         Of the first sample; the others follow it.
     """
-    first = noise_sample(lifted, clean, arithmetic=arithmetic, seed=seed)
+    options: dict[str, Any] = {"arithmetic": arithmetic, "revealed": revealed}
+    first = noise_sample(lifted, clean, seed=seed, **options)
     fewest = min((carriers(noise) for noise in first if noise is not None), default=math.inf)
     more = range(seed + 1, seed + RUNS) if fewest < FEW_CARRIERS else ()
-    return [first, *(noise_sample(lifted, clean, arithmetic=arithmetic, seed=s) for s in more)]
+    return [first, *(noise_sample(lifted, clean, seed=s, **options) for s in more)]
 
 
 def carriers(noise: torch.Tensor) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from driftscope.lift.arithmetics import Arithmetic, unit_of
 from driftscope.lift.rows import softmax_axis
 from driftscope.lift.steps import Kind, Step
 from driftscope.numerics import error_model
-from driftscope.numerics.error_model import Kernels, Spread, Units
+from driftscope.numerics.error_model import Growth, Kernels, Spread, Units
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +91,9 @@ class Model:
             case Kind.FUNCTION:
                 return error_model.function(units, composite=_named(step, self.kernels.composite))
             case Kind.SUM:
-                cheap = self._cheap_sums(Kind.SUM)
-                return error_model.reduction(
-                    units, error_model.sequential(length) if cheap else self.kernels.sum(length)
-                )
+                return error_model.reduction(units, self._grouping(step, self.kernels.sum))
             case Kind.DOT:
-                cheap = self._cheap_sums(Kind.DOT)
-                return error_model.dot(units, error_model.sequential(length) if cheap else self.kernels.dot(length))
+                return error_model.dot(units, self._grouping(step, self.kernels.dot))
             case Kind.NORM:
                 return error_model.normalisation(units, stored_statistics=_stores_statistics(step))
             case Kind.SOFTMAX:
@@ -104,6 +101,12 @@ class Model:
                 if _named(step, ("log",)):
                     return error_model.log_softmax(units, folds)
                 return error_model.softmax(units, folds)
+
+    def _grouping(self, step: Step, usual: Callable[[int], tuple[float, ...]]) -> tuple[float, ...] | Growth:
+        """One running sum in a cheap accumulator; else the step's own tree where it is known, or the usual one."""
+        if self._cheap_sums(step.rounding.kind):
+            return error_model.sequential(step.rounding.length)
+        return self.kernels.revealed.get(step.name) or usual(step.rounding.length)
 
     def _cheap_sums(self, kind: Kind) -> bool:
         return self.arithmetic.accumulator is not None and kind in (Kind.SUM, Kind.DOT)

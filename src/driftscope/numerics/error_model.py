@@ -18,8 +18,8 @@ errors as independent random variables. Parker, *Monte Carlo Arithmetic* (1997):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 #: Root mean square of the error of one rounding to nearest, in units of ``u * |y|``. The error is uniform in half an
 #: ulp either way and an ulp is constant over a binade: sqrt(1/3 * mean of 1/m^2) is 0.408 for a significand m that is
@@ -143,12 +143,15 @@ class Kernels:
         denominator of a softmax.
     composite : tuple of str
         Words in the names of operators that evaluate several functions in one kernel, or a coarse approximation.
+    revealed : mapping of str to Growth
+        For steps whose tree of additions is known: what it does to rounding, by the step's name.
     """
 
     dot: Callable[[int], tuple[float, ...]]
     sum: Callable[[int], tuple[float, ...]]
     softmax: Callable[[int], tuple[float, ...]]
     composite: tuple[str, ...] = ("gelu", "silu", "swish", "mish", "selu", "pow")
+    revealed: Mapping[str, Growth] = field(default_factory=dict)
 
 
 #: Revealed by probing: MKL and oneDNN add blocks of 384 products, torch.sum cascades, softmax keeps 16 lanes.
@@ -205,9 +208,9 @@ def function(units: Units, *, composite: bool = False) -> Spread:
     return Spread(value=math.hypot(rounding(units).value, approximation * units.accumulator))
 
 
-def reduction(units: Units, folds: Sequence[float]) -> Spread:
-    """A sum of values, grouped as ``folds``."""
-    grown = growth(folds)
+def reduction(units: Units, folds: Sequence[float] | Growth) -> Spread:
+    """A sum of values, grouped as ``folds`` or grown as a known tree does."""
+    grown = folds if isinstance(folds, Growth) else growth(folds)
     work = (ROUNDING_RMS * units.accumulator) ** 2
     # One more rounding: the division of a mean, or nothing (a plain sum's last addition is in the tree).
     return Spread(
@@ -216,9 +219,9 @@ def reduction(units: Units, folds: Sequence[float]) -> Spread:
     )
 
 
-def dot(units: Units, folds: Sequence[float]) -> Spread:
-    """A sum of products, grouped as ``folds``; factors rounded to the product format first when there is one."""
-    grown = growth(folds, products=True)
+def dot(units: Units, folds: Sequence[float] | Growth) -> Spread:
+    """A sum of products, grouped as ``folds`` or grown; factors rounded to the product format first if there is one."""
+    grown = folds if isinstance(folds, Growth) else growth(folds, products=True)
     work = (ROUNDING_RMS * units.accumulator) ** 2
     factors = 2 * (ROUNDING_RMS * units.product) ** 2
     return Spread(

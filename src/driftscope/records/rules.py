@@ -54,6 +54,7 @@ _TABLE = (
     ("N014", "unseeded randomness", "A program does not repeat itself on the same inputs."),
     ("N015", "nondeterministic sums", "A program repeats itself only up to rounding: its sums change order."),
     ("N016", "same bits, another function", "The bits agree here, yet the functions differ: other inputs show it."),
+    ("N031", "sums in another order", "A kernel adds the same terms in another order or format than the other side's."),
     ("W001", "constant rounded", "A stored number is the original one, rounded to the format it is stored in."),
     ("W002", "constant folded natively", "A constant was computed ahead of time in the model's own dtype."),
     ("W003", "weights stored narrower", "Weights are kept in a narrower format than the reference keeps them in."),
