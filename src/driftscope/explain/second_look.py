@@ -7,17 +7,19 @@ optimised graph are wrong while the file is not, or when the person asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.blaming import file_function, target_of
+from driftscope.explain.kernels import kernel_finding, native_pieces_of
+from driftscope.explain.native_pieces import outside_their_floor
 from driftscope.explain.optimisers import Budget, blame_optimizers
 from driftscope.lift.evidence import Evidence, SideLift
 from driftscope.programs.protocol import Bound
-from driftscope.records.left_out import Blame, operators_in_words
 from driftscope.records.comparison import OutputRecord, Side
 from driftscope.records.finding import Finding, Where
+from driftscope.records.left_out import Blame, operators_in_words
 from driftscope.records.verdict import Verdict
 
 # Unasked, a comparison spends no more than this on the question.
@@ -66,11 +68,13 @@ def look_again(scene: Scene, blame: bool | None) -> list[Finding]:
     -------
     list of Finding
     """
-    wanted = _asks_for_blame(scene) if blame is None else blame
-    if not wanted:
-        return []
-    found = search(scene, Budget() if blame else _UNASKED)
-    return [] if found is None else blame_findings(*found, asked=bool(blame))
+    findings = []
+    if _asks_for_blame(scene) if blame is None else blame:
+        found = search(scene, Budget() if blame else _UNASKED)
+        findings += [] if found is None else blame_findings(*found, asked=bool(blame))
+    if _asks_for_kernels(scene):
+        findings += kernel_findings(scene)
+    return findings
 
 
 def _asks_for_blame(scene: Scene) -> bool:
@@ -81,6 +85,26 @@ def _asks_for_blame(scene: Scene) -> bool:
         return True
     same = scene.evidence.reconciled is None or scene.evidence.reconciled.same_function
     return same and any(code in _NATIVE for code in scene.codes)
+
+
+def _asks_for_kernels(scene: Scene) -> bool:
+    same = scene.evidence.reconciled is not None and scene.evidence.reconciled.same_function
+    return same and any(code in ("R003", "N003") for code in scene.codes)
+
+
+def kernel_findings(scene: Scene) -> list[Finding]:
+    """Name the operators whose native kernels are outside their floor, on the side further from its own lift."""
+    side = "B" if _error(scene, "B") >= _error(scene, "A") else "A"
+    bound = scene.b if side == "B" else scene.a
+    scene.say(f"Measuring every kernel of {side} on its native inputs")
+    try:
+        drifts, disturbed = native_pieces_of(bound, scene.seed)
+    except (RuntimeRefused, CannotLift):
+        return []
+    if disturbed is not None:
+        return [replace(disturbed, evidence={**disturbed.evidence, "side": side})]
+    outside = outside_their_floor(drifts)
+    return [kernel_finding(outside, len(drifts), side)] if outside else []
 
 
 def search(scene: Scene, budget: Budget) -> tuple[Blame, str] | None:

@@ -1,0 +1,94 @@
+"""Native localisation of a bound program: its values read without disturbing it, its kernels judged one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from driftscope.errors import CannotLift
+from driftscope.explain.native_pieces import PieceDrift, native_drifts
+from driftscope.explain.observation import Sizes, observe
+from driftscope.lift.sources import lift_source
+from driftscope.programs.protocol import Bound
+from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
+from driftscope.records.finding import Finding
+
+# Kernels named beside the worst one.
+_OTHERS = 3
+
+
+def native_pieces_of(bound: Bound, seed: int = 0) -> tuple[list[PieceDrift], Finding | None]:
+    """Measure every kernel of a program on its native inputs.
+
+    Returns
+    -------
+    drifts : list of PieceDrift
+        Empty when observing changed the result.
+    disturbed : Finding or None
+        By how much it did.
+
+    Raises
+    ------
+    CannotLift
+        If the values of this runtime cannot be read, or its graph not be evaluated in float64.
+    RuntimeRefused
+        If the optimised graph cannot be saved or run.
+    """
+    if not isinstance(bound.program, OnnxProgram):
+        raise CannotLift(f"the values inside {bound.program.name} on {bound.program.runtime} cannot be read")
+    source = bound.program.optimized_source(bound)
+    if source is None:
+        raise CannotLift(f"{bound.program.runtime} does not say which graph it runs")
+    graph = lift_source(source)
+    sizes = Sizes()
+    graph.run(observe=sizes)
+    observation = observe(bound, sizes.found)
+    drifts: list[PieceDrift] = []
+    for values in observation.values():
+        if not observation.faithful:
+            return [], observation.finding("B")
+        drifts += native_drifts(graph, values, seed)
+    return drifts, None
+
+
+def kernel_finding(outside: Sequence[PieceDrift], count: int, side: str) -> Finding:
+    """Put the kernels outside their floor into words, the worst one first."""
+    worst = outside[0]
+    others = ", ".join(f"{d.where.node} ({d.floors:.2g})" for d in outside[1 : 1 + _OTHERS])
+    more = f"; also {others}" if others else ""
+    more += f" and {len(outside) - 1 - _OTHERS} more" if len(outside) > 1 + _OTHERS else ""
+    why = _meaning(worst)
+    return Finding(
+        "N025",
+        f"the kernel of {worst.where.node} ({worst.where.operator}) in {side} is {worst.floors:.3g} floors from "
+        f"float64 on the very values it was given (relative error {worst.error:.1e}); {count - len(outside)} of "
+        f"{count} values are within theirs{more}",
+        why,
+        "Ask the runtime for the declared arithmetic at this operator, or keep it out of what chose this kernel.",
+        worst.where,
+        {
+            "side": side,
+            "kernels": [
+                {"node": d.where.node, "operator": d.where.operator, "floors": d.floors, "error": d.error}
+                for d in outside[:20]
+            ],
+            "count": count,
+        },
+    )
+
+
+def _meaning(worst: PieceDrift) -> str:
+    """What the node's own attributes, or the arithmetic that fits, say of the kernel."""
+    level = worst.attributes.get("accuracy_level")
+    if level in _LEVELS:
+        return f"Its attribute accuracy_level={level} lets the kernel {_LEVELS[level]}."
+    fits = f"Its error has the size of {worst.arithmetic}." if worst.arithmetic else ""
+    return fits
+
+
+# onnxruntime, docs/ContribOperators.md, com.microsoft.MatMulNBits.
+_LEVELS: dict[object, str] = {
+    1: "compute in float32",
+    2: "round activations to float16",
+    3: "round activations to bfloat16",
+    4: "round activations to int8",
+}
