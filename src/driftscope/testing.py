@@ -22,6 +22,7 @@ from driftscope.comparison.metrics import Drift
 from driftscope.comparison.pairing import pair_leaves
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.programs.trees import flatten
+from driftscope.records.listeners import listeners
 from driftscope.records.verdict import FailOn
 
 __all__ = ["assert_close", "assert_same", "max_diff"]
@@ -112,7 +113,10 @@ def assert_same(a: Any, b: Any, inputs: Any = None, *, fail_on: str = "precision
     from driftscope.report.text import render
 
     comparison = compare(a, b, inputs, **options)
-    if limit.fails(comparison.verdict):
+    failed = limit.fails(comparison.verdict)
+    for listener in listeners:
+        listener(comparison, failed)
+    if failed:
         raise AssertionError(render(comparison))
 
 

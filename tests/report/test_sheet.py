@@ -12,6 +12,7 @@ from markdown_it import MarkdownIt
 import record_examples
 import sheet_examples
 from driftscope.errors import RecordError
+from driftscope.records.collection import Collection, Entry
 from driftscope.records.matrix import DriftMatrix
 from driftscope.records.verdict import Verdict
 from driftscope.report import kinds, page, sheet_view, shell
@@ -118,3 +119,16 @@ def test_every_comparison_has_a_markdown_version(name: str) -> None:
     record = record_examples.ALL[name]()
     text = record._repr_markdown_()
     assert text.splitlines()[0].endswith(str(record.verdict))
+
+
+def test_a_record_is_also_written_as_markdown_and_sarif(tmp_path: Path) -> None:
+    text = record_examples.different().save(tmp_path / "a.md").read_text()
+    assert "DIFFERENT" in text.splitlines()[0]
+    log = json.loads(record_examples.different().save(tmp_path / "a.sarif").read_text())
+    placed = [f for f in record_examples.different().findings if f.where.file and f.where.line]
+    assert len(log["runs"][0]["results"]) == len(placed) > 0
+    collection = Collection(
+        "all", (Entry("one", "", record_examples.different()), Entry("two", "", record_examples.rounding()))
+    )
+    assert "## two" in collection.save(tmp_path / "b.md").read_text()
+    assert len(json.loads(collection.save(tmp_path / "b.sarif").read_text())["runs"][0]["results"]) == len(placed)

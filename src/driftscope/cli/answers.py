@@ -24,7 +24,7 @@ def answer_options(function: Callable[..., Any]) -> Callable[..., Any]:
     function = click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")(function)
     return click.option(
         "-o", "--output", callback=_writable, metavar="FILE",
-        help="Also write FILE: a self-contained page (.html) or the record (.json).",
+        help="Also write FILE: a page (.html), the record (.json), a summary (.md) or SARIF (.sarif).",
     )(function)  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from driftscope.errors import InputError, RecordError
 
 PAGE_SUFFIXES = (".html", ".htm")
-SUFFIXES = (".json", *PAGE_SUFFIXES)
+SUFFIXES = (".json", *PAGE_SUFFIXES, ".md", ".sarif")
 
 
 def check_target(path: str | Path) -> Path:
@@ -24,7 +24,8 @@ def check_target(path: str | Path) -> Path:
     """
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
-        raise InputError(f"cannot write {str(target)!r}: the name must end in .html (a page) or .json (the record)")
+        kinds = ".html (a page), .json (the record), .md (a summary) or .sarif (findings on their lines)"
+        raise InputError(f"cannot write {str(target)!r}: the name must end in {kinds}")
     if target.is_dir():
         raise InputError(f"cannot write {str(target)!r}: it is a folder; name a file in it")
     parent = target.parent

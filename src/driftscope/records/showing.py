@@ -22,16 +22,26 @@ class Shown:
     def save(self, path: str | Path) -> Path:
         """Write the record: JSON for ``.json``, a self-contained page for ``.html``.
 
+        ``.md`` is a summary in Markdown; ``.sarif`` holds the findings that stand on a line of source, for code hosts.
+
         Raises
         ------
         InputError
             If it cannot be written there; nothing is ever half-written.
         """
         target = check_target(path)
-        if target.suffix.lower() in PAGE_SUFFIXES:
-            page: str = _pages().render(self)
-            return write_whole(target, page)
-        return write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")
+        return write_whole(target, self._written(target.suffix.lower()))
+
+    def _written(self, suffix: str) -> str:
+        text: str
+        if suffix in PAGE_SUFFIXES:
+            text = _pages().render(self)
+        elif suffix == ".md":
+            text = _pages().markdown(self)
+        else:
+            kept = _pages().sarif(self) if suffix == ".sarif" else self.to_dict()
+            text = json.dumps(kept, indent=2) + "\n"
+        return text
 
     def _repr_html_(self) -> str:
         html: str = _pages().fragment(self)

@@ -14,6 +14,7 @@ from driftscope.report.sheet import Sheet
 KINDS: dict[str, tuple[str, str, str]] = {
     "driftscope/comparison/1": (
         "driftscope.records.comparison", "Comparison", "driftscope.report.comparison_sheet"),
+    "driftscope/session/1": ("driftscope.records.session", "Session", "driftscope.report.session_sheet"),
     "driftscope/matrix/1": ("driftscope.records.matrix", "DriftMatrix", "driftscope.report.matrix_sheet"),
 }  # fmt: skip
 

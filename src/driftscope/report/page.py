@@ -11,7 +11,8 @@ from driftscope.errors import RecordError
 from driftscope.records.collection import COLLECTION_SCHEMA, Collection
 from driftscope.records.comparison import SCHEMA, Comparison
 from driftscope.records.files import PAGE_SUFFIXES, read_text
-from driftscope.report import gauges, kinds, sheet_view, shell, view
+from driftscope.report import gauges, kinds, sheet_view, shell, view, wording
+from driftscope.report.sarif import sarif_of
 
 _EMBEDDED = re.compile(rf'<script type="application/json" id="{shell.RECORD_ID}">(.*?)</script>', re.DOTALL)
 _DEEPEST = 60  # levels of nesting a record may have; ours have fewer than ten
@@ -48,7 +49,16 @@ def fragment(record: Any) -> str:
 
 def markdown(record: Any) -> str:
     """Write a compact version in Markdown: for notebooks, pull requests and job summaries."""
+    if isinstance(record, Collection):
+        parts = (f"## {wording.one_line(e.title)}\n\n{markdown(e.comparison)}" for e in record.entries)
+        return "\n".join(parts)
     return sheet_view.markdown(kinds.sheet_of(record))
+
+
+def sarif(record: Any) -> dict[str, Any]:
+    """Return the findings of a record that stand on a line of source, as a SARIF log."""
+    comparisons = [e.comparison for e in record.entries] if isinstance(record, Collection) else [record]
+    return sarif_of(f for one in comparisons for f in kinds.sheet_of(one).findings)
 
 
 def read(path: str | Path) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class Mark:
         Said when pointed at, and to screen readers.
     sort : float or None
         What a table is sorted by instead of the text.
+    link : str
+        Name of a file beside the page; empty for none.
     """
 
     text: str
@@ -38,6 +40,7 @@ class Mark:
     level: float | None = None
     tip: str = ""
     sort: float | None = None
+    link: str = ""
 
 
 Cell = str | int | float | None | Mark

@@ -99,6 +99,8 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "tone": mark.tone,
         "tip": wording.one_line(mark.tip),
         "sort": mark.sort,
+        # A name beside the page and nothing else: no scheme, no host, no way up.
+        "link": mark.link if re.fullmatch(r"[\w-][\w.-]*", mark.link) else "",
     }
 
 

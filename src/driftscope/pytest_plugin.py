@@ -1,0 +1,262 @@
+"""pytest: verdicts beside test results.
+
+Loaded by pytest itself; it imports no tensor library until a test asks for the ``driftscope`` fixture.
+
+* ``driftscope`` fixture: comparisons and inputs with the dtype and the seed of the run;
+* every comparison of the fixture and of ``ds.testing.assert_same`` becomes JUnit properties of its test, a line of the
+  summary, and with ``--driftscope-report=DIR`` a page;
+* on GitHub Actions, annotations on the guilty lines and a job summary.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["Checks"]
+
+_DTYPES = ("float64", "float32", "float16", "bfloat16")
+_MADE = pytest.StashKey[list[dict[str, Any]]]()  # of a test: what it compared
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--driftscope-report``, ``--driftscope-dtype`` and ``--driftscope-seed``."""
+    group = parser.getgroup("driftscope")
+    group.addoption(
+        "--driftscope-report", metavar="DIR", default=None,
+        help="write a page for each comparison, an index, SARIF and the records as JSON into DIR",
+    )  # fmt: skip
+    group.addoption(
+        "--driftscope-dtype", metavar="DTYPE[,DTYPE]", default="float32",
+        help="dtypes of the driftscope fixture, one test for each (default: float32)",
+    )  # fmt: skip
+    group.addoption(
+        "--driftscope-seed", metavar="N", type=int, default=0, help="seed of the driftscope fixture (default: 0)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, and refuse options that cannot be used before any test runs."""
+    config.addinivalue_line("markers", "driftscope(dtype=None, seed=None): dtype and seed of the fixture in this test")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Summary(config), "driftscope-summary")
+    unknown = [d for d in _dtypes(config) if d not in _DTYPES]
+    if unknown:
+        raise pytest.UsageError(f"--driftscope-dtype: {unknown[0]!r} is not one of {', '.join(_DTYPES)}")
+    folder = config.getoption("driftscope_report")
+    if folder is not None:
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise pytest.UsageError(f"--driftscope-report: cannot write to {folder!r}: {error.strerror}") from error
+
+
+def _dtypes(config: pytest.Config) -> list[str]:
+    return [d.strip() for d in str(config.getoption("driftscope_dtype")).split(",") if d.strip()]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that uses the fixture once for each dtype asked for."""
+    dtypes = _dtypes(metafunc.config)
+    if "driftscope" in metafunc.fixturenames and len(dtypes) > 1:
+        marker = metafunc.definition.get_closest_marker("driftscope")
+        if not (marker and marker.kwargs.get("dtype")):
+            metafunc.parametrize("driftscope", dtypes, indirect=True)
+
+
+class Checks:
+    """What the ``driftscope`` fixture gives: comparisons and inputs with the dtype and the seed of the run.
+
+    Attributes
+    ----------
+    dtype : str
+        From ``--driftscope-dtype`` or ``@pytest.mark.driftscope(dtype=...)``.
+    seed : int
+        From ``--driftscope-seed`` or the marker.
+    """
+
+    def __init__(self, item: pytest.Item, dtype: str, seed: int):
+        self._item = item
+        self.dtype = dtype
+        self.seed = seed
+
+    @property
+    def torch_dtype(self) -> Any:
+        """The dtype as torch has it."""
+        import torch
+
+        return getattr(torch, self.dtype)
+
+    def inputs(self, specification: Any) -> Any:
+        """As ``ds.inputs``, with this seed; a shape without a dtype, as ``"4x64"``, gets this dtype."""
+        from driftscope.programs.feeds import make_inputs
+
+        if isinstance(specification, dict):
+            bare = re.compile(r"[\dx ]+")
+            specification = {
+                name: f"{text}:{self.dtype}" if isinstance(text, str) and bare.fullmatch(text) else text
+                for name, text in specification.items()
+            }
+        return make_inputs(specification, seed=self.seed)
+
+    def compare(self, a: Any, b: Any, inputs: Any = None, **options: Any) -> Any:
+        """As ``ds.compare``; the verdict is reported with the test."""
+        from driftscope.inquiry import compare
+
+        comparison = compare(a, b, inputs, **options)
+        _note(self._item, comparison, None)
+        return comparison
+
+    def assert_same(self, a: Any, b: Any, inputs: Any = None, **options: Any) -> None:
+        """As ``ds.testing.assert_same``."""
+        __tracebackhide__ = True
+        from driftscope.testing import assert_same
+
+        assert_same(a, b, inputs, **options)
+
+    def assert_close(self, actual: Any, expected: Any, **options: Any) -> None:
+        """As ``ds.testing.assert_close``."""
+        __tracebackhide__ = True
+        from driftscope.testing import assert_close
+
+        assert_close(actual, expected, **options)
+
+
+@pytest.fixture
+def driftscope(request: pytest.FixtureRequest) -> Iterator[Checks]:
+    """Comparisons and inputs with the dtype and the seed of this run."""
+    import torch
+
+    marker = request.node.get_closest_marker("driftscope")
+    asked = marker.kwargs if marker else {}
+    dtype = asked.get("dtype") or getattr(request, "param", None) or _dtypes(request.config)[0]
+    seed = asked.get("seed")
+    checks = Checks(
+        request.node, str(dtype), request.config.getoption("driftscope_seed") if seed is None else int(seed)
+    )
+    # The generator is put back: a test that asks for the fixture must not change what the next one draws.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(checks.seed)
+        yield checks
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Listen to the comparisons of this test."""
+    from driftscope.records.listeners import listeners
+
+    def listen(comparison: Any, failed: bool) -> None:
+        _note(item, comparison, failed)
+
+    listeners.append(listen)
+    try:
+        return (yield)
+    finally:
+        listeners.remove(listen)
+
+
+def _note(item: pytest.Item, comparison: Any, failed: bool | None) -> None:
+    """Keep what a comparison said, as plain data: it travels to the process that reports."""
+    from driftscope.records.plain import to_plain
+
+    made = item.stash.setdefault(_MADE, [])
+    file, line, _ = item.location
+    entry = {
+        "test": item.nodeid, "verdict": str(comparison.verdict), "reason": comparison.reason, "file": file,
+        "line": None if line is None else line + 1, "failed": failed, "page": _write_page(item, comparison, len(made)),
+        "findings": [to_plain(f) for f in comparison.findings if not f.note],
+    }  # fmt: skip
+    made.append(entry)
+    number = "" if len(made) == 1 else f".{len(made)}"
+    item.user_properties.append((f"driftscope.verdict{number}", entry["verdict"]))
+    item.user_properties.append((f"driftscope.reason{number}", entry["reason"]))
+    if entry["page"]:
+        item.user_properties.append((f"driftscope.page{number}", entry["page"]))
+
+
+def _write_page(item: pytest.Item, comparison: Any, count: int) -> str:
+    folder = item.config.getoption("driftscope_report")
+    if folder is None:
+        return ""
+    import hashlib
+
+    # Names of parameters may be long or hold any character; the digest keeps two tests apart.
+    digest = hashlib.sha256(item.nodeid.encode()).hexdigest()[:8]
+    stem = f"{re.sub(r'[^A-Za-z0-9]+', '-', item.nodeid).strip('-')[:80]}-{digest}-{count + 1}"
+    comparison.save(Path(folder) / f"{stem}.json")
+    comparison.save(Path(folder) / f"{stem}.html")
+    return f"{stem}.html"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, Any, Any]:
+    """Attach the comparisons to the report, which travels to the process that prints the summary."""
+    from driftscope.records.verdict import FailOn, Verdict
+
+    report = yield
+    if report.when == "call" and item.stash.get(_MADE, None):
+        for made in item.stash[_MADE]:
+            # A comparison that asserted nothing itself has failed the test if the test failed and it looks like it.
+            if made["failed"] is None:
+                made["failed"] = report.outcome == "failed" and FailOn.PRECISION.fails(Verdict(made["verdict"]))
+        report.driftscope = item.stash[_MADE]
+    return report
+
+
+class _Summary:
+    """What one run of pytest compared, gathered from all its processes and told at its end."""
+
+    def __init__(self, config: pytest.Config):
+        self._config = config
+        self._made: list[dict[str, Any]] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Collect what a test compared."""
+        self._made.extend(getattr(report, "driftscope", ()))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say what was compared; write the index, SARIF and what GitHub Actions reads."""
+        if not self._made:
+            return
+        from driftscope.records.session import SESSION_SCHEMA, Session
+        from driftscope.report import session_sheet
+
+        session = Session.from_dict({"schema": SESSION_SCHEMA, "entries": self._made})
+        terminalreporter.section("driftscope")
+        terminalreporter.write_line(session_sheet.tally(session))
+        for entry in session.entries:
+            if entry.failed:
+                terminalreporter.write_line(f"{entry.verdict} {entry.test}: {entry.reason}")
+        folder = self._config.getoption("driftscope_report")
+        if folder is not None:
+            _write_index(session, Path(folder), self._config.rootpath)
+            terminalreporter.write_line(f"pages: {Path(folder) / 'index.html'}")
+        if os.environ.get("GITHUB_ACTIONS") == "true":
+            _tell_github(session, terminalreporter, self._config.rootpath)
+
+
+def _tell_github(session: Any, terminalreporter: Any, root: Path) -> None:
+    from driftscope.report import github
+
+    for line in github.commands(session, root):
+        terminalreporter.write_line(line)
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        with open(summary, "a", encoding="utf-8") as target:
+            target.write(github.summary(session))
+
+
+def _write_index(session: Any, folder: Path, root: Path) -> None:
+    import json
+
+    from driftscope.report.sarif import sarif_of
+
+    session.save(folder / "index.html")
+    session.save(folder / "index.json")
+    findings = [f for entry in session.entries for f in entry.findings]
+    (folder / "findings.sarif").write_text(json.dumps(sarif_of(findings, root), indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,158 @@
+"""The plugin as its users meet it: options, fixture, JUnit, pages, SARIF, GitHub, and under xdist."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from driftscope.report import page
+
+TESTS = """
+import copy
+import pytest
+import torch
+import driftscope as ds
+
+def net(dtype=torch.float32):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)).eval().to(dtype)
+
+def broken(model):
+    other = copy.deepcopy(model)
+    other[1].eps = 1e-3
+    return other
+
+def test_same(driftscope):
+    model = net(driftscope.torch_dtype)
+    driftscope.assert_same(model, copy.deepcopy(model), driftscope.inputs({"input": "4x16"}))
+
+@pytest.mark.driftscope(dtype="float32")
+def test_broken(driftscope):
+    model = net()
+    driftscope.assert_same(model, broken(model), driftscope.inputs({"input": "4x16"}))
+
+@pytest.mark.driftscope(dtype="float32")
+def test_expected(driftscope):
+    model = net()
+    assert str(driftscope.compare(model, broken(model), driftscope.inputs({"input": "4x16"})).verdict) == "DIFFERENT"
+
+def test_the_front_door():
+    model = net()
+    ds.testing.assert_same(model, copy.deepcopy(model), {"input": torch.ones(2, 16)})
+
+def test_the_inputs(driftscope):
+    leaves = driftscope.inputs({"x": "2x3", "y": "2:int64"}).kwargs
+    assert leaves["x"].dtype is driftscope.torch_dtype
+    assert leaves["y"].dtype is torch.int64
+
+@pytest.mark.driftscope(dtype="bfloat16", seed=7)
+def test_marked(driftscope):
+    assert (driftscope.dtype, driftscope.seed) == ("bfloat16", 7)
+
+def test_the_generator_is_seeded(driftscope):
+    drawn = torch.rand(3)
+    assert torch.equal(drawn, torch.rand(3, generator=torch.Generator().manual_seed(driftscope.seed)))
+
+def test_the_generator_is_put_back():
+    assert torch.initial_seed() != 3
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of pytest on the tests above."""
+
+    folder: Path
+    code: int
+    lines: list[str]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Run the tests above in two processes, with every option, as on GitHub Actions."""
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "test_nets.py").write_text(TESTS)
+    environment = os.environ | {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": str(folder / "summary.md")}
+    command = [
+        sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "--junitxml=j.xml",
+        "--driftscope-report=out", "--driftscope-dtype=float32,float16", "--driftscope-seed=3",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return Ran(folder, done.returncode, done.stdout.splitlines())
+
+
+def test_only_the_broken_one_fails_and_each_runs_for_its_dtypes(ran: Ran) -> None:
+    assert ran.lines[-1].startswith("1 failed, 10 passed"), "\n".join(ran.lines)
+
+
+def test_the_summary_counts_verdicts_and_names_what_failed(ran: Ran) -> None:
+    assert "2 DIFFERENT, 3 IDENTICAL" in ran.lines
+    assert [line.split(":", 3)[:3] for line in ran.lines if line.startswith("DIFFERENT test_nets")] == [
+        ["DIFFERENT test_nets.py", "", "test_broken"]
+    ]
+
+
+def test_a_failure_names_the_floors_the_module_and_the_edit(ran: Ran) -> None:
+    text = "\n".join(ran.lines)
+    assert "AssertionError: DIFFERENT: " in text
+    for said in ("floors", "N001", "eps"):
+        assert said in text
+
+
+def test_verdicts_are_properties_of_their_tests(ran: Ran) -> None:
+    told = {
+        case.get("name", ""): {p.get("name", ""): p.get("value", "") for p in case.iter("property")}
+        for case in ElementTree.parse(ran.folder / "j.xml").getroot().iter("testcase")
+    }
+    assert told["test_same[float16]"]["driftscope.verdict"] == "IDENTICAL"
+    assert told["test_broken"]["driftscope.verdict"] == "DIFFERENT"
+    assert told["test_the_front_door"]["driftscope.verdict"] == "IDENTICAL"
+    assert told["test_marked"] == {}
+
+
+def test_the_report_has_an_index_with_a_page_for_each_comparison(ran: Ran) -> None:
+    session = page.load(ran.folder / "out" / "index.html")
+    assert len(session.entries) == 5
+    for entry in session.entries:
+        assert page.load(ran.folder / "out" / entry.page).verdict is entry.verdict
+        assert f'href="{entry.page}"' in (ran.folder / "out" / "index.html").read_text()
+    assert json.loads((ran.folder / "out" / "findings.sarif").read_text())["version"] == "2.1.0"
+
+
+def test_github_is_told_of_the_failure_alone(ran: Ran) -> None:
+    commands = [line for line in ran.lines if line.startswith("::error")]
+    assert len(commands) == 1
+    assert "title=driftscope N001" in commands[0]
+    assert "test\\_expected" in (ran.folder / "summary.md").read_text()
+
+
+def test_nothing_is_said_where_nothing_was_compared(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_other(): pass")
+    result = pytester.runpytest_inprocess("--driftscope-report=out")
+    assert not [line for line in result.outlines if line.startswith("=") and "driftscope" in line]
+    assert not (pytester.path / "out" / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("--driftscope-dtype=float31", "'float31' is not one of"), ("--driftscope-report=taken/x", "cannot write to"),
+     ("--driftscope-seed=one", "invalid int value")],
+)  # fmt: skip
+def test_an_option_that_cannot_be_used_is_refused(pytester: pytest.Pytester, option: str, said: str) -> None:
+    (pytester.path / "taken").write_text("a file")
+    pytester.makepyfile("def test_other(): pass")
+    result = pytester.runpytest_inprocess(option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert said in "\n".join(result.errlines + result.outlines)
+
+
+def test_loading_the_plugin_loads_no_tensor_library() -> None:
+    code = "import sys, driftscope.pytest_plugin; print([m for m in ('torch', 'numpy', 'onnx') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
