@@ -1,0 +1,129 @@
+"""``ds.vmap``: torch.vmap where torch.vmap is right, the batch split by path where it is not, the loop at the end."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from driftscope.errors import InputError
+from driftscope.transforms import torch_internals as internals
+from driftscope.transforms.batching_call import BatchedCall, Request, run_loop
+from driftscope.transforms.batching_paths import by_path, same_as_loop
+from driftscope.transforms.batching_results import RAGGED, Shape, put_together
+from driftscope.transforms.batching_trial import Plan, Signature, full_signature, other_signature, plans_of, try_out
+
+
+def vmap(
+    func: Callable[..., Any],
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: str = "error",
+    *,
+    chunk_size: int | None = None,
+    ragged: str = "error",
+    padding: float = 0.0,
+) -> Callable[..., Any]:
+    """Map a function over a batch: what the loop over the examples gives, also where ``torch.vmap`` refuses.
+
+    Where ``torch.vmap`` works and agrees with the loop, the call *is* ``torch.vmap``. Where data-dependent control
+    flow, ``.item()``, shapes that depend on values, or a buffer made without the batch stop it, examples that take
+    the same decisions are run together; where that does not pay, or a batched kernel has other bits than the kernel
+    for one example, the examples are run one by one.
+
+    Parameters
+    ----------
+    func : callable
+        Takes one example: tensors without the mapped axis. It must be pure, since it may be run more or fewer times
+        than there are examples; this is tried once per code object, on three examples.
+    in_dims, out_dims, randomness, chunk_size
+        As for ``torch.vmap``.
+    ragged : {"error", "jagged", "pad", "list"}
+        What to return where examples give different shapes: nothing, a nested tensor of layout ``torch.jagged``,
+        a tensor padded with ``padding`` at the ends, or a list of tensors.
+    padding : float
+        What ``ragged="pad"`` fills with.
+
+    Returns
+    -------
+    callable
+        Takes the batch. Derivatives of its results are the loop's.
+
+    Raises
+    ------
+    InputError
+        When ``ragged`` is unknown; when called, for results that cannot be put together.
+    ImpureFunction
+        When called with a function that changes state, prints, or draws from numpy's or Python's generators; its
+        ``finding`` says which.
+
+    Notes
+    -----
+    Results that are Python numbers become tensors of 64 bits, which hold what the loop returned exactly; beside tensors
+    they take the tensors' dtype. ``randomness="different"`` outside of ``torch.vmap`` draws as the loop draws.
+    """
+    if ragged not in RAGGED:
+        raise InputError(f"ragged={ragged!r} is not one of {', '.join(map(repr, RAGGED))}")
+    if not callable(func):
+        raise InputError(f"ds.vmap needs a function, not {type(func).__name__}")
+    request = Request(func, in_dims, out_dims, randomness, chunk_size, ragged, padding)
+    theirs = torch.vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)
+    plans = plans_of(request)
+    # What stands below runs on every call, beside some 30 microseconds of torch.vmap on a small function.
+    known, settled, tensor, module = plans.get, Plan.TORCH, torch.Tensor, isinstance(func, torch.nn.Module)
+
+    def mapped(*arguments: Any, **keywords: Any) -> Any:
+        if keywords or module:
+            signature = full_signature(func, arguments, keywords)
+        else:
+            signature = tuple([(a.dtype, a.ndim) if a.__class__ is tensor else other_signature(a) for a in arguments])
+        if known(signature) is not settled:
+            return _planned(request, theirs, signature, arguments, keywords)
+        try:
+            return theirs(*arguments, **keywords)
+        except Exception:
+            # Other values took the function down another road than the examples it was tried on.
+            plans[signature] = Plan.PATHS
+            return _planned(request, theirs, signature, arguments, keywords)
+
+    return functools.update_wrapper(mapped, func) if hasattr(func, "__name__") else mapped
+
+
+def _planned(
+    request: Request, theirs: Callable[..., Any], signature: Signature, arguments: tuple[Any, ...], keywords: Any
+) -> Any:
+    """Run a call as its plan says; make the plan first where there is none."""
+    if torch.compiler.is_compiling():
+        return theirs(*arguments, **keywords)
+    call = BatchedCall.read(request, arguments, keywords)
+    if any(internals.is_mapped(tensor) for tensor in call.tensors):
+        return _inside_another(call, theirs, arguments, keywords)
+    plans = plans_of(request)
+    if signature not in plans:
+        plans[signature] = try_out(call, theirs)
+    if plans[signature] is Plan.TORCH:
+        return theirs(*arguments, **keywords)
+    shape = Shape(request.out_dims, request.ragged, request.padding, internals.name_of(request.function))
+    if call.size and plans[signature] in (Plan.PATHS, Plan.VERIFIED_PATHS):
+        pieces = by_path(call)
+        if pieces is None:
+            plans[signature] = Plan.LOOP
+        elif plans[signature] is Plan.PATHS:
+            plans[signature] = Plan.VERIFIED_PATHS if same_as_loop(call, pieces) else Plan.LOOP
+        if pieces is not None and plans[signature] is Plan.VERIFIED_PATHS:
+            return put_together(pieces, call.size, shape)
+    if not call.size:
+        return theirs(*arguments, **keywords)
+    return put_together(run_loop(call, writing=plans[signature] is Plan.WRITING_LOOP), call.size, shape)
+
+
+def _inside_another(call: BatchedCall, theirs: Callable[..., Any], arguments: tuple[Any, ...], keywords: Any) -> Any:
+    """Run under another ``vmap``: values belong to it, so it is the one that splits; here there is only the loop."""
+    try:
+        return theirs(*arguments, **keywords)
+    except Exception:
+        request = call.request
+        shape = Shape(request.out_dims, request.ragged, request.padding, internals.name_of(request.function))
+        return put_together(run_loop(call), call.size, shape)

@@ -1,0 +1,132 @@
+"""One call of a batched function: its arguments flattened, its examples sliced, and the loop over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from driftscope.transforms import torch_internals as internals
+from driftscope.transforms.batching_results import Piece, piece_of_examples
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for: the arguments of ``ds.vmap``."""
+
+    function: Callable[..., Any]
+    in_dims: Any = 0
+    out_dims: Any = 0
+    randomness: str = "error"
+    chunk_size: int | None = None
+    ragged: str = "error"
+    padding: float = 0.0
+
+
+@dataclass(frozen=True)
+class BatchedCall:
+    """The arguments of one call.
+
+    Parameters
+    ----------
+    request : Request
+    size : int
+        Number of examples.
+    dims : list of int or None
+        Mapped axis of each leaf.
+    leaves : list
+        Flattened positional arguments.
+    spec : TreeSpec
+    keywords : dict
+        Never mapped, as in ``torch.vmap``.
+    """
+
+    request: Request
+    size: int
+    dims: list[int | None]
+    leaves: list[Any]
+    spec: Any
+    keywords: dict[str, Any]
+
+    @classmethod
+    def read(cls, request: Request, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> BatchedCall:
+        """Flatten and check arguments; what does not fit is refused in the words of ``torch.vmap``."""
+        size, dims, leaves, spec = internals.read_arguments(request.function, request.in_dims, arguments)
+        return cls(request, size, dims, leaves, spec, keywords)
+
+    def with_leaves(self, leaves: list[Any], size: int | None = None) -> BatchedCall:
+        """Return the same call on other leaves."""
+        size = self.size if size is None else size
+        return BatchedCall(self.request, size, self.dims, leaves, self.spec, self.keywords)
+
+    def picked(self, rows: torch.Tensor) -> list[Any]:
+        """Return the leaves of the examples at ``rows``; mapped leaves are copies."""
+        return [
+            leaf if dim is None else leaf.index_select(dim, rows.to(leaf.device))
+            for leaf, dim in zip(self.leaves, self.dims, strict=True)
+        ]
+
+    def examples(self, rows: Sequence[int], *, writing: bool = False) -> Iterator[tuple[Any, ...]]:
+        """Yield the arguments of one example after another: views, as the loop passes them.
+
+        ``writing`` says that the function writes into them: views taken all at once cannot be written to where
+        derivatives are wanted, views taken one by one cost a full-sized tensor each in the backward pass.
+        """
+        columns: list[Sequence[Any]] = []
+        for leaf, dim in zip(self.leaves, self.dims, strict=True):
+            if dim is None:
+                columns.append([leaf] * len(rows))
+            elif writing or len(rows) < self.size:
+                columns.append([leaf.select(dim, row) for row in rows])
+            else:
+                columns.append(leaf.unbind(dim))
+        flat = all(child.is_leaf() for child in self.spec.children())
+        for leaves in zip(*columns, strict=True):
+            yield leaves if flat else pytree.tree_unflatten(list(leaves), self.spec)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the positional arguments as they were given."""
+        arguments: tuple[Any, ...] = pytree.tree_unflatten(self.leaves, self.spec)
+        return arguments
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor among the arguments."""
+        return [leaf for leaf in (*self.leaves, *self.keywords.values()) if isinstance(leaf, torch.Tensor)]
+
+    def plain(self, rows: Sequence[int]) -> BatchedCall:
+        """Return the call on copies of a few examples, free of transforms and of the graph, for trials."""
+        index = torch.tensor(rows)
+
+        def copied(leaf: Any, dim: int | None) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            with internals.beneath_transforms():
+                value = internals.peel(leaf)[0].detach()
+                wants = leaf.requires_grad
+                value = value.clone() if dim is None else value.index_select(dim, index.to(value.device))
+                return value.requires_grad_(wants) if value.is_floating_point() or value.is_complex() else value
+
+        leaves = [copied(leaf, dim) for leaf, dim in zip(self.leaves, self.dims, strict=True)]
+        keywords = {name: copied(value, None) for name, value in self.keywords.items()}
+        return BatchedCall(self.request, len(rows), self.dims, leaves, self.spec, keywords)
+
+
+def run_loop(call: BatchedCall, rows: Sequence[int] | None = None, *, writing: bool = False) -> list[Piece]:
+    """Run the function on one example after another: the meaning of ``vmap``.
+
+    With ``randomness="same"`` every example starts from the same state of torch's generator, so that all draw the
+    same numbers. ``writing`` as for :meth:`BatchedCall.examples`.
+    """
+    function, keywords = call.request.function, call.keywords
+    state = torch.get_rng_state() if call.request.randomness == "same" else None
+    rows = range(call.size) if rows is None else rows
+    outputs = []
+    for arguments in call.examples(rows, writing=writing):
+        if state is not None:
+            torch.set_rng_state(state)
+        outputs.append(function(*arguments, **keywords))
+    return piece_of_examples(outputs, list(rows))

@@ -1,0 +1,177 @@
+"""The runs that a check needs, each made once: the loop twice, the plain reference and the transform per question."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from driftscope.errors import InputError
+from driftscope.transforms import torch_internals as internals
+from driftscope.transforms.agreement import Difference, differ
+from driftscope.transforms.running import Run, cloned, run_once
+from driftscope.transforms.subject import Subject
+from driftscope.transforms.trace import Bounded, Trace
+from driftscope.transforms.transforming import Level, Setting, arguments_for, lift, plain, plain_key, slices_of
+from driftscope.transforms.world import World
+
+# Three examples show every difference that more would, at a fraction of the time; two could agree by chance.
+EXAMPLES = 3
+_RANDOMNESS = ("error", "different", "same")
+
+
+def subject_of(function: Any, examples: tuple[Any, ...], in_dims: Any, randomness: str) -> Subject:
+    """Check what the user passed and narrow the batch to :data:`EXAMPLES`.
+
+    Raises
+    ------
+    InputError
+        If ``function`` cannot be called, ``in_dims`` does not fit, or the mapped axes disagree in size.
+    """
+    if not callable(function):
+        raise InputError(f"check_transforms needs a function as its first argument, not {type(function).__name__}")
+    if randomness not in _RANDOMNESS:
+        raise InputError(f"randomness is one of {', '.join(_RANDOMNESS)}; not {randomness!r}")
+    if not any(isinstance(leaf, torch.Tensor) for leaf in internals.tree_leaves(examples)):
+        raise InputError("check_transforms needs example arguments with at least one tensor, after the function")
+    dims = _dims(examples, in_dims)
+    narrow, size = _narrowed(examples, dims)
+    return Subject(
+        function=function,
+        examples=narrow,
+        in_dims=dims,
+        randomness=randomness,
+        world=World(function, narrow),
+        size=size,
+        slices=tuple(slices_of(narrow, dims, size)),
+    )
+
+
+def _dims(examples: tuple[Any, ...], in_dims: Any) -> tuple[Any, ...]:
+    """One entry per argument; an axis asked of something that is no tensor is dropped, as examples may be anything."""
+    if isinstance(in_dims, list):
+        in_dims = tuple(in_dims)
+    entries = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(examples)
+    if len(entries) != len(examples):
+        raise InputError(f"in_dims has {len(entries)} entries for {len(examples)} example arguments; give one for each")
+    found = []
+    for i, (arg, entry) in enumerate(zip(examples, entries, strict=True)):
+        leaves, spec = internals.tree_flatten(arg)
+        flat = internals.broadcast_to(entry, spec)
+        if flat is None:
+            raise InputError(f"in_dims entry {entry!r} does not fit the structure of argument {i}")
+        dims = [d if isinstance(x, torch.Tensor) and x.dim() else None for x, d in zip(leaves, flat, strict=True)]
+        for x, d in zip(leaves, dims, strict=True):
+            if d is not None and not -x.dim() <= d < x.dim():
+                raise InputError(f"in_dims says axis {d} for argument {i}, which has shape {tuple(x.shape)}")
+        tidy = [d if d is None or d >= 0 else d + x.dim() for x, d in zip(leaves, dims, strict=True)]
+        plain_leaf = len(tidy) == 1 and isinstance(arg, torch.Tensor)
+        none = all(d is None for d in tidy)
+        found.append(None if none else tidy[0] if plain_leaf else internals.tree_unflatten(tidy, spec))
+    if all(d is None for d in found):
+        raise InputError("no example has a mapped axis; examples carry the axis that vmap maps, and in_dims names it")
+    return tuple(found)
+
+
+def _narrowed(examples: tuple[Any, ...], dims: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
+    sizes: set[int] = set()
+    found = []
+    for arg, entry in zip(examples, dims, strict=True):
+        leaves, spec = internals.tree_flatten(arg)
+        flat = internals.broadcast_to(entry, spec) or []
+        sizes |= {x.shape[d] for x, d in zip(leaves, flat, strict=True) if d is not None}
+        kept = [
+            x if d is None else x.detach().narrow(d, 0, min(EXAMPLES, x.shape[d]))
+            for x, d in zip(leaves, flat, strict=True)
+        ]
+        found.append(arg if entry is None else internals.tree_unflatten(kept, spec))
+    if len(sizes) > 1:
+        raise InputError(f"the mapped axes have different sizes: {', '.join(map(str, sorted(sizes)))}")
+    if 0 in sizes:
+        raise InputError("the mapped axis is empty; give at least one example")
+    return tuple(found), min(EXAMPLES, *sizes)
+
+
+@dataclass
+class Question:
+    """One transform of a check: its runs and how they differ."""
+
+    name: str
+    levels: tuple[Level, ...]
+    plain: Run
+    lifted: Run
+    difference: Difference | None = None
+
+
+@dataclass
+class Examination:
+    """Everything run for one subject.
+
+    Parameters
+    ----------
+    subject : Subject
+    seconds : float or None
+        Time limit of one run.
+    """
+
+    subject: Subject
+    seconds: float | None = None
+    traceable: bool = True
+    reproducible: bool = True
+    loop: Run = field(default_factory=Run)
+    start_state: dict[str, Any] = field(default_factory=dict)
+    _plain: dict[Any, Run] = field(default_factory=dict)
+
+    @property
+    def setting(self) -> Setting:
+        """What the transforms share."""
+        return Setting(self.subject.in_dims, self.subject.randomness, self.subject.size)
+
+    def begin(self) -> None:
+        """Run the loop twice: does it run, can it be traced, does it repeat itself?"""
+        self.start_state = self.subject.world.fingerprint()
+        calls = list(self.subject.slices)
+        self.loop = self.run(self.subject.function, calls, traced=True)
+        if self.loop.error is not None:
+            untraced = self.run(self.subject.function, calls, traced=False)
+            if untraced.error is None:
+                # Higher-order operators such as torch.cond refuse to run under a TorchFunctionMode.
+                self.traceable, self.loop = False, untraced
+                self.loop = untraced
+        if self.loop.error is None:
+            again = self.run(self.subject.function, calls, traced=False)
+            self.reproducible = again.error is None and differ(self.loop.value, again.value).kind == "same"
+
+    def run(self, function: Any, arguments: list[tuple[Any, ...]], *, traced: bool, build: Any = None) -> Run:
+        """Run ``build(function)`` on each of the arguments in turn."""
+        trace = Trace() if traced and self.traceable else None
+        made = cloned(arguments)
+        built = build(Bounded(function, trace)) if build is not None else Bounded(function, trace)
+        flat = tuple(argument for call in made for argument in call)
+        calls = [lambda call=call: built(*call) for call in made]
+        return run_once(self.subject.world, calls, trace, arguments=flat, seconds=self.seconds)
+
+    def plain_run(self, levels: tuple[Level, ...]) -> Run:
+        """Return the run of the plain reference of a composition."""
+        arguments = arguments_for(levels, self.subject.examples, self.subject.slices, self.setting)
+        key = (plain_key(levels), len(arguments))
+        if key not in self._plain:
+            self._plain[key] = self.run(
+                self.subject.function, arguments, traced=True, build=lambda f: plain(f, levels, self.setting)
+            )
+        return self._plain[key]
+
+    def lifted_run(self, levels: tuple[Level, ...], *, traced: bool = True) -> Run:
+        """Run the transform."""
+        arguments = arguments_for(levels, self.subject.examples, self.subject.slices, self.setting)
+        eager = all(level.kind not in ("compile", "export") for level in levels)
+        function = self.subject.function
+        if not eager:
+            torch._dynamo.reset()
+        return self.run(
+            function,
+            arguments,
+            traced=traced and eager,
+            build=lambda f: lift(f if eager else function, levels, self.setting),
+        )

@@ -1,0 +1,150 @@
+"""Every private name of torch this room uses, in one place. Read in torch 2.13.0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C import _functorch as functorch
+from torch._functorch import vmap as vmap_rules
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import _get_current_function_mode_stack, resolve_name
+from torch.utils import _pytree as pytree
+
+stack_depth: Callable[[], int] = functorch.get_dynamic_layer_stack_depth
+fallback_enabled: Callable[[], bool] = functorch._is_vmap_fallback_enabled
+tree_map: Callable[..., Any] = pytree.tree_map
+tree_leaves: Callable[[Any], list[Any]] = pytree.tree_leaves
+tree_flatten: Callable[[Any], tuple[list[Any], Any]] = pytree.tree_flatten
+tree_unflatten: Callable[[Any, Any], Any] = pytree.tree_unflatten
+broadcast_to: Callable[[Any, Any], list[Any] | None] = pytree._broadcast_to_and_flatten
+set_fallback_enabled: Callable[[bool], None] = functorch._set_vmap_fallback_enabled
+
+
+def unwind(depth: int) -> None:
+    """Drop functorch levels above ``depth``; a level that is left behind makes later calls of torch fail."""
+    if stack_depth() > depth:
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+
+
+def is_wrapped(tensor: object) -> bool:
+    """Whether a tensor only makes sense inside a transform: a functorch wrapper or a FakeTensor."""
+    if isinstance(tensor, FakeTensor):
+        return True
+    return isinstance(tensor, torch.Tensor) and bool(functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def is_fake(tensor: object) -> bool:
+    """Whether a tensor is one of tracing's, without values."""
+    return isinstance(tensor, FakeTensor)
+
+
+def wrapper_kind(tensor: torch.Tensor) -> str:
+    """Name the transform a wrapped tensor belongs to, in words."""
+    if isinstance(tensor, FakeTensor):
+        return "a FakeTensor of tracing, without values"
+    if functorch.is_batchedtensor(tensor):
+        return "a tensor mapped by vmap"
+    if functorch.is_gradtrackingtensor(tensor):
+        return "a tensor tracked by a derivative"
+    return "a wrapped tensor"
+
+
+@contextmanager
+def beneath_transforms() -> Iterator[None]:
+    """Run torch on the values under the wrappers: no functorch level sees the calls."""
+    with torch._C._DisableFuncTorch(), torch._C.DisableTorchFunction():
+        yield
+
+
+def peel(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Return the plain tensor under the wrappers and how many mapped axes it has, moved to the front.
+
+    Must run inside :func:`beneath_transforms`. The result shares memory with ``tensor``.
+    """
+    if not functorch.is_functorch_wrapped_tensor(tensor):
+        return tensor, 0
+    inner, mapped = peel(functorch.get_unwrapped(tensor))
+    if not functorch.is_batchedtensor(tensor):
+        return inner, mapped
+    # The mapped axis counts the inner tensor's own axes, and those stand behind the axes moved so far.
+    return inner.movedim(mapped + functorch.maybe_get_bdim(tensor), mapped), mapped + 1
+
+
+def is_mapped(tensor: torch.Tensor) -> bool:
+    """Whether vmap maps the tensor at some level."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def function_modes() -> list[Any]:
+    """The TorchFunctionModes that are active."""
+    return list(_get_current_function_mode_stack())
+
+
+def torch_name(function: Any) -> str:
+    """Name a torch function as a user would: ``"torch.add"``, ``"Tensor.add_"``."""
+    name = resolve_name(function) or getattr(function, "__qualname__", "") or getattr(function, "__name__", "")
+    return name.removeprefix("torch.") if name.startswith("torch.Tensor.") else name
+
+
+# --- what splitting a batch by path needs ------------------------------------------------------------------------
+
+
+def peel_level(tensor: torch.Tensor, level: int) -> tuple[torch.Tensor, bool, bool] | None:
+    """Take every wrapper off a tensor that at most one vmap maps, the one at ``level``.
+
+    Returns
+    -------
+    tuple of Tensor, bool, bool, or None
+        The detached value, its mapped axis in front where it has one; whether it is mapped; whether a derivative of
+        it is wanted. None when another vmap maps it, since then it has no value of its own here.
+    """
+    mapped, tracked = None, False
+    with beneath_transforms():
+        while functorch.is_functorch_wrapped_tensor(tensor):
+            if functorch.is_batchedtensor(tensor):
+                if functorch.maybe_get_level(tensor) != level or mapped is not None:
+                    return None
+                mapped = functorch.maybe_get_bdim(tensor)
+            else:
+                tracked = True
+            tensor = functorch.get_unwrapped(tensor)
+        tracked = tracked or tensor.requires_grad
+        value = tensor.detach()
+        return (value if mapped is None else value.movedim(mapped, 0)), mapped is not None, tracked
+
+
+def current_level() -> int:
+    """Return the number of the innermost transform."""
+    return int(functorch.maybe_current_level())
+
+
+def map_over(rows: torch.Tensor, level: int) -> torch.Tensor:
+    """Make the first axis of a plain tensor the one that the vmap at ``level`` maps."""
+    wrapped: torch.Tensor = functorch._add_batch_dim(rows, 0, level)
+    return wrapped
+
+
+def read_arguments(
+    function: Any, in_dims: Any, arguments: tuple[Any, ...]
+) -> tuple[int, list[int | None], list[Any], Any]:
+    """Check and flatten arguments as ``torch.vmap`` does, with its own errors: size, axes, leaves, structure."""
+    size, dims, leaves, spec = vmap_rules._process_batched_inputs(in_dims, arguments, function)
+    return size, list(dims), list(leaves), spec
+
+
+def spread_over(dims: Any, spec: Any) -> list[Any] | None:
+    """Give every leaf of a structure its entry of ``dims``, a prefix of that structure; None when it is not one."""
+    found: list[Any] | None = pytree._broadcast_to_and_flatten(dims, spec)
+    return found
+
+
+def name_of(function: Any) -> str:
+    """Name a callable as torch's messages do."""
+    return str(getattr(function, "__qualname__", "") or getattr(function, "__name__", "") or type(function).__name__)
