@@ -1,0 +1,248 @@
+"""Which capture to use: every mode is tried and repaired, and ranked by how many shapes it is right at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.export import Dim
+
+from driftscope.shapes.attempts import Attempt, Mode
+from driftscope.shapes.axes import Arguments
+from driftscope.shapes.capture import Capture, Refusal, capture
+from driftscope.shapes.expressions import Number, Operation, Size
+from driftscope.shapes.inference import Wanted, dim_name
+from driftscope.shapes.linear import Linear
+from driftscope.shapes.relations import Relations
+from driftscope.shapes.repairing import Repair, repaired
+
+#: A point at which a program is silently wrong costs as much as this many points that it refuses.
+WRONG_COSTS = 3
+
+_ORDER = (Mode.NAMED, Mode.DERIVED, Mode.DYNAMIC, Mode.AUTO, Mode.OBLIVIOUS, Mode.UNBACKED)
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What a capture does at the probed points at which the model itself runs.
+
+    Parameters
+    ----------
+    right, lost, wrong : int
+    """
+
+    right: int = 0
+    lost: int = 0
+    wrong: int = 0
+
+    @property
+    def probed(self) -> int:
+        """All of them."""
+        return self.right + self.lost + self.wrong
+
+    @property
+    def full(self) -> bool:
+        """Whether the capture is right wherever the model runs, as far as probed."""
+        return not self.lost and not self.wrong
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way of exporting and what it is worth.
+
+    Parameters
+    ----------
+    name : str
+        Where its spec came from: ``"yours"``, ``"from the inputs"``, ``"from the relations"``, or the mode.
+    repair : Repair
+    coverage : Coverage or None
+        None for what was refused.
+    """
+
+    name: str
+    repair: Repair
+    coverage: Coverage | None = None
+
+    @property
+    def capture(self) -> Capture | None:
+        """The program, or None where torch refused to the end."""
+        return self.repair.result if isinstance(self.repair.result, Capture) else None
+
+    @property
+    def worth(self) -> tuple[int, int]:
+        """For ranking: points right, wrong ones counted against it; then the plainer mode."""
+        if self.capture is None or self.coverage is None:
+            return (-(2**31), 0)
+        gained = self.coverage.right - WRONG_COSTS * self.coverage.wrong
+        return (gained, -_ORDER.index(self.capture.mode))
+
+
+Measure = Callable[[Capture], Coverage]
+
+
+class CandidateSearch:
+    """Tries ways of exporting one model.
+
+    Parameters
+    ----------
+    model : torch.nn.Module or callable
+    arguments : Arguments
+        The example.
+    wanted : Wanted
+        Which axes may vary, and what the user said of them.
+    """
+
+    def __init__(self, model: Callable[..., Any], arguments: Arguments, wanted: Wanted):
+        self.model = model
+        self.arguments = arguments
+        self.wanted = wanted
+        self.attempts = 0
+
+    def attempt(self, one: Attempt) -> Capture | Refusal:
+        """Export one way."""
+        self.attempts += 1
+        return capture(self.model, self.arguments, one)
+
+    def hinted(self, mode: Mode, hint: Any) -> Attempt:
+        """The same hint for every axis that may vary."""
+        return Attempt(mode, tuple(hint if free else None for free in self.wanted.free))
+
+    def automatic(self) -> Candidate:
+        """Everything left to torch: what it finds is where the other candidates start."""
+        return Candidate(Mode.AUTO.value, repaired(self.hinted(Mode.AUTO, Dim.AUTO), self.attempt))
+
+    def oblivious(self) -> Candidate:
+        """The same with sizes 0 and 1 traced like any other."""
+        return Candidate(Mode.OBLIVIOUS.value, repaired(self.hinted(Mode.OBLIVIOUS, Dim.AUTO), self.attempt))
+
+    def unbacked(self, relations: Relations | None) -> Candidate:
+        """Nothing assumed of sizes, but for those that every trace fixed."""
+        fixed = fixed_axes(relations) if relations is not None else set()
+        sizes = tuple(
+            Dim.DYNAMIC if free and axis.name not in fixed and axis.dim is not None else None
+            for axis, free in zip(self.wanted.axes, self.wanted.free, strict=True)
+        )
+        return Candidate(Mode.UNBACKED.value, Repair(self.attempt(Attempt(Mode.UNBACKED, sizes))))
+
+    def said(self) -> Candidate | None:
+        """The user's own spec, repaired; None when the user gave none."""
+        if self.wanted.said is None:
+            return None
+        return Candidate("yours", repaired(Attempt(_mode_of(self.wanted.said), self.wanted.said), self.attempt))
+
+    def inferred(self) -> Candidate | None:
+        """What several sets of inputs show, in named Dims; None when there is only one set."""
+        if self.wanted.said is not None or not any(len(g) > 1 for g in self.wanted.classes.groups):
+            return None
+        sizes = named_sizes(self.wanted)
+        return Candidate("from the inputs", repaired(Attempt(_mode_of(sizes), sizes), self.attempt))
+
+    def related(self, relations: Relations) -> Candidate | None:
+        """Named Dims that say what a trace found; None where it found nothing that names can say."""
+        sizes = sizes_from(relations, self.wanted)
+        if not any(isinstance(size, Dim) for size in sizes):
+            return None
+        return Candidate("from the relations", repaired(Attempt(_mode_of(sizes), sizes), self.attempt))
+
+    def all(self) -> Iterator[Candidate]:
+        """Every candidate, the cheap and telling ones first; a caller may stop when one is right everywhere."""
+        first = self.automatic()
+        yield first
+        relations = first.capture.relations if first.capture is not None else None
+        for made in (self.said(), self.inferred()):
+            if made is not None:
+                yield made
+        if relations is not None and (made := self.related(relations)) is not None:
+            yield made
+        yield self.oblivious()
+        yield self.unbacked(relations)
+
+
+def _mode_of(sizes: tuple[Any, ...]) -> Mode:
+    """The mode that a mixture of words amounts to: the least that any of them says."""
+    if any(hasattr(size, "root") for size in sizes):
+        return Mode.DERIVED
+    if any(isinstance(size, Dim) for size in sizes):
+        return Mode.NAMED
+    hints = {size.type.name for size in sizes if size is not None}
+    return Mode.DYNAMIC if hints == {"DYNAMIC"} else Mode.AUTO
+
+
+def fixed_axes(relations: Relations) -> set[str]:
+    """Names of axes that a trace fixed to one size."""
+    return {name for c in relations.recorded if c.kind == "static" for name in c.names}
+
+
+def named_sizes(wanted: Wanted) -> tuple[Any, ...]:
+    """Say in Dims what several sets of inputs showed; a sum of two sizes has no Dim and is left to torch."""
+    sizes: list[Any] = [None] * len(wanted.axes)
+    dims: dict[str, Any] = {}
+    for group in wanted.classes.groups:
+        if wanted.free[group[0]] and group[0] not in wanted.derived:
+            dim = Dim(dim_name(wanted.axes[group[0]]))
+            for place in group:
+                dims[wanted.axes[place].name] = sizes[place] = dim
+    for place, line in wanted.derived.items():
+        sizes[place] = derived_dim(line, dims) or Dim.DYNAMIC
+    return tuple(sizes)
+
+
+def derived_dim(line: Linear, dims: dict[str, Any]) -> Any | None:
+    """``2*d + 1`` of a Dim, or None where torch has no such thing (a sum of two Dims, a negative slope)."""
+    if len(line.slopes) != 1:
+        return None
+    ((name, slope),) = line.slopes.items()
+    root = dims.get(name)
+    if root is None or slope < 1 or hasattr(root, "root"):
+        return None
+    made = root * slope if slope != 1 else root
+    return made + line.offset if line.offset > 0 else made - -line.offset if line.offset else made
+
+
+def sizes_from(relations: Relations, wanted: Wanted) -> tuple[Any, ...]:
+    """Say in Dims what a trace found: one name per class, bounds, derived sizes; the rest is left to torch.
+
+    What it fixed is fixed, and axes in conditions that no Dim can say are DYNAMIC.
+    """
+    axes = wanted.axes
+    fixed = fixed_axes(relations)
+    sizes: list[Any] = [None] * len(axes)
+    bounds, entangled = _bounds(relations)
+    dims: dict[str, Any] = {}
+    for group in relations.classes.groups:
+        names = {axes[place].name for place in group}
+        if names & fixed or not all(wanted.free[place] for place in group):
+            continue
+        first = axes[group[0]]
+        limits = bounds.get(first.name, {})
+        dim = Dim.DYNAMIC if names & entangled else Dim(dim_name(first), **limits)
+        for place in group:
+            sizes[place] = dim
+            dims[axes[place].name] = dim
+    return tuple(sizes)
+
+
+def _bounds(relations: Relations) -> tuple[dict[str, dict[str, int]], set[str]]:
+    """Bounds of single sizes that are checked, and names in conditions that no bound says."""
+    bounds: dict[str, dict[str, int]] = {}
+    entangled: set[str] = set()
+    for one in relations.clauses:
+        if one.kind in ("equal", "static") or not one.enforced:
+            continue
+        bound = _bound(one.condition)
+        if bound is None:
+            entangled |= one.names
+        else:
+            name, word, number = bound
+            bounds.setdefault(name, {})[word] = number
+    return bounds, entangled
+
+
+def _bound(condition: Any) -> tuple[str, str, int] | None:
+    """``x.shape[0] <= 8`` as ``(name, "max", 8)``."""
+    if isinstance(condition, Operation) and condition.operator in ("<=", ">="):
+        left, right = condition.terms
+        if isinstance(left, Size) and isinstance(right, Number):
+            return left.name, "max" if condition.operator == "<=" else "min", int(right.value)
+    return None
