@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from driftscope.records.verdict import FailOn as FailOn
     from driftscope.records.verdict import Verdict as Verdict
     from driftscope.testing import max_diff as max_diff
+    from driftscope.transforms.batching import vmap as vmap
 
 # public name -> (module, name there); an empty name is the module itself
 _HOME = {
@@ -75,6 +76,7 @@ _HOME = {
     "reproducible": ("driftscope.accumulation.exact_mode", "reproducible"),
     "testing": ("driftscope.testing", ""),
     "torch": ("driftscope.programs.loading", "torch_program"),
+    "vmap": ("driftscope.transforms.batching", "vmap"),
 }
 
 __all__ = [
@@ -110,6 +112,7 @@ __all__ = [
     "reveal",
     "testing",
     "torch",
+    "vmap",
 ]
 
 

@@ -7,6 +7,7 @@ that escapes is ours: the command line prints one sentence about it and ends wit
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 
 class Exit(enum.IntEnum):
@@ -64,6 +65,20 @@ class RuntimeRefused(DriftscopeError):
         self.words = words.strip()
         verb = "load" if stage == "load" else "run"
         super().__init__(f"{runtime} refused to {verb} the program: {self.words}")
+
+
+class ImpureFunction(DriftscopeError):
+    """A function cannot be batched, because a run of it does more than compute its result.
+
+    Parameters
+    ----------
+    finding : driftscope.records.finding.Finding
+        What it does, where, and what to do.
+    """
+
+    def __init__(self, finding: Any):
+        self.finding = finding
+        super().__init__(f"{finding}; {finding.fix}" if finding.fix else str(finding))
 
 
 class CannotLift(Exception):

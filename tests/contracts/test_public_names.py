@@ -27,6 +27,7 @@ VERBS = (
     "inputs",
     "pretty",
     "max_diff",
+    "vmap",
 )
 RECORDS = (
     "Comparison",

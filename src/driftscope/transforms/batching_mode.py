@@ -50,7 +50,7 @@ class OwnCopies(BaseException):
         super().__init__(f"call {call}")
 
 
-_T = torch.Tensor
+_T: Any = torch.Tensor
 
 #: Calls that hand a value to Python: their answer decides what happens next.
 DECISIONS: frozenset[Any] = frozenset(

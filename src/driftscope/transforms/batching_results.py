@@ -41,18 +41,21 @@ class Piece:
 
 def piece_of_examples(outputs: Sequence[Any], rows: list[int]) -> list[Piece]:
     """Make pieces of results that were returned one by one: a single piece where they can be stacked."""
+    if outputs and _stackable(outputs):
+        return [Piece(rows, [torch.stack(list(outputs))], pytree.tree_structure(outputs[0]))]
     flat = [pytree.tree_flatten(output) for output in outputs]
     columns = list(zip(*(leaves for leaves, _ in flat), strict=False))
     if all(spec == flat[0][1] for _, spec in flat) and all(_stackable(column) for column in columns):
-        return [Piece(rows, [torch.stack(column) for column in columns], flat[0][1])] if flat else []
+        return [Piece(rows, [torch.stack(list(column)) for column in columns], flat[0][1])] if flat else []
     return [
         Piece([row], [leaf.unsqueeze(0) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
         for row, (leaves, spec) in zip(rows, flat, strict=True)
     ]
 
 
-def _stackable(column: tuple[Any, ...]) -> bool:
-    return all(isinstance(leaf, torch.Tensor) and leaf.shape == column[0].shape for leaf in column)
+def _stackable(column: Sequence[Any]) -> bool:
+    shape = getattr(column[0], "shape", None)
+    return all(isinstance(leaf, torch.Tensor) and leaf.shape == shape for leaf in column)
 
 
 @dataclass(frozen=True)

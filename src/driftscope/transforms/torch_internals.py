@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._C import _functorch as functorch
+from torch._functorch import pyfunctorch
 from torch._functorch import vmap as vmap_rules
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import _get_current_function_mode_stack, resolve_name
@@ -121,8 +122,8 @@ def peel_level(tensor: torch.Tensor, level: int) -> tuple[torch.Tensor, bool, bo
 
 
 def current_level() -> int:
-    """Return the number of the innermost transform."""
-    return int(functorch.maybe_current_level())
+    """Return the number of the innermost transform, 0 outside of any."""
+    return functorch.maybe_current_level() or 0
 
 
 def map_over(rows: torch.Tensor, level: int) -> torch.Tensor:
@@ -146,5 +147,14 @@ def spread_over(dims: Any, spec: Any) -> list[Any] | None:
 
 
 def name_of(function: Any) -> str:
-    """Name a callable as torch's messages do."""
+    """Name a callable as its author does."""
+    if not hasattr(function, "__code__") and resolve_name(function):
+        return torch_name(function)
     return str(getattr(function, "__qualname__", "") or getattr(function, "__name__", "") or type(function).__name__)
+
+
+@contextmanager
+def outside_transforms() -> Iterator[None]:
+    """Run a block as if no transform were active; the active ones return afterwards."""
+    with pyfunctorch.temporarily_clear_interpreter_stack():
+        yield
