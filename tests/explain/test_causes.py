@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from driftscope.explain.causes import Cause, attributes_of, cause_of
-from driftscope.explain.divergence import Parting, Trail, find_partings
+from driftscope.explain.causes import Cause, Trials, attributes_of, cause_of
+from driftscope.explain.divergence import piece_of
+from driftscope.explain.locating import Place, Search, capture
+from driftscope.explain.trails import Trail
 from driftscope.lift.steps import Lifted
 from driftscope.lift.tape import lift_torch
 
@@ -34,15 +36,23 @@ def lifted(module: nn.Module) -> Lifted:
     return lift_torch(module.eval(), (x,), {}, module=module)
 
 
-def explained(a: Lifted, b: Lifted) -> tuple[list[Parting], Cause | None]:
+def search_of(a: Lifted, b: Lifted) -> Search:
     expected = a.run()[0].value
+    return Search(a, b, lambda got: bool(torch.allclose(got[0].value, expected, rtol=0, atol=1e-12)))
 
-    def works(replace: dict[str, torch.Tensor]) -> bool:
-        got = b.run(replace=replace)[0].value
-        return bool(torch.allclose(got, expected, rtol=0, atol=1e-12))
 
-    partings = find_partings(a, b)
-    return partings, cause_of(partings[0], (a.constants(), b.constants()), works) if partings else None
+def explained(a: Lifted, b: Lifted) -> tuple[list[Place], Cause | None]:
+    search = search_of(a, b)
+    places = search.places()
+    if not places:
+        return [], None
+    first = places[0]
+    theirs = piece_of(search.view, first.parting.counterpart)
+    trials = Trials(
+        lambda replace: search.piece_heals(first, replace, {}),
+        lambda name, source: search.piece_heals(first, {}, {name: capture(b, (source,), {}, {})[source]}),
+    )
+    return places, cause_of(first.parting, theirs, (a.constants(), b.constants()), trials)
 
 
 def test_nothing_parts_where_the_functions_are_equal():
@@ -50,24 +60,24 @@ def test_nothing_parts_where_the_functions_are_equal():
 
 
 def test_epsilon_is_named_with_both_values_and_tried():
-    partings, cause = explained(lifted(Net()), lifted(Net(eps=1e-3)))
-    assert "layer_norm" in partings[0].step.operator
+    places, cause = explained(lifted(Net()), lifted(Net(eps=1e-3)))
+    assert "layer_norm" in places[0].parting.step.operator
     assert cause is not None
     assert "epsilon is 0.001 here and 1e-05 in A" in cause.why
     assert cause.fix.endswith("to 1e-05.")
 
 
 def test_an_attribute_left_at_its_default_is_compared_with_that_default():
-    partings, cause = explained(lifted(Net()), lifted(Net(approximate="tanh")))
-    assert partings[0].step.operator == "aten.gelu"
+    places, cause = explained(lifted(Net()), lifted(Net(approximate="tanh")))
+    assert places[0].parting.step.operator == "aten.gelu"
     assert cause is not None
     assert "approximate is 'tanh' here and 'none' in A" in cause.why
-    assert attributes_of(partings[0].counterpart)["approximate"] == "none"
+    assert attributes_of(places[0].parting.counterpart)["approximate"] == "none"
 
 
 def test_a_wire_from_elsewhere_is_named_at_both_ends():
-    partings, cause = explained(lifted(Net()), lifted(Net(early=True)))
-    assert partings[0].step.operator == "aten.sub"
+    places, cause = explained(lifted(Net()), lifted(Net(early=True)))
+    assert places[0].parting.step.operator == "aten.sub"
     assert cause is not None
     assert "reads" in cause.why
 
@@ -77,7 +87,7 @@ def test_a_wire_from_elsewhere_is_named_at_both_ends():
     [
         (lambda w: w * 1.01, "multiplied by 1.01"),
         (lambda w: w.bfloat16().float(), "rounded to bfloat16"),
-        (lambda w: w.T, "in another order"),
+        (lambda w: w.T, "transposed"),
         (lambda w: w + 0.5, "+0.5 added"),
         (lambda w: w * 0, "set to zero"),
     ],
@@ -86,8 +96,8 @@ def test_a_changed_weight_is_named_with_what_was_done_to_it(edit, words):
     broken = Net()
     with torch.no_grad():
         broken.second.weight.copy_(edit(broken.second.weight.clone()))
-    partings, cause = explained(lifted(Net()), lifted(broken))
-    assert "mm" in partings[0].step.operator
+    places, cause = explained(lifted(Net()), lifted(broken))
+    assert "mm" in places[0].parting.step.operator
     assert cause is not None
     assert cause.verified
     assert words in cause.why
@@ -97,9 +107,18 @@ def test_a_weight_is_not_blamed_when_exchanging_it_mends_nothing():
     broken = Net(approximate="tanh")
     with torch.no_grad():
         broken.second.weight.mul_(1.01)
-    partings, _ = explained(lifted(Net()), lifted(broken))
-    never = cause_of(partings[0], (lifted(Net()).constants(), lifted(broken).constants()), lambda _replace: False)
-    assert never is None or "constant" not in never.why
+    a, b = lifted(Net()), lifted(broken)
+    places, _ = explained(a, b)
+    never = Trials(lambda _replace: False, lambda _name, _source: False)
+    cause = cause_of(places[0].parting, [], (a.constants(), b.constants()), never)
+    assert cause is None or "constant" not in cause.why
+
+
+def test_two_bugs_are_two_places_and_what_lies_between_is_none():
+    broken = Net(eps=1e-3, approximate="tanh")
+    places, _ = explained(lifted(Net()), lifted(broken))
+    assert ["gelu" if "gelu" in p.parting.step.operator else "layer_norm" for p in places] == ["gelu", "layer_norm"]
+    assert all(p.tried and p.created for p in places)
 
 
 def test_an_integer_on_the_way_does_not_hide_the_place():
@@ -114,7 +133,12 @@ def test_an_integer_on_the_way_does_not_hide_the_place():
 
     x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
     a, b = (lift_torch(Truncated(t), (x,), {}) for t in (False, True))
-    assert [p.step.operator for p in find_partings(a, b)] == ["aten._to_copy"]
+    places, cause = explained(a, b)
+    assert cause is not None
+    assert cause.step is not None
+    assert cause.step is places[0].parting.piece[0]
+    assert cause.step.operator == "aten._to_copy"
+    assert "without" in cause.why
 
 
 def test_a_trail_keeps_what_each_step_took():

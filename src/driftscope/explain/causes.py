@@ -1,8 +1,8 @@
-"""Why two pieces that take the same values give others: an attribute, a wire, a stored constant.
+"""Why two pieces that take the same values give others: an attribute, a wire, an extra step, a stored constant.
 
 Nothing is guessed. Attributes are compared with the operators' own defaults filled in, wires by the values they
-carry. What can be tried is tried: B runs once more in float64 with the constant that A holds, and a constant is
-blamed only if that makes both programs the same function.
+carry. What can be tried is tried: the piece runs once more in float64 with the constant that A holds, or without the
+step that A does not have, and is blamed only if it then gives A's value.
 """
 
 from __future__ import annotations
@@ -14,32 +14,38 @@ from dataclasses import dataclass
 
 import torch
 
-from driftscope.explain.divergence import Parting, Visited, common_values, family
-from driftscope.lift.matching import narrower, rearrangements, ulp, uniform
+from driftscope.explain.alterations import alteration_of, uniform_of
+from driftscope.explain.divergence import Parting, boundary, common_values
+from driftscope.explain.operators import family
+from driftscope.explain.trails import Sketch, Visited
+from driftscope.lift.matching import rearrangements, uniform
 from driftscope.lift.steps import Constant, Origin
 
 # The same attribute under the names that torch and ONNX give it.
-_SYNONYMS = {"eps": "epsilon", "negative_slope": "alpha", "dim": "axis"}
-_NARROW_FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+_SYNONYMS = {
+    "eps": "epsilon", "negative_slope": "alpha", "dim": "axis", "stride": "strides", "dilation": "dilations",
+    "groups": "group", "num_groups": "group", "padding": "pads",
+}  # fmt: skip
 # Relative difference of two float attributes that is not the float32 in which ONNX stores them.
 _SAME_ATTRIBUTE = 1e-6
-# Share of elements up to which they are counted.
-_FEW = 0.05
 # Runs of B spent on one parting.
-_MOST_TRIALS = 8
+_MOST_TRIALS = 10
 # Arrangements of A's constants kept to be tried, and elements up to which constants of other pieces are looked at.
 _NEAREST = 4
 _SMALL = 1 << 22
 
-# Whether B with these constants is the same function as A.
+# Whether the piece gives A's value with these constants of B replaced (float64).
 Trial = Callable[[Mapping[str, torch.Tensor]], bool]
+# Whether it does when a value of B (the first name) is what another value (the second) is.
+Bypass = Callable[[str, str], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Why, and what to do about it, both in one sentence.
 
-    ``verified`` says that doing it was tried and worked, ``step`` is set when it is at a step after the parting.
+    ``verified`` says that doing it was tried and worked, ``step`` is set when it is at another step of the piece
+    than its end.
     """
 
     why: str
@@ -48,18 +54,38 @@ class Cause:
     step: Visited | None = None
 
 
-def cause_of(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Constant]], works: Trial) -> Cause | None:
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """What can be tried on a piece."""
+
+    constants: Trial
+    bypass: Bypass
+
+
+def cause_of(
+    parting: Parting,
+    theirs: Sequence[Visited],
+    constants: tuple[Sequence[Constant], Sequence[Constant]],
+    trials: Trials,
+) -> Cause | None:
     """Name the cause of a parting; None when nothing in the two graphs says it.
 
     Parameters
     ----------
     parting : Parting
+    theirs : sequence of Visited
+        The piece of A that the parting's piece stands for.
     constants : pair of sequences of Constant
         A's and B's.
-    works : callable
-        Told constants of B to replace (float64), says whether B is the same function as A then.
+    trials : Trials
     """
-    return _attribute(parting, works) or _wire(parting) or _constant(parting, constants, works)
+    return (
+        _attribute(parting, trials.constants)
+        or _wire(parting)
+        or _constant(parting, constants, trials.constants)
+        or _extra(parting, theirs, trials.bypass)
+        or _detour(parting, theirs)
+    )
 
 
 # --- attributes ----------------------------------------------------------------------------------------------
@@ -138,8 +164,8 @@ def _wire(parting: Parting) -> Cause | None:
     step, other = parting.step, parting.counterpart
     if other is None or family(step.operator) != family(other.operator):
         return None
-    wanted = [(name, t) for name, t in zip(other.inputs, other.taken, strict=False) if t is not None]
-    read = [(n, t, a) for n, t, a in zip(step.inputs, step.taken, parting.reads, strict=False) if t is not None]
+    wanted = [(name, t) for name, t in zip(other.inputs, other.taken, strict=False) if _telling(t)]
+    read = [(n, t, a) for n, t, a in zip(step.inputs, step.taken, parting.reads, strict=False) if _telling(t)]
     if len(read) != len(wanted) or not read:
         return None
     if common_values(step, other) == len(read):
@@ -163,6 +189,11 @@ def _wire(parting: Parting) -> Cause | None:
     )
 
 
+def _telling(sketch: Sketch | None) -> bool:
+    """Whether a value can be told from others: masks and positions have many spellings."""
+    return sketch is not None and not sketch.plain
+
+
 # --- constants -----------------------------------------------------------------------------------------------
 
 
@@ -172,14 +203,14 @@ def _constant(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Co
     floats = {c.name: c for c in theirs if c.value.dtype.is_floating_point}
     used = [
         (step, constant)
-        for step in (parting.step, *parting.followers)
+        for step in (*reversed(parting.piece or (parting.step,)), *parting.followers)
         for constant in floats.values()
         if constant.name in step.stored or constant.where.node == step.name
     ]
     trials = ((step, *trial) for step, constant in used for trial in _substitutes(constant, parting, ours))
     for step, constant, partner, value in itertools.islice(trials, _MOST_TRIALS):
         if works({constant.name: value}):
-            words = _words(constant.value.to(torch.float64), value, constant.value.dtype)
+            words = alteration_of(constant.value.to(torch.float64), value, constant.value.dtype).words
             number = uniform_of(value)
             fix = f"Store {partner} of A in {constant.name} again."
             if number is not None:
@@ -230,42 +261,62 @@ def _partners(constant: Constant, parting: Parting, ours: Sequence[Constant]) ->
     return beside or (fitting if constant.value.numel() <= _SMALL else [])
 
 
-def _words(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> str:
-    """What was done to ``exact`` to make ``value`` of it."""
-    if uniform_of(exact) is not None and uniform_of(value) is not None:
-        return f"{float(exact.reshape(-1)[0]):.9g}, stored as {float(value.reshape(-1)[0]):.9g}"
-    if not bool(value.any()):
-        return "set to zero"
-    for name in _NARROW_FORMATS:
-        short = getattr(torch, name)
-        if narrower(short, fmt) and torch.equal(exact.to(short).to(torch.float64), value):
-            return f"rounded to {name}"
-    gap = value - exact
-    if bool(((value.flatten().sort().values - exact.flatten().sort().values).abs() <= ulp(value, fmt).max()).all()):
-        return "in another order"
-    changed = gap != 0
-    count, total = int(changed.sum()), value.numel()
-    where = "" if count > _FEW * total else f" in {count} of {total} elements"
-    part, before = value[changed], exact[changed]
-    if bool((part == 0).all()):
-        return f"set to zero{where}"
-    if _alike(part - before):
-        return f"{float((part - before).mean()):+.3g} added{where}"
-    if _alike(part / before - 1):
-        return f"multiplied by {_factor(float((part / before).mean()))}{where}"
-    return f"changed{where} by {float((part - before).abs().max()):.3g} at most"
+# --- steps ---------------------------------------------------------------------------------------------------
 
 
-def uniform_of(value: torch.Tensor) -> float | None:
-    """The one number a tensor holds everywhere; None when it holds several."""
-    flat = value.reshape(-1)
-    return float(flat[0]) if flat.numel() and bool((flat == flat[0]).all()) else None
+def _extra(parting: Parting, theirs: Sequence[Visited], bypass: Bypass) -> Cause | None:
+    """A step of the piece without which it gives A's value."""
+    families = [family(s.operator) for s in theirs]
+    outside = boundary(parting.piece)
+    known = {n: t for s in parting.piece for n, t in zip(s.inputs, s.taken, strict=False) if t is not None}
+    tried = 0
+    for step in parting.piece:
+        if step.operator == "Identity" or (families and family(step.operator) in families and step is parting.step):
+            continue
+        made = step.sketches[0]
+        for name in dict.fromkeys((*(n for n in step.inputs if n in known), *outside)):
+            fits = made is not None and known[name] is not None and known[name].count == made.count
+            if not fits or name in step.outputs or tried >= _MOST_TRIALS:
+                continue
+            tried += 1
+            if bypass(step.outputs[0], name):
+                first = _chain(parting.piece, name, step)
+                return Cause(
+                    f"A has no such step: without {first.name} ({first.operator}) this piece gives A's values",
+                    f"Remove {first.name}; let what reads {step.outputs[0]} read {name}.",
+                    True,
+                    first,
+                )
+    return None
 
 
-def _factor(ratio: float) -> str:
-    return f"{ratio:.6g}" if abs(ratio - 1) > 1e-4 else f"1{ratio - 1:+.2g}"
+def _chain(piece: Sequence[Visited], name: str, last: Visited) -> Visited:
+    """The first step on the way from a value to ``last``."""
+    reached, first = {name}, None
+    for step in piece:
+        if reached & set(step.inputs) and step.index <= last.index:
+            first = first or step
+            reached.update(step.outputs)
+    return first or last
 
 
-def _alike(values: torch.Tensor) -> bool:
-    centre = float(values.mean())
-    return bool(torch.isfinite(values).all()) and float((values - centre).abs().max()) <= 1e-2 * abs(centre)
+def _detour(parting: Parting, theirs: Sequence[Visited]) -> Cause | None:
+    """A value that the piece reads and A's piece does not, where A's piece reads one that this does not."""
+    other = parting.counterpart
+    if other is None or len(parting.piece) < 2 or not parting.paired:
+        return None
+    mine, wanted = boundary(parting.piece), boundary(theirs)
+    sketches = {n: t for s in (*parting.piece, *theirs) for n, t in zip(s.inputs, s.taken, strict=False)}
+    read = {n: sketches[n] for n in mine if sketches[n] is not None and not sketches[n].plain}
+    meant = {n: sketches[n] for n in wanted if sketches[n] is not None and not sketches[n].plain}
+    wrong = [n for n, t in read.items() if not any(t.agrees(w) for w in meant.values())]
+    missing = [n for n, w in meant.items() if not any(w.agrees(t) for t in read.values())]
+    if not wrong or not missing:
+        return None
+    reader = mine[wrong[0]]
+    return Cause(
+        f"{reader.name} reads {wrong[0]}, where A's {other.operator} is computed from {missing[0]}",
+        f"Connect {reader.name} to the value that A calls {missing[0]}.",
+        None,
+        reader,
+    )

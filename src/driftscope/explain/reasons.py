@@ -6,21 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.explain.causes import Cause, cause_of
-from driftscope.explain.divergence import Parting, find_partings
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.matching import Repair, as_stored
-from driftscope.lift.reconcile import Pairing, measure
+from driftscope.lift.matching import Repair
 from driftscope.records.comparison import OutputRecord
 from driftscope.records.finding import Finding, Where
 from driftscope.records.verdict import Verdict
-
-# Places named in full; the rest are counted.
-_PLACES = 3
 
 
 def output_findings(
@@ -79,91 +69,6 @@ def _numbers(output: OutputRecord) -> dict[str, Any]:
         "floors": output.floors, "lifted": output.lifted, "limit": output.lifted_threshold,
         "max_abs": output.max_abs, "max_ulp": output.max_ulp,
     }  # fmt: skip
-
-
-def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], explain: bool) -> list[Finding]:
-    """Say where two programs that are not the same function part."""
-    guilty = [o for o in outputs if o.verdict is Verdict.DIFFERENT and o.lifted is not None]
-    guilty = [o for o in guilty if o.lifted_threshold is not None and not _within(o)]
-    if not guilty:
-        return []
-    paths = ", ".join(o.path for o in guilty[:_PLACES])
-    numbers = {o.path: {"lifted": o.lifted, "limit": o.lifted_threshold, "floors": o.floors} for o in guilty}
-    if evidence.optimized is not None and not evidence.optimized.same_function and _file_agrees(evidence):
-        return [_optimiser_finding(paths, numbers)]
-    partings = _partings(evidence) if explain else []
-    if not partings:
-        return [Finding("N001", guilty[0].reason, where=Where(output=paths), evidence=numbers)]
-    causes = _causes(evidence, partings[:_PLACES])
-    return [_parting_finding(p, c, guilty[0], numbers) for p, c in zip(partings, causes, strict=False)]
-
-
-def _within(output: OutputRecord) -> bool:
-    return (output.lifted or 0.0) <= (output.lifted_threshold or THRESHOLDS.lifted)
-
-
-def _file_agrees(evidence: Evidence) -> bool:
-    return evidence.reconciled is not None and evidence.reconciled.same_function
-
-
-def _optimiser_finding(paths: str, numbers: dict[str, Any]) -> Finding:
-    return Finding(
-        "O006",
-        "the file is the same function as A, but the graph that the runtime's optimiser made of it is not",
-        why="A graph transformer of the runtime rewrote the file into another function.",
-        fix="Lower the graph optimisation level, or disable the transformer that fired, and report it.",
-        where=Where(output=paths),
-        evidence=numbers,
-    )
-
-
-def _partings(evidence: Evidence) -> list[Parting]:
-    if evidence.a.graph is None or evidence.b.graph is None or evidence.reconciled is None:
-        return []
-    repaired = {r.name: r.value for r in evidence.reconciled.repairs_b}
-    try:
-        return find_partings(evidence.a.graph, evidence.b.graph, repaired)
-    except CannotLift:
-        return []
-
-
-def _causes(evidence: Evidence, partings: Sequence[Parting]) -> list[Cause | None]:
-    a, b, known = evidence.a.graph, evidence.b.graph, evidence.reconciled
-    if a is None or b is None or known is None or not partings:
-        return [None] * len(partings)
-    repaired = {r.name: r.value for r in known.repairs_b}
-    pairing = Pairing(evidence.pairs, [None] * len(evidence.pairs))
-
-    def works(replace: Mapping[str, torch.Tensor]) -> bool:
-        try:
-            outputs = b.run(replace={**repaired, **replace})
-        except (CannotLift, DriftscopeError):
-            return False
-        after = measure(known.outputs_a, outputs, pairing, THRESHOLDS)
-        return all(now.value <= before.limit for now, before in zip(after, known.drifts, strict=True))
-
-    constants = as_stored(a.constants()), as_stored(b.constants())
-    # Only the first is worth runs of its own; the others often follow from it.
-    return [cause_of(p, constants, works if k == 0 else lambda _replace: False) for k, p in enumerate(partings)]
-
-
-def _parting_finding(parting: Parting, cause: Cause | None, output: OutputRecord, numbers: dict[str, Any]) -> Finding:
-    step, other = parting.step if cause is None or cause.step is None else cause.step, parting.counterpart
-    source = step.where if step.where.file or other is None else other.where
-    module = step.where.module or (other.where.module if other is not None else None)
-    where = Where(
-        output=output.path, node=step.name, operator=step.operator, module=module, file=source.file,
-        line=source.line, expression=source.expression,
-    )  # fmt: skip
-    what = (
-        f"not the same function from {step.name} ({step.operator}) on: it takes the values A has and gives others "
-        f"(lifted drift at the output {output.lifted:.1e})"
-    )
-    why = f"Its counterpart in A is {other.operator} ({other.name})." if other is not None else ""
-    if cause is not None:
-        why = f"{why} {cause.why[0].upper()}{cause.why[1:]}.".strip()
-    fix, verified = (cause.fix, cause.verified) if cause is not None else ("", None)
-    return Finding("N001", what, why, fix, where, numbers, verified=verified)
 
 
 def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
@@ -233,6 +138,7 @@ _CAUSES = ("R001", "R002", "O003", "O004", "O005", "O013")
 def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Findings before notes, each once; causes seen beforehand first, then those with a place inside the graph."""
     distinct = list({(f.code, f.what, f.where): f for f in findings}.values())
+    # A weight that is not the reference's is a cause; what it does downstream is not.
     return tuple(
-        sorted(distinct, key=lambda f: (f.note, f.code not in _CAUSES, f.where.node is None, f.code[0] != "N"))
+        sorted(distinct, key=lambda f: (f.note, f.code not in _CAUSES, f.where.node is None, f.code[0] not in "WN"))
     )

@@ -301,6 +301,7 @@ class GraphEvaluation:
             rounding=rounding,
             attributes=plan.attributes,
             constant=constant,
+            traced=plan.traced,
         )
         self._index += 1
         replaced = self._ask(step)

@@ -19,7 +19,7 @@ from driftscope.errors import ProgramError
 from driftscope.lift.onnx_ops.registry import Operator, find_operator
 from driftscope.lift.onnx_order import in_order
 from driftscope.lift.onnx_stored import Stored
-from driftscope.lift.onnx_where import where_of
+from driftscope.lift.onnx_where import traced_of, where_of
 from driftscope.records.finding import Where
 
 
@@ -43,6 +43,14 @@ class NodePlan:
     release: tuple[str, ...] = ()
     bodies: dict[Any, GraphPlan] = field(default_factory=dict)
     place: Where | None = None
+    origin: tuple[str, str] | None = None
+
+    @property
+    def traced(self) -> tuple[str, str]:
+        """Name and target of the exporter's graph node it was made of, read when first asked for."""
+        if self.origin is None:
+            self.origin = traced_of(self.proto)
+        return self.origin
 
     @property
     def where(self) -> Where:

@@ -32,6 +32,14 @@ def where_of(proto: NodeProto, name: str) -> Where:
     return Where(node=name, operator=proto.op_type, module=module, file=file, line=line, expression=expression)
 
 
+def traced_of(proto: NodeProto) -> tuple[str, str]:
+    """Read name and target of the exporter's graph node that a node was made of; empty strings when unknown."""
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    scopes = _listed(metadata.get("pkg.torch.onnx.name_scopes", ""))
+    classes = _listed(metadata.get("pkg.torch.onnx.class_hierarchy", ""))
+    return (scopes[-1], classes[-1]) if scopes and classes else ("", "")
+
+
 def _source(trace: str) -> tuple[str | None, int | None, str | None]:
     frames = list(_FRAME.finditer(trace))
     if not frames:
@@ -44,10 +52,15 @@ def _source(trace: str) -> tuple[str | None, int | None, str | None]:
 
 
 def _module(scopes: str) -> str | None:
-    try:
-        parts = ast.literal_eval(scopes) if scopes else []
-    except (ValueError, SyntaxError):
-        return None
     # The last scope is the traced call itself, the one before it the innermost module.
-    named = [str(part) for part in parts[:-1]] if isinstance(parts, list) else []
+    named = _listed(scopes)[:-1]
     return named[-1] or None if named else None
+
+
+def _listed(text: str) -> list[str]:
+    """Read a printed list of strings; [] for anything else."""
+    try:
+        parts = ast.literal_eval(text) if text else []
+    except (ValueError, SyntaxError):
+        return []
+    return [str(part) for part in parts] if isinstance(parts, list) else []

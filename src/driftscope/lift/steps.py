@@ -116,6 +116,9 @@ class Step:
         The node's attributes or keyword literals, for findings.
     constant : bool
         True when the step depends on no input value; such a step was evaluated natively.
+    traced : tuple of (str, str)
+        Name and target of the node of the exporter's graph that it was made of, as ``("linear_1",
+        "aten.linear.default")``; empty strings when nothing says it.
     """
 
     index: int
@@ -130,6 +133,7 @@ class Step:
     rounding: Rounding
     attributes: Mapping[str, object]
     constant: bool = False
+    traced: tuple[str, str] = ("", "")
 
 
 class Observer(Protocol):

@@ -1,0 +1,218 @@
+"""What is remembered of a lifted run: every step that depends on the inputs, with a sketch of each value.
+
+A sketch is an element count and a few sums. The order-free ones are the same for every transposition or reshape of
+the same elements, so a value is recognised in a graph that lays it out differently; one sum depends on the order, so
+that a transposition that should not be there is seen where the layouts are known to be the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.lift.steps import Kind, Step
+from driftscope.records.finding import Where
+
+# Relative agreement of two sketches. Equal functions agree to 1e-12 here, the smallest planted bug moves 1e-9.
+AGREE = 1e-10
+# Larger magnitudes are masks (-inf, finfo.min), whatever number a program writes for them.
+_HUGE = 1e30
+# Elements that share one row of pseudo-random weights; prime, so that no shape's rows coincide with it.
+_ROW = 65521
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """What is remembered of a value.
+
+    Parameters
+    ----------
+    count : int
+        Elements.
+    size : float
+        Root mean square of the elements below 1e30.
+    sums : tuple of float
+        Order-free sums relative to ``size``: first, absolute and fourth moment, and the peak.
+    order : float
+        A sum that depends on the order of the elements, in row-major order.
+    holes : tuple of (int, float)
+        How many elements are infinite, NaN or huge, and a sum that depends on where.
+    plain : bool
+        True for integers, masks and tensors of one number: they are in every program, so they are only compared
+        where two steps are known to correspond.
+    """
+
+    count: int
+    size: float
+    sums: tuple[float, ...]
+    order: float = 0.0
+    holes: tuple[int, float] = (0, 0.0)
+    plain: bool = False
+
+    def agrees(self, other: Sketch, within: float = AGREE) -> bool:
+        """Whether both can be sketches of the same elements in some order."""
+        if self.count != other.count or self.holes[0] != other.holes[0]:
+            return False
+        scale = max(self.size, other.size)
+        if not abs(self.size - other.size) <= within * scale:
+            return False
+        return all(abs(x - y) <= within for x, y in zip(self.sums, other.sums, strict=True))
+
+    def same(self, other: Sketch, within: float = AGREE) -> bool:
+        """Whether both can be sketches of the same elements in the same row-major order."""
+        # The order-dependent sum adds as many rounding errors as there are elements, with weights up to four.
+        ordered = abs(self.order - other.order) <= 4.0 * within
+        return self.agrees(other, within) and ordered and abs(self.holes[1] - other.holes[1]) <= 1e-6
+
+
+@functools.cache
+def _weights() -> torch.Tensor:
+    return torch.randn(_ROW, dtype=torch.float64, generator=torch.Generator().manual_seed(0x5EED))
+
+
+def _ordered_sum(flat: torch.Tensor) -> float:
+    """A sum whose terms are weighted by pseudo-random numbers of their positions."""
+    weights = _weights().to(flat.device)
+    if flat.numel() <= _ROW:
+        return float(flat @ weights[: flat.numel()])
+    rows = flat.numel() // _ROW
+    sums = flat[: rows * _ROW].reshape(rows, _ROW) @ weights
+    rest = flat[rows * _ROW :]
+    # Another stretch of the same weights tells the rows apart.
+    return float(sums @ weights[1 : rows + 1]) + float(rest @ weights[: rest.numel()])
+
+
+def sketch(value: torch.Tensor) -> Sketch | None:
+    """Sketch a tensor; None for complex and empty ones, and for those of NaN alone."""
+    if value.numel() == 0 or value.is_complex() or value.numel() > _ROW * (_ROW - 1):
+        return None
+    floating = value.dtype.is_floating_point
+    flat = value.reshape(-1).to(torch.float64)
+    peak = float(torch.linalg.vector_norm(flat, float("inf")))
+    holes = (0, 0.0)
+    if not peak < _HUGE:  # also NaN: take the slow way only for tensors that hold masks or infinities
+        usable = torch.isfinite(flat) & (flat.abs() < _HUGE)
+        missing = (~usable).to(torch.float64)
+        count = int(missing.sum())
+        if count == flat.numel():
+            return None
+        holes = (count, _ordered_sum(missing) / count)
+        flat = torch.where(usable, flat, torch.zeros((), dtype=flat.dtype, device=flat.device))
+        peak = float(torch.linalg.vector_norm(flat, float("inf")))
+    count = flat.numel()
+    size = float(torch.linalg.vector_norm(flat)) / count**0.5
+    if size == 0.0:
+        return Sketch(count, 0.0, (0.0, 0.0, 0.0, 0.0), 0.0, holes, plain=True)
+    ones = float(torch.linalg.vector_norm(flat, 1.0)) / (count * size)
+    fourth = float(torch.linalg.vector_norm(flat.square())) / (count**0.5 * size * size)
+    sums = (float(flat.sum()) / (count * size), ones, fourth, peak / size)
+    plain = not floating or (count > 1 and bool(flat.amin() == flat.amax()))
+    return Sketch(count, size, sums, _ordered_sum(flat) / (count**0.5 * size), holes, plain)
+
+
+@dataclass(slots=True)
+class Visited:
+    """One step of a lifted run as it is remembered: everything but the values.
+
+    ``sketches`` are those of its outputs, ``taken`` those of its inputs (None for constants), ``shapes`` those of
+    its outputs, ``stored`` the names of the constants it reads, directly or through views and other constant steps,
+    ``traced`` name and target of the exporter's node it was made of.
+    """
+
+    index: int
+    name: str
+    operator: str
+    where: Where
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sketches: tuple[Sketch | None, ...]
+    kind: Kind
+    attributes: Mapping[str, object]
+    taken: tuple[Sketch | None, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    stored: tuple[str, ...] = ()
+    traced: tuple[str, str] = ("", "")
+
+    @property
+    def inside(self) -> bool:
+        """Whether it is the inside of a fused operator: such a step names no inputs, the whole follows it."""
+        return not any(self.inputs)
+
+    @property
+    def rank(self) -> int:
+        """Dimensions of its first output."""
+        return len(self.shapes[0]) if self.shapes else 0
+
+
+@dataclass(slots=True)
+class Trail:
+    """An observer that keeps the steps of a run that depend on the inputs, with sketches of their outputs.
+
+    Parameters
+    ----------
+    constants : frozenset of str
+        Names of the graph's constants.
+    tape : bool
+        Whether the graph is a torch tape.
+    force : mapping of str to Tensor
+        Values, by their names, to put in the place of what the run computes: teacher forcing.
+    """
+
+    constants: frozenset[str] = frozenset()
+    tape: bool = True
+    force: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    inputs: dict[str, Sketch | None] = field(default_factory=dict)
+    steps: list[Visited] = field(default_factory=list)
+    current: dict[str, Sketch | None] = field(default_factory=dict)
+    behind: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __call__(self, step: Step) -> list[torch.Tensor | None] | None:
+        stored = self._stored(step)
+        if step.constant:
+            self.behind.update((name, (*stored, name)) for name in step.output_names)
+            return None
+        outputs = forced(step, self.force, self.tape)
+        shown = step.outputs if outputs is None else outputs
+        taken = tuple(self._taken(name, v) for name, v in zip(step.input_names, step.inputs, strict=False))
+        sketches = tuple(None if v is None else sketch(v) for v in shown)
+        self.steps.append(
+            Visited(
+                len(self.steps), step.name, step.operator, step.where, tuple(step.input_names),
+                tuple(step.output_names), sketches, step.rounding.kind, dict(step.attributes), taken,
+                tuple(() if v is None else tuple(v.shape) for v in shown), stored, step.traced,
+            )
+        )  # fmt: skip
+        self.current.update(zip(step.output_names, sketches, strict=False))
+        return outputs
+
+    def _stored(self, step: Step) -> tuple[str, ...]:
+        names = [source for name in step.input_names for source in self.behind.get(name, (name,))]
+        return tuple(dict.fromkeys(name for name in names if name in self.constants or name in self.behind))
+
+    def _taken(self, name: str, value: torch.Tensor | None) -> Sketch | None:
+        if name in self.current:
+            return self.current[name]
+        # A tape reads weights through views that it does not show; its inputs are called in[...].
+        constant = not name or name in self.constants or name in self.behind
+        if constant or value is None or (self.tape and not name.startswith("in[")):
+            return None
+        return self.inputs.setdefault(name, sketch(value))
+
+
+def forced(step: Step, force: Mapping[str, torch.Tensor], tape: bool) -> list[torch.Tensor | None] | None:
+    """The outputs of a step with the forced values in their places; None when none of them is forced."""
+    if not any(name in force for name in step.output_names):
+        return None
+    pairs = zip(step.output_names, step.outputs, strict=False)
+    return [_like(force[n], v, tape) if n in force and v is not None else v for n, v in pairs]
+
+
+def _like(value: torch.Tensor, computed: torch.Tensor, tape: bool) -> torch.Tensor:
+    """The forced value in the computed one's dtype and shape; a graph takes another order of axes, a tape does not."""
+    value = value.to(computed.dtype)
+    if not tape and value.ndim == computed.ndim and sorted(value.shape) == sorted(computed.shape):
+        return value
+    return value.reshape(computed.shape) if value.numel() == computed.numel() else computed
