@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from driftscope.errors import RecordError as RecordError
     from driftscope.errors import RuntimeRefused as RuntimeRefused
     from driftscope.explain.blaming import blame as blame
+    from driftscope.explain.half_range import check_half as check_half
     from driftscope.inquiry import compare as compare
     from driftscope.inquiry import compare_all as compare_all
     from driftscope.inquiry import compare_values as compare_values
@@ -62,6 +63,7 @@ _HOME = {
     "Verdict": ("driftscope.records.verdict", "Verdict"),
     "Where": ("driftscope.records.finding", "Where"),
     "blame": ("driftscope.explain.blaming", "blame"),
+    "check_half": ("driftscope.explain.half_range", "check_half"),
     "compare": ("driftscope.inquiry", "compare"),
     "compare_all": ("driftscope.inquiry", "compare_all"),
     "compare_values": ("driftscope.inquiry", "compare_values"),
@@ -98,6 +100,7 @@ __all__ = [
     "Where",
     "__version__",
     "blame",
+    "check_half",
     "compare",
     "compare_all",
     "compare_values",

@@ -16,6 +16,7 @@ PACKAGE = Path(ds.__file__).parent
 # What later issues add is added here with them.
 VERBS = (
     "blame",
+    "check_half",
     "compare",
     "compare_all",
     "compare_values",

@@ -81,8 +81,7 @@ def _meaning(worst: PieceDrift) -> str:
     level = worst.attributes.get("accuracy_level")
     if level in _LEVELS:
         return f"Its attribute accuracy_level={level} lets the kernel {_LEVELS[level]}."
-    fits = f"Its error has the size of {worst.arithmetic}." if worst.arithmetic else ""
-    return fits
+    return f"Its error has the size of {worst.arithmetic}." if worst.arithmetic else ""
 
 
 # onnxruntime, docs/ContribOperators.md, com.microsoft.MatMulNBits.

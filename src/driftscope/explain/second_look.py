@@ -12,6 +12,7 @@ from typing import Any
 
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.blaming import file_function, target_of
+from driftscope.explain.half_notes import half_findings
 from driftscope.explain.kernels import kernel_finding, native_pieces_of
 from driftscope.explain.native_pieces import outside_their_floor
 from driftscope.explain.optimisers import Budget, blame_optimizers
@@ -74,6 +75,8 @@ def look_again(scene: Scene, blame: bool | None) -> list[Finding]:
         findings += [] if found is None else blame_findings(*found, asked=bool(blame))
     if _asks_for_kernels(scene):
         findings += kernel_findings(scene)
+    findings += half_findings(scene.b, scene.evidence.b.graph, scene.values[1], "B")
+    findings += half_findings(scene.a, scene.evidence.a.graph, scene.values[0], "A")
     return findings
 
 
