@@ -16,7 +16,7 @@ from driftscope.comparison.leaves import compare_leaves
 from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import InputError, RuntimeRefused
-from driftscope.explain import accumulations, reasons, refusals
+from driftscope.explain import accumulations, culprits, reasons, refusals
 from driftscope.explain.judging import Results, judge_outputs
 from driftscope.explain.second_look import Scene, look_again
 from driftscope.lift.evidence import Evidence, gather
@@ -238,7 +238,7 @@ def _leaves(program: Program, bound: Bound) -> list[Any]:
 def _findings(
     evidence: Evidence, outputs: Sequence[OutputRecord], codes: Sequence[str], explain: bool
 ) -> list[Finding]:
-    found = reasons.function_findings(evidence, outputs, explain)
+    found = culprits.function_findings(evidence, outputs, explain)
     found += reasons.output_findings(outputs, codes, evidence.places)
     found += reasons.lift_notes(evidence)
     if evidence.reconciled is not None:
