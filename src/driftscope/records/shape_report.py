@@ -1,4 +1,4 @@
-"""The record of one check of shapes: what was assumed of sizes, which spec to write, and what happens at which shapes."""
+"""The record of one check of shapes: what was assumed of sizes, the spec to write, what happens at which shapes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class ShapePoint:
     valid : bool
         Whether the original runs.
     outcomes : mapping of str to str
-        By target: ``"right"``, ``"lost"``, ``"wrong"``, ``"crash"``, ``"accepts-more"``, ``"invalid"``, ``"not asked"``.
+        By target: ``"right"``, ``"lost"``, ``"wrong"``, ``"crash"``, ``"accepts-more"``, ``"invalid"`` or
+        ``"not asked"``.
     """
 
     sizes: tuple[int, ...]

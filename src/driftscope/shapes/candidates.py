@@ -97,11 +97,10 @@ class CandidateSearch:
         self.model = model
         self.arguments = arguments
         self.wanted = wanted
-        self.attempts = 0
+        self._relations: Relations | None = None
 
     def attempt(self, one: Attempt) -> Capture | Refusal:
         """Export one way."""
-        self.attempts += 1
         return capture(self.model, self.arguments, one)
 
     def hinted(self, mode: Mode, hint: Any) -> Attempt:
@@ -145,18 +144,20 @@ class CandidateSearch:
             return None
         return Candidate("from the relations", repaired(Attempt(_mode_of(sizes), sizes), self.attempt))
 
-    def all(self) -> Iterator[Candidate]:
-        """Every candidate, the cheap and telling ones first; a caller may stop when one is right everywhere."""
+    def plain(self) -> Iterator[Candidate]:
+        """What ``dynamic_shapes`` alone can say: everything left to torch, the user's spec, names."""
         first = self.automatic()
         yield first
-        relations = first.capture.relations if first.capture is not None else None
+        self._relations = first.capture.relations if first.capture is not None else None
         for made in (self.said(), self.inferred()):
             if made is not None:
                 yield made
-        if relations is not None and (made := self.related(relations)) is not None:
+        if self._relations is not None and (made := self.related(self._relations)) is not None:
             yield made
-        yield self.oblivious()
-        yield self.unbacked(relations)
+
+    def further(self) -> tuple[Callable[[], Candidate], ...]:
+        """What needs more than a spec; worth trying where nothing plain is right everywhere."""
+        return (self.oblivious, lambda: self.unbacked(self._relations))
 
 
 def _mode_of(sizes: tuple[Any, ...]) -> Mode:

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import math
 from typing import Any
@@ -20,6 +19,7 @@ from driftscope.shapes import private_torch
 from driftscope.shapes.axes import Arguments, Axis
 from driftscope.shapes.expressions import Number, Operation, Size, Term, operation, sizes_in, substitute, text
 from driftscope.shapes.minimising import minimised
+from driftscope.shapes.naming import Sources
 from driftscope.shapes.parsing import Unreadable, from_sympy, parse_text
 from driftscope.shapes.relations import Clause, Relations, SourceLine, clause, size_of
 from driftscope.shapes.source_lines import TraceLog, parse_line
@@ -74,10 +74,7 @@ class _Reader:
         self.exported = exported
         self.arguments = arguments
         self.environment = private_torch.shape_environment(exported)
-        self.by_leaf: dict[int, list[Axis]] = {}
-        for axis in arguments.axes:
-            self.by_leaf.setdefault(axis.leaf, []).append(axis)
-        self.leaf_names, self.order = _torch_leaves(arguments)
+        self.sources = Sources(arguments)
         self.symbols: dict[str, Term] = {}
         self.sized = self._sized()
         self._name_symbols()
@@ -88,13 +85,13 @@ class _Reader:
     def _sized(self) -> list[tuple[Axis, Any]]:
         """Every axis of every input with torch's expression for it."""
         found = []
-        for node, leaf in zip(private_torch.input_nodes(self.exported), self.order, strict=False):
+        for node, leaf in zip(private_torch.input_nodes(self.exported), self.sources.order, strict=False):
             value = node.meta.get("val")
-            axes = self.by_leaf.get(leaf, [])
+            axes = self.sources.axes_of(leaf)
             if isinstance(value, torch.Tensor):
                 pairs = list(zip(axes, value.shape, strict=True))
             elif isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-                pairs = list(zip(axes, [value], strict=True))
+                pairs = [(axis, value) for axis in axes]
             else:
                 pairs = []
             found += [(axis, private_torch.symbolic(size)) for axis, size in pairs]
@@ -105,9 +102,9 @@ class _Reader:
         for axis, expression in self.sized:
             if getattr(expression, "is_Symbol", False):
                 self.symbols.setdefault(str(expression), size_of(axis))
-        for source_symbol, sources in self._sources().items():
+        for source_symbol, sources in self._symbol_sources().items():
             if source_symbol not in self.symbols:
-                terms = [t for t in map(self.source, sources) if t is not None]
+                terms = [t for t in map(self.sources.size, sources) if t is not None]
                 if terms:
                     self.symbols[source_symbol] = terms[0]
         for axis, expression in self.sized:
@@ -118,7 +115,7 @@ class _Reader:
         first: dict[str, Term] = {}
         return {axis.name: first.setdefault(str(expression), size_of(axis)) for axis, expression in self.sized}
 
-    def _sources(self) -> dict[str, list[str]]:
+    def _symbol_sources(self) -> dict[str, list[str]]:
         return private_torch.symbol_sources(self.environment) if self.environment is not None else {}
 
     def _solve(self, axis: Axis, expression: Any) -> None:
@@ -131,31 +128,6 @@ class _Reader:
             return
         slope, offset = (int(c) for c in polynomial.all_coeffs())
         self.symbols[str(free[0])] = operation("//", operation("+", size_of(axis), -offset), slope)
-
-    def source(self, words: str) -> Term | None:
-        """From ``L['z'].size()[1]`` to its axis; None for what is no size of an input."""
-        words = private_torch.normal_source(words, self.leaf_names)
-        try:
-            node = ast.parse(words, mode="eval").body
-        except SyntaxError:
-            return None
-        dim: int | None = None
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call):
-            call = node.value
-            sized = isinstance(call.func, ast.Attribute) and call.func.attr == "size" and not call.args
-            if not sized or not isinstance(node.slice, ast.Constant):
-                return None
-            dim = int(str(node.slice.value))
-            node = call.func.value  # type: ignore[attr-defined]
-        leaf = self._leaf(ast.unparse(node))
-        for axis in self.by_leaf.get(leaf, []) if leaf is not None else []:
-            if axis.dim == dim:
-                return size_of(axis)
-        return None
-
-    def _leaf(self, name: str) -> int | None:
-        names = dict(zip(self.leaf_names, self.order, strict=True))
-        return names.get(name)
 
     # --- the four places --------------------------------------------------------------------------------------
 
@@ -209,7 +181,7 @@ class _Reader:
         found: list[Clause] = []
         for words in private_torch.guard_texts(self.exported):
             try:
-                condition = parse_text(words, self.source)
+                condition = parse_text(words, self.sources.size)
             except Unreadable:
                 found.append(Clause("guard", Number(True), words, True))
                 continue
@@ -279,16 +251,3 @@ def _bound(value: Any) -> int | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return int(number) if math.isfinite(number) and abs(number) < _UNBOUNDED else None
-
-
-class _Marker:
-    """Stands for a leaf that is no tensor, so that torch's order of leaves can be matched with ours."""
-
-
-def _torch_leaves(arguments: Arguments) -> tuple[list[str], list[int]]:
-    """Torch's name and our number of every leaf, in the order of torch's placeholders."""
-    values = [v.view_as(v) if isinstance(v, torch.Tensor) else _Marker() for _, v in arguments.leaves]
-    numbers = {id(value): number for number, value in enumerate(values)}
-    found = private_torch.leaf_names(arguments.by_parameter(values))
-    known = [(name, numbers[id(leaf)]) for name, leaf in found if id(leaf) in numbers]
-    return [ast.unparse(ast.parse(name, mode="eval")) for name, _ in known], [number for _, number in known]

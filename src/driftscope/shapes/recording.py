@@ -1,0 +1,104 @@
+"""From a check of shapes to its record: plain data, and the answer in one sentence."""
+
+from __future__ import annotations
+
+import linecache
+
+import torch
+
+from driftscope.records.environment import capture as environment_now
+from driftscope.records.shape_report import ShapeCandidate, ShapePoint, ShapeRecord, ShapeRelation
+from driftscope.shapes.candidates import Candidate
+from driftscope.shapes.checking import EXPORTED, Check
+from driftscope.shapes.domain import LOST, RIGHT, WRONG
+from driftscope.shapes.explaining import explained
+from driftscope.shapes.relations import Clause
+
+
+def record_of(check: Check) -> ShapeRecord:
+    """Make the record of a finished check."""
+    capture = check.capture
+    axes = check.arguments.axes if check.arguments is not None else ()
+    targets = tuple(check.domain.seen)
+    return ShapeRecord(
+        headline=headline(check),
+        program=name_of(check.model),
+        axes=tuple(axis.name for axis in axes),
+        example=tuple(axis.size for axis in axes),
+        free=check.wanted.free if check.wanted is not None else (),
+        relations=tuple(map(relation_record, capture.relations)) if capture is not None else (),
+        mode=capture.mode.value if capture is not None else "",
+        spec_code=capture.spec_code if capture is not None else "",
+        candidates=tuple(_candidate(c, c is check.chosen) for c in check.candidates),
+        points=tuple(
+            ShapePoint(
+                point,
+                check.domain.valid[point],
+                {name: check.domain.seen[name][point].outcome for name in targets if point in check.domain.seen[name]},
+            )
+            for point in check.domain.points
+        ),
+        targets=targets,
+        findings=tuple(explained(check)),
+        environment=environment_now(),
+        times=check.times,
+    )
+
+
+def name_of(model: object) -> str:
+    """A model's class, or a function's name."""
+    if isinstance(model, torch.nn.Module):
+        return type(model).__name__
+    return str(getattr(model, "__name__", type(model).__name__))
+
+
+def headline(check: Check) -> str:
+    """The answer in one sentence."""
+    name = name_of(check.model)
+    if check.original is None or not check.candidates:
+        return f"{name} was not exported: {check.findings[0].what}" if check.findings else f"{name} was not exported"
+    if check.capture is None:
+        return f"torch.export refuses {name} in every way tried"
+    right, lost, wrong = (check.domain.count(EXPORTED, outcome) for outcome in (RIGHT, LOST, WRONG))
+    probed = right + lost + wrong
+    if not lost and not wrong:
+        return f"no drift on {probed} shapes: {name} exported by {check.capture.mode} is right wherever it runs itself"
+    parts = [f"{wrong} silently wrong"] if wrong else []
+    parts += [f"{lost} lost"] if lost else []
+    return f"{name} exported by {check.capture.mode}: {right} of {probed} shapes right, {' and '.join(parts)}"
+
+
+def relation_record(clause: Clause) -> ShapeRelation:
+    """A clause as plain data."""
+    line = clause.user_line
+    return ShapeRelation(
+        text=clause.text,
+        kind=clause.kind,
+        enforced=clause.enforced,
+        place=clause.place,
+        file=line.file if line else None,
+        line=line.line if line else None,
+        function=line.function if line else None,
+        expression=linecache.getline(line.file, line.line).strip() or None if line else None,
+        asked_by=str(clause.torch_line) if clause.torch_line else "",
+    )
+
+
+def _candidate(candidate: Candidate, chosen: bool) -> ShapeCandidate:
+    result = candidate.repair.result
+    steps = candidate.repair.steps
+    first = steps[0].refusal if steps else None
+    words = first.words if first is not None else getattr(result, "words", "")
+    coverage = candidate.coverage
+    return ShapeCandidate(
+        name=candidate.name,
+        mode=result.attempt.mode.value,
+        accepted=candidate.capture is not None,
+        words=words,
+        changes=tuple(step.change for step in steps),
+        right=coverage.right if coverage else 0,
+        lost=coverage.lost if coverage else 0,
+        wrong=coverage.wrong if coverage else 0,
+        chosen=chosen,
+        spec_code=candidate.capture.spec_code if candidate.capture is not None else "",
+    )
