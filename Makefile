@@ -32,11 +32,15 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-docs: $(STAMP)
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs
 	$(BIN)/python docs/build.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) out build
+	rm -rf $(VENV) out build docs/_build docs/auto_gallery

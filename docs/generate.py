@@ -5,22 +5,27 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 from pathlib import Path
 
 import click
 
+import driftscope
 from driftscope.cli import COMMANDS, main
 from driftscope.records.collection import COLLECTION_SCHEMA, Collection
-from driftscope.records.comparison import SCHEMA, Comparison
 from driftscope.records.json_schema import schema_of
 from driftscope.records.rules import RULES
+from driftscope.report.kinds import KINDS
 
 REFERENCE = Path(__file__).parent / "reference"
 _FAMILIES = {
     "N": "numerics",
     "W": "weights",
     "O": "observation, optimisers and binding",
+    "S": "shapes",
+    "T": "transforms",
     "R": "what a runtime refuses or cannot do",
 }
 _WIDTH = 98
@@ -30,11 +35,54 @@ def pages() -> dict[str, str]:
     """Return every generated page: path below ``docs/reference`` to text."""
     made = {
         "cli.md": command_line(),
-        "comparison.schema.json": _json(schema_of(Comparison, SCHEMA)),
-        "collection.schema.json": _json(schema_of(Collection, COLLECTION_SCHEMA)),
+        "api.rst": api(),
         "codes/index.md": code_index(),
     }
+    made |= {f"{schema.split('/')[1]}.schema.json": text for schema, text in schemas().items()}
     return made | {f"codes/{rule.code}.md": rule.page for rule in RULES.values()}
+
+
+def schemas() -> dict[str, str]:
+    """Return the JSON Schema of every kind of record by the name of its schema."""
+    classes = {COLLECTION_SCHEMA: Collection}
+    for schema, (module, name, _) in KINDS.items():
+        classes[schema] = getattr(importlib.import_module(module), name)
+    return {
+        # A record whose JSON is not simply its fields says itself what it looks like.
+        schema: _json(cls.json_schema() if hasattr(cls, "json_schema") else schema_of(cls, schema))
+        for schema, cls in classes.items()
+    }
+
+
+def api() -> str:
+    """Return the page of the Python API: Sphinx fills in the docstrings."""
+    parts = ["Python API\n==========\n\n``import driftscope as ds``; every name below is opened when it is first used."]
+    kinds: dict[str, list[str]] = {"Functions": [], "Records and programs": [], "Errors": []}
+    modules = []
+    for name in sorted(set(driftscope.__all__) - {"__version__"}):
+        found = getattr(driftscope, name)
+        if inspect.ismodule(found):
+            modules.append((name, list(found.__all__)))
+        elif inspect.isclass(found):
+            kinds["Errors" if issubclass(found, Exception) else "Records and programs"].append(
+                f".. autoclass:: driftscope.{name}\n   :members:"
+            )
+        else:
+            kinds["Functions"].append(f".. autofunction:: driftscope.{name}")
+    for title, entries in kinds.items():
+        parts.append(f"{title}\n{'-' * len(title)}\n\n" + "\n\n".join(entries))
+    for name, members in modules:
+        title = f"ds.{name}"
+        inner = getattr(driftscope, name)
+        lines = [_directive(f"driftscope.{name}.{m}", getattr(inner, m)) for m in members]
+        parts.append(f"{title}\n{'-' * len(title)}\n\n" + "\n\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _directive(path: str, found: object) -> str:
+    if inspect.isclass(found):
+        return f".. autoclass:: {path}\n   :members:"
+    return f".. autofunction:: {path}" if callable(found) else f".. autodata:: {path}"
 
 
 def command_line() -> str:

@@ -53,21 +53,14 @@ def little(build: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         "# Home\n\nSee [two](docs/two.md#a-part-of-it) and [web](https://example.org).\n"
     )
     (tmp_path / "docs" / "two.md").write_text("# Two\n\n## A part, of it!\n\n<script>x</script> [home](../README.md)\n")
-    for name, value in (("ROOT", tmp_path), ("DOCS", tmp_path / "docs"), ("BUILD", tmp_path / "docs" / "_build")):
+    for name, value in (("ROOT", tmp_path), ("DOCS", tmp_path / "docs"), ("BUILD", tmp_path / "docs" / "_build"),
+                        ("MADE", tmp_path / "docs" / "made")):  # fmt: skip
         monkeypatch.setattr(build, name, value)
     return build
 
 
-def test_good_links_are_left_alone_and_rendered(little: Any) -> None:
-    pages = little.collect()
-    assert little.broken_links(pages) == []
-    little.render(pages, little.BUILD)
-    home = (little.BUILD / "index.html").read_text()
-    assert 'href="docs/two.html#a-part-of-it"' in home
-    two = (little.BUILD / "docs" / "two.html").read_text()
-    assert 'id="a-part-of-it"' in two
-    assert 'href="../index.html"' in two
-    assert "<script>" not in two
+def test_good_links_are_left_alone(little: Any) -> None:
+    assert little.broken_links(little.collect()) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from driftscope.errors import RecordError
+from driftscope.records.comparison import SCHEMA as COMPARISON_SCHEMA
 from driftscope.records.comparison import Comparison
+from driftscope.records.json_schema import schema_of
 from driftscope.records.plain import to_plain
 from driftscope.records.showing import Shown
 from driftscope.records.verdict import Verdict, worst
@@ -73,6 +75,33 @@ class DriftMatrix(Shown):
             return cls(names, pairs, classes, {str(k): str(v) for k, v in data["refused"].items()})
         except (KeyError, TypeError, AttributeError) as error:
             raise RecordError(f"the record is damaged: {error!r}") from error
+
+    @classmethod
+    def json_schema(cls) -> dict[str, Any]:
+        """Return the JSON Schema of :meth:`to_dict`."""
+        whole = schema_of(Comparison, COMPARISON_SCHEMA)
+        names = {"type": "array", "items": {"type": "string"}}
+        pair = {
+            "type": "object",
+            "properties": {
+                "a": {"type": "string"},
+                "b": {"type": "string"},
+                "comparison": {"$ref": "#/$defs/Comparison"},
+            },
+            "required": ["a", "b", "comparison"],
+        }
+        fields = {
+            "schema": {"const": MATRIX_SCHEMA},
+            "names": names,
+            "classes": {"type": "array", "items": names},
+            "refused": {"type": "object", "additionalProperties": {"type": "string"}},
+            "pairs": {"type": "array", "items": pair},
+        }
+        comparison = {k: v for k, v in whole.items() if k not in ("$schema", "$id", "$defs")}
+        return {
+            "$schema": whole["$schema"], "$id": MATRIX_SCHEMA, "title": cls.__name__, "type": "object",
+            "properties": fields, "required": list(fields), "$defs": whole["$defs"] | {"Comparison": comparison},
+        }  # fmt: skip
 
     def to_pandas(self) -> Any:
         """Return the verdicts as a square pandas table (needs ``driftscope[frames]``)."""
