@@ -266,3 +266,15 @@ def test_a_model_in_memory_is_called_by_a_name_that_tells_it_from_others(graph, 
     model = unary()
     model.graph.name, model.producer_name = graph, producer
     assert ds.program(model).name == name
+
+
+def test_recorded_outputs_do_not_belong_to_drawn_inputs(onnx_file):
+    file, dumped = ds.program(onnx_file), ds.recorded({"y": torch.zeros(2, 4)}, name="dump.json")
+    for a, b in ((file, dumped), (dumped, file)):
+        with pytest.raises(ds.InputError, match=r"dump\.json holds outputs only: give the inputs"):
+            ds.compare(a, b)
+
+
+def test_two_records_need_no_inputs():
+    recorded = ds.recorded({"y": torch.zeros(2, 4)})
+    assert str(ds.compare(recorded, recorded).verdict) == "IDENTICAL"

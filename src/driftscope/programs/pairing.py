@@ -58,7 +58,21 @@ def pair_inputs(a: Program, b: Program, inputs: Any = None, *, seed: int = 0) ->
 
 
 def _beside_a_record(a: Program, b: Program, inputs: Any) -> tuple[Bound, Bound, list[Finding]]:
-    """Recorded outputs take no inputs; the other side is fitted alone."""
+    """Recorded outputs take no inputs; the other side is fitted alone.
+
+    Raises
+    ------
+    InputError
+        If the other side's inputs would have to be drawn: nothing that was recorded can belong to them.
+    """
+    for recorded, other in ((a, b), (b, a)):
+        # A program without any inputs always computes the same.
+        needs = other.kind != "recorded" and other.default_inputs is None and other.slots() != []
+        if inputs is None and recorded.kind == "recorded" and needs:
+            raise InputError(
+                f"{recorded.name} holds outputs only: give the inputs they were computed from, as a file or as tensors, "
+                f"so that {other.name} can be run on the same"
+            )
     bound_a, bound_b = a.bind(inputs), b.bind(inputs)
     return bound_a, bound_b, [*bound_a.notes, *bound_b.notes]
 
