@@ -15,10 +15,10 @@ from torch.export import Dim
 
 from driftscope.errors import RuntimeRefused
 from driftscope.programs.feeds import Inputs
-from driftscope.shapes.axes import Arguments, arguments_of
 from driftscope.shapes.attempts import Attempt, Mode
+from driftscope.shapes.axes import Arguments, arguments_of
 from driftscope.shapes.capture import Capture, capture
-from driftscope.shapes.domain import MORE, RIGHT, WRONG, Domain, probe
+from driftscope.shapes.domain import CRASH, MORE, RIGHT, UNASKED, WRONG, Domain, probe
 from driftscope.shapes.exploration import pattern
 from driftscope.shapes.expressions import Term
 from driftscope.shapes.original import Original, Point
@@ -41,10 +41,13 @@ class Effort:
         Most programs in a cover.
     seconds : float
         For filling holes; the captures that are there are always looked at.
+    failures: int
+        Holes that may stay open before the search gives up.
     """
 
     programs: int = 12
     seconds: float = 20.0
+    failures: int = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,7 @@ class CoverSearch:
         self.free = frozenset(free)
         self.make_runner = make_runner
         self.effort = effort
+        self.hopeless: set[Point] = set()
 
     def search(self, captures: Iterable[Capture]) -> Choice:
         """Choose among captures, then fill what they leave."""
@@ -128,6 +132,7 @@ class CoverSearch:
         except RuntimeRefused:
             return None
         domain = probe(self.original, [runner], self.points, Domain())
+        self.hopeless.update(domain.of(runner.name, CRASH, UNASKED))
         evidence = Evidence(
             made.relations.axes,
             right=domain.of(runner.name, RIGHT),
@@ -146,7 +151,9 @@ class CoverSearch:
         """Capture again with the example moved to a point that nothing covers, while that gains anything."""
         deadline = time.perf_counter() + self.effort.seconds
         dead: set[tuple[int, ...]] = set()
-        while len(chosen) < self.effort.programs and time.perf_counter() < deadline:
+        while (
+            len(chosen) < self.effort.programs and time.perf_counter() < deadline and len(dead) < self.effort.failures
+        ):
             hole = self._hole(chosen, dead)
             if hole is None:
                 break
@@ -162,7 +169,8 @@ class CoverSearch:
         """An uncovered point of the pattern of zeros and ones that most of them share; sizes small, as users' are."""
         example = self.original.example
         covered = frozenset().union(*(option.covers for option in chosen))
-        open_points = [p for p in self.running if p not in covered and pattern(p, example) + p not in dead]
+        wanted = [p for p in self.running if p not in covered and p not in self.hopeless]
+        open_points = [p for p in wanted if pattern(p, example) + p not in dead]
         if not open_points:
             return None
         # Where every size wants a program of its own, the small ones are worth more.

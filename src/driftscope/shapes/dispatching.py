@@ -11,6 +11,7 @@ import torch
 
 from driftscope.errors import DriftscopeError
 from driftscope.programs.trees import flatten
+from driftscope.shapes.axes import Arguments
 from driftscope.shapes.expressions import Term, text
 from driftscope.shapes.predicates import Sizes, all_of
 
@@ -29,10 +30,32 @@ class Form:
         Parameters, in order.
     leaves : tuple of (str, int or None, str)
         Path, rank (None for a Python value) and dtype or class of every leaf, in order.
+    constants : mapping of str to bool, float, str or None
+        Python values by path that are part of the program; integers are sizes instead.
     """
 
     names: tuple[str, ...]
     leaves: tuple[tuple[str, int | None, str], ...]
+    constants: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, arguments: Arguments) -> Form:
+        """The form of an example."""
+        leaves: list[tuple[str, int | None, str]] = []
+        constants: dict[str, Any] = {}
+        for path, value in arguments.leaves:
+            if isinstance(value, torch.Tensor):
+                leaves.append((str(path), value.dim(), str(value.dtype)))
+                continue
+            leaves.append((str(path), None, type(value).__name__))
+            if value is None or isinstance(value, (bool, float, str)):
+                constants[str(path)] = value
+        return cls(arguments.names, tuple(leaves), constants)
+
+    def flat(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call, in order."""
+        given = dict(zip(self.names, args, strict=False)) | dict(kwargs)
+        return [leaf for name in self.names if name in given for _, leaf in flatten(given[name], name)[0]]
 
     def sizes(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, int]:
         """Sizes by axis name.
@@ -42,8 +65,7 @@ class Form:
         NotCovered
             If the arguments are not built like the example.
         """
-        given = dict(zip(self.names, args, strict=False)) | dict(kwargs)
-        leaves = [leaf for name in self.names if name in given for _, leaf in flatten(given[name], name)[0]]
+        leaves = self.flat(args, kwargs)
         if len(leaves) != len(self.leaves) or len(args) + len(kwargs) != len(self.names):
             raise NotCovered(f"the arguments are not built like the example, which has {', '.join(self.names)}")
         found: dict[str, int] = {}
@@ -54,6 +76,8 @@ class Form:
             elif rank is None and kind == type(leaf).__name__:
                 if kind == "int":
                     found[path] = leaf
+                elif path in self.constants and self.constants[path] != leaf:
+                    raise NotCovered(f"{path} is {leaf!r}, and {self.constants[path]!r} is part of the program")
             else:
                 raise NotCovered(f"{path} is not what it is in the example ({_kind_words(rank, kind)})")
         return found
@@ -79,8 +103,6 @@ class Member:
         Probed points at which it is the one that answers.
     payload : object
         What is saved: an ``ExportedProgram`` or an ONNX model.
-    constants : tuple of (str, object)
-        Python values of the example that were baked in, by path.
     """
 
     call: Callable[..., Any]

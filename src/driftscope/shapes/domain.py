@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from driftscope.shapes.exploration import spread
-from driftscope.shapes.judging_runs import Answer, Crashed, Ran, Refused, difference, silence
+from driftscope.shapes.judging_runs import Answer, Crashed, NotAsked, Ran, Refused, difference, silence
 from driftscope.shapes.original import Original, Point
 from driftscope.shapes.runners import Runner
 
@@ -15,7 +15,6 @@ RIGHT, LOST, WRONG, CRASH = "right", "lost", "wrong", "crash"
 MORE, INVALID, UNASKED = "accepts-more", "invalid", "not asked"
 
 _CHUNK = 32
-_CRASHES_BELIEVED = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +108,16 @@ def _probe_chunk(original: Original, runners: Sequence[Runner], chunk: list[Poin
             domain.refusals[point] = answer.words
     for runner in runners:
         seen = domain.seen.setdefault(runner.name, {})
-        crashed = [p for p, s in seen.items() if s.outcome == CRASH]
-        asked = [p for p in chunk if p not in seen and not _believed_to_crash(p, crashed)]
+        asked = [p for p in chunk if p not in seen]
         answers = runner.answers([original.inputs(point) for point in asked]) if asked else []
         for point, answer in zip(asked, answers, strict=True):
             seen[point] = outcome(references[point], answer)
 
 
-def _believed_to_crash(point: Point, crashed: list[Point]) -> bool:
-    """Whether two points with the same zeros crashed: a third is left alone, because each costs a process."""
-    zeros = [i for i, size in enumerate(point) if size == 0]
-    alike = [p for p in crashed if [i for i, size in enumerate(p) if size == 0] == zeros]
-    return len(alike) >= _CRASHES_BELIEVED
-
-
 def outcome(reference: Answer, other: Answer) -> Seen:
     """Name what a target did, given what the original did."""
+    if isinstance(other, NotAsked):
+        return Seen(UNASKED, "the runtime crashed twice at sizes like these")
     if isinstance(other, Crashed):
         return Seen(CRASH, other.words)
     if isinstance(reference, Ran):

@@ -1,8 +1,8 @@
 """Which shapes to try: sizes inside and just outside what a program was made for, found by asking the original.
 
 Nothing here knows a model. The original is asked how its sizes may move from the example: one axis alone, axes
-together, one by a multiple of another. These directions span a lattice whose small points are tried; the solutions of recorded
-relations are added, and moves that break them: 0, 1, one more, one less, twice, broadcast, exchanged.
+together, one by a multiple of another. These directions span a lattice whose small points are tried; solutions of
+recorded relations are added, and moves that break them: 0, 1, one more, one less, twice, broadcast, exchanged.
 """
 
 from __future__ import annotations

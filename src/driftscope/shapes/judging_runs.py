@@ -56,7 +56,12 @@ class Crashed:
     words: str
 
 
-Answer = Ran | Refused | Crashed
+@dataclass(frozen=True, slots=True)
+class NotAsked:
+    """A program was not asked, because calls like this one took its process down before."""
+
+
+Answer = Ran | Refused | Crashed | NotAsked
 
 
 def ask(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:

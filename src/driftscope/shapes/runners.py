@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,14 +20,18 @@ from driftscope.programs.worker_failures import WorkerDied
 from driftscope.programs.worker_supervision import Limits
 from driftscope.programs.workers import WorkerPool
 from driftscope.shapes import onnx_serving
-from driftscope.shapes.judging_runs import Answer, Crashed, Ran, Refused
+from driftscope.shapes.judging_runs import Answer, Crashed, NotAsked, Ran, Refused
 from driftscope.shapes.original import Original
 from driftscope.shapes.private_torch import input_nodes
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-#: Crashes after which a target is not asked any more at points of the same zeros and ones.
 SECONDS_PER_BATCH = 120.0
+#: After so many crashes on inputs that are empty along the same axes, such inputs are left alone: each costs a process.
+CRASHES_BELIEVED = 2
+
+#: Which axes of which inputs are empty, and how often that took a worker down.
+Crashes = Counter[frozenset[tuple[str, int]]]
 
 
 class Runner(Protocol):
@@ -59,6 +64,8 @@ class OnnxRunner:
     path : Path
     exported : ExportedProgram
         What the file was made of: it tells which input is which leaf.
+    crashes : Crashes, optional
+        Shared by files of one model: what crashed one is not tried on the next.
 
     Raises
     ------
@@ -66,9 +73,10 @@ class OnnxRunner:
         If onnxruntime does not load the file.
     """
 
-    def __init__(self, path: Path, exported: ExportedProgram, name: str = "onnx"):
+    def __init__(self, path: Path, exported: ExportedProgram, name: str = "onnx", crashes: Crashes | None = None):
         self.name = name
         self.path = path
+        self.crashes: Crashes = Counter() if crashes is None else crashes
         if not _installed("onnxruntime"):
             raise DependencyMissing("running ONNX", "onnxruntime", "onnx")
         try:
@@ -83,7 +91,28 @@ class OnnxRunner:
 
     def answers(self, calls: Sequence[Call]) -> list[Answer]:
         """See :class:`Runner`."""
-        return _served(str(self.path), [self.feeder.feed(*call) for call in calls])
+        feeds = [self.feeder.feed(*call) for call in calls]
+        # Runtimes crash on empty tensors: those go one by one, so that a crash costs nothing else.
+        whole = [i for i, feed in enumerate(feeds) if not _empty_axes(feed)]
+        found = dict(zip(whole, _served(str(self.path), [feeds[i] for i in whole]), strict=True))
+        for i, feed in enumerate(feeds):
+            if i not in found:
+                found[i] = self._answer_to_empty(feed)
+        return [found[i] for i in range(len(feeds))]
+
+    def _answer_to_empty(self, feed: dict[str, Any]) -> Answer:
+        kind = _empty_axes(feed)
+        if self.crashes[kind] >= CRASHES_BELIEVED:
+            return NotAsked()
+        (answer,) = _served(str(self.path), [feed])
+        if isinstance(answer, Crashed):
+            self.crashes[kind] += 1
+        return answer
+
+
+def _empty_axes(feed: dict[str, Any]) -> frozenset[tuple[str, int]]:
+    """Input and axis of every size that is 0."""
+    return frozenset((name, axis) for name, array in feed.items() for axis, size in enumerate(array.shape) if not size)
 
 
 class OnnxFeeder:

@@ -1,9 +1,9 @@
 """The fewest conditions that keep a program away from the points at which it would be wrong.
 
 A trace records many conditions. Most of them refuse points at which the program, left alone, is right. Which of
-them are needed is decided by what the program without its checks did: every point at which it answers wrongly must break one
-of the conditions that are kept. Where no recorded condition tells a wrong point from the right ones, conditions of a
-few plain forms are tried (an axis is not 0, not 1, at least 2, equal to another, ...).
+them are needed is decided by what the program without its checks did: every point at which it answers wrongly must
+break one of the conditions that are kept. Where no recorded condition tells a wrong point from the right ones,
+conditions of a few plain forms are tried (an axis is not 0, not 1, at least 2, equal to another, ...).
 """
 
 from __future__ import annotations

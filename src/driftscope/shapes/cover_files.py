@@ -1,0 +1,236 @@
+"""A cover on disk: a folder with one file per program and a manifest that says when each is right.
+
+The manifest is plain JSON and nothing in the folder is unpickled, so a cover loads without the model's source. Programs
+are stored with flat inputs and outputs; the containers around them are described in the manifest.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram, ModuleCallEntry, ModuleCallSignature
+from torch.utils import _pytree as pytree
+
+from driftscope.errors import InputError, RecordError
+from driftscope.programs.pt2_files import read_exported
+from driftscope.programs.trees import Spec, flatten
+from driftscope.shapes.dispatching import Form, Member
+from driftscope.shapes.predicates import from_json, to_json
+from driftscope.shapes.private_torch import unguarded
+from driftscope.shapes.serving_members import OnnxMember
+
+SCHEMA = "driftscope/cover/1"
+MANIFEST = "manifest.json"
+_QUOTING = re.compile(r"['\"\\\n\r(){};=#]+")
+
+
+def save_cover(folder: str | Path, form: Form, members: Sequence[Member], tree: Any, about: Mapping[str, Any]) -> Path:
+    """Write a cover.
+
+    Parameters
+    ----------
+    folder : path
+        Made if it is not there; must be empty otherwise, or hold a cover, which is replaced.
+    form : Form
+    members : sequence of Member
+        Their payloads are an ``ExportedProgram`` or an :class:`OnnxMember`.
+    tree : object
+        The outputs' containers, as :func:`outline_of` describes them.
+    about : mapping of str to JSON values
+        What was probed.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be written, or holds something else.
+    """
+    target = _writable(Path(folder))
+    entries = []
+    for number, member in enumerate(members):
+        name = f"program_{number}{'.onnx' if isinstance(member.payload, OnnxMember) else '.pt2'}"
+        _write_program(target / name, member.payload)
+        entry = {"file": name, "origin": member.origin, "points": member.points}
+        entry["conditions"] = [to_json(term) for term in member.conditions]
+        if isinstance(member.payload, OnnxMember):
+            entry["inputs"] = list(member.payload.inputs)
+        entries.append(entry)
+    data = {
+        "schema": SCHEMA,
+        "torch": torch.__version__,
+        "parameters": list(form.names),
+        "leaves": [list(leaf) for leaf in form.leaves],
+        "constants": dict(form.constants),
+        "outputs": tree,
+        "programs": entries,
+        **about,
+    }
+    # Last, and whole: a folder without a manifest is no cover.
+    draft = target / f".{MANIFEST}.part"
+    draft.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    draft.replace(target / MANIFEST)
+    return target
+
+
+def _writable(folder: Path) -> Path:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"cannot write a cover to {str(folder)!r}: it is a file; name a folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write a cover to {str(folder)!r}: {error.strerror or error}") from error
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"cannot write a cover to {str(folder)!r}: the folder is not writable")
+    present = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    if present and not (folder / MANIFEST).is_file():
+        raise InputError(f"cannot write a cover to {str(folder)!r}: it holds other files; name an empty folder")
+    for path in present:
+        if path.name == MANIFEST or path.stem.startswith("program_"):
+            path.unlink()
+    return folder
+
+
+def _write_program(path: Path, payload: Any) -> None:
+    if isinstance(payload, OnnxMember):
+        payload.copy_to(path)
+        return
+    with torch.no_grad():
+        torch.export.save(flattened(payload), path)
+
+
+def load_cover(folder: str | Path) -> tuple[Form, list[Member], dict[str, Any]]:
+    """Read a cover.
+
+    Returns
+    -------
+    form : Form
+    members : list of Member
+        Called like the original; outputs in fresh containers.
+    about : dict
+        The manifest.
+
+    Raises
+    ------
+    RecordError
+        If the folder holds no cover, or a damaged one.
+    """
+    source = Path(folder)
+    data = _manifest(source)
+    try:
+        leaves = tuple((str(path), rank, str(kind)) for path, rank, kind in data["leaves"])
+        form = Form(tuple(data["parameters"]), leaves, data["constants"])
+        members = [_member(source, form, data["outputs"], entry) for entry in data["programs"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"the manifest of {str(source)!r} is damaged: {error}") from error
+    return form, members, data
+
+
+def _manifest(source: Path) -> dict[str, Any]:
+    path = source / MANIFEST
+    if not path.is_file():
+        raise RecordError(f"{str(source)!r} holds no cover: there is no {MANIFEST} in it")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{str(path)!r} cannot be read: {error}") from error
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        raise RecordError(f"{str(path)!r} is no manifest of schema {SCHEMA!r}; was it written by driftscope?")
+    return data
+
+
+def _member(source: Path, form: Form, tree: Any, entry: Mapping[str, Any]) -> Member:
+    name = str(entry["file"])
+    if Path(name).name != name:
+        raise RecordError(f"the manifest names the program {name!r}, which is not in its folder")
+    conditions = tuple(from_json(term) for term in entry["conditions"])
+    rebuild = builder_of(tree)
+    if name.endswith(".onnx"):
+        served = OnnxMember(source / name, tuple(entry["inputs"]))
+        run: Callable[..., Sequence[Any]] = served.run
+        payload: Any = served
+    else:
+        payload = read_exported(source / name)
+        run = unguarded(payload)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return rebuild(list(run(*form.flat(args, kwargs))))
+
+    return Member(call, conditions, str(entry["origin"]), int(entry["points"]), payload)
+
+
+def flattened(exported: ExportedProgram) -> ExportedProgram:
+    """The same program taking its leaves one by one and returning a tuple of leaves.
+
+    Classes among the containers (caches, dataclasses) would otherwise be needed to load it.
+    """
+    signature = exported.module_call_graph[0].signature
+    if signature is None:
+        raise InputError("an exported program without a record of its structure cannot be stored flat")
+    ins = pytree.tree_structure((tuple(range(signature.in_spec.num_leaves)), {}))
+    outs = pytree.tree_structure(tuple(range(signature.out_spec.num_leaves)))
+    flat = ModuleCallSignature(
+        inputs=signature.inputs, outputs=signature.outputs, in_spec=ins, out_spec=outs, forward_arg_names=None
+    )
+    return ExportedProgram(
+        root=exported.graph_module,
+        graph=_plain_graph(exported),
+        graph_signature=exported.graph_signature,
+        state_dict=exported.state_dict,
+        range_constraints=exported.range_constraints,
+        module_call_graph=[ModuleCallEntry("", flat)],
+        example_inputs=None,
+        constants=exported.constants,
+        verifiers=exported.verifiers,
+    )
+
+
+def _plain_graph(exported: ExportedProgram) -> torch.fx.Graph:
+    """The graph without texts that a careful reader refuses: the passes a node came through, quoted messages."""
+    graph: torch.fx.Graph = copy.deepcopy(exported.graph)
+    for node in graph.nodes:
+        node.meta.pop("from_node", None)
+        node.args = tuple(_QUOTING.sub(" ", arg) if isinstance(arg, str) else arg for arg in node.args)
+    return graph
+
+
+def outline_of(tree: Any) -> Any:
+    """Describe the containers of a result in JSON: a leaf is null, the others name their kind, keys and children."""
+    return _outline(flatten(tree)[1])
+
+
+def _outline(spec: Spec) -> Any:
+    if spec.rebuild is None:
+        return None
+    keys = [key if isinstance(key, (str, int)) else str(key) for key in spec.keys]
+    return {"kind": spec.kind, "keys": keys, "children": [_outline(child) for child in spec.children]}
+
+
+def builder_of(outline: Any) -> Callable[[list[Any]], Any]:
+    """Return a function that puts leaves into containers.
+
+    Tuples, lists and dicts come back as such; a container of any other class comes back as a dict of its parts,
+    because its class is not known to the folder.
+    """
+
+    def build(part: Any, leaves: list[Any]) -> Any:
+        if part is None:
+            return leaves.pop(0)
+        children = [build(child, leaves) for child in part["children"]]
+        if part["kind"] in ("tuple", "Size"):
+            return tuple(children)
+        if part["kind"] == "list":
+            return children
+        return dict(zip(part["keys"], children, strict=True))
+
+    return lambda leaves: build(outline, list(leaves))
