@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
+    from driftscope import studies as studies
     from driftscope import testing as testing
     from driftscope.accumulation import exactly as exact
     from driftscope.accumulation.exact_mode import reproducible as reproducible
@@ -41,12 +42,17 @@ if TYPE_CHECKING:
     from driftscope.records.finding import Where as Where
     from driftscope.records.verdict import FailOn as FailOn
     from driftscope.records.verdict import Verdict as Verdict
+    from driftscope.shapes.checking import ShapeReport as ShapeReport
+    from driftscope.shapes.checking import check_shapes as check_shapes
+    from driftscope.shapes.covered_program import CoveredProgram as CoveredProgram
+    from driftscope.shapes.covered_program import cover_shapes as cover
     from driftscope.testing import max_diff as max_diff
     from driftscope.transforms.batching import vmap as vmap
 
 # public name -> (module, name there); an empty name is the module itself
 _HOME = {
     "Comparison": ("driftscope.records.comparison", "Comparison"),
+    "CoveredProgram": ("driftscope.shapes.covered_program", "CoveredProgram"),
     "DependencyMissing": ("driftscope.errors", "DependencyMissing"),
     "DriftscopeError": ("driftscope.errors", "DriftscopeError"),
     "FailOn": ("driftscope.records.verdict", "FailOn"),
@@ -58,15 +64,18 @@ _HOME = {
     "ProgramError": ("driftscope.errors", "ProgramError"),
     "RecordError": ("driftscope.errors", "RecordError"),
     "RuntimeRefused": ("driftscope.errors", "RuntimeRefused"),
+    "ShapeReport": ("driftscope.shapes.checking", "ShapeReport"),
     "Side": ("driftscope.records.comparison", "Side"),
     "Tolerance": ("driftscope.records.comparison", "Tolerance"),
     "Verdict": ("driftscope.records.verdict", "Verdict"),
     "Where": ("driftscope.records.finding", "Where"),
     "blame": ("driftscope.explain.blaming", "blame"),
     "check_half": ("driftscope.explain.half_range", "check_half"),
+    "check_shapes": ("driftscope.shapes.checking", "check_shapes"),
     "compare": ("driftscope.inquiry", "compare"),
     "compare_all": ("driftscope.inquiry", "compare_all"),
     "compare_values": ("driftscope.inquiry", "compare_values"),
+    "cover": ("driftscope.shapes.covered_program", "cover_shapes"),
     "exact": ("driftscope.accumulation.exactly", ""),
     "inputs": ("driftscope.programs.feeds", "make_inputs"),
     "max_diff": ("driftscope.testing", "max_diff"),
@@ -76,6 +85,7 @@ _HOME = {
     "recorded": ("driftscope.programs.loading", "recorded"),
     "reveal": ("driftscope.accumulation.revealing", "reveal_sum"),
     "reproducible": ("driftscope.accumulation.exact_mode", "reproducible"),
+    "studies": ("driftscope.studies", ""),
     "testing": ("driftscope.testing", ""),
     "torch": ("driftscope.programs.loading", "torch_program"),
     "vmap": ("driftscope.transforms.batching", "vmap"),
@@ -83,6 +93,7 @@ _HOME = {
 
 __all__ = [
     "Comparison",
+    "CoveredProgram",
     "DependencyMissing",
     "DriftscopeError",
     "FailOn",
@@ -94,6 +105,7 @@ __all__ = [
     "ProgramError",
     "RecordError",
     "RuntimeRefused",
+    "ShapeReport",
     "Side",
     "Tolerance",
     "Verdict",
@@ -101,9 +113,11 @@ __all__ = [
     "__version__",
     "blame",
     "check_half",
+    "check_shapes",
     "compare",
     "compare_all",
     "compare_values",
+    "cover",
     "exact",
     "inputs",
     "max_diff",
@@ -113,6 +127,7 @@ __all__ = [
     "recorded",
     "reproducible",
     "reveal",
+    "studies",
     "testing",
     "torch",
     "vmap",

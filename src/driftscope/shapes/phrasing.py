@@ -91,6 +91,10 @@ def _described(condition: Term, name: str) -> str:
     """Describe the sizes that satisfy a condition on one size."""
     sizes = np.arange(1, _LONGEST + 1)
     true = holds(condition, {name: sizes}, len(sizes))
+    first = int(np.argmax(true)) + 1
+    if first > 1 and true[first - 1 :].all() and holds(condition, {name: np.zeros(1, np.int64)}, 1)[0]:
+        # Size 0 passes as well, and ">=" would deny it.
+        return f"{name} != 1" if first == 2 else f"{name} not in 1..{first - 1}"
     return f"{name} {said}" if (said := described_set(sizes[true].tolist(), _LONGEST)) else ""
 
 

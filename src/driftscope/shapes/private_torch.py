@@ -47,9 +47,10 @@ class RecordedGuard:
 def oblivious() -> Iterator[None]:
     """Trace sizes 0 and 1 like any other (``backed_size_oblivious``)."""
     with moved("torch.fx.experimental._config.backed_size_oblivious"):
-        from torch.fx.experimental import _config
+        import torch.fx.experimental._config as settings
 
-        patched = _config.patch(backed_size_oblivious=True)
+        chosen: Any = settings
+        patched = chosen.patch(backed_size_oblivious=True)
     with patched:
         yield
 
@@ -115,6 +116,20 @@ def watched(name: str, note: Callable[[Any, Any], None]) -> Iterator[None]:
         yield
     finally:
         setattr(ShapeEnv, name, original)
+
+
+def deferred_asserts(environment: Any) -> list[Any]:
+    """Conditions the trace left to run time, as sympy; not all of them become nodes of the graph."""
+    with moved("ShapeEnv.deferred_runtime_asserts"):
+        return [one.expr for asserts in environment.deferred_runtime_asserts.values() for one in asserts]
+
+
+def traced_stack() -> list[tuple[str, int, str]]:
+    """File, line and function of every frame of the model that the strict tracer is reading; empty outside of it."""
+    with moved("torch._guards.TracingContext.extract_stack"):
+        from torch._guards import TracingContext
+
+        return [(frame.filename, frame.lineno or 0, frame.name) for frame in TracingContext.extract_stack()]
 
 
 def symbol_sources(environment: Any) -> dict[str, list[str]]:

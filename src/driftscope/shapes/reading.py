@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -88,6 +89,7 @@ class _Reader:
         for node, leaf in zip(private_torch.input_nodes(self.exported), self.sources.order, strict=False):
             value = node.meta.get("val")
             axes = self.sources.axes_of(leaf)
+            pairs: list[tuple[Axis, Any]]
             if isinstance(value, torch.Tensor):
                 pairs = list(zip(axes, value.shape, strict=True))
             elif isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
@@ -109,6 +111,11 @@ class _Reader:
                     self.symbols[source_symbol] = terms[0]
         for axis, expression in self.sized:
             self._solve(axis, expression)
+        if self.environment is not None:
+            # Unbacked sizes have no source; one that another replaced means what the other means.
+            for symbol, expression in private_torch.replacements(self.environment).items():
+                with contextlib.suppress(Unreadable):
+                    self.symbols.setdefault(str(symbol), from_sympy(expression, self.symbols))
 
     def _canonical(self) -> dict[str, Term]:
         """From every axis to the first axis that has the same symbol."""
@@ -225,6 +232,19 @@ class _Reader:
                 continue
             if not isinstance(condition, Number):
                 found.append(clause("assert", condition, place="assert", **lines))
+        return found + self._deferred()
+
+    def _deferred(self) -> list[Clause]:
+        """Conditions left to run time for which the graph has no node: only a kernel may refuse what breaks them."""
+        found: list[Clause] = []
+        for expression in private_torch.deferred_asserts(self.environment) if self.environment is not None else []:
+            try:
+                condition = from_sympy(expression, self.symbols)
+            except Unreadable:
+                continue
+            if not isinstance(condition, Number):
+                lines = self._lines_of(condition)
+                found.append(clause("assert", condition, place="deferred", enforced=False, **lines))
         return found
 
 

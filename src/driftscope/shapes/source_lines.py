@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from driftscope.shapes.private_torch import Moved, watched
+from driftscope.shapes.private_torch import Moved, traced_stack, watched
 from driftscope.shapes.relations import SourceLine
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -90,7 +90,16 @@ def running_lines() -> Lines:
                 # A line of the user's own says more than one of an installed library that it called.
                 return Lines(theirs, SourceLine(file, line.line, line.function, True), asked)
         frame = frame.f_back
-    return Lines(theirs, users, asked)
+    return Lines(theirs, users or _read_line(), asked)
+
+
+def _read_line() -> SourceLine | None:
+    """The model's line that the strict tracer is reading: it runs no frame of the model."""
+    with contextlib.suppress(Moved):
+        for file, line, function in reversed(traced_stack()):
+            if not file.startswith(_TORCH):
+                return SourceLine(file, line, function, True)
+    return None
 
 
 def _is_library(file: str) -> bool:
@@ -125,10 +134,13 @@ class TraceLog:
         Lines behind a guard, by the ``id`` of torch's own note of the place.
     decisions : list of Decision
         In order, repeats included.
+    deferred : list of (sympy expression, Lines)
+        Conditions that were left to run time where they could not be decided.
     """
 
     lines: dict[int, Lines] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
+    deferred: list[tuple[Any, Lines]] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list, repr=False)
 
     def note_place(self, _: Any, place: Any) -> None:
@@ -142,6 +154,10 @@ class TraceLog:
         if lines.asked and lines.user is not None:
             self.decisions.append(Decision(arguments[0].expr, answer, lines.user))
 
+    def note_deferred(self, arguments: Any, _: Any) -> None:
+        """Keep a condition that torch itself wants to hold."""
+        self.deferred.append((arguments[0], running_lines()))
+
 
 @contextlib.contextmanager
 def traced() -> Iterator[TraceLog]:
@@ -149,8 +165,11 @@ def traced() -> Iterator[TraceLog]:
     log = TraceLog()
     with contextlib.ExitStack() as stack:
         # Without these notes the relations are still right; they only lack the user's lines.
-        with contextlib.suppress(Moved):
-            stack.enter_context(watched("_get_sloc", log.note_place))
-        with contextlib.suppress(Moved):
-            stack.enter_context(watched("evaluate_sym_node", log.note_decision))
+        for name, note in (
+            ("_get_sloc", log.note_place),
+            ("evaluate_sym_node", log.note_decision),
+            ("guard_or_defer_runtime_assert", log.note_deferred),
+        ):
+            with contextlib.suppress(Moved):
+                stack.enter_context(watched(name, note))
         yield log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,10 +48,13 @@ class TracingNotes:
             if isinstance(meaning, Size):
                 self._replaced[meaning.name] = self._lines(place)
 
+        for expression, lines in log.deferred:
+            with contextlib.suppress(Unreadable):
+                self._entries.append((from_sympy(expression, symbols), lines.known))
         for decision in log.decisions:
-            term = decided(decision, symbols)
-            if term is not None:
-                self._entries.append((term, {"user_line": decision.line}))
+            made = decided(decision, symbols)
+            if made is not None:
+                self._entries.append((made, {"user_line": decision.line}))
 
     def _lines(self, place: Any) -> dict[str, SourceLine]:
         if id(place) in self._noted:
