@@ -29,6 +29,8 @@ VERBS = (
     "pretty",
     "max_diff",
     "vmap",
+    "check_shapes",
+    "cover",
 )
 RECORDS = (
     "Comparison",
@@ -41,6 +43,8 @@ RECORDS = (
     "Where",
     "Inputs",
     "Program",
+    "ShapeReport",
+    "CoveredProgram",
 )
 ERRORS = ("DriftscopeError", "InputError", "ProgramError", "RecordError", "RuntimeRefused", "DependencyMissing")
 
@@ -81,8 +85,6 @@ def test_verbs_stay_verbs_when_their_rooms_are_imported():
     stems = {path.stem if path.stem != "__init__" else path.parent.name for path in PACKAGE.rglob("*.py")}
     reserved = {
         *VERBS,
-        "check_shapes",
-        "cover",
         "check_transforms",
         "vmap",
         "exact",
