@@ -71,7 +71,7 @@ def blame(
     say = progress or (lambda _text: None)
     loaded = load_program(program)
     budget = Budget(runs, seconds)
-    if loaded.kind != "onnx":
+    if loaded.kind not in ("onnx", "compiled"):
         raise InputError(
             f"{loaded.name} runs on {loaded.runtime}, and nothing optimises it there; "
             "give an ONNX model or ds.torch(module, compile=True)"
@@ -80,13 +80,24 @@ def blame(
     made = None if inputs is None else make_inputs(inputs, seed=seed)
     bound_a, bound_b, _ = pair_inputs(plain, loaded, made, seed=seed)
     say("Measuring the reference")
-    words = "the same file without optimisation" if reference is None else plain.name
+    words = _UNOPTIMISED[loaded.kind] if reference is None else plain.name
     target = standalone_target(bound_a, bound_b, words, seed)
-    say("Leaving optimisers out, one at a time")
+    say("Leaving out what optimises it, one thing at a time")
+    if loaded.kind == "compiled":
+        from driftscope.explain.compilation import blame_stages
+
+        return blame_stages(bound_b, target, budget)
     return blame_optimizers(bound_b, target, budget)
 
 
+_UNOPTIMISED = {"onnx": "the same file without optimisation", "compiled": "the same program run eagerly"}
+
+
 def _unoptimised(program: Program) -> Program:
+    if program.kind == "compiled":
+        from driftscope.programs.runtimes.torch_eager import TorchProgram
+
+        return TorchProgram(program.function, program.name, program.options, program.default_inputs)  # type: ignore[attr-defined]
     found: Program = program.variant(level="disable", disabled=())  # type: ignore[attr-defined]
     return found
 

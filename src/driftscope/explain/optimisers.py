@@ -278,10 +278,10 @@ def _answer(
             return f"no optimiser to blame: {ran}, and leaving any of them out changes no bit"
         moved = f"leaving out {', '.join(changing)} changes bits, within rounding"
         return f"no optimiser to blame: {ran}; {moved}"
-    state = _state(base.distance)
+    state = in_words(base.distance)
     if guilty:
         found = search.without(guilty)
-        after = f" ({_state(found.distance)} without)" if isinstance(found, _Session) else ""
+        after = f" ({in_words(found.distance)} without)" if isinstance(found, _Session) else ""
         names = guilty[0] if len(guilty) == 1 else f"{', '.join(guilty[:-1])} and {guilty[-1]} together"
         return f"{names} moved the result: {state} from {search.target.words}{after}"
     if not complete:
@@ -292,7 +292,8 @@ def _answer(
     )
 
 
-def _state(distance: Distance) -> str:
+def in_words(distance: Distance) -> str:
+    """How far a run is from its target, in a few words."""
     if distance.lifted is not None and distance.lifted.value > distance.lifted.limit:
         return f"another function (lifted drift {distance.lifted.value:.1e})"
     return "NaN or infinity elsewhere" if distance.floors == float("inf") else f"{distance.floors:.3g} floors"

@@ -127,6 +127,10 @@ def search(scene: Scene, budget: Budget) -> tuple[Blame, str] | None:
     evidence, values = (scene.evidence, scene.values[0]) if name == "B" else _exchanged(scene)
     target = target_of(values, evidence, f"{'A' if name == 'B' else 'B'} ({other})", _function(lift, scene.seed))
     try:
+        if bound.program.kind == "compiled":
+            from driftscope.explain.compilation import blame_stages
+
+            return blame_stages(bound, target, budget), name
         return blame_optimizers(bound, target, budget), name
     except (RuntimeRefused, CannotLift):
         return None
@@ -143,6 +147,8 @@ def _exchanged(scene: Scene) -> tuple[Evidence, Sequence[Any]]:
 
 
 def _is_optimised(bound: Bound) -> bool:
+    if bound.program.kind == "compiled":
+        return True
     setup = getattr(bound.program, "setup", None)
     return bound.program.kind == "onnx" and setup is not None and setup.level != "disable"
 

@@ -55,6 +55,13 @@ class Suspect:
     refused: str = ""
     seconds: float = 0.0
 
+    @property
+    def trial(self) -> str:
+        """What was run instead, in words."""
+        if self.kind == "stage":
+            return f"only {self.name}"
+        return f"with {self.name}" if "=" in self.name else f"without {self.name}"
+
 
 @dataclass(frozen=True, slots=True)
 class Blame:
@@ -152,8 +159,8 @@ class Blame:
         rows = [self.answer]
         if self.paste:
             rows += [f"  {self.paste}", f"  {self.program_line}"]
-        width = max((len(s.name) for s in self.suspects), default=0)
-        rows += [f"  without {s.name:<{width}}  {_effect(s)}" for s in self.suspects]
+        width = max((len(s.trial) for s in self.suspects), default=0)
+        rows += [f"  {s.trial:<{width}}  {_effect(s)}" for s in self.suspects]
         return "\n".join(rows)
 
 
