@@ -1,0 +1,129 @@
+"""Repairs: an edit of the user's file for a finding, tried on the examples and on its derivative before it is offered.
+
+Each repair is a generator of edits with its condition of soundness in its docstring. The first edit that makes the
+function equal to the plain program under the transform is offered; one that was tried and failed is never printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from driftscope.transforms import repairs_autograd, repairs_flow, repairs_values
+from driftscope.transforms.batching import vmap
+from driftscope.transforms.repairs_source import Edit, Source, edited_code, edited_text, patch_of, source_of, swapped
+from driftscope.transforms.repairs_trial import Trial, Verdict
+from driftscope.transforms.subject import Proposal, Subject, Suspect
+
+Repair = Callable[[Source, Suspect, Subject], Iterator[Edit]]
+
+#: cause -> repairs, in the order in which they are tried.
+REPAIRS: dict[str, tuple[Repair, ...]] = {
+    "T006": (repairs_values.batched_factory,),
+    "T007": (repairs_values.batched_factory,),
+    "T008": (repairs_values.without_out,),
+    "T009": (repairs_flow.if_to_where,),
+    "T010": (repairs_values.item_to_tensor, repairs_flow.if_to_where),
+    "T011": (repairs_flow.masked_write,),
+    "T012": (repairs_autograd.functional_to_func, repairs_autograd.autograd_to_func),
+    "T019": (repairs_autograd.no_grad_to_detach,),
+    "T020": (repairs_values.item_to_tracked,),
+    "T024": (repairs_autograd.batch_norm_alone,),
+}
+
+#: Causes for which ``ds.vmap`` gives what the loop gives; offered when no edit does.
+_BY_PATH = frozenset(
+    {"T006", "T008", "T009", "T010", "T011", "T012", "T015", "T017", "T018", "T021", "T022", "T025", "T028"}
+)
+
+#: Edits tried for one finding: each costs up to four runs of the function.
+MOST_EDITS = 8
+
+
+def propose(subject: Subject, suspect: Suspect) -> Proposal | None:
+    """Find and try a repair for what analysis found.
+
+    Parameters
+    ----------
+    subject : Subject
+        Its function may be run as often as wanted; the world is rewound after every run.
+    suspect : Suspect
+
+    Returns
+    -------
+    Proposal or None
+        None when no repair fits the cause. ``verified`` is False when one was tried and withdrawn.
+    """
+    repairs = REPAIRS.get(suspect.cause, ())
+    by_path = suspect.cause in _BY_PATH and suspect.transform == "vmap" and subject.randomness == "error"
+    if not repairs and not by_path:
+        return None
+    trial = Trial(subject, suspect.transform)
+    failures: list[str] = []
+    source = source_of(subject, suspect.place) or source_of(subject, suspect.birthplace)
+    if source is not None:
+        edits = (edit for repair in repairs for edit in repair(source, suspect, subject))
+        found = _first_that_works(source, edits, trial, failures)
+        if found is not None:
+            return found
+    if by_path:
+        found = _by_path(subject, trial, failures)
+        if found is not None:
+            return found
+    return Proposal("", verified=False, evidence={"withdrawn": failures[:3]}) if failures else None
+
+
+def _first_that_works(source: Source, edits: Iterator[Edit], trial: Trial, failures: list[str]) -> Proposal | None:
+    tried: set[str] = set()
+    for edit in edits:
+        text = edited_text(source, edit)
+        if text in tried or text == source.text:
+            continue
+        if len(tried) == MOST_EDITS:
+            return None
+        tried.add(text)
+        code = edited_code(source, text)
+        if code is None:
+            continue
+        with swapped(source.function, code):
+            verdict = trial.of(trial.subject.function)
+        if verdict.works:
+            return _offered(source, edit, text, verdict)
+        failures.append(verdict.reason)
+    return None
+
+
+def _offered(source: Source, edit: Edit, text: str, verdict: Verdict) -> Proposal:
+    parts = []
+    for replacement in sorted(edit.replacements, key=lambda r: _line(r.first)):
+        first, last = _line(replacement.first), replacement.last.end_lineno or 0  # type: ignore[attr-defined]
+        lines = f"line {first}" if first == last else f"lines {first}-{last}"
+        before = source.segment(replacement.first) if replacement.first is replacement.last else "these statements"
+        if first != last:
+            parts.append(f"{lines}: `{_one_line(replacement.text)}`")
+        else:
+            parts.append(f"{lines}: `{_one_line(before)}` -> `{_one_line(replacement.text)}`")
+    fix = "; ".join(parts) + (f" ({edit.caution})" if edit.caution else "")
+    return Proposal(fix, verified=True, patch=patch_of(source, text), evidence=verdict.evidence)
+
+
+def _line(node: Any) -> int:
+    return int(node.lineno)
+
+
+def _one_line(text: str) -> str:
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def _by_path(subject: Subject, trial: Trial, failures: list[str]) -> Proposal | None:
+    """Offer ``ds.vmap``, which needs no edit of the function."""
+    ragged = trial.ragged
+    mapped = vmap(subject.function, subject.in_dims, randomness="error", ragged="list" if ragged else "error")
+    verdict = trial.replacing(mapped)
+    if verdict.works:
+        fix = "no edit needed: driftscope.vmap in the place of torch.vmap gives what the loop gives"
+        if ragged:
+            fix = "driftscope.vmap(..., ragged='jagged'), 'pad' or 'list' holds results of different shapes"
+        return Proposal(fix, verified=True, evidence=verdict.evidence | {"repair": "driftscope.vmap"})
+    failures.append(f"driftscope.vmap: {verdict.reason}")
+    return None
