@@ -42,8 +42,8 @@ def blame(
     Parameters
     ----------
     program : anything ``ds.program`` accepts
-        An ONNX model: the graph optimisers of its onnxruntime session. A compiled module: the stages of
-        ``torch.compile``.
+        An ONNX model: the graph optimisers of its onnxruntime session. A compiled module: the stages and settings of
+        ``torch.compile``. A module or an exported program: the optimisation of ``torch.onnx.export``.
     inputs : anything ``ds.inputs`` accepts
     reference : anything ``ds.program`` accepts, or None
         What the result should be; None for the same program with nothing optimised (``level="disable"``, or eager).
@@ -71,10 +71,10 @@ def blame(
     say = progress or (lambda _text: None)
     loaded = load_program(program)
     budget = Budget(runs, seconds)
-    if loaded.kind not in ("onnx", "compiled"):
+    if loaded.kind not in ("onnx", *_UNOPTIMISED):
         raise InputError(
             f"{loaded.name} runs on {loaded.runtime}, and nothing optimises it there; "
-            "give an ONNX model or ds.torch(module, compile=True)"
+            "give an ONNX model, ds.torch(module, compile=True), or a torch module to be exported"
         )
     plain = load_program(reference) if reference is not None else _unoptimised(loaded)
     made = None if inputs is None else make_inputs(inputs, seed=seed)
@@ -87,13 +87,24 @@ def blame(
         from driftscope.explain.compilation import blame_stages
 
         return blame_stages(bound_b, target, budget)
+    if loaded.kind in ("torch", "exported"):
+        from driftscope.explain.exporting import blame_export
+
+        return blame_export(bound_b, target)
     return blame_optimizers(bound_b, target, budget)
 
 
-_UNOPTIMISED = {"onnx": "the same file without optimisation", "compiled": "the same program run eagerly"}
+_UNOPTIMISED = {
+    "onnx": "the same file without optimisation",
+    "compiled": "the same program run eagerly",
+    "torch": "the module itself",
+    "exported": "the exported program itself",
+}
 
 
 def _unoptimised(program: Program) -> Program:
+    if program.kind in ("torch", "exported"):
+        return program
     if program.kind == "compiled":
         from driftscope.programs.runtimes.torch_eager import TorchProgram
 

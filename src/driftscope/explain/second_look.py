@@ -73,6 +73,8 @@ def look_again(scene: Scene, blame: bool | None) -> list[Finding]:
     if _asks_for_blame(scene) if blame is None else blame:
         found = search(scene, Budget() if blame else _UNASKED)
         findings += [] if found is None else blame_findings(*found, asked=bool(blame))
+        if blame and not any(f.code == "O013" for f in findings):
+            findings += exporter_findings(scene)
     if _asks_for_kernels(scene):
         findings += kernel_findings(scene)
     findings += half_findings(scene.b, scene.evidence.b.graph, scene.values[1], "B")
@@ -134,6 +136,36 @@ def search(scene: Scene, budget: Budget) -> tuple[Blame, str] | None:
         return blame_optimizers(bound, target, budget), name
     except (RuntimeRefused, CannotLift):
         return None
+
+
+def exporter_findings(scene: Scene) -> list[Finding]:
+    """Export A anew with and without the exporter's optimisation, where B is a file that torch exported."""
+    model: Any = getattr(getattr(scene.b.program, "model", None), "proto", None)
+    wrong = any(o.verdict is Verdict.DIFFERENT for o in scene.outputs)
+    if (
+        scene.a.program.kind not in ("torch", "exported")
+        or getattr(model, "producer_name", "") != "pytorch"
+        or not wrong
+    ):
+        return []
+    from driftscope.explain.exporting import blame_export, torch_exporter
+
+    scene.say("Exporting A with and without the exporter's optimisation")
+    pairs = [(i, i) for i, _ in scene.evidence.pairs]
+    evidence = Evidence(scene.evidence.a, scene.evidence.a, pairs)
+    target = target_of(scene.values[0], evidence, "A", _function(scene.evidence.a, scene.seed))
+    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    try:
+        found = blame_export(scene.a, target, torch_exporter(scene.a, opset))
+    except (RuntimeRefused, CannotLift):
+        return []
+    evidence_of = {"side": "B", "blame": found.to_dict()}
+    if not found.guilty:
+        return [Finding("O018", found.answer, evidence=evidence_of, note=True)]
+    return [
+        Finding("O015", found.answer, operators_in_words(found.suspects[0].operators), f"Export with {found.paste}.",
+                evidence=evidence_of, verified=found.verified)
+    ]  # fmt: skip
 
 
 def _function(lift: SideLift, seed: int) -> Any:

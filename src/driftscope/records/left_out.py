@@ -60,6 +60,8 @@ class Suspect:
         """What was run instead, in words."""
         if self.kind == "stage":
             return f"only {self.name}"
+        if self.kind == "exporter":
+            return f"without {self.name.partition('=')[0]}"
         return f"with {self.name}" if "=" in self.name else f"without {self.name}"
 
 
