@@ -79,6 +79,7 @@ def _refusals(check: Check) -> Iterator[Finding]:
     for candidate in check.candidates:
         if candidate.name in ("yours", "from the inputs") and candidate.repair.steps:
             yield _repaired(candidate, sources)
+            yield from _not_followed(candidate)
 
 
 def _nothing_accepted(refusal: Refusal) -> Finding:
@@ -139,6 +140,20 @@ def _repaired(candidate: Candidate, sources: Sources) -> Finding:
         },
         verified=accepted or None,
     )
+
+
+def _not_followed(candidate: Candidate) -> Iterator[Finding]:
+    for suggestion in candidate.repair.rejected:
+        name, _, value = suggestion.partition(" = ")
+        freezes = value.strip().isdigit()
+        yield Finding(
+            "S002",
+            f"torch suggests {suggestion}, which {'freezes' if freezes else 'thins out'} that axis; it was not followed",
+            why="a suggestion makes a spec acceptable, it does not keep the sizes at which the model runs",
+            fix=f"{name} left to Dim.DYNAMIC",
+            note=True,
+            verified=candidate.capture is not None,
+        )
 
 
 def _why_refused(guards: list[str]) -> str:
