@@ -77,7 +77,9 @@ def differ(plain: Any, other: Any, *, any_float: bool = False) -> Difference:
     if len(left) != len(right):
         return Difference("structure", detail=f"{len(left)} outputs, with the transform {len(right)}")
     names = ["out"] if len(left) == 1 else [f"out[{i}]" for i in range(len(left))]
-    found = [_leaf(*(_alike(a, b) if any_float else (a, b)), name) for a, b, name in zip(left, right, names, strict=True)]
+    found = [
+        _leaf(*(_alike(a, b) if any_float else (a, b)), name) for a, b, name in zip(left, right, names, strict=True)
+    ]
     return max(found, key=lambda d: _ORDER.index(d.kind), default=Difference("same"))
 
 
@@ -111,7 +113,7 @@ def _leaf(plain: Any, other: Any, path: str) -> Difference:
         equal = bool(plain == other)
     except (TypeError, ValueError, RuntimeError):
         equal = True  # values that cannot be compared decide nothing
-    if equal or isinstance(plain, object) and type(plain).__eq__ is object.__eq__:
+    if equal or (isinstance(plain, object) and type(plain).__eq__ is object.__eq__):
         return Difference("same", path)
     return Difference("value", path, f"{plain!r:.60}, with the transform {other!r:.60}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from driftscope.errors import InputError
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import Difference, differ
-from driftscope.transforms.running import Run, cloned, run_once
+from driftscope.transforms.running import Run, cloned, outliving, run_once
 from driftscope.transforms.subject import Subject
 from driftscope.transforms.trace import Bounded, Trace
 from driftscope.transforms.transforming import Level, Setting, arguments_for, lift, plain, plain_key, slices_of
@@ -138,19 +139,32 @@ class Examination:
             if untraced.error is None:
                 # Higher-order operators such as torch.cond refuse to run under a TorchFunctionMode.
                 self.traceable, self.loop = False, untraced
-                self.loop = untraced
         if self.loop.error is None:
             again = self.run(self.subject.function, calls, traced=False)
             self.reproducible = again.error is None and differ(self.loop.value, again.value).kind == "same"
 
-    def run(self, function: Any, arguments: list[tuple[Any, ...]], *, traced: bool, build: Any = None) -> Run:
+    def run(
+        self,
+        function: Any,
+        arguments: list[tuple[Any, ...]],
+        *,
+        traced: bool,
+        build: Any = None,
+        listen: Any = None,
+    ) -> Run:
         """Run ``build(function)`` on each of the arguments in turn."""
         trace = Trace() if traced and self.traceable else None
         made = cloned(arguments)
         built = build(Bounded(function, trace)) if build is not None else Bounded(function, trace)
         flat = tuple(argument for call in made for argument in call)
-        calls = [lambda call=call: built(*call) for call in made]
-        return run_once(self.subject.world, calls, trace, arguments=flat, seconds=self.seconds)
+        calls = [functools.partial(built, *call) for call in made]
+        del made
+        run = run_once(self.subject.world, calls, trace, arguments=flat, seconds=self.seconds, listen=listen)
+        if trace is not None:
+            calls.clear()
+            run.escaped = tuple(outliving(trace.tensors))
+            trace.tensors.clear()
+        return run
 
     def plain_run(self, levels: tuple[Level, ...]) -> Run:
         """Return the run of the plain reference of a composition."""
@@ -162,8 +176,8 @@ class Examination:
             )
         return self._plain[key]
 
-    def lifted_run(self, levels: tuple[Level, ...], *, traced: bool = True) -> Run:
-        """Run the transform."""
+    def lifted_run(self, levels: tuple[Level, ...], *, traced: bool = True, listen: Any = None) -> Run:
+        """Run the transform; ``listen`` receives its warnings."""
         arguments = arguments_for(levels, self.subject.examples, self.subject.slices, self.setting)
         eager = all(level.kind not in ("compile", "export") for level in levels)
         function = self.subject.function
@@ -174,4 +188,5 @@ class Examination:
             arguments,
             traced=traced and eager,
             build=lambda f: lift(f if eager else function, levels, self.setting),
+            listen=listen,
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import logging
 import random
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,6 +76,7 @@ def run_once(
     *,
     arguments: Any = (),
     seconds: float | None = None,
+    listen: Callable[..., None] | None = None,
 ) -> Run:
     """Make ``calls`` one after the other from the world's saved start and say what happened.
 
@@ -89,13 +91,14 @@ def run_once(
         What the calls were given: read after the run, because a function may write to its arguments.
     seconds : float or None
         Time limit of the whole run.
+    listen : callable or None
+        Receives the warnings of the run as ``warnings.showwarning`` does; they are silenced otherwise.
     """
     world.rewind()
     run = Run()
     out = io.StringIO()
     start, depth = time.perf_counter(), internals.stack_depth()
-    with process_kept(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with process_kept(), _heard(listen), _logs_silenced():
         reseed(SEED)
         before = _generator_states()
         values, cuts = [], [0]
@@ -121,6 +124,26 @@ def run_once(
     run.state = world.fingerprint()
     run.state.update(_argument_state(arguments))
     return run
+
+
+@contextlib.contextmanager
+def _heard(listen: Callable[..., None] | None) -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always" if listen else "ignore")
+        if listen is not None:
+            warnings.showwarning = listen
+        yield
+
+
+@contextlib.contextmanager
+def _logs_silenced() -> Iterator[None]:
+    # torch's compilers log every graph break and failed guard; the report says what matters of it.
+    kept = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(kept)
 
 
 def _argument_state(arguments: Any) -> dict[str, Any]:

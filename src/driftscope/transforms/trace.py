@@ -204,27 +204,30 @@ def _flat(args: Any, kwargs: Any) -> tuple[list[torch.Tensor], list[str]]:
     """Split arguments or results into their tensors and the text of all others, in order."""
     tensors: list[torch.Tensor] = []
     texts: list[str] = []
-
-    def walk(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-        elif isinstance(value, (tuple, list)):
-            for item in value:
-                walk(item)
-        elif isinstance(value, dict):
-            for key in value:
-                texts.append(str(key))
-                walk(value[key])
-        elif isinstance(value, slice):
-            walk((value.start, value.stop, value.step))
-        elif isinstance(value, (int, float, complex, bool, str, type(None), torch.dtype)):
-            texts.append(repr(value))
-        else:
-            texts.append(type(value).__name__)
-
-    walk(args)
-    walk(kwargs)
+    _sort(args, tensors, texts)
+    if kwargs:
+        _sort(kwargs, tensors, texts)
     return tensors, texts
+
+
+def _sort(value: Any, tensors: list[torch.Tensor], texts: list[str]) -> None:
+    # Not a closure that calls itself: such a cycle would keep every tensor alive until the next garbage collection,
+    # and a tensor that is alive after its transform counts as escaped.
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            _sort(item, tensors, texts)
+    elif isinstance(value, dict):
+        for key in value:
+            texts.append(str(key))
+            _sort(value[key], tensors, texts)
+    elif isinstance(value, slice):
+        _sort((value.start, value.stop, value.step), tensors, texts)
+    elif isinstance(value, (int, float, complex, bool, str, type(None), torch.dtype)):
+        texts.append(repr(value))
+    else:
+        texts.append(type(value).__name__)
 
 
 class Bounded:

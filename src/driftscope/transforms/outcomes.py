@@ -1,0 +1,92 @@
+"""The outcome of one transform, from its run and the plain one. The words are those of ``records.transform_report``."""
+
+from __future__ import annotations
+
+from driftscope.transforms import derivatives, tangents
+from driftscope.transforms import torch_internals as internals
+from driftscope.transforms.agreement import differ
+from driftscope.transforms.drifts import RANDOM, seeds_inside
+from driftscope.transforms.examination import Examination, Question
+from driftscope.transforms.running import Run
+
+
+def judge(question: Question, examination: Examination) -> tuple[str, str]:
+    """Return the outcome and one sentence of reason; ``question.difference`` is filled in.
+
+    A transform that answers where plain autograd refuses is held against finite differences.
+    """
+    plain, lifted = question.plain, question.lifted
+    if lifted.error is not None:
+        if plain.error is not None:
+            return "plain-refuses", "the plain program refuses as well"
+        return "refused", "the plain program runs, the transform does not"
+    if plain.error is not None:
+        return _without_reference(question, examination)
+    derivative = any(level.kind == "derivative" for level in question.levels)
+    question.difference = differ(_results(plain), _results(lifted), any_float=derivative)
+    difference = question.difference
+    if difference.kind == "same":
+        return "same", "the same bits"
+    if not examination.reproducible:
+        return "not-reproducible", "two plain runs from the same start differ"
+    if difference.agrees:
+        return "rounding", f"rounding: at most {difference.max_abs:.3g} apart"
+    if _only_random(question, examination):
+        return "random", "other random numbers, as was asked for"
+    return "wrong", difference.detail
+
+
+def _results(run: Run) -> object:
+    """One call's result, or those of several calls in a row stacked when they can be."""
+    return run.value[0] if len(run.value) == 1 else list(run.value)
+
+
+def _without_reference(question: Question, examination: Examination) -> tuple[str, str]:
+    told = question.plain.error
+    words = f"plain autograd refuses ({type(told).__name__})"
+    if not any(level.kind == "derivative" for level in question.levels):
+        return "wrong", f"the plain program refuses ({type(told).__name__}), the transform answers"
+    directional = _directional(question, examination)
+    right = tangents.agrees_with_quotients(directional, examination) if directional is not None else None
+    if right is None:
+        return "plain-refuses", f"{words}; the transform answers, and nothing tells whether it is right"
+    if right:
+        return "same", f"{words}; the transform's answer agrees with finite differences"
+    return "wrong", f"{words}; the transform's answer disagrees with finite differences"
+
+
+def _directional(question: Question, examination: Examination) -> Run | None:
+    """Return the transform's answer along the probe direction: itself for jvp, contracted for a Jacobian."""
+    name = question.levels[-1].name
+    if len(question.levels) > 1 or name not in ("jvp", "linearize", "jacfwd", "jacrev", "grad", "vjp"):
+        return None
+    if name in ("jvp", "linearize"):
+        return question.lifted
+    leaves = derivatives.float_leaves(examination.subject.slices[0][0])
+    blocks = internals.tree_leaves(question.lifted.value[0])
+    if name in ("grad", "vjp") or len(leaves) != 1:
+        return None
+    direction = derivatives.probe(leaves[0]).reshape(-1)
+    width = leaves[0].dim()
+    pushed = []
+    for block in blocks:
+        outer = block.shape[: block.dim() - width]
+        pushed.append((block.reshape(-1, direction.numel()) @ direction.to(block.dtype)).reshape(outer))
+    return Run(value=[tuple(pushed)])
+
+
+def _only_random(question: Question, examination: Examination) -> bool:
+    """Whether the values differ by random draws alone: nothing else parts before the first draw."""
+    if "torch" not in examination.loop.moved or seeds_inside(examination):
+        return False
+    if question.difference is not None and question.difference.kind in ("shape", "dtype", "structure", "escaped"):
+        return False
+    drawn = [event for event in examination.loop.events if event.operation in RANDOM]
+    if not drawn and examination.traceable:
+        return "torch" in question.lifted.moved
+    if question.levels[0].kind == "map" and len(question.levels) == 1 and question.lifted.events:
+        from driftscope.transforms.divergence import first_divergence
+
+        found = first_divergence(examination.loop.parts, question.lifted.events)
+        return found is None or any(e.operation in RANDOM for e in (*found.plain_events, found.event) if e is not None)
+    return True

@@ -1,0 +1,283 @@
+"""From what torch raised to a suspect: by the last call before it, by its words, and by the code around the place.
+
+The words alone mislead (``math.sqrt(x)`` is called ``.item()``, an in-place write ``output with shape``), so the call
+that was being made decides first, its place in the syntax tree second, the words last.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from driftscope.transforms import syntax
+from driftscope.transforms.examination import Examination, Question
+from driftscope.transforms.places import Place, is_users, place_of, raising_place
+from driftscope.transforms.process_state import process_kept
+from driftscope.transforms.subject import Suspect
+from driftscope.transforms.trace import Event
+
+_DYNAMIC = frozenset(
+    ("nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount", "one_hot", "repeat_interleave")
+)
+_COMPARING = frozenset(("allclose", "equal", "is_nonzero"))
+_TO_PYTHON = frozenset(
+    ("item", "tolist", "numpy", "__array__", "__format__", "__repr__", "__str__", "tensor", "__dlpack__")
+)
+_AUTOGRAD = frozenset(("requires_grad_", "backward", "grad", "retain_grad", "register_hook", "data", "requires_grad"))
+_IDENTITY = frozenset(("data_ptr", "untyped_storage", "storage", "__deepcopy__", "storage_offset", "__reduce_ex__"))
+_CHOOSING = frozenset(("if", "while", "assert", "conditional", "for", "and", "comprehension", "range", "any", "all", "max",
+                       "min", "sorted", "bool", "filter"))  # fmt: skip
+
+# Words that settle the cause whatever was being called. In order.
+_WORDS: tuple[tuple[str, str], ...] = (
+    (r"randomness error mode|randomness=|random operation", "T005"),
+    (r"running_mean or running_var|Batch norm got a batched", "T024"),
+    (r"must only return Tensors|to return Tensors, got|must only return", "T017"),
+    (r"mutate a captured Tensor|would mutate", "T007"),
+    (r"boolean mask|dynamic shape|differently shaped|stack expects each tensor", "T011"),
+    (r"fallback path doesn't work on out=|out=\.\.\. arguments", "T008"),
+    (r"setup_context|generate_vmap_rule|vmap staticmethod|override the .* staticmethod|jvp\(\) function", "T013"),
+    (r"no autograd formula|Trying to backward through|custom operator", "T014"),
+)
+_LATER_WORDS: tuple[tuple[str, str], ...] = (
+    (r"requires_grad_\(\)|autograd\.functional|torch\.autograd\.grad|Tensor\.backward|\.grad_fn|does not require grad"
+     r"|requires_grad_?\b.*intermediate|accessing `data`|backward\(\)|trace_autograd_ops", "T012"),
+    (r"deepcopy|data pointer|storage|data_ptr|storage_offset", "T022"),
+    (r"inplace arithmetic|in-place|inplace|doesn't match the broadcast shape|more elements than", "T006"),
+    (r"forward AD|forward-mode|derivative (for|of).*not implemented|batching rule|vmap fallback|UncapturedHigherOrderOp"
+     r"|not implemented|Expected FakeTensor|higher.order|HigherOrder", "T015"),
+    (r"numpy|np\.random|random", "T004"),
+    (r"data-dependent branching|data-dependent control flow", "T009"),
+    (r"data-dependent|Data dependent|\.item\(\)", "T010"),
+)  # fmt: skip
+
+
+def suspect_of(question: Question, examination: Examination) -> Suspect:
+    """Name the cause and the place of a refusal."""
+    error = question.lifted.error
+    message = str(error)
+    place = question.lifted.place or _told_place(error) or _backward_place(question, examination)
+    event = _raising_event(question.lifted.events)
+    if event is not None and event.place is not None:
+        place = event.place if place is None or not _inside(place, event.place) else place
+    if event is None:
+        event = _event_at(place, question.plain.events or examination.loop.events, message)
+        if event is not None and event.place is not None and (place is None or event.place.line == place.line):
+            place = event.place if place is None or place.column < 0 else place
+    if place is None and re.search(r"only return|return Tensors", message):
+        place = _return_place(examination)
+    cause = _cause(message, event, place)
+    place = _refined(place)
+    named = Suspect(cause, question.name, "refused", place, event.name if event else "", event=event, error=error)
+    if cause in ("T006", "T007", "T008"):
+        return _written(named, question, examination)
+    return named
+
+
+def _inside(outer: Place, inner: Place) -> bool:
+    return (outer.file, outer.line) == (inner.file, inner.line)
+
+
+def _raising_event(events: Sequence[Event]) -> Event | None:
+    return next((event for event in reversed(events[-3:]) if event.raised), None)
+
+
+def _cause(message: str, event: Event | None, place: Place | None) -> str:
+    operation = event.operation if event is not None else ""
+    if event is not None and _is_custom(event.name):
+        return "T014"
+    for words, code in _WORDS:
+        if re.search(words, message):
+            return code
+    if event is not None:
+        found = _by_call(event, operation, place)
+        if found:
+            return found
+    context = syntax.context_of(place) if place is not None else ""
+    if context in _CHOOSING and re.search(r"data.dependent|Could not guard", message, re.IGNORECASE):
+        return "T009"
+    for words, code in _LATER_WORDS:
+        if re.search(words, message, re.IGNORECASE):
+            return code
+    return "T099"
+
+
+def _by_call(event: Event, operation: str, place: Place | None) -> str:
+    context = syntax.context_of(place) if place is not None else ""
+    if operation == "__get__":
+        operation = event.name.split(".")[-2]
+    if event.name.endswith("(out=)"):
+        return "T008"
+    if operation in ("__bool__", "__contains__") or operation in _COMPARING:
+        return "T009"
+    if operation in ("__int__", "__index__"):
+        return "T011" if context == "slice" else "T009" if context in ("range", "for") else "T010"
+    if operation in ("__float__", "__complex__"):
+        return "T010"
+    if operation in _TO_PYTHON:
+        return "T010"
+    if operation in _AUTOGRAD or event.name.startswith("torch.autograd."):
+        return "T012"
+    if operation in _IDENTITY:
+        return "T022"
+    if operation in _DYNAMIC or (operation == "where" and len(event.inputs) == 1):
+        return "T011"
+    if event.in_place:
+        return "T006"
+    return ""
+
+
+def _is_custom(name: str) -> bool:
+    """Whether a call goes to an operator registered outside of torch."""
+    space = name.split(".")[0]
+    if space in ("torch", "Tensor", "aten", "prims", "autograd", "_set_grad_enabled") or "." not in name:
+        return False
+    return hasattr(torch.ops, space) and space not in ("higher_order", "nn", "linalg", "fft", "special", "functional")
+
+
+def _written(suspect: Suspect, question: Question, examination: Examination) -> Suspect:
+    """Tell a write to a tensor made inside the function from one to a tensor from outside, and find its birthplace."""
+    event = suspect.event
+    birth = birthplace(event, question.lifted.events) if event is not None else None
+    name = written_name(suspect.place)
+    cause = suspect.cause
+    if cause == "T006" and birth is None:
+        cause = "T007"
+    made = birth.place if birth is not None else None
+    return Suspect(cause, suspect.transform, suspect.outcome, suspect.place, suspect.operation, name, made, event,
+                   error=suspect.error)  # fmt: skip
+
+
+def birthplace(event: Event, events: Sequence[Event]) -> Event | None:
+    """Return the call that made the memory an in-place call (or ``out=``) writes to; None when it came from outside."""
+    if not event.input_ids:
+        return None
+    wanted = event.input_ids[-1] if event.name.endswith("(out=)") else event.input_ids[0]
+    first = None
+    for other in events:
+        if other is event:
+            break
+        if wanted in other.output_ids and wanted not in other.input_ids and first is None:
+            first = other
+        elif wanted in other.input_ids and first is None:
+            return None
+    return first
+
+
+def written_name(place: Place | None) -> str:
+    """Return the user's name of the tensor that the statement at a place writes to."""
+    node = syntax.node_at(place) if place is not None else None
+    while node is not None and not isinstance(node, ast.Name):
+        if isinstance(node, ast.Call):
+            out = next((k.value for k in node.keywords if k.arg == "out"), None)
+            node = out if out is not None else node.func
+        elif isinstance(node, (ast.Attribute, ast.Subscript)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+                return f"self.{node.attr}"
+            node = node.value
+        elif isinstance(node, ast.AugAssign):
+            node = node.target
+        elif isinstance(node, ast.Tuple) and node.elts:
+            node = node.elts[0]
+        else:
+            return ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _refined(place: Place | None) -> Place | None:
+    """Narrow an ``assert`` to its test: that is the expression that could not be decided."""
+    node = syntax.node_at(place) if place is not None else None
+    if place is not None and isinstance(node, ast.Assert):
+        return syntax.place_of_node(place, node.test)
+    return place
+
+
+def _told_place(error: BaseException | None) -> Place | None:
+    """Return the user place that a compiler or exporter tells in its message or keeps in its own stack."""
+    stack = getattr(error, "real_stack", None)
+    for frame in reversed(list(stack or ())):
+        if is_users(frame.filename):
+            return _stack_place(frame)
+    found = re.findall(r'File "([^"]+)", line (\d+), in', str(error))
+    users = [(file, int(line)) for file, line in found if is_users(file)]
+    if users:
+        return Place(users[-1][0], users[-1][1])
+    for linked in (getattr(error, "__cause__", None), getattr(error, "__context__", None)):
+        place = raising_place(linked.__traceback__) if linked is not None else None
+        if place is not None:
+            return place
+    return None
+
+
+def _stack_place(frame: Any) -> Place:
+    column = getattr(frame, "colno", None)
+    end = getattr(frame, "end_colno", None)
+    if column is None or end is None:
+        return Place(frame.filename, frame.lineno)
+    return Place(frame.filename, frame.lineno, column, frame.end_lineno or frame.lineno, end)
+
+
+def _event_at(place: Place | None, events: Sequence[Event], message: str) -> Event | None:
+    """Return the plain run's call at a place: the conversion or write among several on its line."""
+    if place is None:
+        return None
+    here = [e for e in events if e.place is not None and (e.place.file, e.place.line) == (place.file, place.line)]
+    exact = [e for e in here if place.column >= 0 and e.place == place]
+    for candidates in (exact, here):
+        for event in candidates:
+            if _by_call(event, event.operation, event.place) not in ("", "T006") or _is_custom(event.name):
+                return event
+    return exact[-1] if exact else None
+
+
+def _backward_place(question: Question, examination: Examination) -> Place | None:
+    """Run again in anomaly mode: its warning carries the place of the forward call whose backward failed."""
+    if question.lifted.error is None or any(level.kind in ("compile", "export") for level in question.levels):
+        return None
+    place: Place | None = None
+
+    def listen(message: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal place
+        for file, line in re.findall(r'File "([^"]+)", line (\d+), in', str(message)):
+            if is_users(file):
+                place = Place(file, int(line))
+
+    with process_kept():
+        torch.autograd.set_detect_anomaly(True, check_nan=False)
+        examination.lifted_run(question.levels, listen=listen)
+    return _last_call_at(place, question.lifted.events) if place is not None else _last_place(question)
+
+
+def _last_call_at(place: Place, events: Sequence[Event]) -> Place:
+    here = [e.place for e in events if e.place and (e.place.file, e.place.line) == (place.file, place.line)]
+    return here[-1] if len(here) == 1 else place
+
+
+def _last_place(question: Question) -> Place | None:
+    named = re.search(r"derivative for '(?:aten::)?_?(\w+?)\d?'|through (\S+)", str(question.lifted.error))
+    wanted = (
+        next((g for g in named.groups() if g), "").split(".")[-2 if named and named.group(2) else 0] if named else ""
+    )
+    matches = [e.place for e in question.lifted.events if wanted and wanted in e.name and e.place is not None]
+    return matches[-1] if matches else None
+
+
+def _return_place(examination: Examination) -> Place | None:
+    """Return the last ``return`` of the function: where what vmap cannot batch leaves it."""
+    from driftscope.transforms.reach import unwrapped
+
+    function = unwrapped(examination.subject.function)
+    code = getattr(function, "__code__", None)
+    if code is None or not is_users(code.co_filename):
+        return None
+    near = place_of(code, 0)
+    for node in reversed(list(syntax.nodes_of_function(code.co_filename, code.co_firstlineno, code.co_name))):
+        if isinstance(node, ast.Return) and node.value is not None:
+            return syntax.place_of_node(near, node.value)
+        if isinstance(node, ast.Lambda):
+            return syntax.place_of_node(near, node.body)
+    return None
