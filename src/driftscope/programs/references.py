@@ -50,6 +50,17 @@ def resolve(text: str) -> Found:
     ProgramError
         If the module or name does not exist, or the user's code fails while it is imported or called.
     """
+    return _opened(find(text), text.rpartition(":")[2], text)
+
+
+def find(text: str) -> Any:
+    """Import what a reference names, and call nothing.
+
+    Raises
+    ------
+    ProgramError
+        If the module or name does not exist, or the user's code fails while it is imported.
+    """
     parts = _REFERENCE.fullmatch(text)
     if parts is None:
         raise ProgramError(f"{text!r} is not package.module:name or file.py:name")
@@ -60,7 +71,7 @@ def resolve(text: str) -> Found:
             near = [n for n in dir(found) if not n.startswith("_")][:8]
             raise ProgramError(f"{home} has no {name!r}; it has {', '.join(near) or 'nothing'}")
         found = getattr(found, step)
-    return _opened(found, name, text)
+    return found
 
 
 def _opened(found: Any, name: str, text: str) -> Found:

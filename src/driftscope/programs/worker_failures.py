@@ -94,6 +94,8 @@ def failure_of(error: BaseException) -> Failure:
     words = f"{type(error).__name__}: {error}".rstrip(": ")
     trace = str(error.__cause__) if isinstance(error.__cause__, RemoteTrace) else ""
     fate = Fate.OUT_OF_MEMORY if ran_out_of_memory(error) else Fate.RAISED
+    if type(error).__name__ == "KilledWorker":  # Dask's word for a task whose machine went away, again and again
+        fate = Fate.KILLED
     return Failure(fate, CODES.get(fate, ""), words, trace)
 
 

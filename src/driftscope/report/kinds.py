@@ -16,6 +16,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
         "driftscope.records.comparison", "Comparison", "driftscope.report.comparison_sheet"),
     "driftscope/session/1": ("driftscope.records.session", "Session", "driftscope.report.session_sheet"),
     "driftscope/matrix/1": ("driftscope.records.matrix", "DriftMatrix", "driftscope.report.matrix_sheet"),
+    "driftscope/study/1": ("driftscope.records.study_record", "StudyRecord", "driftscope.report.study_sheet"),
 }  # fmt: skip
 
 

@@ -1,0 +1,127 @@
+"""``driftscope study NAME``."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from driftscope.cli.answers import text_of
+from driftscope.cli.surroundings import Journey, say
+from driftscope.cli.surroundings import command as make_command
+from driftscope.errors import Exit, InputError
+
+SUFFIXES = (".html", ".json", ".csv", ".md", ".parquet", ".jsonl", ".png", ".svg", ".pdf")
+PICTURES = (".png", ".svg", ".pdf")
+NAMED = ("gemm", "layer_norm", "reduction")
+
+
+def outputs_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add a repeatable ``-o`` that takes every format of a study."""
+    return click.option(
+        "-o", "--output", "outputs", multiple=True, callback=_suffixed, metavar="FILE",
+        help="Also write a page (.html), the record (.json), the rows (.csv, .md, .parquet, .jsonl) or the picture "
+             "(.png, .svg, .pdf). Repeatable.",
+    )(function)  # fmt: skip
+
+
+def _suffixed(_ctx: click.Context, _parameter: click.Parameter, paths: Sequence[str]) -> Sequence[str]:
+    for path in paths:
+        if not path.lower().endswith(SUFFIXES):
+            raise click.BadParameter(f"{path}: the name must end in {', '.join(SUFFIXES)}")
+    return paths
+
+
+def _memory(_ctx: click.Context, _parameter: click.Parameter, gib: float | None) -> int | None:
+    return None if gib is None else int(gib * 2**30)
+
+
+@make_command(
+    "study",
+    examples=(
+        ("driftscope study reduction", "how far do reordered sums move?"),
+        ("driftscope study gemm --set size=256 --dtypes float32,float16 -o gemm.png", "Gemm or MatMul + Add?"),
+        ("driftscope study layer_norm --set rows=64 -o page.html", "which operator of LayerNorm, MatMul, Add drifts?"),
+        ("driftscope study sweep.yaml --cluster tcp://localhost:8786", "a study of your own, on a cluster"),
+    ),
+)
+@click.argument("study", metavar="gemm|layer_norm|reduction|FILE.yaml|FILE.toml|module:name")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE[,VALUE]",
+              help="A parameter of the study, such as sizes=512,4096 or permutations=32. Repeatable.")  # fmt: skip
+@click.option("--dtypes", metavar="NAME[,NAME]", help="The same as --set dtypes=…")
+@click.option("--devices", metavar="NAME[,NAME]", help="The same as --set devices=…: cpu, cuda.")
+@click.option("--seed", type=int, help="Seed of the data.")
+@click.option("--workers", type=int, metavar="N", help="Processes; one for each core by default, 0 for this one.")
+@click.option("--cluster", metavar="tcp://HOST:PORT", help="A Dask scheduler to run on instead.")
+@click.option("--threads", "operator_threads", type=int, default=1, show_default=True, metavar="N",
+              help="Threads inside an operator; they change how sums are grouped.")  # fmt: skip
+@click.option("--seconds", type=float, metavar="S", help="Time limit of one cell.")
+@click.option("--memory", type=float, metavar="GIB", callback=_memory, help="Memory limit of one cell.")
+@click.option("--store", default="runs", show_default=True, metavar="FOLDER", help="Where runs are kept.")
+@click.option("--run", default="", metavar="ID", help="Id of the run to make, or to go on with.")
+@click.option("--new", "fresh", is_flag=True, help="Make a new run even if an unfinished one is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
+@outputs_option
+def command(study: str, *, journey: Journey, as_json: bool, outputs: Sequence[str], **options: Any) -> None:
+    """Run many variants of one computation and say what they show.
+
+    Rows are kept under runs/ID as they come. A cell that raises, crashes, is killed, fills the memory or runs past its
+    limit is a row that says so. Stopped and started again, the study makes the rows that are missing.
+
+    The exit code is 1 when a cell failed, else 0.
+    """
+    from driftscope.cli.settings import settings_of
+
+    chosen = settings_of(options.pop("settings"), options.pop("dtypes"), options.pop("devices"), options.pop("seed"))
+    running = {**options, "command": command_line(study, chosen, options), "progress": journey}
+    with journey.travelling():
+        journey("Loading the tensor libraries")
+        done = _asked(study, chosen, running)
+        for path in outputs:
+            write(done, path)
+    if as_json:
+        say(json.dumps(done.to_dict(), indent=2))
+    else:
+        say(text_of(done.record, quiet=journey.quiet))
+        for path in () if journey.quiet else outputs:
+            click.echo(f"Wrote {path}", err=True)
+    raise SystemExit(int(Exit.FINDING if done.failures else Exit.SAME))
+
+
+def write(study: Any, path: str) -> None:
+    """Write a study in the format that the suffix names."""
+    if path.lower().endswith(PICTURES):
+        study.plot(path)
+    else:
+        study.save(path)
+
+
+def _asked(name: str, settings: dict[str, Any], running: dict[str, Any]) -> Any:
+    from driftscope import studies
+
+    if name in NAMED:
+        make: Callable[..., Any] = getattr(studies, name)
+        try:
+            return make(**settings, **running)
+        except TypeError as error:
+            raise InputError(f"study {name}: {str(error).rpartition(') ')[2] or error}") from error
+    if settings:
+        raise InputError(
+            f"--set, --dtypes, --devices and --seed are for {', '.join(NAMED)}; the axes of {name} are in it"
+        )
+    given = {key: value for key, value in running.items() if value not in (None, "")}
+    return studies.load(name).run(**given)
+
+
+def command_line(study: str, settings: dict[str, Any], options: dict[str, Any]) -> str:
+    """Return the command that makes these rows again; where they are kept and computed is left out."""
+    words = ["driftscope", "study", study]
+    for name, value in settings.items():
+        text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        words += ["--set", f"{name}={text}"]
+    if options["operator_threads"] != 1:
+        words += ["--threads", str(options["operator_threads"])]
+    return shlex.join(words)

@@ -1,0 +1,86 @@
+"""Reading the rows of any study: a table, a picture and a conclusion that need no knowledge of the subject."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from driftscope.errors import InputError
+from driftscope.records.study_record import Statement, StudyRecord
+from driftscope.records.study_rows import BOOKKEEPING, OK
+from driftscope.records.study_tables import frame_of
+
+
+def matrix(record: StudyRecord, value: str | None = None) -> Any:
+    """Return one result over the grid: all axes but the last as rows, the last as columns.
+
+    Parameters
+    ----------
+    value : str or None
+        Column to show; the first numeric result by default.
+    """
+    shown = value or _first_number(record)
+    axes = [a for a in record.axes if len({str(r.get(a)) for r in record.rows}) > 1] or list(record.axes)
+    table = frame_of(tuple(row for row in record.rows if row.get("outcome") == OK))
+    if len(axes) < 2:
+        return table.groupby(axes, sort=False, dropna=False)[[shown]].max() if axes else table[[shown]]
+    return table.pivot_table(index=axes[:-1], columns=axes[-1], values=shown, aggfunc="max", sort=False, dropna=False)
+
+
+def plot(record: StudyRecord, path: Path) -> Path:
+    """Draw the first numeric result over the grid: the last axis as groups of bars."""
+    from driftscope.studies.figures import bars, saved
+
+    shown = _first_number(record)
+    table = matrix(record)
+    names = [" ".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in table.index]
+    series = {str(column): [float(v) for v in table[column]] for column in table.columns}
+    figure = bars(names, series, title=f"{record.name}: {shown}", label=shown)
+    return saved(figure, path)
+
+
+def conclude(record: StudyRecord) -> tuple[Statement, ...]:
+    """Say how many cells there were and between which values their results lie."""
+    fine = [row for row in record.rows if row.get("outcome") == OK]
+    said = [Statement(f"{record.name}: {len(fine)} rows from {_product(record.axes)}.", {"rows": len(fine)})]
+    numbers = [name for name in _results(record) if any(isinstance(r.get(name), (int, float)) for r in fine)]
+    for name in numbers[:3]:
+        values = [(float(r[name]), r) for r in fine if isinstance(r.get(name), (int, float))]
+        low, high = min(values, key=lambda v: v[0]), max(values, key=lambda v: v[0])
+        where = " ".join(f"{axis}={high[1].get(axis)}" for axis in record.axes)
+        said.append(
+            Statement(f"{name} lies between {low[0]:.4g} and {high[0]:.4g}, the largest at {where}.",
+                      {"column": name, "smallest": low[0], "largest": high[0]})
+        )  # fmt: skip
+    return tuple(said)
+
+
+def failures(record: StudyRecord) -> tuple[Statement, ...]:
+    """Say which cells did not end well, and how."""
+    failed = [row for row in record.rows if row.get("outcome") != OK]
+    if not failed:
+        return ()
+    counted = Counter(str(row["outcome"]) for row in failed)
+    kinds = ", ".join(f"{count} {outcome}" for outcome, count in counted.most_common())
+    first = failed[0]
+    where = " ".join(f"{axis}={first.get(axis)}" for axis in record.axes)
+    text = f"{len(failed)} cells gave no result ({kinds}); the first is {where}: {first['words']}."
+    return (Statement(text, dict(counted)),)
+
+
+def _product(axes: Mapping[str, Any]) -> str:
+    return " x ".join(f"{len(values)} {name}" for name, values in axes.items()) or "one cell"
+
+
+def _results(record: StudyRecord) -> list[str]:
+    names = dict.fromkeys(name for row in record.rows for name in row)
+    return [name for name in names if name not in record.axes and name not in BOOKKEEPING]
+
+
+def _first_number(record: StudyRecord) -> str:
+    for name in _results(record):
+        if any(isinstance(row.get(name), (int, float)) and not isinstance(row.get(name), bool) for row in record.rows):
+            return name
+    raise InputError(f"study {record.name!r} has no numeric result to show")

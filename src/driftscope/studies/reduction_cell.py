@@ -1,0 +1,172 @@
+"""One cell of the reduction study: one vector, one function, many orders; how far the results spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from driftscope.studies.reduction_data import order_blocks, orders, stored
+from driftscope.studies.reduction_functions import REDUCTIONS, TORCH, known, outputs_of
+from driftscope.studies.reduction_prediction import Prediction, predict
+
+Array = npt.NDArray[Any]
+_Sample = tuple[str, int, str, int, int]  # law, size, dtype, permutations, seed
+
+SAME_BITS, ROUNDING, MORE, NOT_FINITE = "same bits", "rounding", "more than rounding", "not finite"
+
+#: Largest honest ratio of observed deviation to floor in the whole default grid is 1.3 (docs/howto/run-a-study.md).
+_ROUNDING_FLOORS = 2.5
+_QUANTILES = (5, 25, 50, 75, 95)
+
+
+def reduction_cell(
+    function: str, law: str, size: int, dtype: str, *, threads: int, batch: int, permutations: int, data_seed: int
+) -> dict[str, Any]:
+    """Reduce one vector in many orders.
+
+    Parameters
+    ----------
+    function, law, size, dtype
+        What is reduced and how; names of :mod:`reduction_functions` and :mod:`reduction_data`.
+    threads, batch : int
+        Threads inside an operator, and rows of one call; torch's kernels alone depend on them.
+    permutations : int
+        Orders beside the one drawn.
+    data_seed : int
+
+    Returns
+    -------
+    dict
+        ``spread``: for a number the largest minus the smallest result; for a vector the largest change of an element
+        of the sorted output against the first order. ``predicted_spread`` beside it, ``ratio`` of the two;
+        ``step`` one ulp of the result; ``distinct`` results; ``floor`` and ``floors``: the rms rounding error and the
+        rms change between random orders over sqrt(2) of it; ``ordered_floors``: how far ascending and descending order
+        are from the median of the others, in floors; ``verdict``; ``values``: every order's own result.
+    """
+    known(function)
+    sample = (law, size, dtype, permutations, data_seed)
+    with np.errstate(all="ignore"), _threads(function, threads):
+        values, rms = _of_torch(function, sample, batch) if function in TORCH else _of_numpy(function, sample)
+        prediction = predict(function, stored(law, size, dtype, data_seed)[0], len(values))
+        spread = float(values.max() - values.min())
+    ordered = _farthest_ordered(values) / prediction.floor if prediction.floor > 0 else 0.0
+    floors = rms / (math.sqrt(2) * prediction.floor) if prediction.floor > 0 else 0.0 if rms == 0 else math.inf
+    return {
+        "spread": spread,
+        "predicted_spread": prediction.spread,
+        "ratio": _ratio(spread, prediction.spread),
+        "step": prediction.step,
+        "steps": _ratio(spread, prediction.step),
+        "distinct": len(set(values.tolist())),
+        "observations": len(values),
+        "floor": prediction.floor,
+        "floors": floors,
+        "ordered_floors": ordered,
+        "verdict": _verdict(spread, floors, prediction),
+        **_quantiles(values),
+        "values": values.tolist(),
+    }
+
+
+def _of_torch(function: str, sample: _Sample, batch: int) -> tuple[Array, float]:
+    """Return what each order gave, in float64, and the rms change between two orders."""
+    outputs = outputs_of(function, orders(*sample), batch).astype(np.float64)
+    if outputs.ndim == 1:
+        return outputs, _rms_between(outputs)
+    outputs.sort(axis=-1)
+    return _changes(outputs, np.arange(len(outputs)))
+
+
+def _of_numpy(function: str, sample: _Sample) -> tuple[Array, float]:
+    """The same for a function of this study, without ever making a permuted output."""
+    reduction = REDUCTIONS[function]
+    blocks = [reduction.numbers(rows) for rows in order_blocks(*sample)]
+    numbers = [np.concatenate(column) for column in zip(*blocks, strict=True)]
+    if reduction.map is None:
+        values = numbers[0].astype(np.float64)
+        return values, _rms_between(values)
+    whole = np.stack([n.astype(np.float64) for n in numbers], axis=1)
+    if not np.isfinite(whole).all():
+        return np.full(len(whole), np.nan), math.nan
+    distinct, which = _distinct(whole)
+    law, size, dtype, _, seed = sample
+    columns = [distinct[:, [k]].astype(number.dtype) for k, number in enumerate(numbers)]
+    return _changes(reduction.map(stored(law, size, dtype, seed)[1], *columns), which)
+
+
+def _quantiles(values: Array) -> dict[str, float]:
+    ascending = np.sort(values)
+    places = np.array(_QUANTILES) / 100 * (len(values) - 1)
+    found = np.interp(places, np.arange(len(values)), ascending)
+    return {f"q{q:02d}": float(v) for q, v in zip(_QUANTILES, found, strict=True)}
+
+
+def _distinct(numbers: Array) -> tuple[Array, Array]:
+    """Return distinct rows of numbers and which of them each order has."""
+    seen: dict[bytes, int] = {}
+    which = np.array([seen.setdefault(row.tobytes(), len(seen)) for row in numbers])
+    first = [int(np.argmax(which == index)) for index in range(len(seen))]
+    return numbers[first], which
+
+
+def _changes(outputs: Array, which: Array) -> tuple[Array, float]:
+    """Return the largest change of an element against the first order, for each order, and the rms change."""
+    wide = outputs if outputs.dtype.itemsize >= 4 else outputs.astype(np.float32)
+    # In the outputs' own format when it is wide enough: the difference of two neighbours is exact there.
+    change = np.abs(wide - wide[which[0]])
+    largest = change.max(axis=-1).astype(np.float64)
+    squares = np.einsum("ij,ij->i", change, change, dtype=np.float64) / change.shape[-1]
+    return largest[which], math.sqrt(float(squares[which][_at_random(len(which))].mean()))
+
+
+def _rms_between(values: Array) -> float:
+    """Return the rms difference of two results in random order: sqrt(2) times their standard deviation."""
+    # Neighbouring float64 numbers: their mean would be rounded, their differences from one of them are exact.
+    return math.sqrt(2) * float(np.std((values - values[0])[_at_random(len(values))]))
+
+
+def _at_random(count: int) -> Array:
+    """Say which orders are random: sorted terms make partial sums that no random order makes."""
+    random = np.ones(count, dtype=bool)
+    random[2:4] = False
+    return random
+
+
+def _farthest_ordered(values: Array) -> float:
+    if len(values) < 4:
+        return 0.0
+    with np.errstate(invalid="ignore"):  # infinity minus infinity: the cell is called not finite
+        return float(np.abs(values[2:4] - np.median(values)).max())
+
+
+def _verdict(spread: float, floors: float, prediction: Prediction) -> str:
+    if math.isnan(spread):
+        return NOT_FINITE
+    if spread == 0:
+        return SAME_BITS
+    # A single step of the format is what storing the result can do by itself.
+    return ROUNDING if floors <= _ROUNDING_FLOORS or spread <= prediction.step else MORE
+
+
+def _ratio(a: float, b: float) -> float | None:
+    return a / b if b > 0 else None
+
+
+@contextmanager
+def _threads(function: str, count: int) -> Iterator[None]:
+    if not function.startswith("torch."):
+        yield  # numpy adds on one thread
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,148 @@
+"""The reductions under study. Each reduces the last axis of many rows, with the bits of one call for each row.
+
+A vector function (layer norm, softmax) depends on the order of its elements only through a few numbers of the row, its
+mean and deviation for instance: element by element it is a map of x and these. That map is monotone in x, and so is
+every rounding in it, so the sorted output of a permuted row is the map applied to the sorted row. That is why no output
+is ever sorted here, and why rows with equal numbers are looked at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from driftscope.errors import InputError
+
+Array = npt.NDArray[Any]
+EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction in numpy.
+
+    Parameters
+    ----------
+    numbers : callable
+        ``(rows, n)`` to the tuple of ``(rows,)`` arrays that depend on the order.
+    map : callable or None
+        ``map(x, *numbers)`` gives the elements of the output; None when the first number is the result itself.
+    """
+
+    numbers: Callable[[Array], tuple[Array, ...]]
+    map: Callable[..., Array] | None = None
+
+
+def working(x: Array) -> Array:
+    """Return ``x`` in the format a kernel works in: float32 for 16-bit formats, else its own."""
+    wide: Array = x.astype(np.float32) if x.dtype.itemsize == 2 else x
+    return wide
+
+
+def _mean(x: Array) -> tuple[Array, ...]:
+    if x.dtype == np.float16 or x.dtype.itemsize > 2:
+        return (np.mean(x, axis=-1).astype(x.dtype),)
+    return (np.mean(working(x), axis=-1).astype(x.dtype),)
+
+
+def _sum(x: Array) -> tuple[Array, ...]:
+    if x.dtype == np.float16 or x.dtype.itemsize > 2:
+        return (np.sum(x, axis=-1),)
+    return (np.sum(working(x), axis=-1).astype(x.dtype),)
+
+
+def _var(x: Array) -> tuple[Array, ...]:
+    return (np.var(working(x), axis=-1).astype(x.dtype),)
+
+
+def _norm(x: Array) -> tuple[Array, ...]:
+    w = working(x)
+    return (np.sqrt(np.sum(w * w, axis=-1)).astype(x.dtype),)
+
+
+def _moments(x: Array) -> tuple[Array, ...]:
+    w = working(x)
+    mean = w.mean(axis=-1)
+    centred = w - mean[..., None]
+    np.multiply(centred, centred, out=centred)
+    return mean, np.sqrt(centred.mean(axis=-1)) + w.dtype.type(EPSILON)
+
+
+def _normalised(x: Array, mean: Array, deviation: Array) -> Array:
+    y: Array = ((working(x) - mean) / deviation).astype(x.dtype)
+    return y
+
+
+def _denominator(x: Array) -> tuple[Array, ...]:
+    w = working(x)
+    return w.max(axis=-1), np.exp(w - w.max(axis=-1, keepdims=True)).sum(axis=-1)
+
+
+def _softmax(x: Array, largest: Array, denominator: Array) -> Array:
+    y: Array = (np.exp(working(x) - largest) / denominator).astype(x.dtype)
+    return y
+
+
+REDUCTIONS = {
+    "mean": Reduction(_mean),
+    "sum": Reduction(_sum),
+    "var": Reduction(_var),
+    "norm": Reduction(_norm),
+    "layer_norm": Reduction(_moments, _normalised),
+    "softmax": Reduction(_denominator, _softmax),
+}
+
+#: torch's own kernels, by the name the issue of order is usually met under.
+TORCH = tuple(f"torch.{name}" for name in REDUCTIONS)
+
+
+def known(function: str) -> str:
+    """Return the function's family, ``"mean"`` for ``"torch.mean"``.
+
+    Raises
+    ------
+    InputError
+        If there is no such function in this study.
+    """
+    family = function.removeprefix("torch.")
+    if family not in REDUCTIONS:
+        raise InputError(f"there is no reduction {function!r}; there are {', '.join((*REDUCTIONS, *TORCH))}")
+    return family
+
+
+def outputs_of(function: str, rows: Array, batch: int) -> Array:
+    """Run torch's kernel on rows, ``batch`` of them in one call.
+
+    Parameters
+    ----------
+    rows : ndarray of shape ``(count, n)``
+    batch : int
+        Rows of one call: a kernel may group the terms of a row otherwise when there are several.
+
+    Returns
+    -------
+    ndarray of shape ``(count,)`` or ``(count, n)``
+        In the dtype of ``rows``.
+    """
+    import torch
+
+    from driftscope.programs.arrays import array_of, tensor_of
+
+    x = tensor_of(rows)
+    kernels: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "torch.mean": lambda t: t.mean(-1),
+        "torch.sum": lambda t: t.sum(-1),
+        "torch.var": lambda t: t.var(-1, correction=0),
+        "torch.norm": lambda t: torch.linalg.vector_norm(t, dim=-1),
+        "torch.layer_norm": lambda t: torch.nn.functional.layer_norm(t, t.shape[-1:], eps=EPSILON**2),
+        "torch.softmax": lambda t: torch.softmax(t, -1),
+    }
+    call = kernels[function]
+    pieces = [call(x[0] if len(x) == 1 else x) for x in x.split(batch)]
+    whole = torch.cat([p.reshape(1, *p.shape) if batch == 1 else p for p in pieces])
+    answer: Array = array_of(whole)
+    return answer
