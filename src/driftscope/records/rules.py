@@ -97,7 +97,7 @@ _TABLE = (
     ("R008", "out of memory", "A task needed more memory than it was allowed or than there was."),
     ("R009", "time limit passed", "A task was still running when its time was over."),
     ("S001", "spec refused", "torch.export refused the dynamic shapes asked for; they were repaired."),
-    ("S002", "suggested fix not followed", "torch suggested to freeze or thin out an axis; the model runs at more sizes."),
+    ("S002", "suggested fix not followed", "torch suggested to freeze or thin out an axis, which loses sizes."),
     ("S003", "relation no Dim can say", "Sizes are tied together by a condition that torch.export.Dim cannot write."),
     ("S004", "another mode keeps more shapes", "Every plain spec loses shapes that another way of exporting keeps."),
     ("S005", "refused in every way", "torch.export refuses the model, whatever is said of its sizes."),
@@ -106,7 +106,7 @@ _TABLE = (
     ("S008", "private name of torch moved", "Something that relations are read from is not where it was in torch."),
     ("S009", "size depends on values", "The shape of a result depends on values, not on shapes alone."),
     ("S010", "device missing", "The model needs a device that this machine does not have."),
-    ("S011", "decided while tracing, not checked", "A comparison of sizes was answered once; nothing checks the answer."),
+    ("S011", "decided while tracing, not checked", "Sizes were compared while tracing; nothing checks the answer."),
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {code: Rule(code, title, meaning) for code, title, meaning in _TABLE}

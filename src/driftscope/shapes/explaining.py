@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from driftscope.records.finding import Finding, Where
 from driftscope.shapes.attempts import Mode
 from driftscope.shapes.candidates import Candidate
 from driftscope.shapes.capture import Refusal
-from driftscope.shapes.expressions import text
+from driftscope.shapes.expressions import Number, text
 from driftscope.shapes.judging_runs import Refused
 from driftscope.shapes.naming import Sources
 from driftscope.shapes.parsing import Unreadable, parse_text
@@ -123,22 +124,26 @@ def _model_line(refusal: Refusal) -> SourceLine | None:
 
 def _repaired(candidate: Candidate, sources: Sources) -> Finding:
     first = candidate.repair.steps[0].refusal
-    guards = list(dict.fromkeys(_guards(first, sources)))
+    guards = list(_guards(first, sources))
     whose = "your spec" if candidate.name == "yours" else "the spec that the inputs suggest"
     done = "; then ".join(step.change for step in candidate.repair.steps)
-    accepted = candidate.capture is not None
+    capture = candidate.capture
+    traced = [c for g in guards for c in (capture.relations.recorded if capture else ()) if c.text == text(g.condition)]
+    words = list(dict.fromkeys(g.text for g in guards))
     return Finding(
         "S001",
         f"torch.export refuses {whose}: {first.first_line.split(' For more information')[0]}",
-        why=_why_refused(guards),
-        fix=f"{done}; accepted" if accepted else "",
+        why=_why_refused(words),
+        fix=f"{done}; accepted" if capture is not None else "",
+        where=_where(traced[0]) if traced else Where(),
         evidence={
             "words": first.words,
-            "guards": guards,
+            "guards": words,
+            "asked_by": [str(c.torch_line) for c in traced],
             "suggestions_not_followed": list(candidate.repair.rejected),
-            "spec_code": candidate.capture.spec_code if candidate.capture is not None else "",
+            "spec_code": capture.spec_code if capture is not None else "",
         },
-        verified=accepted or None,
+        verified=True if capture is not None else None,
     )
 
 
@@ -148,7 +153,7 @@ def _not_followed(candidate: Candidate) -> Iterator[Finding]:
         freezes = value.strip().isdigit()
         yield Finding(
             "S002",
-            f"torch suggests {suggestion}, which {'freezes' if freezes else 'thins out'} that axis; it was not followed",
+            f"torch suggests {suggestion}, which {'freezes' if freezes else 'thins out'} that axis; not followed",
             why="a suggestion makes a spec acceptable, it does not keep the sizes at which the model runs",
             fix=f"{name} left to Dim.DYNAMIC",
             note=True,
@@ -162,19 +167,19 @@ def _why_refused(guards: list[str]) -> str:
     return f"a Dim promises every size in its range, and the model was traced under {' and '.join(guards)}"
 
 
-def _guards(refusal: Refusal, sources: Sources) -> Iterator[str]:
+def _guards(refusal: Refusal, sources: Sources) -> Iterator[Clause]:
     """Guards quoted in a refusal, in the user's names."""
     for found in _GUARD.finditer(refusal.words):
-        words = found["guard"]
-        if _VACUOUS.search(words):
+        if _VACUOUS.search(found["guard"]):
             continue
         try:
-            term = parse_text(words, sources.size)
+            term = parse_text(found["guard"], sources.size)
         except Unreadable:
-            yield words
+            yield Clause("guard", Number(True), found["guard"])
             continue
-        plain = phrase(clause("guard", term)).text
-        yield plain if plain == text(term) else f"{plain} (torch: {text(term)})"
+        plain = phrase(clause("guard", term))
+        same = plain.text == text(term)
+        yield plain if same else dataclasses.replace(plain, text=f"{plain.text} (torch: {text(term)})")
 
 
 # --- what nothing checks --------------------------------------------------------------------------------------
@@ -232,11 +237,11 @@ def _unspeakable(check: Check) -> Iterator[Finding]:
     if check.capture is None:
         return
     for one in check.capture.relations:
-        if one.kind in ("equal", "static") or len(one.names) < 2 or not one.enforced:
+        if one.kind in ("equal", "static", "decided") or len(one.names) < 2:
             continue
         yield Finding(
             "S003",
-            f"no Dim can say {one.text}",
+            f"no Dim can say {one.text.removesuffix(' (assumed, not checked)')}",
             why="a Dim is an increasing line of one other Dim: a*d + b with whole a > 0; d1 + d2 is not one",
             fix="Dim.DYNAMIC or Dim.AUTO on these axes: torch finds the relation and checks it",
             where=_where(one),

@@ -20,6 +20,8 @@ from driftscope.shapes.linear import Linear
 # With fewer different sizes than this, any two axes lie on some line; only plain multiples are believed.
 _POINTS_OF_A_LINE = 3
 _LARGEST_SLOPE = 16
+# Multiples of two sizes whose sum is looked for.
+_SUMMED = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -120,9 +122,9 @@ def _line_through(columns: np.ndarray, roots: Sequence[int], place: int, axes: t
     if len({tuple(row) for row in columns.T.tolist()}) < _POINTS_OF_A_LINE:
         return None
     for one, other in itertools.combinations(roots, 2):
-        offsets = set((column - columns[one] - columns[other]).tolist())
-        if offsets == {0}:
-            return Linear({axes[one].name: 1, axes[other].name: 1})
+        for a, b in itertools.product(_SUMMED, repeat=2):
+            if bool((a * columns[one] + b * columns[other] == column).all()):
+                return Linear({axes[one].name: a, axes[other].name: b})
     return None
 
 
