@@ -93,3 +93,15 @@ def test_a_driver_is_read_from_its_own_file(text: str, expected: str, tmp_path: 
     (tmp_path / "version").write_text(text)
     assert environment._nvidia_driver(tmp_path / "version") == expected
     assert environment._nvidia_driver(tmp_path / "missing") == ""
+
+
+def test_a_precision_set_for_one_backend_is_written_down() -> None:
+    # In a process of its own: torch cannot be told to forget the setting.
+    code = (
+        "import torch; from driftscope.records.environment import capture\n"
+        "print(capture()['torch']['float32_matmul_precision'])\n"
+        "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'\n"
+        "print(capture()['torch']['float32_matmul_precision'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["highest", "cuda none, mkldnn bf16"]

@@ -107,11 +107,20 @@ def _torch() -> dict[str, Any]:
         "interop_threads": torch.get_num_interop_threads(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": _matmul_precision(torch),
         "mkldnn": torch.backends.mkldnn.is_available(),
         "parallel_info": [line.strip() for line in torch.__config__.parallel_info().splitlines() if line.strip()],
     }
     return {key: value for key, value in info.items() if value is not None}
+
+
+def _matmul_precision(torch: Any) -> str:
+    """How float32 products are computed; per backend where the setting common to all was not the last one used."""
+    try:
+        return str(torch.get_float32_matmul_precision())
+    except RuntimeError:  # torch refuses to answer once a backend was set on its own
+        backends = (("cuda", torch.backends.cuda.matmul), ("mkldnn", torch.backends.mkldnn.matmul))
+        return ", ".join(f"{name} {backend.fp32_precision}" for name, backend in backends)
 
 
 def _onnxruntime() -> dict[str, Any]:
