@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import record_examples
 import sheet_examples
 from driftscope.records.collection import Collection, Entry
+from driftscope.report.sheet import HeatMap, Mark, Table
 
 Opened = Callable[..., Any]
 EVERY = pytest.mark.parametrize("name", record_examples.ALL)
@@ -132,8 +134,10 @@ def test_paper_shows_what_was_folded(opened: Opened) -> None:
 # WCAG 2.2, relative luminance and contrast ratio, of every piece of text against what is painted behind it.
 CONTRAST = """() => {
   const parse = (c) => {
+    // Mixed colours are told as color(srgb 0.5 0.5 0.5), all others as rgb(127, 127, 127).
+    const scale = c.startsWith("color(srgb") ? 255 : 1;
     const n = c.match(/[\\d.]+/g).map(Number);
-    return [n[0], n[1], n[2], n.length > 3 ? n[3] : 1];
+    return [n[0] * scale, n[1] * scale, n[2] * scale, n.length > 3 ? n[3] : 1];
   };
   const lum = ([r, g, b]) => [r, g, b].map((v) => v / 255)
     .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
@@ -168,6 +172,30 @@ def test_the_contrast_check_can_fail(opened: Opened) -> None:
     assert tab.evaluate(CONTRAST) != []
 
 
+def toned_sheet() -> sheet_examples.Drawn:
+    """Return a sheet with every tone at every depth."""
+    tones = ("good", "fair", "bad", "unsure", "")
+    squares = tuple(tuple(Mark("0.5", tone, level / 10, tip=tone) for level in range(11)) for tone in tones)
+    grid = HeatMap("Tones", tones, tuple(map(str, range(11))), squares, legend=tuple((t, t) for t in tones if t))
+    rows = tuple((tone or "none", Mark("text", tone)) for tone in tones)
+    return sheet_examples.Drawn(
+        replace(sheet_examples.everything(), tone="unsure", sections=(grid, Table("Rows", ("tone", "text"), rows)))
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("make", [toned_sheet, lambda: sheet_examples.Drawn(sheet_examples.everything())])
+def test_text_of_a_sheet_stands_out_from_its_ground(make: Any, scheme: str, opened: Opened) -> None:
+    assert opened(make(), scheme=scheme).evaluate(CONTRAST) == []
+
+
+@pytest.mark.parametrize("width", [320, 768, 1280])
+@pytest.mark.parametrize("name", ["encoder.layers[0]", "x" * 200])
+def test_a_sheet_does_not_stick_out_sideways(name: str, width: int, opened: Opened) -> None:
+    tab = opened(sheet_examples.Drawn(sheet_examples.everything(name)), width=width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_dark_is_dark(opened: Opened) -> None:
     grounds = [
         opened(record_examples.rounding(), scheme=scheme).evaluate("getComputedStyle(document.body).backgroundColor")
@@ -177,8 +205,12 @@ def test_dark_is_dark(opened: Opened) -> None:
     assert dark < 150 < 600 < light
 
 
-def test_a_reader_of_the_page_by_ear_finds_names_and_order(opened: Opened) -> None:
-    tab = opened(record_examples.different())
+@pytest.mark.parametrize(
+    "make", [record_examples.different, lambda: sheet_examples.Drawn(sheet_examples.everything()),
+             lambda: sheet_examples.Drawn(sheet_examples.long(500))]
+)  # fmt: skip
+def test_a_reader_of_the_page_by_ear_finds_names_and_order(make: Any, opened: Opened) -> None:
+    tab = opened(make())
     assert tab.get_attribute("html", "lang") == "en"
     assert tab.locator("main").count() == tab.locator("h1").count() == 1
     unnamed = tab.eval_on_selector_all(

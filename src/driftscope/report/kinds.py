@@ -15,6 +15,8 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "driftscope/comparison/1": (
         "driftscope.records.comparison", "Comparison", "driftscope.report.comparison_sheet"),
     "driftscope/session/1": ("driftscope.records.session", "Session", "driftscope.report.session_sheet"),
+    "driftscope/transforms/1": (
+        "driftscope.records.transform_report", "TransformReport", "driftscope.report.transforms_sheet"),
     "driftscope/matrix/1": ("driftscope.records.matrix", "DriftMatrix", "driftscope.report.matrix_sheet"),
     "driftscope/study/1": ("driftscope.records.study_record", "StudyRecord", "driftscope.report.study_sheet"),
 }  # fmt: skip
