@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from driftscope.errors import CannotLift
 from driftscope.explain.native_pieces import PieceDrift, native_drifts
-from driftscope.explain.observation import Sizes, observe
-from driftscope.lift.sources import lift_source
+from driftscope.explain.observation import Sizes, disturbed, observe
+from driftscope.explain.targets import largest_gap, same_bits
+from driftscope.lift.sources import lift_bound, lift_source
+from driftscope.lift.tape import TorchTape
+from driftscope.lift.tape_native import keeping_natives
 from driftscope.programs.protocol import Bound
 from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
+from driftscope.programs.trees import flatten
 from driftscope.records.finding import Finding
 
 # Kernels named beside the worst one.
@@ -33,6 +39,8 @@ def native_pieces_of(bound: Bound, seed: int = 0) -> tuple[list[PieceDrift], Fin
     RuntimeRefused
         If the optimised graph cannot be saved or run.
     """
+    if bound.program.kind in ("torch", "exported"):
+        return _torch_pieces(bound, seed)
     if not isinstance(bound.program, OnnxProgram):
         raise CannotLift(f"the values inside {bound.program.name} on {bound.program.runtime} cannot be read")
     source = bound.program.optimized_source(bound)
@@ -48,6 +56,25 @@ def native_pieces_of(bound: Bound, seed: int = 0) -> tuple[list[PieceDrift], Fin
             return [], observation.finding("B")
         drifts += native_drifts(graph, values, seed)
     return drifts, None
+
+
+def _torch_pieces(bound: Bound, seed: int) -> tuple[list[PieceDrift], Finding | None]:
+    with keeping_natives() as natives:
+        lifted = lift_bound(bound)
+    if not isinstance(lifted, TorchTape):
+        raise CannotLift(f"{bound.program.name} has no tape of its own")
+    if lifted.tape.written:
+        raise CannotLift(f"{bound.program.name} writes into memory that others see: its values cannot be exchanged")
+    values = natives.named(lifted.tape)
+    with torch.no_grad():
+        leaves, _ = flatten(bound.program(bound))
+    final = {output.name: str(output.path) for output in lifted.run()}
+    expected = {str(path): value for path, value in leaves}
+    pairs = [(expected[path], values[name]) for name, path in final.items() if name in values and path in expected]
+    if not same_bits([one for one, _ in pairs], [other for _, other in pairs]):
+        gap = largest_gap([one for one, _ in pairs], [other for _, other in pairs])
+        return [], disturbed("B", len(values), gap)
+    return native_drifts(lifted, values, seed), None
 
 
 def kernel_finding(outside: Sequence[PieceDrift], count: int, side: str) -> Finding:

@@ -81,16 +81,19 @@ class Observation:
 
     def finding(self, side: str) -> Finding | None:
         """Say by how much observing changed the result; None when it did not."""
-        if self.faithful:
-            return None
-        return Finding(
-            "O012",
-            f"reading {self.seen} intermediate values of {side} changes its final output by {self.disturbance:.2g}: "
-            "they say nothing about the undisturbed run, and nothing is concluded from them",
-            "The runtime computes something else when values are to be read.",
-            evidence={"side": side, "values": self.seen, "disturbance": self.disturbance},
-            note=True,
-        )
+        return None if self.faithful else disturbed(side, self.seen, self.disturbance)
+
+
+def disturbed(side: str, values: int, by: float) -> Finding:
+    """Say by how much reading intermediate values changed the final output of a side."""
+    return Finding(
+        "O012",
+        f"reading {values} intermediate values of {side} changes its final output by {by:.2g}: they say nothing about "
+        "the undisturbed run, and nothing is concluded from them",
+        "The runtime computes something else when values are to be read, or nothing twice alike.",
+        evidence={"side": side, "values": values, "disturbance": by},
+        note=True,
+    )
 
 
 def observe(bound: Bound, sizes: Mapping[str, int] | None = None, held: int = HELD) -> Observation:
@@ -140,14 +143,22 @@ def _inputs(bound: Bound) -> Any:
 
 
 def readable_values(graph: onnx.GraphProto) -> list[str]:
-    """Names of the values that nodes of the outermost graph compute and that are tensors."""
-    return [
-        name
-        for node in graph.node
-        if node.op_type not in _NO_TENSORS
-        for name in node.output
-        if name
-    ]  # fmt: skip
+    """Names of the values that nodes of the outermost graph compute and that are tensors in their usual layout.
+
+    Convolutions on the CPU keep their channels in blocks (NchwcTransformer), and so does what is computed from them
+    until they are brought back.
+    """
+    names, blocked = [], set[str]()
+    for node in graph.node:
+        inside = node.domain == _BLOCKED or any(name in blocked for name in node.input)
+        if inside and node.op_type != "ReorderOutput":
+            blocked.update(node.output)
+        elif node.op_type not in _NO_TENSORS:
+            names += [name for name in node.output if name]
+    return names
+
+
+_BLOCKED = "com.microsoft.nchwc"
 
 
 def _in_parts(names: Sequence[str], sizes: Mapping[str, int], held: int) -> list[list[str]]:

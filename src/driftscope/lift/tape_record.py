@@ -20,6 +20,7 @@ from driftscope.errors import CannotLift
 from driftscope.lift.tape_control import call_higher_order
 from driftscope.lift.tape_entries import Entry, Facts, Place, Ref, Tape, facts_of, functional_form, tensors_in
 from driftscope.lift.tape_ledger import Ledger
+from driftscope.lift.tape_native import listener
 from driftscope.lift.tape_nested import NestedTensors
 
 # Results of these are the same tensor under another name.
@@ -59,6 +60,7 @@ class Recorder(TorchDispatchMode):
         self.ledger = Ledger(self.tape, names, self._append_own)
         self._place = place
         self._provisional = provisional
+        self._listener = listener()
         self._nested = NestedTensors(self)
 
     supports_higher_order_operators = True
@@ -164,6 +166,8 @@ class Recorder(TorchDispatchMode):
             not dependent or drawn, self._place(), writes,
         )  # fmt: skip
         self.tape.entries.append(entry)
+        if self._listener is not None and not entry.constant:
+            self._listener.keep(self.tape, numbers, [*outputs, *targets])
 
     def _outputs(
         self, name: str, outputs: list[Any], targets: list[torch.Tensor], dependent: bool
