@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,11 +40,26 @@ def register_containers(arguments: Arguments) -> list[type]:
     list of type
         The classes registered now.
     """
+    return register(*arguments.call())
+
+
+def register(args: Iterable[Any], kwargs: Mapping[str, Any] | None = None) -> list[type]:
+    """Do the same for the arguments of a call; exporting code that was pasted needs it in its own process."""
+    return [kind for value in [*args, *(kwargs or {}).values()] for kind in _register(value)]
+
+
+def seen_through_us(arguments: Arguments) -> bool:
+    """Whether any container among the arguments is known to torch only because it was registered here."""
     args, kwargs = arguments.call()
-    made: list[type] = []
-    for value in [*args, *kwargs.values()]:
-        made += _register(value)
-    return made
+    return any(_through_us(value) for value in [*args, *kwargs.values()])
+
+
+def _through_us(value: Any) -> bool:
+    node = pytree.SUPPORTED_NODES.get(pytree._get_node_type(value))
+    if node is None:
+        return False
+    children, context = node.flatten_fn(value)
+    return isinstance(context, Shell) or any(_through_us(child) for child in children)
 
 
 def _register(value: Any) -> list[type]:

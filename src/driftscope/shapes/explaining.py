@@ -14,7 +14,8 @@ from driftscope.records.finding import Finding, Where
 from driftscope.shapes.attempts import Mode
 from driftscope.shapes.candidates import Candidate
 from driftscope.shapes.capture import Refusal
-from driftscope.shapes.expressions import Number, text
+from driftscope.shapes.domain_findings import DomainFindings
+from driftscope.shapes.expressions import Number, Operation, text
 from driftscope.shapes.judging_runs import Refused
 from driftscope.shapes.naming import Sources
 from driftscope.shapes.parsing import Unreadable, parse_text
@@ -32,7 +33,7 @@ _VACUOUS = re.compile(r"(922337203685477580\d|2147483647|4611686018427387\d+)")
 
 def explained(check: Check) -> list[Finding]:
     """Every finding of a check, most important first: what was found on the way, then what exporting shows."""
-    found = list(check.findings)
+    found = DomainFindings(check).all() + list(check.findings)
     found += _refusals(check)
     found += _latent(check)
     found += _remarks(check)
@@ -237,7 +238,8 @@ def _unspeakable(check: Check) -> Iterator[Finding]:
     if check.capture is None:
         return
     for one in check.capture.relations:
-        if one.kind in ("equal", "static", "decided") or len(one.names) < 2:
+        tied = isinstance(one.condition, Operation) and one.condition.operator == "=="
+        if one.kind in ("equal", "static", "decided") or len(one.names) < 2 or not tied:
             continue
         yield Finding(
             "S003",

@@ -145,6 +145,11 @@ def negated(term: Term) -> Term:
     return operation("not", term)
 
 
+def conjuncts(term: Term) -> tuple[Term, ...]:
+    """Return the conditions of which a condition is the conjunction."""
+    return term.terms if isinstance(term, Operation) and term.operator == "and" else (term,)
+
+
 def sizes_in(term: Term) -> frozenset[str]:
     """Names of the axes an expression speaks of."""
     return frozenset(part.name for part in walk(term) if isinstance(part, Size))
@@ -242,11 +247,12 @@ def _text(term: Term) -> tuple[str, int]:
         return f"{term.operator}({', '.join(text(t) for t in term.terms)})", 9
     if term.operator == "+":
         return _sum_text(term), rule.binding
-    # The right side of // or - binds one tighter: a//(b*c) is not a//b*c.
     parts = []
     for place, part in enumerate(term.terms):
         written, binding = _text(part)
-        tight = rule.binding + ((place > 0 and term.operator not in ("and", "or", "*")) or rule.binding == 3)
+        mixed = isinstance(part, Operation) and binding == rule.binding and part.operator != term.operator
+        # The right side of // binds one tighter: a//(b*c) is not a//b*c; and a*(b//c) is not a*b//c.
+        tight = rule.binding + (mixed or rule.binding == 3 or (place > 0 and term.operator in ("//", "/", "%", "**")))
         parts.append(written if binding >= tight and not (place and written[0] == "-") else f"({written})")
     gap = "" if term.operator in ("*", "**", "//", "/") else " "
     return f"{gap}{rule.symbol}{gap}".join(parts), rule.binding

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from driftscope.shapes.expressions import Number, Size, Term
+from driftscope.shapes.expressions import Number, Size, Term, operation
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +67,9 @@ def linear_of(term: Term) -> Linear | None:
         else:
             return None
     return result
+
+
+def term_of(line: Linear) -> Term:
+    """A linear expression as a term."""
+    terms = [operation("*", slope, Size(name)) if slope != 1 else Size(name) for name, slope in line.slopes.items()]
+    return operation("+", *terms, line.offset) if line.offset else operation("+", *terms)

@@ -10,6 +10,7 @@ import numpy as np
 
 from driftscope.shapes.axes import Axis, AxisClasses
 from driftscope.shapes.expressions import Number, Operation, Size, Term, holds, operation, substitute, text, walk
+from driftscope.shapes.linear import Linear, linear_of, term_of
 from driftscope.shapes.phrasing import phrase
 from driftscope.shapes.relations import Clause, size_of
 
@@ -139,6 +140,7 @@ def _chosen(rest: Sequence[Clause], axes: tuple[Axis, ...]) -> list[Clause]:
     found: list[Clause] = []
     example = {axis.name: axis.size for axis in axes}
     for group in _tied_together(conditions):
+        group = _with_equations(group)
         sizes, count = _points(group, example)
         checked = _cover([c for c in group if c.enforced], sizes, count)
         assumed = _unimplied([c for c in group if not c.enforced], checked, sizes, count)
@@ -146,6 +148,31 @@ def _chosen(rest: Sequence[Clause], axes: tuple[Axis, ...]) -> list[Clause]:
         ranges = _cover([c for c in assumed if c.kind != "decided"], sizes, count)
         found += [phrase(c) for c in (*checked, *ranges, *decided)]
     return found + by_data
+
+
+def _with_equations(clauses: Sequence[Clause]) -> list[Clause]:
+    """Add ``a == b`` where both ``a <= b`` and ``a >= b`` are checked."""
+    seen: set[str] = set()
+    found: list[Clause] = []
+    for one in clauses:
+        line = _never_positive(one.condition) if one.enforced else None
+        if line is None:
+            continue
+        if str(line.times(-1)) in seen:
+            condition = operation("==", term_of(line), 0)
+            found.append(dataclasses.replace(one, condition=condition, kind="guard", text=text(condition)))
+        seen.add(str(line))
+    return [*clauses, *found]
+
+
+def _never_positive(condition: Term) -> Linear | None:
+    """``a <= b`` and ``b >= a`` as the line ``a - b``, which is at most 0."""
+    if not (isinstance(condition, Operation) and condition.operator in ("<=", ">=")):
+        return None
+    left, right = linear_of(condition.terms[0]), linear_of(condition.terms[1])
+    if left is None or right is None or len(left.minus(right).slopes) < 2:
+        return None
+    return left.minus(right) if condition.operator == "<=" else right.minus(left)
 
 
 def _unimplied(

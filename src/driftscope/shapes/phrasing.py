@@ -23,7 +23,7 @@ def phrase(clause: Clause) -> Clause:
     if clause.kind == "decided":
         return dataclasses.replace(clause, text=f"{text(clause.condition)} was decided while tracing, not checked")
     names = sorted(clause.names)
-    candidates = [_solved(clause.condition), _divisible(clause.condition)]
+    candidates = [_solved(clause.condition), _divisible(clause.condition), _ordered(clause.condition)]
     if len(names) == 1:
         candidates.append(_described(clause.condition, names[0]))
     words = next((c for c in candidates if c), text(clause.condition))
@@ -37,6 +37,30 @@ def _unchecked(clause: Clause, words: str) -> str:
     if isinstance(condition, Operation) and condition.operator == ">=" and clause.kind == "range":
         return f"{text(condition.terms[0])} traced as >= {text(condition.terms[1])}, not checked"
     return f"{words} (assumed, not checked)"
+
+
+_FLIPPED = {"<=": ">=", ">=": "<=", "<": ">", ">": "<"}
+
+
+def _ordered(condition: Term) -> str:
+    """A linear inequality between several sizes, solved for one of them."""
+    if not (isinstance(condition, Operation) and condition.operator in _FLIPPED):
+        return ""
+    left, right = linear_of(condition.terms[0]), linear_of(condition.terms[1])
+    if left is None or right is None:
+        return ""
+    line = left.minus(right)
+    # The size that stands alone on its side of most of the others: mask <= s + p, not s >= mask - p.
+    alone = [n for n, slope in line.slopes.items() if abs(slope) == 1]
+    negative = sum(slope < 0 for slope in line.slopes.values())
+    lonely = [n for n in alone if (line.slopes[n] < 0) == (negative * 2 <= len(line.slopes))]
+    if len(line.slopes) < 2 or not alone:
+        return ""
+    name = (lonely or alone)[-1]
+    slope = line.slopes[name]
+    rest = Linear({n: s for n, s in line.slopes.items() if n != name}, line.offset).times(-slope)
+    word = condition.operator if slope > 0 else _FLIPPED[condition.operator]
+    return f"{name} {word} {rest}"
 
 
 def _solved(condition: Term) -> str:
@@ -59,13 +83,16 @@ def _solved(condition: Term) -> str:
 
 
 def _linear_equality(line: Linear) -> str:
-    """Solve ``line == 0`` for the last size with slope 1 or -1."""
-    for name in reversed(list(line.slopes)):
-        slope = line.slopes[name]
-        if abs(slope) == 1 and len(line.slopes) > 1:
-            rest = Linear({n: s for n, s in line.slopes.items() if n != name}, line.offset)
-            return f"{name} == {rest.times(-slope)}"
-    return ""
+    """Solve ``line == 0`` for a size that is the sum of the others, or at least stands alone."""
+    if len(line.slopes) < 2:
+        return ""
+    solved = []
+    for name, slope in line.slopes.items():
+        if abs(slope) == 1:
+            rest = Linear({n: s for n, s in line.slopes.items() if n != name}, line.offset).times(-slope)
+            solved.append((sum(s < 0 for s in rest.slopes.values()), f"{name} == {rest}"))
+    fewest = min((negative for negative, _ in solved), default=0)
+    return next((words for negative, words in reversed(solved) if negative == fewest), "")
 
 
 def _divisible(condition: Term) -> str:

@@ -18,7 +18,17 @@ from torch.export import ExportedProgram
 
 from driftscope.shapes import private_torch
 from driftscope.shapes.axes import Arguments, Axis
-from driftscope.shapes.expressions import Number, Operation, Size, Term, operation, sizes_in, substitute, text
+from driftscope.shapes.expressions import (
+    Number,
+    Operation,
+    Size,
+    Term,
+    conjuncts,
+    operation,
+    sizes_in,
+    substitute,
+    text,
+)
 from driftscope.shapes.minimising import minimised
 from driftscope.shapes.naming import Sources
 from driftscope.shapes.parsing import Unreadable, from_sympy, parse_text
@@ -147,7 +157,8 @@ class _Reader:
             here = {"place": "placeholder", "enforced": checked}
             number = _as_integer(expression)
             if number is not None:
-                found.append(clause("static", operation("==", size_of(axis), number), **here))
+                lines = self.notes.replacement(axis.name)
+                found.append(clause("static", operation("==", size_of(axis), number), **here, **lines))
                 continue
             try:
                 meaning = from_sympy(expression, self.symbols)
@@ -192,9 +203,9 @@ class _Reader:
             except Unreadable:
                 found.append(Clause("guard", Number(True), words, True))
                 continue
-            if isinstance(condition, Number):
-                continue
-            found.append(clause("guard", condition, **self._lines_of(condition)))
+            for part in conjuncts(condition):
+                if not isinstance(part, Number):
+                    found.append(clause("guard", part, **(self._lines_of(condition) or self._lines_of(part))))
         return found
 
     def _lines_of(self, condition: Term) -> dict[str, SourceLine]:

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.axes import Arguments
+from driftscope.shapes.containers import seen_through_us
 from driftscope.shapes.relations import Relations
 
 
@@ -52,11 +53,16 @@ def code_of(arguments: Arguments, attempt: Attempt, relations: Relations) -> str
     """Return Python to paste: imports, Dims, ``dynamic_shapes`` and ``export(model, args, kwargs)``."""
     spec = spec_of(arguments, attempt)
     dims = _dims(attempt)
+    ours = seen_through_us(arguments)
     lines = ["import torch", "from torch.export import Dim", ""]
+    if ours:
+        lines[2:2] = ["", "from driftscope.shapes.containers import register"]
     lines += [f"{name} = {_definition(dim)}" for name, dim in dims.items()]
     lines += ["", "dynamic_shapes = {"] if dims else ["dynamic_shapes = {"]
     lines += [f"    {name!r}: {_spelled(value)}," for name, value in spec.items()]
     lines += ["}", "", "", "def export(model, args, kwargs=None):"]
+    if ours:
+        lines.append("    register(args, kwargs)  # torch does not see into these containers by itself")
     call = "torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)"
     if attempt.mode is Mode.OBLIVIOUS:
         lines += [
