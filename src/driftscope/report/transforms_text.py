@@ -1,0 +1,120 @@
+"""A check of function transforms on a terminal: the answer, one line per outcome, then what to change and where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.text import Text
+
+from driftscope.records.finding import Finding
+from driftscope.records.transform_report import OUTCOMES, TransformFinding, TransformReport
+from driftscope.report import wording
+from driftscope.report.lines import MAX_LINES, MIN_WIDTH, Lines
+from driftscope.report.sheet_text import STYLES
+
+TONE = {
+    "same": "good",
+    "rounding": "good",
+    "random": "good",
+    "plain-refuses": "fair",
+    "not-reproducible": "unsure",
+    "refused": "fair",
+    "wrong": "bad",
+}
+
+
+def answer(record: TransformReport, *, width: int = 100, color: bool = False, lines: int = MAX_LINES) -> str:
+    """Write a check for a person who has ten seconds.
+
+    Parameters
+    ----------
+    record : TransformReport
+    width : int
+        Columns to fit, at least 40.
+    color : bool
+        Whether to use ANSI colours.
+    lines : int
+        At most this many, without a final newline.
+    """
+    page = Lines(max(width, MIN_WIDTH), color)
+    tone, headline, reason = verdict_of(record)
+    page.add(Text.assemble((f"{headline}: ", STYLES[tone]), reason))
+    page.add(Text(f"  {wording.elide(wording.one_line(record.function), page.width - 2)}", "dim"))
+    for outcome, names in by_outcome(record):
+        page.labelled(f"  {outcome}", " ".join(names), STYLES[TONE[outcome]], indent=20)
+    left = _findings(page, record.findings, lines - 1)
+    if left:
+        page.add(Text(f"more: {wording.counted(left, 'finding')}: see --json or -o page.html", "dim"))
+    return "\n".join(page.lines[:lines])
+
+
+render = answer
+
+
+def by_outcome(record: TransformReport) -> list[tuple[str, list[str]]]:
+    """Return the transforms of each outcome, the most serious outcome first."""
+    order = list(OUTCOMES)
+    found = {outcome: [n for n, o in record.outcomes.items() if o == outcome] for outcome in reversed(order)}
+    return [(outcome, names) for outcome, names in found.items() if names]
+
+
+def actions(record: TransformReport) -> list[TransformFinding]:
+    """Return the findings that are no notes."""
+    return [f for f in record.findings if not f.note]
+
+
+def verdict_of(record: TransformReport) -> tuple[str, str, str]:
+    """Return tone, headline and the sentence behind it."""
+    worst = record.worst
+    names = [name for name, outcome in record.outcomes.items() if outcome == worst]
+    others = len(record.outcomes) - len(names)
+    if worst in ("wrong", "refused", "not-reproducible", "plain-refuses"):
+        reason = f"{_listed(names)}: {OUTCOMES[worst]}" + (f"; {others} other outcomes are milder" if others else "")
+        return TONE[worst], worst, reason
+    waiting = actions(record)
+    agree = f"{wording.counted(len(record.outcomes), 'transform')} give the plain program's values"
+    if waiting:
+        return "fair", "same values", f"{agree}, yet {waiting[0].what}"
+    return "good", "same" if worst == "same" else f"same ({worst})", agree
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _findings(page: Lines, findings: Sequence[TransformFinding], lines: int) -> int:
+    """Append as many findings as fit, and return how many are left."""
+    waiting: list[TransformFinding] = sorted(findings, key=wording.seriousness)
+    while waiting:
+        one = Lines(page.width, page.color)
+        one.blank()
+        _finding(one, waiting[0])
+        if len(page.lines) + len(one.lines) > lines and len(waiting) < len(findings):
+            break
+        page.lines.extend(one.lines)
+        waiting.pop(0)
+    return len(waiting)
+
+
+def _finding(page: Lines, finding: TransformFinding) -> None:
+    head = f"{finding.code} note" if finding.note else finding.code
+    place = wording.elide(wording.place(finding.where), page.width - len(head) - 1)
+    page.add(Text.assemble((head, "dim" if finding.note else "bold red"), f" {place}"))
+    under = ", ".join(finding.transforms or ((finding.transform,) if finding.transform else ()))
+    at = finding.where.expression or ""
+    told = [("at", at), ("under", under), ("what", finding.what), ("why", finding.why), ("fix", fix_words(finding))]
+    for label, text in told:
+        if text and not (finding.note and label in ("why", "under")):
+            page.labelled(f"  {label}", wording.one_line(text), indent=9, limit=1 if label == "at" else 3)
+
+
+def fix_words(finding: Finding) -> str:
+    """Return the fix and how it was tried."""
+    if not finding.fix or not finding.verified:
+        return finding.fix
+    tried = finding.evidence.get("repair")
+    tried = tried if isinstance(tried, Mapping) else {}
+    examples = f" on {wording.counted(int(tried['examples']), 'example')}" if tried.get("examples") else ""
+    also = " and their derivative" if tried.get("derivative") not in (None, "none") else ""
+    bits = ", same bits" if tried.get("values") == tried.get("derivative") == "same" else ""
+    return f"{finding.fix} (tried{examples}{also}: it works{bits})"
