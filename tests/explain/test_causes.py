@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from driftscope.explain.causes import Cause, Trials, attributes_of, cause_of
+from driftscope.explain.causes import attributes_of, cause_of
 from driftscope.explain.divergence import piece_of
 from driftscope.explain.locating import Place, Search, capture
 from driftscope.explain.trails import Trail
+from driftscope.explain.wires import Cause, Trials
 from driftscope.lift.steps import Lifted
 from driftscope.lift.tape import lift_torch
 

@@ -67,7 +67,7 @@ class Alignment:
     partner : dict of int to int
         For steps of B the step of A that does the same.
     by : dict of int to str
-        What says so: "name", "place", "order", "weights" or "neighbours".
+        What says so: "name", "place", "order" or "value".
     """
 
     partner: dict[int, int] = field(default_factory=dict)
@@ -98,6 +98,7 @@ def align(a: Trail, b: Trail, same_weights: Mapping[str, str]) -> Alignment:
     found.add(_believed(_by_place(steps_a, steps_b, found), a, b), "place")
     anchors = {**_by_value(a, b, steps_a, steps_b), **_by_weights(steps_a, steps_b, same_weights)}
     found.add(_by_order(steps_a, steps_b, found, anchors), "order")
+    found.add(anchors, "value")
     return found
 
 
@@ -206,8 +207,9 @@ def _matched(a: Sequence[Visited], b: Sequence[Visited], key) -> dict[int, int]:
     matcher = difflib.SequenceMatcher(None, [key(s) for s in a], [key(s) for s in b], autojunk=False)
     pairs = {}
     for tag, i0, i1, k0, k1 in matcher.get_opcodes():
-        alike = tag == "equal" or (tag == "replace" and i1 - i0 == k1 - k0 == 1)
-        if alike:
+        # Another operator in the same place; but a view is in nobody's place.
+        other = tag == "replace" and i1 - i0 == k1 - k0 == 1 and _piece(a[i0]) not in MOVES - {"cast"}
+        if tag == "equal" or other:
             both = zip(a[i0:i1], b[k0:k1], strict=True)
             pairs.update({s.index: t.index for t, s in both if _same_count(t, s)})
     return pairs

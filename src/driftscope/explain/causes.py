@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from driftscope.explain import wires
 from driftscope.explain.alterations import alteration_of, uniform_of
-from driftscope.explain.divergence import Parting, boundary, common_values
+from driftscope.explain.divergence import Parting
 from driftscope.explain.operators import family
-from driftscope.explain.trails import Sketch, Visited
+from driftscope.explain.trails import Visited
+from driftscope.explain.wires import Cause, Trial, Trials
 from driftscope.lift.matching import rearrangements, uniform
 from driftscope.lift.steps import Constant, Origin
 
@@ -33,33 +34,8 @@ _MOST_TRIALS = 10
 # Arrangements of A's constants kept to be tried, and elements up to which constants of other pieces are looked at.
 _NEAREST = 4
 _SMALL = 1 << 22
-
-# Whether the piece gives A's value with these constants of B replaced (float64).
-Trial = Callable[[Mapping[str, torch.Tensor]], bool]
-# Whether it does when a value of B (the first name) is what another value (the second) is.
-Bypass = Callable[[str, str], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """Why, and what to do about it, both in one sentence.
-
-    ``verified`` says that doing it was tried and worked, ``step`` is set when it is at another step of the piece
-    than its end.
-    """
-
-    why: str
-    fix: str
-    verified: bool | None = None
-    step: Visited | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Trials:
-    """What can be tried on a piece."""
-
-    constants: Trial
-    bypass: Bypass
+# What stands for weights and biases that A does not have.
+_NEUTRAL = ((1.0, "the neutral factor"), (0.0, "the neutral term"))
 
 
 def cause_of(
@@ -81,10 +57,13 @@ def cause_of(
     """
     return (
         _attribute(parting, trials.constants)
-        or _wire(parting)
         or _constant(parting, constants, trials.constants)
-        or _extra(parting, theirs, trials.bypass)
-        or _detour(parting, theirs)
+        or wires.wire(parting, trials.makers)
+        or wires.extra(parting, theirs, trials.bypass)
+        or trials.peers()
+        or wires.detour(parting, theirs, trials.makers)
+        or wires.handed_on(parting, trials.makers)
+        or wires.order(parting, trials.makers)
     )
 
 
@@ -156,44 +135,6 @@ def _plain(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)
 
 
-# --- wires ---------------------------------------------------------------------------------------------------
-
-
-def _wire(parting: Parting) -> Cause | None:
-    """Values of A that this piece reads where its counterpart reads others."""
-    step, other = parting.step, parting.counterpart
-    if other is None or family(step.operator) != family(other.operator):
-        return None
-    wanted = [(name, t) for name, t in zip(other.inputs, other.taken, strict=False) if _telling(t)]
-    read = [(n, t, a) for n, t, a in zip(step.inputs, step.taken, parting.reads, strict=False) if _telling(t)]
-    if len(read) != len(wanted) or not read:
-        return None
-    if common_values(step, other) == len(read):
-        pairs = zip(read, wanted, strict=True)
-        commutes = family(step.operator) in ("add", "mul")
-        if len(read) > 1 and not commutes and any(not mine[1].agrees(theirs[1]) for mine, theirs in pairs):
-            return Cause(
-                f"{step.name} and {other.operator} in A read the same values in another order",
-                f"Exchange the inputs of {step.name}.",
-            )
-        return None
-    wrong = [(n, a) for n, t, a in read if a and not any(t.agrees(w) for _, w in wanted)]
-    missing = [name for name, w in wanted if not any(t.agrees(w) for _, t, _ in read)]
-    if not wrong or not missing:
-        return None
-    (name, theirs), instead = wrong[0], missing[0]
-    called = "" if name == theirs else f", which is {theirs} in A,"
-    return Cause(
-        f"it reads {name}{called} where {other.operator} in A reads {instead}",
-        f"Connect {step.name} to the value that A calls {instead}.",
-    )
-
-
-def _telling(sketch: Sketch | None) -> bool:
-    """Whether a value can be told from others: masks and positions have many spellings."""
-    return sketch is not None and not sketch.plain
-
-
 # --- constants -----------------------------------------------------------------------------------------------
 
 
@@ -234,6 +175,9 @@ def _substitutes(
                 yield constant, candidate.name, value.expand(constant.value.numel()).reshape(shape).clone()
     if constant.value.numel() < 2:
         return
+    if number is not None:
+        # A norm without weight or bias is written with ones and zeros that A never stores.
+        yield from ((constant, words, torch.full_like(stored, x)) for x, words in _NEUTRAL if x != number)
     near: list[tuple[float, int, str, torch.Tensor]] = []
     for candidate in _partners(constant, parting, ours):
         # As it is, and transposed; the order of gate blocks would take more runs than it is worth.
@@ -259,64 +203,3 @@ def _partners(constant: Constant, parting: Parting, ours: Sequence[Constant]) ->
     other = parting.counterpart
     beside = [c for c in fitting if c.name == constant.name or (other is not None and c.where.node == other.name)]
     return beside or (fitting if constant.value.numel() <= _SMALL else [])
-
-
-# --- steps ---------------------------------------------------------------------------------------------------
-
-
-def _extra(parting: Parting, theirs: Sequence[Visited], bypass: Bypass) -> Cause | None:
-    """A step of the piece without which it gives A's value."""
-    families = [family(s.operator) for s in theirs]
-    outside = boundary(parting.piece)
-    known = {n: t for s in parting.piece for n, t in zip(s.inputs, s.taken, strict=False) if t is not None}
-    tried = 0
-    for step in parting.piece:
-        if step.operator == "Identity" or (families and family(step.operator) in families and step is parting.step):
-            continue
-        made = step.sketches[0]
-        for name in dict.fromkeys((*(n for n in step.inputs if n in known), *outside)):
-            fits = made is not None and known[name] is not None and known[name].count == made.count
-            if not fits or name in step.outputs or tried >= _MOST_TRIALS:
-                continue
-            tried += 1
-            if bypass(step.outputs[0], name):
-                first = _chain(parting.piece, name, step)
-                return Cause(
-                    f"A has no such step: without {first.name} ({first.operator}) this piece gives A's values",
-                    f"Remove {first.name}; let what reads {step.outputs[0]} read {name}.",
-                    True,
-                    first,
-                )
-    return None
-
-
-def _chain(piece: Sequence[Visited], name: str, last: Visited) -> Visited:
-    """The first step on the way from a value to ``last``."""
-    reached, first = {name}, None
-    for step in piece:
-        if reached & set(step.inputs) and step.index <= last.index:
-            first = first or step
-            reached.update(step.outputs)
-    return first or last
-
-
-def _detour(parting: Parting, theirs: Sequence[Visited]) -> Cause | None:
-    """A value that the piece reads and A's piece does not, where A's piece reads one that this does not."""
-    other = parting.counterpart
-    if other is None or len(parting.piece) < 2 or not parting.paired:
-        return None
-    mine, wanted = boundary(parting.piece), boundary(theirs)
-    sketches = {n: t for s in (*parting.piece, *theirs) for n, t in zip(s.inputs, s.taken, strict=False)}
-    read = {n: sketches[n] for n in mine if sketches[n] is not None and not sketches[n].plain}
-    meant = {n: sketches[n] for n in wanted if sketches[n] is not None and not sketches[n].plain}
-    wrong = [n for n, t in read.items() if not any(t.agrees(w) for w in meant.values())]
-    missing = [n for n, w in meant.items() if not any(w.agrees(t) for t in read.values())]
-    if not wrong or not missing:
-        return None
-    reader = mine[wrong[0]]
-    return Cause(
-        f"{reader.name} reads {wrong[0]}, where A's {other.operator} is computed from {missing[0]}",
-        f"Connect {reader.name} to the value that A calls {missing[0]}.",
-        None,
-        reader,
-    )

@@ -10,11 +10,13 @@ import torch
 
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.explain.causes import Cause, Trials, cause_of
+from driftscope.explain.causes import cause_of
 from driftscope.explain.divergence import Parting, piece_of
 from driftscope.explain.locating import Place, Search, capture
+from driftscope.explain.peers import odd_step
 from driftscope.explain.trails import Visited
 from driftscope.explain.weights import Changed, Matched, match_weights
+from driftscope.explain.wires import Cause, Trials
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.matching import as_stored
 from driftscope.lift.reconcile import Pairing, measure
@@ -155,9 +157,19 @@ class _Case:
         trials = Trials(
             lambda replace: self.search.piece_heals(place, replace, {}),
             lambda name, source: self.search.piece_heals(place, {}, self._bypass(place, name, source)),
+            lambda: self._peers(place),
+            {} if self.search.view is None else self.search.view.makers_b(),
         )
         cause = cause_of(parting, theirs, self.constants, trials)
         return self._parting_finding(place, cause)
+
+    def _peers(self, place: Place) -> Cause | None:
+        view = self.search.latest
+        if view is None:
+            return None
+        by_name = tuple({c.name: c.value for c in side} for side in self.constants)
+        odd = odd_step(view, place.parting, (by_name[0], by_name[1]))
+        return None if odd is None else Cause(odd.words, odd.fix, None, odd.step)
 
     def _bypass(self, place: Place, name: str, source: str) -> Mapping[str, torch.Tensor]:
         if self.b is None:

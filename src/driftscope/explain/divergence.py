@@ -68,9 +68,14 @@ class View:
         in_a, in_b = ValueIndex(a), ValueIndex(b)
         return cls(a, b, alignment, in_a, in_b, _sound(a.steps, in_b), _sound(b.steps, in_a))
 
-    def lost(self) -> int:
-        """How many values of B lead to nothing that A has."""
-        return sum(1 for s in self.b.steps if not s.inside for n in s.outputs if n and n not in self.sound_b)
+    def makers_b(self) -> dict[str, Visited]:
+        """The step of B that computes each value."""
+        return {name: step for step in self.b.steps if not step.inside for name in step.outputs if name}
+
+    def lost(self, after: int) -> int:
+        """How many values of B, computed after a step, lead to nothing that A has."""
+        later = (s for s in self.b.steps if s.index > after and not s.inside)
+        return sum(1 for s in later for n in s.outputs if n and n not in self.sound_b)
 
 
 def find_partings(view: View) -> list[Parting]:
@@ -172,7 +177,7 @@ def _compare(mine: Visited, theirs: Visited) -> str:
     if len(mine.sketches) != len(theirs.sketches):
         states = states[:1]
     states = [s for s in states if s]
-    if states and set(states) == {"equal"} and _turned(mine, theirs):
+    if states and set(states) == {"equal"} and turned(mine, theirs):
         return "moved"
     for state in ("other", "plain", "moved", "equal"):
         if state in states:
@@ -180,7 +185,7 @@ def _compare(mine: Visited, theirs: Visited) -> str:
     return ""
 
 
-def _turned(mine: Visited, theirs: Visited) -> bool:
+def turned(mine: Visited, theirs: Visited) -> bool:
     """Whether the axes of two results of equal elements stand in another order."""
     shapes = list(zip(mine.shapes, theirs.shapes, strict=False))[:1]
     return any(len(x) == len(y) and x != y and sorted(x) == sorted(y) for x, y in shapes)

@@ -15,7 +15,7 @@ import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.alignment import align
-from driftscope.explain.divergence import Parting, View, find_partings
+from driftscope.explain.divergence import Parting, View, find_partings, turned
 from driftscope.explain.trails import Sketch, Trail, forced
 from driftscope.lift.steps import Lifted, LiftedOutput, Step
 
@@ -68,8 +68,9 @@ class Search:
     agrees: Agrees
     replace: Mapping[str, torch.Tensor] = field(default_factory=dict)
     same_weights: Mapping[str, str] = field(default_factory=dict)
-    runs: int = 0
+    runs: int = 0  # of B
     view: View | None = None
+    latest: View | None = None
     _trail_a: Trail | None = None
 
     def trail_a(self) -> Trail:
@@ -89,6 +90,7 @@ class Search:
         known = None if self.view is None else self.view.alignment
         view = View.of(self.trail_a(), trail, known or align(self.trail_a(), trail, self.same_weights))
         self.view = self.view or view
+        self.latest = view
         return view, self.agrees(outputs)
 
     def places(self) -> list[Place]:
@@ -104,7 +106,9 @@ class Search:
             parting = partings[0]
             fallback = fallback or next((p for p in partings if not p.paired), parting)
             outcome = self._try(parting, force)
-            better = outcome is not None and (outcome[1] or outcome[0].lost() < view.lost())
+            # What was forced is A's by construction: only what is computed from it says something.
+            after = parting.step.index
+            better = outcome is not None and (outcome[1] or outcome[0].lost(after) < view.lost(after))
             if outcome is None or not better:
                 if not _forget(view, parting):
                     break
@@ -147,7 +151,9 @@ class Search:
         try:
             self.b.run(observe=watch, replace={**self.replace, **replace})
         except _Seen as seen:
-            return seen.value is not None and seen.value.agrees(other.sketches[0])
+            wanted = other.sketches[0]
+            ordered = not turned(place.parting.step, other)
+            return seen.value is not None and (seen.value.same(wanted) if ordered else seen.value.agrees(wanted))
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
         return False
