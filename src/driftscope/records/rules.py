@@ -107,6 +107,18 @@ _TABLE = (
     ("S009", "size depends on values", "The shape of a result depends on values, not on shapes alone."),
     ("S010", "device missing", "The model needs a device that this machine does not have."),
     ("S011", "decided while tracing, not checked", "Sizes were compared while tracing; nothing checks the answer."),
+    ("S020", "export silently wrong", "The exported program answers at these shapes, and the answer is another one."),
+    ("S021", "ONNX silently wrong", "The ONNX file answers at these shapes, and the answer is another one."),
+    ("S022", "AOTInductor silently wrong", "The package compiled ahead of time answers at these shapes, and the answer is another one."),
+    ("S023", "shape lost needlessly", "The export refuses shapes at which it would be right."),
+    ("S024", "shape lost", "The export refuses shapes at which the model runs, and for a reason."),
+    ("S025", "shape lost in a target", "A converted program refuses shapes at which the model runs."),
+    ("S026", "runtime crashes", "A runtime takes its process down at these shapes."),
+    ("S027", "accepts more", "A target answers at shapes at which the model itself refuses."),
+    ("S028", "only checks keep it right", "Without its checks the program would be silently wrong at these shapes."),
+    ("S029", "values are random", "The model does not repeat itself, so only shapes were compared."),
+    ("S030", "target not probed", "A target could not be made or loaded, so nothing is known of it."),
+    ("S031", "broadcasting not covered", "The capture keeps fewer broadcasting configurations than the model has."),
 )  # fmt: skip
 
 RULES: dict[str, Rule] = {code: Rule(code, title, meaning) for code, title, meaning in _TABLE}

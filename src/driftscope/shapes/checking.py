@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
-from driftscope.errors import InputError
+from driftscope.errors import InputError, ProgramError
 from driftscope.programs.feeds import Inputs
 from driftscope.records.finding import Finding
 from driftscope.records.shape_report import ShapeRecord
@@ -19,17 +20,20 @@ from driftscope.shapes.building import InputBuilder
 from driftscope.shapes.candidates import Candidate, CandidateSearch, Coverage
 from driftscope.shapes.capture import Capture
 from driftscope.shapes.containers import register_containers
+from driftscope.shapes.cover_files import outline_of
+from driftscope.shapes.dispatching import Form
 from driftscope.shapes.domain import LOST, RIGHT, WRONG, Domain, choose, probe
 from driftscope.shapes.exploration import Plan, explore
+from driftscope.shapes.expressions import Term
+from driftscope.shapes.guarding import GuardedFile, guarded, needed_conditions
 from driftscope.shapes.inference import Wanted, infer
-from driftscope.shapes.judging_runs import Refused, silence
+from driftscope.shapes.judging_runs import Ran, Refused, silence
 from driftscope.shapes.original import Original, Point
 from driftscope.shapes.prediction import Predictor
 from driftscope.shapes.relations import Relations
-from driftscope.shapes.runners import TorchRunner
-
-#: Name of the exported program with its checks among the targets.
-EXPORTED = "export"
+from driftscope.shapes.runners import OnnxFeeder, TorchRunner
+from driftscope.shapes.serving_members import OnnxMember
+from driftscope.shapes.targets import EXPORTED, ONNX, ask_targets, wanted_targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,10 @@ class Check:
     refused: list[Point] = field(default_factory=list)
     domain: Domain = field(default_factory=Domain)
     findings: list[Finding] = field(default_factory=list)
+    targets: tuple[str, ...] = ()
+    onnx_path: Path | None = None
     times: dict[str, float] = field(default_factory=dict)
+    _conditions: dict[str, list[Term] | None] = field(default_factory=dict)
 
     @property
     def chosen(self) -> Candidate | None:
@@ -81,6 +88,14 @@ class Check:
     def capture(self) -> Capture | None:
         """Its program."""
         return self.chosen.capture if self.chosen is not None else None
+
+    def conditions(self, target: str) -> list[Term] | None:
+        """Conditions that keep a target away from where it was seen to be wrong; None where none do."""
+        if self.capture is None:
+            return None
+        if target not in self._conditions:
+            self._conditions[target] = needed_conditions(self.capture.relations, self.domain, target)
+        return self._conditions[target]
 
 
 class ShapeReport:
@@ -182,6 +197,46 @@ class ShapeReport:
             self._predictor = Predictor(check.original, check.capture, check.domain, EXPORTED)
         return self._predictor.status(*arguments.with_leaves([leaf for _, leaf in arguments.leaves]))
 
+    @property
+    def onnx_path(self) -> Path | None:
+        """The ONNX file that was probed; temporary unless a path was given to :func:`check_shapes`."""
+        return self._check.onnx_path
+
+    def guard(self, path: str | Path | None = None) -> GuardedFile:
+        """Put the checks that the exporter dropped back in front of an ONNX file made from :attr:`program`.
+
+        Parameters
+        ----------
+        path : path, optional
+            The file; the one that was probed if left out.
+
+        Returns
+        -------
+        GuardedFile
+            Called like the model; refuses the shapes at which the file was seen to be wrong or to crash, and those
+            that break a condition of the trace which probing did not show to be needless.
+
+        Raises
+        ------
+        ProgramError
+            If there is no such file, or no conditions are known that keep it from being wrong.
+        InputError
+            If there is no program, or ONNX was not among the targets.
+        """
+        check = self._check
+        if check.capture is None or check.arguments is None or check.original is None:
+            raise InputError("no way of exporting this model was accepted, so there is nothing to guard")
+        if ONNX not in check.domain.seen:
+            raise InputError('no ONNX file was probed; check_shapes(..., targets=("onnx",)) does')
+        file = Path(path) if path is not None else check.onnx_path
+        if file is None or not file.is_file():
+            raise ProgramError(f"{file}: no such file")
+        member = OnnxMember(file, ())
+        places = OnnxFeeder(check.capture.exported, member.names).places
+        answer = check.original.answer(check.original.example)
+        outline = outline_of(answer.value) if isinstance(answer, Ran) else None
+        return guarded(file, Form.of(check.arguments), outline, places, check.conditions(ONNX))
+
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain JSON data."""
         return self.record.to_dict()
@@ -201,7 +256,13 @@ class ShapeReport:
 
 
 def check_shapes(
-    model: torch.nn.Module | Callable[..., Any], inputs: Any, *, dynamic: Any = "all", effort: Effort | None = None
+    model: torch.nn.Module | Callable[..., Any],
+    inputs: Any,
+    *,
+    dynamic: Any = "all",
+    targets: Sequence[str] | None = None,
+    onnx: str | Path | None = None,
+    effort: Effort | None = None,
 ) -> ShapeReport:
     """Find which shapes a model keeps when it is exported with dynamic shapes, and why it loses the others.
 
@@ -213,6 +274,11 @@ def check_shapes(
     dynamic : "all", torch spec or None
         ``"all"``: every size may vary (with several sets: those that do). A spec as for ``torch.export.export``. None:
         what several sets show, nothing otherwise.
+    targets : sequence of str, optional
+        What to probe beside the exported program: ``"onnx"`` (run by onnxruntime in a worker process), ``"aoti"``
+        (AOTInductor; needs a C++ compiler, and minutes). Left out: ONNX where it is installed. ``()``: nothing else.
+    onnx : path, optional
+        Where to write the ONNX file.
     effort : Effort, optional
         How much to ask.
 
@@ -224,11 +290,12 @@ def check_shapes(
     Raises
     ------
     InputError
-        If ``model`` cannot be called, or ``dynamic`` is no spec for these inputs.
+        If ``model`` cannot be called, ``dynamic`` is no spec for these inputs, or a target is not known.
     """
     if not callable(model):
         raise InputError(f"a {type(model).__name__} cannot be called; give a module or a function")
-    check = Check(model, effort or Effort())
+    names = wanted_targets(targets) if onnx is None or targets is not None else (ONNX,)
+    check = Check(model, effort or Effort(), targets=names, onnx_path=None if onnx is None else Path(onnx))
     for name, step in _STEPS:
         started = time.perf_counter()
         going_on = step(check, inputs, dynamic)
@@ -318,7 +385,17 @@ def _probe(check: Check, *_: Any) -> bool:
     return True
 
 
-_STEPS: tuple[tuple[str, Callable[..., bool]], ...] = (("bind", _bind), ("export", _export), ("probe", _probe))
+def _targets(check: Check, *_: Any) -> bool:
+    """Ask whatever else the program becomes."""
+    return ask_targets(check, check.targets)
+
+
+_STEPS: tuple[tuple[str, Callable[..., bool]], ...] = (
+    ("bind", _bind),
+    ("export", _export),
+    ("probe", _probe),
+    ("targets", _targets),
+)
 
 
 def finished(check: Check) -> ShapeReport:

@@ -43,6 +43,11 @@ class OnnxMember:
         except Exception as error:  # onnxruntime's errors share no class of their own
             raise RuntimeRefused("onnxruntime", "load", first_line(error)) from error
 
+    @property
+    def names(self) -> list[str]:
+        """Names of the file's inputs."""
+        return [value.name for value in self.session.get_inputs()]
+
     def run(self, *leaves: Any) -> list[Any]:
         """Run on leaves and return the leaves of the result, as tensors.
 

@@ -1,0 +1,104 @@
+"""What an exported program becomes, asked at the probed points: without its checks, as ONNX, compiled ahead of time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from driftscope.errors import DependencyMissing, DriftscopeError, InputError, RuntimeRefused
+from driftscope.records.finding import Finding
+from driftscope.shapes.aoti_target import AotiRunner
+from driftscope.shapes.capture import Capture
+from driftscope.shapes.domain import probe
+from driftscope.shapes.onnx_conversion import onnx_model, save_model
+from driftscope.shapes.original import Original
+from driftscope.shapes.runners import OnnxRunner, Runner, TorchRunner, scratch
+
+if TYPE_CHECKING:
+    from driftscope.shapes.checking import Check
+
+#: The exported program with its checks: what ``ExportedProgram.module()`` runs.
+EXPORTED = "export"
+#: The exported program without any of its checks: what a converter that drops them starts from.
+UNGUARDED = "unguarded"
+ONNX = "onnx"
+AOTI = "aoti"
+
+#: What may be asked for beside the exported program itself.
+OPTIONAL = (ONNX, AOTI)
+
+
+def wanted_targets(targets: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the targets to ask: those named, or ONNX where it is installed.
+
+    Raises
+    ------
+    InputError
+        If a target is not known.
+    """
+    if targets is None:
+        return (ONNX,) if _onnx_installed() else ()
+    named = (targets,) if isinstance(targets, str) else tuple(targets)
+    unknown = [name for name in named if name not in (*OPTIONAL, EXPORTED, UNGUARDED)]
+    if unknown:
+        raise InputError(f"there is no target {unknown[0]!r}; there are {', '.join(OPTIONAL)}")
+    return tuple(name for name in OPTIONAL if name in named)
+
+
+def _onnx_installed() -> bool:
+    import importlib.util
+
+    return all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxscript", "onnxruntime"))
+
+
+def ask_targets(check: Check, targets: Sequence[str]) -> bool:
+    """Ask every target at the points the exported program was asked at; what cannot be asked becomes a finding.
+
+    Returns
+    -------
+    bool
+        True: later steps go on in any case.
+    """
+    capture, original = check.capture, check.original
+    if capture is None or original is None:
+        return True
+    runners: list[Runner] = [TorchRunner(UNGUARDED, capture.unguarded, original)]
+    for name in targets:
+        try:
+            runners.append(_MAKERS[name](check, capture, original))
+        except DependencyMissing:
+            raise
+        except DriftscopeError as error:
+            check.findings.append(_not_asked(name, error))
+    probe(original, runners, [*check.running, *check.refused], check.domain)
+    return True
+
+
+def _onnx(check: Check, capture: Capture, _original: Original) -> Runner:
+    path = check.onnx_path or scratch() / f"{id(check):x}-{os.getpid()}.onnx"
+    save_model(onnx_model(capture.exported), path)
+    check.onnx_path = path
+    return OnnxRunner(Path(path), capture.exported, ONNX)
+
+
+def _aoti(_check: Check, capture: Capture, _original: Original) -> Runner:
+    return AotiRunner(capture.exported, AOTI)
+
+
+_MAKERS: dict[str, Callable[[Check, Capture, Original], Runner]] = {ONNX: _onnx, AOTI: _aoti}
+
+_TITLES = {ONNX: "ONNX", AOTI: "AOTInductor"}
+
+
+def _not_asked(name: str, error: DriftscopeError) -> Finding:
+    stage = getattr(error, "runtime", name) if isinstance(error, RuntimeRefused) else name
+    words = error.words.splitlines()[0] if isinstance(error, RuntimeRefused) and error.words else str(error)
+    return Finding(
+        "S030",
+        f"{_TITLES[name]} could not be probed: {stage} refuses the exported program: {words}",
+        why="nothing is known of this target",
+        evidence={"target": name},
+        note=True,
+    )
