@@ -109,7 +109,7 @@ _TABLE = (
     ("S011", "decided while tracing, not checked", "Sizes were compared while tracing; nothing checks the answer."),
     ("S020", "export silently wrong", "The exported program answers at these shapes, and the answer is another one."),
     ("S021", "ONNX silently wrong", "The ONNX file answers at these shapes, and the answer is another one."),
-    ("S022", "AOTInductor silently wrong", "The package compiled ahead of time answers at these shapes, and the answer is another one."),
+    ("S022", "AOTInductor silently wrong", "The compiled package answers at these shapes, and the answer is another one."),
     ("S023", "shape lost needlessly", "The export refuses shapes at which it would be right."),
     ("S024", "shape lost", "The export refuses shapes at which the model runs, and for a reason."),
     ("S025", "shape lost in a target", "A converted program refuses shapes at which the model runs."),
