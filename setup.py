@@ -15,8 +15,8 @@ setup(
     ext_modules=[
         Extension(
             "driftscope.accumulation._exact",
-            sources=[f"{NATIVE}/exact.c", f"{NATIVE}/fixed_order.c"],
-            depends=[f"{NATIVE}/{name}.h" for name in ("arithmetic", "blocks", "rounding", "superaccumulator", "tile")],
+            sources=[f"{NATIVE}/{name}.c" for name in ("exact", "fixed_order", "replay")],
+            depends=[f"{NATIVE}/{n}.h" for n in ("adds", "arithmetic", "blocks", "rounding", "superaccumulator", "tile")],
             extra_compile_args=["-O2", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden"],
             libraries=["m"],
             # Without a compiler the same bits are computed in integers, slower; an installation never fails for it.

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from driftscope.accumulation.replaying import replayed
 from driftscope.accumulation.verification import Verified
 from driftscope.errors import InputError
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.trees import SumTree
 from driftscope.numerics.trees_families import family_of
 from driftscope.numerics.trees_naming import Term, describe
-from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype, replay
+from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype
 
 SCHEMA = "driftscope/accumulation/1"
 
@@ -131,7 +132,7 @@ class Accumulation:
             factors = np.ones(self.n, terms.dtype)
         if factors is not None and factors.shape != (self.n,):
             raise InputError(f"weights are ({self.n},), not {factors.shape}")
-        return replay(self.tree, terms, self.arithmetic, self.output, factors)
+        return replayed(self.tree, terms, self.arithmetic, self.output, factors)
 
     def draw(self, path: str | FilePath) -> FilePath:
         """Write the tree as a picture, term by term for short sums and folded for long ones.

@@ -34,6 +34,7 @@ _SIGNATURES = {
     "driftscope_join": ([_INT, _INT, _POINTER, _LONG, _LONG, _LONG, _POINTER], None),
     "driftscope_layer_norm": ([_INT, _POINTER, _POINTER, _POINTER, ctypes.c_double, _LONG, _LONG, _POINTER], None),
     "driftscope_matmul": ([_INT, _POINTER, _POINTER, _POINTER, *[_LONG] * 6], _INT),
+    "driftscope_replay": ([_INT, _LONG, *[_POINTER] * 4, _LONG, _POINTER, _POINTER], _INT),
     "driftscope_dots": ([_INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER], None),
 }
 

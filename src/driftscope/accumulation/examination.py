@@ -94,11 +94,16 @@ def find_calling(kernel: Kernel, rng: np.random.Generator) -> None:
             raise refusal from None
 
 
-def cancelling_rows(kernel: Kernel, rows: int, rng: np.random.Generator) -> Array:
-    """Draw rows of values and their negatives: the result is rounding error alone, so the order shows."""
+def cancelling_rows(kernel: Kernel, rows: int, rng: np.random.Generator, raised: int = 0) -> Array:
+    """Draw rows of values and their negatives: the result is rounding error alone, so the order shows.
+
+    All values are ``2**raised`` times as large as usual.
+    """
     half = (kernel.n + 1) // 2
     unlike = min(rows, _UNLIKE)
-    values = rng.standard_normal((unlike, half)) * 2.0 ** rng.integers(-6, 7, (unlike, half))
+    # Short terms are added exactly in float32 unless some are much smaller than others.
+    low = -6 if FORMATS[kernel.dtype].p >= 24 else -17
+    values = rng.standard_normal((unlike, half)) * 2.0 ** rng.integers(low + raised, 7 + raised, (unlike, half))
     both = np.concatenate([values, -values], axis=1)[:, : kernel.n]
     drawn = rng.permuted(both, axis=1).astype(numpy_dtype(kernel.dtype))
     return np.ascontiguousarray(drawn[np.arange(rows) % unlike])
@@ -149,7 +154,7 @@ def _gain(kernel: Kernel, rng: np.random.Generator) -> float:
     )
 
 
-def in_rows(kernel: Kernel, x: Array) -> Array:
+def in_rows(kernel: Kernel, x: Array, *, every_column: bool = False) -> Array:
     """Run any number of rows, in calls of the one size that was examined."""
     size = rows_per_call(kernel)
     parts = []
@@ -157,5 +162,5 @@ def in_rows(kernel: Kernel, x: Array) -> Array:
         block = x[at : at + size]
         filled = np.zeros((size, kernel.n), x.dtype)
         filled[: len(block)] = block
-        parts.append(kernel(filled, len(block))[: len(block)])
+        parts.append(kernel(filled, len(block), every_column=every_column)[: len(block)])
     return np.concatenate(parts)

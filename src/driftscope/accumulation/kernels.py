@@ -96,7 +96,7 @@ class Kernel(abc.ABC):
         self.meter = meter
         self.output = dtype
 
-    def __call__(self, x: Array, asked: int | None = None) -> Array:
+    def __call__(self, x: Array, asked: int | None = None, *, every_column: bool = False) -> Array:
         """Run once and count the call.
 
         Parameters
@@ -104,6 +104,8 @@ class Kernel(abc.ABC):
         x : ndarray, shape (rows, n)
         asked : int, optional
             How many of the rows hold something; the others fill the shape. All by default.
+        every_column : bool
+            Return the results of all columns of a product, ``(rows, columns)``.
 
         Raises
         ------
@@ -111,28 +113,29 @@ class Kernel(abc.ABC):
             If the kernel raises, or does not return one float per row.
         """
         self.meter.count(len(x) if asked is None else asked)
+        run = self.run_columns if every_column else self.run
         if self.alike is None or self.rows is None:
-            result = self._checked(self._result(x), len(x))
+            result = self._checked(self._result(run, x), len(x), every_column)
         else:
             filled = np.zeros((self.rows, self.n), x.dtype)
             filled[self.alike[: len(x)]] = x
-            result = self._checked(self._result(filled), self.rows)[self.alike[: len(x)]]
+            result = self._checked(self._result(run, filled), self.rows, every_column)[self.alike[: len(x)]]
         self.output = result.dtype.name
         return result
 
-    def _result(self, x: Array) -> Array:
+    def _result(self, run: Callable[[Array], Array], x: Array) -> Array:
         try:
-            return self.run(x)
+            return run(x)
         except (RevealError, KeyboardInterrupt):
             raise
         except Exception as error:
             words = (str(error).splitlines() or [""])[0]
             raise RevealError(f"{self.name} raised {type(error).__name__}: {words}") from error
 
-    def _checked(self, result: Array, rows: int) -> Array:
-        if result.shape == (rows, 1):
+    def _checked(self, result: Array, rows: int, every_column: bool) -> Array:
+        if result.shape == (rows, 1) and not every_column:
             result = result[:, 0]
-        if result.shape != (rows,):
+        if result.shape[:1] != (rows,) or result.ndim != 1 + every_column:
             raise RevealError(
                 f"{self.name} is no reduction of the last axis: shape ({rows}, {self.n}) gave {result.shape},"
                 f" not ({rows},)"
@@ -145,8 +148,18 @@ class Kernel(abc.ABC):
     def run(self, x: Array) -> Array:
         """Return the result for terms of shape ``(rows, n)``."""
 
+    def run_columns(self, x: Array) -> Array:
+        """Return the results of every column of a product, ``(rows, columns)``."""
+        raise NotImplementedError(f"{type(self).__name__} has no columns")
+
     def use_weights(self, weights: Array | None) -> None:
-        """Multiply the terms with these from now on, ``(n,)``; None for ones."""
+        """Multiply the terms with these from now on; None for ones.
+
+        Parameters
+        ----------
+        weights : ndarray, shape (n,) or (n, k), or None
+            The same for every column of the product; or k of them, which columns take in turn.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no weights")
 
 
@@ -158,6 +171,8 @@ class CallableKernel(Kernel):
     function : callable
     framework : str
         ``"numpy"``, ``"torch"`` or ``"jax"``.
+    device : str, optional
+        Where torch computes.
 
     Attributes
     ----------
@@ -165,12 +180,15 @@ class CallableKernel(Kernel):
         Whether the function is given single rows, shape ``(n,)``.
     """
 
-    def __init__(self, name: str, function: Callable[[Any], Any], framework: str, n: int, dtype: str, meter: Meter):
+    def __init__(
+        self, name: str, function: Callable[[Any], Any], framework: str, n: int, dtype: str, meter: Meter,
+        *, device: str | None = None,
+    ):  # fmt: skip
         super().__init__(name, n, dtype, meter)
         self.function = function
         self.row_by_row = False
-        self.library = library_words(framework)
-        self._into, self._out_of = CONVERSIONS[framework]()
+        self.library = library_words(framework, device)
+        self._into, self._out_of = CONVERSIONS[framework](device)
 
     def run(self, x: Array) -> Array:
         if not self.row_by_row:
@@ -182,22 +200,32 @@ class CallableKernel(Kernel):
         return np.stack([r.reshape(()) for r in results])
 
 
-def library_words(framework: str) -> str:
-    """Return for example ``"numpy 2.4.6"``."""
-    return f"{framework} {importlib.import_module(framework).__version__}"
+def library_words(framework: str, device: str | None = None) -> str:
+    """Return for example ``"numpy 2.4.6"``, or ``"torch 2.13.0 on NVIDIA H100"``."""
+    words = f"{framework} {importlib.import_module(framework).__version__}"
+    return words if device in (None, "cpu") else f"{words} on {_device_words(str(device))}"
 
 
-def _numpy_conversion() -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:
+def _device_words(device: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+
+
+def _numpy_conversion(_device: str | None = None) -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:
     return (lambda x: x), np.asarray
 
 
-def _torch_conversion() -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:
+def _torch_conversion(device: str | None = None) -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:
     from driftscope.programs.arrays import array_of, tensor_of
 
-    def out_of(value: Any) -> Array:
-        return np.asarray(array_of(value.detach()) if hasattr(value, "detach") else value)
+    def into(x: Array) -> Any:
+        return tensor_of(x) if device is None else tensor_of(x).to(device)
 
-    return tensor_of, out_of
+    def out_of(value: Any) -> Array:
+        return np.asarray(array_of(value.detach().cpu()) if hasattr(value, "detach") else value)
+
+    return into, out_of
 
 
 # JAX takes numpy arrays as they are.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from driftscope.accumulation.kernels import CallableKernel, Kernel, Meter
-from driftscope.accumulation.products import PRODUCTS, ProductKernel
+from driftscope.accumulation.products import PRODUCTS, product_kernel
 from driftscope.errors import InputError
 from driftscope.programs.frameworks import framework_of
 from driftscope.programs.references import is_reference, resolve
@@ -61,7 +61,7 @@ def open_kernel(
     name = dtype_word(dtype)
     if isinstance(kernel, str):
         if kernel in PRODUCTS:
-            return ProductKernel(kernel, n, name, product_shape(kernel, n, shape), meter)
+            return product_kernel(kernel, name, product_shape(kernel, n, shape), meter)
         if kernel in SUMS:
             framework, function = SUMS[kernel]
             return checked_rows(CallableKernel(kernel, function, framework, n, name, meter), shape)

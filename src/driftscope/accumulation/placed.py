@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from driftscope.accumulation.kernels import Kernel, Meter, unit_weights
-from driftscope.accumulation.products import first_column
 from driftscope.errors import InputError
 
 Array = npt.NDArray[Any]
@@ -49,7 +48,7 @@ class Layout(Protocol):
         ...
 
     def weights(self, w: Array) -> Array | None:
-        """Return the second operand for weights ``(n,)``; None where there is none."""
+        """Return the second operand for weights ``(n,)`` or ``(n, k)``; None where there is none."""
         ...
 
     def picked(self, out: Array) -> Array:
@@ -147,8 +146,9 @@ class ProductLayout:
         return np.ascontiguousarray(x.reshape(self.left))
 
     def weights(self, w: Array) -> Array:
-        """Return a second operand with the same weights in every column."""
-        one = np.broadcast_to(w if self.transposed else w[:, None], self.right)
+        """Return a second operand whose columns take the weights in turn."""
+        matrix = in_turn(w, self.columns)
+        one = np.broadcast_to(matrix.T if self.transposed else matrix, self.right)
         return np.ascontiguousarray(one)
 
     def picked(self, out: Array) -> Array:
@@ -229,9 +229,8 @@ class WindowLayout:
         return slices
 
     def weights(self, w: Array) -> Array:
-        """Return filters that are all the same."""
-        one = w.reshape(1, *self.filters[1:])
-        return np.ascontiguousarray(np.broadcast_to(one, self.filters))
+        """Return filters that take the weights in turn."""
+        return np.ascontiguousarray(in_turn(w, self.filters[0]).T.reshape(self.filters))
 
     def picked(self, out: Array) -> Array:
         """Return the elements of the windows in the channels of the first group."""
@@ -277,4 +276,15 @@ class PlacedKernel(Kernel):
         self._run = self._make(self.layout.weights(given))
 
     def run(self, x: Array) -> Array:
-        return first_column(self, self.layout.picked(self._run(self.layout.spread(x))))
+        out = self.run_columns(x)
+        same = ((out == out[:, :1]) | ((out != out) & (out != out)[:, :1])).all(axis=0)
+        self.columns = same if self.columns is None else self.columns & same
+        return np.ascontiguousarray(out[:, 0])
+
+    def run_columns(self, x: Array) -> Array:
+        return self.layout.picked(self._run(self.layout.spread(x)))
+
+
+def in_turn(w: Array, columns: int) -> Array:
+    """Return weights ``(n, columns)``: those of ``(n,)`` in every column, those of ``(n, k)`` in turn."""
+    return np.repeat(w[:, None], columns, axis=1) if w.ndim == 1 else w[:, np.arange(columns) % w.shape[1]]

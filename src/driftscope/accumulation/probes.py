@@ -25,7 +25,7 @@ from driftscope.numerics.trees_replay import numpy_dtype
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
-_FEWEST = 8  # carriers that still tell groups apart
+_FEWEST = 4  # carriers that still tell groups apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,9 @@ class Units:
         # Kernels that split float64 numbers in software would overflow near its end.
         mask = 2.0 ** (of_terms.emax if half else min(of_terms.emax - 1, 500))
         # Sixteen steps of the output per unit: rounding a mean then costs less than a unit, also below normal numbers.
-        smallest = max(of_terms.smallest_subnormal, of_output.smallest_subnormal * (1 if gain == 1 else 16 / gain))
+        # float16 has no room for that; there a step is a unit or more.
+        steps = 1 if gain == 1 else (1 if half else 16) / gain
+        smallest = max(of_terms.smallest_subnormal, of_output.smallest_subnormal * steps)
         unit = 2.0 ** math.ceil(math.log2(smallest)) if half else 1.0
         # A term may be added in a wider format than its own; float16 has only room for float32.
         accumulator = 25 if half else 54
@@ -206,7 +208,10 @@ class Prober:
         left = out.astype(np.float64) / (self.units.unit * self.gain)
         counted = np.rint(left)
         # A mean rounds once or twice, a sum of so few units never.
-        slack = 0.0 if self.gain == 1 else 0.07 + 1.6 * counted * FORMATS[self.kernel.output].unit_roundoff
+        form = FORMATS[self.kernel.output]
+        step = form.smallest_subnormal / (self.units.unit * self.gain)
+        rounded = max(0.07, 0.5 * step) + 1.6 * counted * form.unit_roundoff
+        slack = 0.0 if self.gain == 1 else np.minimum(rounded, 0.5)
         if not (np.isfinite(left).all() and (np.abs(left - counted) <= slack).all()):
             raise not_additive(self.kernel.name, "a count of terms came out as a fraction", left)
         if counted.min(initial=0) < 0 or counted.max(initial=0) > total:

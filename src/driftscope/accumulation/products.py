@@ -1,4 +1,4 @@
-"""Matrix products as kernels: every row of A is a row of terms, B's columns are the weights."""
+"""Matrix products by name: every row of A is a row of terms, B's columns are the weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from driftscope.accumulation.kernels import CONVERSIONS, Kernel, Meter, library_words, unit_weights
+from driftscope.accumulation.kernels import CONVERSIONS, Kernel, Meter, library_words
+from driftscope.accumulation.placed import PlacedKernel, ProductLayout
 
 Array = npt.NDArray[Any]
 
@@ -42,45 +43,29 @@ PRODUCTS: dict[str, tuple[str, Callable[[Any, Any], Any], bool]] = {
 }
 
 
-class ProductKernel(Kernel):
-    """A product (M, K) by (K, N) in exactly that shape.
+def product_kernel(
+    name: str, dtype: str, shape: tuple[int, int, int], meter: Meter, *, device: str | None = None
+) -> Kernel:
+    """Make a kernel of a product (M, K) by (K, N) in exactly that shape.
 
     Parameters
     ----------
+    name : str
+        A key of :data:`PRODUCTS`.
+    dtype : str
     shape : tuple of int
         ``(M, K, N)``.
+    meter : Meter
+    device : str, optional
+        Where torch computes.
     """
+    framework, function, transposed = PRODUCTS[name]
+    into, out_of = CONVERSIONS[framework](device)
+    m, k, columns = shape
+    layout = ProductLayout((m, k), (columns, k) if transposed else (k, columns), transposed)
 
-    products = True
+    def make(weights: Array | None) -> Callable[[Array], Array]:
+        b = None if weights is None else into(weights)
+        return lambda x: out_of(function(into(x), b))
 
-    def __init__(self, name: str, n: int, dtype: str, shape: tuple[int, int, int], meter: Meter):
-        super().__init__(name, n, dtype, meter)
-        framework, self._function, self._transposed = PRODUCTS[name]
-        self._into, self._out_of = CONVERSIONS[framework]()
-        self.library = library_words(framework)
-        self.shape = shape
-        self.rows = shape[0]
-        self.use_weights(None)
-
-    def use_weights(self, weights: Array | None) -> None:
-        self._b = self._into(
-            weight_matrix(self.n, self.shape[2] if self.shape else 1, self.dtype, weights, self._transposed)
-        )
-
-    def run(self, x: Array) -> Array:
-        return first_column(self, self._out_of(self._function(self._into(x), self._b)))
-
-
-def weight_matrix(n: int, columns: int, dtype: str, weights: Array | None, transposed: bool) -> Array:
-    """Return a matrix with the same weights in every column, ``(n, columns)`` or its transpose."""
-    column = unit_weights(n, dtype) if weights is None else weights
-    return np.ascontiguousarray(
-        np.repeat(column[None, :], columns, axis=0) if transposed else np.repeat(column[:, None], columns, axis=1)
-    )
-
-
-def first_column(kernel: Kernel, out: Array) -> Array:
-    """Return the first column of a result; note which of the others, with the same weights, have the same bits."""
-    same = ((out == out[:, :1]) | ((out != out) & (out != out)[:, :1])).all(axis=0)
-    kernel.columns = same if kernel.columns is None else kernel.columns & same
-    return np.ascontiguousarray(out[:, 0])
+    return PlacedKernel(name, layout, make, dtype, library_words(framework, device), meter)

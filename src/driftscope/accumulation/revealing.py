@@ -11,6 +11,7 @@ import numpy as np
 from driftscope.accumulation.answer import Accumulation
 from driftscope.accumulation.examination import examine, words_of
 from driftscope.accumulation.kernels import Kernel, Meter
+from driftscope.accumulation.known import known_order
 from driftscope.accumulation.opening import open_kernel
 from driftscope.accumulation.probes import Prober, Question, Units
 from driftscope.accumulation.probing import TreeFinder
@@ -101,6 +102,9 @@ def reveal_kernel(kernel: Kernel, seed: int = 0) -> tuple[SumTree, Arithmetic, V
         See :func:`reveal_sum`.
     """
     rng = np.random.default_rng(seed)
+    found = known_order(kernel, rng)
+    if found is not None:
+        return found
     gain = examine(kernel, rng)
     try:
         return _found(kernel, gain, rng)

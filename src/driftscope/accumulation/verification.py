@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from driftscope.accumulation.examination import in_rows
+from driftscope.accumulation.examination import in_rows, rows_per_call
 from driftscope.accumulation.fma_terms import fma_terms
 from driftscope.accumulation.kernels import Kernel
 from driftscope.accumulation.refusal import RevealError
+from driftscope.accumulation.replaying import replayed
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.trees import SumTree
 from driftscope.numerics.trees_balanced import balanced_rows, scale_for
-from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype, replay
+from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype
 
 Array = npt.NDArray[Any]
 
 _FIRST = 16  # rows that sort out most candidates
-_MEANS = ("divide", "reciprocal", "divide-last", "divide-first")
+MEANS = ("divide", "reciprocal", "divide-last", "divide-first")
 _FUSED = ("exact", "aligned+0", "aligned+1", "aligned+2", "aligned+3")
 
 
@@ -47,34 +48,79 @@ class Verified:
         return f"{self.rows} balanced rows replayed bit for bit; {chance}"
 
 
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A tree whose arithmetic is known but for its products.
+
+    Parameters
+    ----------
+    tree : SumTree
+    accumulator : str
+    means : tuple of str
+        Ways to take a mean that fit what was seen; ``("none",)`` for a sum.
+    """
+
+    tree: SumTree
+    accumulator: str
+    means: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Rows that a kernel added: its results, with the weights of one column."""
+
+    x: Array
+    native: Array
+    weights: Array | None = None
+
+
 #: Share of balanced rows that one exchanged pair of additions changed, and rows to use, by width of the output.
 #: Measured by ``python -m benchmarks.reveal --power``.
-POWER = {"wide": (0.03, 310), "narrow": (0.015, 700)}
+POWER = {"wide": (0.03, 310), "narrow": (0.02, 520)}
 
 
-def verify(kernel: Kernel, tree: SumTree, gain: float, rng: np.random.Generator) -> tuple[Arithmetic, Verified]:
+def verify(
+    kernel: Kernel, tree: SumTree, gain: float, rng: np.random.Generator, *, guess: Guess | None = None,
+    alone: tuple[Array, Array] | None = None,
+) -> tuple[Arithmetic, Verified]:  # fmt: skip
     """Find the arithmetic with which a tree gives a kernel's bits on balanced rows.
+
+    Parameters
+    ----------
+    kernel, tree, gain, rng
+    guess : Guess, optional
+        What is known of the arithmetic already; asked for otherwise.
+    alone : pair of arrays, optional
+        Rows that were added before, and the results: added again among the others, they must give the same.
 
     Raises
     ------
     RevealError
         If there is none: the tree is not the kernel's.
     """
-    accumulators = accumulators_of(kernel, tree, gain)
+    accumulators = accumulators_of(kernel, tree, gain) if guess is None else (guess.accumulator,)
     scale = scale_for(kernel.dtype, accumulators[0])
     share, rows = POWER["wide" if FORMATS[kernel.output].p >= 24 else "narrow"]
-    weights = _weights(kernel, rng) if kernel.products else None
-    x = balanced_rows(tree, rows, kernel.dtype, scale, rng, weights)
-    native = in_rows(kernel, x) if weights is None else _weighted(kernel, x, weights)
+    if kernel.products:
+        columns = _columns(kernel, rows) if scale.repairs == 0 else 1
+        weights = _weights(kernel, columns, rng)
+        each = -(-rows // columns)
+        x = balanced_rows(tree, each, kernel.dtype, scale, rng, weights[:, 0])
+        trials = _multiplied(kernel, x, weights)
+    else:
+        x = balanced_rows(tree, rows, kernel.dtype, scale, rng)
+        trials = [_Trial(x, _added(kernel, x, alone))]
+    means = _means(gain) if guess is None else guess.means
     closest = 0.0
-    for number, arithmetic in enumerate(_candidates(kernel, tree, accumulators, gain)):
+    for number, arithmetic in enumerate(_candidates(kernel, tree, accumulators, means)):
         # The first candidate is nearly always the one; the others are sorted out on a few rows.
         few = _FIRST if number else 0
-        share_equal = _agreement(tree, x[:few], native[:few], arithmetic, kernel, weights) if few else 1.0
+        share_equal = _agreement(tree, trials[:1], arithmetic, kernel.output, few) if few else 1.0
         if share_equal == 1.0:
-            share_equal = _agreement(tree, x, native, arithmetic, kernel, weights)
+            share_equal = _agreement(tree, trials, arithmetic, kernel.output)
             if share_equal == 1.0:
-                return arithmetic, Verified(rows, float((1 - share) ** rows))
+                many = sum(len(trial.x) for trial in trials)
+                return arithmetic, Verified(many, float((1 - share) ** many))
         closest = max(closest, share_equal)
     raise RevealError(
         f"{kernel.name}: a tree was found, but adding in its order gives the kernel's bits on only {closest:.1%} of"
@@ -83,17 +129,24 @@ def verify(kernel: Kernel, tree: SumTree, gain: float, rng: np.random.Generator)
 
 
 def _agreement(
-    tree: SumTree, x: Array, native: Array, arithmetic: Arithmetic, kernel: Kernel, weights: Array | None
+    tree: SumTree, trials: Sequence[_Trial], arithmetic: Arithmetic, output: str, few: int | None = None
 ) -> float:
-    again = replay(tree, x, arithmetic, kernel.output, weights)
-    # Values, not bit patterns: which zero a cancelled sum is says nothing about the order.
-    return float((again == native).mean())
+    shares = []
+    for trial in trials:
+        again = replayed(tree, trial.x[:few], arithmetic, output, trial.weights)
+        # Values, not bit patterns: which zero a cancelled sum is says nothing about the order.
+        shares.append(float((again == trial.native[:few]).mean()))
+    return min(shares)
 
 
-def _candidates(kernel: Kernel, tree: SumTree, accumulators: tuple[str, ...], gain: float) -> Iterator[Arithmetic]:
-    choices = itertools.product(
-        accumulators, _FUSED if tree.has_fused else _FUSED[:1], _MEANS if gain != 1 else ("none",)
-    )
+def _means(gain: float) -> tuple[str, ...]:
+    return MEANS if gain != 1 else ("none",)
+
+
+def _candidates(
+    kernel: Kernel, tree: SumTree, accumulators: tuple[str, ...], means: tuple[str, ...]
+) -> Iterator[Arithmetic]:
+    choices = itertools.product(accumulators, _FUSED if tree.has_fused else _FUSED[:1], means)
     for accumulator, fused, mean in choices:
         if not kernel.products:
             yield Arithmetic(accumulator, "none", mean, fused)
@@ -106,17 +159,55 @@ def _candidates(kernel: Kernel, tree: SumTree, accumulators: tuple[str, ...], ga
             yield Arithmetic(accumulator, "mixed", mean, fused, fma_terms(kernel, tree))
 
 
-def _weighted(kernel: Kernel, x: Array, weights: Array) -> Array:
-    kernel.use_weights(weights)
-    try:
+def _added(kernel: Kernel, x: Array, alone: tuple[Array, Array] | None) -> Array:
+    """Add rows; where any number of them goes into a call, all in one, with the earlier ones among them.
+
+    Raises
+    ------
+    RevealError
+        If the earlier rows give other bits now.
+    """
+    if alone is None or kernel.rows is not None:
         return in_rows(kernel, x)
+    # Kernels take rows in groups; the earlier ones come last, in a place of their own.
+    size = -(-(len(x) + len(alone[0])) // 64) * 64
+    together = np.zeros((size, kernel.n), x.dtype)
+    together[: len(x)], together[-len(alone[0]) :] = x, alone[0]
+    result = kernel(together, len(x) + len(alone[0]))
+    if result[-len(alone[0]) :].tobytes() != alone[1].tobytes():
+        raise RevealError(f"{kernel.name} adds a row alone otherwise than among others, or is not deterministic")
+    return result[: len(x)]
+
+
+def _columns(kernel: Kernel, rows: int) -> int:
+    """Return how many columns of a product get weights of their own: enough that one call has all rows."""
+    alike = kernel.columns if kernel.columns is not None else np.ones(1, np.bool_)
+    many = len(alike) if alike.all() else 1
+    return max(1, min(many, -(-rows // rows_per_call(kernel))))
+
+
+def _multiplied(kernel: Kernel, x: Array, weights: Array) -> list[_Trial]:
+    """Multiply and add rows with the weights of every column."""
+    kernel.use_weights(weights if weights.shape[1] > 1 else weights[:, 0])
+    try:
+        if weights.shape[1] == 1:
+            return [_Trial(x, in_rows(kernel, x), weights[:, 0])]
+        results = in_rows(kernel, x, every_column=True)
     finally:
         kernel.use_weights(None)
+    many = weights.shape[1]
+    # The columns beyond repeat the weights: they must repeat the results.
+    for column in range(many, results.shape[1]):
+        if results[:, column].tobytes() != results[:, column % many].tobytes():
+            raise RevealError(f"{kernel.name} adds its columns in several orders")
+    return [_Trial(x, np.ascontiguousarray(results[:, c]), np.ascontiguousarray(weights[:, c])) for c in range(many)]
 
 
-def _weights(kernel: Kernel, rng: np.random.Generator) -> Array:
-    drawn = rng.uniform(1, 2, kernel.n) * rng.choice([-1.0, 1.0], kernel.n)
-    weights: Array = drawn.astype(numpy_dtype(kernel.dtype))
+def _weights(kernel: Kernel, columns: int, rng: np.random.Generator) -> Array:
+    """Draw weights; those of a column are those of the first, times one number, so that rows stay balanced."""
+    drawn = rng.uniform(1, 2, (kernel.n, 1)) * rng.choice([-1.0, 1.0], (kernel.n, 1))
+    factors = np.append(1.0, rng.uniform(1, 2, columns - 1))
+    weights: Array = (drawn * factors).astype(numpy_dtype(kernel.dtype))
     return weights
 
 

@@ -22,6 +22,7 @@ Array = npt.NDArray[Any]
 
 
 _BLOCK = 1 << 18
+_TIMES = 8  # rows made of one
 _CANDIDATES = 64
 _FULL = 0.92387953251128674  # cos(pi/8)
 
@@ -76,17 +77,23 @@ def balanced_rows(
     -------
     ndarray of ``terms``, shape (rows, n)
     """
-    # In blocks that fit a core's cache, but of enough rows that a step of one addition is worth its call.
-    size = min(rows, max(_BLOCK // tree.n, tree.depth, 1))
     made = np.empty((rows, tree.n), numpy_dtype(terms))
-    for at in range(0, rows, size):
-        block = made[at : at + size]
+    # A row times a number that is no power of two has its partial sums, and other roundings: cheaper than another one.
+    drawn = rows if scale.small is not None else -(-rows // _TIMES)
+    # In blocks that fit a core's cache, but of enough rows that a step of one addition is worth its call.
+    size = min(drawn, max(_BLOCK // tree.n, tree.depth, 1))
+    for at in range(0, drawn, size):
+        block = made[at : min(at + size, drawn)]
         # Values of fewer bits than the terms would be added without rounding.
         values = _split(tree, len(block), scale.small, rng, np.float64 if terms == "float64" else np.float32)
         values *= scale.size
         if weights is not None:
             values /= weights.astype(values.dtype)[:, None]
         block[:] = values.T
+    factors = rng.uniform(1, 2, rows).astype(made.dtype)
+    for at in range(drawn, rows, drawn):
+        block = made[at : at + drawn]
+        np.multiply(made[: len(block)], factors[at : at + len(block), None], out=block)
     if scale.repairs and tree.n > 2:
         _repair(made, scale.repairs, rng, None if weights is None else weights.astype(np.float64))
     return made

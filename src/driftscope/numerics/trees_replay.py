@@ -122,7 +122,7 @@ def _block(tree: SumTree, x: Array, arithmetic: Arithmetic, output: str, weights
     unrounded = products if arithmetic.product in ("fma", "mixed") else None
     for step in tree.steps:
         _add(sums, unrounded, step, arithmetic)
-    return _finish(sums[tree.last_slot], tree.n, arithmetic, numpy_dtype(output))
+    return finished(sums[tree.last_slot], tree.n, arithmetic, numpy_dtype(output))
 
 
 def _add(sums: Array, products: _Products | None, step: Step, arithmetic: Arithmetic) -> None:
@@ -163,7 +163,8 @@ def _add_products(sums: Array, products: _Products, step: Step, fma_terms: Any) 
     _plain(sums, step.into[rest], step.of[rest])
 
 
-def _finish(total: Array, n: int, arithmetic: Arithmetic, output: np.dtype[Any]) -> Array:
+def finished(total: Array, n: int, arithmetic: Arithmetic, output: np.dtype[Any]) -> Array:
+    """Make the result of sums in the accumulator's format: divide where it is a mean, round to the output."""
     scalar = total.dtype.type
     if arithmetic.mean == "divide":
         total = total / scalar(n)
