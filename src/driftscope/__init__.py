@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from driftscope.records.comparison import Tolerance as Tolerance
     from driftscope.records.finding import Finding as Finding
     from driftscope.records.finding import Where as Where
+    from driftscope.records.transform_report import TransformReport as TransformReport
     from driftscope.records.verdict import FailOn as FailOn
     from driftscope.records.verdict import Verdict as Verdict
     from driftscope.shapes.checking import ShapeReport as ShapeReport
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from driftscope.shapes.covered_program import cover_shapes as cover
     from driftscope.testing import max_diff as max_diff
     from driftscope.transforms.batching import vmap as vmap
+    from driftscope.transforms.checking import check_transforms as check_transforms
 
 # public name -> (module, name there); an empty name is the module itself
 _HOME = {
@@ -67,11 +69,13 @@ _HOME = {
     "ShapeReport": ("driftscope.shapes.checking", "ShapeReport"),
     "Side": ("driftscope.records.comparison", "Side"),
     "Tolerance": ("driftscope.records.comparison", "Tolerance"),
+    "TransformReport": ("driftscope.records.transform_report", "TransformReport"),
     "Verdict": ("driftscope.records.verdict", "Verdict"),
     "Where": ("driftscope.records.finding", "Where"),
     "blame": ("driftscope.explain.blaming", "blame"),
     "check_half": ("driftscope.explain.half_range", "check_half"),
     "check_shapes": ("driftscope.shapes.checking", "check_shapes"),
+    "check_transforms": ("driftscope.transforms.checking", "check_transforms"),
     "compare": ("driftscope.inquiry", "compare"),
     "compare_all": ("driftscope.inquiry", "compare_all"),
     "compare_values": ("driftscope.inquiry", "compare_values"),
@@ -108,12 +112,14 @@ __all__ = [
     "ShapeReport",
     "Side",
     "Tolerance",
+    "TransformReport",
     "Verdict",
     "Where",
     "__version__",
     "blame",
     "check_half",
     "check_shapes",
+    "check_transforms",
     "compare",
     "compare_all",
     "compare_values",

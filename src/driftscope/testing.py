@@ -6,6 +6,7 @@
 
     ds.testing.assert_close(actual, expected)            # torch.testing's signature and decisions, all mismatches
     ds.testing.assert_same(model, "model.onnx", inputs)  # the verdict of ds.compare as an assertion
+    ds.testing.assert_transforms(loss, batch)            # vmap, grad, ... are still the plain program
     ds.max_diff(expected, got, hist=True)                # {"abs": ..., "rel": ..., "sum": ..., "n": ..., "dnan": ...}
 """
 
@@ -25,7 +26,7 @@ from driftscope.programs.trees import flatten
 from driftscope.records.listeners import listeners
 from driftscope.records.verdict import FailOn
 
-__all__ = ["assert_close", "assert_same", "max_diff"]
+__all__ = ["assert_close", "assert_same", "assert_transforms", "max_diff"]
 
 Floor = float | Mapping[str, float]
 
@@ -118,6 +119,59 @@ def assert_same(a: Any, b: Any, inputs: Any = None, *, fail_on: str = "precision
         listener(comparison, failed)
     if failed:
         raise AssertionError(render(comparison))
+
+
+def assert_transforms(
+    function: Callable[..., Any],
+    *examples: Any,
+    transforms: Iterable[str] | None = None,
+    expect: Mapping[str, str] | None = None,
+    fail_on: str = "precision",
+    **options: Any,
+) -> None:
+    """Assert that function transforms keep the plain program.
+
+    Parameters
+    ----------
+    function : callable
+    *examples : tree
+        Its arguments with the mapped axis.
+    transforms : iterable of str or None
+        As for ``ds.check_transforms``; None takes its default.
+    expect : mapping of str to str or None
+        Transforms whose outcome is known and accepted, as ``{"vmap": "refused"}``; another outcome of these fails.
+    fail_on : {"different", "precision", "rounding", "never"}
+        ``different``: values that are wrong. ``precision``: also refusals, results that do not repeat, and findings
+        that are no notes. ``rounding``: also rounding.
+    options
+        As for ``ds.check_transforms``: ``in_dims``, ``randomness``.
+
+    Raises
+    ------
+    AssertionError
+        With the outcomes, places and edits.
+    ValueError
+        If ``fail_on`` is none of the four.
+    """
+    __tracebackhide__ = True
+    limit = FailOn(fail_on)
+    from driftscope.report.transforms_text import answer, outcome_fails
+    from driftscope.transforms.checking import check_transforms
+
+    chosen: dict[str, Any] = {} if transforms is None else {"transforms": tuple(transforms)}
+    record = check_transforms(function, *examples, **chosen, **options)
+    known = expect or {}
+    surprises = [
+        f"{name}: {outcome}, expected {known[name]}"
+        for name, outcome in record.outcomes.items()
+        if name in known and outcome != known[name]
+    ]
+    others = [name for name in record.outcomes if name not in known]
+    failing = [name for name in others if outcome_fails(record.outcomes[name], limit)]
+    acting = limit in (FailOn.PRECISION, FailOn.ROUNDING)
+    found = acting and any(not f.note and set(f.transforms or (f.transform,)) & set(others) for f in record.findings)
+    if surprises or failing or found:
+        raise AssertionError("\n".join([*surprises, answer(record)]))
 
 
 def max_diff(expected: Any, got: Any, hist: bool | Iterable[float] | None = None) -> dict[str, Any]:

@@ -29,6 +29,7 @@ VERBS = (
     "pretty",
     "max_diff",
     "vmap",
+    "check_transforms",
     "check_shapes",
     "cover",
 )
@@ -38,6 +39,7 @@ RECORDS = (
     "OutputRecord",
     "Side",
     "Tolerance",
+    "TransformReport",
     "Verdict",
     "FailOn",
     "Where",

@@ -91,7 +91,9 @@ def command(function: str, *, journey: Journey, as_json: bool, output: str | Non
     give(record, as_json=as_json, output=output, quiet=journey.quiet)
     if options["fix"]:
         _write_patch(record, options["patch"], quiet=journey.quiet)
-    raise SystemExit(int(Exit.FINDING if fails(record, FailOn(options["fail_on"])) else Exit.SAME))
+    from driftscope.report.transforms_text import record_fails
+
+    raise SystemExit(int(Exit.FINDING if record_fails(record, FailOn(options["fail_on"])) else Exit.SAME))
 
 
 def _checked(function: str, options: dict[str, Any], journey: Journey) -> TransformReport:
@@ -153,19 +155,6 @@ def _write_patch(record: TransformReport, path: str, *, quiet: bool) -> None:
     if not quiet:
         told = f"Wrote {count} tried edit{'s' * (count != 1)}: git apply {path}" if patch else "No tried edit to write"
         click.echo(told, err=True)
-
-
-def fails(record: TransformReport, limit: FailOn) -> bool:
-    """Whether a check ends with exit code 1."""
-    outcomes = set(record.outcomes.values())
-    bad = {
-        FailOn.DIFFERENT: {"wrong"},
-        FailOn.PRECISION: {"wrong", "refused", "not-reproducible"},
-        FailOn.ROUNDING: {"wrong", "refused", "not-reproducible", "rounding"},
-        FailOn.NEVER: set(),
-    }[limit]
-    found = limit in (FailOn.PRECISION, FailOn.ROUNDING) and any(not f.note for f in record.findings)
-    return bool(outcomes & bad) or found
 
 
 def command_line(function: str, options: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from driftscope.records.finding import Finding
 from driftscope.records.transform_report import OUTCOMES, TransformFinding, TransformReport
+from driftscope.records.verdict import FailOn
 from driftscope.report import wording
 from driftscope.report.lines import MAX_LINES, MIN_WIDTH, Lines
 from driftscope.report.sheet_text import STYLES
@@ -63,19 +64,44 @@ def actions(record: TransformReport) -> list[TransformFinding]:
     return [f for f in record.findings if not f.note]
 
 
+def outcome_fails(outcome: str, limit: FailOn) -> bool:
+    """Whether an outcome is bad enough to end with exit code 1."""
+    bad = {
+        FailOn.DIFFERENT: {"wrong"},
+        FailOn.PRECISION: {"wrong", "refused", "not-reproducible"},
+        FailOn.ROUNDING: {"wrong", "refused", "not-reproducible", "rounding"},
+        FailOn.NEVER: set(),
+    }
+    return outcome in bad[limit]
+
+
+def record_fails(record: TransformReport, limit: FailOn) -> bool:
+    """Whether a check ends with exit code 1: an outcome that is bad enough, or a finding to act on."""
+    found = limit in (FailOn.PRECISION, FailOn.ROUNDING) and bool(actions(record))
+    return found or any(outcome_fails(outcome, limit) for outcome in record.outcomes.values())
+
+
 def verdict_of(record: TransformReport) -> tuple[str, str, str]:
     """Return tone, headline and the sentence behind it."""
     worst = record.worst
     names = [name for name, outcome in record.outcomes.items() if outcome == worst]
-    others = len(record.outcomes) - len(names)
-    if worst in ("wrong", "refused", "not-reproducible", "plain-refuses"):
-        reason = f"{_listed(names)}: {OUTCOMES[worst]}" + (f"; {others} other outcomes are milder" if others else "")
-        return TONE[worst], worst, reason
+    agree = sum(TONE[outcome] == "good" for outcome in record.outcomes.values())
     waiting = actions(record)
-    agree = f"{wording.counted(len(record.outcomes), 'transform')} give the plain program's values"
+    if TONE[worst] != "good":
+        cause = next((f for f in waiting if f.transform in names), None)
+        at = f" at {_place(cause)}" if cause is not None and cause.where.line else ""
+        rest = f"; {wording.counted(agree, 'transform')} as the plain program" if agree else ""
+        return TONE[worst], worst, f"{_listed(names)}{at} ({OUTCOMES[worst]}){rest}"
+    said = f"{wording.counted(agree, 'transform')} {'gives' if agree == 1 else 'give'} the plain program's values"
     if waiting:
-        return "fair", "same values", f"{agree}, yet {waiting[0].what}"
-    return "good", "same" if worst == "same" else f"same ({worst})", agree
+        return "fair", "same values", f"{said}, yet {waiting[0].what}"
+    return "good", "same" if worst == "same" else f"same ({worst})", said
+
+
+def _place(finding: TransformFinding) -> str:
+    where = finding.where
+    expression = f" `{wording.elide(wording.one_line(where.expression), 40)}`" if where.expression else ""
+    return f"line {where.line}{expression}"
 
 
 def _listed(names: Sequence[str]) -> str:
