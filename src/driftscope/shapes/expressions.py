@@ -247,6 +247,13 @@ def _text(term: Term) -> tuple[str, int]:
         return f"{term.operator}({', '.join(text(t) for t in term.terms)})", 9
     if term.operator == "+":
         return _sum_text(term), rule.binding
+    first = term.terms[0]
+    if term.operator == "*" and isinstance(first, Number) and first.value < 0:
+        # A negative factor becomes the sign of the rest; _sum_text turns it into a subtraction.
+        return f"-{_text(operation('*', -first.value, *term.terms[1:]))[0]}", rule.binding
+    if term.operator == "*" and first == Number(1) and len(term.terms) > 1:
+        rest = operation("*", *term.terms[1:])
+        return _wrapped(rest, rule.binding), rule.binding
     parts = []
     for place, part in enumerate(term.terms):
         written, binding = _text(part)
@@ -256,6 +263,13 @@ def _text(term: Term) -> tuple[str, int]:
         parts.append(written if binding >= tight and not (place and written[0] == "-") else f"({written})")
     gap = "" if term.operator in ("*", "**", "//", "/") else " "
     return f"{gap}{rule.symbol}{gap}".join(parts), rule.binding
+
+
+def _wrapped(term: Term, binding: int) -> str:
+    """The text of a factor: in parentheses if it binds less than a product, or is a quotient."""
+    written, tight = _text(term)
+    quotient = isinstance(term, Operation) and term.operator in ("//", "/", "%")
+    return f"({written})" if tight < binding or quotient else written
 
 
 def _sum_text(term: Operation) -> str:
