@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from driftscope.studies.asked import gemm as gemm
     from driftscope.studies.asked import reduction as reduction
     from driftscope.studies.own import load as load
     from driftscope.studies.own import study as study
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 _HOME = {
     "Plan": "driftscope.studies.plan",
     "Study": "driftscope.studies.result",
+    "gemm": "driftscope.studies.asked",
     "load": "driftscope.studies.own",
     "open_study": "driftscope.studies.stored",
     "reduction": "driftscope.studies.asked",
     "study": "driftscope.studies.own",
 }
 
-__all__ = ["Plan", "Study", "load", "open_study", "reduction", "study"]
+__all__ = ["Plan", "Study", "gemm", "load", "open_study", "reduction", "study"]
 
 if not TYPE_CHECKING:
 

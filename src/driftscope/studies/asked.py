@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from driftscope.studies.gemm_study import DATA, gemm_plan
+from driftscope.studies.gemm_study import FLOATS as GEMM_FLOATS
+from driftscope.studies.gemm_variants import VARIANTS
 from driftscope.studies.reduction_study import FLOATS, FUNCTIONS, SIZES, STUDIED_LAWS, reduction_plan
 from driftscope.studies.result import Study, perform
 from driftscope.studies.running import running_of
@@ -60,3 +63,61 @@ def reduction(
         functions, laws, sizes, dtypes, permutations=permutations, seed=seed, threads=threads, batches=batches
     )
     return perform(plan, running_of(**running))
+
+
+def gemm(
+    size: int | str = 1280,
+    dtypes: Sequence[str] | str = GEMM_FLOATS,
+    devices: Sequence[str] | str | None = None,
+    data: Sequence[str] | str = DATA,
+    *,
+    variants: Sequence[str] | str = VARIANTS,
+    levels: Sequence[str] | str = ("disable", "all"),
+    threads: int = 1,
+    reveal: bool = True,
+    seed: int = 0,
+    **running: Any,
+) -> Study:
+    """Compute ``A @ X + B`` in every way and set the results side by side.
+
+    Parameters
+    ----------
+    size : int or str
+        Of all three dimensions, or ``"MxKxN"`` as ``"1280x256x256"``.
+    dtypes : names
+        ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"float64"``. The reference is always the product in float64.
+    devices : names or None
+        ``"cpu"``, ``"cuda"``; by default those this machine has. A device it lacks gives rows that say so.
+    data : names
+        ``"normal"``: unit normal. ``"bias"``: A and X at most 1 and a bias that climbs to 16 from column to column.
+    variants : names
+        ``"F.linear"``, ``"Gemm"``, ``"Gemm + Add"``, ``"MatMul + Add"``, ``"FusedMatMul + Add"``,
+        ``"Cast(Gemm) + Add"``, ``"Cast(Gemm)"``, ``"a @ x + b"``, ``"torch.compile"``, ``"numpy"``, ``"exact"``
+        (float64, rounded once).
+    levels : names
+        Optimisation levels of onnxruntime: ``"disable"``, ``"basic"``, ``"extended"``, ``"layout"``, ``"all"``. A
+        level at which it runs the same graph as at an earlier one is left out.
+    threads : int
+        Threads inside an operator.
+    reveal : bool
+        Also reveal the order in which each kernel adds, with the first data set.
+    seed : int
+    running
+        As for :func:`reduction`.
+
+    Returns
+    -------
+    Study
+        ``.matrix()`` is the largest absolute difference of every pair; ``.matrix("floors")`` the same in floors,
+        ``.matrix("verdict")`` in words.
+
+    Raises
+    ------
+    InputError
+        For a name or number that is not known.
+    """
+    plan = gemm_plan(
+        size, dtypes, devices, data, variants=variants, levels=levels, threads=threads, reveal=reveal, seed=seed
+    )
+    given = running_of(**{"operator_threads": threads, **running})
+    return perform(plan, given)

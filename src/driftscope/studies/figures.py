@@ -104,3 +104,33 @@ def bars(
         bbox_to_anchor=(0, -0.16 if not slanted else -0.32),
     )
     return figure
+
+
+def heat_map(
+    panel: Any, rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]],
+    marks: Sequence[Sequence[str]], *, top: float, label: str,
+) -> None:  # fmt: skip
+    """Draw a grid of squares, light for small and dark for large values, with a mark in each.
+
+    Parameters
+    ----------
+    panel : matplotlib Axes
+    values : rows of float
+        What colours a square; from 0 to at least ``top``. One scale of lightness, so that it prints in grey.
+    marks : rows of str
+        What is written in it.
+    top : float
+        Value of the darkest colour unless there is a larger one.
+    label : str
+        Of the colour bar, with its unit.
+    """
+    highest = max(top, *(v for row in values for v in row if v == v))
+    image = panel.imshow(values, cmap="YlGnBu", vmin=0.0, vmax=highest, aspect="auto")
+    panel.set_xticks(range(len(columns)), columns, rotation=40, ha="right", fontsize=7.5)
+    panel.set_yticks(range(len(rows)), rows, fontsize=7.5)
+    panel.tick_params(length=0)
+    for i, row in enumerate(marks):
+        for j, text in enumerate(row):
+            dark = values[i][j] > 0.55 * highest
+            panel.text(j, i, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
+    panel.figure.colorbar(image, ax=panel, label=label, shrink=0.9, pad=0.01)
