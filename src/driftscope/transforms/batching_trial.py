@@ -28,7 +28,7 @@ from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching_call import BatchedCall, Request, run_loop
 from driftscope.transforms.batching_results import Piece
 from driftscope.transforms.process_state import process_kept, reseed
-from driftscope.transforms.reach import unwrapped
+from driftscope.transforms.reach import reach, unwrapped
 from driftscope.transforms.world import Escaped, World, same_bits
 
 #: Results that agree within this are the same up to rounding (relative, and absolute at the result's scale).
@@ -148,7 +148,8 @@ class Trial:
 
     pieces: list[Piece]
     changed: list[str] = field(default_factory=list)
-    escaped: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
     printed: str = ""
     drew_torch: bool = False
     drew_others: bool = False
@@ -224,7 +225,7 @@ class _CallNames(TorchFunctionMode):
 
 def _watched(call: BatchedCall, world: World) -> Trial:
     """Run the loop on copies and see what it leaves behind; the world is put back."""
-    before = world.fingerprint()
+    before, names = world.fingerprint(), _bindings(call)
     reseed()
     versions = [tensor._version for tensor in call.tensors]
     draws = (torch.get_rng_state(), np.random.get_state(), random.getstate())
@@ -232,9 +233,12 @@ def _watched(call: BatchedCall, world: World) -> Trial:
     try:
         with contextlib.redirect_stdout(printed):
             pieces = run_loop(call, writing=True)
-        after = world.fingerprint()
+        after, later = world.fingerprint(), _bindings(call)
     finally:
         world.rewind()
+    changed = [path for path in {**before, **after} if not _same_state(before.get(path), after.get(path))]
+    written = [path for path in changed if isinstance(before.get(path), torch.Tensor)]
+    written = [path for path in written if names.get(path) is later.get(path)]
     wrote = [
         i for i, (tensor, version) in enumerate(zip(call.tensors, versions, strict=True)) if tensor._version != version
     ]
@@ -244,14 +248,24 @@ def _watched(call: BatchedCall, world: World) -> Trial:
     mapped += [False] * (len(call.tensors) - len(mapped))
     return Trial(
         pieces,
-        changed=[path for path in {**before, **after} if not _same_state(before.get(path), after.get(path))],
-        escaped=[path for path, value in after.items() if isinstance(value, torch.Tensor) and path not in before],
+        changed=changed,
+        written=written,
+        kept=[path for path in changed if path not in written and _keeps_tensors(after.get(path))],
         printed=printed.getvalue(),
         drew_torch=not torch.equal(draws[0], torch.get_rng_state()),
         drew_others=str(draws[1:]) != str((np.random.get_state(), random.getstate())),
         wrote_mapped=any(mapped[i] for i in wrote),
         wrote_shared=[f"argument {i}" for i in wrote if not mapped[i]],
     )
+
+
+def _bindings(call: BatchedCall) -> dict[str, Any]:
+    """Return what the names that the function reaches are bound to: a tensor that is written to stays the same one."""
+    return {binding.path: binding.get() for binding in reach(call.request.function).bindings}
+
+
+def _keeps_tensors(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, Escaped)) or (isinstance(value, str) and value.startswith("cache of"))
 
 
 def _same_state(left: Any, right: Any) -> bool:
@@ -320,8 +334,11 @@ def _state_finding(name: str, trial: Trial) -> tuple[str, str, str]:
     if any("running_" in path or "num_batches_tracked" in path for path in trial.changed):
         what = f"{name} updates the running statistics of a normalisation layer ({shown})"
         return ("T024", what, "call .eval(), or use track_running_stats=False or GroupNorm")
-    if trial.escaped:
-        return ("T001", f"{name} keeps a tensor outside of itself ({shown})", "return the tensor as well")
+    if trial.written:
+        what = f"{name} writes into {trial.written[0]}, which all examples share"
+        return ("T007", what, "return the new value instead of writing it")
+    if trial.kept:
+        return ("T001", f"{name} keeps a tensor outside of itself ({trial.kept[0]})", "return the tensor as well")
     what = f"{name} changes what lives outside of it ({shown}), once per example in a loop and once per run in a batch"
     return ("T002", what, "pass it as an argument and return the new value")
 

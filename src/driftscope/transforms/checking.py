@@ -132,7 +132,7 @@ class _Report:
             )
         )
         main = _main_suspect(question, examination, outcome)
-        if main is not None:
+        if main is not None and (main.cause, outcome) != ("T099", "plain-refuses"):
             self.suspects.append(dataclasses.replace(main, outcome=outcome))
         extra = [*traces_left.suspects_left(question, examination), *_drifts_of_speed(question, examination, outcome)]
         self.suspects += [s for s in extra if main is None or not _told(s, main)]

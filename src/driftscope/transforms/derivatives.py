@@ -154,7 +154,8 @@ def watched(first: Any) -> tuple[Any, list[torch.Tensor], bool]:
     def watch(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.requires_grad:
             return leaf
-        return leaf.detach().clone().requires_grad_()
+        # Not a clone: a function may look at strides, and a clone of a slice has others.
+        return leaf.detach().requires_grad_()
 
     tree = internals.tree_map(watch, first)
     return tree, float_leaves(tree), nested

@@ -11,7 +11,7 @@ from driftscope.transforms.places import Place, place_of
 from driftscope.transforms.reach import names_in
 from driftscope.transforms.subject import Suspect
 from driftscope.transforms.trace import Event
-from driftscope.transforms.traces_left import call_place, drifts, write_place
+from driftscope.transforms.traces_left import Drift, call_place, drifts, write_place
 
 RANDOM = frozenset(
     ("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "normal", "bernoulli", "multinomial",
@@ -44,6 +44,10 @@ def suspect_of(question: Question, examination: Examination) -> Suspect:
     moved = (examination.loop.moved | question.plain.moved | question.lifted.moved) - {"torch"}
     if moved:
         return _suspect("T004", question, _drawing_place(examination), name=f"{', '.join(sorted(moved))} random")
+    generator = next((d for d in drifts(examination.start_state, examination.loop.state) if _is_generator(d)), None)
+    if generator is not None:
+        place = _drawing_place(examination)
+        return _suspect("T004", question, place or write_place(examination, generator.root), name=generator.root)
     divergence = None
     if question.lifted.events and question.levels[0].kind == "map" and len(question.levels) == 1:
         divergence = first_divergence(examination.loop.parts, question.lifted.events)
@@ -54,6 +58,11 @@ def suspect_of(question: Question, examination: Examination) -> Suspect:
         if found is not None:
             return found
     return _by_state(question, examination)
+
+
+def _is_generator(drift: Drift) -> bool:
+    """Whether what drifted is a generator of numpy or Python; torch's own are known to the transforms."""
+    return drift.plain.startswith("generator at")
 
 
 def _suspect(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,36 +130,39 @@ class Examination:
         """What the transforms share."""
         return Setting(self.subject.in_dims, self.subject.randomness, self.subject.size)
 
+    def fresh(self) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...]]:
+        """Return a copy of the examples and its slices: views of it, as a loop over the batch would see them."""
+        examples = cloned(self.subject.examples)
+        return examples, tuple(slices_of(examples, self.subject.in_dims, self.subject.size))
+
     def begin(self) -> None:
         """Run the loop twice: does it run, can it be traced, does it repeat itself?"""
         self.start_state = self.subject.world.fingerprint()
-        calls = list(self.subject.slices)
-        self.loop = self.run(self.subject.function, calls, traced=True)
+        function = self.subject.function
+        self.loop = self.run(function, self.fresh()[1], traced=True)
         if self.loop.error is not None:
-            untraced = self.run(self.subject.function, calls, traced=False)
+            untraced = self.run(function, self.fresh()[1], traced=False)
             if untraced.error is None:
                 # Higher-order operators such as torch.cond refuse to run under a TorchFunctionMode.
                 self.traceable, self.loop = False, untraced
         if self.loop.error is None:
-            again = self.run(self.subject.function, calls, traced=False)
+            again = self.run(function, self.fresh()[1], traced=False)
             self.reproducible = again.error is None and differ(self.loop.value, again.value).kind == "same"
 
     def run(
         self,
         function: Any,
-        arguments: list[tuple[Any, ...]],
+        arguments: Sequence[tuple[Any, ...]],
         *,
         traced: bool,
         build: Any = None,
         listen: Any = None,
     ) -> Run:
-        """Run ``build(function)`` on each of the arguments in turn."""
+        """Run ``build(function)`` on each of the arguments in turn; it may write to them."""
         trace = Trace() if traced and self.traceable else None
-        made = cloned(arguments)
         built = build(Bounded(function, trace)) if build is not None else Bounded(function, trace)
-        flat = tuple(argument for call in made for argument in call)
-        calls = [functools.partial(built, *call) for call in made]
-        del made
+        flat = tuple(argument for call in arguments for argument in call)
+        calls = [functools.partial(built, *call) for call in arguments]
         run = run_once(self.subject.world, calls, trace, arguments=flat, seconds=self.seconds, listen=listen)
         if trace is not None:
             calls.clear()
@@ -168,7 +172,7 @@ class Examination:
 
     def plain_run(self, levels: tuple[Level, ...]) -> Run:
         """Return the run of the plain reference of a composition."""
-        arguments = arguments_for(levels, self.subject.examples, self.subject.slices, self.setting)
+        arguments = arguments_for(levels, *self.fresh(), self.setting)
         key = (plain_key(levels), len(arguments))
         if key not in self._plain:
             self._plain[key] = self.run(
@@ -178,7 +182,7 @@ class Examination:
 
     def lifted_run(self, levels: tuple[Level, ...], *, traced: bool = True, listen: Any = None) -> Run:
         """Run the transform; ``listen`` receives its warnings."""
-        arguments = arguments_for(levels, self.subject.examples, self.subject.slices, self.setting)
+        arguments = arguments_for(levels, *self.fresh(), self.setting)
         eager = all(level.kind not in ("compile", "export") for level in levels)
         function = self.subject.function
         if not eager:

@@ -86,7 +86,11 @@ def is_users(file: str) -> bool:
 
 def place_of(code: CodeType, lasti: int) -> Place:
     """Return the span of the instruction at byte offset ``lasti`` of ``code``."""
-    spans = _spans(code)
+    try:
+        spans = _spans(code)
+    except TypeError:
+        # Code that a compiler made may hold constants that cannot be hashed, and then no cache can hold it.
+        spans = tuple(code.co_positions())
     index = max(lasti, 0) // 2
     line, end_line, column, end_column = spans[index] if index < len(spans) else (None, None, None, None)
     return Place(

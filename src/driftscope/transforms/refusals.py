@@ -7,6 +7,7 @@ that was being made decides first, its place in the syntax tree second, the word
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -34,13 +35,15 @@ _CHOOSING = frozenset(("if", "while", "assert", "conditional", "for", "and", "co
 
 # Words that settle the cause whatever was being called. In order.
 _WORDS: tuple[tuple[str, str], ...] = (
-    (r"randomness error mode|randomness=|random operation", "T005"),
+    (r"randomness error mode|called random operation", "T005"),
     (r"running_mean or running_var|Batch norm got a batched", "T024"),
     (r"must only return Tensors|to return Tensors, got|must only return", "T017"),
+    (r"tp_iternext", "T002"),
+    (r"builtin operator `print`", "T003"),
     (r"mutate a captured Tensor|would mutate", "T007"),
     (r"boolean mask|dynamic shape|differently shaped|stack expects each tensor", "T011"),
     (r"fallback path doesn't work on out=|out=\.\.\. arguments", "T008"),
-    (r"setup_context|generate_vmap_rule|vmap staticmethod|override the .* staticmethod|jvp\(\) function", "T013"),
+    (r"setup_context|generate_vmap_rule|vmap staticmethod|override the .* staticmethod|custom autograd\.Function", "T013"),
     (r"no autograd formula|Trying to backward through|custom operator", "T014"),
 )
 _LATER_WORDS: tuple[tuple[str, str], ...] = (
@@ -70,12 +73,29 @@ def suspect_of(question: Question, examination: Examination) -> Suspect:
             place = event.place if place is None or place.column < 0 else place
     if place is None and re.search(r"only return|return Tensors", message):
         place = _return_place(examination)
-    cause = _cause(message, event, place)
+    compiled = any(level.kind in ("compile", "export") for level in question.levels)
+    cause = _cause(message, event, place, compiled=compiled)
+    if cause in ("T099", "T022") and compiled and place is None:
+        event = next((e for e in examination.loop.events if e.name == "Tensor.data.__get__"), None)
+        cause, place = ("T012", event.place) if event is not None else (cause, None)
+        if event is None and (kept := _kept(examination)) is not None:
+            return dataclasses.replace(kept, transform=question.name, error=error)
     place = _refined(place)
     named = Suspect(cause, question.name, "refused", place, event.name if event else "", event=event, error=error)
     if cause in ("T006", "T007", "T008"):
         return _written(named, question, examination)
     return named
+
+
+def _kept(examination: Examination) -> Suspect | None:
+    """Suspect state that the function keeps a tensor in: a tracer finds its own tensors there and gives up."""
+    from driftscope.transforms.traces_left import drifts, write_place
+
+    state = drifts(examination.start_state, examination.loop.state)
+    held = next((d for d in state if "tensor" in d.plain + d.lifted or " of " in d.lifted), None)
+    if held is None or held.path.startswith("argument"):
+        return None
+    return Suspect("T001", "", "refused", write_place(examination, held.root), subject_name=held.root)
 
 
 def _inside(outer: Place, inner: Place) -> bool:
@@ -86,17 +106,18 @@ def _raising_event(events: Sequence[Event]) -> Event | None:
     return next((event for event in reversed(events[-3:]) if event.raised), None)
 
 
-def _cause(message: str, event: Event | None, place: Place | None) -> str:
-    operation = event.operation if event is not None else ""
+def _cause(message: str, event: Event | None, place: Place | None, *, compiled: bool) -> str:
     if event is not None and _is_custom(event.name):
         return "T014"
+    by_call = _by_call(event, event.operation, place) if event is not None else ""
+    # A compiler's words quote its own hints and the calls around; the call at the place says more.
+    if compiled and by_call and not re.search(_WORDS[0][0], message):
+        return by_call
     for words, code in _WORDS:
         if re.search(words, message):
             return code
-    if event is not None:
-        found = _by_call(event, operation, place)
-        if found:
-            return found
+    if by_call:
+        return by_call
     context = syntax.context_of(place) if place is not None else ""
     if context in _CHOOSING and re.search(r"data.dependent|Could not guard", message, re.IGNORECASE):
         return "T009"
@@ -116,6 +137,8 @@ def _by_call(event: Event, operation: str, place: Place | None) -> str:
         return "T009"
     if operation in ("__int__", "__index__"):
         return "T011" if context == "slice" else "T009" if context in ("range", "for") else "T010"
+    if operation == "__getitem__" and context == "slice":
+        return "T011"
     if operation in ("__float__", "__complex__"):
         return "T010"
     if operation in _TO_PYTHON:

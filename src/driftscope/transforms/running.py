@@ -103,7 +103,7 @@ def run_once(
         before = _generator_states()
         values, cuts = [], [0]
         try:
-            with contextlib.redirect_stdout(out), time_limit(seconds):
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), time_limit(seconds):
                 for call in calls:
                     values.append(call())
                     cuts.append(len(trace.events) if trace else 0)

@@ -99,13 +99,17 @@ def _decides(child: ast.AST | None, parent: ast.AST) -> str:
         return "and"
     if isinstance(parent, ast.Slice):
         return "slice"
-    if isinstance(parent, ast.Subscript) and isinstance(parent.slice, ast.Slice) and child is None:
+    if isinstance(parent, ast.Subscript) and child is None and any(isinstance(n, ast.Slice) for n in _parts(parent)):
         return "slice"
     if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and child is not parent.func:
         return parent.func.id if parent.func.id in _DECIDING_BUILTINS else ""
     if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Attribute) and parent.func.attr == "sort":
         return "sorted"
     return ""
+
+
+def _parts(node: ast.Subscript) -> list[ast.expr]:
+    return node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
 
 
 def handler_around(place: Place) -> ast.Try | None:

@@ -76,7 +76,7 @@ def wide(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def slopes_of(examination: Examination) -> Slopes | None:
     """Run the function at four nearby points and difference every call; None where the runs do not match or fail."""
-    arguments = wide(examination.subject.slices[0])
+    arguments = wide(cloned(examination.subject.slices[0]))
     if not derivatives.float_leaves(arguments[:1]):
         return None
     runs = {}
@@ -112,11 +112,17 @@ def _quotients(ends: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     found = []
     for plus, minus, nearer, other in zip(*ends, strict=False):
         values = (plus, minus, nearer, other)
-        if any(not isinstance(v, torch.Tensor) or not v.is_floating_point() for v in values) or len({v.shape for v in values}) > 1:
+        if (
+            any(not isinstance(v, torch.Tensor) or not v.is_floating_point() for v in values)
+            or len({v.shape for v in values}) > 1
+        ):
             found.append(None)
         else:
             found.append(
-                _believed((plus - minus).double() / (2 * STEPS[0]), (nearer - other).double() / (2 * STEPS[1]))
+                _believed(
+                    (plus - minus).detach().double() / (2 * STEPS[0]),
+                    (nearer - other).detach().double() / (2 * STEPS[1]),
+                )
             )
     return tuple(found)
 
@@ -151,7 +157,8 @@ def _dual(first: Any) -> Iterator[Any]:
 def _tangent(tensor: torch.Tensor) -> tuple[Any, bool]:
     with torch._C.DisableTorchFunction():
         tangent = forward_ad.unpack_dual(tensor).tangent
-        return (torch.zeros_like(tensor) if tangent is None else tangent.detach().clone()), tangent is not None
+        plain = torch.zeros_like(tensor.detach()) if tangent is None else tangent.detach().clone()
+        return plain, tangent is not None
 
 
 def _tracked(tensor: torch.Tensor) -> tuple[Any, bool]:
@@ -163,9 +170,9 @@ def forward_events(examination: Examination) -> list[Event] | None:
     arguments = cloned(wide(examination.subject.slices[0]))
     trace = Trace(_tangent)
 
-    def call() -> Any:
+    def call() -> None:
         with _dual(arguments[0]) as first:
-            return Bounded(examination.subject.function, trace)(first, *arguments[1:]) and None
+            Bounded(examination.subject.function, trace)(first, *arguments[1:])
 
     run = run_once(examination.subject.world, [call], trace, seconds=examination.seconds)
     return None if run.error is not None else [e for e in run.events if not e.question]

@@ -7,6 +7,7 @@ with the loop over plain gradients.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,17 +33,20 @@ class Setting:
     randomness : str
     size : int
         Number of examples.
+    composed : bool
+        Whether several transforms are composed.
     """
 
     in_dims: tuple[Any, ...]
     randomness: str
     size: int
+    composed: bool = False
 
     @property
     def around(self) -> Setting:
         """The setting of a ``vmap`` around another one: it maps a new leading axis of size 2."""
         outer = internals.tree_map(lambda d: 0, self.in_dims, is_leaf=lambda d: isinstance(d, int))
-        return Setting(outer, self.randomness, 2)
+        return Setting(outer, self.randomness, 2, self.composed)
 
 
 @dataclass(frozen=True)
@@ -133,8 +137,10 @@ def stacked(results: list[Any]) -> Any:
 
 
 def _lift_compile(function: Function, level: Level, setting: Setting) -> Function:
-    options = {"backend": level.options.get("backend", "aot_eager"), "fullgraph": level.options.get("fullgraph", False)}
-    compiled: Function = torch.compile(function, **options)
+    # On its own with AOTAutograd, which changes semantics and costs little; inside a composition Dynamo alone, because
+    # AOTAutograd refuses tensors of the other transforms' levels.
+    backend = level.options.get("backend", "eager" if setting.composed else "aot_eager")
+    compiled: Function = torch.compile(function, backend=backend, fullgraph=level.options.get("fullgraph", False))
     return compiled
 
 
@@ -201,6 +207,7 @@ DEFAULT_TRANSFORMS = ("vmap", "grad", "vjp", "jvp", "jacrev", "jacfwd", "hessian
 
 def lift(function: Function, levels: tuple[Level, ...], setting: Setting) -> Function:
     """Apply the transforms, innermost first."""
+    setting = dataclasses.replace(setting, composed=len(levels) > 1)
     for level in reversed(levels):
         function = KINDS[level.name].lift(function, level, setting)
         setting = setting.around if level.kind == "map" else setting

@@ -146,7 +146,7 @@ def _reading(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy()) if value.dtype.kind in "fiub" else repr(value)
     if isinstance(value, torch.Generator):
-        return f"generator at {hash(value.get_state().numpy().tobytes())}"
+        return f"torch generator at {hash(value.get_state().numpy().tobytes())}"
     if isinstance(value, np.random.Generator):
         return f"generator at {value.bit_generator.state}"
     if isinstance(value, np.random.RandomState | random.Random):
@@ -277,7 +277,8 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
         a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
     if a.dtype == torch.bool or not a.numel() or not a.is_floating_point():
         return torch.equal(a, b)
-    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return torch.equal(a.view(whole), b.view(whole))
 
 
 def _keep_array(thing: np.ndarray) -> Callable[[], None]:
