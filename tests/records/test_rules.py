@@ -57,14 +57,14 @@ def test_a_page_says_everything_it_should(code: str) -> None:
 @pytest.mark.parametrize("code", RULES)
 def test_a_code_is_in_the_list_in_one_line(code: str) -> None:
     r = RULES[code]
-    assert re.fullmatch(r"[NWOR]\d{3}", code)
+    assert re.fullmatch(r"[NWOSTR]\d{3}", code)
     assert r.meaning.endswith(".")
     assert len(r.title) <= 28
     assert not r.title.endswith(".")
 
 
 def test_codes_are_in_order_within_their_family() -> None:
-    for letter in "NWOR":
+    for letter in "NWOSTR":
         family = [code for code in RULES if code.startswith(letter)]
         assert family == sorted(family)
 
