@@ -34,6 +34,13 @@ class DampLong(nn.Module):
         return x / 2 if x.shape[1] > 5 else x
 
 
+class Doubled(nn.Module):
+    """The rows twice, one apart, on top of a longer table."""
+
+    def forward(self, rows, longer):
+        return torch.cat([rows, longer[:1], rows]) + longer
+
+
 class Folded(nn.Module):
     """Rows of six as rows of threes: the length must be a multiple of 3."""
 

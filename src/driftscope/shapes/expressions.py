@@ -163,6 +163,23 @@ def walk(term: Term) -> Iterator[Term]:
             yield from walk(part)
 
 
+def ordered(term: Term, rank: Mapping[str, int]) -> Term:
+    """Write sums and products in the order of the axes: torch's own order is that of its symbols' numbers.
+
+    Parameters
+    ----------
+    term : Term
+    rank : mapping of str to int
+        Place of each axis.
+    """
+    if not isinstance(term, Operation):
+        return term
+    terms = [ordered(part, rank) for part in term.terms]
+    if term.operator in ("+", "*", "max", "min"):
+        terms.sort(key=lambda part: min((rank.get(name, 0) for name in sizes_in(part)), default=-1))
+    return operation(term.operator, *terms)
+
+
 def substitute(term: Term, values: Mapping[str, Term]) -> Term:
     """Put other terms in the place of sizes."""
     if isinstance(term, Size):
@@ -193,9 +210,16 @@ def holds(term: Term, sizes: Mapping[str, Any], count: int) -> np.ndarray:
     Returns
     -------
     ndarray of bool, shape (count,)
+        False where a size that is divided by is zero: torch's own guard raises there.
     """
     with np.errstate(all="ignore"):
-        return np.broadcast_to(np.asarray(evaluate(term, sizes), bool), (count,))
+        result = np.broadcast_to(np.asarray(evaluate(term, sizes), bool), (count,))
+        for part in walk(term):
+            if isinstance(part, Operation) and part.operator in ("//", "/", "%"):
+                divisor = part.terms[1]
+                if not isinstance(divisor, Number):
+                    result = result & (np.asarray(evaluate(divisor, sizes)) != 0)
+    return result
 
 
 def to_z3(term: Term, variables: Mapping[str, Any]) -> Any:

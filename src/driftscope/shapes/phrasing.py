@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from driftscope.shapes.expressions import Number, Operation, Term, holds, text
+from driftscope.shapes.expressions import Number, Operation, Size, Term, holds, operation, text
 from driftscope.shapes.linear import Linear, linear_of
 from driftscope.shapes.relations import Clause
 
@@ -101,12 +101,23 @@ def _divisible(condition: Term) -> str:
         return ""
     for left, right in (condition.terms, condition.terms[::-1]):
         if isinstance(left, Operation) and left.operator == "%" and right == Number(0):
-            return f"{_words(left.terms[0])} is a multiple of {_words(left.terms[1])}"
+            whole, part = _without_common_factors(*left.terms)
+            return f"{_words(whole)} is a multiple of {_words(part)}"
         if isinstance(left, Operation) and left.operator == "*" and len(left.terms) == 2:
             for a, quotient in (left.terms, left.terms[::-1]):
                 if quotient == Operation("//", (right, a)):
                     return f"{_words(right)} is a multiple of {_words(a)}"
     return ""
+
+
+def _without_common_factors(whole: Term, part: Term) -> tuple[Term, Term]:
+    """``a*b`` is a multiple of ``3*a`` where ``b`` is one of 3; where a is zero torch's own guard raises."""
+    factors = [list(t.terms) if isinstance(t, Operation) and t.operator == "*" else [t] for t in (whole, part)]
+    for factor in list(factors[1]):
+        if isinstance(factor, Size) and factor in factors[0]:
+            factors[0].remove(factor)
+            factors[1].remove(factor)
+    return operation("*", *(factors[0] or [Number(1)])), operation("*", *(factors[1] or [Number(1)]))
 
 
 def _words(term: Term) -> str:

@@ -25,6 +25,7 @@ from driftscope.shapes.expressions import (
     Term,
     conjuncts,
     operation,
+    ordered,
     sizes_in,
     substitute,
     text,
@@ -60,9 +61,17 @@ def relations_of(exported: ExportedProgram, arguments: Arguments, log: TraceLog 
     """
     reader = _Reader(exported, arguments, log or TraceLog())
     found = reader.placeholders() + reader.ranges() + reader.guards() + reader.asserts() + reader.decisions()
-    recorded = tuple(_without_repeats(found))
+    rank = {axis.name: place for place, axis in enumerate(arguments.axes)}
+    recorded = tuple(_without_repeats([_in_order(one, rank) for one in found]))
     clauses, classes = minimised(recorded, arguments.axes)
     return Relations(arguments.axes, recorded, clauses, classes)
+
+
+def _in_order(one: Clause, rank: dict[str, int]) -> Clause:
+    if not one.names:
+        return one
+    condition = ordered(one.condition, rank)
+    return dataclasses.replace(one, condition=condition, text=text(condition))
 
 
 def _without_repeats(clauses: list[Clause]) -> list[Clause]:

@@ -1,0 +1,185 @@
+"""Every relation a trace assumed is read, minimised and said plainly, with the model's own line."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch.export import Dim
+
+from driftscope.shapes.attempts import Attempt, Mode
+from driftscope.shapes.axes import arguments_of
+from driftscope.shapes.capture import Capture, capture
+from shapes.small_models import (
+    CenterAlways,
+    CenterUnlessAlone,
+    DampLong,
+    Doubled,
+    FirstOf,
+    Folded,
+    Gated,
+    Halved,
+    Looped,
+    PadToFive,
+    PoolAndAdd,
+    pool_inputs,
+    seeded,
+)
+
+
+def exported(model, inputs, mode=Mode.AUTO, hint=Dim.AUTO) -> Capture:
+    arguments = arguments_of(model, inputs)
+    made = capture(model, arguments, Attempt(mode, (hint,) * len(arguments.axes)))
+    assert isinstance(made, Capture), made
+    return made
+
+
+def texts(made: Capture) -> list[str]:
+    return [clause.text for clause in made.relations]
+
+
+def line_of(model, words: str) -> int:
+    source, first = inspect.getsourcelines(type(model).forward)
+    return first + next(number for number, line in enumerate(source) if words in line)
+
+
+def test_sums_and_halves_are_solved_for_the_size_that_follows():
+    made = exported(PoolAndAdd(), pool_inputs())
+    assert "left.shape[1] == right.shape[1] == long.shape[1]" in texts(made)
+    expected = "long.shape[0] in {2*left.shape[0] + 2*right.shape[0] - 1, 2*left.shape[0] + 2*right.shape[0]}"
+    assert expected in texts(made)
+
+
+def test_each_relation_knows_the_models_line():
+    model = PoolAndAdd()
+    for clause in exported(model, pool_inputs()).relations:
+        if clause.enforced:
+            assert clause.user_line is not None, clause.text
+            assert clause.user_line.line == line_of(model, "torch.cat")
+            assert clause.user_line.file == inspect.getsourcefile(PoolAndAdd)
+            assert clause.user_line.user
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "expected"),
+    [
+        (Folded(), (seeded(2, 12),), "x.shape[1] is a multiple of 3"),
+        (DampLong(), (seeded(2, 4),), "x.shape[1] <= 5"),
+        (DampLong(), (seeded(2, 9),), "x.shape[1] >= 6"),
+        (Halved(), (seeded(7, 2),), "x.shape[0] in {6, 7}"),
+        (Looped(), (seeded(3, 2),), "x.shape[0] == 3"),
+        (Gated(), (seeded(2, 6), seeded(2, 6)), "gate.shape[1] == 6"),
+        (FirstOf(), (seeded(2, 6), 4), "x.shape[1] >= count"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_relations_in_words(model, inputs, expected):
+    found = texts(exported(model, inputs))
+    assert any(expected in words for words in found), found
+
+
+def grid_points(made: Capture, sizes) -> np.ndarray:
+    return np.array(list(itertools.product(sizes, repeat=len(made.relations.axes))), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs"),
+    [
+        (Folded(), (seeded(2, 12),)),
+        (DampLong(), (seeded(2, 4),)),
+        (PadToFive(), (seeded(2, 12),)),
+        (Halved(), (seeded(7, 2),)),
+        (Looped(), (seeded(3, 2),)),
+        (Gated(), (seeded(2, 6), seeded(2, 6))),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.parametrize("mode", [Mode.AUTO, Mode.OBLIVIOUS])
+def test_what_is_admitted_is_what_the_program_lets_pass(model, inputs, mode):
+    made = exported(model, inputs, mode)
+    points = grid_points(made, range(13) if len(made.relations.axes) == 2 else (0, 1, 2, 3, 6))
+    admitted = made.relations.admits(points)
+    module = made.module
+    for point, said in zip(points.tolist(), admitted, strict=True):
+        shapes, rest = [], list(point)
+        for value in inputs:
+            shapes.append(rest[: value.ndim])
+            rest = rest[value.ndim :]
+        try:
+            module(*(torch.zeros(shape) for shape in shapes))
+            passed = True
+        except AssertionError as error:
+            assert "Guard failed" in str(error)  # noqa: PT017
+            passed = False
+        except ZeroDivisionError:
+            passed = False  # the check itself divides by a size
+        except (RuntimeError, IndexError):
+            passed = True  # a kernel refused, no check did
+        assert said == passed, (point, said)
+
+
+def test_minimised_clauses_say_what_all_recorded_ones_say():
+    made = exported(PadToFive(), (seeded(2, 12),))
+    relations = made.relations
+    assert len(relations.clauses) < len(relations.recorded)
+    # Sizes from 2 on: below, torch's own unchecked bound makes the difference.
+    points = grid_points(made, range(2, 60))
+    recorded = relations.admits(points)
+    shown = np.ones(len(points), bool)
+    for clause in relations.clauses:
+        if clause.enforced:
+            shown &= np.array([clause not in relations.violated(point) for point in points])
+    assert np.array_equal(recorded, shown)
+
+
+def test_a_branch_on_one_is_named_as_decided_and_unchecked():
+    model = CenterUnlessAlone()
+    decided = [c for c in exported(model, (seeded(4, 2),)).relations.unchecked if c.kind == "decided"]
+    assert [c.text for c in decided] == ["batch.shape[0] != 1 was decided while tracing, not checked"]
+    assert decided[0].user_line.line == line_of(model, "== 1")
+
+
+def test_the_same_model_without_the_branch_decides_nothing():
+    relations = exported(CenterAlways(), (seeded(4, 2),)).relations
+    assert not [c for c in relations if c.kind == "decided"]
+    assert "batch.shape[0] traced as >= 2, not checked" in texts(exported(CenterAlways(), (seeded(4, 2),)))
+
+
+def test_a_decision_that_is_checked_is_not_called_unchecked():
+    relations = exported(DampLong(), (seeded(2, 4),)).relations
+    assert not [c for c in relations if c.kind == "decided"]
+    bound = next(c for c in relations if "<= 5" in c.text)
+    assert bound.enforced
+    assert bound.user_line.line == line_of(DampLong(), "> 5")
+
+
+def test_oblivious_tracing_checks_the_branch():
+    relations = exported(CenterUnlessAlone(), (seeded(4, 2),), Mode.OBLIVIOUS).relations
+    assert any(c.enforced and c.text == "batch.shape[0] != 1" for c in relations), str(relations)
+
+
+def test_unbacked_sizes_keep_relations_that_nothing_checks():
+    made = exported(PoolAndAdd(), pool_inputs(), Mode.UNBACKED, Dim.DYNAMIC)
+    tied = [c for c in made.relations if "long.shape[0] in" in c.text]
+    assert len(tied) == 1
+    assert not tied[0].enforced
+    assert tied[0].user_line is not None
+
+
+def test_derived_dims_are_read_back():
+    model, arguments = Doubled(), arguments_of(Doubled(), (seeded(4, 2), seeded(9, 2)))
+    rows, columns = Dim("rows", min=3), Dim("columns")
+    made = capture(model, arguments, Attempt(Mode.DERIVED, (rows, columns, 2 * rows + 1, columns)))
+    assert isinstance(made, Capture), made
+    assert "longer.shape[0] == 2*rows.shape[0] + 1" in texts(made)
+    points = np.array([[5, 2, 11, 2], [5, 2, 10, 2], [2, 2, 5, 2]])
+    assert made.relations.admits(points).tolist() == [True, False, False]
+
+
+def test_violated_names_the_clause():
+    relations = exported(Folded(), (seeded(2, 12),)).relations
+    assert ["multiple of 3" in c.text for c in relations.violated((2, 13)) if c.enforced] == [True]
+    assert not [c for c in relations.violated((2, 15)) if c.enforced]
