@@ -15,8 +15,10 @@ from driftscope.cli.help_pages import ExamplesFirst, suggestion
 COMMANDS = {
     "compare": ("driftscope.cli.compare_command", "Say whether two programs are the same program."),
     "reveal": ("driftscope.cli.reveal_command", "Say in which order a kernel adds."),
+    "shapes": ("driftscope.cli.shapes_command", "Say which shapes an export keeps, and why it loses others."),
     "study": ("driftscope.cli.study_command", "Run many variants of one computation."),
     "runs": ("driftscope.cli.runs_command", "List, show, compare and query stored runs."),
+    "transforms": ("driftscope.cli.transforms_command", "Say what vmap, grad and friends do to a function."),
     "report": ("driftscope.cli.report_command", "Show a stored record again, or turn it into a page."),
     "rule": ("driftscope.cli.rule_command", "Explain a finding code."),
     "env": ("driftscope.cli.env_command", "Print the environment numbers are made in."),

@@ -101,6 +101,25 @@ class ShapePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class ShapeBroadcast:
+    """One way of broadcasting in which the original runs.
+
+    Parameters
+    ----------
+    axes : tuple of str
+        Sizes that go together with others.
+    ones : tuple of bool
+        Which of them are 1; none in the example's own configuration.
+    outcomes : mapping of str to str
+        By mode of export or target: ``"right"``, ``"lost"``, ``"wrong"``, ...
+    """
+
+    axes: tuple[str, ...]
+    ones: tuple[bool, ...]
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ShapeRecord(Shown):
     """At which shapes a program exported with dynamic shapes is right, lost or wrong, and why.
 
@@ -127,6 +146,8 @@ class ShapeRecord(Shown):
         Names in ``ShapePoint.outcomes``.
     findings : tuple of Finding
         Wrong, then lost, then latent, then notes.
+    broadcasts : tuple of ShapeBroadcast
+        Ways of broadcasting and which export keeps which; empty where no sizes go together.
     """
 
     headline: str
@@ -141,6 +162,7 @@ class ShapeRecord(Shown):
     points: tuple[ShapePoint, ...] = ()
     targets: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
+    broadcasts: tuple[ShapeBroadcast, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)

@@ -17,6 +17,7 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "driftscope/session/1": ("driftscope.records.session", "Session", "driftscope.report.session_sheet"),
     "driftscope/transforms/1": (
         "driftscope.records.transform_report", "TransformReport", "driftscope.report.transforms_sheet"),
+    "driftscope/shapes/1": ("driftscope.records.shape_report", "ShapeRecord", "driftscope.report.shapes_sheet"),
     "driftscope/matrix/1": ("driftscope.records.matrix", "DriftMatrix", "driftscope.report.matrix_sheet"),
     "driftscope/study/1": ("driftscope.records.study_record", "StudyRecord", "driftscope.report.study_sheet"),
 }  # fmt: skip

@@ -16,6 +16,7 @@ from driftscope.programs.feeds import Inputs
 from driftscope.records.finding import Finding
 from driftscope.records.shape_report import ShapeRecord
 from driftscope.shapes.axes import Arguments, arguments_of, sets_of
+from driftscope.shapes.broadcasting import Configuration, configurations, tied_axes
 from driftscope.shapes.building import InputBuilder
 from driftscope.shapes.candidates import Candidate, CandidateSearch, Coverage
 from driftscope.shapes.capture import Capture
@@ -77,6 +78,7 @@ class Check:
     targets: tuple[str, ...] = ()
     onnx_path: Path | None = None
     times: dict[str, float] = field(default_factory=dict)
+    broadcasts: list[Configuration] = field(default_factory=list)
     _conditions: dict[str, list[Term] | None] = field(default_factory=dict)
 
     @property
@@ -376,6 +378,17 @@ def measured(check: Check, capture: Capture) -> Coverage:
     return Coverage(seen.count(EXPORTED, RIGHT), seen.count(EXPORTED, LOST), seen.count(EXPORTED, WRONG))
 
 
+def _broadcasts(check: Check, *_: Any) -> bool:
+    """Find the ways of broadcasting; their points are probed with the others."""
+    if check.original is None or check.wanted is None:
+        return False
+    relations = [c.capture.relations for c in check.candidates if c.capture is not None]
+    with silence():
+        check.broadcasts = configurations(check.original, tied_axes(relations, check.wanted.places))
+    check.running = list(dict.fromkeys([*check.running, *(one.point for one in check.broadcasts)]))
+    return True
+
+
 def _probe(check: Check, *_: Any) -> bool:
     """Ask the chosen program everywhere."""
     if check.capture is None or check.original is None:
@@ -393,6 +406,7 @@ def _targets(check: Check, *_: Any) -> bool:
 _STEPS: tuple[tuple[str, Callable[..., bool]], ...] = (
     ("bind", _bind),
     ("export", _export),
+    ("broadcasts", _broadcasts),
     ("probe", _probe),
     ("targets", _targets),
 )

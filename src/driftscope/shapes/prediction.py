@@ -78,7 +78,7 @@ class Predictor:
             return LOST
         walked = on_shapes(self.capture.unguarded, args, kwargs)
         if isinstance(walked, Refused):
-            if walked.kind not in _VALUES_NEEDED and self._walks_are_true:
+            if walked.kind not in _VALUES_NEEDED and self._walks_are_true and not _empty(args, kwargs):
                 return LOST
         elif isinstance(walked, Ran) and isinstance(reference, Ran) and _outline(walked) != _outline(reference):
             return WRONG if self._walks_are_true else self._learned(point)
@@ -88,7 +88,9 @@ class Predictor:
         """What the original does, by shapes where these tell it."""
         if self._shapes_tell:
             walked = on_shapes(self.original.model, args, kwargs)
-            if not (isinstance(walked, Refused) and walked.kind in _VALUES_NEEDED):
+            # Shape rules refuse some empty inputs that kernels take, and running on nothing costs nothing.
+            doubtful = isinstance(walked, Refused) and (walked.kind in _VALUES_NEEDED or _empty(args, kwargs))
+            if not doubtful:
                 return walked
         return self.original.ask(self.original.model, args, kwargs)
 
@@ -104,7 +106,10 @@ class Predictor:
     def _shapes_tell(self) -> bool:
         """Whether walking the original on shapes agreed with running it wherever both were done."""
         for point in self._sample:
-            walked = on_shapes(self.original.model, *self.original.inputs(point))
+            args, kwargs = self.original.inputs(point)
+            walked = on_shapes(self.original.model, args, kwargs)
+            if isinstance(walked, Refused) and _empty(args, kwargs):
+                continue
             if isinstance(walked, Ran) != self.domain.valid[point]:
                 return False
         return True
@@ -158,6 +163,11 @@ def on_shapes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 def _outline(answer: Ran) -> list[Any]:
     leaves = pytree.tree_leaves(answer.value)
     return [(tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def _empty(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    leaves = pytree.tree_leaves((args, kwargs))
+    return any(isinstance(leaf, torch.Tensor) and not leaf.numel() for leaf in leaves)
 
 
 def _fresh(tree: Any) -> Any:

@@ -8,11 +8,13 @@ import torch
 
 from driftscope.records.environment import capture as environment_now
 from driftscope.records.shape_report import ShapeCandidate, ShapePoint, ShapeRecord, ShapeRelation
+from driftscope.shapes.broadcasting import broadcast_finding, broadcast_record
 from driftscope.shapes.candidates import Candidate
-from driftscope.shapes.checking import EXPORTED, Check
+from driftscope.shapes.checking import Check
 from driftscope.shapes.domain import LOST, RIGHT, WRONG
 from driftscope.shapes.explaining import explained
 from driftscope.shapes.relations import Clause
+from driftscope.shapes.targets import EXPORTED
 
 
 def record_of(check: Check) -> ShapeRecord:
@@ -20,6 +22,8 @@ def record_of(check: Check) -> ShapeRecord:
     capture = check.capture
     axes = check.arguments.axes if check.arguments is not None else ()
     targets = tuple(check.domain.seen)
+    mode = capture.mode.value if capture is not None else ""
+    found, broadcasts = explained(check), broadcast_record(check)
     return ShapeRecord(
         headline=headline(check),
         program=name_of(check.model),
@@ -27,7 +31,7 @@ def record_of(check: Check) -> ShapeRecord:
         example=tuple(axis.size for axis in axes),
         free=check.wanted.free if check.wanted is not None else (),
         relations=tuple(map(relation_record, capture.relations)) if capture is not None else (),
-        mode=capture.mode.value if capture is not None else "",
+        mode=mode,
         spec_code=capture.spec_code if capture is not None else "",
         candidates=tuple(_candidate(c, c is check.chosen) for c in check.candidates),
         points=tuple(
@@ -39,7 +43,8 @@ def record_of(check: Check) -> ShapeRecord:
             for point in check.domain.points
         ),
         targets=targets,
-        findings=tuple(explained(check)),
+        findings=tuple(sorted([*found, *broadcast_finding(broadcasts, mode)], key=lambda f: f.note)),
+        broadcasts=broadcasts,
         environment=environment_now(),
         times=check.times,
     )

@@ -13,7 +13,7 @@ from driftscope.programs.feeds import Inputs
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.axes import arguments_of
 from driftscope.shapes.capture import Capture, capture
-from driftscope.shapes.domain import RIGHT, Domain, probe
+from driftscope.shapes.domain import RIGHT, WRONG, Domain, probe
 from driftscope.shapes.losses import Group
 from driftscope.shapes.original import Original, Point
 from driftscope.shapes.rewriting import Rewrite, rewrites
@@ -101,14 +101,18 @@ class Remedies:
         arguments = arguments_of(check.model, Inputs(args=args, kwargs=kwargs))
         sizes = tuple(None if said is None else Dim.AUTO for said in check.capture.attempt.sizes)
         made = capture(check.model, arguments, Attempt(Mode.AUTO, sizes))
-        if not isinstance(made, Capture) or not self._all_right(made, points):
+        if not isinstance(made, Capture):
+            return None
+        right, wrong = outcomes_of(made, check.original, points)
+        if wrong or not right:
             return None
         sizes = ", ".join(
             f"{axis.name}={size}"
             for axis, size in zip(check.original.builder.axes, points[0], strict=True)
             if size != axis.size
         )
-        return Remedy(f"trace with {sizes} as well: that program is right at these; ds.cover keeps both", True)
+        share = "these" if right == len(points) else f"{right} of {len(points)} of these"
+        return Remedy(f"trace with {sizes} as well: that program is right at {share}; ds.cover keeps both", True)
 
     def _all_right(self, made: Capture, points: Sequence[Point]) -> bool:
         original = self.check.original
@@ -117,8 +121,13 @@ class Remedies:
 
 def all_right(made: Capture, original: Original, points: Sequence[Point]) -> bool:
     """Whether a program with its checks is right at every point."""
+    return outcomes_of(made, original, points)[0] == len(points)
+
+
+def outcomes_of(made: Capture, original: Original, points: Sequence[Point]) -> tuple[int, int]:
+    """At how many points a program with its checks is right, and at how many it is wrong."""
     seen = probe(original, [TorchRunner("tried", made.module, original)], points, Domain())
-    return seen.count("tried", RIGHT) == len(points)
+    return seen.count("tried", RIGHT), seen.count("tried", WRONG)
 
 
 _TORCH_COND = (
