@@ -12,6 +12,7 @@ import functools
 import io
 import random
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching_call import BatchedCall, Request, run_loop
 from driftscope.transforms.batching_results import Piece
 from driftscope.transforms.process_state import process_kept, reseed
-from driftscope.transforms.reach import reach, unwrapped
+from driftscope.transforms.reach import names_in, reach, unwrapped
 from driftscope.transforms.world import Escaped, World, same_bits
 
 #: Results that agree within this are the same up to rounding (relative, and absolute at the result's scale).
@@ -155,6 +156,7 @@ class Trial:
     drew_others: bool = False
     wrote_mapped: bool = False
     wrote_shared: list[str] = field(default_factory=list)
+    calls: set[str] = field(default_factory=set)
 
 
 def try_out(call: BatchedCall, theirs: Callable[..., Any]) -> Plan:
@@ -167,6 +169,7 @@ def try_out(call: BatchedCall, theirs: Callable[..., Any]) -> Plan:
     """
     rows = sorted({0, call.size // 2, call.size - 1}) if call.size else []
     with internals.outside_transforms(), process_kept():
+        warnings.simplefilter("ignore")  # the run itself will say it
         world = World(call.request.function, call.arguments())
         try:
             first = _watched(call.plain(rows), world)
@@ -180,12 +183,9 @@ def try_out(call: BatchedCall, theirs: Callable[..., Any]) -> Plan:
 
 
 def _plan(call: BatchedCall, theirs: Callable[..., Any], world: World, loop: Trial) -> Plan:
-    calls = _CallNames()
     slower = Plan.WRITING_LOOP if loop.wrote_mapped else Plan.PATHS
-    reseed()
     try:
-        with contextlib.redirect_stdout(io.StringIO()), calls:
-            got = theirs(*call.arguments(), **call.keywords)
+        got, names = _asked(call, theirs)
     except Exception as error:
         if loop.drew_torch and call.request.randomness == "error":
             raise ImpureFunction(_random_finding(call.request.function, error)) from error
@@ -194,11 +194,25 @@ def _plan(call: BatchedCall, theirs: Callable[..., Any], world: World, loop: Tri
         world.rewind()
     if loop.drew_torch:
         return Plan.TORCH
-    if calls.names & WRONG_RULES:
+    if names & WRONG_RULES:
         return Plan.LOOP
     if _agrees(got, loop.pieces, call):
         return Plan.TORCH
     return slower
+
+
+def _asked(call: BatchedCall, theirs: Callable[..., Any]) -> tuple[Any, set[str]]:
+    """Run torch.vmap, and say which functions of torch were called, where that can be watched."""
+    calls = _CallNames()
+    with contextlib.redirect_stdout(io.StringIO()):
+        reseed()
+        try:
+            with calls:
+                return theirs(*call.arguments(), **call.keywords), calls.names
+        except Exception:
+            # Higher-order operators are traced by Dynamo, which refuses to work while calls are watched.
+            reseed()
+            return theirs(*call.arguments(), **call.keywords), set()
 
 
 def _runs(call: BatchedCall, theirs: Callable[..., Any], world: World) -> bool:
@@ -250,6 +264,7 @@ def _watched(call: BatchedCall, world: World) -> Trial:
         pieces,
         changed=changed,
         written=written,
+        calls={name for function in world.functions for name in names_in(function.__code__)},
         kept=[path for path in changed if path not in written and _keeps_tensors(after.get(path))],
         printed=printed.getvalue(),
         drew_torch=not torch.equal(draws[0], torch.get_rng_state()),
@@ -334,6 +349,9 @@ def _state_finding(name: str, trial: Trial) -> tuple[str, str, str]:
     if any("running_" in path or "num_batches_tracked" in path for path in trial.changed):
         what = f"{name} updates the running statistics of a normalisation layer ({shown})"
         return ("T024", what, "call .eval(), or use track_running_stats=False or GroupNorm")
+    if trial.written and "batch_norm" in trial.calls:
+        what = f"{name} updates the running statistics of a normalisation layer ({shown})"
+        return ("T024", what, "call it with training=False, or without running statistics")
     if trial.written:
         what = f"{name} writes into {trial.written[0]}, which all examples share"
         return ("T007", what, "return the new value instead of writing it")
