@@ -200,7 +200,7 @@ def _kernel(search: _Search, base: _Compiled) -> str:
         return isinstance(found, _Compiled) and found.distance.fine
 
     operator = guilty_lowering(right)
-    holding = [k for k in base.kernels if operator and operator in k.operators]
+    holding = [k for k in base.kernels if operator and k.holds(operator)]
     if holding:
         return f"{holding[0]}, at {operator}"
     return f"the one with {operator}" if operator else ""

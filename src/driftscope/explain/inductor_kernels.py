@@ -20,10 +20,14 @@ _NAME = re.compile(r"^(?P<name>(?:cpp|triton)_\w*fused\w*) = async_compile", re.
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A fused kernel: its name and the ATen operators it was made of."""
+    """A fused kernel: its name, which lists the operators it was made of, and those operators where comments say them."""
 
     name: str
-    operators: tuple[str, ...]
+    operators: tuple[str, ...] = ()
+
+    def holds(self, operator: str) -> bool:
+        """Whether an ATen operator is part of it."""
+        return operator in self.operators or f"_{operator}_" in self.name
 
     def __str__(self) -> str:
         return f"{self.name} ({', '.join(self.operators)})" if self.operators else self.name

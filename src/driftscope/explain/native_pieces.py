@@ -25,6 +25,8 @@ from driftscope.records.finding import Where
 
 # Error relative to the values below which a step that should be exact is exact: denormals flushed to zero.
 _NOTHING = 1e-30
+# Difference of two logarithms of ratios that one noise sample does not tell apart.
+_ALIKE = 0.25
 # Unit roundoffs up to which an error relative to the output is ordinary, whatever the floor of the one operator.
 _ROUNDINGS = 2.0
 
@@ -133,7 +135,7 @@ class _Forced:
         self.found.append(PieceDrift(where, floors, error, arithmetic, unit, dict(step.attributes)))
 
     def _arithmetic(self, step: Step, k: int, drift: torch.Tensor, value: torch.Tensor) -> str:
-        """Name the cheaper arithmetic whose floor at this step lies nearest to the drift."""
+        """Name the cheaper arithmetic whose floor at this step lies nearest to the drift; of two alike, the milder."""
         fitting = []
         for arithmetic in ARITHMETICS:
             noisy = self._injector(arithmetic)(step)
@@ -142,7 +144,8 @@ class _Forced:
             ratio = _floors(drift, finite(noisy[k] - value), value)  # type: ignore[operator]
             if 0 < ratio <= THRESHOLDS.large:
                 fitting.append((abs(math.log(ratio)), arithmetic.name))
-        return min(fitting)[1] if fitting else ""
+        nearest = min(fitting, default=(0.0, ""))[0]
+        return next((name for distance, name in fitting if distance <= nearest + _ALIKE), "")
 
     def _injector(self, arithmetic: Arithmetic) -> NoiseInjector:
         kernels = error_model.TORCH if self.tape else error_model.ONNXRUNTIME

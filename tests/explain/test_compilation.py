@@ -1,0 +1,90 @@
+"""Which stage, setting or kernel of torch.compile moved a result."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import driftscope as ds
+from driftscope.explain.compilation import anew
+from driftscope.explain.inductor_kernels import Kernel, compile_listening, kernels_of
+
+
+def function(x):
+    return torch.softmax(x * 3, -1) + torch.tanh(x)
+
+
+def shifted(graph, _example):
+    """A backend that is wrong: it adds a hundredth."""
+
+    def run(*inputs):
+        return tuple(output + 0.01 for output in graph(*inputs))
+
+    return run
+
+
+def honest(graph, _example):
+    return graph.forward
+
+
+X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_wrong_backend_is_blamed_and_the_stage_before_it_mends_the_result():
+    found = ds.blame(ds.torch(function, compile={"backend": shifted}), [X])
+    assert found.guilty == ("shifted",)
+    assert found.floors > 100
+    assert found.floors_without <= 2.5
+    assert "aot_eager" in found.paste
+    assert found.verified
+
+
+@pytest.mark.parametrize("backend", [honest, "aot_eager", "eager"])
+def test_an_honest_backend_is_not_blamed(backend):
+    found = ds.blame(ds.torch(function, compile={"backend": backend}), [X])
+    assert not found.wrong
+    assert found.guilty == ()
+    assert found.paste == ""
+
+
+def test_compare_names_the_backend_unasked():
+    c = ds.compare(function, ds.torch(function, compile={"backend": shifted}), [X])
+    assert c.first.code == "O013"
+    assert "shifted" in c.first.what
+
+
+def test_a_frame_of_its_own_is_compiled_anew_and_gives_the_same():
+    one, two = anew(function), anew(function)
+    assert one.__code__ is not two.__code__
+    assert torch.equal(one(X), function(X))
+
+
+GENERATED = """
+# Topologically Sorted Source Nodes: [mul, softmax], Original ATen: [aten.mul, aten._softmax]
+# Source node to ATen node mapping:
+cpp_fused__softmax_mul_0 = async_compile.cpp_pybinding(['const float*'], r'''
+''')
+# Topologically Sorted Source Nodes: [tanh], Original ATen: [aten.tanh]
+cpp_fused_tanh_1 = async_compile.cpp_pybinding(['const float*'], r'''
+''')
+"""
+
+
+def test_kernels_are_read_from_generated_code_with_their_operators():
+    assert kernels_of(GENERATED) == [
+        Kernel("cpp_fused__softmax_mul_0", ("mul", "_softmax")),
+        Kernel("cpp_fused_tanh_1", ("tanh",)),
+    ]
+
+
+@pytest.mark.slow
+def test_inductor_is_taken_apart_and_its_kernels_are_listed():
+    compiled = torch.compile(anew(function))
+    result, kernels = compile_listening(lambda: compiled(X))
+    assert torch.allclose(result, function(X), atol=1e-6)
+    assert any(kernel.holds("tanh") for kernel in kernels)
+    assert not any(kernel.holds("gelu") for kernel in kernels)
+    found = ds.blame(ds.torch(function, compile=True), [X])
+    assert not found.wrong
+    assert {"eager", "aot_eager", "aot_eager_decomp_partition"} <= {s.name for s in found.suspects}
+    assert "emulate_precision_casts=True" in {s.name for s in found.suspects}

@@ -1,0 +1,96 @@
+"""The kernel outside its floor is named; honest kernels are within theirs, fused or not, in float32 and float16."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from optimised_graphs import batch, four_bit_model, root_mean_square, two_faults, written_gelu
+from torch import nn
+
+import driftscope as ds
+from driftscope.errors import CannotLift
+from driftscope.explain.kernels import native_pieces_of
+from driftscope.explain.native_pieces import outside_their_floor
+from planted.architectures import ARCHITECTURES
+
+
+def outside(program, inputs):
+    bound = program.bind(ds.inputs(inputs))
+    drifts, disturbed = native_pieces_of(bound)
+    assert disturbed is None
+    assert drifts
+    return outside_their_floor(drifts)
+
+
+@pytest.mark.parametrize("graph", [four_bit_model, two_faults])
+def test_the_kernel_with_rounded_activations_is_named(graph):
+    found = outside(ds.onnx(graph()), batch())
+    assert [d.where.operator for d in found] == ["MatMulNBits"]
+    assert found[0].floors > 100
+
+
+@pytest.mark.parametrize("graph", [four_bit_model, written_gelu])
+def test_the_same_product_unfused_is_within_its_floor(graph):
+    assert outside(ds.onnx(graph(), level="disable"), batch()) == []
+
+
+def test_float16_on_the_cpu_is_within_its_floor():
+    assert outside(ds.onnx(root_mean_square(1.0)), batch(4, torch.float16)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("name", ["encoder", "mlp", "convnet", "decoder", "padded", "groupnet"])
+def test_honest_torch_kernels_are_within_their_floors(name, dtype):
+    architecture = ARCHITECTURES[name]
+    assert outside(ds.program(architecture.module(dtype)), list(architecture.example(dtype))) == []
+
+
+def test_compare_names_the_kernel_and_what_its_attribute_allows():
+    c = ds.compare(ds.onnx(four_bit_model(), level="disable"), four_bit_model(), batch())
+    found = next(f for f in c.findings if f.code == "N025")
+    assert found.where.operator == "MatMulNBits"
+    assert "accuracy_level=4" in found.why
+    assert "int8" in found.why
+
+
+class Cheaper(nn.Module):
+    """The last layer multiplies in bfloat16 where the processor can."""
+
+    def __init__(self, precision: str):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.norm, self.last = nn.Linear(96, 96), nn.LayerNorm(96), nn.Linear(96, 32)
+        self.precision = precision
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(torch.relu(self.first(x)))
+        before = torch.backends.mkldnn.matmul.fp32_precision
+        torch.backends.mkldnn.matmul.fp32_precision = self.precision
+        try:
+            return self.last(hidden)
+        finally:
+            torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+def test_a_product_in_bfloat16_is_named_with_its_line_though_nothing_in_the_graph_says_so():
+    x = torch.randn(32, 96, generator=torch.Generator().manual_seed(0))
+    exact, cheap = Cheaper("ieee").eval(), Cheaper("bf16").eval()
+    with torch.no_grad():
+        if torch.equal(exact(x), cheap(x)):
+            pytest.skip("this processor multiplies float32 in float32 whatever is asked")
+    c = ds.compare(exact, cheap, [x])
+    found = next(f for f in c.findings if f.code == "N025")
+    assert c.verdict is ds.Verdict.PRECISION
+    assert found.where.module == "last"
+    assert found.where.line
+    assert "bfloat16 multiplication" in found.why
+
+
+def test_a_program_that_writes_in_place_is_left_alone():
+    def function(x):
+        y = x * 2
+        y[0].add_(1)
+        return y
+
+    with pytest.raises(CannotLift, match="writes into memory"):
+        native_pieces_of(ds.program(function).bind(ds.inputs([torch.randn(4, 4)])))
