@@ -20,7 +20,7 @@ _NAME = re.compile(r"^(?P<name>(?:cpp|triton)_\w*fused\w*) = async_compile", re.
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A fused kernel: its name, which lists the operators it was made of, and those operators where comments say them."""
+    """A fused kernel: its name, which lists what it was made of, and the operators where comments say them."""
 
     name: str
     operators: tuple[str, ...] = ()
