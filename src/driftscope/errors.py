@@ -41,9 +41,13 @@ class DependencyMissing(DriftscopeError):
     """A feature needs a package that is not installed."""
 
     def __init__(self, feature: str, module: str, extra: str):
+        self.needs = (feature, module, extra)
         super().__init__(
             f"{feature} needs the module {module!r}, which is not installed. Run: pip install 'driftscope[{extra}]'"
         )
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), self.needs
 
 
 class RuntimeRefused(DriftscopeError):
@@ -65,6 +69,9 @@ class RuntimeRefused(DriftscopeError):
         self.words = words.strip()
         verb = "load" if stage == "load" else "run"
         super().__init__(f"{runtime} refused to {verb} the program: {self.words}")
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, str]]:
+        return type(self), (self.runtime, self.stage, self.words)
 
 
 class ImpureFunction(DriftscopeError):

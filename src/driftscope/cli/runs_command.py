@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from driftscope.cli.answers import screen, text_of
+from driftscope.cli.answers import screen
 from driftscope.cli.help_pages import ExamplesFirst
-from driftscope.cli.study_command import outputs_option, write
+from driftscope.cli.study_command import answer, outputs_option, write
 from driftscope.cli.surroundings import Journey, say
 from driftscope.cli.surroundings import command as make_command
 from driftscope.errors import Exit
@@ -88,7 +88,7 @@ def show(run: str, *, journey: Journey, store: str, as_json: bool, outputs: Sequ
     if as_json:
         say(json.dumps(study.to_dict(), indent=2))
         return
-    say(text_of(study.record, quiet=journey.quiet))
+    say(answer(study.record, journey))
     for path in () if journey.quiet else outputs:
         click.echo(f"Wrote {path}", err=True)
 

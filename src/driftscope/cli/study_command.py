@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -85,10 +86,16 @@ def command(study: str, *, journey: Journey, as_json: bool, outputs: Sequence[st
     if as_json:
         say(json.dumps(done.to_dict(), indent=2))
     else:
-        say(text_of(done.record, quiet=journey.quiet))
+        say(answer(done.record, journey))
         for path in () if journey.quiet else outputs:
             click.echo(f"Wrote {path}", err=True)
     raise SystemExit(int(Exit.FINDING if done.failures else Exit.SAME))
+
+
+def answer(record: Any, journey: Journey) -> str:
+    """Write a study for the terminal; its first line alone when it should be quiet."""
+    text = text_of(record, quiet=False)
+    return text.splitlines()[0] if journey.quiet else text
 
 
 def write(study: Any, path: str) -> None:
@@ -104,10 +111,11 @@ def _asked(name: str, settings: dict[str, Any], running: dict[str, Any]) -> Any:
 
     if name in NAMED:
         make: Callable[..., Any] = getattr(studies, name)
-        try:
-            return make(**settings, **running)
-        except TypeError as error:
-            raise InputError(f"study {name}: {str(error).rpartition(') ')[2] or error}") from error
+        known = [p.name for p in inspect.signature(make).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        unknown = next((key for key in settings if key not in known), None)
+        if unknown is not None:
+            raise InputError(f"study {name} has no parameter {unknown!r}; it has {', '.join(known)}")
+        return make(**settings, **running)
     if settings:
         raise InputError(
             f"--set, --dtypes, --devices and --seed are for {', '.join(NAMED)}; the axes of {name} are in it"

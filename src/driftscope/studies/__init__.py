@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from driftscope.studies.asked import gemm as gemm
+    from driftscope.studies.asked import layer_norm as layer_norm
     from driftscope.studies.asked import reduction as reduction
     from driftscope.studies.own import load as load
     from driftscope.studies.own import study as study
@@ -22,13 +23,14 @@ _HOME = {
     "Plan": "driftscope.studies.plan",
     "Study": "driftscope.studies.result",
     "gemm": "driftscope.studies.asked",
+    "layer_norm": "driftscope.studies.asked",
     "load": "driftscope.studies.own",
     "open_study": "driftscope.studies.stored",
     "reduction": "driftscope.studies.asked",
     "study": "driftscope.studies.own",
 }
 
-__all__ = ["Plan", "Study", "gemm", "load", "open_study", "reduction", "study"]
+__all__ = ["Plan", "Study", "gemm", "layer_norm", "load", "open_study", "reduction", "study"]
 
 if not TYPE_CHECKING:
 

@@ -8,6 +8,9 @@ from typing import Any
 from driftscope.studies.gemm_study import DATA, gemm_plan
 from driftscope.studies.gemm_study import FLOATS as GEMM_FLOATS
 from driftscope.studies.gemm_variants import VARIANTS
+from driftscope.studies.layer_norm_study import FLOATS as NORM_FLOATS
+from driftscope.studies.layer_norm_study import layer_norm_plan
+from driftscope.studies.layer_norm_ways import DATA as NORM_DATA
 from driftscope.studies.reduction_study import FLOATS, FUNCTIONS, SIZES, STUDIED_LAWS, reduction_plan
 from driftscope.studies.result import Study, perform
 from driftscope.studies.running import running_of
@@ -121,3 +124,48 @@ def gemm(
     )
     given = running_of(**{"operator_threads": threads, **running})
     return perform(plan, given)
+
+
+def layer_norm(
+    rows: int = 1024,
+    last_dim: int = 1152,
+    dtypes: Sequence[str] | str = NORM_FLOATS,
+    devices: Sequence[str] | str | None = None,
+    data: Sequence[str] | str = NORM_DATA,
+    *,
+    threads: int = 1,
+    seed: int = 0,
+    **running: Any,
+) -> Study:
+    """Run LayerNormalization, MatMul and Add in every mixture of torch and onnxruntime.
+
+    Parameters
+    ----------
+    rows, last_dim : int
+        Shape of the input; the matrix is square.
+    dtypes : names
+        ``"float32"``, ``"float16"``, ``"bfloat16"``.
+    devices : names or None
+        ``"cpu"``, ``"cuda"``; by default those this machine has.
+    data : names
+        ``"normal"``, ``"large mean"``, ``"tiny variance"``, ``"outliers"``.
+    threads : int
+        Threads inside an operator.
+    seed : int
+    running
+        As for :func:`reduction`.
+
+    Returns
+    -------
+    Study
+        Mixtures are three letters, one for each operator: ``t`` torch, ``o`` onnxruntime. ``.matrix()`` is the error
+        of every way to run the chain by dtype; ``.matrix("floors")`` in floors. Rows of kind ``operator`` say what
+        exchanging one operator does, rows of kind ``implementation`` how good a normalisation is by itself.
+
+    Raises
+    ------
+    InputError
+        For a name or number that is not known.
+    """
+    plan = layer_norm_plan(rows, last_dim, dtypes, devices, data, threads=threads, seed=seed)
+    return perform(plan, running_of(**{"operator_threads": threads, **running}))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from driftscope.errors import InputError
+from driftscope.errors import InputError, RuntimeRefused
 from driftscope.lift.arithmetics import ARITHMETICS, ORDINARY, Arithmetic
 from driftscope.numerics.error_model import ROUNDING_RMS, Units, dot, sequential
 from driftscope.numerics.formats import FORMATS
@@ -104,10 +104,16 @@ def gemm_cell(
     shape = shape_of(size)
     names, at = tuple(variants.split("|")), tuple(levels.split("|"))
     a, x, b = operands(data, shape, dtype, data_seed)
-    where = device_of(device)
+    wanted = variants_of(names, at)
+    try:
+        where = device_of(device)
+    except RuntimeRefused as refused:
+        return [
+            {"kind": "variant", "variant": v.name, "other": "", "verdict": NOT_AVAILABLE, "gap": str(refused)}
+            for v in wanted
+        ]
     exact = a.double() @ x.double() + b.double()
     problem = _Problem(dtype, a, x, b, exact, threads)
-    wanted = variants_of(names, at)
     on_device = [t.to(where) for t in (a, x, b)]
     computed = _without_repeats(
         {variant: compute(variant, on_device[0], on_device[1], on_device[2], threads) for variant in wanted}

@@ -14,6 +14,7 @@ from driftscope.studies.gemm_cell import NOT_AVAILABLE
 from driftscope.studies.gemm_study import pair_values, places
 
 _END_OF_ROUNDING = 1.5  # floors
+_SCALE = "drift in floors (rounding ends at 1.5)"
 
 
 def heat_maps(record: StudyRecord, path: Path) -> Path:
@@ -30,9 +31,7 @@ def heat_maps(record: StudyRecord, path: Path) -> Path:
         values = [[floors[one, other] for other in names] for one in names]
         marks = [["=" if verdicts[one, other] == "same bits" else f"{floors[one, other]:.2g}" for other in names]
                  for one in names]  # fmt: skip
-        heat_map(
-            left, names, names, values, marks, top=_END_OF_ROUNDING, label="drift in floors (rounding ends at 1.5)"
-        )
+        heat_map(left, names, names, values, marks, top=_END_OF_ROUNDING, label=_SCALE)
         left.set_title(f"{place['dtype']} on {place['device']}, {place['data']} data", fontsize=10, loc="left")
         _by_bias(right, rows, str(place["dtype"]))
     figure.suptitle("A @ X + B in every way: pairwise drift; = are the same bits", fontsize=12)
@@ -57,9 +56,8 @@ def _by_bias(panel: Any, rows: Sequence[Any], dtype: str) -> None:
     panel.step(ascending, ulp, where="post", color="black", linewidth=0.9, label=f"one {dtype} ulp of the bias")
     panel.set_xlabel("bias of the column")
     panel.set_ylabel("largest difference in the column")
-    panel.set_title(
-        "which columns differ" if drawn else "Gemm gave no result, or all columns agree", fontsize=10, loc="left"
-    )
+    panel.set_title("which columns differ" if drawn else "no column differs from Gemm", fontsize=10, loc="left")
+    panel.set_ylim(top=panel.get_ylim()[1] * 1.3)  # room for the legend
     panel.grid(linewidth=0.4, color="#dddddd")
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)

@@ -61,3 +61,35 @@ def _words(node: onnx.NodeProto) -> str:
 
 def _counted(operators: Counter[str]) -> tuple[str, ...]:
     return tuple(f"{count} {operator}" for operator, count in sorted(operators.items()))
+
+
+def rounding_operators(run: onnx.ModelProto, dtype: str) -> tuple[str, ...]:
+    """Return the operators of a graph whose result is rounded to a narrow format, in order.
+
+    Parameters
+    ----------
+    run : onnx.ModelProto
+        A graph of element-wise operators, products and normalisations: a result has the format of the first operand.
+    dtype : str
+        The narrow format.
+
+    Returns
+    -------
+    tuple of str
+        A cast down counts as the operator that made what is cast.
+    """
+    formats = {v.name: _FLOATS.get(v.type.tensor_type.elem_type, "") for v in run.graph.input}
+    maker: dict[str, str] = {}
+    found = []
+    for node in run.graph.node:
+        source, target = node.input[0], node.output[0]
+        if node.op_type == "Cast":
+            formats[target] = _words(node).removeprefix("Cast to ")
+            maker[target] = maker.get(source, "")
+            rounds = formats[target] == dtype != formats.get(source, "") and source in maker
+        else:
+            formats[target], maker[target] = formats.get(source, ""), str(node.op_type)
+            rounds = formats[target] == dtype
+        if rounds:
+            found.append(maker[target])
+    return tuple(found)
