@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path as FilePath
 from typing import Any
 
-from driftscope.records.files import PAGE_SUFFIXES, check_target, write_whole
 from driftscope.records.finding import Finding, Where
 from driftscope.records.plain import from_plain, to_plain
+from driftscope.records.showing import Shown
 
 HALF_SCHEMA = "driftscope/half-precision/1"
 
@@ -48,7 +46,7 @@ class OperatorCost:
 
 
 @dataclass(frozen=True, slots=True)
-class HalfPrecision:
+class HalfPrecision(Shown):
     """What a half format does to a program on a device that computes as declared.
 
     Parameters
@@ -114,23 +112,6 @@ class HalfPrecision:
             If ``data`` is not such a record.
         """
         return from_plain(cls, data, HALF_SCHEMA)
-
-    def save(self, path: str | FilePath) -> FilePath:
-        """Write the record as JSON or as a page.
-
-        Raises
-        ------
-        InputError
-            If it cannot be written there; nothing is ever half-written.
-        """
-        target = check_target(path)
-        if target.suffix.lower() in PAGE_SUFFIXES:
-            import importlib
-
-            # The page room stands above this one; it is asked for by name so that records stay below it.
-            page: str = importlib.import_module("driftscope.report.page").render(self)
-            return write_whole(target, page)
-        return write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")
 
     def __str__(self) -> str:
         rows = [self.answer]

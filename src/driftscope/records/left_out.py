@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path as FilePath
 from typing import Any
 
 from driftscope.errors import InputError
-from driftscope.records.files import PAGE_SUFFIXES, check_target, write_whole
 from driftscope.records.plain import from_plain, to_plain
+from driftscope.records.showing import Shown
 
 BLAME_SCHEMA = "driftscope/blame/1"
 
@@ -66,7 +64,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class Blame(Shown):
     """Which optimisation moved a result, as far as leaving each one out can tell.
 
     Parameters
@@ -139,23 +137,6 @@ class Blame:
             If ``data`` is not such a record.
         """
         return from_plain(cls, data, BLAME_SCHEMA)
-
-    def save(self, path: str | FilePath) -> FilePath:
-        """Write the record as JSON.
-
-        Raises
-        ------
-        InputError
-            If it cannot be written there; nothing is ever half-written.
-        """
-        target = check_target(path)
-        if target.suffix.lower() in PAGE_SUFFIXES:
-            import importlib
-
-            # The page room stands above this one; it is asked for by name so that records stay below it.
-            page: str = importlib.import_module("driftscope.report.page").render(self)
-            return write_whole(target, page)
-        return write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")
 
     def __str__(self) -> str:
         rows = [self.answer]

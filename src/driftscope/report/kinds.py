@@ -19,6 +19,9 @@ KINDS: dict[str, tuple[str, str, str]] = {
         "driftscope.records.transform_report", "TransformReport", "driftscope.report.transforms_sheet"),
     "driftscope/shapes/1": ("driftscope.records.shape_report", "ShapeRecord", "driftscope.report.shapes_sheet"),
     "driftscope/matrix/1": ("driftscope.records.matrix", "DriftMatrix", "driftscope.report.matrix_sheet"),
+    "driftscope/blame/1": ("driftscope.records.left_out", "Blame", "driftscope.report.blame_sheet"),
+    "driftscope/half-precision/1": (
+        "driftscope.records.half_precision", "HalfPrecision", "driftscope.report.half_sheet"),
     "driftscope/study/1": ("driftscope.records.study_record", "StudyRecord", "driftscope.report.study_sheet"),
 }  # fmt: skip
 
