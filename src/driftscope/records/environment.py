@@ -6,6 +6,7 @@ when they are loaded already, because then they took part in the run.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
@@ -48,7 +49,7 @@ def capture() -> dict[str, Any]:
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "system": _system(),
         "processor": _processor(),
-        "versions": _versions(),
+        "versions": dict(_versions()),
         "variables": {name: os.environ[name] for name in sorted(os.environ) if _matters(name)},
     }
     sections: tuple[tuple[str, Callable[[], Any]], ...] = (
@@ -61,6 +62,7 @@ def capture() -> dict[str, Any]:
     return found
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
     versions = {}
     for name in _PACKAGES:

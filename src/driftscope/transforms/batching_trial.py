@@ -242,7 +242,7 @@ def _watched(call: BatchedCall, world: World) -> Trial:
     before, names = world.fingerprint(), _bindings(call)
     reseed()
     versions = [tensor._version for tensor in call.tensors]
-    draws = (torch.get_rng_state(), np.random.get_state(), random.getstate())
+    torch_draws, other_draws = torch.get_rng_state(), _other_generators()
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
@@ -267,11 +267,16 @@ def _watched(call: BatchedCall, world: World) -> Trial:
         calls={name for function in world.functions for name in names_in(function.__code__)},
         kept=[path for path in changed if path not in written and _keeps_tensors(after.get(path))],
         printed=printed.getvalue(),
-        drew_torch=not torch.equal(draws[0], torch.get_rng_state()),
-        drew_others=str(draws[1:]) != str((np.random.get_state(), random.getstate())),
+        drew_torch=not torch.equal(torch_draws, torch.get_rng_state()),
+        drew_others=other_draws != _other_generators(),
         wrote_mapped=any(mapped[i] for i in wrote),
         wrote_shared=[f"argument {i}" for i in wrote if not mapped[i]],
     )
+
+
+def _other_generators() -> tuple[Any, ...]:
+    name, key, *rest = np.random.get_state(legacy=True)
+    return (name, np.asarray(key).tobytes(), *rest, random.getstate())
 
 
 def _bindings(call: BatchedCall) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from driftscope.transforms.batching import vmap
 from driftscope.transforms.repairs_source import Edit, Source, edited_code, edited_text, patch_of, source_of, swapped
 from driftscope.transforms.repairs_trial import Trial, Verdict
 from driftscope.transforms.subject import Proposal, Subject, Suspect
+from driftscope.transforms.torch_internals import name_of
 
 Repair = Callable[[Source, Suspect, Subject], Iterator[Edit]]
 
@@ -67,7 +68,7 @@ def propose(subject: Subject, suspect: Suspect) -> Proposal | None:
         if found is not None:
             return found
     if by_path:
-        found = _by_path(subject, trial, failures)
+        found = _by_path(subject, suspect, trial, failures)
         if found is not None:
             return found
     return Proposal("", verified=False, evidence={"withdrawn": failures[:3]}) if failures else None
@@ -115,15 +116,17 @@ def _one_line(text: str) -> str:
     return "; ".join(line.strip() for line in text.splitlines() if line.strip())
 
 
-def _by_path(subject: Subject, trial: Trial, failures: list[str]) -> Proposal | None:
+def _by_path(subject: Subject, suspect: Suspect, trial: Trial, failures: list[str]) -> Proposal | None:
     """Offer ``ds.vmap``, which needs no edit of the function."""
     ragged = trial.ragged
     mapped = vmap(subject.function, subject.in_dims, randomness="error", ragged="list" if ragged else "error")
     verdict = trial.replacing(mapped)
     if verdict.works:
-        fix = "no edit needed: driftscope.vmap in the place of torch.vmap gives what the loop gives"
+        name = name_of(subject.function)
+        name = "" if "<" in name.rpartition(".")[2] else name.rpartition(".")[2]
+        fix = f"driftscope.vmap({name or '...'}) instead of torch.vmap gives what the loop gives, without an edit"
         if ragged:
-            fix = "driftscope.vmap(..., ragged='jagged'), 'pad' or 'list' holds results of different shapes"
+            fix = f"driftscope.vmap({name or '...'}, ragged='jagged'), 'pad' or 'list' holds results of several shapes"
         return Proposal(fix, verified=True, evidence=verdict.evidence | {"repair": "driftscope.vmap"})
     failures.append(f"driftscope.vmap: {verdict.reason}")
     return None

@@ -72,7 +72,8 @@ class Source:
 
     def segment(self, node: ast.AST) -> str:
         """Return the source of a node as the user wrote it."""
-        return ast.get_source_segment(self.text, node) or ast.unparse(node)
+        starts = _line_starts(self.text)
+        return self.data[_begin(starts, node) : _end(starts, node)].decode()
 
     def node_at(self, place: Place) -> ast.AST | None:
         """Return the innermost node whose span is exactly the place."""
@@ -106,6 +107,11 @@ class Source:
             if isinstance(block, list) and statement in block:
                 return block, block.index(statement)
         return [statement], 0
+
+    @functools.cached_property
+    def data(self) -> bytes:
+        """The file as bytes: columns of ``ast`` count those."""
+        return self.text.encode()
 
     @property
     def parameters(self) -> list[str]:
@@ -184,31 +190,26 @@ def _holder(subject: Subject, place: Place) -> FunctionType | None:
 
 def _definition(tree: ast.Module, code: CodeType) -> Any:
     """Return the definition that a code object was compiled from."""
-    found = _candidates(tree, code)
+    found = _definitions(tree).get((code.co_name, code.co_firstlineno), [])
     if len(found) < 2:
         return found[0] if found else None
     # Several lambdas on one line: the one that holds the columns of the code's instructions.
-    spans = [span for span in code.co_positions() if None not in span and span[0] != span[2]] or list(
-        code.co_positions()
-    )
-    columns = [(s[0], s[2]) for s in code.co_positions() if s[0] and s[2]]
-    del spans
-    low, high = min(columns), max(columns)
-    holding = [
-        n for n in found if (n.lineno, n.col_offset) <= low and high <= (n.end_lineno, n.end_col_offset)
-    ]  # fmt: skip
+    spans = [(line, column) for line, _, column, _ in code.co_positions() if line and column is not None and column > 0]
+    low, high = min(spans), max(spans)
+    holding = [n for n in found if (n.lineno, n.col_offset) <= low and high <= (n.end_lineno, n.end_col_offset)]
     return holding[-1] if holding else None
 
 
-def _candidates(tree: ast.Module, code: CodeType) -> list[Any]:
-    found: list[Any] = []
+@functools.lru_cache(maxsize=16)
+def _definitions(tree: ast.Module) -> dict[tuple[str, int], list[Any]]:
+    """Return every function by its name and each line a code object may say it begins on."""
+    found: dict[tuple[str, int], list[Any]] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Lambda) and code.co_name == "<lambda>" and node.lineno == code.co_firstlineno:
-            found.append(node)
-        elif isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            starts = {node.lineno, *(d.lineno for d in node.decorator_list)}
-            if code.co_firstlineno in starts:
-                found.append(node)
+        if isinstance(node, ast.Lambda):
+            found.setdefault(("<lambda>", node.lineno), []).append(node)
+        elif isinstance(node, ast.FunctionDef):
+            for line in {node.lineno, *(d.lineno for d in node.decorator_list)}:
+                found.setdefault((node.name, line), []).append(node)
     return found
 
 
@@ -218,16 +219,31 @@ def _candidates(tree: ast.Module, code: CodeType) -> list[Any]:
 def edited_text(source: Source, edit: Edit) -> str:
     """Return the whole file with an edit made."""
     data = source.text.encode()
-    starts = [0]
-    for line in data.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
-    spans = [
-        (starts[r.first.lineno - 1] + r.first.col_offset, starts[r.last.end_lineno - 1] + r.last.end_col_offset, r.text)  # type: ignore[attr-defined]
-        for r in edit.replacements
-    ]
-    for start, end, text in sorted(spans, reverse=True):
+    for start, end, text in sorted(_spans(source, edit), reverse=True):
         data = data[:start] + text.encode() + data[end:]
     return data.decode()
+
+
+def _spans(source: Source, edit: Edit) -> list[tuple[int, int, str]]:
+    """Return begin and end of each replacement, in bytes of the file."""
+    starts = _line_starts(source.text)
+    return [(_begin(starts, r.first), _end(starts, r.last), r.text) for r in edit.replacements]
+
+
+@functools.lru_cache(maxsize=16)
+def _line_starts(text: str) -> tuple[int, ...]:
+    starts = [0]
+    for line in text.encode().splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    return tuple(starts)
+
+
+def _begin(starts: tuple[int, ...], node: Any) -> int:
+    return int(starts[node.lineno - 1] + node.col_offset)
+
+
+def _end(starts: tuple[int, ...], node: Any) -> int:
+    return int(starts[node.end_lineno - 1] + node.end_col_offset)
 
 
 def patch_of(source: Source, edited: str) -> str:
@@ -244,15 +260,21 @@ def _ended(lines: list[str]) -> list[str]:
 
 def edited_code(source: Source, edited: str) -> CodeType | None:
     """Compile the edited function; None when the edit made something that is no function of the same closure."""
-    tree = _parse(edited)
+    starts, outer = _line_starts(source.text), source.outer
+    begin, behind = _begin(starts, outer), len(source.text.encode()) - _end(starts, outer)
+    data = edited.encode()
+    segment = data[begin : len(data) - behind].decode()
+    # The function alone, on its own line and column, so that texts of several lines keep their indentation.
+    if isinstance(outer, ast.Lambda):
+        tree = _parse(f"({segment})")
+    else:
+        tree = _parse(("if True:\n" if outer.col_offset else "\n") + " " * outer.col_offset + segment)
     if tree is None:
         return None
-    old = source.function.__code__
-    new = _candidates(tree, old)
-    index = _candidates(source.tree, old).index(source.outer)
-    if index >= len(new):
-        return None
-    return _compiled(new[index], old)
+    kind = type(outer)
+    definition = next(node for node in ast.walk(tree) if isinstance(node, kind))
+    ast.increment_lineno(definition, outer.lineno - definition.lineno)
+    return _compiled(definition, source.function.__code__)
 
 
 def _compiled(definition: Any, old: CodeType) -> CodeType | None:

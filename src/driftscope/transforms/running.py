@@ -161,7 +161,7 @@ def _generator_states() -> dict[str, Any]:
     numpy = np.random.get_state(legacy=False)
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
-        "numpy": str(numpy),
+        "numpy": (numpy["state"]["key"].tobytes(), numpy["state"]["pos"], numpy["has_gauss"]),
         "python": random.getstate(),
     }
 

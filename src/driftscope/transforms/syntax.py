@@ -31,15 +31,16 @@ def node_at(place: Place) -> ast.AST | None:
     found = _tree(place.file)
     if found is None or place.column < 0:
         return None
-    wanted = (place.line, place.column, place.end_line, place.end_column)
-    exact = None
-    for node in ast.walk(found[0]):
-        if (
-            getattr(node, "lineno", None)
-            and (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset) == wanted
-        ):  # type: ignore[attr-defined]
-            exact = node
-    return exact
+    return _by_span(found[0]).get((place.line, place.column, place.end_line, place.end_column))
+
+
+@functools.lru_cache(maxsize=64)
+def _by_span(tree: ast.Module) -> dict[tuple[int, int, int | None, int | None], ast.AST]:
+    return {
+        (node.lineno, node.col_offset, node.end_lineno, node.end_col_offset): node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.expr, ast.stmt, ast.arg, ast.keyword, ast.excepthandler, ast.alias))
+    }
 
 
 def enclosing(place: Place) -> Iterator[tuple[ast.AST, ast.AST]]:

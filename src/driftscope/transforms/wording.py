@@ -24,7 +24,8 @@ def finding_of(suspect: Suspect, examination: Examination, proposal: Proposal | 
     names = _names(suspect)
     fix = cause.fix.format(**names)
     if proposal is not None and proposal.verified is not False:
-        fix = proposal.fix
+        # Batching otherwise is offered where no edit was: what to edit is said as well.
+        fix = proposal.fix if proposal.patch else f"{proposal.fix}; as an edit: {fix}"
     evidence: dict[str, Any] = dict(suspect.evidence)
     if place is not None and place.column >= 0:
         evidence["span"] = [place.line, place.column, place.end_line, place.end_column]
