@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import InputError, RuntimeRefused
 from driftscope.explain import accumulations, culprits, reasons, refusals
+from driftscope.explain.depths import node_records
 from driftscope.explain.judging import Results, judge_outputs
 from driftscope.explain.second_look import Scene, look_again
 from driftscope.lift.evidence import Evidence, gather
@@ -29,6 +30,7 @@ from driftscope.records.comparison import Comparison, OutputRecord
 from driftscope.records.environment import capture
 from driftscope.records.finding import Finding
 from driftscope.records.matrix import DriftMatrix
+from driftscope.records.nodes import NodeRecord
 from driftscope.records.verdict import Verdict, worst
 
 Progress = Callable[[str], None]
@@ -63,6 +65,7 @@ def compare(
     *,
     explain: bool = True,
     blame: bool | None = None,
+    nodes: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
     command: str = "",
@@ -81,6 +84,8 @@ def compare(
     blame : bool or None
         Search for the optimiser that moved the result, as ``ds.blame`` does: None when the verdict asks for it and
         ``explain`` is on (a few sessions, 20 s at most), True whatever the verdict, False never.
+    nodes : bool
+        Also measure every value on the way: ``.nodes``, the chart and the table of the page.
     seed : int
         Seed of drawn inputs and of the noise.
     progress : callable or None
@@ -136,8 +141,13 @@ def compare(
             values = [v for _, v in case.results[0]], [v for _, v in case.results[2]]
             scene = Scene(bound_a, bound_b, values, evidence, outputs, codes, seed, say)
             findings += look_again(scene, blame)
+    way: tuple[NodeRecord, ...] = ()
+    if nodes:
+        with case.step("nodes", "Measuring every value on the way"):
+            way = node_records(bound_a, bound_b, evidence, seed)
     verdict = _verdict(outputs)
-    return _record(case, verdict, _reason(outputs, verdict), outputs, evidence, command, findings)
+    record = _record(case, verdict, _reason(outputs, verdict), outputs, evidence, command, findings)
+    return replace(record, nodes=way) if way else record
 
 
 def compare_all(programs: Mapping[str, Any], inputs: Any = None, **options: Any) -> DriftMatrix:

@@ -11,6 +11,7 @@ import pytest
 import record_examples
 import sheet_examples
 from driftscope.records.collection import Collection, Entry
+from driftscope.records.nodes import NodeRecord
 from driftscope.report.sheet import HeatMap, Mark, Table
 
 Opened = Callable[..., Any]
@@ -282,3 +283,14 @@ def test_twenty_thousand_rows_are_usable(opened: Opened) -> None:
     tab.evaluate("document.querySelector('.window').scrollTop = 1e9")
     tab.wait_for_timeout(200)
     assert "layers[0]" in tab.locator("section.rows tbody th").all_inner_texts()  # the smallest number
+
+
+def test_the_way_is_drawn_and_its_nodes_can_be_searched(opened: Opened) -> None:
+    nodes = tuple(NodeRecord(f"n{i}", "Add", f"v{i}", (2,), lifted=0.0, error_a=1.0, error_b=1.2) for i in range(1_000))
+    tab = opened(replace(record_examples.different(), nodes=nodes))
+    box = tab.locator(".way .line-b").first.bounding_box()
+    assert box is not None
+    assert box["width"] > 600
+    tab.fill("section.rows input", "n999")
+    assert tab.locator("section.rows tbody th").all_inner_texts() == ["n999"]
+    assert tab.evaluate(CONTRAST) == []

@@ -12,6 +12,7 @@ from driftscope.cli.sessions import LEVELS, PROVIDERS, session_options
 from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
 from driftscope.errors import Exit
+from driftscope.records.files import PAGE_SUFFIXES
 from driftscope.records.verdict import FailOn
 
 
@@ -41,6 +42,8 @@ from driftscope.records.verdict import FailOn
 @click.option("--blame", is_flag=True,
               help="Leave out each optimisation that acted, one at a time, and name the one that moved the result. "
                    "Done unasked, briefly, when the verdict asks for it.")  # fmt: skip
+@click.option("--nodes/--no-nodes", default=None,
+              help="Also measure every value on the way. Done for a page unless told not to.")  # fmt: skip
 @click.option("--no-explain", is_flag=True, help="Give the verdict without looking for the place.")
 @answer_options
 def command(a: str, b: str, *, journey: Journey, as_json: bool, output: str | None, **options: Any) -> None:
@@ -61,11 +64,16 @@ def command(a: str, b: str, *, journey: Journey, as_json: bool, output: str | No
         record = compare(
             load_program(a, **for_a), load_program(b, **for_b), list(options["inputs"]) or None,
             explain=not options["no_explain"],
-            blame=True if options["blame"] else None, seed=options["seed"], progress=journey,
-            command=command_line(a, b, options),
+            blame=True if options["blame"] else None, nodes=_wants_nodes(options["nodes"], output),
+            seed=options["seed"], progress=journey, command=command_line(a, b, options),
         )  # fmt: skip
     give(record, as_json=as_json, output=output, quiet=journey.quiet)
     raise SystemExit(int(Exit.FINDING if FailOn(options["fail_on"]).fails(record.verdict) else Exit.SAME))
+
+
+def _wants_nodes(asked: bool | None, output: str | None) -> bool:
+    """A page shows the way through the programs unless told not to; on the terminal nobody would see it."""
+    return asked if asked is not None else output is not None and output.lower().endswith(PAGE_SUFFIXES)
 
 
 def command_line(a: str, b: str, options: dict[str, Any]) -> str:
@@ -77,5 +85,6 @@ def command_line(a: str, b: str, options: dict[str, Any]) -> str:
         for value in options[name]:
             words += [flag, value]
     words += ["--seed", str(options["seed"])]
-    words += [flag for flag, name in (("--blame", "blame"), ("--no-explain", "no_explain")) if options[name]]
+    words += [flag for flag, name in (("--blame", "blame"), ("--no-explain", "no_explain"), ("--nodes", "nodes"))
+              if options[name]]  # fmt: skip
     return shlex.join(words)

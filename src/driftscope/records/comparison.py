@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from driftscope.records.finding import Finding
+from driftscope.records.nodes import NodeRecord
 from driftscope.records.plain import from_plain, to_plain
 from driftscope.records.showing import Shown
 from driftscope.records.verdict import Verdict
@@ -126,6 +127,7 @@ class Comparison(Shown):
     evidence: Mapping[str, Any] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
     command: str = ""
+    nodes: tuple[NodeRecord, ...] = ()
     schema: str = SCHEMA
 
     @property

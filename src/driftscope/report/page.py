@@ -37,7 +37,7 @@ def render(record: Any) -> str:
         "rounding_x": gauges.floors_position(1.5),
         "large_x": gauges.floors_position(2.5),
     }
-    return shell.page("page.html", record.to_dict(), context, scripts=("copying.js", "page.js"))
+    return shell.page("page.html", record.to_dict(), context, scripts=("copying.js", "page.js", "sheet.js"))
 
 
 def fragment(record: Any) -> str:

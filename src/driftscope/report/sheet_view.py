@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from driftscope.records.finding import Finding
-from driftscope.report import shell, view, wording
+from driftscope.report import details, shell, wording
 from driftscope.report.sheet import Cell, HeatMap, Listing, Mark, Picture, Section, Sheet, Table
 
 GLYPHS = {"good": "=", "fair": "≈", "bad": "≠", "unsure": "?", "": ""}
@@ -28,9 +28,9 @@ def document(sheet: Sheet) -> dict[str, Any]:
         "figures": [tuple(map(wording.one_line, figure)) for figure in sheet.figures],
         "findings": [f for f in findings if not f["note"]],
         "notes": [f for f in findings if f["note"]],
-        "sections": [_section(section, f"section-{i}") for i, section in enumerate(sheet.sections, start=1)],
+        "sections": [section(content, f"section-{i}") for i, content in enumerate(sheet.sections, start=1)],
         "command": wording.clean(sheet.command),
-        "panels": [(wording.one_line(name), view.tree(data)) for name, data in sheet.panels.items()],
+        "panels": [(wording.one_line(name), details.tree(data)) for name, data in sheet.panels.items()],
         "shown": _SHOWN_FINDINGS,
     }
 
@@ -41,28 +41,29 @@ def excerpt(sheet: Sheet) -> dict[str, Any]:
 
 
 def _finding(record: Finding) -> dict[str, Any]:
-    drawn = view.finding(record)
+    drawn = details.finding(record)
     transform, cause = getattr(record, "transform", ""), getattr(record, "cause", "")
     first = [(label, wording.one_line(text)) for label, text in (("transform", transform), ("cause", cause)) if text]
     return drawn | {"place": first + drawn["place"]}
 
 
-def _section(section: Section, anchor: str) -> dict[str, Any]:
+def section(content: Section, anchor: str) -> dict[str, Any]:
+    """Return what is drawn of one section; ``anchor`` is its id on the page."""
     drawn: dict[str, Any] = {
         "id": anchor,
-        "kind": type(section).__name__,
-        "title": wording.one_line(section.title),
-        "note": wording.one_line(section.note),
+        "kind": type(content).__name__,
+        "title": wording.one_line(content.title),
+        "note": wording.one_line(content.note),
     }
-    match section:
+    match content:
         case Table():
-            return drawn | _table(section)
+            return drawn | _table(content)
         case HeatMap():
-            return drawn | _heat_map(section)
+            return drawn | _heat_map(content)
         case Picture():
-            return drawn | {"source": shell.picture_source(section.svg)}
+            return drawn | {"source": shell.picture_source(content.svg)}
         case Listing():
-            return drawn | {"text": wording.clean(section.text)}
+            return drawn | {"text": wording.clean(content.text)}
 
 
 def _table(table: Table) -> dict[str, Any]:
@@ -143,17 +144,17 @@ def markdown(sheet: Sheet) -> str:
     blocks = [f"### {drawn['glyph']} {drawn['headline']}", _escaped(drawn["reason"])]
     if drawn["findings"]:
         blocks.append("\n".join(_finding_line(f) for f in drawn["findings"][:_SHOWN_FINDINGS]))
-    for section in drawn["sections"]:
-        if section["kind"] == "Table" and section["rows"]:
-            heads, rows = [name for name, _ in section["columns"]], section["rows"][:_EXCERPT_ROWS]
-            blocks += [f"**{_escaped(section['title'])}**", _grid(heads, [[c["text"] for c in row] for row in rows])]
-            if section["count"] > _EXCERPT_ROWS:
-                blocks.append(f"and {section['count'] - _EXCERPT_ROWS:,} more rows")
-        elif section["kind"] == "HeatMap":
-            rows = [[name, *(s["text"] for s in squares)] for name, squares in section["lines"]]
-            blocks += [f"**{_escaped(section['title'])}**", _grid(["", *section["columns"]], rows)]
-        elif section["kind"] == "Listing":
-            blocks += [f"**{_escaped(section['title'])}**", _fenced(section["text"])]
+    for part in drawn["sections"]:
+        if part["kind"] == "Table" and part["rows"]:
+            heads, rows = [name for name, _ in part["columns"]], part["rows"][:_EXCERPT_ROWS]
+            blocks += [f"**{_escaped(part['title'])}**", _grid(heads, [[c["text"] for c in row] for row in rows])]
+            if part["count"] > _EXCERPT_ROWS:
+                blocks.append(f"and {part['count'] - _EXCERPT_ROWS:,} more rows")
+        elif part["kind"] == "HeatMap":
+            rows = [[name, *(s["text"] for s in squares)] for name, squares in part["lines"]]
+            blocks += [f"**{_escaped(part['title'])}**", _grid(["", *part["columns"]], rows)]
+        elif part["kind"] == "Listing":
+            blocks += [f"**{_escaped(part['title'])}**", _fenced(part["text"])]
     return "\n\n".join(blocks) + "\n"
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from driftscope.records.collection import Collection, Entry
 from driftscope.records.comparison import Comparison, OutputRecord
-from driftscope.records.finding import Finding
-from driftscope.records.plain import to_plain
-from driftscope.records.rules import RULES
 from driftscope.records.verdict import Verdict
-from driftscope.report import gauges, wording
+from driftscope.report import details, gauges, way, wording
 
 GLYPHS = {
     Verdict.IDENTICAL: "=",
@@ -42,7 +38,7 @@ def document(record: Comparison | Collection) -> dict[str, Any]:
 def entry(source: Entry, anchor: str) -> dict[str, Any]:
     """Return what is drawn of one comparison."""
     record = source.comparison
-    findings = [finding(f) for f in record.findings]
+    findings = [details.finding(f) for f in record.findings]
     return {
         "id": anchor,
         "title": wording.one_line(source.title),
@@ -57,6 +53,7 @@ def entry(source: Entry, anchor: str) -> dict[str, Any]:
         "notes": [f for f in findings if f["note"]],
         "outputs": [output(o) for o in record.outputs],
         "tally": _tally(record),
+        "way": way.way_of(record, anchor),
         "open": len(record.outputs) <= _OPEN_DETAILS,
         "limits": wording.thresholds_line(record.thresholds, record.outputs),
         "command": wording.clean(record.command),
@@ -93,57 +90,6 @@ def output(record: OutputRecord) -> dict[str, Any]:
         "facts": _facts(record),
         "tolerance": _tolerance(record),
     }
-
-
-def finding(record: Finding) -> dict[str, Any]:
-    """Return one finding in the words of the page."""
-    rule = RULES.get(record.code)
-    where = record.where
-    place = (
-        ("output", where.output),
-        ("node", f"{where.node or ''} {f'({where.operator})' if where.operator else ''}".strip()),
-        ("module", where.module),
-        ("source", f"{where.file}:{where.line}" if where.file and where.line else where.file),
-    )
-    tried = {True: "tried: it works", False: "tried: not enough", None: ""}[record.verified]
-    return {
-        "code": wording.one_line(record.code),
-        "title": rule.title if rule else "",
-        "meaning": rule.meaning if rule else "",
-        "note": record.note,
-        "what": wording.one_line(record.what),
-        "why": wording.one_line(record.why),
-        "fix": wording.clean(record.fix),
-        "tried": tried,
-        "worked": record.verified is True,
-        "place": [(label, wording.one_line(text)) for label, text in place if text],
-        "line": where.line,
-        "expression": wording.clean(where.expression or ""),
-        "evidence": tree(record.evidence),
-    }
-
-
-def tree(value: Any, depth: int = 0) -> Any:
-    """Turn JSON data into text and lists of ``(name, subtree)`` pairs that the template can draw."""
-    if isinstance(value, Mapping):
-        if depth >= _DEEPEST:
-            return wording.clean(json.dumps(to_plain(value), ensure_ascii=False))
-        drawn = ((wording.one_line(key), tree(item, depth + 1)) for key, item in value.items())
-        return [(key, item) for key, item in drawn if item not in ("", [])]
-    if isinstance(value, (list, tuple)):
-        if all(not isinstance(item, (Mapping, list, tuple)) for item in value):
-            leaves = [_leaf(item) for item in value]
-            return ("\n" if any(" " in leaf for leaf in leaves) else ", ").join(leaves)
-        return tree({str(i): item for i, item in enumerate(value)}, depth)
-    return _leaf(value)
-
-
-def _leaf(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "none"}[value]
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    return wording.clean(value)
 
 
 def _names(record: Comparison) -> list[str]:
@@ -238,7 +184,7 @@ def _panels(record: Comparison) -> list[tuple[str, Any]]:
         ("Environment", record.environment),
         ("Seconds", record.times),
     )
-    drawn = ((title, tree(data)) for title, data in shown)
+    drawn = ((title, details.tree(data)) for title, data in shown)
     return [(title, data) for title, data in drawn if data]
 
 
