@@ -89,12 +89,7 @@ def _nothing_accepted(refusal: Refusal) -> Finding:
     line = _model_line(refusal)
     where = Where(file=line.file, line=line.line) if line else Where()
     if moved:
-        return Finding(
-            "S008",
-            f"a private name of torch is not where it was: {refusal.first_line}",
-            why="relations are read from places that torch does not promise to keep",
-            fix="use the version of torch named here, or a newer driftscope",
-        )
+        return _moved(refusal.first_line)
     return Finding(
         "S005",
         f"torch.export refuses the model in every way tried: {refusal.first_line}",
@@ -104,8 +99,17 @@ def _nothing_accepted(refusal: Refusal) -> Finding:
     )
 
 
+def _moved(words: str) -> Finding:
+    return Finding(
+        "S008",
+        f"a private name of torch is not where it was: {words}",
+        why="relations are read from places that torch does not promise to keep",
+        fix="use the version of torch named here, or a newer driftscope",
+    )
+
+
 _REASONS = (
-    ("Could not guard on data-dependent", "the model's Python decides by a number that is only known at run time"),
+    ("Could not guard on data-dependent", "the model's Python decides by a value that is only known at run time"),
     ("Could not extract specialized integer from data-dependent", "a size depends on values, not on shapes"),
     ("data-dependent", "the model's Python decides by values of tensors, which a trace does not have"),
     ("Unsupported input type", "one of the inputs is no container that torch can look into"),
@@ -179,6 +183,8 @@ def _guards(refusal: Refusal, sources: Sources) -> Iterator[Clause]:
             yield Clause("guard", Number(True), found["guard"])
             continue
         plain = phrase(clause("guard", term))
+        if plain.text.endswith(" >= 1"):
+            continue  # true of every size there is
         same = plain.text == text(term)
         yield plain if same else dataclasses.replace(plain, text=f"{plain.text} (torch: {text(term)})")
 
@@ -215,6 +221,7 @@ def _remarks(check: Check) -> Iterator[Finding]:
     capture = check.capture
     if capture is None:
         return
+    yield from map(_moved, capture.relations.unread)
     yield from _unspeakable(check)
     yield from _mode_that_covers_more(check)
     for one in capture.relations:

@@ -291,10 +291,13 @@ def explore(original: Original, free: Sequence[int], relations: Sequence[Relatio
         *(inside(r, calls // (3 * max(len(relations), 1)), plan.seed) for r in relations),
         lattice(directions, example, calls // 2, plan.seed),
     ]
+    fixed = [axis for axis in range(len(example)) if axis not in set(free)]
     for point in _interleaved(queue):
         if original.calls >= calls:
             break
-        original.runs(point)
+        # Solutions of relations move every axis that the trace left open, also those that are not to vary.
+        if all(point[axis] == example[axis] for axis in fixed):
+            original.runs(point)
     if original.calls < calls:
         bases = spread([p for p, runs in original.known.items() if runs and min(p, default=0) > 1], 5, example)
         for point in outside(bases, directions, free, calls - original.calls):

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch.export import ExportedProgram
@@ -37,6 +38,8 @@ from driftscope.shapes.relations import Clause, Relations, SourceLine, clause, s
 from driftscope.shapes.source_lines import TraceLog, parse_line
 from driftscope.shapes.tracing_notes import TracingNotes, decided
 
+T = TypeVar("T")
+
 # Bounds beyond this are torch's "any integer", however it is written.
 _UNBOUNDED = 2**31
 # torch.export checks a lower bound at run time only when it is larger than this (torch/export/_unlift.py).
@@ -54,17 +57,16 @@ def relations_of(exported: ExportedProgram, arguments: Arguments, log: TraceLog 
     log : TraceLog, optional
         What was noted while it was traced: the user's lines, and decisions that left no guard.
 
-    Raises
-    ------
-    driftscope.shapes.private_torch.Moved
-        If torch does not record them where it did.
+    What torch does not record where it did is named in ``Relations.unread``; the rest is still read.
     """
     reader = _Reader(exported, arguments, log or TraceLog())
-    found = reader.placeholders() + reader.ranges() + reader.guards() + reader.asserts() + reader.decisions()
+    places = (reader.placeholders, reader.ranges, reader.guards, reader.asserts, reader.decisions)
+    nothing: list[Clause] = []
+    found = [one for place in places for one in reader.attempt(place, nothing)]
     rank = {axis.name: place for place, axis in enumerate(arguments.axes)}
     recorded = tuple(_without_repeats([_in_order(one, rank) for one in found]))
     clauses, classes = minimised(recorded, arguments.axes)
-    return Relations(arguments.axes, recorded, clauses, classes)
+    return Relations(arguments.axes, recorded, clauses, classes, tuple(dict.fromkeys(reader.unread)))
 
 
 def _in_order(one: Clause, rank: dict[str, int]) -> Clause:
@@ -93,14 +95,26 @@ class _Reader:
     def __init__(self, exported: ExportedProgram, arguments: Arguments, log: TraceLog):
         self.exported = exported
         self.arguments = arguments
+        self.unread: list[str] = []
         self.environment = private_torch.shape_environment(exported)
         self.sources = Sources(arguments)
         self.symbols: dict[str, Term] = {}
-        self.sized = self._sized()
+        unsized: list[tuple[Axis, Any]] = []
+        self.sized = self.attempt(self._sized, unsized)
         self._name_symbols()
         self.log = log
-        self.notes = TracingNotes(self.environment, self.symbols, log)
+        self.notes = self.attempt(
+            lambda: TracingNotes(self.environment, self.symbols, log), TracingNotes(None, self.symbols, log)
+        )
         self.canonical = self._canonical()
+
+    def attempt(self, read: Callable[[], T], otherwise: T) -> T:
+        """Read one place; one that torch moved is noted and left out."""
+        try:
+            return read()
+        except private_torch.Moved as error:
+            self.unread.append(str(error))
+            return otherwise
 
     def _sized(self) -> list[tuple[Axis, Any]]:
         """Every axis of every input with torch's expression for it."""
@@ -132,7 +146,9 @@ class _Reader:
             self._solve(axis, expression)
         if self.environment is not None:
             # Unbacked sizes have no source; one that another replaced means what the other means.
-            for symbol, expression in private_torch.replacements(self.environment).items():
+            none: Mapping[Any, Any] = {}
+            replaced = self.attempt(lambda: private_torch.replacements(self.environment), none)
+            for symbol, expression in replaced.items():
                 with contextlib.suppress(Unreadable):
                     self.symbols.setdefault(str(symbol), from_sympy(expression, self.symbols))
 
@@ -142,7 +158,9 @@ class _Reader:
         return {axis.name: first.setdefault(str(expression), size_of(axis)) for axis, expression in self.sized}
 
     def _symbol_sources(self) -> dict[str, list[str]]:
-        return private_torch.symbol_sources(self.environment) if self.environment is not None else {}
+        if self.environment is None:
+            return {}
+        return self.attempt(lambda: private_torch.symbol_sources(self.environment), {})
 
     def _solve(self, axis: Axis, expression: Any) -> None:
         """A derived Dim may have a root that is no input: ``2*_k`` on an axis makes ``_k`` half of it."""

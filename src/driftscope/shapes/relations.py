@@ -92,12 +92,15 @@ class Relations:
         The fewest of them that say the same, written for people: equalities as chains first.
     classes : AxisClasses
         Axes that must be equal.
+    unread : tuple of str
+        Places of torch that could not be read, in words: what stands there is missing here.
     """
 
     axes: tuple[Axis, ...]
     recorded: tuple[Clause, ...]
     clauses: tuple[Clause, ...]
     classes: AxisClasses
+    unread: tuple[str, ...] = ()
 
     def admits(self, points: np.ndarray) -> np.ndarray:
         """Whether ``ExportedProgram.module()`` lets these sizes pass.
