@@ -7,6 +7,7 @@ function equal to the plain program under the transform is offered; one that was
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from driftscope.transforms import repairs_autograd, repairs_flow, repairs_values
@@ -88,6 +89,8 @@ def _first_that_works(source: Source, edits: Iterator[Edit], trial: Trial, failu
             continue
         with swapped(source.function, code):
             verdict = trial.of(trial.subject.function)
+            if verdict.works and edit.branches and not trial.branches_agree(trial.subject.function):
+                verdict = replace(verdict, works=False, reason="the branches have other shapes or dtypes")
         if verdict.works:
             return _offered(source, edit, text, verdict)
         failures.append(verdict.reason)

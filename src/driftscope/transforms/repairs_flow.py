@@ -30,9 +30,8 @@ def if_to_where(source: Source, suspect: Suspect, subject: Subject) -> Iterator[
         first, second = (source.segment(a) for a in extreme.args)
         yield replaced(extreme, f"{torch}.{_EXTREMES[called_name(extreme)]}({first}, {second})")
     if isinstance(choice, ast.IfExp):
-        yield replaced(
-            choice, _where(source, torch, choice.test, _text(source, choice.body), _text(source, choice.orelse))
-        )
+        text = _where(source, torch, choice.test, _text(source, choice.body), _text(source, choice.orelse))
+        yield Edit((Replacement(choice, choice, text),), branches=True)
     elif isinstance(choice, ast.If):
         yield from _statement(source, torch, choice)
 
@@ -74,11 +73,12 @@ def _statement(source: Source, torch: str, choice: ast.If) -> Iterator[Edit]:
     returned = _returned(source, torch, choice, block[index + 1 :])
     if returned is not None:
         text, last = returned
-        yield Edit((Replacement(choice, last, f"return {text}"),))
+        yield Edit((Replacement(choice, last, f"return {text}"),), branches=True)
         return
     assigned = _assigned(source, torch, choice)
     if assigned is not None:
-        yield replaced(choice, f"\n{indent}".join(f"{name} = {text}" for name, text in assigned))
+        lines = f"\n{indent}".join(f"{name} = {text}" for name, text in assigned)
+        yield Edit((Replacement(choice, choice, lines),), branches=True)
 
 
 def _returned(source: Source, torch: str, choice: ast.If, after: list[ast.stmt]) -> tuple[str, ast.stmt] | None:

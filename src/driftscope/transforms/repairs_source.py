@@ -41,10 +41,14 @@ class Edit:
     replacements : tuple of Replacement
     caution : str
         What changes beside the refusal, said with the fix; "" when nothing does.
+    branches : bool
+        The edit makes a choice between two values of ``torch.where``: both must have one shape and dtype, also for
+        examples that only took one of them.
     """
 
     replacements: tuple[Replacement, ...]
     caution: str = ""
+    branches: bool = False
 
 
 @dataclass(frozen=True)

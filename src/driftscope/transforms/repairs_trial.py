@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import differ
@@ -96,6 +97,18 @@ class Trial:
         """Try a repaired function in the place of the subject's."""
         return self._judge(lambda: self._run(function, self.levels, lifted=True), lambda: self._derivative(function))
 
+    def branches_agree(self, function: Callable[..., Any]) -> bool:
+        """Whether every ``torch.where`` of a repaired function chooses between values of one shape and dtype."""
+        watch = _Choices()
+
+        def watched(*args: Any) -> Any:
+            with watch:
+                return function(*args)
+
+        for arguments in self.subject.slices:
+            self._calling(lambda given=arguments: watched(*cloned(given)))
+        return watch.agree
+
     def replacing(self, mapped: Callable[..., Any]) -> Verdict:
         """Try a repair that takes the place of ``torch.vmap(function)`` itself."""
         examples = self.subject.examples
@@ -152,6 +165,21 @@ class Trial:
             return f"other derivative: refused ({_first_line(got.error)})"
         difference = differ(self.gradient.value if self.gradient else (), got.value, any_float=True)
         return difference.kind if difference.agrees else f"other derivative: {difference.detail}"
+
+
+class _Choices(TorchFunctionMode):
+    """Sees whether the two values of every ``torch.where`` are of one shape and dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.agree = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.where and len(args) == 3:
+            tensors = [value for value in args[1:] if isinstance(value, torch.Tensor)]
+            shapes = {value.shape if isinstance(value, torch.Tensor) else () for value in args[1:]}
+            self.agree &= len(set(map(tuple, shapes))) == 1 and len({tensor.dtype for tensor in tensors}) < 2
+        return func(*args, **(kwargs or {}))
 
 
 def _with_floats(examples: tuple[Any, ...], floats: list[torch.Tensor]) -> tuple[Any, ...]:

@@ -1,0 +1,306 @@
+"""A repair is an edit that was tried: its patch gives the loop's values and derivative, or it is withdrawn."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import textwrap
+
+import pytest
+import torch
+
+import driftscope as ds
+from driftscope.transforms.repairs_patches import one_patch
+
+X = torch.tensor([[0.5, -1.25, 2.0], [1.5, 0.25, -0.75], [-2.0, 1.0, -0.5], [3.0, -1.0, 0.125]], dtype=torch.float64)
+
+HEAD = """
+import math
+import torch
+import torch.nn.functional as F
+
+"""
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Write a module, import it, and return it; its folder is the current one."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(source, name="mine"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(HEAD + textwrap.dedent(source))
+        return imported(path)
+
+    return write
+
+
+def imported(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def found(module, transforms=("vmap",), code=None):
+    report = ds.check_transforms(module.f, X, transforms=transforms)
+    return next(f for f in report.findings if not f.note and code in (None, f.code))
+
+
+REPAIRED = {
+    "zeros made per example": (
+        """
+        def f(v):
+            out = torch.zeros(v.shape[0], v.shape[0], dtype=v.dtype)
+            out.diagonal().copy_(v)
+            return out
+        """,
+        "v.new_zeros(v.shape[0], v.shape[0])",
+    ),
+    "two buffers": (
+        """
+        def f(v):
+            a = torch.zeros(3, dtype=torch.float64)
+            b = torch.ones(3, dtype=torch.float64)
+            a += v
+            b *= v
+            return a + b
+        """,
+        "v.new_zeros(3",
+    ),
+    "out of a local buffer": (
+        """
+        def f(v):
+            o = torch.empty_like(v)
+            torch.add(v, 1, out=o)
+            return o * 2
+        """,
+        "o = torch.add(v, 1)",
+    ),
+    "item": ("def f(v):\n    return v * v.max().item()\n", "v.max().detach()"),
+    "math": ("def f(v):\n    return v / math.sqrt(v.pow(2).sum())\n", "torch.sqrt(v.pow(2).sum().detach())"),
+    "float": ("def f(v):\n    return v * float(v.abs().sum())\n", "v.abs().sum().detach()"),
+    "tensor of a tensor": ("def f(v):\n    return torch.tensor(v) * v\n", "v.detach().clone()"),
+    "if returns": (
+        """
+        def f(v):
+            # which way
+            if v.sum() > 0:
+                return v * 2
+            return v - 1
+        """,
+        "torch.where(v.sum() > 0, v * 2, v - 1)",
+    ),
+    "elif returns": (
+        """
+        def f(v):
+            if v[0] > 1:
+                return v * 2
+            elif v[0] > 0:
+                return v * 3
+            else:
+                return -v
+        """,
+        "torch.where(v[0] > 1, v * 2, torch.where(v[0] > 0, v * 3, -v))",
+    ),
+    "if assigns": (
+        """
+        def f(v):
+            y = v.sin()
+            if v[0] > 0 and v[1] < 0:
+                y = y * 3
+            return y
+        """,
+        "y = torch.where((v[0] > 0) & (v[1] < 0), y * 3, y)",
+    ),
+    "ternary": ("def f(v):\n    return v.exp() if v[0] > 0 else -v\n", "torch.where(v[0] > 0, v.exp(), -v)"),
+    "larger of two": ("def f(v):\n    return max(v[0], v[1])\n", "torch.maximum(v[0], v[1])"),
+    "masked write": (
+        """
+        def f(v):
+            v = v.clone()
+            v[v < 0] = 0.0
+            return v * v
+        """,
+        "v = torch.where(v < 0, 0.0, v)",
+    ),
+    "jacobian": (
+        "def f(v):\n    return torch.autograd.functional.jacobian(lambda z: z ** 3, v)\n",
+        "torch.func.jacrev(lambda z: z ** 3)(v)",
+    ),
+    "gradient by hand": (
+        """
+        def f(v):
+            y = v.detach().clone().requires_grad_()
+            z = y ** 2
+            loss = (z * y).sum()
+            g, = torch.autograd.grad(loss, y)
+            return g * 2
+        """,
+        "g = torch.func.grad(objective)(y)",
+    ),
+    "backward by hand": (
+        """
+        def f(v):
+            y = v.detach().clone().requires_grad_()
+            (y ** 3).sum().backward()
+            return y.grad
+        """,
+        "y_grad = torch.func.grad(objective)(y)",
+    ),
+    "running statistics": (
+        """
+        MEAN, VAR = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+
+        def f(v):
+            return F.batch_norm(torch.stack([v, v * v]), MEAN, VAR, training=True)
+        """,
+        "F.batch_norm(torch.stack([v, v * v]), None, None, training=True)",
+    ),
+    "a lambda": ("f = lambda v: v * v.sum().item()\n", "v.sum().detach()"),
+    "a function inside": (
+        """
+        def outer(scale):
+            def inner(v):
+                return v * scale * v.sum().item()
+            return inner
+
+        f = outer(2.0)
+        """,
+        "v.sum().detach()",
+    ),
+    "a function that is called": (
+        """
+        def norm(v):
+            return math.sqrt((v * v).sum())
+
+        def f(v):
+            return v / norm(v)
+        """,
+        "torch.sqrt((v * v).sum().detach())",
+    ),
+    "a method of a module": (
+        """
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+            def forward(self, v):
+                return v * self.w * v.sum().item()
+
+        f = Net()
+        """,
+        "v.sum().detach()",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REPAIRED)
+def test_the_edit_is_offered_and_its_patch_makes_torch_vmap_give_the_loop(name, written, tmp_path):
+    source, expected = REPAIRED[name]
+    module = written(source)
+    finding = found(module)
+    assert finding.verified is True
+    assert expected in finding.fix
+    assert expected in finding.patch
+    before = torch.stack([module.f(v) for v in X])
+    if shutil.which("git") is None:
+        pytest.skip("git is needed to apply a patch")
+    (tmp_path / "edit.patch").write_text(finding.patch)
+    subprocess.run(["git", "apply", "edit.patch"], cwd=tmp_path, check=True)
+    after = imported(tmp_path / "mine.py")
+    assert torch.equal(torch.vmap(after.f)(X), before)
+
+
+WITHDRAWN = {
+    "a branch whose derivative is NaN where it is not taken": """
+        def f(v):
+            if v[0] > 0:
+                return v[0].sqrt()
+            return v[0] * 0
+        """,
+    "a branch that raises where it is not taken": """
+        def f(v):
+            n = v[0].long()
+            if n != 0:
+                return 6 // n
+            return n
+        """,
+    "branches of other shapes": """
+        def f(v):
+            if v.sum() > 100:
+                return v.sum()
+            return v * 1
+        """,
+    "a loop": """
+        def f(v):
+            while v.abs().sum() > 1:
+                v = v / 2
+            return v
+        """,
+}
+
+
+@pytest.mark.parametrize("name", WITHDRAWN)
+def test_an_edit_that_changes_values_or_derivatives_is_never_offered(name, written):
+    finding = found(written(WITHDRAWN[name]))
+    assert finding.patch == ""
+    assert "torch.where(v" not in finding.fix
+    assert finding.verified is not True or "driftscope.vmap" in finding.fix
+
+
+def test_out_that_is_captured_is_left_alone(written):
+    module = written("O = torch.zeros(3, dtype=torch.float64)\n\ndef f(v):\n    return torch.sin(v, out=O) * 1\n")
+    finding = found(module)
+    assert finding.patch == ""
+
+
+def test_no_grad_becomes_detach_for_forward_mode(written, tmp_path):
+    module = written("def f(v):\n    with torch.no_grad():\n        s = v.norm()\n    return v * s\n")
+    finding = found(module, transforms=("jvp",), code="T019")
+    assert finding.verified
+    assert "s = v.norm().detach()" in finding.patch
+    assert "no_grad" in finding.patch.split("-    with")[1].splitlines()[0]
+
+
+def test_nothing_is_edited_and_the_live_function_keeps_its_code(written, tmp_path):
+    module = written(REPAIRED["item"][0])
+    text, code = (tmp_path / "mine.py").read_text(), module.f.__code__
+    found(module)
+    assert (tmp_path / "mine.py").read_text() == text
+    assert module.f.__code__ is code
+
+
+def test_a_clean_function_has_no_edit(written):
+    module = written("def f(v):\n    return torch.where(v > 0, v * 2, v).sum()\n")
+    assert not [f for f in ds.check_transforms(module.f, X).findings if f.patch]
+
+
+# --- patches -------------------------------------------------------------------------------------------------------
+
+
+def test_edits_of_one_file_become_one_patch_and_conflicting_ones_do_not(written, tmp_path):
+    module = written(
+        """
+        def f(v):
+            return v * v.sum().item()
+
+        def g(v):
+            return v * v.max().item()
+        """
+    )
+    one = ds.check_transforms(module.f, X, transforms=("vmap",)).first.patch
+    two = ds.check_transforms(module.g, X, transforms=("vmap",)).first.patch
+    other = one.replace("v.sum().detach()", "v.sum()")
+    patch, count = one_patch([one, two, other, one])
+    assert count == 2
+    assert patch.count("--- a/") == 1
+    (tmp_path / "both.patch").write_text(patch)
+    if shutil.which("git") is None:
+        pytest.skip("git is needed to apply a patch")
+    subprocess.run(["git", "apply", "both.patch"], cwd=tmp_path, check=True)
+    text = (tmp_path / "mine.py").read_text()
+    assert "v.sum().detach()" in text
+    assert "v.max().detach()" in text
