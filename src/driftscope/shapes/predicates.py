@@ -15,11 +15,6 @@ Sizes = Mapping[str, int]
 Check = Callable[[Sizes], Any]
 
 
-def _divided(rule: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    # As in the numpy back end: a division by zero is -1, which no size is.
-    return lambda a, b: -1 if b == 0 else rule(a, b)
-
-
 #: The operators of :data:`driftscope.shapes.expressions.OPERATORS` on Python numbers: a hundredth of numpy's overhead.
 _PLAIN: Mapping[str, Callable[..., Any]] = {
     "or": lambda *terms: any(terms),
@@ -33,9 +28,9 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {
     ">=": operator.ge,
     "+": lambda *terms: sum(terms),
     "*": lambda *terms: reduce(operator.mul, terms),
-    "//": _divided(operator.floordiv),
-    "/": _divided(operator.truediv),
-    "%": _divided(operator.mod),
+    "//": operator.floordiv,
+    "/": operator.truediv,
+    "%": operator.mod,
     "**": lambda a, b: float(a) ** b,
     "max": max,
     "min": min,
@@ -51,8 +46,23 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def compiled(condition: Term) -> Check:
-    """Turn a condition into a function of sizes by axis name."""
+def compiled(condition: Term) -> Callable[[Sizes], bool]:
+    """Turn a condition into a function of sizes by axis name.
+
+    As with arrays, a condition that divides by a size that is zero does not hold.
+    """
+    value = _compiled(condition)
+
+    def check(sizes: Sizes) -> bool:
+        try:
+            return bool(value(sizes))
+        except ZeroDivisionError:
+            return False
+
+    return check
+
+
+def _compiled(condition: Term) -> Check:
     if isinstance(condition, Number):
         value = condition.value
         return lambda sizes: value
@@ -60,7 +70,7 @@ def compiled(condition: Term) -> Check:
         name = condition.name
         return lambda sizes: sizes[name]
     rule = _PLAIN[condition.operator]
-    parts = [compiled(term) for term in condition.terms]
+    parts = [_compiled(term) for term in condition.terms]
     if len(parts) == 2:
         first, second = parts
         return lambda sizes: rule(first(sizes), second(sizes))

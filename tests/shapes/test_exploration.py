@@ -1,0 +1,107 @@
+"""The original is asked how its sizes move; what is tried includes the sizes at which programs are known to change."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from driftscope.shapes.axes import arguments_of
+from driftscope.shapes.building import InputBuilder
+from driftscope.shapes.domain import CRASH, INVALID, LOST, MORE, RIGHT, UNASKED, WRONG, outcome
+from driftscope.shapes.exploration import Plan, explore, lattice, pattern, spread
+from driftscope.shapes.judging_runs import Crashed, NotAsked, Ran, Refused, difference
+from driftscope.shapes.original import Original
+from shapes.small_models import CenterAlways, Folded, Gated, Halved, PoolAndAdd, pool_inputs, seeded
+
+
+def original(model, inputs) -> Original:
+    return Original(model, InputBuilder(arguments_of(model, inputs)))
+
+
+def found(model, inputs):
+    one = original(model, inputs)
+    names = [axis.name for axis in one.builder.axes]
+    directions = explore(one, range(len(names)), [], Plan())
+    return one, {tuple((names[a], slope) for a, slope in d.steps) for d in directions}
+
+
+def test_an_axis_that_moves_alone_and_axes_that_move_together():
+    _, steps = found(Gated(), (seeded(3, 6), seeded(3, 6)))
+    assert (("x.shape[0]", 1), ("gate.shape[0]", 1)) in steps
+    assert not any("x.shape[1]" in dict(one) for one in steps), "six columns are fixed by the layer"
+
+
+def test_a_size_that_follows_from_another_by_a_factor():
+    _, steps = found(PoolAndAdd(), pool_inputs())
+    assert (("left.shape[0]", 1), ("long.shape[0]", 2)) in steps
+    assert (("right.shape[0]", 1), ("long.shape[0]", 2)) in steps
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "present"),
+    [
+        (CenterAlways(), (seeded(4, 3),), {(0, 3), (1, 3), (2, 3)}),
+        (Folded(), (seeded(2, 12),), {(2, 0), (1, 12), (2, 3)}),
+    ],
+)
+def test_zero_one_and_two_are_always_tried(model, inputs, present):
+    one, _ = found(model, inputs)
+    assert present <= set(one.known)
+    assert all(one.known[point] for point in present)
+
+
+def test_a_point_at_which_the_model_refuses_is_known_as_such():
+    one, _ = found(Folded(), (seeded(2, 12),))
+    assert one.known[(2, 13)] is False
+
+
+def test_indices_too_large_for_a_size_say_nothing_about_the_size():
+    def take(x, index):
+        return x[index]
+
+    one = original(take, (seeded(6, 2), torch.tensor([5, 4, 0])))
+    assert one.runs((2, 2, 3)), "the indices are drawn again where the example's do not fit"
+    assert not one.runs((0, 2, 3))
+
+
+def test_chosen_points_differ_in_kind():
+    points = [(a, b) for a in range(9) for b in range(9)]
+    assert len({pattern(p, (4, 4)) for p in spread(points, 25, (4, 4))}) == 25
+
+
+def test_a_lattice_has_no_point_twice_and_no_negative_size():
+    one, _ = found(Halved(), (seeded(7, 2),))
+    made = lattice(explore(one, [0], [], Plan()), one.example, 200, seed=1)
+    assert len(made) == len(set(made))
+    assert min(min(point) for point in made) >= 0
+
+
+TENSOR = torch.tensor([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("reference", "other", "expected"),
+    [
+        (Ran(TENSOR), Ran(TENSOR.clone()), RIGHT),
+        (Ran(TENSOR), Ran(TENSOR * (1 + 1e-6)), RIGHT),
+        (Ran(TENSOR), Ran(TENSOR * 1.05), WRONG),
+        (Ran(TENSOR), Ran(TENSOR[None]), WRONG),
+        (Ran(TENSOR), Ran((TENSOR,)), WRONG),
+        (Ran({"a": TENSOR}), Ran([TENSOR], flat=True), RIGHT),
+        (Ran({"a": TENSOR, "n": 3}), Ran([TENSOR, torch.tensor(3)], flat=True), RIGHT),
+        (Ran(torch.tensor([1, 2])), Ran(torch.tensor([1, 3])), WRONG),
+        (Ran(torch.full((2,), torch.nan)), Ran(torch.full((2,), torch.nan)), RIGHT),
+        (Ran(TENSOR), Refused("no"), LOST),
+        (Ran(TENSOR), Crashed("signal 6"), CRASH),
+        (Ran(TENSOR), NotAsked(), UNASKED),
+        (Refused("no"), Ran(TENSOR), MORE),
+        (Refused("no"), Refused("neither"), INVALID),
+    ],
+)
+def test_outcome_table(reference, other, expected):
+    assert outcome(reference, other).outcome == expected
+
+
+def test_a_difference_says_where_and_how_much():
+    words = difference({"a": TENSOR, "b": TENSOR}, Ran({"a": TENSOR, "b": TENSOR + 1}))
+    assert words.startswith("out['b']: 2 of 2 elements differ, by up to 1")
