@@ -227,7 +227,7 @@ def test_a_budget_is_kept():
         ((np.sum, 4), {"shape": (2, 5)}, "does not end with n=4"),
         ((np.sum, 4), {"shape": "4"}, "does not end with n=4"),
         ((np.sum, 4), {"shape": 4}, "not a tuple"),
-        ((np.sum, 4), {"threads": 0}, "at least 1"),
+        ((np.sum, 4), {"threads": 0}, "from 1 to 1024"),
         (("torch.matmul", 4), {"shape": (2, 5, 2)}, "K = n = 4"),
         (("numpy.summ", 4), {}, "there is no kernel 'numpy.summ'"),
         ((3, 4), {}, "a int is no kernel"),

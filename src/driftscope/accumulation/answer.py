@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from driftscope.accumulation.dependence import Dependence, Opener, dependence_of
 from driftscope.accumulation.replaying import replayed
 from driftscope.accumulation.verification import Verified
 from driftscope.errors import InputError
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.trees import SumTree
 from driftscope.numerics.trees_families import family_of
-from driftscope.numerics.trees_naming import Term, describe
+from driftscope.numerics.trees_naming import Term, describe, spine_words
 from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype
 
 SCHEMA = "driftscope/accumulation/1"
@@ -54,6 +56,14 @@ class Accumulation:
     calls, rows : int
         What it took: calls of the kernel, and rows in them.
     verified : Verified
+    subnormals : str
+        ``"kept"``, ``"taken for zero"`` (DAZ) or ``"set to zero in results"`` (FTZ); empty where it cannot be seen.
+    seconds : float
+        Time spent on it.
+    terms : ndarray of int, or None
+        For a sketch: the terms that were asked; the tree is theirs, all others being zero.
+    opener : callable, optional
+        Opens the kernel again with other rows and threads.
     """
 
     kernel: str
@@ -70,6 +80,10 @@ class Accumulation:
     calls: int
     rows: int
     verified: Verified
+    subnormals: str = ""
+    seconds: float = 0.0
+    terms: npt.NDArray[np.int64] | None = None
+    opener: Opener | None = field(default=None, repr=False)
 
     @functools.cached_property
     def structure(self) -> Term:
@@ -78,13 +92,17 @@ class Accumulation:
 
     @property
     def pattern(self) -> str:
-        """The tree in one line: ``fold(16 × +256: fold(256))``."""
-        return str(self.structure)
+        """The tree in one line: ``fold(16 × +256: fold(256))``; of a sketch, its terms numbered from 0."""
+        if self.terms is None:
+            return str(self.structure)
+        return f"{len(self.terms)} of {self.n} terms: {self.structure}"
 
     @property
     def family(self) -> str:
         """The pattern in words."""
-        return family_of(self.structure)
+        if self.terms is None:
+            return family_of(self.structure)
+        return f"a sketch: {spine_words(self.tree, self.terms)}"
 
     @property
     def accumulator(self) -> str:
@@ -123,6 +141,8 @@ class Accumulation:
         -------
         ndarray, shape (rows,), in the output dtype
         """
+        if self.terms is not None:
+            raise InputError(f"only {len(self.terms)} of the {self.n} terms were asked; a sketch cannot be replayed")
         terms, factors = _array(x, self.dtype), None if weights is None else _array(weights, self.dtype)
         if terms.ndim != 2 or terms.shape[1] != self.n:
             raise InputError(f"replay takes (rows, {self.n}), not {terms.shape}")
@@ -149,6 +169,24 @@ class Accumulation:
             raise InputError(f"{path}: a tree is drawn as .svg")
         target.write_text(draw_tree(self), encoding="utf-8")
         return target
+
+    def dependence(self, *, rows: Sequence[int] | None = None, threads: Sequence[int] | None = None) -> Dependence:
+        """Run the kernel with other numbers of rows (M) and of threads, and say where the order is the same.
+
+        Parameters
+        ----------
+        rows, threads : sequence of int, optional
+            What to try: 1, 2, 8, 32 and 128 rows, and 1, 2 and all threads by default.
+
+        Raises
+        ------
+        InputError
+            If this is the record of an order, without its kernel, or a sketch.
+        """
+        if self.opener is None or self.terms is not None:
+            raise InputError("only what reveal() returned for all terms knows its kernel; reveal it again")
+        asked = None if self.shape is None else self.shape[0], self.threads
+        return dependence_of(self.opener, self.tree, self.arithmetic, asked, rows=rows, threads=threads)
 
     def explain(self, other: Accumulation) -> str:
         """Say in two sentences how this sum and another one differ."""
@@ -177,6 +215,9 @@ class Accumulation:
             "applies": self.applies,
             "calls": self.calls,
             "rows": self.rows,
+            "seconds": self.seconds,
+            "subnormals": self.subnormals,
+            "terms": None if self.terms is None else self.terms.tolist(),
             "verified": {"rows": self.verified.rows, "miss": self.verified.miss},
         }
 
@@ -185,17 +226,18 @@ class Accumulation:
         threads = "" if self.threads is None else f", {self.threads} thread{'s' if self.threads > 1 else ''}"
         fma = {True: ", products added unrounded (FMA)", False: ", products rounded first", None: ""}
         product = fma[self.fma] if not isinstance(self.fma, str) else ", some products added unrounded (FMA)"
+        flushed = f"; subnormals {self.subnormals}" if self.subnormals not in ("", "kept") else ""
         mean = "" if self.arithmetic.mean == "none" else f"; the mean: {_MEANS[self.arithmetic.mean]}"
         return "\n".join(
             (
                 f"{self.kernel}, {self.n} terms of {self.dtype}{shape}{threads} ({self.library})",
                 f"  order        {self.family}",
                 f"  pattern      {self.pattern}",
-                f"  arithmetic   accumulator {self.accumulator}{product}, result {self.output}{mean}",
+                f"  arithmetic   accumulator {self.accumulator}{product}, result {self.output}{mean}{flushed}",
                 f"  applies to   {self.applies}",
                 f"  depth        {self.depth} additions in a row, of {self.tree.additions}",
                 f"  verified     {self.verified}",
-                f"  asked        {self.calls} calls, {self.rows} rows",
+                f"  asked        {self.calls} calls, {self.rows} rows, {self.seconds * 1e3:.3g} ms",
             )
         )
 

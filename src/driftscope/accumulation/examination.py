@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftscope.accumulation.kernels import CallableKernel, Kernel
-from driftscope.accumulation.refusal import BudgetSpentError, RevealError
+from driftscope.accumulation.refusal import BudgetSpentError, RaisedError, RevealError
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.trees_replay import numpy_dtype
 
@@ -64,12 +64,12 @@ def rows_per_call(kernel: Kernel) -> int:
     """
     if kernel.alike is not None:
         return len(kernel.alike)
-    fitting = _BYTES // (kernel.n * numpy_dtype(kernel.dtype).itemsize)
+    fitting = _BYTES // (kernel.length * numpy_dtype(kernel.dtype).itemsize)
     return kernel.rows or 1 << (min(max(fitting, 1), _MOST_ROWS).bit_length() - 1)
 
 
 def find_calling(kernel: Kernel, rng: np.random.Generator) -> None:
-    """Find out whether the kernel takes many rows or one.
+    """Find out whether the kernel takes many rows or one, and arrays of which library where its code does not say.
 
     Raises
     ------
@@ -82,16 +82,22 @@ def find_calling(kernel: Kernel, rng: np.random.Generator) -> None:
         kernel(x.copy())
     except BudgetSpentError:
         raise
-    except RevealError as refusal:
+    except RevealError as first:
+        refusal = first
         if not isinstance(kernel, CallableKernel) or kernel.rows:
             raise
-        kernel.row_by_row = True
-        try:
-            kernel(x.copy())
-        except BudgetSpentError:
-            raise
-        except RevealError:
-            raise refusal from None
+        for framework, row_by_row in kernel.other_ways():
+            kernel.be_given(framework, row_by_row=row_by_row)
+            try:
+                kernel(x.copy())
+                return
+            except BudgetSpentError:
+                raise
+            except RevealError as other:
+                # What a kernel returned says more than that it does not take these arrays.
+                if isinstance(refusal, RaisedError) and not isinstance(other, RaisedError):
+                    refusal = other
+        raise refusal from None
 
 
 def cancelling_rows(kernel: Kernel, rows: int, rng: np.random.Generator, raised: int = 0) -> Array:
@@ -145,12 +151,12 @@ def _gain(kernel: Kernel, rng: np.random.Generator) -> float:
     if (result == amounts).all():
         return 1.0
     slack = 4 * FORMATS[kernel.output].unit_roundoff
-    if np.allclose(result * kernel.n, amounts, rtol=slack, atol=0):
-        return 1.0 / kernel.n
+    if np.allclose(result * kernel.length, amounts, rtol=slack, atol=0):
+        return 1.0 / kernel.length
     odd = int(np.argmax(result != amounts))
     raise RevealError(
         f"{kernel.name} is neither a sum nor a mean: a single {amounts[odd]:g} among {kernel.n - 1} zeros gave"
-        f" {result[odd]:g}"
+        f" {result[odd]:.9g}"
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from driftscope.accumulation.refusal import BudgetSpentError, RevealError
+from driftscope.accumulation.refusal import BudgetSpentError, RaisedError, RevealError
 from driftscope.numerics.trees_replay import numpy_dtype
 
 Array = npt.NDArray[Any]
@@ -49,14 +49,22 @@ class Meter:
         if self.calls == 0:
             self.started = time.perf_counter()
         if self.max_calls is not None and self.calls >= self.max_calls:
-            raise BudgetSpentError(f"the order was not found within {self.max_calls} calls; allow more with max_calls=")
-        if self.max_seconds is not None and time.perf_counter() - self.started > self.max_seconds:
+            raise BudgetSpentError(
+                f"the order was not found within {self.max_calls} calls ({self.seconds:.2g} s);"
+                " allow more with max_calls="
+            )
+        if self.max_seconds is not None and self.seconds >= self.max_seconds:
             raise BudgetSpentError(
                 f"the order was not found within {self.max_seconds:g} s ({self.calls} calls);"
                 " allow more with max_seconds="
             )
         self.calls += 1
         self.rows += rows
+
+    @property
+    def seconds(self) -> float:
+        """Time since the first call."""
+        return time.perf_counter() - self.started if self.started else 0.0
 
 
 class Kernel(abc.ABC):
@@ -66,8 +74,12 @@ class Kernel(abc.ABC):
     ----------
     name : str
     n : int
+    length : int
+        Number of terms of the kernel; larger than ``n`` where only some of them are asked.
     dtype : str
         Format of the terms.
+    subnormals : str
+        What the kernel does with subnormal numbers, once seen (:mod:`driftscope.accumulation.subnormals`).
     products : bool
         Whether each term is multiplied with a weight first.
     rows : int or None
@@ -87,11 +99,13 @@ class Kernel(abc.ABC):
     alike: npt.NDArray[np.int64] | None = None
     columns: npt.NDArray[np.bool_] | None = None
     library: str = ""
+    subnormals: str = ""
     shape: tuple[int, ...] | None = None
 
     def __init__(self, name: str, n: int, dtype: str, meter: Meter):
         self.name = name
         self.n = n
+        self.length = n
         self.dtype = dtype
         self.meter = meter
         self.output = dtype
@@ -130,7 +144,7 @@ class Kernel(abc.ABC):
             raise
         except Exception as error:
             words = (str(error).splitlines() or [""])[0]
-            raise RevealError(f"{self.name} raised {type(error).__name__}: {words}") from error
+            raise RaisedError(f"{self.name} raised {type(error).__name__}: {words}") from error
 
     def _checked(self, result: Array, rows: int, every_column: bool) -> Array:
         if result.shape == (rows, 1) and not every_column:
@@ -186,9 +200,20 @@ class CallableKernel(Kernel):
     ):  # fmt: skip
         super().__init__(name, n, dtype, meter)
         self.function = function
-        self.row_by_row = False
-        self.library = library_words(framework, device)
-        self._into, self._out_of = CONVERSIONS[framework](device)
+        self._framework, self._device = framework, device
+        self.be_given(framework, row_by_row=False)
+
+    def be_given(self, framework: str, *, row_by_row: bool) -> None:
+        """Give the function arrays of this library from now on, all rows or one by one."""
+        self.row_by_row = row_by_row
+        self.library = library_words(framework, self._device if framework == "torch" else None)
+        self._into, self._out_of = CONVERSIONS[framework](self._device)
+
+    def other_ways(self) -> list[tuple[str, bool]]:
+        """Return what else to try where the function refuses: single rows, and the other library's arrays."""
+        other = {"torch": "numpy", "numpy": "torch"}.get(self._framework)
+        ways = [(self._framework, True)]
+        return ways if other is None or self._device is not None else [*ways, (other, False), (other, True)]
 
     def run(self, x: Array) -> Array:
         if not self.row_by_row:

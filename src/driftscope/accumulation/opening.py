@@ -49,8 +49,9 @@ SUMS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def open_kernel(
-    kernel: Callable[[Any], Any] | str, n: int, dtype: Any, shape: Any, threads: int | None, meter: Meter
-) -> Kernel:
+    kernel: Callable[[Any], Any] | str, n: int, dtype: Any, shape: Any, threads: int | None, meter: Meter, *,
+    device: str | None = None,
+) -> Kernel:  # fmt: skip
     """Make a kernel of a callable or a name.
 
     Raises
@@ -59,12 +60,13 @@ def open_kernel(
         If there is no such kernel, or dtype or shape do not fit.
     """
     name = dtype_word(dtype)
+    where = _device(device)
     if isinstance(kernel, str):
         if kernel in PRODUCTS:
-            return product_kernel(kernel, name, product_shape(kernel, n, shape), meter)
+            return product_kernel(kernel, name, product_shape(kernel, n, shape), meter, device=where)
         if kernel in SUMS:
             framework, function = SUMS[kernel]
-            return checked_rows(CallableKernel(kernel, function, framework, n, name, meter), shape)
+            return checked_rows(CallableKernel(kernel, function, framework, n, name, meter, device=where), shape)
         if ".onnx:" in kernel:
             from driftscope.accumulation.onnx_nodes import open_node
 
@@ -73,7 +75,26 @@ def open_kernel(
     if not callable(kernel):
         raise InputError(f"a {type(kernel).__name__} is no kernel; give a function of one array, or a name")
     words = getattr(kernel, "__name__", None) or type(kernel).__name__
-    return checked_rows(CallableKernel(words, *_with_last_axis(kernel), n, name, meter), shape)
+    return checked_rows(CallableKernel(words, *_with_last_axis(kernel), n, name, meter, device=where), shape)
+
+
+def _device(device: Any) -> str | None:
+    """Check that torch can compute on a device.
+
+    Raises
+    ------
+    InputError
+        If it cannot.
+    """
+    if device is None or str(device) == "cpu":
+        return None
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InputError(f"device={device!r}: {(str(error).splitlines() or [''])[0]}") from error
+    return str(device)
 
 
 def _resolved(text: str) -> Any:

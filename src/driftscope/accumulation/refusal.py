@@ -9,5 +9,13 @@ class RevealError(DriftscopeError):
     """A kernel is not a sum that can be revealed; the message says which requirement it does not meet."""
 
 
+class RaisedError(RevealError):
+    """A kernel raised."""
+
+
+class AloneError(RevealError):
+    """A kernel adds a row alone otherwise than among others."""
+
+
 class BudgetSpentError(RevealError):
     """More calls or seconds were needed than were allowed."""

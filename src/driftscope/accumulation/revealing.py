@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from driftscope.accumulation.answer import Accumulation
-from driftscope.accumulation.examination import examine, words_of
+from driftscope.accumulation.examination import examine, find_calling, in_rows, words_of
 from driftscope.accumulation.kernels import Kernel, Meter
 from driftscope.accumulation.known import known_order
 from driftscope.accumulation.opening import open_kernel
 from driftscope.accumulation.probes import Prober, Question, Units
 from driftscope.accumulation.probing import TreeFinder
+from driftscope.accumulation.products import PRODUCTS
 from driftscope.accumulation.refusal import BudgetSpentError, RevealError
+from driftscope.accumulation.sketching import LONGEST, SketchKernel, sketched_terms
+from driftscope.accumulation.subnormals import subnormal_rows, subnormal_words
 from driftscope.accumulation.verification import Verified, verify
 from driftscope.errors import InputError
 from driftscope.numerics.trees import SumTree
@@ -23,6 +27,9 @@ from driftscope.numerics.trees_replay import Arithmetic
 
 #: Trying without the guess that equal shapes have equal orders costs more rows, and is done when that guess failed.
 _ATTEMPTS = ({"copying": True, "refinements": 2}, {"copying": False, "refinements": 6})
+
+#: torch starts every thread that it is told to: a hundred thousand take ten seconds.
+_MOST_THREADS = 1024
 
 
 def reveal_sum(
@@ -35,6 +42,8 @@ def reveal_sum(
     max_calls: int | None = None,
     max_seconds: float | None = 120.0,
     seed: int = 0,
+    device: str | None = None,
+    sketch: bool | None = None,
 ) -> Accumulation:
     """Find the order in which a kernel adds ``n`` terms.
 
@@ -44,19 +53,26 @@ def reveal_sum(
         A function that reduces the last axis of an array ``(rows, n)`` of numpy or torch (one that takes a single row
         is called row by row); ``"torch.sum"``, ``"torch.mean"``, ``"torch.matmul"``, ``"torch.linear"``,
         ``"torch.bmm"``, ``"numpy.sum"``, ``"numpy.matmul"``; ``"model.onnx:output"`` for the ReduceSum, ReduceMean,
-        MatMul or Gemm that computes that value; ``"package.module:name"`` or ``"file.py:name"``.
+        MatMul, Gemm, Conv or LayerNormalization that computes that value; ``"package.module:name"`` or
+        ``"file.py:name"``.
     n : int
-        Number of terms.
+        Number of terms: of an axis, K of a product, those of one filter of a convolution.
     dtype : str or dtype
         Of the terms: float64, float32, float16 or bfloat16.
     shape : tuple of int, optional
-        ``(M, K, N)`` with K = n for products; ``(rows, n)`` for sums. The kernel is only ever called with this shape.
+        ``(M, K, N)`` with K = n for products; ``(rows, n)`` for sums; the image's for convolutions. The kernel is only
+        ever called with this shape.
     threads : int, optional
         Threads of torch, BLAS or onnxruntime during the call; None leaves them.
     max_calls, max_seconds : optional
-        What may be spent on calling the kernel.
+        What may be spent on calling the kernel; looked at before every call.
     seed : int
         For pivots, carriers and verification.
+    device : str, optional
+        Where torch computes, as ``"cuda"``; torch's kernels and functions of torch tensors only.
+    sketch : bool, optional
+        Ask for the order of some hundred of the terms only. By default where there are more than 50 000 and the order
+        is not a known one.
 
     Returns
     -------
@@ -68,16 +84,32 @@ def reveal_sum(
     RevealError
         If the kernel is no sum or mean of a fixed order, or the order found does not give its bits.
     InputError
-        If n, dtype, shape or threads cannot be.
+        If n, dtype, shape, threads, device or a budget cannot be.
     """
     checked = _count(n)
-    meter = Meter(max_calls, max_seconds)
+    meter = Meter(_limit(max_calls, "max_calls"), _limit(max_seconds, "max_seconds"))
+
+    def opened(rows: int | None, many: int | None, counter: Meter) -> Kernel:
+        wanted = _with_rows(shape, rows, kernel, checked)
+        return open_kernel(kernel, checked, dtype, wanted, many, counter, device=device)
+
     with thread_count(threads):
-        opened = open_kernel(kernel, checked, dtype, shape, threads, meter)
-        return accumulation_of(opened, threads, seed)
+        found = accumulation_of(opened(None, threads, meter), threads, seed, sketch=sketch)
+    return dataclasses.replace(found, opener=opened)
 
 
-def accumulation_of(kernel: Kernel, threads: int | None = None, seed: int = 0) -> Accumulation:
+def _with_rows(shape: Any, rows: int | None, kernel: Any, n: int) -> Any:
+    """Return the shape of the same sum with another number of rows."""
+    if rows is None:
+        return shape
+    if shape is None:
+        shape = (rows, n, 32) if kernel in PRODUCTS else (rows, n)
+    return (rows, *tuple(shape)[1:])
+
+
+def accumulation_of(
+    kernel: Kernel, threads: int | None = None, seed: int = 0, *, sketch: bool | None = None
+) -> Accumulation:
     """Ask an opened kernel, and put down what was found.
 
     Raises
@@ -85,16 +117,28 @@ def accumulation_of(kernel: Kernel, threads: int | None = None, seed: int = 0) -
     RevealError
         See :func:`reveal_sum`.
     """
-    tree, arithmetic, verified = reveal_kernel(kernel, seed)
+    terms = None
+    found = None if sketch else known_order(kernel, np.random.default_rng(seed))
+    if found is None:
+        asked = kernel
+        if sketch or (sketch is None and kernel.n > LONGEST):
+            find_calling(kernel, np.random.default_rng(seed))
+            terms = sketched_terms(kernel.n)
+            asked = SketchKernel(kernel, terms)
+        found = reveal_kernel(asked, seed)
+        kernel.output, kernel.alike, kernel.columns = asked.output, asked.alike, asked.columns
+        kernel.subnormals = asked.subnormals
+    tree, arithmetic, verified = found
     return Accumulation(
         kernel=kernel.name, n=kernel.n, dtype=kernel.dtype, output=kernel.output, shape=kernel.shape, threads=threads,
         library=kernel.library, tree=tree, arithmetic=arithmetic, products=kernel.products,
         applies=words_of(kernel), calls=kernel.meter.calls, rows=kernel.meter.rows, verified=verified,
+        subnormals=kernel.subnormals, seconds=round(kernel.meter.seconds, 4), terms=terms,
     )  # fmt: skip
 
 
 def reveal_kernel(kernel: Kernel, seed: int = 0) -> tuple[SumTree, Arithmetic, Verified]:
-    """Find the tree and the arithmetic of an opened kernel.
+    """Find the tree and the arithmetic of an opened kernel by asking it.
 
     Raises
     ------
@@ -102,10 +146,10 @@ def reveal_kernel(kernel: Kernel, seed: int = 0) -> tuple[SumTree, Arithmetic, V
         See :func:`reveal_sum`.
     """
     rng = np.random.default_rng(seed)
-    found = known_order(kernel, rng)
-    if found is not None:
-        return found
     gain = examine(kernel, rng)
+    if gain != 1 and kernel.length != kernel.n:
+        raise RevealError(f"{kernel.name} takes a mean of {kernel.length} terms; a sketch is made of sums alone")
+    kernel.subnormals = subnormal_words(kernel, in_rows(kernel, subnormal_rows(kernel)), gain)
     try:
         return _found(kernel, gain, rng)
     except BudgetSpentError:
@@ -159,14 +203,20 @@ def _count(n: Any) -> int:
     return int(n)
 
 
+def _limit(value: Any, word: str) -> Any:
+    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise InputError(f"{word}={value!r}: give a number of at least 0, or None for no limit")
+
+
 @contextlib.contextmanager
 def thread_count(threads: int | None) -> Iterator[None]:
     """Set the threads of torch and of the BLAS libraries, and set them back."""
     if threads is None:
         yield
         return
-    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
-        raise InputError(f"threads={threads!r}: give a whole number of at least 1")
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:
+        raise InputError(f"threads={threads!r}: give a whole number from 1 to {_MOST_THREADS}")
     import torch
     from threadpoolctl import threadpool_limits
 

@@ -14,16 +14,18 @@ import numpy.typing as npt
 from driftscope.accumulation.examination import in_rows, rows_per_call
 from driftscope.accumulation.fma_terms import fma_terms
 from driftscope.accumulation.kernels import Kernel
-from driftscope.accumulation.refusal import RevealError
+from driftscope.accumulation.refusal import AloneError, RevealError
 from driftscope.accumulation.replaying import replayed
+from driftscope.accumulation.subnormals import subnormal_rows, subnormal_words
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.trees import SumTree
-from driftscope.numerics.trees_balanced import balanced_rows, scale_for
+from driftscope.numerics.trees_balanced import Scale, balanced_rows, scale_for
 from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype
 
 Array = npt.NDArray[Any]
 
 _FIRST = 16  # rows that sort out most candidates
+_MOST_TERMS = 1 << 24  # drawn at a time
 MEANS = ("divide", "reciprocal", "divide-last", "divide-first")
 _FUSED = ("exact", "aligned+0", "aligned+1", "aligned+2", "aligned+3")
 
@@ -74,9 +76,11 @@ class _Trial:
     weights: Array | None = None
 
 
-#: Share of balanced rows that one exchanged pair of additions changed, and rows to use, by width of the output.
-#: Measured by ``python -m benchmarks.reveal --power``.
-POWER = {"wide": (0.03, 310), "narrow": (0.02, 520)}
+#: Share of balanced rows that one exchanged pair of additions changes at least, and rows to use: by width of the
+#: output, and for products in a narrow one. Measured by ``python -m benchmarks.reveal --power``.
+POWER = {"wide": (0.06, 180), "narrow": (0.03, 340), "narrow product": (0.01, 920)}
+#: Terms of all rows together; a longer sum gets fewer rows, and its verification says so.
+_ALL_TERMS = 1 << 27
 
 
 def verify(
@@ -100,16 +104,15 @@ def verify(
     """
     accumulators = accumulators_of(kernel, tree, gain) if guess is None else (guess.accumulator,)
     scale = scale_for(kernel.dtype, accumulators[0])
-    share, rows = POWER["wide" if FORMATS[kernel.output].p >= 24 else "narrow"]
+    wide = FORMATS[kernel.output].p >= 24
+    share, rows = POWER["wide" if wide else "narrow product" if kernel.products else "narrow"]
+    rows = min(rows, max(_ALL_TERMS // kernel.length, _FIRST))
+    draw = _Draw(kernel, tree, scale, rng)
+    first = min(rows, max(_MOST_TERMS // kernel.length, _FIRST))
     if kernel.products:
-        columns = _columns(kernel, rows) if scale.repairs == 0 else 1
-        weights = _weights(kernel, columns, rng)
-        each = -(-rows // columns)
-        x = balanced_rows(tree, each, kernel.dtype, scale, rng, weights[:, 0])
-        trials = _multiplied(kernel, x, weights)
+        trials = draw.multiplied(rows, _columns(kernel, rows) if scale.repairs == 0 else 1)
     else:
-        x = balanced_rows(tree, rows, kernel.dtype, scale, rng)
-        trials = [_Trial(x, _added(kernel, x, alone))]
+        trials = [draw.added(first, alone)]
     means = _means(gain) if guess is None else guess.means
     closest = 0.0
     for number, arithmetic in enumerate(_candidates(kernel, tree, accumulators, means)):
@@ -118,14 +121,70 @@ def verify(
         share_equal = _agreement(tree, trials[:1], arithmetic, kernel.output, few) if few else 1.0
         if share_equal == 1.0:
             share_equal = _agreement(tree, trials, arithmetic, kernel.output)
+            many = sum(len(trial.x) for trial in trials)
+            while share_equal == 1.0 and many < rows:
+                more = [draw.added(min(first, rows - many))]
+                share_equal = _agreement(tree, more, arithmetic, kernel.output)
+                many += len(more[0].x)
             if share_equal == 1.0:
-                many = sum(len(trial.x) for trial in trials)
                 return arithmetic, Verified(many, float((1 - share) ** many))
         closest = max(closest, share_equal)
     raise RevealError(
         f"{kernel.name}: a tree was found, but adding in its order gives the kernel's bits on only {closest:.1%} of"
         " rows, so it is not reported; the kernel rounds in a way not known here, or its order depends on the values"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """Draws rows and has them added."""
+
+    kernel: Kernel
+    tree: SumTree
+    scale: Scale
+    rng: np.random.Generator
+
+    def added(self, rows: int, alone: tuple[Array, Array] | None = None) -> _Trial:
+        """Add rows; where any number of them goes into a call, all in one, with earlier ones among them.
+
+        Raises
+        ------
+        AloneError
+            If the earlier rows give other bits now.
+        """
+        kernel = self.kernel
+        x = balanced_rows(self.tree, rows, kernel.dtype, self.scale, self.rng)
+        if alone is None or kernel.rows is not None:
+            return _Trial(x, in_rows(kernel, x))
+        # Kernels take rows in groups; the earlier ones come last, in a place of their own.
+        more = np.concatenate([subnormal_rows(kernel), alone[0]])
+        size = -(-(len(x) + len(more)) // 64) * 64
+        together = np.zeros((size, kernel.n), x.dtype)
+        together[: len(x)], together[-len(more) :] = x, more
+        result = kernel(together, len(x) + len(more))
+        if result[-len(alone[0]) :].tobytes() != alone[1].tobytes():
+            raise AloneError(f"{kernel.name} adds a row alone otherwise than among others, or is not deterministic")
+        kernel.subnormals = subnormal_words(kernel, result[-len(more) :][: len(more) - len(alone[0])], 1.0)
+        return _Trial(x, result[: len(x)])
+
+    def multiplied(self, rows: int, columns: int) -> list[_Trial]:
+        """Multiply and add rows, with weights of their own in so many columns."""
+        kernel = self.kernel
+        weights = _weights(kernel, columns, self.rng)
+        x = balanced_rows(self.tree, -(-rows // columns), kernel.dtype, self.scale, self.rng, weights[:, 0])
+        kernel.use_weights(weights if columns > 1 else weights[:, 0])
+        try:
+            if columns == 1:
+                return [_Trial(x, in_rows(kernel, x), weights[:, 0])]
+            results = in_rows(kernel, x, every_column=True)
+        finally:
+            kernel.use_weights(None)
+        # The columns beyond repeat the weights: they must repeat the results.
+        for column in range(columns, results.shape[1]):
+            if results[:, column].tobytes() != results[:, column % columns].tobytes():
+                raise RevealError(f"{kernel.name} adds its columns in several orders")
+        each = [(np.ascontiguousarray(results[:, c]), np.ascontiguousarray(weights[:, c])) for c in range(columns)]
+        return [_Trial(x, native, w) for native, w in each]
 
 
 def _agreement(
@@ -159,48 +218,11 @@ def _candidates(
             yield Arithmetic(accumulator, "mixed", mean, fused, fma_terms(kernel, tree))
 
 
-def _added(kernel: Kernel, x: Array, alone: tuple[Array, Array] | None) -> Array:
-    """Add rows; where any number of them goes into a call, all in one, with the earlier ones among them.
-
-    Raises
-    ------
-    RevealError
-        If the earlier rows give other bits now.
-    """
-    if alone is None or kernel.rows is not None:
-        return in_rows(kernel, x)
-    # Kernels take rows in groups; the earlier ones come last, in a place of their own.
-    size = -(-(len(x) + len(alone[0])) // 64) * 64
-    together = np.zeros((size, kernel.n), x.dtype)
-    together[: len(x)], together[-len(alone[0]) :] = x, alone[0]
-    result = kernel(together, len(x) + len(alone[0]))
-    if result[-len(alone[0]) :].tobytes() != alone[1].tobytes():
-        raise RevealError(f"{kernel.name} adds a row alone otherwise than among others, or is not deterministic")
-    return result[: len(x)]
-
-
 def _columns(kernel: Kernel, rows: int) -> int:
     """Return how many columns of a product get weights of their own: enough that one call has all rows."""
     alike = kernel.columns if kernel.columns is not None else np.ones(1, np.bool_)
     many = len(alike) if alike.all() else 1
     return max(1, min(many, -(-rows // rows_per_call(kernel))))
-
-
-def _multiplied(kernel: Kernel, x: Array, weights: Array) -> list[_Trial]:
-    """Multiply and add rows with the weights of every column."""
-    kernel.use_weights(weights if weights.shape[1] > 1 else weights[:, 0])
-    try:
-        if weights.shape[1] == 1:
-            return [_Trial(x, in_rows(kernel, x), weights[:, 0])]
-        results = in_rows(kernel, x, every_column=True)
-    finally:
-        kernel.use_weights(None)
-    many = weights.shape[1]
-    # The columns beyond repeat the weights: they must repeat the results.
-    for column in range(many, results.shape[1]):
-        if results[:, column].tobytes() != results[:, column % many].tobytes():
-            raise RevealError(f"{kernel.name} adds its columns in several orders")
-    return [_Trial(x, np.ascontiguousarray(results[:, c]), np.ascontiguousarray(weights[:, c])) for c in range(many)]
 
 
 def _weights(kernel: Kernel, columns: int, rng: np.random.Generator) -> Array:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from driftscope.numerics.trees import SumTree
 
 
@@ -157,3 +160,28 @@ def _run(parts: list[_Part], at: int) -> tuple[int, int]:
     ):
         count += 1
     return count, step if count > 1 else 0
+
+
+def spine_words(tree: SumTree, terms: npt.NDArray[np.int64], most: int = 8) -> str:
+    """Say what joins the first term on the way up: of a few terms of a longer sum, where they stand in it.
+
+    Parameters
+    ----------
+    tree : SumTree
+        Of the few terms.
+    terms : ndarray of int, shape (tree.n,)
+        Their places in the longer sum.
+    most : int
+        Steps that are named; the largest and last one always is.
+    """
+    parent = np.full(2 * tree.n - 1, -1)
+    parent[tree.left], parent[tree.right] = (tree.n + np.arange(tree.n - 1),) * 2
+    node, joined = 0, []
+    while node != tree.root:
+        above = int(parent[node])
+        left, right = int(tree.left[above - tree.n]), int(tree.right[above - tree.n])
+        places = terms[tree.leaves_under(right if left == node else left)]
+        joined.append(f"{places[0]}" if len(places) == 1 else f"{places[0]}..{places[-1]} ({len(places)})")
+        node = above
+    shown = joined if len(joined) <= most else [*joined[: most - 1], "...", joined[-1]]
+    return f"term {terms[0]} is joined by {', '.join(shown)}"
