@@ -64,7 +64,7 @@ def _histogram(panel: Any, place: dict[str, Any], rows: Sequence[Any]) -> None:
         panel.step(centres, share, where="mid", color=COLOURS[index], linewidth=1.5, linestyle=style, label=label)
     panel.set_yscale("log")
     panel.set_ylim(1e-7, 3)
-    panel.set_xlabel(f"error against float64, in {place['dtype']} ulp of the largest result (ends: beyond)")
+    panel.set_xlabel(f"error in {place['dtype']} ulp of the largest result; ends: beyond")
     panel.set_ylabel("share of the results")
     panel.grid(linewidth=0.4, color="#dddddd")
     panel.spines[["top", "right"]].set_visible(False)

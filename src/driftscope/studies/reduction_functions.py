@@ -142,7 +142,7 @@ def outputs_of(function: str, rows: Array, batch: int) -> Array:
         "torch.softmax": lambda t: torch.softmax(t, -1),
     }
     call = kernels[function]
-    pieces = [call(x[0] if len(x) == 1 else x) for x in x.split(batch)]
-    whole = torch.cat([p.reshape(1, *p.shape) if batch == 1 else p for p in pieces])
+    pieces = [call(chunk[0] if batch == 1 else chunk) for chunk in x.split(batch)]
+    whole = torch.stack(pieces) if batch == 1 else torch.cat(pieces)
     answer: Array = array_of(whole)
     return answer

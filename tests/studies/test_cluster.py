@@ -1,0 +1,78 @@
+"""A cluster gives the same rows, byte for byte, and a crash there is a row as well."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from driftscope.errors import InputError
+from driftscope.records.study_record import rows_text
+from driftscope.studies import reduction
+from driftscope.studies.grid import make_grid
+from driftscope.studies.plan import Plan
+from driftscope.studies.result import perform
+from driftscope.studies.running import running_of
+from studies import study_cells as cells
+
+pytest.importorskip("distributed")
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A scheduler and two workers, started as the how-to page says."""
+    folder = tmp_path_factory.mktemp("dask")
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    dask = [sys.executable, "-m", "dask"]
+    file = folder / "scheduler.json"
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder, "env": environment}
+    scheduler = [*dask, "scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
+    worker = [*dask, "worker", "--nworkers", "2", "--nthreads", "1", "--no-dashboard", "--scheduler-file", str(file)]
+    started = [subprocess.Popen(scheduler, **quiet)]
+    try:
+        while not file.exists():
+            assert started[0].poll() is None
+            time.sleep(0.05)
+        started.append(subprocess.Popen(worker, **quiet))
+        address = json.loads(file.read_text())["address"]
+        _wait_for_workers(address)
+        yield address
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait(timeout=20)
+
+
+def _wait_for_workers(address):
+    from distributed import Client
+
+    with Client(address, timeout="20s") as client:
+        client.wait_for_workers(2, timeout=60)
+
+
+@pytest.mark.slow
+def test_two_dask_workers_give_the_same_rows_byte_for_byte(cluster, tmp_path):
+    settings = {"sizes": (8, 512), "permutations": 16, "dtypes": ("float32", "float16")}
+    there = reduction(**settings, cluster=cluster, store=tmp_path)
+    here = reduction(**settings, workers=2)
+    assert rows_text(there.record.rows) == rows_text(here.record.rows)
+    assert (tmp_path / there.run / "run.json").exists()
+
+
+@pytest.mark.slow
+def test_a_crash_on_the_cluster_is_a_row_and_takes_nothing_along(cluster):
+    plan = Plan("wayward", cells.wayward, make_grid({"what": ["fine", "abort", "hang", "raise", "fill", "also fine"]}))
+    study = perform(plan, running_of(cluster=cluster, seconds=2.0, memory=300 << 20))
+    outcomes = [row["outcome"] for row in study.rows]
+    assert outcomes == ["ok", "aborted", "timed out", "raised", "out of memory", "ok"]
+
+
+def test_no_scheduler_is_one_clear_sentence():
+    with pytest.raises(InputError, match="dask scheduler"):
+        reduction(sizes=4, cluster="tcp://127.0.0.1:9")

@@ -1,0 +1,178 @@
+"""The reduction study has the bits of the plain loop, a prediction that holds, and words that fit its rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from driftscope.errors import InputError
+from driftscope.studies import reduction
+from driftscope.studies.reduction_cell import reduction_cell
+from driftscope.studies.reduction_data import LAWS, orders, permutation_rng, permutations, sample
+from driftscope.studies.reduction_functions import REDUCTIONS
+from studies.plain_loops import spreads
+
+SETTINGS = {
+    "functions": ("mean", "layer_norm", "sum", "softmax"),
+    "laws": ("normal", "fixed", "pareto"),
+    "sizes": (2, 4, 9, 130, 1000, 4096),
+    "dtypes": ("float64", "float32", "float16"),
+    "permutations": 24,
+}
+
+
+@pytest.fixture(scope="module")
+def study():
+    return reduction(**SETTINGS, workers=0)
+
+
+def test_the_tables_are_those_of_the_plain_loop_to_the_last_bit(study):
+    with np.errstate(over="ignore"):
+        plain = spreads(**SETTINGS)
+    table = study.matrix()
+    assert list(table.columns) == list(SETTINGS["dtypes"])
+    assert table.index.names == ["function", "law", "size"]
+    for (function, law, size), row in plain.iterrows():
+        for dtype in SETTINGS["dtypes"]:
+            ours, theirs = table.loc[(function, law, size), dtype], row[dtype]
+            assert ours == theirs or (math.isnan(ours) and math.isnan(theirs)), (function, law, size, dtype)
+
+
+def test_two_terms_have_one_sum_in_both_orders(study):
+    assert all(row["spread"] == 0 for row in study.rows if row["size"] == 2)
+
+
+@pytest.mark.parametrize("function", REDUCTIONS)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_ordinary_reductions_are_called_rounding(function, dtype):
+    for law in ("normal", "uniform", "wide"):
+        for size in (64, 1000, 5000):
+            row = cell(function, law, size, dtype)
+            assert row["verdict"] in ("same bits", "rounding"), (law, size, row["floors"])
+            assert row["spread"] == 0 or 0.2 < row["ratio"] < 12, (law, size)
+
+
+def test_a_sum_in_a_worse_order_of_a_worse_format_is_not_called_rounding(monkeypatch):
+    def sequential_half(x):
+        total = np.zeros(len(x), np.float16)
+        for k in range(x.shape[1]):
+            total += x[:, k].astype(np.float16)
+        return (total.astype(x.dtype),)
+
+    from driftscope.studies import reduction_cell as module
+    from driftscope.studies.reduction_functions import Reduction
+
+    monkeypatch.setitem(module.REDUCTIONS, "sum", Reduction(sequential_half))
+    row = cell("sum", "normal", 512, "float32")
+    assert row["verdict"] == "more than rounding"
+    assert row["floors"] > 100
+
+
+def cell(function, law, size, dtype, count=64):
+    return reduction_cell(function, law, size, dtype, threads=1, batch=1, permutations=count, data_seed=0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 40])
+def test_orders_are_the_same_terms(dtype, count):
+    rows = orders("pareto", 300, dtype, count)
+    assert rows.shape == (1 + count, 300)
+    ascending = np.sort(rows[0].astype(np.float64))
+    assert all((np.sort(row.astype(np.float64)) == ascending).all() for row in rows)
+    if count >= 3:
+        assert (rows[2].astype(np.float64) == ascending).all()
+        assert (rows[3].astype(np.float64) == ascending[::-1]).all()
+
+
+def test_permutations_are_the_stream_they_say_they_are():
+    rng = permutation_rng(50, 3)
+    assert all((row == rng.permutation(50)).all() for row in permutations(50, 5, 3))
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_law_gives_its_size_and_the_same_numbers_again(law):
+    first = sample(law, 257, 1).copy()
+    sample.cache_clear()
+    assert (sample(law, 257, 1) == first).all()
+    assert np.isfinite(first).all()
+
+
+def my_law(rng, size):
+    return rng.random(size) - 0.5
+
+
+def test_a_law_of_ones_own(monkeypatch):
+    row = cell("mean", f"{__file__}:my_law", 100, "float32")
+    assert row["observations"] == 65
+
+
+def test_values_beyond_float16_are_called_not_finite_and_said():
+    study = reduction("mean", "shifted", 64, "float16", 8, workers=0)
+    assert study.rows[0]["verdict"] in ("same bits", "rounding")
+    huge = reduction("sum", "shifted", 4096, "float16", 8, workers=0)
+    assert huge.rows[0]["verdict"] == "not finite"
+    assert "leaves the format" in huge.conclusion
+
+
+def test_threads_and_batches_are_further_axes_of_torch():
+    study = reduction("torch.sum", "normal", (1000,), "float32", 16, batches=(1, 4), threads=(1, 2), workers=0)
+    assert len(study.rows) == 4
+    assert study.matrix().index.names == ["threads", "batch", "size"]
+
+
+def test_the_conclusion_is_in_words_with_evidence(study):
+    assert "mean in float16: the same bits" in study.conclusion or "mean in float16: the order" in study.conclusion
+    assert any("All of it is rounding" in s.text and s.evidence["beyond"] == 0 for s in study.statements)
+    assert "error model" in study.conclusion
+
+
+def test_tables_in_every_format(study, tmp_path):
+    for suffix in (".csv", ".md", ".jsonl", ".parquet", ".json", ".html"):
+        assert study.save(tmp_path / f"rows{suffix}").stat().st_size > 1000
+    lines = (tmp_path / "rows.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(study.rows)
+    duckdb = pytest.importorskip("duckdb")
+    (count, largest), = duckdb.sql(
+        f"SELECT count(*), max(spread) FILTER (NOT isnan(spread)) FROM '{tmp_path / 'rows.parquet'}'"
+    ).fetchall()  # fmt: skip
+    assert count == len(study.rows)
+    assert largest == max(r["spread"] for r in study.rows if r["spread"] == r["spread"])
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_the_picture_is_drawn_and_equal_rows_give_equal_files(study, tmp_path, suffix):
+    one, two = study.plot(tmp_path / f"one{suffix}"), study.plot(tmp_path / f"two{suffix}")
+    assert one.read_bytes() == two.read_bytes()
+    if suffix == ".svg":
+        text = one.read_text()
+        assert all(word in text for word in ("layer_norm", "pareto", "float16", "predicted"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"functions": "meen"}, "did you mean 'mean'"),
+        ({"laws": "normaal"}, "did you mean 'normal'"),
+        ({"dtypes": "float8"}, "no dtype 'float8'"),
+        ({"sizes": 0}, "at least 1"),
+        ({"sizes": (4, 4)}, "repeats a value"),
+        ({"permutations": "many"}, "whole number"),
+        ({"sizes": ()}, "at least one"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_sentence(settings, words):
+    with pytest.raises(InputError, match=words):
+        reduction(**settings, workers=0)
+
+
+def test_what_cannot_be_drawn_or_shown_is_one_sentence(study, tmp_path):
+    with pytest.raises(InputError, match=r"\.png"):
+        study.plot(tmp_path / "picture.gif")
+    with pytest.raises(InputError, match="no column 'speed'"):
+        study.matrix("speed")
+    with pytest.raises(InputError, match="no row has a column"):
+        study.matrix(colour="blue")
+    with pytest.raises(InputError, match="no finished row"):
+        study.matrix(dtype="float8")
