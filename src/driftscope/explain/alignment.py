@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import difflib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from driftscope.explain.operators import MOVES, family
@@ -38,20 +38,28 @@ class ValueIndex:
         """Names of the values with the same elements; those in the same order first."""
         if wanted is None or wanted.plain:
             return []
-        candidates = self._by_count.get(wanted.count, [])
-        slack = 2 * self._within
-        low = bisect.bisect_left(candidates, wanted.size * (1 - slack), key=lambda entry: entry[0].size)
         ordered, moved = [], []
-        for candidate, name in candidates[low:]:
-            if candidate.size > wanted.size * (1 + slack):
-                break
+        for candidate, name in self._near(wanted):
             if candidate.agrees(wanted, self._within):
                 (ordered if candidate.same(wanted, self._within) else moved).append(name)
         return ordered + moved
 
+    def _near(self, wanted: Sketch) -> Iterator[tuple[Sketch, str]]:
+        candidates = self._by_count.get(wanted.count, [])
+        slack = 2 * self._within
+        low = bisect.bisect_left(candidates, wanted.size * (1 - slack), key=lambda entry: entry[0].size)
+        high = wanted.size * (1 + slack)
+        while low < len(candidates) and candidates[low][0].size <= high:
+            yield candidates[low]
+            low += 1
+
     def holds(self, wanted: Sketch | None) -> bool:
         """Whether some value of the run has the same elements."""
         return bool(self.names_of(wanted))
+
+    def holds_in_order(self, wanted: Sketch | None) -> bool:
+        """Whether some value of the run has the same elements in the same order."""
+        return wanted is not None and any(s.same(wanted, self._within) for s, _ in self._near(wanted))
 
     def name_of(self, wanted: Sketch | None) -> str:
         """The first name of a value with the same elements; "" for none."""
@@ -203,7 +211,7 @@ def _tokens(steps: Sequence[Visited]) -> list[Visited]:
     return [s for s in steps if not s.traced[0] or s.index in ends]
 
 
-def _matched(a: Sequence[Visited], b: Sequence[Visited], key) -> dict[int, int]:  # type: ignore[no-untyped-def]
+def _matched(a: Sequence[Visited], b: Sequence[Visited], key: Callable[[Visited], Hashable]) -> dict[int, int]:
     matcher = difflib.SequenceMatcher(None, [key(s) for s in a], [key(s) for s in b], autojunk=False)
     pairs = {}
     for tag, i0, i1, k0, k1 in matcher.get_opcodes():

@@ -57,13 +57,14 @@ def cause_of(
     """
     return (
         _attribute(parting, trials.constants)
+        or wires.emptied(parting, trials.makers)
         or _constant(parting, constants, trials.constants)
         or wires.wire(parting, trials.makers)
         or wires.extra(parting, theirs, trials.bypass)
         or trials.peers()
         or wires.detour(parting, theirs, trials.makers)
+        or wires.order(parting, theirs, trials.makers)
         or wires.handed_on(parting, trials.makers)
-        or wires.order(parting, trials.makers)
     )
 
 

@@ -15,7 +15,7 @@ from driftscope.explain.divergence import Parting, piece_of
 from driftscope.explain.locating import Place, Search, capture
 from driftscope.explain.peers import odd_step
 from driftscope.explain.trails import Visited
-from driftscope.explain.weights import Changed, Matched, match_weights
+from driftscope.explain.weights import Changed, Matched, match_weights, misread
 from driftscope.explain.wires import Cause, Trials
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.matching import as_stored
@@ -120,7 +120,7 @@ class _Case:
         alone = [[c] for c in changed] if 1 < len(changed) <= _MOST_ALONE else []
         return next((one for one in alone if self._works(one)), [])
 
-    def _weight_finding(self, change: Changed, verified: bool, place: Place | None = None) -> Finding:
+    def _weight_finding(self, change: Changed, verified: bool | None, place: Place | None = None) -> Finding:
         constant, partner = change.constant, change.partner
         owner = partner.name.rpartition(".")[0] or None
         own, theirs = constant.where, partner.where
@@ -151,6 +151,10 @@ class _Case:
             here = change.constant.name in names or change.constant.where.node in nodes
             if here and self.search.piece_heals(place, {change.constant.name: change.value}, {}):
                 return self._weight_finding(change, True, place)
+        strange = misread(parting.piece, self.matched.same, *self.constants)
+        if strange is not None:
+            heals = self.search.piece_heals(place, {strange.constant.name: strange.value}, {})
+            return self._weight_finding(strange, True if heals else None, place)
         theirs: list[Visited] = []
         if self.search.view is not None and parting.counterpart is not None:
             theirs = piece_of(self.search.view, parting.counterpart)

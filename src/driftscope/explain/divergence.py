@@ -125,7 +125,9 @@ class _Search:
         partner = view.alignment.partner.get(step.index)
         state = _compare(step, view.a.steps[partner]) if partner is not None else ""
         if state == "equal":
-            self._clean(step, frozenset())
+            # Equal elements under another number of axes: how they are broadcast is still open.
+            unsettled = partner is not None and step.rank != view.a.steps[partner].rank and _moves(step)
+            self._clean(step, members if unsettled else frozenset())
         elif state == "moved":
             self._clean(step, frozenset())
             self._remember_moved(step, inputs, members)
@@ -134,9 +136,17 @@ class _Search:
         elif state == "other" and partner is not None:
             self._part(step, partner, members, inputs)
         elif any(view.in_a.holds(s) for s in step.sketches):
-            self._clean(step, members if family(step.operator) in MOVES else frozenset())
+            if not any(view.in_a.holds_in_order(s) for s in step.sketches):
+                self._pass_on_moved(step, inputs)
+            self._clean(step, members if _moves(step) else frozenset())
         else:
+            self._pass_on_moved(step, inputs)
             self._after(step, dirty, members)
+
+    def _pass_on_moved(self, step: Visited, inputs: Sequence[str]) -> None:
+        first = next((self.moved[n] for n in inputs if n in self.moved), None)
+        if first is not None:
+            self.moved.update((name, first) for name in step.outputs)
 
     def _clean(self, step: Visited, members: frozenset[int]) -> None:
         for name in step.outputs:
@@ -169,6 +179,10 @@ class _Search:
         for name in step.outputs:
             self.tainted.add(name)
             self.pieces[name] = frozenset()
+
+
+def _moves(step: Visited) -> bool:
+    return family(step.operator) in MOVES
 
 
 def _compare(mine: Visited, theirs: Visited) -> str:

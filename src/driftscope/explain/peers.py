@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from driftscope.explain.divergence import Parting, View
-from driftscope.explain.operators import family
+from driftscope.explain.operators import MOVES, family
 from driftscope.explain.trails import Trail, Visited
 
 # Differences up to which another piece passes for the same one.
@@ -73,7 +73,7 @@ def odd_step(
         walk = _Walk(own, graph, piece)
         found = walk.differences(parting.step, end)
         # Two pieces that share little are two different pieces.
-        if walk.alike() < _ALIKE * (len(parting.piece) - 1):
+        if walk.strangers or walk.alike() < _ALIKE * (len(parting.piece) - 1):
             continue
         if 0 < len(found) <= _MOST_DIFFERENCES and (not best or len(found) < len(best)):
             best = found
@@ -123,6 +123,7 @@ class _Walk:
     piece: _Piece
     met: set[tuple[int, int]] = field(default_factory=set)
     found: list[Odd] = field(default_factory=list)
+    strangers: bool = False  # a view against an operator: the two walks lost each other
 
     def differences(self, one: Visited, other: Visited) -> list[Odd]:
         """Everything in which the two pieces differ, from the ends backwards."""
@@ -140,16 +141,18 @@ class _Walk:
         if one.operator != other.operator:
             if one.index in self.piece.healthy and reader is not None:
                 words = f"it reads the result of {one.name} ({one.operator}), where the like reads {other.operator}"
-                self.found.append(Odd(reader, words, f"Connect {reader.name} as its like elsewhere."))
+                self.found.append(Odd(reader, words, _like(other)))
                 return
+            if (family(one.operator) in MOVES) != (family(other.operator) in MOVES):
+                self.strangers = True
             words = f"it is {one.operator} where {other.name} is {other.operator}"
-            self.found.append(Odd(one, words, f"Make {one.name} {other.operator}."))
+            self.found.append(Odd(one, words, _like(other)))
         elif _sizes(one) == _sizes(other):
             for name, value in one.attributes.items():
                 theirs = other.attributes.get(name)
                 if not _equal(value, theirs):
                     words = f"{name} is {value} here and {theirs} in {other.name}"
-                    self.found.append(Odd(one, words, f"Set {name} of {one.name} to {theirs}."))
+                    self.found.append(Odd(one, words, _like(other)))
         for name, peer in zip(one.inputs, other.inputs, strict=False):
             self._input(one, other, name, peer)
 
@@ -160,11 +163,15 @@ class _Walk:
             # Layers have weights of their own; scalars, shapes and axes are alike.
             if small and (mine.numel() == 1 or not mine.dtype.is_floating_point) and not torch.equal(mine, theirs):
                 words = f"its {name} is {mine.tolist()}, and {theirs.tolist()} in {other.name}"
-                self.found.append(Odd(one, words, f"Set {name} to {theirs.tolist()}."))
+                self.found.append(Odd(one, words, _like(other)))
             return
         maker, made = self.mine.makers.get(name), self.theirs.makers.get(peer)
         if maker is not None and made is not None and maker.index in self.piece.inside:
             self._step(maker, made, one)
+
+
+def _like(other: Visited) -> str:
+    return f"Make it as {other.name} is, its like in the healthy piece, unless the two are meant to differ."
 
 
 def _sizes(step: Visited) -> list[int]:

@@ -8,6 +8,7 @@ is not decided here: it is tried, by running B with A's tensor in the place of i
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from driftscope.explain.alterations import Alteration, alteration_of, uniform_of
+from driftscope.explain.trails import Visited
 from driftscope.lift.matching import fingerprint, rearrangements
 from driftscope.lift.steps import Constant, Origin
 
@@ -219,6 +221,36 @@ def _wanted(constant: Constant, names: Sequence[str], by_name: Mapping[str, Cons
         return None
     there = [c for n, c in by_name.items() if _module(n) == module and _sizes(c) == _sizes(constant)]
     return there[0].name if len(there) == 1 else None
+
+
+def misread(
+    piece: Sequence[Visited], same: Mapping[str, Sequence[str]], a: Sequence[Constant], b: Sequence[Constant]
+) -> Changed | None:
+    """A tensor that a piece reads and that belongs to another module, where the piece's own module has one like it.
+
+    Parameters
+    ----------
+    piece : sequence of Visited
+        Steps of B.
+    same : mapping of str to sequence of str
+        For constants of B the names of A's with the same elements.
+    a, b : sequences of Constant
+    """
+    theirs, mine = {c.name: c for c in a if _is_tensor(c)}, {c.name: c for c in b}
+    for step in piece:
+        module = step.where.module
+        for name in step.stored if module else ():
+            names = same.get(name, ())
+            if not names or name not in mine or any(_module(n) == module for n in names):
+                continue
+            own = [c for n, c in theirs.items() if _module(n) == module and _sizes(c) == _sizes(mine[name])]
+            if len(own) == 1:
+                layout = _layout(mine[name], theirs[names[0]]) or 0
+                value = next(itertools.islice(rearrangements(own[0].value, mine[name].value.shape), layout, None))
+                constant = dataclasses.replace(mine[name], where=dataclasses.replace(step.where, node=step.name))
+                words = f"replaced by the elements of {names[0]}"
+                return Changed(constant, own[0], value.to(torch.float64), Alteration("W010", words))
+    return None
 
 
 def _layout(constant: Constant, held: Constant) -> int | None:

@@ -14,6 +14,8 @@ from driftscope.explain.trails import Sketch, Visited
 
 # Runs of B spent on leaving steps out.
 _MOST_TRIALS = 10
+# Steps before a piece in which an idle one is looked for.
+_NEAR = 3
 
 # Whether the piece gives A's value with these constants of B replaced (float64).
 Trial = Callable[[Mapping[str, torch.Tensor]], bool]
@@ -102,7 +104,7 @@ def _identity(name: str, makers: Mapping[str, Visited]) -> Visited | None:
     """The step that hands a value on unchanged, looking back through views."""
     while name in makers:
         step = makers[name]
-        if step.operator == "Identity":
+        if _idle(step):
             return step
         if family(step.operator) not in MOVES:
             return None
@@ -132,14 +134,20 @@ def _ways_round(
     parting: Parting, families: set[str], known: Mapping[str, Sketch], outside: Mapping[str, Visited]
 ) -> Iterator[tuple[Visited, str]]:
     """Yield steps of a piece with values of the same size that could stand for their results."""
-    for step in parting.piece:
-        made = step.sketches[0]
-        # What A's piece has as well is not extra, but it may stand there twice.
-        if step.operator == "Identity" or made is None or (step is parting.step and family(step.operator) in families):
-            continue
-        for name in dict.fromkeys((*(n for n in step.inputs if n in known), *outside)):
-            if name not in step.outputs and known[name].count == made.count:
-                yield step, name
+    # What an exporter wrote says what it was made of; what somebody put in afterwards does not.
+    tagged = any(s.traced[0] for s in parting.piece)
+    steps = sorted(parting.piece, key=lambda s: bool(tagged and s.traced[0]))
+    for own in (True, False):
+        for step in steps:
+            made = step.sketches[0]
+            # What A's piece has as well is not extra, but it may stand there twice.
+            needed = step is parting.step and family(step.operator) in families
+            if made is None or needed or step.operator == "Identity" or family(step.operator) in MOVES - {"cast"}:
+                continue
+            mine = [n for n in step.inputs if n in known]
+            for name in mine if own else [n for n in outside if n not in mine]:
+                if name not in step.outputs and known[name].count == made.count:
+                    yield step, name
 
 
 def _chain(piece: Sequence[Visited], name: str, last: Visited) -> Visited:
@@ -195,41 +203,78 @@ def _leads(wanted: Sketch, name: str, makers: Mapping[str, Visited]) -> bool:
     return False
 
 
-def handed_on(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
-    """A step that does nothing, in a piece whose counterpart does something."""
-    readers = (*parting.piece, *(makers[n] for n in boundary(parting.piece) if n in makers))
-    idle = next((s for s in readers if s.operator == "Identity"), None)
-    if idle is None:
-        return None
+def emptied(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
+    """A step that does nothing, although the exporter made it of an operator that does something."""
+    near = list(parting.piece)
+    for _ in range(_NEAR):
+        near += [makers[n] for s in near for n in s.inputs if n in makers and makers[n] not in near]
+    for step in near:
+        if step.operator == "Identity" and step.traced[1] and family(step.traced[1]) not in MOVES:
+            return _does_nothing(step)
+    return None
+
+
+def _does_nothing(step: Visited) -> Cause:
     return Cause(
-        f"{idle.name} hands its input on unchanged",
-        f"Compute in {idle.name} what A does between the same values.",
+        f"{step.name} ({step.operator}) hands its input on unchanged",
+        f"Compute in {step.name} what A does between the same values.",
         None,
-        idle,
+        step,
     )
 
 
-def order(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
-    """Views before the end of a piece that leave A's elements in another order than A reads them in."""
+def handed_on(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
+    """A step that does nothing to its input, in or before a piece whose counterpart does something."""
+    readers = (*parting.piece, *(makers[n] for n in boundary(parting.piece) if n in makers))
+    idle = next((s for s in readers if _idle(s)), None)
+    return None if idle is None else _does_nothing(idle)
+
+
+def _idle(step: Visited) -> bool:
+    if step.operator == "Identity":
+        return True
+    made = step.sketches[0]
+    # A mask may let everything pass.
+    if made is None or made.plain or family(step.operator) in MOVES | {"where"}:
+        return False
+    return any(t is not None and t.same(made) for t in step.taken)
+
+
+def order(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visited]) -> Cause | None:
+    """Views before a piece that leave A's elements in another order than A reads them in."""
     step, other = parting.step, parting.counterpart
-    if other is None or family(step.operator) != family(other.operator):
+    if other is None:
         return None
-    pairs = zip(_read(step), _read(other), strict=False)
-    for (name, mine), (_, theirs) in pairs:
-        if mine.agrees(theirs) and not mine.same(theirs):
-            chain = []
-            while name in makers and family(makers[name].operator) in MOVES | {"cat", "split", "slice"}:
-                chain.append(makers[name])
-                name = makers[name].inputs[0]
-            turned = [s for s in chain if family(s.operator) != "view"]
-            if chain:
+    if family(step.operator) == family(other.operator):
+        pairs = list(zip(_read(step), _read(other), strict=False))
+    else:
+        mine, wanted = boundary(parting.piece), boundary(theirs)
+        known = {n: t for s in (*parting.piece, *theirs) for n, t in _read(s)}
+        ours = [(n, known[n]) for n in mine if n in known]
+        pairs = [((n, t), (w, known[w])) for n, t in ours for w in wanted if w in known and known[w].agrees(t)]
+        straight = {n for (n, t), (_, w) in pairs if t.same(w)}
+        pairs = [pair for pair in pairs if pair[0][0] not in straight]
+    for (name, value), (_, meant) in pairs:
+        if value.agrees(meant) and not value.same(meant):
+            moved = _mover(name, makers)
+            if moved is not None:
                 return Cause(
                     f"{step.name} reads the elements that {other.operator} in A reads, in another order",
                     f"Lay them out as A does before {step.name}.",
                     None,
-                    (turned or chain)[-1],
+                    moved,
                 )
     return None
+
+
+def _mover(name: str, makers: Mapping[str, Visited]) -> Visited | None:
+    """The first of the steps that only move a value's elements; a plain view only if there is nothing else."""
+    chain = []
+    while name in makers and family(makers[name].operator) in MOVES | {"cat", "split", "slice"}:
+        chain.append(makers[name])
+        name = makers[name].inputs[0]
+    turned = [s for s in chain if family(s.operator) != "view"]
+    return (turned or chain)[-1] if chain else None
 
 
 def _read(step: Visited) -> list[tuple[str, Sketch]]:

@@ -10,7 +10,7 @@ from onnx import NodeProto
 from driftscope.records.finding import Where
 
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*(?:\n[ \t]+(?P<expression>(?!File ")[^\n]+))?')
-_LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/](?:torch|transformers)[\\/]")
+_LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]")
 
 
 def where_of(proto: NodeProto, name: str) -> Where:
@@ -44,7 +44,7 @@ def _source(trace: str) -> tuple[str | None, int | None, str | None]:
     frames = list(_FRAME.finditer(trace))
     if not frames:
         return None, None, None
-    # Innermost frame of the user's own code: torch's module internals say nothing the module path does not.
+    # Innermost frame of the model's own code: torch's module internals say nothing the module path does not.
     own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
     frame = (own or frames)[-1]
     expression = frame["expression"]
