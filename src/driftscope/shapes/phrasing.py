@@ -101,7 +101,7 @@ def _divisible(condition: Term) -> str:
         return ""
     for left, right in (condition.terms, condition.terms[::-1]):
         if isinstance(left, Operation) and left.operator == "%" and right == Number(0):
-            whole, part = _without_common_factors(*left.terms)
+            whole, part = without_common_factors(*left.terms)
             return f"{_words(whole)} is a multiple of {_words(part)}"
         if isinstance(left, Operation) and left.operator == "*" and len(left.terms) == 2:
             for a, quotient in (left.terms, left.terms[::-1]):
@@ -110,7 +110,7 @@ def _divisible(condition: Term) -> str:
     return ""
 
 
-def _without_common_factors(whole: Term, part: Term) -> tuple[Term, Term]:
+def without_common_factors(whole: Term, part: Term) -> tuple[Term, Term]:
     """``a*b`` is a multiple of ``3*a`` where ``b`` is one of 3; where a is zero torch's own guard raises."""
     factors = [list(t.terms) if isinstance(t, Operation) and t.operator == "*" else [t] for t in (whole, part)]
     for factor in list(factors[1]):

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from driftscope.errors import DependencyMissing, InputError
-from driftscope.shapes.expressions import Size, Term, holds, operation, sizes_in, to_z3
+from driftscope.shapes.expressions import Number, Operation, Size, Term, holds, operation, sizes_in, to_z3, walk
 from driftscope.shapes.parsing import Unreadable, parse_text
+from driftscope.shapes.phrasing import without_common_factors
 from driftscope.shapes.relations import Relations
 
 PROVED, REFUTED, UNKNOWN = "proved", "refuted", "unknown"
@@ -67,7 +68,7 @@ def implied(premises: Sequence[Term], conclusion: Term, *, least: int = 0, secon
     solver.set("timeout", int(1000 * seconds))
     try:
         solver.add(*(variable >= least for variable in sizes.values()))
-        solver.add(*(to_z3(p, sizes) for p in premises), z3.Not(to_z3(conclusion, sizes)))
+        solver.add(*(to_z3(_plain(p), sizes) for p in premises), z3.Not(to_z3(_plain(conclusion), sizes)))
     except (NotImplementedError, z3.Z3Exception) as error:
         return Proof(UNKNOWN, reason=f"a condition has no translation for z3: {error}")
     answer = solver.check()
@@ -79,6 +80,30 @@ def implied(premises: Sequence[Term], conclusion: Term, *, least: int = 0, secon
     found = {name: int(str(model.eval(variable, model_completion=True))) for name, variable in sizes.items()}
     # z3 may choose what a division by zero is; arithmetic here does not let it.
     return _checked(premises, conclusion, found)
+
+
+def _plain(term: Term) -> Term:
+    """The same condition with what z3 cannot do said otherwise.
+
+    Dividing by a size of zero is false here, and anything at all in z3; products of sizes that cancel are beyond it.
+    """
+    divisors = {
+        part.terms[1]
+        for part in walk(term)
+        if isinstance(part, Operation) and part.operator in ("//", "/", "%") and not isinstance(part.terms[1], Number)
+    }
+    return operation("and", _cancelled(term), *(operation("!=", divisor, 0) for divisor in divisors))
+
+
+def _cancelled(term: Term) -> Term:
+    if not isinstance(term, Operation):
+        return term
+    parts = tuple(_cancelled(part) for part in term.terms)
+    if term.operator == "==" and Number(0) in parts:
+        remainder = parts[0] if parts[1] == Number(0) else parts[1]
+        if isinstance(remainder, Operation) and remainder.operator == "%":
+            return operation("==", operation("%", *without_common_factors(*remainder.terms)), 0)
+    return operation(term.operator, *parts)
 
 
 def _checked(premises: Sequence[Term], conclusion: Term, found: dict[str, int]) -> Proof:
