@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from driftscope.records.transform_report import TransformReport as TransformReport
     from driftscope.records.verdict import FailOn as FailOn
     from driftscope.records.verdict import Verdict as Verdict
+    from driftscope.records.verification import Verification as Verification
     from driftscope.shapes.checking import ShapeReport as ShapeReport
     from driftscope.shapes.checking import check_shapes as check_shapes
     from driftscope.shapes.covered_program import CoveredProgram as CoveredProgram
@@ -71,6 +72,7 @@ _HOME = {
     "Tolerance": ("driftscope.records.comparison", "Tolerance"),
     "TransformReport": ("driftscope.records.transform_report", "TransformReport"),
     "Verdict": ("driftscope.records.verdict", "Verdict"),
+    "Verification": ("driftscope.records.verification", "Verification"),
     "Where": ("driftscope.records.finding", "Where"),
     "blame": ("driftscope.explain.blaming", "blame"),
     "check_half": ("driftscope.explain.half_range", "check_half"),
@@ -114,6 +116,7 @@ __all__ = [
     "Tolerance",
     "TransformReport",
     "Verdict",
+    "Verification",
     "Where",
     "__version__",
     "blame",

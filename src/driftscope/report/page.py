@@ -11,6 +11,7 @@ from driftscope.errors import RecordError
 from driftscope.records.collection import COLLECTION_SCHEMA, Collection
 from driftscope.records.comparison import SCHEMA, Comparison
 from driftscope.records.files import PAGE_SUFFIXES, read_text
+from driftscope.records.verification import Verification
 from driftscope.report import gauges, kinds, sheet_view, shell, view, wording
 from driftscope.report.sarif import sarif_of
 
@@ -82,6 +83,8 @@ def read(path: str | Path) -> dict[str, Any]:
         raise RecordError(f"{name!r} is damaged: {error}") from error
     except RecursionError as error:
         raise RecordError(f"{name!r} is nested too deeply to be a record") from error
+    if isinstance(data, list) and data and all(isinstance(one, dict) and "max_abs_diff" in one for one in data):
+        return Verification.from_torch(data).to_dict()  # what asdict() of torch's VerificationInfo gives
     if not isinstance(data, dict):
         raise RecordError(f"{name!r} is not a record: it holds a {type(data).__name__}, not an object")
     if _depth(data) > _DEEPEST:
