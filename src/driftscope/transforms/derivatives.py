@@ -102,7 +102,7 @@ def _func_grad(function: Function) -> Function:
 
 def _func_vjp(function: Function) -> Function:
     def pulled(*args: Any) -> Any:
-        outputs, pull = torch.func.vjp(lambda first: outputs_of(function)(first, *args[1:]), args[0])
+        outputs, pull = torch.func.vjp(lambda first: outputs_of(function)(first, *args[1:]), args[0])[:2]
         return _one(pull(tuple(probe(out) for out in outputs)))
 
     return pulled

@@ -14,7 +14,8 @@ from driftscope.transforms.trace import Event
 from driftscope.transforms.traces_left import Drift, call_place, drifts, write_place
 
 RANDOM = frozenset(
-    ("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "normal", "bernoulli", "multinomial",
+    ("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "normal", "bernoulli",
+     "multinomial",
      "poisson", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_",
      "dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "rrelu", "binomial",
      "gumbel_softmax", "scaled_dot_product_attention", "multi_head_attention_forward", "fractional_max_pool2d",
@@ -87,9 +88,11 @@ def _swallowed(question: Question) -> Suspect | None:
     """A call that was refused though the run went on: someone caught the refusal."""
     plain = {(e.name, e.place) for e in question.plain.events if e.raised}
     for event in question.lifted.events:
-        if event.raised and event.place is not None and (event.name, event.place) not in plain:
-            if syntax.handler_around(event.place) is not None or syntax.node_at(event.place) is None:
-                return _suspect("T021", question, event.place, event=event)
+        place = event.place
+        if not event.raised or place is None or (event.name, place) in plain:
+            continue
+        if syntax.handler_around(place) is not None or syntax.node_at(place) is None:
+            return _suspect("T021", question, place, event=event)
     return None
 
 
@@ -106,7 +109,8 @@ def _drawing_place(examination: Examination) -> Place | None:
     return None
 
 
-_DRAWS = ("randn", "rand", "randint", "normal", "uniform", "gauss", "choice", "choices", "shuffle", "sample", "integers",
+_DRAWS = ("randn", "rand", "randint", "normal", "uniform", "gauss", "choice", "choices", "shuffle", "sample",
+          "integers",
           "standard_normal", "permutation", "betavariate", "randrange", "getrandbits")  # fmt: skip
 
 
@@ -210,10 +214,15 @@ def _identity_place(examination: Examination) -> Place | None:
     for function in examination.subject.world.functions:
         code = function.__code__
         for node in syntax.nodes_of_function(code.co_filename, code.co_firstlineno, code.co_name):
-            if isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops):
-                if not any(isinstance(c, ast.Constant) for c in node.comparators):
-                    return syntax.place_of_node(place_of(code, 0), node)
+            if isinstance(node, ast.Compare) and _asks_identity(node):
+                return syntax.place_of_node(place_of(code, 0), node)
     return None
+
+
+def _asks_identity(node: ast.Compare) -> bool:
+    """Whether a comparison is ``is`` between two things neither of which is a constant such as None."""
+    by_identity = any(isinstance(op, (ast.Is, ast.IsNot)) for op in node.ops)
+    return by_identity and not any(isinstance(c, ast.Constant) for c in node.comparators)
 
 
 def _by_state(question: Question, examination: Examination) -> Suspect:
@@ -244,10 +253,11 @@ def _by_state(question: Question, examination: Examination) -> Suspect:
     return _suspect("T099", question, None)
 
 
-_CLOCKS = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "now", "today", "urandom", "uuid4", "getpid",
+_CLOCKS = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "now", "today", "urandom", "uuid4",
+          "getpid",
            "token_hex", "randbits", "id", "data_ptr")  # fmt: skip
 
 
 def clock_place(examination: Examination) -> Place | None:
-    """Return where the function asks for something that changes by itself: a clock, an address, the system's entropy."""
+    """Return where the function asks for something that changes by itself: a clock, an address, entropy."""
     return call_place(examination, _CLOCKS)

@@ -186,7 +186,7 @@ class Examination:
         eager = all(level.kind not in ("compile", "export") for level in levels)
         function = self.subject.function
         if not eager:
-            torch._dynamo.reset()
+            internals.forget_compiled()
         return self.run(
             function,
             arguments,

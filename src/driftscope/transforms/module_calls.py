@@ -55,7 +55,7 @@ def _watched(found: list[Mismatch]) -> Iterator[None]:
             found.append(Mismatch(calling_place(sys._getframe(1)), words))
         return kept(module, values, *args, **kwargs)
 
-    stateless._functional_call = watching
+    stateless._functional_call = watching  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 from driftscope.transforms import derivatives, tangents
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import differ
@@ -24,16 +28,37 @@ def judge(question: Question, examination: Examination) -> tuple[str, str]:
         return _without_reference(question, examination)
     derivative = any(level.kind == "derivative" for level in question.levels)
     question.difference = differ(_results(plain), _results(lifted), any_float=derivative)
+    if derivative and not question.difference.agrees and _leaves_its_domain(examination):
+        question.difference = differ(*_where_finite(plain, lifted), any_float=True)
     difference = question.difference
-    if difference.kind == "same":
-        return "same", "the same bits"
     if not examination.reproducible:
         return "not-reproducible", "two plain runs from the same start differ"
+    if difference.kind == "same":
+        return "same", "the same bits"
     if difference.agrees:
         return "rounding", f"rounding: at most {difference.max_abs:.3g} apart"
     if _only_random(question, examination):
         return "random", "other random numbers, as was asked for"
     return "wrong", difference.detail
+
+
+def _leaves_its_domain(examination: Examination) -> bool:
+    """Whether the function itself is not finite at the examples: no derivative is defined there, and none is right."""
+    leaves = derivatives.float_leaves(examination.loop.value)
+    return any(not bool(torch.isfinite(leaf.detach()).all()) for leaf in leaves)
+
+
+def _where_finite(plain: Run, lifted: Run) -> tuple[list[Any], list[Any]]:
+    """Return both results with zeros wherever either of them is not finite."""
+    pairs = zip(internals.tree_leaves(plain.value), internals.tree_leaves(lifted.value), strict=False)
+    left, right = [], []
+    for a, b in pairs:
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
+            known = torch.isfinite(a.detach()) & torch.isfinite(b.detach())
+            a, b = torch.where(known, a, 0), torch.where(known, b, 0)
+        left.append(a)
+        right.append(b)
+    return left, right
 
 
 def _results(run: Run) -> object:
@@ -77,11 +102,11 @@ def _directional(question: Question, examination: Examination) -> Run | None:
 
 def _only_random(question: Question, examination: Examination) -> bool:
     """Whether the values differ by random draws alone: nothing else parts before the first draw."""
-    if "torch" not in examination.loop.moved or seeds_inside(examination):
+    drawn = [event for event in examination.loop.events if event.operation in RANDOM]
+    if not (drawn or "torch" in examination.loop.moved) or seeds_inside(examination):
         return False
     if question.difference is not None and question.difference.kind in ("shape", "dtype", "structure", "escaped"):
         return False
-    drawn = [event for event in examination.loop.events if event.operation in RANDOM]
     if not drawn and examination.traceable:
         return "torch" in question.lifted.moved
     if question.levels[0].kind == "map" and len(question.levels) == 1 and question.lifted.events:

@@ -29,7 +29,7 @@ _DONE = (str, bytes, int, float, complex, bool, type(None), types.BuiltinFunctio
 
 @dataclass(frozen=True)
 class Binding:
-    """A name that holds a value and can be made to hold another: a cell, a global, an attribute of a class or module."""
+    """A name that can be made to hold another value: a cell, a global, an attribute of a class or module."""
 
     path: str
     get: Callable[[], Any]
@@ -160,8 +160,9 @@ class _Walk:
             self.visit_global(name, function, depth)
         for i, default in enumerate((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())):
             self.add(f"default {i} of {function.__name__}", default, depth + 1)
-        if function.__dict__:
-            self.found.things.append((function.__name__, function))
+        self.found.things.append((function.__name__, function))
+        for name, item in list(function.__dict__.items()):
+            self.add(f"{function.__name__}.{name}", item, depth + 1)
 
     def visit_global(self, name: str, function: types.FunctionType, depth: int) -> None:
         space = function.__globals__
@@ -225,8 +226,9 @@ class _Walk:
 
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
     """Return the instance attributes of an object of a user's class, by ``__dict__`` and by ``__slots__``."""
-    found = list(getattr(value, "__dict__", {}).items()) if is_users_object(value) else []
-    for cls in type(value).__mro__ if is_users_object(value) else ():
+    users = is_users_object(value)
+    found = list(getattr(value, "__dict__", {}).items()) if users else []
+    for cls in type(value).__mro__ if users else ():
         for name in _slots(cls):
             if hasattr(value, name):
                 found.append((name, getattr(value, name)))
@@ -235,7 +237,7 @@ def attributes_of(value: Any) -> list[tuple[str, Any]]:
 
 def is_users_object(value: Any) -> bool:
     """Whether the class of an object, or a class it derives from, is written by the user."""
-    if isinstance(value, (torch.nn.Module, types.SimpleNamespace)):
+    if isinstance(value, (torch.nn.Module, types.SimpleNamespace, types.FunctionType)):
         return True
     module = sys.modules.get(type(value).__module__)
     return type(value).__module__ == "__main__" or is_users(getattr(module, "__file__", None) or "<")

@@ -30,7 +30,8 @@ _TO_PYTHON = frozenset(
 )
 _AUTOGRAD = frozenset(("requires_grad_", "backward", "grad", "retain_grad", "register_hook", "data", "requires_grad"))
 _IDENTITY = frozenset(("data_ptr", "untyped_storage", "storage", "__deepcopy__", "storage_offset", "__reduce_ex__"))
-_CHOOSING = frozenset(("if", "while", "assert", "conditional", "for", "and", "comprehension", "range", "any", "all", "max",
+_CHOOSING = frozenset(("if", "while", "assert", "conditional", "for", "and", "comprehension", "range", "any", "all",
+          "max",
                        "min", "sorted", "bool", "filter"))  # fmt: skip
 
 # Words that settle the cause whatever was being called. In order.
@@ -43,7 +44,10 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"mutate a captured Tensor|would mutate", "T007"),
     (r"boolean mask|dynamic shape|differently shaped|stack expects each tensor", "T011"),
     (r"fallback path doesn't work on out=|out=\.\.\. arguments", "T008"),
-    (r"setup_context|generate_vmap_rule|vmap staticmethod|override the .* staticmethod|custom autograd\.Function", "T013"),
+    (
+        r"setup_context|generate_vmap_rule|vmap staticmethod|override the .* staticmethod|custom autograd\.Function",
+        "T013",
+    ),
     (r"no autograd formula|Trying to backward through|custom operator", "T014"),
 )
 _LATER_WORDS: tuple[tuple[str, str], ...] = (
@@ -52,7 +56,7 @@ _LATER_WORDS: tuple[tuple[str, str], ...] = (
     (r"deepcopy|data pointer|storage|data_ptr|storage_offset", "T022"),
     (r"inplace arithmetic|in-place|inplace|doesn't match the broadcast shape|more elements than", "T006"),
     (r"forward AD|forward-mode|derivative (for|of).*not implemented|batching rule|vmap fallback|UncapturedHigherOrderOp"
-     r"|not implemented|Expected FakeTensor|higher.order|HigherOrder", "T015"),
+     r"|not implemented|received complex|Could not run 'aten::|Expected FakeTensor|higher.order|HigherOrder", "T015"),
     (r"numpy|np\.random|random", "T004"),
     (r"data-dependent branching|data-dependent control flow", "T009"),
     (r"data-dependent|Data dependent|\.item\(\)", "T010"),
@@ -74,7 +78,9 @@ def suspect_of(question: Question, examination: Examination) -> Suspect:
     if place is None and re.search(r"only return|return Tensors", message):
         place = _return_place(examination)
     compiled = any(level.kind in ("compile", "export") for level in question.levels)
-    cause = _cause(message, event, place, compiled=compiled)
+    # Eager messages end in lists of dispatch keys, whose names would match anything.
+    words = message if compiled else message[:400]
+    cause = "T015" if _is_higher_order(place) else _cause(words, event, place, compiled=compiled)
     if cause in ("T099", "T022") and compiled and place is None:
         event = next((e for e in examination.loop.events if e.name == "Tensor.data.__get__"), None)
         cause, place = ("T012", event.place) if event is not None else (cause, None)
@@ -85,6 +91,17 @@ def suspect_of(question: Question, examination: Examination) -> Suspect:
     if cause in ("T006", "T007", "T008"):
         return _written(named, question, examination)
     return named
+
+
+_HIGHER_ORDER = frozenset(("cond", "while_loop", "scan", "associative_scan", "flex_attention"))
+
+
+def _is_higher_order(place: Place | None) -> bool:
+    """Whether the place is a call of an operator that takes functions: no word of its errors names it."""
+    node = syntax.node_at(place) if place is not None else None
+    if not isinstance(node, ast.Call):
+        return False
+    return ast.unparse(node.func).split(".")[-1] in _HIGHER_ORDER
 
 
 def _kept(examination: Examination) -> Suspect | None:
@@ -129,7 +146,7 @@ def _cause(message: str, event: Event | None, place: Place | None, *, compiled: 
 
 def _by_call(event: Event, operation: str, place: Place | None) -> str:
     context = syntax.context_of(place) if place is not None else ""
-    if operation == "__get__":
+    if operation in ("__get__", "__set__"):
         operation = event.name.split(".")[-2]
     if event.name.endswith("(out=)"):
         return "T008"
@@ -276,8 +293,13 @@ def _backward_place(question: Question, examination: Examination) -> Place | Non
 
 
 def _last_call_at(place: Place, events: Sequence[Event]) -> Place:
-    here = [e.place for e in events if e.place and (e.place.file, e.place.line) == (place.file, place.line)]
-    return here[-1] if len(here) == 1 else place
+    here = [e for e in events if e.place and (e.place.file, e.place.line) == (place.file, place.line)]
+    # A tensor that could not be read is of a layout without rules: the likeliest of several calls on a line.
+    odd = [e for e in here if any(value is None for value in e.outputs)]
+    for candidates in (odd, here):
+        if len({e.place for e in candidates}) == 1:
+            return candidates[0].place or place
+    return place
 
 
 def _last_place(question: Question) -> Place | None:

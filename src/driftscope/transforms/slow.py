@@ -70,7 +70,7 @@ def _compilations(function: Any, examination: Examination, question: Question, *
         counted += 1
         return graph.forward
 
-    torch._dynamo.reset()
+    internals.forget_compiled()
     compiled = torch.compile(function, backend=backend)
     levels = tuple(level for level in question.levels if level.name != "compile")
     subject = examination.subject
@@ -84,5 +84,5 @@ def _compilations(function: Any, examination: Examination, question: Question, *
         counted = counted or -1
     finally:
         subject.world.rewind()
-        torch._dynamo.reset()
+        internals.forget_compiled()
     return counted

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from driftscope.transforms.places import Place
-    from driftscope.transforms.trace import Event
-    from driftscope.transforms.world import World
+from driftscope.transforms.places import Place
+from driftscope.transforms.trace import Event
+from driftscope.transforms.world import World
 
 
 @dataclass(frozen=True)

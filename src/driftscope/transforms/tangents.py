@@ -109,21 +109,14 @@ def _slope(row: tuple[Event, ...]) -> Slope:
 
 def _quotients(ends: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Difference the outputs at (+a, -a, +b, -b); None where the two steps disagree."""
-    found = []
-    for plus, minus, nearer, other in zip(*ends, strict=False):
-        values = (plus, minus, nearer, other)
-        if (
-            any(not isinstance(v, torch.Tensor) or not v.is_floating_point() for v in values)
-            or len({v.shape for v in values}) > 1
-        ):
+    found: list[torch.Tensor | None] = []
+    for values in zip(*ends, strict=False):
+        plain = all(isinstance(v, torch.Tensor) and v.is_floating_point() and v.layout == torch.strided for v in values)
+        if not plain or len({v.shape for v in values}) > 1:
             found.append(None)
-        else:
-            found.append(
-                _believed(
-                    (plus - minus).detach().double() / (2 * STEPS[0]),
-                    (nearer - other).detach().double() / (2 * STEPS[1]),
-                )
-            )
+            continue
+        plus, minus, nearer, other = (v.detach().double() for v in values)
+        found.append(_believed((plus - minus) / (2 * STEPS[0]), (nearer - other) / (2 * STEPS[1])))
     return tuple(found)
 
 
@@ -155,7 +148,7 @@ def _dual(first: Any) -> Iterator[Any]:
 
 
 def _tangent(tensor: torch.Tensor) -> tuple[Any, bool]:
-    with torch._C.DisableTorchFunction():
+    with internals.unseen():
         tangent = forward_ad.unpack_dual(tensor).tangent
         plain = torch.zeros_like(tensor.detach()) if tangent is None else tangent.detach().clone()
         return plain, tangent is not None
@@ -232,7 +225,16 @@ def _modes_differ(question: Question, examination: Examination, slopes: Slopes |
     applied = next((e for e in plain if e.function_place is not None), None)
     if applied is not None:
         return Suspect("T013", question.name, "wrong", applied.function_place, "autograd.Function", event=applied)
-    return None
+    return None if slopes is None else _reverse_rule(question, slopes)
+
+
+def _reverse_rule(question: Question, slopes: Slopes) -> Suspect | None:
+    """Suspect a rule of torch's reverse mode; its place is known when one operation alone moves."""
+    moving = [event for event, slope in zip(slopes.events, slopes.slopes, strict=True) if slope.moves]
+    event = moving[-1] if len({e.name for e in moving}) == 1 else None
+    place = event.place if event is not None else None
+    what = f"{question.name} and plain autograd differ, and the forward tangents agree with finite differences"
+    return Suspect("T028", question.name, "wrong", place, event.name if event else "", event=event, what=what)
 
 
 def cut_of(examination: Examination, name: str) -> Suspect | None:

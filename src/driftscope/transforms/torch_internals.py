@@ -15,19 +15,29 @@ from torch.overrides import _get_current_function_mode_stack, resolve_name
 from torch.utils import _pytree as pytree
 
 stack_depth: Callable[[], int] = functorch.get_dynamic_layer_stack_depth
-fallback_enabled: Callable[[], bool] = functorch._is_vmap_fallback_enabled
+fallback_enabled: Callable[[], bool] = functorch._is_vmap_fallback_enabled  # type: ignore[attr-defined]
 tree_map: Callable[..., Any] = pytree.tree_map
 tree_leaves: Callable[[Any], list[Any]] = pytree.tree_leaves
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = pytree.tree_flatten
 tree_unflatten: Callable[[Any, Any], Any] = pytree.tree_unflatten
 broadcast_to: Callable[[Any, Any], list[Any] | None] = pytree._broadcast_to_and_flatten
-set_fallback_enabled: Callable[[bool], None] = functorch._set_vmap_fallback_enabled
+set_fallback_enabled: Callable[[bool], None] = functorch._set_vmap_fallback_enabled  # type: ignore[attr-defined]
 
 
 def unwind(depth: int) -> None:
     """Drop functorch levels above ``depth``; a level that is left behind makes later calls of torch fail."""
     if stack_depth() > depth:
         functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+
+
+def forget_compiled() -> None:
+    """Forget what Dynamo compiled: its limit of recompilations counts per code object, whatever was compiled."""
+    torch._dynamo.reset()
+
+
+def unseen() -> Any:
+    """Return a context in which TorchFunctionModes do not see the calls."""
+    return torch._C.DisableTorchFunction()
 
 
 def is_wrapped(tensor: object) -> bool:
@@ -90,7 +100,7 @@ def function_modes() -> list[Any]:
 
 def torch_name(function: Any) -> str:
     """Name a torch function as a user would: ``"torch.add"``, ``"Tensor.add_"``."""
-    name = resolve_name(function) or getattr(function, "__qualname__", "") or getattr(function, "__name__", "")
+    name: str = resolve_name(function) or getattr(function, "__qualname__", "") or getattr(function, "__name__", "")
     return name.removeprefix("torch.") if name.startswith("torch.Tensor.") else name
 
 

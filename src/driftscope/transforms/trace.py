@@ -32,12 +32,14 @@ QUESTIONS = frozenset((
     "is_tensor", "is_storage", "__hash__", "type", "is_set_to",
 ))  # fmt: skip
 _ASKING_GETTERS = frozenset((
-    "shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_sparse", "is_quantized", "is_meta", "is_leaf",
+    "shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_cpu", "is_sparse", "is_quantized", "is_meta",
+    "is_leaf",
     "requires_grad", "grad_fn", "grad", "itemsize", "nbytes", "names", "output_nr", "retains_grad", "name", "is_nested",
     "_version",
 ))  # fmt: skip
 CONVERSIONS = frozenset((
-    "item", "__bool__", "__float__", "__int__", "__index__", "__complex__", "tolist", "numpy", "__array__", "__format__",
+    "item", "__bool__", "__float__", "__int__", "__index__", "__complex__", "tolist", "numpy", "__array__",
+    "__format__",
     "__repr__", "__str__", "__contains__", "is_nonzero", "allclose", "equal", "tensor", "as_tensor", "__dlpack__",
 ))  # fmt: skip
 

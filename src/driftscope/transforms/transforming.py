@@ -1,8 +1,8 @@
 """The table of transforms: how each is applied, beside the plain program that it must equal.
 
-The plain reference of ``vmap`` is the loop, of a derivative ``torch.autograd`` run backwards row by row, of ``compile``,
-``export`` and ``functional_call`` the program itself. A composition composes on both sides: ``vmap(grad)`` is compared
-with the loop over plain gradients.
+The plain reference of ``vmap`` is the loop, of a derivative ``torch.autograd`` run backwards row by row, of
+``compile``, ``export`` and ``functional_call`` the program itself. A composition composes on both sides:
+``vmap(grad)`` is compared with the loop over plain gradients.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def stacked(results: list[Any]) -> Any:
     first_spec = flat[0][1]
     if any(spec != first_spec for _, spec in flat):
         return Ragged(tuple(results))
-    leaves = []
+    leaves: list[Any] = []
     for column in zip(*(leaves for leaves, _ in flat), strict=True):
         if all(isinstance(x, torch.Tensor) for x in column):
             if len({(x.shape, x.dtype) for x in column}) > 1:

@@ -121,9 +121,13 @@ def _receiver(suspect: Suspect) -> str:
     """Return the source of the tensor a conversion or method is applied to."""
     node = syntax.node_at(suspect.place) if suspect.place is not None else None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        owner = node.func.value
-        is_module = isinstance(owner, ast.Name) and owner.id in ("torch", "math", "np", "numpy", "F")
-        return ast.unparse(node.args[0]) if is_module and node.args else ast.unparse(owner) if not is_module else ""
+        owner = root = node.func.value
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(root, ast.Name) and root.id in ("torch", "math", "np", "numpy", "F", "nn"):
+            first = node.args[0] if node.args else None
+            return ast.unparse(first) if first is not None and not isinstance(first, ast.Lambda) else ""
+        return ast.unparse(owner)
     if isinstance(node, ast.Call) and node.args:
         return ast.unparse(node.args[0])
     return ast.unparse(node) if isinstance(node, (ast.Name, ast.Compare, ast.Attribute, ast.Subscript)) else ""

@@ -23,7 +23,7 @@ import torch
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.reach import MISSING, Binding, Reached, attributes_of, reach
 
-_ITERATORS = (
+_ITERATORS: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter({})), type(iter({}.values())),
     type(iter({}.items())), type(iter(set())), enumerate, zip, map, filter, type(reversed([])),
 )  # fmt: skip
