@@ -262,9 +262,13 @@ def _record(
 
 
 def _program_line(program: OnnxProgram, disabled: Sequence[str]) -> str:
-    model = "model" if program.model.path is None else repr(str(program.model.path))
-    more = "" if program.setup.level == "all" else f", level={program.setup.level!r}"
-    return f"ds.onnx({model}{more}, disabled={list(disabled)})"
+    setup = program.setup
+    words = ["model" if program.model.path is None else repr(str(program.model.path))]
+    words += [f"level={setup.level!r}"] if setup.level != "all" else []
+    words += [f"threads={setup.threads}"] if setup.threads is not None else []
+    words += [f"provider={setup.provider!r}"] if setup.provider != "cpu" else []
+    words += [f"config={dict(setup.config)!r}"] if setup.config else []
+    return f"ds.onnx({', '.join([*words, f'disabled={list(disabled)}'])})"
 
 
 def _answer(

@@ -23,7 +23,7 @@ class Distance:
 
     Parameters
     ----------
-    floors : float
+    ratio : Ratio
         Native drift, the worst output; ``inf`` where NaN or infinities differ, or shapes.
     lifted : Ratio or None
         Lifted drift with its limit, where the function was in question.
@@ -31,15 +31,21 @@ class Distance:
         Largest absolute difference of any output.
     """
 
-    floors: float
+    ratio: Ratio
     lifted: Ratio | None = None
     moved: float = 0.0
+
+    @property
+    def floors(self) -> float:
+        """Native drift as a record shows it: over the whole tensor, unless a slice or the tail is worse."""
+        whole = self.ratio.place == "tensor" and not math.isnan(self.ratio.whole)
+        return self.ratio.whole if whole else self.ratio.value
 
     @property
     def fine(self) -> bool:
         """Whether ordinary rounding explains it."""
         function = self.lifted is None or self.lifted.value <= self.lifted.limit
-        return function and self.floors <= THRESHOLDS.large
+        return function and self.ratio.value <= THRESHOLDS.large
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,29 +77,32 @@ class Target:
 
     def distance(self, outputs: Sequence[Any], graph: Any = None) -> Distance:
         """Measure a run: the worst of its outputs, and its graph where the function is in question."""
-        worst, moved = 0.0, 0.0
+        worst, moved = Ratio(0.0), 0.0
         for k, wanted in self.values.items():
             got = outputs[k] if k < len(outputs) else None
-            floors, by = _of_output(wanted, got, list(self.noises.get(k, ())))
-            worst, moved = max(worst, floors), max(moved, by)
+            ratio, by = _of_output(wanted, got, list(self.noises.get(k, ())))
+            worst, moved = max(worst, ratio, key=lambda r: r.value), max(moved, by)
         lifted = self.function(graph) if self.function is not None and graph is not None else None
         return Distance(worst, lifted, moved)
 
 
-def _of_output(wanted: torch.Tensor, got: Any, noises: list[torch.Tensor]) -> tuple[float, float]:
+_ELSEWHERE = Ratio(math.inf, "values that are not finite")
+
+
+def _of_output(wanted: torch.Tensor, got: Any, noises: list[torch.Tensor]) -> tuple[Ratio, float]:
     if not isinstance(got, torch.Tensor) or got.shape != wanted.shape:
-        return math.inf, math.inf
+        return _ELSEWHERE, math.inf
     if not wanted.is_floating_point():
-        return (0.0, 0.0) if torch.equal(wanted, got) else (math.inf, math.inf)
+        return (Ratio(0.0), 0.0) if torch.equal(wanted, got) else (_ELSEWHERE, math.inf)
     x, y = as_double(wanted), as_double(got)
     if not torch.equal(torch.isnan(x), torch.isnan(y)) or not torch.equal(x[torch.isinf(x)], y[torch.isinf(x)]):
-        return math.inf, math.inf
+        return _ELSEWHERE, math.inf
     if bool((torch.isinf(y) & ~torch.isinf(x)).any()):
-        return math.inf, math.inf
+        return _ELSEWHERE, math.inf
     drift = finite(y - x)
     fitting = [n for n in noises if n.shape == drift.shape]
     moved = float(drift.abs().max()) if drift.numel() else 0.0
-    return drift_in_floors(drift, fitting or [_stand_in(wanted, got, x)]).value, moved
+    return drift_in_floors(drift, fitting or [_stand_in(wanted, got, x)]), moved
 
 
 def _stand_in(wanted: torch.Tensor, got: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
