@@ -1,0 +1,157 @@
+"""Every loss has its line, its consequence and a remedy that was tried; the honest neighbour has none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import driftscope as ds
+from driftscope.errors import InputError
+from driftscope.shapes.rewriting import rewrites
+from shapes.small_models import Buckets, CenterAlways, CenterUnlessAlone, DampLong, Gated, Halved, seeded
+
+
+class Shared(nn.Module):
+    """The number of rows is read from one of two tensors that broadcast."""
+
+    def forward(self, a, b):
+        return (a - b).sum() / a.shape[0]
+
+
+class Empty(nn.Module):
+    """Nothing tells an empty input from others but the model's own question."""
+
+    def forward(self, x):
+        return x.new_ones(1) if x.numel() == 0 else x.sum(0)
+
+
+def by_code(report, code):
+    return [finding for finding in report.findings if finding.code == code]
+
+
+def test_a_branch_on_a_length_is_lost_needed_and_named():
+    report = ds.check_shapes(DampLong(), (seeded(2, 4),), targets=())
+    (finding,) = by_code(report, "S024")
+    assert finding.where.file.endswith("small_models.py")
+    assert "if x.shape[1] > 5" in finding.where.expression
+    assert "x.shape[1] <= 5" in finding.why
+    assert "needed: without its checks it is wrong" in finding.why
+    assert all(sizes["x.shape[1]"] > 5 for sizes in finding.evidence["shapes"])
+    assert len(report.lost) == finding.evidence["count"]
+    assert by_code(report, "S028"), "what drops the checks would be wrong"
+
+
+def test_its_neighbour_without_the_branch_has_no_finding_of_probing():
+    report = ds.check_shapes(CenterAlways(), (seeded(4, 3),), targets=())
+    assert not [f for f in report.findings if f.code in ("S020", "S023", "S024", "S028")]
+    assert "no drift on" in str(report)
+
+
+def test_a_broadcast_that_is_needless_and_one_that_is_needed():
+    needless = ds.check_shapes(Gated(), (seeded(3, 6), seeded(3, 6)), targets=())
+    assert by_code(needless, "S023")
+    assert all("needless" in f.why and f.verified for f in by_code(needless, "S023"))
+    needed = ds.check_shapes(Shared(), (seeded(4), seeded(4)), targets=())
+    assert by_code(needed, "S024")
+    assert not by_code(needed, "S023")
+
+
+def test_wrong_comes_before_lost_and_lost_before_notes():
+    report = ds.check_shapes(CenterUnlessAlone(), (seeded(4, 3),), targets=("onnx",))
+    order = [
+        ("S020", "S021").index(f.code) if f.code in ("S020", "S021") else 3 if f.note else 2 for f in report.findings
+    ]
+    assert order == sorted(order)
+
+
+def test_onnx_is_wrong_where_the_checks_are_gone_and_the_guard_refuses_that():
+    report = ds.check_shapes(CenterUnlessAlone(), (seeded(4, 3),), targets=("onnx",))
+    (finding,) = by_code(report, "S021")
+    assert {sizes["batch.shape[0]"] for sizes in finding.evidence["shapes"]} == {1}
+    assert finding.evidence["consequences"]["export"] == {"lost": finding.evidence["count"]}
+    guarded = report.guard()
+    x = seeded(5, 3, seed=9)
+    torch.testing.assert_close(guarded(x), CenterUnlessAlone()(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(guarded(batch=x), guarded(x))
+    with pytest.raises(ds.DriftscopeError, match=r"batch.shape\[0\] != 1"):
+        guarded(x[:1])
+    assert not guarded.admits(x[:1])
+
+
+def test_the_onnx_file_of_its_neighbour_is_right_and_its_guard_lets_everything_pass(tmp_path):
+    report = ds.check_shapes(CenterAlways(), (seeded(4, 3),), onnx=tmp_path / "center.onnx")
+    assert report.onnx_path == tmp_path / "center.onnx"
+    assert not by_code(report, "S021")
+    assert report.guard(tmp_path / "center.onnx").admits(seeded(1, 3))
+
+
+def test_a_guard_needs_a_file_that_was_probed(tmp_path):
+    report = ds.check_shapes(CenterAlways(), (seeded(4, 3),), targets=())
+    with pytest.raises(InputError, match="no ONNX file was probed"):
+        report.guard(tmp_path / "other.onnx")
+    with pytest.raises(InputError, match="no target 'tensorrt'"):
+        ds.check_shapes(CenterAlways(), (seeded(4, 3),), targets=("tensorrt",))
+
+
+@pytest.mark.parametrize(
+    ("model", "old", "new"),
+    [
+        (Halved(), "int(x.shape[0] / 2)", "x.shape[0] // 2"),
+        (Buckets(), "math.ceil(x.shape[0] / 4)", "(x.shape[0] + 4 - 1) // 4"),
+    ],
+)
+def test_a_rewrite_computes_the_same_and_is_found(model, old, new):
+    (rewrite,) = rewrites(model)
+    assert (rewrite.old, rewrite.new) == (old, new)
+    for rows in (0, 1, 4, 9):
+        x = seeded(rows, 2)
+        torch.testing.assert_close(rewrite.model(x), model(x), equal_nan=True)
+
+
+def test_code_without_such_an_expression_has_no_rewrite():
+    assert rewrites(CenterAlways()) == []
+    assert rewrites(nn.Linear(2, 2)) == []
+
+
+def test_status_tells_what_the_program_does_without_running_it():
+    model = DampLong()
+    report = ds.check_shapes(model, (seeded(2, 4),), targets=())
+    program = report.program.module()
+    for rows, columns in [(2, 5), (17, 3), (1, 1), (2, 6), (3, 41), (0, 4), (23, 23)]:
+        x = seeded(rows, columns)
+        try:
+            expected = "right" if torch.equal(program(x), model(x)) else "wrong"
+        except Exception:
+            expected = "lost"
+        assert report.status(x) == expected, (rows, columns)
+
+
+def test_status_says_invalid_where_the_model_refuses():
+    report = ds.check_shapes(Gated(), (seeded(3, 6), seeded(3, 6)), targets=())
+    assert report.status(seeded(31, 6), seeded(31, 6)) == "right"
+    assert report.status(seeded(31, 6), seeded(30, 6)) == "invalid"
+    assert report.status(seeded(31, 7), seeded(31, 7)) == "invalid"
+    assert report.status(seeded(31, 6), seeded(1, 6)) == "lost"
+
+
+def test_a_size_that_only_values_betray():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows = nn.Embedding(8, 4)
+
+        def forward(self, x):
+            return x + self.rows(torch.arange(x.shape[1]))
+
+    report = ds.check_shapes(Table(), (seeded(2, 5, 4),), targets=())
+    assert report.status(seeded(11, 8, 4)) == "right"
+    assert report.status(seeded(11, 9, 4)) == "invalid"
+
+
+def test_what_nothing_recorded_explains_is_found_all_the_same():
+    report = ds.check_shapes(Empty(), (seeded(3, 2),), targets=("onnx",))
+    wrong = by_code(report, "S021") + by_code(report, "S020")
+    lost = by_code(report, "S024") + by_code(report, "S023")
+    assert wrong or lost
+    assert any(0 in sizes.values() for f in wrong + lost for sizes in f.evidence["shapes"])
