@@ -16,7 +16,7 @@ from driftscope.comparison.leaves import compare_leaves
 from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import InputError, RuntimeRefused
-from driftscope.explain import accumulations, culprits, reasons, refusals
+from driftscope.explain import accumulations, culprits, nonfinite, reasons, refusals
 from driftscope.explain.depths import node_records
 from driftscope.explain.judging import Results, judge_outputs
 from driftscope.explain.second_look import Scene, look_again
@@ -139,6 +139,7 @@ def compare(
         findings = _findings(evidence, outputs, codes, explain)
         if explain or blame:
             values = [v for _, v in case.results[0]], [v for _, v in case.results[2]]
+            findings += nonfinite.origin_findings(evidence, leaves, values)
             scene = Scene(bound_a, bound_b, values, evidence, outputs, codes, seed, say)
             findings += look_again(scene, blame)
     way: tuple[NodeRecord, ...] = ()

@@ -1,0 +1,76 @@
+"""Where NaN and infinity begin, and that infinities which are meant are nobody's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import driftscope as ds
+from driftscope.records.comparison import Comparison
+from driftscope.records.finding import Finding
+
+
+class Body(nn.Module):
+    def __init__(self, body: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def compared(broken: Callable[[Tensor], Tensor], x: Tensor) -> Comparison:
+    return ds.compare(Body(lambda t: torch.tanh(t)), Body(broken), (x,))
+
+
+def origins(comparison: Comparison) -> list[Finding]:
+    return [f for f in comparison.findings if f.code == "N017"]
+
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("broken", "operator", "words"),
+    [
+        (lambda t: torch.tanh(torch.log(t)), "log", "logarithm"),
+        (lambda t: torch.relu(torch.sqrt(t) * 2), "sqrt", "negative"),
+        (lambda t: (t / (t - t)) + 1, "div", "divisors are zero"),
+        (lambda t: torch.exp(t * 1e3) * 0, "exp", "largest float32"),
+        (lambda t: torch.softmax(t.masked_fill(t < 2, -torch.inf), -1) @ torch.ones(4, 4), "softmax", "masked"),
+        (lambda t: torch.acos(t * 3) + 0, "acos", "domain"),
+    ],
+)
+def test_the_first_operator_is_named_with_its_range_and_cause(broken, operator, words):
+    found = origins(compared(broken, X))
+    assert len(found) == 1
+    assert operator in found[0].where.operator
+    assert words in found[0].why
+    assert found[0].fix
+    assert found[0].evidence["side"] == "B"
+    assert "range from" in found[0].what
+
+
+def test_overflow_in_the_declared_format_is_the_origin_of_the_nan_it_leads_to():
+    half = (X * 300).to(torch.float16)
+    comparison = ds.compare(Body(lambda t: t * 0), Body(lambda t: (t * t * 4) - (t * t * 4)), (half,))
+    (found,) = origins(comparison)
+    assert "mul" in found.where.operator
+    assert "65504" in found.why
+
+
+def test_a_mask_of_infinities_is_nobodys_mistake():
+    masked = Body(lambda t: torch.softmax(t.masked_fill(t < 0, -torch.inf), 0))
+    assert origins(ds.compare(masked, masked, (X.abs(),))) == []
+    shown = Body(lambda t: t.masked_fill(t < 0, -torch.inf))
+    assert origins(ds.compare(shown, shown, (X,))) == []
+
+
+def test_the_same_infinities_on_both_sides_are_only_noted():
+    log = Body(lambda t: torch.log(t.relu()))
+    found = origins(ds.compare(log, Body(lambda t: torch.log(t.clamp(min=0))), (X,)))
+    assert found
+    assert all(f.note for f in found)
