@@ -116,7 +116,7 @@ def _line(node: Any) -> int:
 
 
 def _one_line(text: str) -> str:
-    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(":; ", ": ")
 
 
 def _by_path(subject: Subject, suspect: Suspect, trial: Trial, failures: list[str]) -> Proposal | None:

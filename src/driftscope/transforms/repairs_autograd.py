@@ -38,6 +38,7 @@ def functional_to_func(source: Source, suspect: Suspect, subject: Subject) -> It
             }
             if name in forms:
                 yield replaced(call, forms[name])
+                yield replaced(call, f"tuple(part.detach() for part in {forms[name]})")
 
 
 def autograd_to_func(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:

@@ -64,6 +64,8 @@ def _truth(source: Source, test: ast.expr) -> str:
         return " & ".join(f"({ast.unparse(ast.Compare(a, [op], [b]))})" for a, op, b in pairs)
     if isinstance(test, ast.Call) and called_name(test) == "bool" and len(test.args) == 1:
         return source.segment(test.args[0])
+    if isinstance(test, ast.Call) and called_name(test) == "is_nonzero" and len(test.args) == 1:
+        return f"{source.segment(test.args[0])} != 0"
     return source.segment(test)
 
 

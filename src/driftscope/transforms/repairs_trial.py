@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,7 @@ class Trial:
         self.levels = levels_of(transform)
         self.setting = Setting(subject.in_dims, subject.randomness, subject.size)
         self.expected = self._run(subject.function, self.levels, lifted=False)
+        self.expected.value = [_with_numbers(value) for value in self.expected.value or ()]
         self.gradient_levels = self._gradient_levels()
         self.gradient: Run | None = None
         if self.gradient_levels:
@@ -106,7 +108,7 @@ class Trial:
                 return function(*args)
 
         for arguments in self.subject.slices:
-            self._calling(lambda given=arguments: watched(*cloned(given)))
+            self._calling(functools.partial(watched, *cloned(arguments)))
         return watch.agree
 
     def replacing(self, mapped: Callable[..., Any]) -> Verdict:
@@ -165,6 +167,19 @@ class Trial:
             return f"other derivative: refused ({_first_line(got.error)})"
         difference = differ(self.gradient.value if self.gradient else (), got.value, any_float=True)
         return difference.kind if difference.agrees else f"other derivative: {difference.detail}"
+
+
+def _with_numbers(value: Any) -> Any:
+    """Stack what some examples return as a tensor without axes and others as a number."""
+    if isinstance(value, tuple):
+        return tuple(map(_with_numbers, value))
+    tensors = [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, list) else []
+    if not tensors or any(tensor.dim() for tensor in tensors):
+        return value
+    dtypes = [torch.result_type(tensors[0], item) for item in value if isinstance(item, (torch.Tensor, int, float))]
+    if len(dtypes) < len(value):
+        return value
+    return torch.stack([torch.as_tensor(item, dtype=dtype) for item, dtype in zip(value, dtypes, strict=True)])
 
 
 class _Choices(TorchFunctionMode):
