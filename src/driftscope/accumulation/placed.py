@@ -272,8 +272,9 @@ class PlacedKernel(Kernel):
         self.use_weights(None)
 
     def use_weights(self, weights: Array | None) -> None:
-        given = unit_weights(self.n, self.dtype) if weights is None else weights
-        self._run = self._make(self.layout.weights(given))
+        # Made when it is used: the second operand may be packed, or a session be created for it.
+        self._weights: Array | None = weights
+        self._run: Callable[[Array], Array] | None = None
 
     def run(self, x: Array) -> Array:
         out = self.run_columns(x)
@@ -282,6 +283,9 @@ class PlacedKernel(Kernel):
         return np.ascontiguousarray(out[:, 0])
 
     def run_columns(self, x: Array) -> Array:
+        if self._run is None:
+            given = unit_weights(self.n, self.dtype) if self._weights is None else self._weights
+            self._run = self._make(self.layout.weights(given))
         return self.layout.picked(self._run(self.layout.spread(x)))
 
 

@@ -31,7 +31,7 @@ from driftscope.records.verdict import Verdict
 Leaves = Sequence[tuple[Path, Any]]
 
 #: Pairs that are asked in passing, and the multiplications that asking may cost.
-_PAIRS = 3
+_PAIRS = 2
 _WORK = 1.5e9
 #: Relative difference of two operands' sizes below which they are the same operand, rounded.
 _ALIKE = 1e-2
