@@ -95,7 +95,7 @@ def _checked(target: str, options: dict[str, Any], journey: Journey) -> ShapeRec
         journey("Looking for programs that keep every shape")
         made = cover_shapes(found.program, inputs, dynamic=dynamic)
         click.echo(f"Wrote {made.save(options['save_cover'])}: {made}", err=True)
-    return replace(report.record, program=found.name, command=command_line(target, options))
+    return replace(report.record, command=command_line(target, options))
 
 
 def _dynamic(words: Sequence[str]) -> Any:

@@ -1,0 +1,89 @@
+"""``driftscope shapes``: exit codes follow --fail-on, files appear where they were asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+MODEL = """
+import torch
+
+class Center(torch.nn.Module):
+    def forward(self, x):
+        if x.shape[0] == 1:
+            return x
+        return x - x.mean(0)
+
+class Plain(torch.nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+def make():
+    return Center(), (torch.randn(3, 4),)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    return path
+
+
+def test_a_lost_shape_fails_only_if_asked(run, model):
+    assert run("shapes", f"{model}:make", "--no-onnx").exit_code == 0
+    lost = run("shapes", f"{model}:make", "--no-onnx", "--fail-on", "lost")
+    assert lost.exit_code == 1
+    assert lost.stdout.startswith("shapes lost: Center exported by ")
+
+
+def test_its_neighbour_loses_nothing(run, model):
+    result = run("shapes", f"{model}:Plain", "--input", "x=3x4:float32", "--no-onnx", "--fail-on", "lost", "--json")
+    assert result.exit_code == 0
+    record = json.loads(result.stdout)
+    assert record["schema"] == "driftscope/shapes/1"
+    assert record["command"].startswith("driftscope shapes ")
+    assert record["headline"].startswith("no drift on")
+
+
+def test_onnx_is_written_and_wrong_and_the_cover_is_saved(run, model, tmp_path):
+    result = run(
+        "shapes", f"{model}:make", "--onnx", tmp_path / "out.onnx", "--save-cover", tmp_path / "kept",
+        "-o", tmp_path / "page.html",
+    )  # fmt: skip
+    assert result.exit_code == 1
+    assert "S021" in result.stdout
+    assert (tmp_path / "out.onnx").stat().st_size
+    assert (tmp_path / "kept" / "manifest.json").is_file()
+    assert "Relations between sizes" in (tmp_path / "page.html").read_text()
+
+
+def test_only_the_named_axes_vary(run, model):
+    result = run("shapes", f"{model}:make", "--no-onnx", "--dynamic", "x=1", "--json")
+    record = json.loads(result.stdout)
+    assert record["free"] == [False, True]
+    assert {point["sizes"][0] for point in record["points"]} == {3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--dynamic", "x"), "not of the form x=0,1"),
+        (("--dynamic", "y=0"), "the spec names y"),
+        (("--dynamic", "x=7"), "names axis 7"),
+        (("--fail-on", "sometimes"), "sometimes"),
+    ],
+)
+def test_a_misuse_is_one_sentence_and_exit_code_2(run, model, arguments, words):
+    result = run("shapes", f"{model}:make", "--no-onnx", *arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_model_without_inputs_is_told_how_to_give_them(run, model):
+    result = run("shapes", f"{model}:Plain")
+    assert result.exit_code == 2
+    assert "--input NAME=2x5:float32" in result.stderr

@@ -1,0 +1,99 @@
+"""A check of shapes is drawn from its record alone: page, terminal, JSON."""
+
+from __future__ import annotations
+
+import pytest
+
+from driftscope.records.finding import Finding, Where
+from driftscope.records.shape_report import ShapeBroadcast, ShapePoint, ShapeRecord, ShapeRelation
+from driftscope.report import kinds, shapes_sheet
+from driftscope.report.sheet import HeatMap, Table
+
+
+def record(**changes) -> ShapeRecord:
+    points = [((2, 4), True, "right", "right"), ((1, 4), True, "lost", "wrong"), ((2, 1), True, "right", "right"),
+              ((1, 1), True, "lost", "right"), ((0, 4), False, "invalid", "accepts-more")]  # fmt: skip
+    given = {
+        "headline": "Net exported by Dim.AUTO: 2 of 4 shapes right, 2 lost",
+        "program": "Net",
+        "axes": ("x.shape[0]", "x.shape[1]"),
+        "example": (2, 4),
+        "free": (True, True),
+        "relations": (ShapeRelation("x.shape[0] != 1", "guard", True, file="net.py", line=7, expression="if n == 1:"),),
+        "mode": "Dim.AUTO",
+        "spec_code": "dynamic_shapes = {}",
+        "points": tuple(ShapePoint(s, v, {"export": e, "unguarded": o, "onnx": o}) for s, v, e, o in points),
+        "targets": ("export", "unguarded", "onnx"),
+        "findings": (Finding("S021", "the ONNX file is wrong", where=Where(file="net.py", line=7)),),
+        "broadcasts": (ShapeBroadcast(("a.shape[0]", "b.shape[0]"), (True, False), {"Dim.AUTO": "lost"}),),
+    }
+    return ShapeRecord(**{**given, **changes})
+
+
+def sections(one: ShapeRecord, kind: type) -> dict[str, object]:
+    return {s.title: s for s in shapes_sheet.sheet_of(one).sections if isinstance(s, kind)}
+
+
+def test_the_answer_counts_wrong_before_lost_and_leaves_out_the_program_without_checks():
+    sheet = shapes_sheet.sheet_of(record())
+    assert (sheet.tone, sheet.headline) == ("bad", "silently wrong")
+    only_lost = record(targets=("export", "unguarded"))
+    assert shapes_sheet.sheet_of(only_lost).tone == "fair"
+    assert shapes_sheet.headline_of(only_lost) == "shapes lost"
+
+
+def test_nothing_lost_is_good_and_nothing_exported_is_neither():
+    fine = tuple(ShapePoint((n, 4), True, {"export": "right"}) for n in range(3))
+    assert shapes_sheet.tone_of(record(points=fine, targets=("export",))) == "good"
+    assert shapes_sheet.tone_of(record(mode="", points=(), targets=())) == "unsure"
+
+
+def test_the_picture_shows_the_worst_outcome_of_a_square():
+    grids = sections(record(), HeatMap)
+    exported = next(grid for title, grid in grids.items() if title.startswith("The exported program"))
+    assert exported.rows == ("0", "1", "2")
+    assert exported.columns == ("1", "4")
+    texts = [[mark.text for mark in row] for row in exported.squares]
+    assert texts == [["", "–"], ["lost", "lost"], ["✓", "✓"]]
+    onnx = next(grid for title, grid in grids.items() if title.startswith("ONNX"))
+    assert onnx.squares[1][1].text == "wrong"
+    assert onnx.squares[1][1].tone == "bad"
+
+
+def test_relations_name_the_line_and_say_whether_they_are_checked():
+    table = sections(record(), Table)["Relations between sizes"]
+    assert [getattr(cell, "text", cell) for cell in table.rows[0]] == [
+        "x.shape[0] != 1",
+        "checked",
+        "net.py:7",
+        "if n == 1:",
+    ]
+
+
+def test_every_point_is_in_the_table_the_worst_first():
+    table = sections(record(), Table)["Every shape tried"]
+    assert len(table.rows) == 5
+    assert table.rows[0][:2] == (1, 4)
+
+
+def test_ways_of_broadcasting_are_a_picture():
+    grid = sections(record(), HeatMap)["Broadcasting: which sizes may be 1"]
+    assert grid.rows == ("a.shape[0]=1, b.shape[0]=p",)
+    assert "Broadcasting: which sizes may be 1" not in sections(record(broadcasts=()), HeatMap)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_terminal_gets_the_answer_first_in_25_lines(width):
+    lines = kinds.text_of(record(), width=width, color=False).split("\n")
+    assert lines[0].startswith("silently wrong: Net exported")
+    assert len(lines) <= 25
+    assert all(len(line) <= width for line in lines)
+
+
+def test_a_record_survives_json_and_is_read_by_its_schema(tmp_path):
+    import json
+
+    path = record().save(tmp_path / "shapes.json")
+    again = kinds.record_of(json.loads(path.read_text()), str(path))
+    assert again == record()
+    assert "x.shape[0] != 1" in record().save(tmp_path / "shapes.html").read_text()
