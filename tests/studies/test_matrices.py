@@ -175,7 +175,7 @@ def test_runtimes_stay_within_rounding_on_hard_data(norms, data):
 
 
 def test_one_pass_breaks_on_a_large_mean_and_not_on_normal_data(norms):
-    floors = {r["data"]: r["floors"] for r in kind(norms, "implementation", name="one pass", dtype="float32")}
+    floors = {r["data"]: r["floors"] for r in kind(norms, "implementation", dtype="float32") if r["name"] == "one pass"}
     assert floors["large mean"] > 20
     assert floors["normal"] < 2.5
     assert "one pass is more than rounding away" in norms.conclusion
@@ -211,7 +211,7 @@ def test_pictures_and_pages(gemms, norms, tmp_path):
     for name, study in (("gemm", gemms), ("norm", norms)):
         assert study.plot(tmp_path / f"{name}.png").stat().st_size > 20_000
         page = study.save(tmp_path / f"{name}.html").read_text()
-        assert "<svg" in page
+        assert "data:image/svg+xml" in page
         assert "float16" in page
     assert gemms.matrix("verdict").shape[0] == gemms.matrix().shape[0]
     assert norms.matrix("roundings").shape == norms.matrix().shape

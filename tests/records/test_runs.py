@@ -1,0 +1,170 @@
+"""Stored runs: asked with SQL where they lie, laid side by side, sealed when a writer died."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from driftscope.errors import InputError, RecordError
+from driftscope.records.run_listing import difference, flattened, summary_of
+from driftscope.records.run_queries import ask
+from driftscope.records.run_store import Entry, create_run, open_run, runs_in
+from driftscope.records.study_rows import sql_type, wider
+
+
+def make_run(root, values, *, study="sweep", environment=None, verdicts=None, cells=None):
+    header = {
+        "study": study, "axes": {"size": list(range(len(values)))}, "fixed": {}, "seed": 0,
+        "cells": len(values) if cells is None else cells, "reading": {"keys": [], "verdict": "verdict",
+        "floors": "floors"}, "environment": environment or {"versions": {"onnxruntime": "1.22"}},
+    }  # fmt: skip
+    run = create_run(root, study, header)
+    with run.writer() as writer:
+        for size, value in enumerate(values):
+            writer.append(entry(size, value, (verdicts or {}).get(size, "rounding")))
+    return run
+
+
+def entry(size, value, verdict="rounding", attempt=0):
+    row = {"size": size, "floors": value, "verdict": verdict, "outcome": "ok", "code": "", "words": ""}
+    return Entry(f"size={size}", (row,), 0.001, attempt)
+
+
+def test_ids_are_numbered_and_found_by_their_beginning(tmp_path):
+    first, second = make_run(tmp_path, [1.0]), make_run(tmp_path, [1.0])
+    assert [r.name for r in runs_in(tmp_path)] == ["sweep-0001", "sweep-0002"] == [first.name, second.name]
+    assert open_run(tmp_path, "sweep-0002").path == second.path == open_run(tmp_path, str(second.path)).path
+    with pytest.raises(RecordError, match="several runs begin"):
+        open_run(tmp_path, "sweep")
+    with pytest.raises(RecordError, match="it has sweep-0001, sweep-0002"):
+        open_run(tmp_path, "gemm")
+    assert runs_in(tmp_path / "nowhere") == []
+
+
+def test_a_listing_says_how_far_a_run_is(tmp_path):
+    run = make_run(tmp_path, [1.0, 2.0], cells=5)
+    assert summary_of(run)["state"] == "unfinished"
+    with run.writer() as writer:
+        writer.append(entry(3, 1.0))
+        assert summary_of(run)["state"] == "running"
+    line = summary_of(run)
+    assert (line["cells"], line["finished"], line["failed"], line["state"]) == (5, 3, 0, "unfinished")
+
+
+def test_rows_of_all_runs_answer_a_query(tmp_path):
+    make_run(tmp_path, [1.0, 2.0, math.nan])
+    make_run(tmp_path, [5.0, math.inf], study="other")
+    columns, rows = ask(runs_in(tmp_path), "SELECT study, count(*) AS n, max(floors) FILTER (isfinite(floors)) "
+                                           "FROM rows GROUP BY study ORDER BY study")  # fmt: skip
+    assert columns[:2] == ["study", "n"]
+    assert rows == [("other", 2, 5.0), ("sweep", 3, 2.0)]
+    assert (
+        ask(runs_in(tmp_path), "SELECT value FROM environment WHERE name = 'versions.onnxruntime'")[1]
+        == [("1.22",)] * 2
+    )
+    assert ask(runs_in(tmp_path), "SELECT run, finished FROM runs ORDER BY run")[1] == [
+        ("other-0001", 2),
+        ("sweep-0001", 3),
+    ]
+    assert ask(runs_in(tmp_path), "SELECT typeof(floors), typeof(size) FROM rows LIMIT 1")[1] == [("DOUBLE", "BIGINT")]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_cell_made_twice_is_asked_once_and_the_latest_attempt_counts(tmp_path, monkeypatch, large):
+    monkeypatch.setattr("driftscope.records.run_queries._LARGE", 0 if large else 1 << 30)
+    run = make_run(tmp_path, [1.0, 2.0])
+    with run.writer() as writer:
+        writer.append(entry(0, 1.0))  # by a second process at the same time
+        writer.append(entry(1, 7.0, attempt=1))  # tried again
+    rows = ask([run], "SELECT size, floors FROM rows ORDER BY size")[1]
+    assert rows == [(0, 1.0), (1, 7.0)] == [(e.rows[0]["size"], e.rows[0]["floors"]) for e in run.entries().values()]
+
+
+def test_the_parquet_copy_is_made_again_when_rows_were_added(tmp_path, monkeypatch):
+    monkeypatch.setattr("driftscope.records.run_queries._LARGE", 0)
+    run = make_run(tmp_path, [1.0])
+    assert ask([run], "SELECT count(*) FROM rows")[1] == [(1,)]
+    with run.writer() as writer:
+        writer.append(entry(1, 2.0))
+    assert ask([run], "SELECT count(*) FROM rows")[1] == [(2,)]
+    assert len(list(run.path.glob("*.parquet"))) == 1
+
+
+@pytest.mark.parametrize("sql", ["DROP VIEW rows", "SELECT 1; SELECT 2", "SELEC 1", "SELECT nothing FROM rows",
+                                 "COPY rows TO 'x.csv'"])  # fmt: skip
+def test_only_one_select_is_answered(tmp_path, sql):
+    make_run(tmp_path, [1.0])
+    with pytest.raises(InputError, match=r"DuckDB|SELECT"):
+        ask(runs_in(tmp_path), sql)
+
+
+def test_no_runs_is_one_sentence(tmp_path):
+    with pytest.raises(InputError, match="no runs"):
+        ask([], "SELECT 1")
+
+
+def test_what_a_killed_writer_left_is_cut_off_but_not_what_a_live_one_writes(tmp_path):
+    run = make_run(tmp_path, [1.0])
+    (path,) = run.row_files()
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"size":1,"flo')
+    assert list(run.entries()) == ["size=0"]
+    assert path.read_bytes() == whole
+    with run.writer() as writer:
+        writer.append(entry(1, 2.0))
+        live = run.row_files()[-1]
+        with open(live, "ab") as file:
+            file.write(b'{"half')
+        assert len(run.entries()) == 2
+        assert live.read_bytes().endswith(b'{"half')
+
+
+def test_a_difference_names_cells_floors_and_environment(tmp_path):
+    a = make_run(tmp_path, [1.0, 2.0, 3.0, 1.0], verdicts={2: "different"})
+    b = make_run(tmp_path, [1.0, 2.2, 0.5], environment={"versions": {"onnxruntime": "1.31", "torch": "2.13"}})
+    found = difference(a, b)
+    (changed,) = found.changed
+    assert (changed.place, changed.before, changed.after) == ("size=2", "different", "rounding")
+    assert changed.moved == pytest.approx(-2.5)
+    assert [c.place for c in found.moved] == ["size=1"]
+    assert (found.same, found.only_a, found.only_b) == (1, ("size=3",), ())
+    assert found.environment == {"versions.onnxruntime": ("1.22", "1.31"), "versions.torch": ("", "2.13")}
+    assert json.dumps(found.to_dict())
+
+
+def test_equal_runs_do_not_differ(tmp_path):
+    a, b = make_run(tmp_path, [1.0, math.nan]), make_run(tmp_path, [1.0, math.nan])
+    assert not difference(a, b).any
+    assert difference(a, b).same == 2
+
+
+def test_a_damaged_run_is_not_a_run(tmp_path):
+    run = make_run(tmp_path, [1.0])
+    (run.path / "run.json").write_text("{")
+    assert runs_in(tmp_path) == []
+    with pytest.raises(RecordError, match="cannot be read"):
+        open_run(tmp_path, str(run.path))
+
+
+def test_an_id_that_is_no_name_of_a_folder_is_refused(tmp_path):
+    with pytest.raises(InputError, match="letters, digits"):
+        create_run(tmp_path, "s", {"study": "s"}, "../elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ((1, 2), "BIGINT"), ((1, 2.5), "DOUBLE"), ((True, False), "BOOLEAN"), ((True, 1), "VARCHAR"),
+        ((1, "x"), "VARCHAR"),
+        (([1, 2], [2.5]), "DOUBLE[]"), ((None, 3), "BIGINT"), ((2**70,), "DOUBLE"), ((None,), None),
+    ],
+)  # fmt: skip
+def test_types_of_columns(values, kind):
+    assert wider(*map(sql_type, values)) == kind
+
+
+def test_nested_data_is_flattened():
+    plain = {"a": {"b": 1, "c": [1, 2]}, "d": [{"e": "x"}, {"e": "y"}]}
+    assert flattened(plain) == {"a.b": "1", "a.c": "1 2", "d[0].e": "x", "d[1].e": "y"}
