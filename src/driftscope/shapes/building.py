@@ -59,7 +59,7 @@ class InputBuilder:
 
     def _limit(self, example: torch.Tensor, point: Sequence[int], small: bool) -> int | None:
         """The largest integer to draw, or None: values that fitted some size must fit it when it shrinks."""
-        if example.dtype.is_floating_point or example.dtype is torch.bool or not example.numel():
+        if not _is_integer(example) or not example.numel():
             return None
         if small:
             return 1
@@ -98,6 +98,8 @@ def _dims_by_leaf(axes: tuple[Axis, ...]) -> dict[int, list[int]]:
 
 def _tensor(example: torch.Tensor, shape: list[int], generator: torch.Generator, limit: int | None) -> torch.Tensor:
     """Draw a tensor of another shape that looks like the example."""
+    if example.layout is not torch.strided:
+        return _tensor(example.to_dense(), shape, generator, limit).to_sparse()
     if list(example.shape) == shape and limit is None:
         return example.detach().clone()
     if _counts_along_rows(example):
@@ -106,6 +108,10 @@ def _tensor(example: torch.Tensor, shape: list[int], generator: torch.Generator,
         return _floats(example, shape, generator)
     drawn = _gathered(example, shape, generator)
     return drawn if limit is None else drawn.clamp(max=limit)
+
+
+def _is_integer(example: torch.Tensor) -> bool:
+    return not (example.is_floating_point() or example.is_complex() or example.dtype is torch.bool)
 
 
 def _is_mask(example: torch.Tensor) -> bool:
@@ -139,9 +145,7 @@ def _gathered(example: torch.Tensor, shape: list[int], generator: torch.Generato
 
 def _counts_along_rows(example: torch.Tensor) -> bool:
     """Whether every row of the last axis counts up by one: positions."""
-    if example.dtype.is_floating_point or example.dtype in (torch.bool,) or example.is_complex():
-        return False
-    if not example.ndim or example.shape[-1] < 3 or not example.numel():
+    if not _is_integer(example) or not example.ndim or example.shape[-1] < 3 or not example.numel():
         return False
     return bool((example.diff(dim=-1) == 1).all())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from driftscope.shapes.capture import Capture, Refusal, capture
 from driftscope.shapes.expressions import Number, Operation, Size
 from driftscope.shapes.inference import Wanted, dim_name
 from driftscope.shapes.linear import Linear
-from driftscope.shapes.relations import Relations
+from driftscope.shapes.relations import Clause, Relations
 from driftscope.shapes.repairing import Repair, repaired
 
 #: A point at which a program is silently wrong costs as much as this many points that it refuses.
@@ -142,7 +143,11 @@ class CandidateSearch:
         sizes = sizes_from(relations, self.wanted)
         if not any(isinstance(size, Dim) for size in sizes):
             return None
-        return Candidate("from the relations", repaired(Attempt(_mode_of(sizes), sizes), self.attempt))
+        repair = repaired(Attempt(_mode_of(sizes), sizes), self.attempt)
+        if isinstance(repair.result, Capture):
+            told = with_lines(repair.result.relations, relations)
+            repair = dataclasses.replace(repair, result=dataclasses.replace(repair.result, relations=told))
+        return Candidate("from the relations", repair)
 
     def plain(self) -> Iterator[Candidate]:
         """What ``dynamic_shapes`` alone can say: everything left to torch, the user's spec, names."""
@@ -158,6 +163,23 @@ class CandidateSearch:
     def further(self) -> tuple[Callable[[], Candidate], ...]:
         """What needs more than a spec; worth trying where nothing plain is right everywhere."""
         return (self.oblivious, lambda: self.unbacked(self._relations))
+
+
+def with_lines(relations: Relations, known: Relations) -> Relations:
+    """Name the lines of clauses that a trace had no reason to ask for, because the spec said them already.
+
+    An axis that was found to be fixed is declared fixed, and nothing is recorded of it any more.
+    """
+    lines = {c.text: c for c in (*known.recorded, *known.clauses) if c.line is not None}
+
+    def told(one: Clause) -> Clause:
+        found = lines.get(one.text)
+        if one.line is not None or found is None:
+            return one
+        return dataclasses.replace(one, torch_line=found.torch_line, user_line=found.user_line)
+
+    recorded, clauses = tuple(map(told, relations.recorded)), tuple(map(told, relations.clauses))
+    return dataclasses.replace(relations, recorded=recorded, clauses=clauses)
 
 
 def _mode_of(sizes: tuple[Any, ...]) -> Mode:

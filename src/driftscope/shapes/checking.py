@@ -296,6 +296,8 @@ def check_shapes(
     """
     if not callable(model):
         raise InputError(f"a {type(model).__name__} cannot be called; give a module or a function")
+    if isinstance(model, ExportedProgram):
+        raise InputError("an ExportedProgram is no longer the model it was made of; give the module that was exported")
     names = wanted_targets(targets) if onnx is None or targets is not None else (ONNX,)
     check = Check(model, effort or Effort(), targets=names, onnx_path=None if onnx is None else Path(onnx))
     for name, step in _STEPS:

@@ -224,15 +224,15 @@ def _remarks(check: Check) -> Iterator[Finding]:
     yield from map(_moved, capture.relations.unread)
     yield from _unspeakable(check)
     yield from _mode_that_covers_more(check)
-    for one in capture.relations:
-        if one.kind == "assert" and not one.names:
-            yield Finding(
-                "S009",
-                f"a size depends on the values of the inputs, not on their shapes: {one.text}",
-                why="which shapes are right cannot be told from shapes alone there",
-                where=_where(one),
-                note=True,
-            )
+    by_data = [one for one in capture.relations if one.kind == "assert" and not one.names]
+    if by_data:
+        yield Finding(
+            "S009",
+            f"a size depends on values of the inputs, not on their shapes: {', '.join(c.text for c in by_data)}",
+            why="which shapes are right cannot be told from shapes alone there",
+            where=_where(by_data[0]),
+            note=True,
+        )
 
 
 def _where(one: Clause) -> Where:

@@ -188,6 +188,8 @@ def _solutions(relations: Relations, clauses: list[Clause], limit: int, seed: in
     pinned = any(c.kind == "static" for c in clauses)
     named = {name for c in relations.recorded if c.kind == "static" for name in c.names}
     classes = relations.classes
+    if not classes.groups:
+        return []
     values = [
         [example] if pinned and relations.axes[group[0]].name in named else [*range(13), example, 2 * example]
         for group, example in zip(classes.groups, classes.example, strict=True)

@@ -181,7 +181,7 @@ def _as_dim(word: Any) -> Any:
 
 def _spec_leaves(example: Arguments, dynamic: Any) -> list[tuple[int, Any]]:
     """What a spec says of each leaf, by the leaf's number."""
-    values = [v.view_as(v) if isinstance(v, torch.Tensor) else _Leaf() for _, v in example.leaves]
+    values = [v.detach() if isinstance(v, torch.Tensor) else _Leaf() for _, v in example.leaves]
     numbers = {id(value): number for number, value in enumerate(values)}
     arguments = example.by_parameter(values)
     if hasattr(dynamic, "dynamic_shapes"):

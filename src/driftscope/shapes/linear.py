@@ -36,6 +36,8 @@ class Linear:
 
     def __str__(self) -> str:
         parts = sorted(self.slopes.items(), key=lambda item: item[1] < 0)
+        if parts and parts[0][1] < 0 < self.offset:
+            return f"{self.offset}{Linear(self.slopes)}".replace("-", " - ", 1)
         words = ""
         for name, slope in parts:
             size = name if abs(slope) == 1 else f"{abs(slope)}*{name}"

@@ -64,7 +64,7 @@ class _Marker:
 
 
 def _torch_leaves(arguments: Arguments) -> tuple[list[str], list[int]]:
-    values: list[Any] = [v.view_as(v) if isinstance(v, torch.Tensor) else _Marker() for _, v in arguments.leaves]
+    values: list[Any] = [v.detach() if isinstance(v, torch.Tensor) else _Marker() for _, v in arguments.leaves]
     numbers = {id(value): number for number, value in enumerate(values)}
     found = private_torch.leaf_names(arguments.by_parameter(values))
     known = [(name, numbers[id(leaf)]) for name, leaf in found if id(leaf) in numbers]

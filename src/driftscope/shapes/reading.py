@@ -266,7 +266,7 @@ class _Reader:
             try:
                 condition = from_sympy(expression, self.symbols)
             except Unreadable:
-                found.append(Clause("assert", Number(True), f"{expression} (depends on data)", True, place="assert"))
+                found.append(Clause("assert", Number(True), str(expression), True, place="assert"))
                 continue
             if not isinstance(condition, Number):
                 found.append(clause("assert", condition, place="assert", **lines))
