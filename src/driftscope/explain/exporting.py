@@ -11,7 +11,7 @@ import onnx
 import torch
 
 from driftscope.errors import RuntimeRefused
-from driftscope.explain.optimisers import in_words, operator_delta
+from driftscope.explain.optimisers import in_words, operator_delta, operators_of
 from driftscope.explain.targets import Distance, Target, largest_gap, same_bits
 from driftscope.programs.loading import onnx_program
 from driftscope.programs.protocol import Bound
@@ -74,7 +74,7 @@ def blame_export(bound: Bound, target: Target, exporter: Exporter | None = None)
     explains = wrong and without.fine
     lifted = [None if d.lifted is None else d.lifted.value for d in (with_it, without)]
     suspect = Suspect(
-        "optimize=True", "exporter", operator_delta(proto, plain),
+        "optimize=True", "exporter", operator_delta(operators_of(proto), operators_of(plain)),
         same_bits=same_bits(outputs, plain_outputs), moved=largest_gap(outputs, plain_outputs),
         floors=without.floors, lifted=lifted[1], explains=explains, seconds=time.perf_counter() - start,
     )  # fmt: skip

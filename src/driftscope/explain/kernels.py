@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from driftscope.errors import CannotLift
+from driftscope.explain.narrowing import first_narrowing
 from driftscope.explain.native_pieces import PieceDrift, native_drifts
 from driftscope.explain.observation import Sizes, disturbed, observe
 from driftscope.explain.targets import largest_gap, same_bits
 from driftscope.lift.sources import lift_bound, lift_source
+from driftscope.lift.steps import Lifted, Step
 from driftscope.lift.tape import TorchTape
 from driftscope.lift.tape_native import keeping_natives
 from driftscope.programs.protocol import Bound
 from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
 from driftscope.programs.trees import flatten
-from driftscope.records.finding import Finding
+from driftscope.records.finding import Finding, Where
 
 # Kernels named beside the worst one.
 _OTHERS = 3
@@ -75,6 +78,47 @@ def _torch_pieces(bound: Bound, seed: int) -> tuple[list[PieceDrift], Finding | 
         gap = largest_gap([one for one, _ in pairs], [other for _, other in pairs])
         return [], disturbed("B", len(values), gap)
     return native_drifts(lifted, values, seed), None
+
+
+@dataclass(slots=True)
+class Places:
+    """An observer that learns where in the user's source each value of a file is computed."""
+
+    found: dict[str, Where] = field(default_factory=dict)
+
+    def __call__(self, step: Step) -> None:
+        for name in step.output_names:
+            if name:
+                self.found[name] = step.where
+
+
+def placed(drifts: Sequence[PieceDrift], file: Lifted | None) -> list[PieceDrift]:
+    """Give pieces of an optimised graph the source lines that the file has for the same values."""
+    if file is None or not drifts or drifts[0].where.file is not None:
+        return list(drifts)
+    places = Places()
+    file.run(observe=places)
+    known = [(d, places.found.get(d.value, Where())) for d in drifts]
+    return [
+        replace(d, where=replace(d.where, module=w.module, file=w.file, line=w.line, expression=w.expression))
+        for d, w in known
+    ]
+
+
+def cast_finding(file: Lifted | None, bound: Bound, side: str) -> Finding | None:
+    """Say that the graph which runs passes through a narrower format than any in its file."""
+    source = bound.program.optimized_source(bound)
+    narrowing = first_narrowing(file, lift_source(source)) if file is not None and source is not None else None
+    if narrowing is None:
+        return None
+    return Finding(
+        "N025",
+        f"the graph that runs in {side} passes through {narrowing}, a format that its file does not have",
+        "The runtime, or an optimiser of it, inserted a cast.",
+        "Ask the provider for the declared format; its options say how.",
+        narrowing.where,
+        {"side": side, "format": narrowing.format},
+    )
 
 
 def kernel_finding(outside: Sequence[PieceDrift], count: int, side: str) -> Finding:

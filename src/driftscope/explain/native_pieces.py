@@ -47,6 +47,8 @@ class PieceDrift:
         The cheaper arithmetic whose floor lies nearest, for a piece outside its floor; empty when none fits.
     unit : float
         Unit roundoff of the output's format.
+    value : str
+        Name of the output in its graph.
     attributes : mapping
         The node's attributes.
     """
@@ -56,6 +58,7 @@ class PieceDrift:
     error: float
     arithmetic: str = ""
     unit: float = 0.0
+    value: str = ""
     attributes: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -132,7 +135,7 @@ class _Forced:
         size, known = rms(finite(value)), format_of(str(step.formats[k]))
         unit = known.unit_roundoff if known is not None else 0.0
         error = rms(drift) / size if size else 0.0
-        self.found.append(PieceDrift(where, floors, error, arithmetic, unit, dict(step.attributes)))
+        self.found.append(PieceDrift(where, floors, error, arithmetic, unit, name, dict(step.attributes)))
 
     def _arithmetic(self, step: Step, k: int, drift: torch.Tensor, value: torch.Tensor) -> str:
         """Name the cheaper arithmetic whose floor at this step lies nearest to the drift; of two alike, the milder."""

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import onnx
+
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.smallest_sets import Counted, smallest_set
 from driftscope.explain.targets import Distance, Target, largest_gap, same_bits
@@ -65,10 +67,10 @@ class Budget:
 
 @dataclass(slots=True)
 class _Session:
-    """One session: what it gave, the graph it ran, what fired, how far it is from the target."""
+    """One session: what it gave, the operators it ran, what fired, how far it is from the target."""
 
     outputs: list[Any]
-    graph: Any
+    operators: collections.Counter[str] | None
     fired: tuple[str, ...]
     distance: Distance
     seconds: float
@@ -109,7 +111,7 @@ class _Search:
         if not names:
             # One lifted run settles whether the optimised graph is the file's function; if it is, no other is lifted.
             self.in_question = distance.lifted is not None and distance.lifted.value > distance.lifted.limit
-        return _Session(outputs, graph, heard.fired, distance, time.perf_counter() - begin)
+        return _Session(outputs, operators_of(graph), heard.fired, distance, time.perf_counter() - begin)
 
     def explains(self, names: Sequence[str]) -> bool:
         """Whether the result is right without these."""
@@ -179,7 +181,7 @@ def _suspect(search: _Search, base: _Session, name: str, kind: str) -> Suspect:
         return Suspect(name, kind, refused=found.words, same_bits=False)
     lifted = found.distance.lifted
     return Suspect(
-        name, kind, operator_delta(base.graph, found.graph),
+        name, kind, operator_delta(base.operators, found.operators),
         same_bits=same_bits(base.outputs, found.outputs),
         moved=largest_gap(base.outputs, found.outputs),
         floors=found.distance.floors,
@@ -189,13 +191,19 @@ def _suspect(search: _Search, base: _Session, name: str, kind: str) -> Suspect:
     )  # fmt: skip
 
 
-def operator_delta(with_it: Any, without: Any) -> dict[str, int]:
-    """Count the operators of one graph minus those of another; empty when one of them was not kept."""
+def operators_of(graph: onnx.ModelProto | None) -> collections.Counter[str] | None:
+    """Count a graph's operators; None where it was not kept."""
+    # The graph itself holds the weights: a search over twenty sessions must not keep twenty copies of them.
+    return None if graph is None else collections.Counter(node.op_type for node in graph.graph.node)
+
+
+def operator_delta(
+    with_it: collections.Counter[str] | None, without: collections.Counter[str] | None
+) -> dict[str, int]:
+    """Count the operators of one graph minus those of another; empty when one of them is not known."""
     if with_it is None or without is None:
         return {}
-    count = collections.Counter(node.op_type for node in with_it.graph.node)
-    count.subtract(node.op_type for node in without.graph.node)
-    return {name: n for name, n in sorted(count.items()) if n}
+    return {name: n for name in sorted({*with_it, *without}) if (n := with_it[name] - without[name])}
 
 
 def _guilty(search: _Search, base: _Session, suspects: Sequence[Suspect]) -> tuple[tuple[str, ...], bool]:

@@ -13,7 +13,7 @@ from typing import Any
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.blaming import file_function, target_of
 from driftscope.explain.half_notes import half_findings
-from driftscope.explain.kernels import kernel_finding, native_pieces_of
+from driftscope.explain.kernels import cast_finding, kernel_finding, native_pieces_of, placed
 from driftscope.explain.native_pieces import outside_their_floor
 from driftscope.explain.optimisers import Budget, blame_optimizers
 from driftscope.lift.evidence import Evidence, SideLift
@@ -100,16 +100,19 @@ def _asks_for_kernels(scene: Scene) -> bool:
 def kernel_findings(scene: Scene) -> list[Finding]:
     """Name the operators whose native kernels are outside their floor, on the side further from its own lift."""
     side = "B" if _error(scene, "B") >= _error(scene, "A") else "A"
-    bound = scene.b if side == "B" else scene.a
+    bound, file = (scene.b, scene.evidence.b.graph) if side == "B" else (scene.a, scene.evidence.a.graph)
     scene.say(f"Measuring every kernel of {side} on its native inputs")
     try:
         drifts, disturbed = native_pieces_of(bound, scene.seed)
+        outside = placed(outside_their_floor(drifts), file)
+        cast = None if outside or disturbed is not None else cast_finding(file, bound, side)
     except (RuntimeRefused, CannotLift):
         return []
     if disturbed is not None:
         return [replace(disturbed, evidence={**disturbed.evidence, "side": side})]
-    outside = outside_their_floor(drifts)
-    return [kernel_finding(outside, len(drifts), side)] if outside else []
+    if outside:
+        return [kernel_finding(outside, len(drifts), side)]
+    return [] if cast is None else [cast]
 
 
 def search(scene: Scene, budget: Budget) -> tuple[Blame, str] | None:
