@@ -235,12 +235,14 @@ def _plain_jvp(function: Function) -> Function:
 def _push(y: torch.Tensor, leaves: list[torch.Tensor], tangents: list[torch.Tensor], *, keep: bool) -> torch.Tensor:
     if y.numel() > MAX_ROWS and y.requires_grad:
         # The pullback is linear in its cotangent, so differentiating it by the cotangent gives the pushforward.
-        cotangent = torch.zeros_like(y, requires_grad=True)
+        # Anywhere but at zero, where some backward formulas take a logarithm.
+        cotangent = probe(y).requires_grad_()
         pulled = pullback([y], leaves, [cotangent], keep=True)
         return pullback(pulled, [cotangent], tangents, keep=keep)[0]
     (block,) = _rows([y], leaves, keep=keep)
+    # The gradient of a real output by a complex input is the conjugate of what its differential multiplies.
     parts = [
-        (j.reshape(y.numel(), -1) @ t.reshape(-1).to(j.dtype)).reshape(y.shape)
+        torch.real(j.conj().reshape(y.numel(), -1) @ t.reshape(-1).to(j.dtype)).reshape(y.shape)
         for j, t in zip(block, tangents, strict=True)
     ]
     return sum(parts[1:], parts[0]).to(y.dtype)

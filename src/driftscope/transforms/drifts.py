@@ -172,6 +172,8 @@ def _divergence_cause(divergence: Divergence, question: Question, examination: E
     ]
     if divergence.kind == "path":
         return _path_cause(examination, state)
+    if event is not None and event.operation.startswith("as_strided"):
+        return "T022", ""
     if divergence.kind == "dtype" and divergence.same_inputs:
         return "T018", ""
     if divergence.same_inputs and divergence.same_arguments:

@@ -9,6 +9,7 @@ import torch
 from driftscope.transforms import derivatives, tangents
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import differ
+from driftscope.transforms.divergence import UNINITIALISED, first_divergence
 from driftscope.transforms.drifts import RANDOM, seeds_inside
 from driftscope.transforms.examination import Examination, Question
 from driftscope.transforms.running import Run
@@ -31,6 +32,8 @@ def judge(question: Question, examination: Examination) -> tuple[str, str]:
     if derivative and not question.difference.agrees and _leaves_its_domain(examination):
         question.difference = differ(*_where_finite(plain, lifted), any_float=True)
     difference = question.difference
+    if not examination.reproducible and _uninitialised(examination):
+        return "same", "uninitialised memory, whose values decide nothing"
     if not examination.reproducible:
         return "not-reproducible", "two plain runs from the same start differ"
     if difference.kind == "same":
@@ -39,7 +42,14 @@ def judge(question: Question, examination: Examination) -> tuple[str, str]:
         return "rounding", f"rounding: at most {difference.max_abs:.3g} apart"
     if _only_random(question, examination):
         return "random", "other random numbers, as was asked for"
-    return "wrong", difference.detail
+    told = tangents.convention(question, examination) if derivative else ""
+    return ("same", told) if told else ("wrong", difference.detail)
+
+
+def _uninitialised(examination: Examination) -> bool:
+    """Whether the function does nothing but allocate."""
+    made = [event for event in examination.loop.events if not event.question]
+    return bool(made) and all(event.operation in UNINITIALISED for event in made)
 
 
 def _leaves_its_domain(examination: Examination) -> bool:
@@ -110,8 +120,6 @@ def _only_random(question: Question, examination: Examination) -> bool:
     if not drawn and examination.traceable:
         return "torch" in question.lifted.moved
     if question.levels[0].kind == "map" and len(question.levels) == 1 and question.lifted.events:
-        from driftscope.transforms.divergence import first_divergence
-
         found = first_divergence(examination.loop.parts, question.lifted.events)
         return found is None or any(e.operation in RANDOM for e in (*found.plain_events, found.event) if e is not None)
     return True

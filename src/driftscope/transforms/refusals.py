@@ -55,8 +55,8 @@ _LATER_WORDS: tuple[tuple[str, str], ...] = (
      r"|requires_grad_?\b.*intermediate|accessing `data`|backward\(\)|trace_autograd_ops", "T012"),
     (r"deepcopy|data pointer|storage|data_ptr|storage_offset", "T022"),
     (r"inplace arithmetic|in-place|inplace|doesn't match the broadcast shape|more elements than", "T006"),
-    (r"forward AD|forward-mode|derivative (for|of).*not implemented|batching rule|vmap fallback|UncapturedHigherOrderOp"
-     r"|not implemented|received complex|Could not run 'aten::|Expected FakeTensor|higher.order|HigherOrder", "T015"),
+    (r"forward AD|forward-mode|derivative (for|of).*not implemented|batching rule|vmap fallback|not implemented"
+     r"|received complex|do not yet support|Could not run 'aten::|Expected FakeTensor|higher.order|HigherOrder", "T015"),
     (r"numpy|np\.random|random", "T004"),
     (r"data-dependent branching|data-dependent control flow", "T009"),
     (r"data-dependent|Data dependent|\.item\(\)", "T010"),
@@ -303,10 +303,9 @@ def _last_call_at(place: Place, events: Sequence[Event]) -> Place:
 
 
 def _last_place(question: Question) -> Place | None:
-    named = re.search(r"derivative for '(?:aten::)?_?(\w+?)\d?'|through (\S+)", str(question.lifted.error))
-    wanted = (
-        next((g for g in named.groups() if g), "").split(".")[-2 if named and named.group(2) else 0] if named else ""
-    )
+    """Return the last call of the operator that the error names."""
+    named = re.search(r"derivative for '(?:aten::)?_?(\w+?)\d?'|through (?:\w+\.)?(\w+)", str(question.lifted.error))
+    wanted = next((group for group in named.groups() if group), "") if named else ""
     matches = [e.place for e in question.lifted.events if wanted and wanted in e.name and e.place is not None]
     return matches[-1] if matches else None
 

@@ -209,6 +209,27 @@ def _first_wrong(slopes: Slopes, events: list[Event] | None) -> Event | None:
     return None
 
 
+# Operators whose derivative is a convention, so that two modes may differ and both be right.
+CONVENTIONS = {
+    "cholesky": "it reads one triangle of a matrix that it takes to be symmetric",
+    "cholesky_ex": "it reads one triangle of a matrix that it takes to be symmetric",
+    "eigh": "it reads one triangle of a matrix that it takes to be symmetric",
+    "eigvalsh": "it reads one triangle of a matrix that it takes to be symmetric",
+    "eig": "eigenvectors are defined up to a phase",
+}
+
+
+def convention(question: Question, examination: Examination) -> str:
+    """Return why a difference of the two modes is a convention of an operator, "" when it is none."""
+    if not any(event.operation in CONVENTIONS for event in examination.loop.events):
+        return ""
+    slopes = slopes_of(examination) if examination.traceable else None
+    event = _first_wrong(slopes, forward_events(examination)) if slopes is not None else None
+    if event is None or event.operation not in CONVENTIONS:
+        return ""
+    return f"the derivative of {event.name} is a convention: {CONVENTIONS[event.operation]}"
+
+
 def _modes_differ(question: Question, examination: Examination, slopes: Slopes | None = None) -> Suspect | None:
     """Forward mode is right where reverse mode is cut on purpose: no_grad, a branch on requires_grad, a hook."""
     plain = question.plain.events or examination.loop.events
@@ -265,6 +286,9 @@ def _floating(event: Event) -> bool:
 
 def agrees_with_quotients(run: Run, examination: Examination) -> bool | None:
     """Whether a directional derivative agrees with finite differences; None when these are not believed."""
+    leaves = derivatives.float_leaves((examination.subject.slices[0][0], examination.loop.value))
+    if any(leaf.is_complex() for leaf in leaves):
+        return None
     slopes = slopes_of(examination)
     if slopes is None or not slopes.outputs or any(q is None for q in slopes.outputs):
         return None

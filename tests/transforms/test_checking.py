@@ -1,0 +1,210 @@
+"""``check_transforms`` on what it should refuse, on what cannot be judged, and what it leaves behind."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import driftscope as ds
+from driftscope.errors import InputError
+from driftscope.records.transform_report import TransformReport
+from driftscope.transforms.process_state import reading, same_reading
+
+X = torch.arange(12.0, dtype=torch.float64).reshape(3, 4) / 7 - 0.6
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ds.check_transforms(3, X), "needs a function"),
+        (lambda: ds.check_transforms(torch.sin), "at least one tensor"),
+        (lambda: ds.check_transforms(torch.sin, X, transforms=("vmpa",)), "did you mean vmap"),
+        (lambda: ds.check_transforms(torch.sin, X, transforms=("vmap[chunks=1]",)), "chunk_size"),
+        (lambda: ds.check_transforms(torch.sin, X, transforms=()), "at least one"),
+        (lambda: ds.check_transforms(torch.sin, X, randomness="often"), "randomness is one of"),
+        (lambda: ds.check_transforms(torch.add, X, X, in_dims=(0,)), "1 entries for 2"),
+        (lambda: ds.check_transforms(torch.sin, X, in_dims=5), "axis 5"),
+        (lambda: ds.check_transforms(torch.sin, X, in_dims=(None,)), "no example has a mapped axis"),
+        (lambda: ds.check_transforms(torch.add, X, X[:2]), "different sizes"),
+        (lambda: ds.check_transforms(torch.sin, X[:0]), "empty"),
+    ],
+)
+def test_misuse_is_one_clear_sentence(call, words):
+    with pytest.raises(InputError, match=words) as told:
+        call()
+    assert "\n" not in str(told.value)
+
+
+def test_a_function_that_raises_by_itself_is_said_to():
+    def f(x):
+        return x @ torch.ones(9, dtype=x.dtype)
+
+    report = ds.check_transforms(f, X, transforms=("vmap", "grad"))
+    assert set(report.outcomes.values()) == {"plain-refuses"}
+    assert {found.cause for found in report.findings} == {"T031"}
+    assert report.first.where.expression == "x @ torch.ones(9, dtype=x.dtype)"
+
+
+def test_a_device_that_is_not_there_is_said_by_the_function_itself():
+    def f(x):
+        return x.to("cuda:7") + 1
+
+    report = ds.check_transforms(f, X, transforms=("vmap",))
+    assert report.first.cause == "T031"
+    assert report.first.where.expression == 'x.to("cuda:7")'
+
+
+@pytest.mark.parametrize("swallows", [False, True])
+def test_a_function_that_never_returns_is_stopped(swallows):
+    def f(x):
+        while True:
+            try:
+                x = x + 0
+            except Exception:
+                if not swallows:
+                    raise
+
+    report = ds.check_transforms(f, X, transforms=("vmap",), time_limit=0.4)
+    assert report.outcomes["vmap"] == "plain-refuses"
+    assert report.first.cause == "T032"
+
+
+def test_a_function_is_stopped_in_another_thread_too():
+    def f(x):
+        while True:
+            x = x + 0
+
+    found = []
+    asking = threading.Thread(
+        target=lambda: found.append(ds.check_transforms(f, X, transforms=("vmap",), time_limit=0.4))
+    )
+    asking.start()
+    asking.join(30)
+    assert found[0].first.cause == "T032"
+
+
+def test_a_function_built_in_c_is_checked_and_said_to_have_no_source():
+    report = ds.check_transforms(torch.sin, X)
+    assert report.worst in ("same", "rounding")
+    assert [f.cause for f in report.findings] == ["T034"]
+    assert report.first.note
+
+
+def test_a_running_generator_is_named():
+    def numbers():
+        while True:
+            yield 1.5
+
+    running = numbers()
+
+    def f(x):
+        return x * next(running)
+
+    report = ds.check_transforms(f, X, transforms=("vmap",))
+    assert "`running`" in next(f.what for f in report.findings if f.cause == "T033")
+
+
+def test_written_arguments_are_noted_and_the_callers_are_untouched():
+    def f(x):
+        x.mul_(2)
+        return x + 1
+
+    kept = X.clone()
+    report = ds.check_transforms(f, X, transforms=("vmap",))
+    assert torch.equal(kept, X)
+    assert report.outcomes["vmap"] == "same"
+    assert [(found.cause, found.note) for found in report.findings] == [("T035", True)]
+
+
+def test_functions_typed_in_a_notebook_or_executed_are_placed():
+    source = "def f(x):\n    y = x * 2\n    return y if y.sum() > 0 else x\n"
+    import linecache
+
+    name = "<ipython-input-7-cell>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    space: dict = {}
+    exec(compile(source, name, "exec"), space)  # noqa: S102
+    report = ds.check_transforms(space["f"], X, transforms=("vmap",))
+    assert (report.first.where.line, report.first.where.expression) == (3, "y.sum() > 0")
+
+
+def test_functions_without_source_keep_their_line():
+    space: dict = {}
+    exec(compile("\n\ndef f(x):\n    return x if x.sum() > 0 else -x\n", "<string>", "exec"), space)  # noqa: S102
+    report = ds.check_transforms(space["f"], X, transforms=("vmap",))
+    assert report.outcomes["vmap"] == "refused"
+    assert report.first.cause == "T009"
+    assert report.first.where.line == 4
+
+
+def test_any_batch_is_checked_with_three_examples():
+    seen = []
+
+    def f(x):
+        seen.append(1)
+        return x
+
+    report = ds.check_transforms(f, torch.zeros(500, 2), transforms=("vmap",))
+    assert report.inputs["size"] == 3
+    assert seen == []
+
+
+def test_other_mapped_axes_and_arguments_of_any_kind_are_taken():
+    def f(weights, x, power, names):
+        return (weights["w"] * x).sum() ** power + len(names)
+
+    weights = {"w": torch.ones(4, dtype=torch.float64), "unused": torch.ones(1)}
+    report = ds.check_transforms(f, weights, X.t(), 2, ["a", "b"], in_dims=(None, 1, None, None))
+    assert set(report.outcomes.values()) <= {"same", "rounding"}
+    assert [f for f in report.findings if not f.note] == []
+
+
+def test_the_report_is_whole_and_reads_back():
+    report = ds.check_transforms(lambda x: x * float(x.sum()), X, transforms=("vmap", "vmap(grad)"))
+    assert list(report.outcomes) == ["vmap", "vmap(grad)"]
+    assert [run.transform for run in report.runs] == ["vmap", "vmap(grad)"]
+    assert all(run.message for run in report.runs)
+    assert TransformReport.from_dict(report.to_dict()) == report
+    first = report.first
+    assert first.transforms == ("vmap", "vmap(grad)")
+    assert "mapped over 3 examples" in first.what
+    assert first.where.expression == "float(x.sum())"
+
+
+def test_the_same_question_has_the_same_answer():
+    def f(x):
+        return x + torch.randn(4, dtype=x.dtype) if x.dim() else x
+
+    one, two = (ds.check_transforms(f, X, transforms=("vmap_different", "grad")).to_dict() for _ in range(2))
+    for record in (one, two):
+        record.pop("times")
+    assert one == two
+
+
+def changes_everything(x):
+    random.random()
+    np.random.rand()
+    torch.rand(1)
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    torch.set_printoptions(precision=2)
+    torch.autograd.set_detect_anomaly(True)
+    raise RuntimeError("after changing everything")
+
+
+@pytest.mark.parametrize("transforms", [("vmap", "jacfwd"), ("compile_eager", "export")])
+def test_the_process_is_as_it_was(transforms):
+    before = reading()
+    ds.check_transforms(changes_everything, X, transforms=transforms)
+    assert same_reading(before, reading()) == []
+    torch.vmap(torch.sin)(X)
+
+
+def test_a_reading_sees_what_it_should():
+    before = reading()
+    torch.rand(1)
+    assert same_reading(before, reading()) == ["torch random"]
