@@ -13,7 +13,7 @@ from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching_call import BatchedCall, Request, run_loop
 from driftscope.transforms.batching_paths import by_path, same_as_loop
 from driftscope.transforms.batching_results import RAGGED, Shape, put_together
-from driftscope.transforms.batching_trial import Plan, Signature, full_signature, other_signature, plans_of, try_out
+from driftscope.transforms.batching_trial import Plan, Signature, plans_of, signature_of, try_out
 
 
 def vmap(
@@ -71,22 +71,32 @@ def vmap(
     request = Request(func, in_dims, out_dims, randomness, chunk_size, ragged, padding)
     theirs = torch.vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)
     plans = plans_of(request)
-    # What stands below runs on every call, beside some 30 microseconds of torch.vmap on a small function.
-    known, settled, tensor, module = plans.get, Plan.TORCH, torch.Tensor, isinstance(func, torch.nn.Module)
+    # What stands in the loop below runs on every call, beside some 30 microseconds of torch.vmap on a small function:
+    # the tensors of the last call that torch.vmap was right for are recognised without making a key.
+    call, tensor, module = internals.vmap_call, torch.Tensor, isinstance(func, torch.nn.Module)
+    last: list[tuple[torch.dtype, int]] = []
 
     def mapped(*arguments: Any, **keywords: Any) -> Any:
-        if keywords or module:
-            signature = full_signature(func, arguments, keywords)
-        else:
-            signature = tuple([(a.dtype, a.ndim) if a.__class__ is tensor else other_signature(a) for a in arguments])
-        if known(signature) is not settled:
-            return _planned(request, theirs, signature, arguments, keywords)
-        try:
-            return theirs(*arguments, **keywords)
-        except Exception:
-            # Other values took the function down another road than the examples it was tried on.
-            plans[signature] = Plan.PATHS
-            return _planned(request, theirs, signature, arguments, keywords)
+        if not keywords and len(last) == len(arguments):
+            for argument, (dtype, ndim) in zip(arguments, last):  # noqa: B905  strict costs a tenth of all this
+                if argument.__class__ is not tensor or argument.dtype is not dtype or argument.ndim != ndim:
+                    break
+            else:
+                try:
+                    return call(func, in_dims, out_dims, randomness, chunk_size, *arguments)
+                except Exception:
+                    last.clear()
+        signature = signature_of(func, arguments, keywords)
+        if plans.get(signature) is Plan.TORCH:
+            if not module and not keywords and all(argument.__class__ is tensor for argument in arguments):
+                last[:] = [(argument.dtype, argument.ndim) for argument in arguments]
+            try:
+                return theirs(*arguments, **keywords)
+            except Exception:
+                # Other values took the function down another road than the examples it was tried on.
+                last.clear()
+                plans[signature] = Plan.PATHS
+        return _planned(request, theirs, signature, arguments, keywords)
 
     return functools.update_wrapper(mapped, func) if hasattr(func, "__name__") else mapped
 

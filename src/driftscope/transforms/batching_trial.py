@@ -118,10 +118,15 @@ def _identity(thing: Any) -> tuple[str, int]:
     return ("object", number)
 
 
-def full_signature(function: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Signature:
+def signature_of(function: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Signature:
     """Return what torch's rules depend on: dtypes and ranks of tensors, the other arguments by value or type."""
+    placed = tuple(
+        [(a.dtype, a.ndim) if a.__class__ is torch.Tensor else other_signature(a) for a in arguments]
+    )  # fmt: skip
+    if not keywords and not isinstance(function, torch.nn.Module):
+        return placed
     named = tuple([(name, other_signature(value)) for name, value in keywords.items()])
-    return (getattr(function, "training", None), tuple([other_signature(a) for a in arguments]), named)
+    return (getattr(function, "training", None), placed, named)
 
 
 def other_signature(argument: Any) -> Any:
