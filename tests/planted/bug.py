@@ -35,9 +35,6 @@ class Bug:
         The model's dtypes in which the bug changes stored bits.
     expected : frozenset of Verdict
         The verdicts that are right.
-    hops : int
-        How many edges of the graph the named node may be away from the guilty one. 0 for most; where a node hands on
-        a value that A has too (a skipped activation), what is named is the node that reads it.
     """
 
     id: str
@@ -46,4 +43,3 @@ class Bug:
     note: str
     dtypes: tuple[str, ...] = (FLOAT, HALF)
     expected: frozenset[Verdict] = BUG
-    hops: int = 0

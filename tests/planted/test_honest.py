@@ -29,3 +29,5 @@ def test_honest_variant_is_not_flagged(variant: Honest, dtype: str, exports: Exp
     a, b = variant.make(stage)
     comparison = ds.compare(a, b, stage.example())
     assert comparison.verdict in HONEST, f"{comparison.verdict}: {comparison.reason}"
+    blamed = [f for f in comparison.findings if not f.note and f.code[0] in "NW"]
+    assert not blamed, blamed

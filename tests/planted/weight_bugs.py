@@ -126,7 +126,7 @@ WEIGHT_BUGS = (
     Bug("heads-exchanged", "encoder", _weight("MatMul", 10, _heads_exchanged), "two heads of the values"),
     Bug("heads-interleaved", "padded", _weight("MatMul", 0, _interleaved), "queries read in another layout"),
     Bug("query-key-exchanged", "encoder", _query_key_exchanged, "weights of q and k"),
-    Bug("gate-up-exchanged", "decoder", _gate_up_exchanged, "SwiGLU's two branches", hops=1),
+    Bug("gate-up-exchanged", "decoder", _gate_up_exchanged, "SwiGLU's two branches"),
     Bug("gru-gates-exchanged", "recurrent", _weight("GRU", 0, _gates((1, 0, 2))), "update and reset"),
     Bug("lstm-gates-torch-order", "recurrent", _weight("LSTM", 0, _gates((0, 2, 3, 1))), "iofc read as ifgo"),
     Bug("lstm-directions-exchanged", "recurrent", _weight("LSTM", 0, lambda w: w[::-1], slot=2), "recurrence only"),

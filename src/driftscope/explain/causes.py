@@ -56,9 +56,9 @@ def cause_of(
     trials : Trials
     """
     return (
-        _attribute(parting, trials.constants)
+        _attribute(parting, theirs, trials.constants)
         or wires.emptied(parting, trials.makers)
-        or _constant(parting, constants, trials.constants)
+        or _constant(parting, theirs, constants, trials.constants)
         or wires.wire(parting, trials.makers)
         or wires.extra(parting, theirs, trials.bypass)
         or trials.peers()
@@ -71,23 +71,40 @@ def cause_of(
 # --- attributes ----------------------------------------------------------------------------------------------
 
 
-def _attribute(parting: Parting, works: Trial) -> Cause | None:
-    step, other = parting.step, parting.counterpart
-    if other is None or family(step.operator) != family(other.operator):
-        return None
-    ours, theirs = attributes_of(step), attributes_of(other)
-    changed = [
-        f"{name} is {_plain(value)} here and {_plain(theirs[name])} in A"
-        for name, value in ours.items()
-        if name in theirs and _differ(value, theirs[name])
-    ]
-    if not changed:
-        return None
-    first = changed[0].split(" ", 1)[0]
-    value, verified = theirs[first], None
-    if isinstance(value, float) and first in step.attributes:
-        verified = works({f"{step.name}.{first}": torch.tensor(value, dtype=torch.float64)})
-    return Cause("; ".join(changed), f"Set {first} of {step.name} to {_plain(value)}.", verified)
+def _attribute(parting: Parting, theirs: Sequence[Visited], works: Trial) -> Cause | None:
+    """An attribute in which a step of the piece differs from the one step of A's piece that is of its kind."""
+    pairs = [] if parting.counterpart is None else [(parting.step, parting.counterpart)]
+    pairs += _alone(parting.piece, theirs)
+    for step, other in pairs:
+        if family(step.operator) != family(other.operator):
+            continue
+        ours, wanted = attributes_of(step), attributes_of(other)
+        changed = {
+            name: wanted[name] for name, value in ours.items() if name in wanted and _differ(value, wanted[name])
+        }
+        if not changed:
+            continue
+        first, value = next(iter(changed.items()))
+        verified = None
+        if isinstance(value, float) and first in step.attributes:
+            verified = works({f"{step.name}.{first}": torch.tensor(value, dtype=torch.float64)})
+        if verified is False:
+            continue  # it differs, and it is not why
+        words = "; ".join(f"{name} is {_plain(ours[name])} here and {_plain(v)} in A" for name, v in changed.items())
+        later = None if step is parting.step else step
+        return Cause(words, f"Set {first} of {step.name} to {_plain(value)}.", verified, later)
+    return None
+
+
+def _alone(piece: Sequence[Visited], theirs: Sequence[Visited]) -> list[tuple[Visited, Visited]]:
+    """Steps of both pieces that are the only one of their kind there."""
+    mine, others = ({f: [s for s in side if family(s.operator) == f] for f in map(_family, side)}
+                    for side in (piece, theirs))  # fmt: skip
+    return [(mine[f][0], others[f][0]) for f in mine if len(mine[f]) == 1 and len(others.get(f, [])) == 1]
+
+
+def _family(step: Visited) -> str:
+    return family(step.operator)
 
 
 def attributes_of(step: Visited) -> dict[str, object]:
@@ -139,17 +156,23 @@ def _plain(value: object) -> str:
 # --- constants -----------------------------------------------------------------------------------------------
 
 
-def _constant(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Constant]], works: Trial) -> Cause | None:
-    """The constant of this piece that makes the programs one function when A's takes its place."""
-    ours, theirs = constants
-    floats = {c.name: c for c in theirs if c.value.dtype.is_floating_point}
+def _constant(
+    parting: Parting,
+    theirs: Sequence[Visited],
+    constants: tuple[Sequence[Constant], Sequence[Constant]],
+    works: Trial,
+) -> Cause | None:
+    """The constant of this piece that makes it give A's value when A's takes its place."""
+    ours, own = constants
+    owners = tuple(f"{s.name}." for s in (parting.counterpart, *theirs) if s is not None)
+    floats = {c.name: c for c in own if c.value.dtype.is_floating_point}
     used = [
         (step, constant)
         for step in (*reversed(parting.piece or (parting.step,)), *parting.followers)
         for constant in floats.values()
         if constant.name in step.stored or constant.where.node == step.name
     ]
-    trials = ((step, *trial) for step, constant in used for trial in _substitutes(constant, parting, ours))
+    trials = ((step, *trial) for step, constant in used for trial in _substitutes(constant, parting, owners, ours))
     for step, constant, partner, value in itertools.islice(trials, _MOST_TRIALS):
         if works({constant.name: value}):
             words = alteration_of(constant.value.to(torch.float64), value, constant.value.dtype).words
@@ -163,13 +186,13 @@ def _constant(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Co
 
 
 def _substitutes(
-    constant: Constant, parting: Parting, ours: Sequence[Constant]
+    constant: Constant, parting: Parting, owners: tuple[str, ...], ours: Sequence[Constant]
 ) -> Iterator[tuple[Constant, str, torch.Tensor]]:
     """Yield what A might hold in place of ``constant``: scalars of the counterpart, then tensors, nearest first."""
-    number, other = uniform(constant), parting.counterpart
+    number = uniform(constant)
     shape, stored = constant.value.shape, constant.value.to(torch.float64)
     if number is not None or constant.value.numel() == 1:
-        beside = [c for c in ours if other is not None and c.name.startswith(f"{other.name}.")]
+        beside = [c for c in ours if c.name.startswith(owners)]
         for candidate in beside:
             value = candidate.value.to(torch.float64).reshape(-1)[:1]
             if value.numel() and float(value) != number:

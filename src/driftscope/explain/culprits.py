@@ -157,7 +157,7 @@ class _Case:
             return self._weight_finding(strange, True if heals else None, place)
         theirs: list[Visited] = []
         if self.search.view is not None and parting.counterpart is not None:
-            theirs = piece_of(self.search.view, parting.counterpart)
+            theirs = piece_of(self.search.view, parting.counterpart, inner=True)
         trials = Trials(
             lambda replace: self.search.piece_heals(place, replace, {}),
             lambda name, source: self.search.piece_heals(place, {}, self._bypass(place, name, source)),

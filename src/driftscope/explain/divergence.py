@@ -8,7 +8,7 @@ that takes only A's values and gives another value than A does at its end is whe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from driftscope.explain.alignment import Alignment, ValueIndex
@@ -285,8 +285,8 @@ def boundary(piece: Sequence[Visited]) -> dict[str, Visited]:
     return readers
 
 
-def piece_of(view: View, end: Visited) -> list[Visited]:
-    """The steps of A that lead to ``end`` from values B has as well."""
+def piece_of(view: View, end: Visited, inner: bool = False) -> list[Visited]:
+    """The steps of A that lead to ``end`` from values B has as well; with what fused ones consist of, if asked."""
     makers = {name: step for step in view.a.steps if not step.inside for name in step.outputs}
     members, left = {end.index: end}, list(end.inputs)
     while left and len(members) <= _LONGEST:
@@ -295,9 +295,8 @@ def piece_of(view: View, end: Visited) -> list[Visited]:
             continue
         members[maker.index] = maker
         left.extend(maker.inputs)
-    return [members[k] for k in sorted(members)]
-
-
-def sketches_by_name(trail: Trail) -> Mapping[str, Sketch | None]:
-    """Every value of a run by its name."""
-    return {**trail.inputs, **trail.current}
+    found = [members[k] for k in sorted(members)]
+    if inner:
+        fused = tuple(f"{s.name}{mark}" for s in found for mark in "./")
+        found += [s for s in view.a.steps if s.inside and s.name.startswith(fused)]
+    return found

@@ -16,7 +16,7 @@ import torch
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.alignment import align
 from driftscope.explain.divergence import Parting, View, find_partings, turned
-from driftscope.explain.trails import Sketch, Trail, forced
+from driftscope.explain.trails import Sketch, Trail, forced, sketch
 from driftscope.lift.steps import Lifted, LiftedOutput, Step
 
 # Places named at most, and runs of B spent on looking for them.
@@ -146,14 +146,19 @@ class Search:
         other = place.parting.counterpart
         if other is None or not other.sketches or other.sketches[0] is None:
             return False
+        wanted, ordered = other.sketches[0], not turned(place.parting.step, other)
+
+        def right(value: Sketch | None) -> bool:
+            return value is not None and (value.same(wanted) if ordered else value.agrees(wanted))
+
+        if right(place.parting.step.sketches[0]):
+            return False  # only the order of its axes is wrong, which sketches do not tell
         watch = _Watch(place.parting.step.outputs[0], {**place.force, **force}, self.b.kind == "torch")
         self.runs += 1
         try:
             self.b.run(observe=watch, replace={**self.replace, **replace})
         except _Seen as seen:
-            wanted = other.sketches[0]
-            ordered = not turned(place.parting.step, other)
-            return seen.value is not None and (seen.value.same(wanted) if ordered else seen.value.agrees(wanted))
+            return right(seen.value)
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
         return False
@@ -187,8 +192,6 @@ class _Watch:
     tape: bool
 
     def __call__(self, step: Step) -> list[torch.Tensor | None] | None:
-        from driftscope.explain.trails import sketch
-
         outputs = forced(step, self.force, self.tape)
         if self.name in step.output_names:
             value = (step.outputs if outputs is None else outputs)[list(step.output_names).index(self.name)]
