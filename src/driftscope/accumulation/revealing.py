@@ -118,11 +118,11 @@ def accumulation_of(
         See :func:`reveal_sum`.
     """
     terms = None
-    found = None if sketch else known_order(kernel, np.random.default_rng(seed))
+    found = None if sketch else known_order(kernel, _generator(seed))
     if found is None:
         asked = kernel
         if sketch or (sketch is None and kernel.n > LONGEST):
-            find_calling(kernel, np.random.default_rng(seed))
+            find_calling(kernel, _generator(seed))
             terms = sketched_terms(kernel.n)
             asked = SketchKernel(kernel, terms)
         found = reveal_kernel(asked, seed)
@@ -145,7 +145,7 @@ def reveal_kernel(kernel: Kernel, seed: int = 0) -> tuple[SumTree, Arithmetic, V
     RevealError
         See :func:`reveal_sum`.
     """
-    rng = np.random.default_rng(seed)
+    rng = _generator(seed)
     gain = examine(kernel, rng)
     if gain != 1 and kernel.length != kernel.n:
         raise RevealError(f"{kernel.name} takes a mean of {kernel.length} terms; a sketch is made of sums alone")
@@ -201,6 +201,11 @@ def _count(n: Any) -> int:
     if n < 1:
         raise InputError(f"n={n}: there is nothing to add; give at least one term")
     return int(n)
+
+
+def _generator(seed: int) -> np.random.Generator:
+    # Three times as fast as numpy's usual one, and every row of a verification is drawn.
+    return np.random.Generator(np.random.SFC64(seed))
 
 
 def _limit(value: Any, word: str) -> Any:

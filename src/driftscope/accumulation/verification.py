@@ -78,7 +78,7 @@ class _Trial:
 
 #: Share of balanced rows that one exchanged pair of additions changes at least, and rows to use: by width of the
 #: output, and for products in a narrow one. Measured by ``python -m benchmarks.reveal --power``.
-POWER = {"wide": (0.06, 180), "narrow": (0.03, 340), "narrow product": (0.01, 920)}
+POWER = {"wide": (0.06, 180), "narrow": (0.03, 340), "narrow product": (0.015, 620)}
 #: Terms of all rows together; a longer sum gets fewer rows, and its verification says so.
 _ALL_TERMS = 1 << 27
 

@@ -78,22 +78,24 @@ def balanced_rows(
     ndarray of ``terms``, shape (rows, n)
     """
     made = np.empty((rows, tree.n), numpy_dtype(terms))
-    # A row times a number that is no power of two has its partial sums, and other roundings: cheaper than another one.
-    drawn = rows if scale.small is not None else -(-rows // _TIMES)
+    # A row times a number that is no power of two has other roundings in the same partial sums: cheaper than another
+    # row. Where some terms are small, which ones must vary more.
+    times = _TIMES if scale.small is None else _TIMES // 2
+    drawn = -(-rows // times)
     # In blocks that fit a core's cache, but of enough rows that a step of one addition is worth its call.
     size = min(drawn, max(_BLOCK // tree.n, tree.depth, 1))
     for at in range(0, drawn, size):
-        block = made[at : min(at + size, drawn)]
+        many = min(size, drawn - at)
         # Values of fewer bits than the terms would be added without rounding.
-        values = _split(tree, len(block), scale.small, rng, np.float64 if terms == "float64" else np.float32)
+        values = _split(tree, many, scale.small, rng, np.float64 if terms == "float64" else np.float32)
         values *= scale.size
         if weights is not None:
             values /= weights.astype(values.dtype)[:, None]
-        block[:] = values.T
-    factors = rng.uniform(1, 2, rows).astype(made.dtype)
-    for at in range(drawn, rows, drawn):
-        block = made[at : at + drawn]
-        np.multiply(made[: len(block)], factors[at : at + len(block), None], out=block)
+        values = np.ascontiguousarray(values.T)
+        for first in range(at, rows, drawn):
+            block = made[first : min(first + many, rows)]
+            factors = rng.uniform(1, 2, (len(block), 1)) if first > at else np.ones((len(block), 1))
+            block[:] = values[: len(block)] * factors.astype(values.dtype)
     if scale.repairs and tree.n > 2:
         _repair(made, scale.repairs, rng, None if weights is None else weights.astype(np.float64))
     return made
