@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,9 @@ from driftscope.records.showing import Shown
 from driftscope.records.verdict import Verdict, worst
 
 MATRIX_SCHEMA = "driftscope/matrix/1"
+
+# Relative difference of two errors below which neither program is called closer.
+_ALIKE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,36 @@ class DriftMatrix(Shown):
     def verdict(self) -> Verdict:
         """The worst verdict of all pairs."""
         return worst(c.verdict for c in self.pairs.values())
+
+    @property
+    def errors(self) -> dict[str, float | None]:
+        """How far each program is from its own float64 evaluation: root mean square over all outputs, absolute.
+
+        None where a program did not run or cannot be evaluated in float64.
+        """
+        return {name: self._error(name) for name in self.names}
+
+    def _error(self, name: str) -> float | None:
+        for pair, comparison in self.pairs.items():
+            if name not in pair or not comparison.outputs:
+                continue
+            sides = [o.a if pair[0] == name else o.b for o in comparison.outputs]
+            squares = [s.error**2 for s in sides if s is not None and s.error is not None]
+            if squares:
+                return math.sqrt(sum(squares) / len(squares))
+        return None
+
+    @property
+    def closest(self) -> tuple[str, ...]:
+        """The programs closest to exact arithmetic: those whose error is the smallest, within five hundredths.
+
+        Empty where the programs are not one function: then each is close to something else.
+        """
+        known = {name: error for name, error in self.errors.items() if error is not None}
+        if not known or self.verdict is Verdict.DIFFERENT:
+            return ()
+        least = min(known.values())
+        return tuple(name for name, error in known.items() if error <= least * (1 + _ALIKE))
 
     def __getitem__(self, pair: tuple[str, str]) -> Comparison:
         one, other = pair

@@ -35,10 +35,18 @@ def sheet_of(matrix: DriftMatrix) -> Sheet:
         figures=(
             ("Programs", str(len(matrix.names)), "each run on the same inputs"),
             ("Classes of equal bits", str(len(matrix.classes)), "programs in one class cannot be told apart"),
+            *_closest(matrix),
         ),
         findings=findings,
         sections=tuple(sections),
     )  # fmt: skip
+
+
+def _closest(matrix: DriftMatrix) -> tuple[tuple[str, str, str], ...]:
+    if not matrix.closest:
+        return ()
+    error = wording.number(matrix.errors[matrix.closest[0]])
+    return (("Closest to exact", ", ".join(matrix.closest), f"{error} from its own float64 evaluation"),)
 
 
 def _reason(matrix: DriftMatrix) -> str:
