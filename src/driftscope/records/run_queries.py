@@ -67,7 +67,7 @@ def ask(runs: Sequence[RunFolder], sql: str) -> tuple[list[str], list[tuple[Any,
             raise InputError(f"DuckDB does not understand the query: {error}") from error
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise InputError("a query is one SELECT statement: stored rows are asked, never changed")
-        _define(database, runs)
+        _define(database, runs, sql.lower())
         try:
             answer = database.execute(sql)
             return [column[0] for column in answer.description], answer.fetchall()
@@ -135,21 +135,31 @@ def _parquet_copy(run: RunFolder, sources: Sequence[Path]) -> Path:
     return copy
 
 
-def _define(database: Any, runs: Sequence[RunFolder]) -> None:
+def _define(database: Any, runs: Sequence[RunFolder], asked: str) -> None:
+    """Define the tables that a query names: counting the cells of a million rows takes longer than asking them."""
     if not runs:
         raise InputError("there are no runs to ask; `driftscope study` makes one")
-    parts = [
-        f"SELECT {quoted(run.name)} AS run, {quoted(str(run.header['study']))} AS study, * FROM ({rows_sql(run)})"
-        for run in runs
-    ]
-    database.execute("CREATE VIEW rows AS " + " UNION ALL BY NAME ".join(parts))
-    listed = [summary_of(run) for run in runs]
-    columns = {name: "BIGINT" if isinstance(value, int) else "VARCHAR" for name, value in listed[0].items()}
-    database.execute(f"CREATE TABLE runs ({', '.join(f'{c} {t}' for c, t in columns.items())})")
-    database.executemany(
-        f"INSERT INTO runs VALUES ({', '.join('?' * len(columns))})", [list(r.values()) for r in listed]
-    )
-    database.execute("CREATE TABLE environment (run VARCHAR, name VARCHAR, value VARCHAR)")
-    entries = [(run.name, k, v) for run in runs for k, v in flattened(run.header.get("environment", {})).items()]
-    if entries:
-        database.executemany("INSERT INTO environment VALUES (?, ?, ?)", entries)
+    if "rows" in asked:
+        parts = [
+            f"SELECT {quoted(run.name)} AS run, {quoted(str(run.header['study']))} AS study, * FROM ({rows_sql(run)})"
+            for run in runs
+        ]
+        database.execute("CREATE VIEW rows AS " + " UNION ALL BY NAME ".join(parts))
+    if "runs" in asked:
+        _fill(database, "runs", [summary_of(run) for run in runs])
+    if "environment" in asked:
+        entries = [
+            {"run": run.name, "name": name, "value": value}
+            for run in runs
+            for name, value in flattened(run.header.get("environment", {})).items()
+        ]
+        _fill(database, "environment", entries)
+
+
+def _fill(database: Any, table: str, lines: Sequence[Mapping[str, str | int]]) -> None:
+    if not lines:
+        return
+    columns = {name: "BIGINT" if isinstance(value, int) else "VARCHAR" for name, value in lines[0].items()}
+    database.execute(f"CREATE TABLE {table} ({', '.join(f'{c} {t}' for c, t in columns.items())})")
+    marks = ", ".join("?" * len(columns))
+    database.executemany(f"INSERT INTO {table} VALUES ({marks})", [list(line.values()) for line in lines])

@@ -26,7 +26,7 @@ from driftscope.records.study_rows import FATE_COLUMNS, Row, restored, spelled, 
 
 RUN_SCHEMA = "driftscope/run/1"
 RUNS_FOLDER = "runs"
-_TAIL = 16 << 20  # bytes looked at for an unfinished end: more than the rows of any one cell
+_TAIL = 1 << 16  # bytes looked at first for an unfinished end
 _FIXED_TYPES = {
     **dict.fromkeys(FATE_COLUMNS, "VARCHAR"), "last_words": "VARCHAR", "seconds": "DOUBLE", "attempt": "BIGINT",
     "part": "BIGINT", "parts": "BIGINT", "cell": "VARCHAR",
@@ -281,18 +281,28 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def _cut_unfinished(descriptor: int) -> None:
     """Shorten a dead writer's file to its last complete cell."""
     size = os.fstat(descriptor).st_size
-    start = max(0, size - _TAIL)
-    tail = os.pread(descriptor, size - start, start)
-    keep = end = tail.rfind(b"\n") + 1
-    while end > 0:
-        begin = tail.rfind(b"\n", 0, end - 1) + 1
-        with contextlib.suppress(ValueError, TypeError):
-            line = json.loads(tail[begin:end])
-            if line["part"] == line["parts"] - 1:
-                break
-        keep = end = begin
+    look = _TAIL
+    while True:
+        start = max(0, size - look)
+        keep = _end_of_last_cell(os.pread(descriptor, size - start, start))
+        if keep or not start:
+            break
+        look *= 8  # the last cell is longer than that
     if start + keep < size:
         os.ftruncate(descriptor, start + keep)
+
+
+def _end_of_last_cell(tail: bytes) -> int:
+    """Return where the last complete cell of some lines ends, 0 if none does."""
+    end = tail.rfind(b"\n") + 1
+    while end > 0:
+        begin = tail.rfind(b"\n", 0, end - 1) + 1
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            line = json.loads(tail[begin:end])
+            if line["part"] == line["parts"] - 1:
+                return end
+        end = begin
+    return 0
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -24,6 +24,15 @@ BIAS_TOP = 16.0  # the largest element of the bias in the data set "bias"
 
 
 @dataclass(frozen=True, slots=True)
+class _Squares:
+    """Mean squares of the exact result and of the bias, and the mean sum of squared products of one element."""
+
+    result: float
+    bias: float
+    terms: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Problem:
     """The operands in the dtype under study, and what is known of the exact result."""
 
@@ -33,12 +42,14 @@ class _Problem:
     b: torch.Tensor
     exact: torch.Tensor
     threads: int
+    squares: _Squares
     floors: dict[tuple[str, bool, str], float] = field(default_factory=dict)
 
     @property
     def largest(self) -> float:
         """The largest element of the exact result: the scale of its units in the last place."""
-        return float(self.exact.abs().max())
+        low, high = torch.aminmax(self.exact)
+        return max(-float(low), float(high))
 
     def floor(self, variant: Variant, arithmetic: Arithmetic = ORDINARY) -> float:
         """Root-mean-square error that rounding causes in a variant.
@@ -52,7 +63,7 @@ class _Problem:
         return self.floors[key]
 
     def _floor(self, variant: Variant, arithmetic: Arithmetic) -> float:
-        result = float(self.exact.square().mean())
+        result = self.squares.result
         if variant.kind == "exact":  # rounded once, on storing
             return ROUNDING_RMS * FORMATS[self.dtype].unit_roundoff * math.sqrt(result)
         single = FORMATS["float32"].unit_roundoff
@@ -64,13 +75,11 @@ class _Problem:
         inner = self.a.shape[1]
         folds = sequential(inner) if arithmetic.accumulator else variant.kernels.dot(inner)
         spread = dot(units, folds)
-        squares = float(self.a.double().square().sum(1).mean() * self.x.double().square().sum(0).mean()) / inner
-        bias = float(self.b.double().square().mean())
-        variance = spread.value**2 * result + spread.terms**2 * squares
+        variance = spread.value**2 * result + spread.terms**2 * self.squares.terms
         # The bias is one more addition; the product is stored in between by variants in two steps.
         variance += (ROUNDING_RMS * units.accumulator) ** 2 * result
         if variant.rounds_product and storage > units.accumulator:
-            variance += (ROUNDING_RMS * storage) ** 2 * max(result - bias, inner * squares / max(inner, 1))
+            variance += (ROUNDING_RMS * storage) ** 2 * max(result - self.squares.bias, self.squares.terms)
         return math.sqrt(variance)
 
 
@@ -113,7 +122,7 @@ def gemm_cell(
             for v in wanted
         ]
     exact = a.double() @ x.double() + b.double()
-    problem = _Problem(dtype, a, x, b, exact, threads)
+    problem = _Problem(dtype, a, x, b, exact, threads, _squares(a, x, b, exact))
     on_device = [t.to(where) for t in (a, x, b)]
     computed = _without_repeats(
         {variant: compute(variant, on_device[0], on_device[1], on_device[2], threads) for variant in wanted}
@@ -125,6 +134,13 @@ def gemm_cell(
     rows = _variant_rows(problem, computed, classes, orders)
     rows += _pair_rows(problem, [v for v in wanted if v.name in there], there, classes)
     return [*rows, {"kind": "columns", "variant": "", "other": "", "bias": b.float().tolist()}]
+
+
+def _squares(a: torch.Tensor, x: torch.Tensor, b: torch.Tensor, exact: torch.Tensor) -> _Squares:
+    norm_a, norm_x, norm_b, norm = (float(torch.linalg.vector_norm(t, dtype=torch.float64)) for t in (a, x, b, exact))
+    # |a_i|^2 |x_j|^2 / K on average over rows and columns.
+    terms = norm_a**2 / len(a) * norm_x**2 / x.shape[1] / a.shape[1]
+    return _Squares(norm**2 / exact.numel(), norm_b**2 / b.numel(), terms)
 
 
 def _without_repeats(computed: dict[Variant, Computed]) -> dict[Variant, Computed]:

@@ -1,0 +1,152 @@
+"""What a study costs beside the loop a person writes for it, in one run: ratios of CPU time, side by side.
+
+The loops are written for this file, from the questions the studies answer: one thing after another, results compared
+in pairs by ``onnx_diagnostic``'s ``max_diff`` (which is what such a loop uses), a table, a picture. The studies run in
+this process, so that starting workers is not counted on either side.
+
+Promised: reduction 10 times, gemm 4 times, layer norm 3 times as fast; 2 ms for a trivial cell; 0.2 s for a
+group-by over a million stored rows.
+
+Run: ``OMP_NUM_THREADS=1 python -m benchmarks studies``
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import driftscope as ds
+from driftscope.records.run_queries import ask
+from driftscope.records.run_store import Entry, RunFolder, create_run
+from driftscope.studies.grid import make_grid
+from driftscope.studies.plan import Plan
+from driftscope.studies.result import perform
+from driftscope.studies.running import running_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+SIZES = (2, 4, 8, 16, 512, 1024, 2048, 4096, 8192)
+LAWS = ("normal", "fixed", "pareto")
+DTYPES = ("float64", "float32", "float16")
+EIGHT = ("F.linear", "Gemm", "Gemm + Add", "FusedMatMul + Add", "MatMul + Add", "Cast(Gemm) + Add", "Cast(Gemm)",
+         "a @ x + b")  # fmt: skip
+
+
+def main() -> int:
+    """Print every number beside its promise; return how many promises are broken."""
+    with tempfile.TemporaryDirectory() as folder:
+        measured = [
+            reduction_ratio(Path(folder)), gemm_ratio(Path(folder)), layer_norm_ratio(Path(folder)),
+            trivial_cells(), million_rows(Path(folder)),
+        ]  # fmt: skip
+    for line, _ in measured:
+        print(line)
+    return sum(not kept for _, kept in measured)
+
+
+def seconds(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
+    call()
+    return clock() - start
+
+
+def ratio(what: str, promise: float, ours: Callable[[], Any], theirs: Callable[[], Any], repeats: int = 3) -> Any:
+    """Interleave both sides, in CPU time of one thread, and take the best of each: a busy machine only ever adds."""
+    ours()  # imports, and what matplotlib and onnxruntime do the first time, on neither side
+    theirs()
+    cpu = time.process_time
+    times = [(seconds(ours, cpu), seconds(theirs, cpu)) for _ in range(repeats)]
+    best, plain = min(t[0] for t in times), min(t[1] for t in times)
+    found = plain / best
+    kept = found >= promise
+    line = f"{what:<12} loop {plain:7.3f} s   study {best:7.3f} s   {found:5.1f} times as fast   (promised {promise:g})"
+    return line + ("" if kept else "   BROKEN"), kept
+
+
+def reduction_ratio(folder: Path) -> Any:
+    """The tables of both functions, three laws, nine sizes, three dtypes, 128 orders, and the bars."""
+    from driftscope.studies import reduction_data
+    from studies.plain_loops import spreads
+
+    def ours() -> None:
+        for cached in (reduction_data.sample, reduction_data.permutations, reduction_data.stored):
+            cached.cache_clear()
+        study = ds.studies.reduction(("mean", "layer_norm"), LAWS, SIZES, DTYPES, 128, workers=0)
+        study.matrix()
+
+    return ratio("reduction", 10.0, ours, lambda: spreads(("mean", "layer_norm"), LAWS, SIZES, DTYPES, 128))
+
+
+def gemm_ratio(folder: Path) -> Any:
+    """1280 cubed, eight variants, float32 and float16, two data sets, all pairs, one picture."""
+    from benchmarks.plain_products import products
+
+    def ours() -> None:
+        study = ds.studies.gemm(1280, ("float32", "float16"), "cpu", variants=EIGHT, levels="disable", reveal=False,
+                                workers=0)  # fmt: skip
+        study.plot(folder / "gemm.png")
+
+    return ratio("gemm", 4.0, ours, lambda: products(1280, folder / "plain_gemm.png"), repeats=2)
+
+
+def layer_norm_ratio(folder: Path) -> Any:
+    """1024 rows of 1152, all mixtures and the whole graph, float32 and float16, all pairs, one picture."""
+    from benchmarks.plain_products import normalisations
+
+    def ours() -> None:
+        study = ds.studies.layer_norm(1024, 1152, ("float32", "float16"), "cpu", "normal", workers=0)
+        study.plot(folder / "norm.png")
+
+    return ratio("layer_norm", 3.0, ours, lambda: normalisations(1024, 1152, folder / "plain_norm.png"), repeats=2)
+
+
+def trivial(a: int) -> dict[str, int]:
+    """Do nothing that takes time."""
+    return {"b": a + 1}
+
+
+def trivial_cells() -> Any:
+    """1,000 cells in worker processes, stored; without the start of the workers."""
+    from benchmarks.studies import trivial as found
+
+    with tempfile.TemporaryDirectory() as folder:
+        heard: list[float] = []
+
+        def listen(text: str) -> None:
+            if text.endswith("of 1001 cells"):
+                heard.append(time.perf_counter())
+
+        plan = Plan("trivial", found, make_grid({"a": range(1001)}))
+        perform(plan, running_of(workers=2, store=folder, progress=listen))
+    each = (heard[-1] - heard[0]) / 1000 * 1e3
+    return f"trivial cell {each:7.3f} ms each, kept on disk   (promised 2)", each <= 2.0
+
+
+def million_rows(folder: Path) -> Any:
+    """Group a million stored rows, the first time (a Parquet copy is made) and again."""
+    run = _million(folder)
+    sql = "SELECT dtype, size, count(*), max(floors), avg(rms) FROM rows GROUP BY dtype, size"
+    first, again = seconds(lambda: ask([run], sql)), min(seconds(lambda: ask([run], sql)) for _ in range(3))
+    line = f"million rows group-by {again:6.3f} s (the first question {first:.1f} s)   (promised 0.2)"
+    return line, again <= 0.2
+
+
+def _million(folder: Path) -> RunFolder:
+    run = create_run(folder, "million", {"study": "million", "axes": {"size": list(range(1000))}, "cells": 1000})
+    with run.writer() as writer:
+        for size in range(1000):
+            rows = tuple(
+                {"size": size, "dtype": DTYPES[k % 3], "order": k, "floors": k / 7.0, "rms": 1.0 / (k + 1),
+                 "verdict": "rounding", "outcome": "ok", "code": "", "words": ""}
+                for k in range(1000)
+            )  # fmt: skip
+            writer.append(Entry(f"size={size}", rows, 0.001))
+    return run
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
