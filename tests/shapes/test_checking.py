@@ -13,6 +13,7 @@ from shapes.small_models import (
     ByValue,
     CenterAlways,
     CenterUnlessAlone,
+    Folded,
     Gated,
     Halved,
     PadToFive,
@@ -73,11 +74,15 @@ def test_its_neighbour_without_the_branch_is_kept_whole():
 def test_a_suggestion_that_freezes_is_said_and_one_that_keeps_the_sizes_is_followed():
     freezes = check(Halved(), (seeded(7, 2),), dynamic={"x": {0: Dim("rows")}})
     assert "rows = 7" in next(f for f in freezes.findings if f.code == "S002").what
-    follows = check(
-        Gated(), (seeded(2, 6), seeded(2, 6)), dynamic={"x": {0: Dim("rows")}, "gate": {0: Dim("gates")}}
-    )
+    follows = check(Gated(), (seeded(2, 6), seeded(2, 6)), dynamic={"x": {0: Dim("rows")}, "gate": {0: Dim("gates")}})
     assert "S002" not in codes(follows)
     assert "torch suggested" in next(f for f in follows.findings if f.code == "S001").fix
+
+
+def test_a_suggestion_that_loses_nothing_is_not_complained_about():
+    report = check(Folded(), (seeded(2, 12),), dynamic={"x": {1: Dim("length")}})
+    assert any("length = 3*_length" in f.evidence.get("words", "") for f in report.findings)
+    assert "S002" not in codes(report)
 
 
 def test_axes_that_the_spec_fixes_are_not_called_lost():

@@ -81,7 +81,7 @@ def _refusals(check: Check) -> Iterator[Finding]:
     for candidate in check.candidates:
         if candidate.name in ("yours", "from the inputs") and candidate.repair.steps:
             yield _repaired(candidate, sources)
-            yield from _not_followed(candidate)
+            yield from _not_followed(candidate, check)
 
 
 def _nothing_accepted(refusal: Refusal) -> Finding:
@@ -152,18 +152,41 @@ def _repaired(candidate: Candidate, sources: Sources) -> Finding:
     )
 
 
-def _not_followed(candidate: Candidate) -> Iterator[Finding]:
+_THINNED = re.compile(r"^(?:(?P<slope>\d+)\*\w+)?\s*(?P<offset>[+-]?\s*\d+)?$")
+
+
+def _not_followed(candidate: Candidate, check: Check) -> Iterator[Finding]:
+    """Suggestions that exclude sizes at which the model was seen to run; the others would only have been plainer."""
     for suggestion in candidate.repair.rejected:
         name, _, value = suggestion.partition(" = ")
+        places = {
+            place
+            for step in candidate.repair.steps
+            for place, size in enumerate(step.refusal.attempt.sizes)
+            if getattr(size, "__name__", "") == name
+        }
+        excluded = [point for point in check.running if any(not _keeps(value, point[place]) for place in places)]
+        if not excluded:
+            continue
         freezes = value.strip().isdigit()
         yield Finding(
             "S002",
-            f"torch suggests {suggestion}, which {'freezes' if freezes else 'thins out'} that axis; not followed",
+            f"torch suggests {suggestion}, which {'freezes' if freezes else 'thins out'} that axis and loses"
+            f" {len(excluded)} of {len(check.running)} probed shapes; not followed",
             why="a suggestion makes a spec acceptable, it does not keep the sizes at which the model runs",
             fix=f"{name} left to Dim.DYNAMIC",
             note=True,
             verified=candidate.capture is not None,
         )
+
+
+def _keeps(suggestion: str, size: int) -> bool:
+    """Whether a size satisfies ``7`` or ``4*_s - 2``."""
+    found = _THINNED.match(suggestion.strip())
+    if found is None:
+        return True
+    slope, offset = int(found["slope"] or 0), int((found["offset"] or "0").replace(" ", ""))
+    return (size - offset) % slope == 0 and size >= offset if slope else size == offset
 
 
 def _why_refused(guards: list[str]) -> str:
