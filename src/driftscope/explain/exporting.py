@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +40,7 @@ def torch_exporter(bound: Bound, opset: int | None = None) -> Exporter:
                 subject, args, kwargs=kwargs, dynamo=True, optimize=optimize, verbose=False, **chosen
             )
         except Exception as error:
-            raise RuntimeRefused("torch.onnx.export", "load", words_of(error)) from error
+            raise RuntimeRefused("torch.onnx.export", "load", _plain(words_of(error))) from error
         finally:
             logger.setLevel(level)
         if made is None:
@@ -47,6 +48,11 @@ def torch_exporter(bound: Bound, opset: int | None = None) -> Exporter:
         return made.model_proto
 
     return export
+
+
+def _plain(words: str) -> str:
+    """A message of the exporter without its colours and without the advice that follows it."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", words).partition(" Next steps:")[0]
 
 
 def blame_export(bound: Bound, target: Target, exporter: Exporter | None = None) -> Blame:

@@ -78,8 +78,17 @@ def look_again(scene: Scene, blame: bool | None) -> list[Finding]:
     if _asks_for_kernels(scene):
         findings += kernel_findings(scene)
     findings += half_findings(scene.b, scene.evidence.b.graph, scene.values[1], "B")
-    findings += half_findings(scene.a, scene.evidence.a.graph, scene.values[0], "A")
+    # The same file on both sides is tried once: what its formats do does not depend on the session.
+    graph = None if _same_file(scene) else scene.evidence.a.graph
+    findings += half_findings(scene.a, graph, scene.values[0], "A")
     return findings
+
+
+def _same_file(scene: Scene) -> bool:
+    one, other = (getattr(bound.program, "model", None) for bound in (scene.a, scene.b))
+    if one is None or other is None:
+        return False
+    return one.proto is other.proto or (one.path is not None and one.path == other.path)
 
 
 def _asks_for_blame(scene: Scene) -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import collections
+from dataclasses import dataclass
 
 import onnx
-import torch
+from onnx import TensorProto
 
 from driftscope.errors import CannotLift, RuntimeRefused
-from driftscope.explain.half_simulation import HALVES
-from driftscope.lift.sources import lift_source
-from driftscope.lift.steps import Kind, Step
 from driftscope.programs.protocol import Bound
 from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
 from driftscope.records.finding import Finding
@@ -42,23 +40,31 @@ class WideKernels:
     provider: str
 
 
-@dataclass(slots=True)
-class _Formats:
-    """An observer that counts rounding operators by the format they compute in."""
+# Operators that only move or select values: in which format they do so costs nothing.
+_MOVES = frozenset(
+    {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Gather", "GatherElements", "GatherND", "Slice", "Concat", "Split"}
+    | {"Identity", "Expand", "Flatten", "Tile", "Where", "Pad", "Max", "Min", "Relu", "Clip", "MaxPool", "Neg", "Abs"}
+    | {"ReorderInput", "ReorderOutput", "DepthToSpace", "SpaceToDepth", "ScatterND", "ScatterElements"}
+)
+_FLOATS = {
+    TensorProto.FLOAT: "float32", TensorProto.FLOAT16: "half", TensorProto.BFLOAT16: "half",
+    TensorProto.DOUBLE: "float64",
+}  # fmt: skip
 
-    graph: onnx.GraphProto
-    wide: list[str] = field(default_factory=list)
-    narrow: int = 0
 
-    def __call__(self, step: Step) -> None:
-        inside = bool(step.inputs) and not any(step.input_names)
-        if step.constant or inside or step.operator == "Cast" or step.rounding.kind is Kind.EXACT:
-            return
-        first = next((fmt for fmt in step.formats if fmt is not None), None)
-        if first == torch.float32:
-            self.wide.append(step.operator)
-        elif first in HALVES:
-            self.narrow += 1
+def _float_formats(graph: onnx.GraphProto) -> list[tuple[str, str]]:
+    """The operators that round, each with the float format of its result, as far as the graph's own types tell it."""
+    known = {t.name: _FLOATS.get(t.data_type, "") for t in graph.initializer}
+    known |= {v.name: _FLOATS.get(v.type.tensor_type.elem_type, "") for v in (*graph.input, *graph.value_info)}
+    found = []
+    for node in graph.node:
+        given = next((known[name] for name in node.input if known.get(name)), "")
+        target = next((_FLOATS.get(a.i, "") for a in node.attribute if a.name == "to"), given)
+        fmt = target if node.op_type == "Cast" else given
+        known.update((name, known.get(name) or fmt) for name in node.output if name)
+        if fmt and node.op_type not in _MOVES and node.op_type != "Cast":
+            found.append((node.op_type, fmt))
+    return found
 
 
 def computed_wide(bound: Bound) -> WideKernels | None:
@@ -74,17 +80,20 @@ def computed_wide(bound: Bound) -> WideKernels | None:
         if source is None:
             return None
         inserted = sum(node.op_type == "Cast" and node.name.startswith(_INSERTED) for node in source.model.graph.node)
-        if not inserted:
-            return None
-        formats = _Formats(source.model.graph)
-        lift_source(source).run(observe=formats)
     except (CannotLift, RuntimeRefused):
         return None
-    if not formats.wide:
+    if not inserted:
         return None
-    kinds = sorted(set(formats.wide), key=lambda name: (-formats.wide.count(name), name))
-    total = len(formats.wide) + formats.narrow
-    return WideKernels(len(formats.wide), total, inserted, tuple(kinds), program.setup.provider_name)
+    formats = _float_formats(source.model.graph)
+    wide = collections.Counter(operator for operator, fmt in formats if fmt == "float32")
+    # What the file itself declares in float32, a norm of a mixed-precision model, was not widened.
+    wide -= collections.Counter(
+        operator for operator, fmt in _float_formats(program.model.proto.graph) if fmt == "float32"
+    )
+    if not wide:
+        return None
+    kinds = tuple(sorted(wide, key=lambda name: (-wide[name], name)))
+    return WideKernels(wide.total(), len(formats), inserted, kinds, program.setup.provider_name)
 
 
 def wide_finding(found: WideKernels, name: str, fmt: str) -> Finding:
