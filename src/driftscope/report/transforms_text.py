@@ -90,7 +90,8 @@ def verdict_of(record: TransformReport) -> tuple[str, str, str]:
     if TONE[worst] != "good":
         cause = next((f for f in waiting if f.transform in names), None)
         at = f" at {_place(cause)}" if cause is not None and cause.where.line else ""
-        rest = f"; {wording.counted(agree, 'transform')} as the plain program" if agree else ""
+        others = f"; {wording.counted(agree, 'other')} {'gives' if agree == 1 else 'give'} the plain program's values"
+        rest = others if agree else ""
         return TONE[worst], worst, f"{_listed(names)}{at} ({OUTCOMES[worst]}){rest}"
     said = f"{wording.counted(agree, 'transform')} {'gives' if agree == 1 else 'give'} the plain program's values"
     if waiting:
