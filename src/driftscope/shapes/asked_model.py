@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from driftscope.errors import ProgramError
 from driftscope.shapes.axes import Arguments, sets_of
 from driftscope.shapes.building import InputBuilder
@@ -40,13 +38,6 @@ class AskedModel:
         """What a person would call it."""
         return getattr(self.model, "__name__", None) or type(self.model).__name__
 
-    @property
-    def repeats_itself(self) -> bool:
-        """Whether two runs of the example, without a seed between them, give the same."""
-        first = ask(self.model, *self.arguments.call())
-        second = ask(self.model, *self.arguments.call())
-        return not (isinstance(first, Ran) and isinstance(second, Ran)) or not difference(first.value, second)
-
 
 def asked_model(model: Callable[..., Any], inputs: Any, dynamic: Any = "all", seed: int = 0) -> AskedModel:
     """Bind inputs to a model and see that it runs.
@@ -64,6 +55,7 @@ def asked_model(model: Callable[..., Any], inputs: Any, dynamic: Any = "all", se
     arguments = sets[0]
     register_containers(arguments)
     original = Original(model, InputBuilder(arguments), seed)
+    original.random = not repeats_itself(model, arguments)
     with silence():
         answer = ask(model, *arguments.call())
     if isinstance(answer, Refused):
@@ -73,11 +65,8 @@ def asked_model(model: Callable[..., Any], inputs: Any, dynamic: Any = "all", se
     return AskedModel(model, arguments, infer(sets, dynamic), original)
 
 
-def on_this_machine(model: Callable[..., Any]) -> str:
-    """Say what keeps a model from running here: parameters on a device that is not there; "" for nothing."""
-    if not isinstance(model, torch.nn.Module):
-        return ""
-    places = {parameter.device.type for parameter in model.parameters()}
-    if "meta" in places:
-        return "its parameters are on the meta device and have no values"
-    return ""
+def repeats_itself(model: Callable[..., Any], arguments: Arguments) -> bool:
+    """Whether two runs of the example, without a seed between them, give the same."""
+    first = ask(model, *arguments.call())
+    second = ask(model, *arguments.call())
+    return not (isinstance(first, Ran) and isinstance(second, Ran)) or not difference(first.value, second)

@@ -15,6 +15,7 @@ from driftscope.errors import InputError, ProgramError
 from driftscope.programs.feeds import Inputs
 from driftscope.records.finding import Finding
 from driftscope.records.shape_report import ShapeRecord
+from driftscope.shapes.asked_model import repeats_itself
 from driftscope.shapes.axes import Arguments, arguments_of, sets_of
 from driftscope.shapes.broadcasting import Configuration, configurations, tied_axes
 from driftscope.shapes.building import InputBuilder
@@ -314,6 +315,7 @@ def check_shapes(
 
 def _bind(check: Check, inputs: Any, dynamic: Any) -> bool:
     """Take the inputs apart, and run the model on them once."""
+    from driftscope.shapes.domain_findings import values_are_random
     from driftscope.shapes.explaining import example_fails, inputs_do_not_bind
 
     try:
@@ -330,6 +332,9 @@ def _bind(check: Check, inputs: Any, dynamic: Any) -> bool:
     if isinstance(answer, Refused):
         check.findings.append(example_fails(check.model, answer))
         return False
+    if not repeats_itself(check.model, sets[0]):
+        check.original.random = True
+        check.findings.append(values_are_random())
     return True
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from driftscope.shapes.exploration import spread
-from driftscope.shapes.judging_runs import Answer, Crashed, NotAsked, Ran, Refused, difference, silence
+from driftscope.shapes.judging_runs import (
+    Answer,
+    Crashed,
+    NotAsked,
+    Ran,
+    Refused,
+    difference,
+    difference_in_form,
+    silence,
+)
 from driftscope.shapes.original import Original, Point
 from driftscope.shapes.runners import Runner
 
@@ -15,6 +25,11 @@ RIGHT, LOST, WRONG, CRASH = "right", "lost", "wrong", "crash"
 MORE, INVALID, UNASKED = "accepts-more", "invalid", "not asked"
 
 _CHUNK = 32
+#: Targets that draw the same random numbers as the original when its generator is seeded.
+_SAME_GENERATOR = ("export", "unguarded", "tried")
+#: What one target may take for all points together, in seconds of the original's own time.
+_SECONDS = 3.0
+_FEWEST = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +92,12 @@ def choose(original: Original, valid: int, invalid: int) -> tuple[list[Point], l
     Returns
     -------
     running, refused : lists of Point
-        At most so many where the original runs, the example first, and where it refuses.
+        At most so many, fewer for a slow model, where the original runs, the example first, and where it refuses.
     """
     known = original.known
     example = original.example
+    affordable = max(_FEWEST, int(_SECONDS / max(original.cost, 1e-6)))
+    valid, invalid = min(valid, affordable), min(invalid, affordable)
     running = spread([p for p, runs in known.items() if runs], valid, example)
     refused = spread([p for p, runs in known.items() if not runs], invalid, example)
     return list(dict.fromkeys([example, *running])), refused
@@ -111,11 +128,19 @@ def _probe_chunk(original: Original, runners: Sequence[Runner], chunk: list[Poin
         asked = [p for p in chunk if p not in seen]
         answers = runner.answers([original.inputs(point) for point in asked]) if asked else []
         for point, answer in zip(asked, answers, strict=True):
-            seen[point] = outcome(references[point], answer)
+            compare = difference_in_form if original.random and runner.name not in _SAME_GENERATOR else difference
+            seen[point] = outcome(references[point], answer, compare)
 
 
-def outcome(reference: Answer, other: Answer) -> Seen:
-    """Name what a target did, given what the original did."""
+def outcome(reference: Answer, other: Answer, compare: Callable[[Any, Ran], str] = difference) -> Seen:
+    """Name what a target did, given what the original did.
+
+    Parameters
+    ----------
+    reference, other : Answer
+    compare : callable
+        Says how two answers differ; "" if they do not.
+    """
     if isinstance(other, NotAsked):
         return Seen(UNASKED, "the runtime crashed twice at sizes like these")
     if isinstance(other, Crashed):
@@ -123,6 +148,6 @@ def outcome(reference: Answer, other: Answer) -> Seen:
     if isinstance(reference, Ran):
         if isinstance(other, Refused):
             return Seen(LOST, other.words)
-        words = difference(reference.value, other)
+        words = compare(reference.value, other)
         return Seen(WRONG, words) if words else Seen(RIGHT)
     return Seen(MORE) if isinstance(other, Ran) else Seen(INVALID)

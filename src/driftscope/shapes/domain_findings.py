@@ -188,6 +188,17 @@ class DomainFindings:
         )
 
 
+def values_are_random() -> Finding:
+    """S029."""
+    return Finding(
+        "S029",
+        "two runs of the model on the same inputs differ",
+        why="it draws random numbers; torch was seeded before each run, other runtimes cannot follow its generator",
+        fix="call model.eval(), or give the random numbers as inputs; elsewhere only shapes were compared",
+        note=True,
+    )
+
+
 def where_of(clause: Clause | None) -> Where:
     """The user's line that made torch record a condition."""
     line = clause.user_line if clause is not None else None

@@ -114,6 +114,15 @@ def difference(reference: Any, other: Ran) -> str:
     return f"{far[0].path}: {far[0].detail}" if far else ""
 
 
+def difference_in_form(reference: Any, other: Ran) -> str:
+    """Say how an answer differs in structure, shape or dtype; its values are random and are not looked at."""
+    a, b = [leaf for _, leaf in flatten(reference)[0]], [leaf for _, leaf in flat_leaves(other)]
+    forms = [[(tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else None for x in side] for side in (a, b)]
+    if other.flat:
+        forms = [[form for form in side if form is not None] for side in forms] if len(a) == len(b) else forms
+    return "" if forms[0] == forms[1] else f"{forms[0]} against {forms[1]}"
+
+
 def flat_leaves(answer: Ran) -> list[tuple[Path, Any]]:
     """Return the leaves of an answer with their paths; a flat answer's are numbered."""
     if answer.flat:

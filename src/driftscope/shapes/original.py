@@ -36,6 +36,7 @@ class Original:
         self.seed = seed
         self.calls = 0
         self.seconds = 0.0
+        #: Set where two runs on the same inputs differ, so that other runtimes cannot give the same values.
         self.random = False
         self._known: dict[Point, bool | None] = {}
 
