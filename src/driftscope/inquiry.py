@@ -83,7 +83,7 @@ def compare(
         Also say where the programs part (one more lifted run of each when they are not the same function).
     blame : bool or None
         Search for the optimiser that moved the result, as ``ds.blame`` does: None when the verdict asks for it and
-        ``explain`` is on (a few sessions, 20 s at most), True whatever the verdict, False never.
+        ``explain`` is on (two dozen sessions at most), True whatever the verdict, False never.
     nodes : bool
         Also measure every value on the way: ``.nodes``, the chart and the table of the page.
     seed : int

@@ -129,3 +129,11 @@ def test_operators_of_two_graphs_are_counted_against_each_other():
     assert operator_delta(written, four_bits)["Erf"] == 1
     assert operator_delta(four_bits, written)["Erf"] == -1
     assert operator_delta(None, written) == {}
+
+
+def test_two_comparisons_that_blame_give_the_same_findings():
+    def findings():
+        c = ds.compare(ds.onnx(four_bit_model(), level="disable"), four_bit_model(), batch())
+        return c.to_dict()["findings"]
+
+    assert findings() == findings()

@@ -38,8 +38,8 @@ _SETTINGS: tuple[tuple[str, Any], ...] = (
     ("pattern_matcher", False),
     ("max_fusion_size", 1),
 )
-# Seconds that finding the operator inside a kernel must be allowed, unless the caller sets no limit.
-_PATIENT = 120.0
+# Compilations that finding the operator inside a kernel must be allowed.
+_PATIENT = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def _kernel(search: _Search, base: _Compiled) -> str:
     """Name the fused kernel: the only one, or the one with the operator whose lowering is to blame."""
     if len(base.kernels) == 1:
         return str(base.kernels[0])
-    if search.budget.seconds < _PATIENT or not base.kernels:
+    if search.budget.runs < _PATIENT or not base.kernels:
         return ""
 
     def right() -> bool:

@@ -23,8 +23,9 @@ from driftscope.records.finding import Finding, Where
 from driftscope.records.left_out import Blame, operators_in_words
 from driftscope.records.verdict import Verdict
 
-# Unasked, a comparison spends no more than this on the question.
-_UNASKED = Budget(runs=24, seconds=20.0)
+# Unasked, a comparison spends no more sessions than this on the question, and reads no more weights than this for them.
+# (Counted, not timed: the same comparison gives the same record on a busy machine.)
+_SESSIONS, _COMPILATIONS, _WEIGHTS = 24, 6, 4_000_000_000
 # Codes that say: the numbers are further from the program's own graph than its formats explain.
 _NATIVE = frozenset({"R003", "N003", "N004", "N006", "R005"})
 
@@ -71,7 +72,7 @@ def look_again(scene: Scene, blame: bool | None) -> list[Finding]:
     """
     findings = []
     if _asks_for_blame(scene) if blame is None else blame:
-        found = search(scene, Budget() if blame else _UNASKED)
+        found = search(scene, unlimited=bool(blame))
         findings += [] if found is None else blame_findings(*found, asked=bool(blame))
         if blame and not any(f.code == "O013" for f in findings):
             findings += exporter_findings(scene)
@@ -124,7 +125,7 @@ def kernel_findings(scene: Scene) -> list[Finding]:
     return [] if cast is None else [cast]
 
 
-def search(scene: Scene, budget: Budget) -> tuple[Blame, str] | None:
+def search(scene: Scene, *, unlimited: bool = True) -> tuple[Blame, str] | None:
     """Search the side that something optimises; when both are, the one further from its own lift.
 
     Returns
@@ -136,6 +137,7 @@ def search(scene: Scene, budget: Budget) -> tuple[Blame, str] | None:
         return None
     name = max(sides, key=lambda side: _error(scene, side)) if len(sides) > 1 else sides[0]
     bound, lift = (scene.b, scene.evidence.b) if name == "B" else (scene.a, scene.evidence.a)
+    budget = Budget() if unlimited else _unasked(bound)
     scene.say(f"Leaving out what optimises {name}, one thing at a time")
     other = scene.a.program.name if name == "B" else scene.b.program.name
     evidence, values = (scene.evidence, scene.values[0]) if name == "B" else _exchanged(scene)
@@ -171,13 +173,20 @@ def exporter_findings(scene: Scene) -> list[Finding]:
         found = blame_export(scene.a, target, torch_exporter(scene.a, opset))
     except (RuntimeRefused, CannotLift):
         return []
-    evidence_of = {"side": "B", "blame": found.to_dict()}
+    evidence_of = {"side": "B", "blame": timeless(found)}
     if not found.guilty:
         return [Finding("O018", found.answer, evidence=evidence_of, note=True)]
     return [
         Finding("O015", found.answer, operators_in_words(found.suspects[0].operators), f"Export with {found.paste}.",
                 evidence=evidence_of, verified=found.verified)
     ]  # fmt: skip
+
+
+def _unasked(bound: Bound) -> Budget:
+    if bound.program.kind == "compiled":
+        return Budget(runs=_COMPILATIONS)
+    size = max(int(bound.program.model.size), 1)  # type: ignore[attr-defined]
+    return Budget(runs=max(4, min(_SESSIONS, _WEIGHTS // size)))
 
 
 def _function(lift: SideLift, seed: int) -> Any:
@@ -202,9 +211,15 @@ def _error(scene: Scene, side: str) -> float:
     return max((s.error_floors or 0.0 for s in sides if s is not None), default=0.0)
 
 
+def timeless(blame: Blame) -> dict[str, Any]:
+    """A search as plain data without its times: a finding is the same every time it is made."""
+    untimed = replace(blame, seconds=0.0, suspects=tuple(replace(s, seconds=0.0) for s in blame.suspects))
+    return untimed.to_dict()
+
+
 def blame_findings(blame: Blame, side: str, *, asked: bool) -> list[Finding]:
     """Put a search into findings: the guilty ones with the line to paste, or that there are none."""
-    evidence = {"side": side, "blame": blame.to_dict()}
+    evidence = {"side": side, "blame": timeless(blame)}
     if blame.guilty:
         changes = [f"{s.name} {operators_in_words(s.operators)}" for s in blame.suspects if s.name in blame.guilty]
         why = "; ".join(change for change in changes if not change.endswith(" "))
