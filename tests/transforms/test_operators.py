@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.checking import check_transforms
 from transforms.mutants import Mutant, mutants, takes_defects
 from transforms.operators import Operator, operators
@@ -83,3 +85,23 @@ def test_seeded_defects_are_found_and_placed(originals: list[Operator]) -> None:
 def test_seeded_defects_are_found_and_placed_in_many_operators(originals: list[Operator]) -> None:
     told = [missed(mutant) for seed in range(2, 8) for mutant in mutants(originals, seed)]
     assert sum(map(bool, told)) <= 0.05 * len(told), [words for words in told if words]
+
+
+@pytest.mark.slow
+def test_the_export_database_exports_as_the_same_programs() -> None:
+    from torch._export.db.examples import all_examples
+
+    asked = ("export", "export_strict", "compile_eager")
+    outcomes = {}
+    for name, example in all_examples().items():
+        if not example.example_kwargs:
+            tripled = internals.tree_map(_tripled, example.example_args)
+            outcomes[name] = check_transforms(example.model, *tripled, transforms=asked).outcomes
+    assert len(outcomes) > 30
+    wrong = {name: told for name, told in outcomes.items() if set(told.values()) - {"same", "rounding"}}
+    # torch itself lists this one as not supported.
+    assert wrong.keys() <= {"dynamic_shape_round"}
+
+
+def _tripled(leaf: object) -> object:
+    return torch.stack([leaf] * 3) if isinstance(leaf, torch.Tensor) else leaf

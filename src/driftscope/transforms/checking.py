@@ -216,6 +216,8 @@ def _main_suspect(question: Question, examination: Examination, outcome: str) ->
             what = f"{question.name} did not return within the time limit, the plain program did"
             return Suspect("T032", question.name, outcome, question.lifted.place, what=what)
         return refusals.suspect_of(question, examination)
+    if outcome == "random":
+        return drifts.draw_note(question, examination)
     if outcome == "wrong":
         return drifts.suspect_of(question, examination)
     return None

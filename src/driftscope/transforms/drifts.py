@@ -263,3 +263,12 @@ _CLOCKS = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "n
 def clock_place(examination: Examination) -> Place | None:
     """Return where the function asks for something that changes by itself: a clock, an address, entropy."""
     return call_place(examination, _CLOCKS)
+
+
+def draw_note(question: Question, examination: Examination) -> Suspect | None:
+    """Note where random numbers are drawn: the values are other ones than the loop's, as was asked for."""
+    event = next((e for e in examination.loop.events if is_random(e)), None)
+    if event is None:
+        return None
+    what = f"{question.name} draws other random numbers at `{event.place.expression if event.place else event.name}`"
+    return Suspect("T005", question.name, "random", event.place, event.name, event=event, what=what)

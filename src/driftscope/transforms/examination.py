@@ -187,10 +187,14 @@ class Examination:
         function = self.subject.function
         if not eager:
             internals.forget_compiled()
-        return self.run(
-            function,
-            arguments,
-            traced=traced and eager,
-            build=lambda f: lift(f if eager else function, levels, self.setting),
-            listen=listen,
-        )
+
+        def build(bounded: Any) -> Any:
+            return lift(bounded if eager else function, levels, self.setting)
+
+        run = self.run(function, arguments, traced=traced and eager, build=build, listen=listen)
+        if run.error is not None and traced and eager and self.traceable:
+            # Compiled functions and operators that take functions refuse the trace, not the transform.
+            arguments = arguments_for(levels, *self.fresh(), self.setting)
+            untraced = self.run(function, arguments, traced=False, build=build, listen=listen)
+            return untraced if untraced.error is None else run
+        return run

@@ -38,7 +38,7 @@ _CHOOSING = frozenset(("if", "while", "assert", "conditional", "for", "and", "co
 _WORDS: tuple[tuple[str, str], ...] = (
     (r"randomness error mode|called random operation", "T005"),
     (r"running_mean or running_var|Batch norm got a batched", "T024"),
-    (r"must only return Tensors|to return Tensors, got|must only return", "T017"),
+    (r"returns no tensor to differentiate|must only return Tensors|to return Tensors, got|must only return", "T017"),
     (r"tp_iternext", "T002"),
     (r"builtin operator `print`", "T003"),
     (r"mutate a captured Tensor|would mutate", "T007"),
@@ -56,7 +56,8 @@ _LATER_WORDS: tuple[tuple[str, str], ...] = (
     (r"deepcopy|data pointer|storage|data_ptr|storage_offset", "T022"),
     (r"inplace arithmetic|in-place|inplace|doesn't match the broadcast shape|more elements than", "T006"),
     (r"forward AD|forward-mode|derivative (for|of).*not implemented|batching rule|vmap fallback|not implemented"
-     r"|received complex|do not yet support|Could not run 'aten::|Expected FakeTensor|higher.order|HigherOrder", "T015"),
+     r"|received complex|do not yet support|Could not run 'aten::|Expected FakeTensor|higher.order|HigherOrder",
+     "T015"),
     (r"numpy|np\.random|random", "T004"),
     (r"data-dependent branching|data-dependent control flow", "T009"),
     (r"data-dependent|Data dependent|\.item\(\)", "T010"),
@@ -67,6 +68,7 @@ def suspect_of(question: Question, examination: Examination) -> Suspect:
     """Name the cause and the place of a refusal."""
     error = question.lifted.error
     message = str(error)
+    compiled = any(level.kind in ("compile", "export") for level in question.levels)
     place = question.lifted.place or _told_place(error) or _backward_place(question, examination)
     event = _raising_event(question.lifted.events)
     if event is not None and event.place is not None:
@@ -75,9 +77,10 @@ def suspect_of(question: Question, examination: Examination) -> Suspect:
         event = _event_at(place, question.plain.events or examination.loop.events, message)
         if event is not None and event.place is not None and (place is None or event.place.line == place.line):
             place = event.place if place is None or place.column < 0 else place
-    if place is None and re.search(r"only return|return Tensors", message):
+    if place is None and compiled and (eager := _eagerly(question, examination)) is not None:
+        return eager
+    if place is None and re.search(r"only return|return Tensors|returns no tensor", message):
         place = _return_place(examination)
-    compiled = any(level.kind in ("compile", "export") for level in question.levels)
     # Eager messages end in lists of dispatch keys, whose names would match anything.
     words = message if compiled else message[:400]
     cause = "T015" if _is_higher_order(place) else _cause(words, event, place, compiled=compiled)
@@ -113,6 +116,15 @@ def _kept(examination: Examination) -> Suspect | None:
     if held is None or held.path.startswith("argument"):
         return None
     return Suspect("T001", "", "refused", write_place(examination, held.root), subject_name=held.root)
+
+
+def _eagerly(question: Question, examination: Examination) -> Suspect | None:
+    """Take the compiler out of a composition: what the rest refuses by itself is refused with a place."""
+    levels = tuple(level for level in question.levels if level.kind not in ("compile", "export"))
+    if not levels:
+        return None
+    bare = Question(question.name, levels, question.plain, examination.lifted_run(levels))
+    return suspect_of(bare, examination) if bare.lifted.error is not None else None
 
 
 def _inside(outer: Place, inner: Place) -> bool:
@@ -185,11 +197,23 @@ def _written(suspect: Suspect, question: Question, examination: Examination) -> 
     birth = birthplace(event, question.lifted.events) if event is not None else None
     name = written_name(suspect.place)
     cause = suspect.cause
+    if _through_batch_norm(suspect.error):
+        return dataclasses.replace(suspect, cause="T024")
     if cause == "T006" and birth is None:
         cause = "T007"
     made = birth.place if birth is not None else None
     return Suspect(cause, suspect.transform, suspect.outcome, suspect.place, suspect.operation, name, made, event,
                    error=suspect.error)  # fmt: skip
+
+
+def _through_batch_norm(error: BaseException | None) -> bool:
+    """Whether an error came out of torch's batch normalisation, which writes its own statistics."""
+    traceback = error.__traceback__ if error is not None else None
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename.endswith("batchnorm.py"):
+            return True
+        traceback = traceback.tb_next
+    return False
 
 
 def birthplace(event: Event, events: Sequence[Event]) -> Event | None:

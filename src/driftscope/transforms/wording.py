@@ -37,7 +37,7 @@ def finding_of(suspect: Suspect, examination: Examination, proposal: Proposal | 
         evidence["message"] = first_line(suspect.error)
     if proposal is not None:
         evidence["repair"] = dict(proposal.evidence)
-    quiet = cause.note or suspect.outcome == "plain-refuses"
+    quiet = cause.note or suspect.outcome in ("plain-refuses", "random")
     return TransformFinding(
         code=suspect.cause,
         what=_what(suspect),
