@@ -146,7 +146,7 @@ def test_examples_that_decide_alike_run_together():
 def test_too_many_groups_are_left_to_the_loop():
     f = FUNCTIONS["times_a_float"]
     call = batching_trial.BatchedCall.read(batching_trial.Request(f), (batch(size=64),), {})
-    assert batching_paths.by_path(call) is None
+    assert batching_paths.by_path(call) is Plan.LOOP
     few = batching_trial.BatchedCall.read(batching_trial.Request(f), (batch(size=4),), {})
     assert len(batching_paths.by_path(few)) == 4
 

@@ -12,7 +12,7 @@ from driftscope.errors import InputError
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching_call import BatchedCall, Request, run_loop
 from driftscope.transforms.batching_paths import by_path, same_as_loop
-from driftscope.transforms.batching_results import RAGGED, Shape, put_together
+from driftscope.transforms.batching_results import RAGGED, put_together
 from driftscope.transforms.batching_trial import Plan, Signature, plans_of, signature_of, try_out
 
 
@@ -110,23 +110,30 @@ def _planned(
     call = BatchedCall.read(request, arguments, keywords)
     if any(internals.is_mapped(tensor) for tensor in call.tensors):
         return _inside_another(call, theirs, arguments, keywords)
-    plans = plans_of(request)
-    if signature not in plans:
-        plans[signature] = try_out(call, theirs)
-    if plans[signature] is Plan.TORCH:
-        return theirs(*arguments, **keywords)
-    shape = Shape(request.out_dims, request.ragged, request.padding, internals.name_of(request.function))
-    if call.size and plans[signature] in (Plan.PATHS, Plan.VERIFIED_PATHS):
-        pieces = by_path(call)
-        if pieces is None:
-            plans[signature] = Plan.LOOP
-        elif plans[signature] is Plan.PATHS:
-            plans[signature] = Plan.VERIFIED_PATHS if same_as_loop(call, pieces) else Plan.LOOP
-        if pieces is not None and plans[signature] is Plan.VERIFIED_PATHS:
-            return put_together(pieces, call.size, shape)
     if not call.size:
         return theirs(*arguments, **keywords)
-    return put_together(run_loop(call, writing=plans[signature] is Plan.WRITING_LOOP), call.size, shape)
+    plans = plans_of(request)
+    plan = plans.get(signature) or try_out(call, theirs)
+    if plan is None:
+        # It raises by itself on one of the tried examples, so the loop will, and nothing was learned.
+        return _looped(call, Plan.LOOP)
+    plans[signature] = plan
+    if plan is Plan.TORCH:
+        return theirs(*arguments, **keywords)
+    if plan in (Plan.PATHS, Plan.VERIFIED_PATHS):
+        pieces = by_path(call)
+        if not isinstance(pieces, Plan) and same_as_loop(call, pieces, first=plan is Plan.PATHS):
+            plans[signature] = Plan.VERIFIED_PATHS
+            return put_together(pieces, call.size, request.shape)
+        plan = pieces if isinstance(pieces, Plan) else Plan.LOOP
+    result = _looped(call, plan)
+    plans[signature] = plan
+    return result
+
+
+def _looped(call: BatchedCall, plan: Plan) -> Any:
+    pieces = run_loop(call, writing=plan is Plan.WRITING_LOOP)
+    return put_together(pieces, call.size, call.request.shape)
 
 
 def _inside_another(call: BatchedCall, theirs: Callable[..., Any], arguments: tuple[Any, ...], keywords: Any) -> Any:
@@ -134,6 +141,4 @@ def _inside_another(call: BatchedCall, theirs: Callable[..., Any], arguments: tu
     try:
         return theirs(*arguments, **keywords)
     except Exception:
-        request = call.request
-        shape = Shape(request.out_dims, request.ragged, request.padding, internals.name_of(request.function))
-        return put_together(run_loop(call), call.size, shape)
+        return _looped(call, Plan.LOOP)

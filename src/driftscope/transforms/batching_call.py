@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from driftscope.transforms import torch_internals as internals
-from driftscope.transforms.batching_results import Piece, piece_of_examples
+from driftscope.transforms.batching_results import Piece, Shape, piece_of_examples
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,11 @@ class Request:
     chunk_size: int | None = None
     ragged: str = "error"
     padding: float = 0.0
+
+    @property
+    def shape(self) -> Shape:
+        """How the results are to be put together."""
+        return Shape(self.out_dims, self.ragged, self.padding, internals.name_of(self.function))
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class BatchedCall:
     leaves : list
         Flattened positional arguments.
     spec : TreeSpec
+    given : tuple
+        The positional arguments themselves.
     keywords : dict
         Never mapped, as in ``torch.vmap``.
     """
@@ -49,18 +56,14 @@ class BatchedCall:
     dims: list[int | None]
     leaves: list[Any]
     spec: Any
+    given: tuple[Any, ...]
     keywords: dict[str, Any]
 
     @classmethod
     def read(cls, request: Request, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> BatchedCall:
         """Flatten and check arguments; what does not fit is refused in the words of ``torch.vmap``."""
         size, dims, leaves, spec = internals.read_arguments(request.function, request.in_dims, arguments)
-        return cls(request, size, dims, leaves, spec, keywords)
-
-    def with_leaves(self, leaves: list[Any], size: int | None = None) -> BatchedCall:
-        """Return the same call on other leaves."""
-        size = self.size if size is None else size
-        return BatchedCall(self.request, size, self.dims, leaves, self.spec, self.keywords)
+        return cls(request, size, dims, leaves, spec, arguments, keywords)
 
     def picked(self, rows: torch.Tensor) -> list[Any]:
         """Return the leaves of the examples at ``rows``; mapped leaves are copies."""
@@ -72,25 +75,32 @@ class BatchedCall:
     def examples(self, rows: Sequence[int], *, writing: bool = False) -> Iterator[tuple[Any, ...]]:
         """Yield the arguments of one example after another: views, as the loop passes them.
 
-        ``writing`` says that the function writes into them: views taken all at once cannot be written to where
-        derivatives are wanted, views taken one by one cost a full-sized tensor each in the backward pass.
+        An argument without a mapped tensor is the same object for every example. ``writing`` says that the function
+        writes into the batch: views taken all at once cannot be written to where derivatives are wanted, views taken
+        one by one cost a full-sized tensor each in the backward pass.
         """
         columns: list[Sequence[Any]] = []
-        for leaf, dim in zip(self.leaves, self.dims, strict=True):
-            if dim is None:
-                columns.append([leaf] * len(rows))
-            elif writing or len(rows) < self.size:
-                columns.append([leaf.select(dim, row) for row in rows])
+        at = 0
+        for argument, child in zip(self.given, self.spec.children(), strict=True):
+            leaves, dims = self.leaves[at : at + child.num_leaves], self.dims[at : at + child.num_leaves]
+            at += child.num_leaves
+            if all(dim is None for dim in dims):
+                columns.append([argument] * len(rows))
+                continue
+            parts = [self._slices(leaf, dim, rows, writing) for leaf, dim in zip(leaves, dims, strict=True)]
+            if child.is_leaf():
+                columns.append(parts[0])
             else:
-                columns.append(leaf.unbind(dim))
-        flat = all(child.is_leaf() for child in self.spec.children())
-        for leaves in zip(*columns, strict=True):
-            yield leaves if flat else pytree.tree_unflatten(list(leaves), self.spec)
+                columns.append([pytree.tree_unflatten(list(one), child) for one in zip(*parts, strict=True)])
+        yield from zip(*columns, strict=True)
 
-    def arguments(self) -> tuple[Any, ...]:
-        """Return the positional arguments as they were given."""
-        arguments: tuple[Any, ...] = pytree.tree_unflatten(self.leaves, self.spec)
-        return arguments
+    def _slices(self, leaf: Any, dim: int | None, rows: Sequence[int], writing: bool) -> Sequence[Any]:
+        if dim is None:
+            return [leaf] * len(rows)
+        if writing or len(rows) < self.size:
+            return [leaf.select(dim, row) for row in rows]
+        slices: Sequence[Any] = leaf.unbind(dim)
+        return slices
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -112,7 +122,13 @@ class BatchedCall:
 
         leaves = [copied(leaf, dim) for leaf, dim in zip(self.leaves, self.dims, strict=True)]
         keywords = {name: copied(value, None) for name, value in self.keywords.items()}
-        return BatchedCall(self.request, len(rows), self.dims, leaves, self.spec, keywords)
+        rebuilt = pytree.tree_unflatten(leaves, self.spec)
+        # What holds no tensor stays the same object, since the function may change it: that is to be seen.
+        given = tuple(
+            new if any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(old)) else old
+            for old, new in zip(self.given, rebuilt, strict=True)
+        )
+        return BatchedCall(self.request, len(rows), self.dims, leaves, self.spec, given, keywords)
 
 
 def run_loop(call: BatchedCall, rows: Sequence[int] | None = None, *, writing: bool = False) -> list[Piece]:

@@ -15,12 +15,20 @@ from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching_call import BatchedCall, run_loop
 from driftscope.transforms.batching_mode import OwnCopies, PathMode, Split, Unbatchable
 from driftscope.transforms.batching_results import Piece
+from driftscope.transforms.batching_trial import Plan
 from driftscope.transforms.world import same_bits
 
-# Below this many groups splitting is always tried; above, while groups hold several examples on average. Each run of
-# a group costs two to four calls of the function (benchmarks/vmap.py), so smaller groups are slower than the loop.
-FEW_GROUPS = 8
-EXAMPLES_PER_GROUP = 6
+# Splitting is given up after this many runs of groups, or one run for so many examples: a call of torch in a group
+# costs about a dozen of those in the loop (benchmarks/vmap.py), so smaller groups are slower than the loop.
+FEW_RUNS = 8
+EXAMPLES_PER_RUN = 12
+# Examples of each group that are compared with the loop on every call, and of all groups together on the first.
+ALWAYS_COMPARED = 2
+FIRST_COMPARED = 16
+
+
+class WritesIntoBatch(Exception):
+    """The function wrote into its mapped arguments: the loop does so in the batch itself, a group in a copy."""
 
 
 @dataclass(frozen=True)
@@ -32,43 +40,44 @@ class Path:
     own: frozenset[int] = frozenset()
 
 
-def most_groups(size: int) -> int:
-    """Return how many groups a batch may fall into before the loop takes over."""
-    return max(FEW_GROUPS, size // EXAMPLES_PER_GROUP)
+def most_runs(size: int) -> int:
+    """Return how many runs of groups a batch may take before the loop takes over."""
+    return max(FEW_RUNS, size // EXAMPLES_PER_RUN)
 
 
-def by_path(call: BatchedCall) -> list[Piece] | None:
+def by_path(call: BatchedCall) -> list[Piece] | Plan:
     """Run a call in groups of examples that decide alike.
 
     Returns
     -------
-    list of Piece, or None
-        None when the loop should do it: too many groups, a call that has no batched form, or an error, which the
-        loop will raise for the example that causes it.
+    list of Piece, or Plan
+        Which loop should do it instead: too many groups, a call that has no batched form, a function that writes into
+        the batch, or an error, which the loop will raise for the example that causes it.
     """
-    limit = most_groups(call.size)
     chunk = call.request.chunk_size or call.size
     waiting = [Path(rows) for rows in torch.arange(call.size).split(chunk)]
+    left = most_runs(call.size) + len(waiting) - 1
     done: list[Piece] = []
-    limit += len(waiting) - 1
     while waiting:
-        if len(waiting) + len(done) > limit:
-            return None
-        path = waiting.pop()
+        if left < len(waiting):
+            return Plan.LOOP
+        path, left = waiting.pop(), left - 1
         try:
             done.append(_run(call, path))
         except Split as split:
-            if len(waiting) + len(done) + len(split.parts) > limit:
-                return None
+            if len(waiting) + len(split.parts) > left:
+                return Plan.LOOP
             waiting += [
                 Path(path.rows[torch.tensor(rows)], (*split.before, answer), path.own) for answer, rows in split.parts
             ]
         except OwnCopies as needed:
             waiting.append(replace(path, own=path.own | {needed.call}))
+        except WritesIntoBatch:
+            return Plan.WRITING_LOOP
         except Unbatchable:
-            return None
+            return Plan.LOOP
         except Exception:  # the loop says it, at the example and in the words of the function
-            return None
+            return Plan.LOOP
     return done
 
 
@@ -85,24 +94,27 @@ def _run(call: BatchedCall, path: Path) -> Piece:
         returned.append((flat, spec))
         return tuple(leaf for leaf in flat if isinstance(leaf, torch.Tensor))
 
-    stacked = iter(
-        torch.vmap(group, in_dims=tuple(call.dims), randomness=call.request.randomness)(*call.picked(path.rows))
-    )
+    leaves = call.picked(path.rows)
+    versions = [leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    mapped = torch.vmap(group, in_dims=tuple(call.dims), randomness=call.request.randomness)
+    stacked = iter(mapped(*leaves))
+    if versions != [leaf._version for leaf in leaves if isinstance(leaf, torch.Tensor)]:
+        raise WritesIntoBatch
     flat, spec = returned[0]
-    leaves = [next(stacked) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat]
-    return Piece(path.rows.tolist(), leaves, spec)
+    results = [next(stacked) if isinstance(leaf, torch.Tensor) else leaf for leaf in flat]
+    return Piece(path.rows.tolist(), results, spec)
 
 
-def same_as_loop(call: BatchedCall, pieces: list[Piece], most: int = 16) -> bool:
-    """Whether a sample of the examples of every group has the bits the loop gives it.
+def same_as_loop(call: BatchedCall, pieces: list[Piece], *, first: bool) -> bool:
+    """Whether examples of every group have the bits the loop gives them; more of them on the first call.
 
-    A batched kernel may add in another order than the kernel for one example; groups that differ in bits from the loop
-    are not what was promised.
+    A batched kernel may add in another order than the kernel for one example, by the size of the group too; groups
+    that differ in bits from the loop are not what was promised.
     """
-    each = max(1, most // len(pieces))
-    for piece in pieces[:most]:
-        step = max(1, len(piece.rows) // each)
-        for position in range(0, len(piece.rows), step):
+    each = max(ALWAYS_COMPARED, FIRST_COMPARED // len(pieces)) if first else ALWAYS_COMPARED
+    for piece in pieces:
+        last = len(piece.rows) - 1
+        for position in sorted({last * k // max(each - 1, 1) for k in range(each)}):
             (alone,) = run_loop(call, [piece.rows[position]])
             if alone.spec != piece.spec or not all(
                 _same_leaf(mine, its, position) for mine, its in zip(piece.leaves, alone.leaves, strict=True)

@@ -29,7 +29,7 @@ from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching_call import BatchedCall, Request, run_loop
 from driftscope.transforms.batching_results import Piece
 from driftscope.transforms.process_state import process_kept, reseed
-from driftscope.transforms.reach import names_in, reach, unwrapped
+from driftscope.transforms.reach import Reached, names_in, reach, unwrapped
 from driftscope.transforms.world import Escaped, World, same_bits
 
 #: Results that agree within this are the same up to rounding (relative, and absolute at the result's scale).
@@ -164,25 +164,24 @@ class Trial:
     calls: set[str] = field(default_factory=set)
 
 
-def try_out(call: BatchedCall, theirs: Callable[..., Any]) -> Plan:
-    """Decide how a call is run.
+def try_out(call: BatchedCall, theirs: Callable[..., Any]) -> Plan | None:
+    """Decide how a call is run; None when the function raises by itself on a tried example.
 
     Raises
     ------
     ImpureFunction
         If the function changes state, prints, draws from numpy's or Python's generators, or does not repeat itself.
     """
-    rows = sorted({0, call.size // 2, call.size - 1}) if call.size else []
+    rows = sorted({0, call.size // 2, call.size - 1})
     with internals.outside_transforms(), process_kept():
         warnings.simplefilter("ignore")  # the run itself will say it
-        world = World(call.request.function, call.arguments())
+        world = World(call.request.function, call.given)
         try:
             first = _watched(call.plain(rows), world)
             second = _watched(call.plain(rows), world)
         except Exception:
-            # It raises by itself on one of these examples: nothing can be learned, and the run itself will say it.
             world.rewind()
-            return Plan.TORCH if _runs(call.plain(rows), theirs, world) else Plan.LOOP
+            return None
         refuse_impure(call.request.function, first, second)
         return _plan(call.plain(rows), theirs, world, first)
 
@@ -213,21 +212,11 @@ def _asked(call: BatchedCall, theirs: Callable[..., Any]) -> tuple[Any, set[str]
         reseed()
         try:
             with calls:
-                return theirs(*call.arguments(), **call.keywords), calls.names
+                return theirs(*call.given, **call.keywords), calls.names
         except Exception:
             # Higher-order operators are traced by Dynamo, which refuses to work while calls are watched.
             reseed()
-            return theirs(*call.arguments(), **call.keywords), set()
-
-
-def _runs(call: BatchedCall, theirs: Callable[..., Any], world: World) -> bool:
-    try:
-        theirs(*call.arguments(), **call.keywords)
-    except Exception:
-        return False
-    finally:
-        world.rewind()
-    return True
+            return theirs(*call.given, **call.keywords), set()
 
 
 class _CallNames(TorchFunctionMode):
@@ -256,6 +245,9 @@ def _watched(call: BatchedCall, world: World) -> Trial:
     finally:
         world.rewind()
     changed = [path for path in {**before, **after} if not _same_state(before.get(path), after.get(path))]
+    generators = {path for path, thing in _reached(call).things if isinstance(thing, torch.Generator)}
+    drawn = [path for path in changed if path in generators]
+    changed = [path for path in changed if path not in generators]
     written = [path for path in changed if isinstance(before.get(path), torch.Tensor)]
     written = [path for path in written if names.get(path) is later.get(path)]
     wrote = [
@@ -272,7 +264,7 @@ def _watched(call: BatchedCall, world: World) -> Trial:
         calls={name for function in world.functions for name in names_in(function.__code__)},
         kept=[path for path in changed if path not in written and _keeps_tensors(after.get(path))],
         printed=printed.getvalue(),
-        drew_torch=not torch.equal(torch_draws, torch.get_rng_state()),
+        drew_torch=bool(drawn) or not torch.equal(torch_draws, torch.get_rng_state()),
         drew_others=other_draws != _other_generators(),
         wrote_mapped=any(mapped[i] for i in wrote),
         wrote_shared=[f"argument {i}" for i in wrote if not mapped[i]],
@@ -286,7 +278,11 @@ def _other_generators() -> tuple[Any, ...]:
 
 def _bindings(call: BatchedCall) -> dict[str, Any]:
     """Return what the names that the function reaches are bound to: a tensor that is written to stays the same one."""
-    return {binding.path: binding.get() for binding in reach(call.request.function).bindings}
+    return {binding.path: binding.get() for binding in _reached(call).bindings}
+
+
+def _reached(call: BatchedCall) -> Reached:
+    return reach(call.request.function, tuple(a for a in call.given if not isinstance(a, torch.Tensor)))
 
 
 def _keeps_tensors(value: Any) -> bool:
