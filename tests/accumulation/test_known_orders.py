@@ -66,11 +66,11 @@ def test_a_product_in_its_shape_takes_two_calls(n):
     assert found.tree == asked
 
 
-@pytest.mark.parametrize("n", [64, 100, 257])
+@pytest.mark.parametrize("n", [100, 257])
 def test_an_unknown_order_is_asked_for_and_not_taken_for_a_known_one(n):
     for order in (random_order(n, 3), pairwise(0, n), folded(reversed(range(n)))):
         kernel = adding(order)
-        assert known_order(opened(kernel, n), np.random.default_rng(0)) is None or n == 64
+        assert known_order(opened(kernel, n), np.random.default_rng(0)) is None
         found = ds.reveal(kernel, n)
         assert found.tree == SumTree.of(order)
         assert found.calls > 3

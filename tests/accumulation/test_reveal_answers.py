@@ -110,6 +110,27 @@ def test_names_are_escaped(tmp_path):
     assert any("<script>&" in text for text in texts(path))
 
 
-def test_only_svg_is_drawn(short, tmp_path):
-    with pytest.raises(ds.InputError, match=r"drawn as \.svg"):
-        short.draw(tmp_path / "tree.png")
+def test_other_pictures_are_refused(short, tmp_path):
+    with pytest.raises(ds.InputError, match=r"drawn as \.svg or \.png"):
+        short.draw(tmp_path / "tree.pdf")
+
+
+@pytest.mark.parametrize("n", [16, 1003])
+def test_a_picture_as_png(tmp_path, n):
+    pytest.importorskip("matplotlib")
+    path = ds.reveal("numpy.sum", n).draw(tmp_path / "tree.png")
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    wide, high = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+    assert wide >= 1280
+    assert 300 < high < 3200
+    from matplotlib.image import imread
+
+    colours = imread(path)[..., :3].reshape(-1, 3)
+    assert len(np.unique((colours * 8).astype(int), axis=0)) > 4  # lines, boxes and words, not an empty sheet
+
+
+def test_uneven_known_orders_have_a_name():
+    assert "numpy's pairwise sum" in ds.reveal("numpy.sum", 1003).family
+    assert "numpy" not in ds.reveal("numpy.sum", 1024).family
+    assert "numpy" not in ds.reveal(adding(folded(range(103))), 103).family

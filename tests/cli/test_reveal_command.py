@@ -59,7 +59,7 @@ def test_the_picture_is_written(tmp_path):
         (("torch.matmul", "--n", "4", "--shape", "4x4"), "(M, K, N)"),
         (("torch.matmul", "--n", "4", "--shape", "fourx4"), "32x4096x32"),
         (("torch.sum", "--n", "4", "--threads", "0"), "2 or 1,2"),
-        (("torch.sum", "--n", "4", "-o", "tree.png"), ".svg"),
+        (("torch.sum", "--n", "4", "-o", "tree.pdf"), ".svg"),
         (("torch.sum", "--n", "4", "-o", "tree.svg", "--threads", "1,2"), "draws one tree"),
         (("torch.sum", "--n", "4", "--dtype", "int8"), "give float64"),
         (("torch.sum", "--n", "4000", "--max-seconds", "0"), "was not found within 0 s"),

@@ -18,7 +18,7 @@ from driftscope.errors import InputError
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.trees import SumTree
 from driftscope.numerics.trees_families import family_of
-from driftscope.numerics.trees_naming import Term, describe, spine_words
+from driftscope.numerics.trees_naming import Fold, Term, describe, spine_words
 from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype
 
 SCHEMA = "driftscope/accumulation/1"
@@ -62,6 +62,8 @@ class Accumulation:
         Time spent on it.
     terms : ndarray of int, or None
         For a sketch: the terms that were asked; the tree is theirs, all others being zero.
+    known : str
+        What the order is called in the library of known ones; empty where it has no name there.
     opener : callable, optional
         Opens the kernel again with other rows and threads.
     """
@@ -83,6 +85,7 @@ class Accumulation:
     subnormals: str = ""
     seconds: float = 0.0
     terms: npt.NDArray[np.int64] | None = None
+    known: str = ""
     opener: Opener | None = field(default=None, repr=False)
 
     @functools.cached_property
@@ -101,7 +104,8 @@ class Accumulation:
     def family(self) -> str:
         """The pattern in words."""
         if self.terms is None:
-            return family_of(self.structure)
+            # A pattern with loose ends names its largest part; a known order has a better name.
+            return self.known if self.known and not isinstance(self.structure, Fold) else family_of(self.structure)
         return f"a sketch: {spine_words(self.tree, self.terms)}"
 
     @property
@@ -160,14 +164,19 @@ class Accumulation:
         Parameters
         ----------
         path : path
-            Ends with ``.svg``.
+            Ends with ``.svg`` or ``.png`` (which needs matplotlib).
         """
         from driftscope.accumulation.drawing import draw_tree
 
         target = FilePath(path)
-        if target.suffix.lower() != ".svg":
-            raise InputError(f"{path}: a tree is drawn as .svg")
-        target.write_text(draw_tree(self), encoding="utf-8")
+        if target.suffix.lower() == ".png":
+            from driftscope.accumulation.rastering import write_png
+
+            write_png(draw_tree(self), target)
+        elif target.suffix.lower() == ".svg":
+            target.write_text(draw_tree(self), encoding="utf-8")
+        else:
+            raise InputError(f"{path}: a tree is drawn as .svg or .png")
         return target
 
     def dependence(self, *, rows: Sequence[int] | None = None, threads: Sequence[int] | None = None) -> Dependence:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _EVERY_TERM = 32  # longest sum whose every term is drawn
 _MOST_ROWS = 14
+_WIDE = 728.0
 _INK, _QUIET, _LINE, _DOT = "#1f2328", "#59636e", "#0969da", "#0969da"
 
 
@@ -153,7 +154,7 @@ def _folded(structure: Term, y: float) -> tuple[list[str], float, float]:
             drawn.append(_text(x, y + 12, "each of them:", 12, _QUIET))
             y += 22
         drawn.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{600 - x + 24:.1f}" height="76" rx="6" fill="#f6f8fa"'
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="{_WIDE - 24 - x:.1f}" height="76" rx="6" fill="#f6f8fa"'
             ' stroke="#d1d9e0"/>'
         )
         drawn += _glyph(row, x + 14, y + 10)
@@ -163,7 +164,7 @@ def _folded(structure: Term, y: float) -> tuple[list[str], float, float]:
     if len(rows) > _MOST_ROWS:
         drawn.append(_text(24, y + 14, f"and {len(rows) - _MOST_ROWS} further parts", 13, _QUIET))
         y += 28
-    return drawn, 648, y + 12
+    return drawn, _WIDE, y + 12
 
 
 def _glyph(row: _Row, x: float, y: float) -> list[str]:

@@ -26,7 +26,7 @@ from driftscope.numerics.trees_replay import Arithmetic, finished, numpy_dtype
 
 Array = npt.NDArray[Any]
 Maker = Callable[[int], SumTree]
-Candidate = tuple[Maker, str]
+Candidate = tuple[Maker, str, str]
 
 #: Fewest terms: below, an order is asked in about as many calls, and several orders leave the same errors.
 FEWEST = 48
@@ -34,13 +34,13 @@ FEWEST = 48
 _TRIED = 3
 
 
-def known_order(kernel: Kernel, rng: np.random.Generator) -> tuple[SumTree, Arithmetic, Verified] | None:
+def known_order(kernel: Kernel, rng: np.random.Generator) -> tuple[SumTree, Arithmetic, Verified, str] | None:
     """Find the order of a kernel among those of known libraries, and verify it.
 
     Returns
     -------
     tuple or None
-        Tree, arithmetic and verification; None where no known order gives the kernel's bits.
+        Tree, arithmetic, verification and the order's name; None where no known order gives the kernel's bits.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def known_order(kernel: Kernel, rng: np.random.Generator) -> tuple[SumTree, Arit
                     kernel.subnormals = subnormal_words(kernel, native[-ROWS:], 1.0)
                 if found[0].mean != "none":
                     kernel.subnormals = ""
-                return guess.tree, *found
+                return guess.tree, *found, guess.words
             except BudgetSpentError:
                 raise
             except RevealError:
@@ -101,7 +101,7 @@ def _fitting(kernel: Kernel, x: Array, native: Array) -> Iterator[Guess]:
     unlike = min(len(x), 12)
     output = numpy_dtype(kernel.output)
     seen: set[tuple[int, str]] = set()
-    for make, accumulator in _candidates(kernel):
+    for make, accumulator, words in _candidates(kernel):
         tree = make(kernel.n)
         if (id(tree), accumulator) in seen:
             continue
@@ -115,23 +115,40 @@ def _fitting(kernel: Kernel, x: Array, native: Array) -> Iterator[Guess]:
             if (result == native[:unlike]).all():
                 means.append(mean)
         if means:
-            yield Guess(tree, accumulator, tuple(means))
+            yield Guess(tree, accumulator, tuple(means), words)
 
 
 def _candidates(kernel: Kernel) -> Iterator[Candidate]:
-    """Yield makers of trees with the format of their partial sums, likeliest first."""
+    """Yield makers of trees, the format of their partial sums, and what they are called; likeliest first."""
     narrow = kernel.dtype in ("float16", "bfloat16")
     accumulator = "float32" if narrow else kernel.dtype
     makers = _of_products(kernel.n, narrow) if kernel.products else _of_sums(kernel)
     whole = list(makers)
     for make in whole:
-        yield make, accumulator
+        yield make, accumulator, _words(make)
     for make in whole if kernel.n % 2 == 0 else ():
-        yield functools.partial(_split, make), accumulator
+        words = _words(make)
+        yield functools.partial(_split, make), accumulator, f"split in 2 halves, each: {words}" if words else ""
     if not kernel.products and kernel.dtype == "float32":
         # The mean of a normalisation.
-        yield functools.partial(known.packets, lanes=4), "float64"
-        yield functools.partial(known.interleaved, lanes=4), "float64"
+        for make in (functools.partial(known.packets, lanes=4), functools.partial(known.interleaved, lanes=4)):
+            yield make, "float64", _words(make)
+
+
+def _words(make: Maker) -> str:
+    """Name a known order, for lengths at which its pattern is too uneven to read."""
+    if make is known.numpy_pairwise:
+        return "numpy's pairwise sum: halves down to blocks of 128, 8 lanes in each"
+    function, options = getattr(make, "func", None), getattr(make, "keywords", {})
+    lanes = int(options.get("lanes", 0))
+    if function is known.torch_cascade:
+        loads = ", two loads added first" if options.get("pairs") else ""
+        return f"torch's cascade: {4 * lanes} lanes, 4 levels of running sums{loads}, the rest in front"
+    if function is known.packets:
+        return f"packets of {lanes}, two at a time, lanes joined pairwise, the rest behind"
+    if function is known.interleaved:
+        return f"{lanes} lanes, lanes joined pairwise, the rest behind"
+    return ""
 
 
 def _split(make: Maker, n: int) -> SumTree:

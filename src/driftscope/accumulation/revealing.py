@@ -125,15 +125,15 @@ def accumulation_of(
             find_calling(kernel, _generator(seed))
             terms = sketched_terms(kernel.n)
             asked = SketchKernel(kernel, terms)
-        found = reveal_kernel(asked, seed)
+        found = *reveal_kernel(asked, seed), ""
         kernel.output, kernel.alike, kernel.columns = asked.output, asked.alike, asked.columns
         kernel.subnormals = asked.subnormals
-    tree, arithmetic, verified = found
+    tree, arithmetic, verified, words = found
     return Accumulation(
         kernel=kernel.name, n=kernel.n, dtype=kernel.dtype, output=kernel.output, shape=kernel.shape, threads=threads,
         library=kernel.library, tree=tree, arithmetic=arithmetic, products=kernel.products,
         applies=words_of(kernel), calls=kernel.meter.calls, rows=kernel.meter.rows, verified=verified,
-        subnormals=kernel.subnormals, seconds=round(kernel.meter.seconds, 4), terms=terms,
+        subnormals=kernel.subnormals, seconds=round(kernel.meter.seconds, 4), terms=terms, known=words,
     )  # fmt: skip
 
 

@@ -60,11 +60,14 @@ class Guess:
     accumulator : str
     means : tuple of str
         Ways to take a mean that fit what was seen; ``("none",)`` for a sum.
+    words : str
+        What the order is called; empty where its pattern says enough.
     """
 
     tree: SumTree
     accumulator: str
     means: tuple[str, ...]
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)

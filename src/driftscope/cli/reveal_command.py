@@ -31,8 +31,8 @@ def _threads(_ctx: click.Context, _parameter: click.Parameter, text: str | None)
 
 
 def _drawing(_ctx: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
-    if path is not None and not path.lower().endswith(".svg"):
-        raise click.BadParameter(f"{path}: a tree is drawn as .svg")
+    if path is not None and not path.lower().endswith((".svg", ".png")):
+        raise click.BadParameter(f"{path}: a tree is drawn as .svg or .png")
     return path
 
 
@@ -58,8 +58,12 @@ def _drawing(_ctx: click.Context, _parameter: click.Parameter, path: str | None)
 )
 @click.option("--threads", callback=_threads, metavar="N[,N]", help="Threads; several are revealed and contrasted.")
 @click.option("--max-seconds", type=float, default=120.0, show_default=True, help="What asking may take.")
+@click.option("--max-calls", type=int, help="Calls of the kernel that asking may take.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-o", "--output", callback=_drawing, metavar="FILE", help="Also draw the tree as FILE.svg.")
+@click.option("-o", "--output", callback=_drawing, metavar="FILE", help="Also draw the tree, as .svg or .png.")
+@click.option("--device", help="Where torch computes, as cuda.")
+@click.option("--sketch", is_flag=True, help="Ask for some hundred of the terms only; for very long sums.")
+@click.option("--dependence", is_flag=True, help="Also try other numbers of rows and threads.")
 def command(kernel: str, *, journey: Journey, as_json: bool, output: str | None, **options: Any) -> None:
     """Say in which order a kernel adds, in which format, and whether with FMA.
 
@@ -78,16 +82,22 @@ def command(kernel: str, *, journey: Journey, as_json: bool, output: str | None,
         found = []
         for threads in options["threads"]:
             journey(f"Asking {kernel}" + (f" on {threads} threads" if threads else ""))
-            limits = {"dtype": options["dtype"], "shape": options["shape"], "max_seconds": options["max_seconds"]}
+            limits = {word: options[word] for word in ("dtype", "shape", "max_seconds", "max_calls", "device")}
+            limits["sketch"] = True if options["sketch"] else None
             found.append(reveal_sum(kernel, options["n"], threads=threads, **limits))
+        tried = [one.dependence() for one in found] if options["dependence"] else []
     if output is not None:
         found[0].draw(output)
     if as_json:
         plain = [one.to_dict() for one in found]
+        for record, each in zip(plain, tried, strict=False):
+            record["dependence"] = each.to_dict()
         say(json.dumps(plain[0] if len(plain) == 1 else plain, indent=2))
         return
     say("\n\n".join(one.pattern if journey.quiet else str(one) for one in found))
     if not journey.quiet:
+        for each in tried:
+            say(f"\nthis order  {each}")
         for other in found[1:]:
             say(f"\n{found[0].explain(other)}")
         if output is not None:
