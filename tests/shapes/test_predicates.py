@@ -14,7 +14,7 @@ from driftscope.records.paths import Path
 from driftscope.shapes.axes import Axis
 from driftscope.shapes.expressions import Number, Operation, Size, holds, text
 from driftscope.shapes.predicates import all_of, compiled, from_json, to_json
-from driftscope.shapes.separating import Evidence, separate
+from driftscope.shapes.separating import Evidence, distinct, separate
 
 NAMES = ("a", "b", "c")
 AXES = tuple(Axis(i, Path((), name), None, 3) for i, name in enumerate(NAMES))
@@ -113,3 +113,12 @@ def test_the_manifest_speaks_of_files_in_its_folder_only(tmp_path: FilePath):
     )
     with pytest.raises(RecordError, match="not in its folder"):
         load_cover(tmp_path)
+
+
+def test_what_says_nothing_or_the_same_again_is_left_out():
+    same, swapped = Operation("==", (A, B)), Operation("==", (B, A))
+    assert distinct([Number(True), Operation("==", (A, A)), same, swapped]) == [same]
+    assert distinct([Operation("<=", (A, B)), Operation("<=", (B, A))]) == [
+        Operation("<=", (A, B)),
+        Operation("<=", (B, A)),
+    ]

@@ -68,15 +68,16 @@ class Predictor:
             names = ", ".join(self.original.builder.arguments.names)
             raise InputError(f"the arguments are not built like the example; give {names} of the same kinds and ranks")
         with silence():
-            return self._status(point, _fresh(args), _fresh(kwargs))
+            return self._status(point, args, kwargs)
 
     def _status(self, point: Point, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        reference = self._reference(args, kwargs)
+        # Everything that is run or walked may write into a cache or a tensor that it is given.
+        reference = self._reference(_fresh(args), _fresh(kwargs))
         if isinstance(reference, Refused):
             return INVALID
         if not self.capture.relations.admits(np.asarray([point], np.int64))[0]:
             return LOST
-        walked = on_shapes(self.capture.unguarded, args, kwargs)
+        walked = on_shapes(self.capture.unguarded, _fresh(args), _fresh(kwargs))
         if isinstance(walked, Refused):
             if walked.kind not in _VALUES_NEEDED and self._walks_are_true and not _empty(args, kwargs):
                 return LOST
@@ -92,7 +93,7 @@ class Predictor:
             doubtful = isinstance(walked, Refused) and (walked.kind in _VALUES_NEEDED or _empty(args, kwargs))
             if not doubtful:
                 return walked
-        return self.original.ask(self.original.model, args, kwargs)
+        return self.original.ask(self.original.model, _fresh(args), _fresh(kwargs))
 
     @cached_property
     def _sample(self) -> list[Point]:
@@ -171,11 +172,10 @@ def _empty(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _fresh(tree: Any) -> Any:
-    # Both walks may write into a cache they are given.
     from driftscope.programs.trees import flatten, unflatten
 
     leaves, spec = flatten(tree)
-    return unflatten([leaf for _, leaf in leaves], spec)
+    return unflatten([leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for _, leaf in leaves], spec)
 
 
 def _evenly(points: Sequence[Point], count: int) -> list[Point]:

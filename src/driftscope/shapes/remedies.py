@@ -106,13 +106,13 @@ class Remedies:
         right, wrong = outcomes_of(made, check.original, points)
         if wrong or not right:
             return None
-        sizes = ", ".join(
+        shown = ", ".join(
             f"{axis.name}={size}"
             for axis, size in zip(check.original.builder.axes, points[0], strict=True)
             if size != axis.size
         )
         share = "these" if right == len(points) else f"{right} of {len(points)} of these"
-        return Remedy(f"trace with {sizes} as well: that program is right at {share}; ds.cover keeps both", True)
+        return Remedy(f"trace with {shown} as well: that program is right at {share}; ds.cover keeps both", True)
 
     def _all_right(self, made: Capture, points: Sequence[Point]) -> bool:
         original = self.check.original

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from driftscope.shapes.axes import Axis
-from driftscope.shapes.expressions import Number, Operation, Size, Term, holds, text
+from driftscope.shapes.expressions import Number, Operation, Size, Term, holds, sizes_in, text
 from driftscope.shapes.original import Point
 
 #: A recorded condition is dropped only if at least so many points that break it, and nothing that is kept, were right.
@@ -55,6 +55,7 @@ def separate(recorded: Sequence[Term], evidence: Evidence) -> list[Term] | None:
     list of Term or None
         All of them together let no wrong point pass; None if nothing that was tried does.
     """
+    recorded = distinct(recorded)
     plain = [term for term in plain_forms(evidence.axes) if text(term) not in {text(t) for t in recorded}]
     terms = [*recorded, *plain]
     tables = [_table(terms, evidence.axes, points) for points in (evidence.right, evidence.wrong, evidence.unwanted)]
@@ -65,6 +66,22 @@ def separate(recorded: Sequence[Term], evidence: Evidence) -> list[Term] | None:
     kept = _also_keep_away(kept, right, unwanted)
     kept = _keep_untested(kept, right, len(recorded))
     return [terms[i] for i in kept]
+
+
+def distinct(terms: Sequence[Term]) -> list[Term]:
+    """Leave out conditions that say nothing (``True``, ``a == a``) or what another one says (``b == a``)."""
+    found: dict[object, Term] = {}
+    for term in terms:
+        if isinstance(term, Number) or not sizes_in(term):
+            continue
+        key: object = term
+        if isinstance(term, Operation) and term.operator in ("==", "!="):
+            sides = frozenset(term.terms)
+            if len(sides) == 1:
+                continue
+            key = (term.operator, sides)
+        found.setdefault(key, term)
+    return list(found.values())
 
 
 def _greedy(right: np.ndarray, wrong: np.ndarray, recorded: int) -> list[int] | None:
