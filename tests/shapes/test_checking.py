@@ -176,3 +176,14 @@ def test_a_private_name_that_moved_is_one_finding(monkeypatch, reader, name):
 def test_what_cannot_be_called_is_refused():
     with pytest.raises(InputError, match="cannot be called"):
         check(3, (seeded(2),))
+
+
+def test_asking_for_the_status_leaves_the_inputs_alone():
+    def model(x):
+        x.add_(1)
+        return x[x > 0]
+
+    report = check(model, (seeded(4, 3),))
+    asked = seeded(5, 3)
+    assert report.status(asked) == "right"
+    assert torch.equal(asked, seeded(5, 3))

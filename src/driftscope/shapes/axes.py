@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class Arguments:
     leaves: tuple[tuple[Path, Any], ...]
     trees: tuple[Spec, ...]
 
-    @property
+    @cached_property
     def axes(self) -> tuple[Axis, ...]:
         """Every axis of every tensor and every Python integer (booleans are no sizes), in order."""
         found: list[Axis] = []

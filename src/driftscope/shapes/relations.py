@@ -123,6 +123,9 @@ class Relations:
         """Clauses (the minimised ones) that a point breaks, enforced ones first."""
         row = np.asarray([point], np.int64)
         broken = [c for c in self.clauses if not self._all(row, [c])[0]]
+        if not any(c.enforced for c in broken):
+            # Clauses are chosen at sizes from 1 on; at 0 another of those recorded may be the one that refuses.
+            broken += [c for c in self.recorded if c.enforced and not self._all(row, [c])[0]]
         return sorted(broken, key=lambda c: not c.enforced)
 
     def _all(self, points: np.ndarray, clauses: Sequence[Clause]) -> np.ndarray:
@@ -148,7 +151,13 @@ class Relations:
         return len(self.clauses)
 
     def __str__(self) -> str:
-        return "\n".join(clause.text for clause in self.clauses) or "no relation between sizes"
+        lines: dict[str, str] = {}
+        for one in self.clauses:
+            _, traced, rest = one.text.partition(" traced as ")
+            # One line for all sizes that were traced alike.
+            key = rest if traced else one.text
+            lines[key] = f"{lines[key].partition(traced)[0]}, {one.text}" if traced and key in lines else one.text
+        return "\n".join(lines.values()) or "no relation between sizes"
 
 
 def clause(kind: str, condition: Term, **more: object) -> Clause:
