@@ -34,7 +34,6 @@ def blame(
     reference: Any = None,
     seed: int = 0,
     runs: int = 64,
-    seconds: float = float("inf"),
     progress: Progress | None = None,
 ) -> Blame:
     """Say which optimisation moved a program's result, by leaving each one out in turn.
@@ -50,8 +49,6 @@ def blame(
     seed : int
     runs : int
         Sessions (or compilations) that may be made.
-    seconds : float
-        Time after which no new one is started.
     progress : callable or None
         Told in a few words what happens next.
 
@@ -70,8 +67,7 @@ def blame(
     """
     say = progress or (lambda _text: None)
     loaded = load_program(program)
-    budget = Budget(runs, seconds)
-    if loaded.kind not in ("onnx", *_UNOPTIMISED):
+    if loaded.kind not in _UNOPTIMISED:
         raise InputError(
             f"{loaded.name} runs on {loaded.runtime}, and nothing optimises it there; "
             "give an ONNX model, ds.torch(module, compile=True), or a torch module to be exported"
@@ -83,15 +79,19 @@ def blame(
     words = _UNOPTIMISED[loaded.kind] if reference is None else plain.name
     target = standalone_target(bound_a, bound_b, words, seed)
     say("Leaving out what optimises it, one thing at a time")
-    if loaded.kind == "compiled":
+    return _search(bound_b, target, Budget(runs))
+
+
+def _search(bound: Bound, target: Target, budget: Budget) -> Blame:
+    if bound.program.kind == "compiled":
         from driftscope.explain.compilation import blame_stages
 
-        return blame_stages(bound_b, target, budget)
-    if loaded.kind in ("torch", "exported"):
+        return blame_stages(bound, target, budget)
+    if bound.program.kind in ("torch", "exported"):
         from driftscope.explain.exporting import blame_export
 
-        return blame_export(bound_b, target)
-    return blame_optimizers(bound_b, target, budget)
+        return blame_export(bound, target)
+    return blame_optimizers(bound, target, budget)
 
 
 _UNOPTIMISED = {

@@ -63,7 +63,7 @@ class _Search:
 
     @property
     def spent(self) -> bool:
-        return self.runs >= self.budget.runs or time.perf_counter() - self.start > self.budget.seconds
+        return self.runs >= self.budget.runs
 
     def compiled(self, settings: Mapping[str, Any]) -> _Compiled | RuntimeRefused:
         """Compile anew with these settings and run once."""

@@ -25,7 +25,7 @@ from driftscope.records.finding import Finding, Where
 _OTHERS = 3
 
 
-def native_pieces_of(bound: Bound, seed: int = 0) -> tuple[list[PieceDrift], Finding | None]:
+def native_pieces_of(bound: Bound, seed: int = 0, side: str = "B") -> tuple[list[PieceDrift], Finding | None]:
     """Measure every kernel of a program on its native inputs.
 
     Returns
@@ -43,7 +43,7 @@ def native_pieces_of(bound: Bound, seed: int = 0) -> tuple[list[PieceDrift], Fin
         If the optimised graph cannot be saved or run.
     """
     if bound.program.kind in ("torch", "exported"):
-        return _torch_pieces(bound, seed)
+        return _torch_pieces(bound, seed, side)
     if not isinstance(bound.program, OnnxProgram):
         raise CannotLift(f"the values inside {bound.program.name} on {bound.program.runtime} cannot be read")
     source = bound.program.optimized_source(bound)
@@ -56,12 +56,12 @@ def native_pieces_of(bound: Bound, seed: int = 0) -> tuple[list[PieceDrift], Fin
     drifts: list[PieceDrift] = []
     for values in observation.values():
         if not observation.faithful:
-            return [], observation.finding("B")
+            return [], observation.finding(side)
         drifts += native_drifts(graph, values, seed)
     return drifts, None
 
 
-def _torch_pieces(bound: Bound, seed: int) -> tuple[list[PieceDrift], Finding | None]:
+def _torch_pieces(bound: Bound, seed: int, side: str) -> tuple[list[PieceDrift], Finding | None]:
     with keeping_natives() as natives:
         lifted = lift_bound(bound)
     if not isinstance(lifted, TorchTape):
@@ -76,7 +76,7 @@ def _torch_pieces(bound: Bound, seed: int) -> tuple[list[PieceDrift], Finding | 
     pairs = [(expected[path], values[name]) for name, path in final.items() if name in values and path in expected]
     if not same_bits([one for one, _ in pairs], [other for _, other in pairs]):
         gap = largest_gap([one for one, _ in pairs], [other for _, other in pairs])
-        return [], disturbed("B", len(values), gap)
+        return [], disturbed(side, len(values), gap)
     return native_drifts(lifted, values, seed), None
 
 

@@ -59,10 +59,9 @@ _PARTNERS = {
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much a search may cost: sessions, and seconds after which no new one is started."""
+    """How much a search may cost, in sessions or compilations. Counted, not timed: it ends at the same place again."""
 
     runs: int = 64
-    seconds: float = float("inf")
 
 
 @dataclass(slots=True)
@@ -121,7 +120,7 @@ class _Search:
     @property
     def spent(self) -> bool:
         """Whether the budget forbids another session."""
-        return len(self.made) >= self.budget.runs or time.perf_counter() - self.start > self.budget.seconds
+        return len(self.made) >= self.budget.runs
 
 
 def blame_optimizers(bound: Bound, target: Target, budget: Budget | None = None) -> Blame:

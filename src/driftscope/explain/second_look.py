@@ -113,13 +113,13 @@ def kernel_findings(scene: Scene) -> list[Finding]:
     bound, file = (scene.b, scene.evidence.b.graph) if side == "B" else (scene.a, scene.evidence.a.graph)
     scene.say(f"Measuring every kernel of {side} on its native inputs")
     try:
-        drifts, disturbed = native_pieces_of(bound, scene.seed)
+        drifts, disturbed = native_pieces_of(bound, scene.seed, side)
         outside = placed(outside_their_floor(drifts), file)
         cast = None if outside or disturbed is not None else cast_finding(file, bound, side)
     except (RuntimeRefused, CannotLift):
         return []
     if disturbed is not None:
-        return [replace(disturbed, evidence={**disturbed.evidence, "side": side})]
+        return [disturbed]
     if outside:
         return [kernel_finding(outside, len(drifts), side)]
     return [] if cast is None else [cast]
