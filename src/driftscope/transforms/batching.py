@@ -68,6 +68,8 @@ def vmap(
         raise InputError(f"ragged={ragged!r} is not one of {', '.join(map(repr, RAGGED))}")
     if not callable(func):
         raise InputError(f"ds.vmap needs a function, not {type(func).__name__}")
+    if torch.compiler.is_compiling():
+        return torch.vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)
     request = Request(func, in_dims, out_dims, randomness, chunk_size, ragged, padding)
     theirs = torch.vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)
     plans = plans_of(request)
@@ -86,6 +88,8 @@ def vmap(
                     return call(func, in_dims, out_dims, randomness, chunk_size, *arguments)
                 except Exception:
                     last.clear()
+        if torch.compiler.is_compiling():
+            return theirs(*arguments, **keywords)
         signature = signature_of(func, arguments, keywords)
         if plans.get(signature) is Plan.TORCH:
             if not module and not keywords and all(argument.__class__ is tensor for argument in arguments):
@@ -105,8 +109,6 @@ def _planned(
     request: Request, theirs: Callable[..., Any], signature: Signature, arguments: tuple[Any, ...], keywords: Any
 ) -> Any:
     """Run a call as its plan says; make the plan first where there is none."""
-    if torch.compiler.is_compiling():
-        return theirs(*arguments, **keywords)
     call = BatchedCall.read(request, arguments, keywords)
     if any(internals.is_mapped(tensor) for tensor in call.tensors):
         return _inside_another(call, theirs, arguments, keywords)

@@ -30,7 +30,7 @@ from driftscope.transforms.batching_call import BatchedCall, Request, run_loop
 from driftscope.transforms.batching_results import Piece
 from driftscope.transforms.process_state import process_kept, reseed
 from driftscope.transforms.reach import Reached, names_in, reach, unwrapped
-from driftscope.transforms.world import Escaped, World, same_bits
+from driftscope.transforms.world import Escaped, World, held_by_cache, same_bits
 
 #: Results that agree within this are the same up to rounding (relative, and absolute at the result's scale).
 ROUNDING = {torch.float64: 1e-8, torch.complex128: 1e-8, torch.float32: 1e-4, torch.complex64: 1e-4}
@@ -242,12 +242,13 @@ def _watched(call: BatchedCall, world: World) -> Trial:
         with contextlib.redirect_stdout(printed):
             pieces = run_loop(call, writing=True)
         after, later = world.fingerprint(), _bindings(call)
+        harmless = [path for path, thing in _reached(call).things if _remembers_numbers(thing)]
     finally:
         world.rewind()
     changed = [path for path in {**before, **after} if not _same_state(before.get(path), after.get(path))]
-    generators = {path for path, thing in _reached(call).things if isinstance(thing, torch.Generator)}
-    drawn = [path for path in changed if path in generators]
-    changed = [path for path in changed if path not in generators]
+    things = dict(_reached(call).things)
+    drawn = [path for path in changed if isinstance(things.get(path), torch.Generator)]
+    changed = [path for path in changed if path not in drawn and path not in harmless]
     written = [path for path in changed if isinstance(before.get(path), torch.Tensor)]
     written = [path for path in written if names.get(path) is later.get(path)]
     wrote = [
@@ -279,6 +280,11 @@ def _other_generators() -> tuple[Any, ...]:
 def _bindings(call: BatchedCall) -> dict[str, Any]:
     """Return what the names that the function reaches are bound to: a tensor that is written to stays the same one."""
     return {binding.path: binding.get() for binding in _reached(call).bindings}
+
+
+def _remembers_numbers(thing: Any) -> bool:
+    """Whether a thing is a cache without tensors: it makes the function faster and nothing else."""
+    return hasattr(thing, "cache_info") and not held_by_cache(thing)
 
 
 def _reached(call: BatchedCall) -> Reached:

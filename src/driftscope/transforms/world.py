@@ -115,7 +115,7 @@ def _leaves(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, torch.nn.Module):
         yield from ((f"{path}.{k}", v) for k, v in list(vars(thing).items()) if _is_plain(v))
     elif hasattr(thing, "cache_info"):
-        for i, held in enumerate(_held_by_cache(thing)):
+        for i, held in enumerate(held_by_cache(thing)):
             if internals.is_wrapped(held):
                 yield f"{path}.cache[{i}]", held
     else:
@@ -126,7 +126,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (str, bytes, int, float, complex, bool, type(None)))
 
 
-def _held_by_cache(cache: Any) -> list[Any]:
+def held_by_cache(cache: Any) -> list[Any]:
     """Return the tensors that an ``lru_cache`` holds; its entries are visible to the garbage collector alone."""
     found, level = [], [cache]
     for _ in range(4):

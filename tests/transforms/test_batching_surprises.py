@@ -1,0 +1,145 @@
+"""What the examples tried first do not show: ``ds.vmap`` stays the loop when later values go another way."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+import driftscope as ds
+from driftscope.errors import ImpureFunction
+from driftscope.transforms.batching_trial import Plan, Request, plans_of
+
+X = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
+WEIGHTS = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def looped(f, x):
+    return torch.stack([f(v) for v in x])
+
+
+def test_a_way_with_other_bits_that_is_taken_later_goes_to_the_loop():
+    def f(v):
+        return WEIGHTS @ v if v.sum() > 3 else v * 2
+
+    small, large = X.abs() * 0.1, X + 1
+    assert torch.equal(ds.vmap(f)(small), looped(f, small))
+    assert list(plans_of(Request(f)).values()) == [Plan.VERIFIED_PATHS]
+    assert torch.equal(ds.vmap(f)(large), looped(f, large))
+    assert list(plans_of(Request(f)).values()) == [Plan.LOOP]
+
+
+def test_a_way_that_writes_into_the_batch_writes_into_it():
+    def f(v):
+        if v.sum() > 3:
+            v[0] = 0
+        return v * 2
+
+    assert torch.equal(ds.vmap(f)(X.abs() * 0.01), X.abs() * 0.01 * 2)
+    one, two = X + 1, X + 1
+    assert torch.equal(ds.vmap(f)(one), looped(f, two))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, X + 1)
+
+
+def test_a_way_that_torch_vmap_refuses_later_is_split():
+    def f(v):
+        return v * 2 if v.shape[0] < 5 or v.sum() > 0 else v - 1
+
+    assert torch.equal(ds.vmap(f)(X[:, :4]), X[:, :4] * 2)
+    assert torch.equal(ds.vmap(f)(X), looped(f, X))
+
+
+def test_an_example_that_raises_raises_and_teaches_nothing():
+    def f(v):
+        if v.sum() > 0:
+            raise ValueError("positive")
+        return v * 2
+
+    with pytest.raises(ValueError, match="positive"):
+        ds.vmap(f)(X)
+    assert torch.equal(ds.vmap(f)(-X.abs()), -X.abs() * 2)
+
+
+def test_a_list_that_is_an_argument_is_the_same_list_for_every_example():
+    def f(v, numbers):
+        return v * numbers.pop()
+
+    numbers = [float(i) for i in range(40)]
+    with pytest.raises(ImpureFunction):
+        ds.vmap(f, in_dims=(0, None))(X, numbers)
+    assert len(numbers) == 40
+    assert torch.equal(ds.vmap(lambda v, n: v * n[3], in_dims=(0, None))(X, numbers), X * 3)
+
+
+def test_a_cache_of_numbers_is_pure_and_a_cache_of_tensors_is_not():
+    @functools.lru_cache
+    def number(positive):
+        return 2.0 if positive else 3.0
+
+    @functools.lru_cache
+    def tensor(v):
+        return v.sin()
+
+    def f(v):
+        return v * number(bool(v[0] > 0))
+
+    assert torch.equal(ds.vmap(f)(X), looped(f, X))
+    with pytest.raises(ImpureFunction) as caught:
+        ds.vmap(lambda v: tensor(v) * 2)(X)
+    assert caught.value.finding.code == "T001"
+
+
+def test_a_generator_of_torch_counts_as_its_randomness():
+    generator = torch.Generator().manual_seed(0)
+
+    def f(v):
+        return v + torch.randn((), generator=generator)
+
+    with pytest.raises(ImpureFunction) as caught:
+        ds.vmap(f)(X)
+    assert caught.value.finding.code == "T005"
+    state = generator.get_state()
+    first = ds.vmap(f, randomness="different")(X)
+    generator.set_state(state)
+    assert torch.equal(first, ds.vmap(f, randomness="different")(X)), "the trial drew from the generator"
+    assert len({round(float(row[0]), 5) for row in first - X}) == len(X)
+
+
+def test_train_and_eval_of_a_module_are_two_functions():
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(3))
+    x = X.reshape(5, 8, 8)[:, None, :3].expand(5, 2, 3, 8)
+    module.eval()
+    torch.testing.assert_close(ds.vmap(module)(x), looped(module, x))
+    module.train()
+    with pytest.raises(ImpureFunction):
+        ds.vmap(module)(x)
+
+
+def test_inside_compile_it_is_torch_vmap():
+    compiled = torch.compile(lambda x: ds.vmap(torch.sin)(x), backend="eager")
+    assert torch.equal(compiled(X), X.sin())
+
+
+def test_an_empty_batch_is_what_torch_vmap_makes_of_it():
+    assert ds.vmap(lambda v: v * 2)(torch.empty(0, 3)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.complex64, torch.bool])
+def test_other_dtypes(dtype):
+    def f(v):
+        return v[0] if v.abs().sum().real > 2 else v[1]
+
+    x = (X * 2).to(dtype)
+    f = f if dtype is not torch.bool else lambda v: v[0] if v.any() else v[1]
+    assert torch.equal(ds.vmap(f)(x), looped(f, x))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode):
+    def f(v):
+        return v * 2 if v.sum() > 0 else v - 1
+
+    with mode():
+        assert torch.equal(ds.vmap(f)(X), looped(f, X))
