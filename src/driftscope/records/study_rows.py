@@ -57,7 +57,7 @@ def _value(name: str, value: Any) -> Any:
     plain = value.item() if getattr(value, "ndim", None) == 0 or type(value).__module__ == "numpy" else value
     if isinstance(plain, (list, tuple)) or hasattr(plain, "tolist"):
         numbers = plain.tolist() if hasattr(plain, "tolist") else list(plain)
-        if all(isinstance(n, (int, float)) for n in numbers):
+        if set(map(type, numbers)) <= {int, float, bool}:
             return numbers
     elif plain is None or isinstance(plain, (str, bool, int, float)):
         return plain
@@ -78,7 +78,8 @@ def sql_type(value: Any) -> str | None:
     if isinstance(value, float):
         return "DOUBLE"
     if isinstance(value, list):
-        inner = wider(*(sql_type(v) for v in value)) if value else "DOUBLE"
+        kinds = set(map(type, value))  # a list of a thousand numbers has one or two types
+        inner = "DOUBLE" if kinds <= {float} else wider(*map(sql_type, value))
         return f"{inner or 'DOUBLE'}[]"
     return "VARCHAR"
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from driftscope.programs.references import find
+from driftscope.records.environment import capture
 from driftscope.records.study_rows import Plain, Row, checked_rows
 
 
@@ -60,6 +63,10 @@ def environment_with(modules: tuple[str, ...]) -> dict[str, Any]:
     for name in modules:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             importlib.import_module(name)
-    from driftscope.records.environment import capture
+    return _captured(modules, tuple(sorted(os.environ.items())))
 
+
+@functools.lru_cache(maxsize=4)
+def _captured(_modules: tuple[str, ...], _variables: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    # Asking every package for its version takes a tenth of a second; a process that runs many studies asks once.
     return capture()

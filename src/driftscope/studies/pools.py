@@ -82,13 +82,21 @@ class InThisProcess(Executor):
 
     def __init__(self, threads: int):
         self._threads = threads
+        self._limited = contextlib.ExitStack()
+
+    def __enter__(self) -> InThisProcess:
+        self._limited.enter_context(_threads_here(self._threads))
+        return self
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Give this process its own numbers of threads back."""
+        self._limited.close()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run the task and return its settled future."""
         future: Future[Any] = Future()
         try:
-            with _threads_here(self._threads):
-                future.set_result(fn(*args, **kwargs))
+            future.set_result(fn(*args, **kwargs))
         except Exception as error:  # belongs to the future, as in every executor
             future.set_exception(error)
         return future

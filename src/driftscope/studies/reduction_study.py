@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -157,8 +158,7 @@ def _steps(row: Any) -> str:
 
 def _share_of_commonest(row: Any) -> float:
     values = row["values"]
-    commonest: int = max(values.count(v) for v in set(values))
-    return commonest / len(values)
+    return Counter(values).most_common(1)[0][1] / len(values)
 
 
 def _beyond(rows: Sequence[Any]) -> list[Statement]:
