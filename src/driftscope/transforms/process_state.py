@@ -29,6 +29,8 @@ _SETTINGS: tuple[tuple[str, Any, Any], ...] = (
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda kept: torch.set_anomaly_enabled(*kept),
     ),
+    ("autocast", lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
+    ("matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     ("deterministic", torch.are_deterministic_algorithms_enabled, lambda on: torch.use_deterministic_algorithms(on)),
     ("vmap fallback", internals.fallback_enabled, internals.set_fallback_enabled),
     ("threads", torch.get_num_threads, torch.set_num_threads),
@@ -47,7 +49,8 @@ def reading() -> dict[str, Any]:
     """Read every setting; two readings are equal exactly when the process was put back."""
     found = {name: read() for name, read, _ in _SETTINGS}
     found["functorch levels"] = internals.stack_depth()
-    found["function modes"] = len(internals.function_modes())
+    found["forward mode"] = internals.forward_mode_open()
+    found["modes"] = internals.mode_depths()
     found["standard streams"] = (id(sys.stdout), id(sys.stderr))
     found["warning filters"] = tuple(map(str, warnings.filters))
     return found
@@ -72,13 +75,16 @@ def _equal(left: Any, right: Any) -> bool:
 def process_kept() -> Iterator[None]:
     """Put the process back on the way out, whatever happened inside."""
     kept = [(read, read(), write) for _, read, write in _SETTINGS]
-    depth = internals.stack_depth()
+    depth, modes, forward = internals.stack_depth(), internals.mode_depths(), internals.forward_mode_open()
     out, err = sys.stdout, sys.stderr
     try:
         with warnings.catch_warnings():
             yield
     finally:
         internals.unwind(depth)
+        internals.pop_modes(modes)
+        if internals.forward_mode_open() and not forward:
+            internals.close_forward_mode()
         sys.stdout, sys.stderr = out, err
         for read, value, write in kept:
             if not _equal(read(), value):

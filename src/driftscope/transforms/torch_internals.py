@@ -11,7 +11,8 @@ from torch._C import _functorch as functorch
 from torch._functorch import pyfunctorch
 from torch._functorch import vmap as vmap_rules
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import _get_current_function_mode_stack, resolve_name
+from torch.autograd import forward_ad
+from torch.overrides import resolve_name
 from torch.utils import _pytree as pytree
 
 stack_depth: Callable[[], int] = functorch.get_dynamic_layer_stack_depth
@@ -38,6 +39,34 @@ def forget_compiled() -> None:
 def unseen() -> Any:
     """Return a context in which TorchFunctionModes do not see the calls."""
     return torch._C.DisableTorchFunction()
+
+
+def forward_mode_open() -> bool:
+    """Whether a level of forward-mode derivatives is open, asked of the engine: Python's own count can be wrong."""
+    try:
+        torch._C._exit_dual_level(level=torch._C._enter_dual_level())
+    except RuntimeError:
+        return True
+    return False
+
+
+def close_forward_mode() -> None:
+    """Close the one level there can be; every later forward-mode derivative of the process would fail otherwise."""
+    torch._C._exit_dual_level(level=0)
+    forward_ad._current_level = -1
+
+
+def mode_depths() -> tuple[int, int]:
+    """Return how many TorchFunctionModes and TorchDispatchModes are active."""
+    return torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+
+
+def pop_modes(depths: tuple[int, int]) -> None:
+    """Leave the modes entered since ``depths`` was read."""
+    while torch._C._len_torch_function_stack() > depths[0]:
+        torch._C._pop_torch_function_stack()
+    while torch._C._len_torch_dispatch_stack() > depths[1]:
+        torch._C._pop_torch_dispatch_stack()
 
 
 def is_wrapped(tensor: object) -> bool:
@@ -91,11 +120,6 @@ def is_mapped(tensor: torch.Tensor) -> bool:
             return True
         tensor = functorch.get_unwrapped(tensor)
     return False
-
-
-def function_modes() -> list[Any]:
-    """The TorchFunctionModes that are active."""
-    return list(_get_current_function_mode_stack())
 
 
 def torch_name(function: Any) -> str:
