@@ -5,17 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.export import Dim
 
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.axes import arguments_of
-from driftscope.shapes.candidates import Candidate, CandidateSearch, Coverage, sizes_from
+from driftscope.shapes.candidates import Candidate, CandidateSearch, Coverage, _bound, sizes_from
 from driftscope.shapes.capture import Capture, capture
+from driftscope.shapes.expressions import Size, holds, operation
 from driftscope.shapes.inference import infer
 from driftscope.shapes.repairing import Repair
-from shapes.small_models import DampLong, Gated, OfPair, PadToFive, Pair, PoolAndAdd, pool_inputs, seeded
+from shapes.small_models import DampLong, Doubled, Gated, OfPair, PadToFive, Pair, PoolAndAdd, pool_inputs, seeded
 
 
 def search(model, inputs) -> CandidateSearch:
@@ -48,6 +52,25 @@ def test_names_and_bounds_are_taken_from_the_relations():
     sizes = sizes_from(first.capture.relations, made.wanted)
     assert [size.__name__ for size in sizes] == ["x_0", "x_1"]
     assert sizes[1].max == 5
+
+
+@given(st.integers(-5, 5).filter(bool), st.integers(-20, 20), st.integers(-20, 20), st.sampled_from(["<=", ">="]))
+def test_a_bound_says_what_its_inequality_says(slope, offset, number, word):
+    condition = operation(word, operation("+", operation("*", slope, Size("n")), offset), number)
+    name, kind, bound = _bound(condition)
+    sizes = np.arange(-60, 60)
+    assert name == "n"
+    expected = sizes <= bound if kind == "max" else sizes >= bound
+    assert np.array_equal(holds(condition, {"n": sizes}, len(sizes)), expected)
+
+
+def test_a_size_on_a_line_of_another_is_derived_from_it():
+    made = search(Doubled(), (seeded(4, 2), seeded(9, 2)))
+    related = made.related(made.automatic().capture.relations)
+    assert related.capture.mode is Mode.DERIVED
+    assert related.repair.steps == ()
+    assert "'longer': {0: 2*rows_0 + 1, 1: rows_1}" in related.capture.spec_code
+    exec(related.capture.spec_code, {})  # noqa: S102
 
 
 def test_fixed_axes_are_fixed_and_entangled_ones_left_to_torch():

@@ -12,9 +12,9 @@ from torch.export import Dim
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.axes import Arguments
 from driftscope.shapes.capture import Capture, Refusal, capture
-from driftscope.shapes.expressions import Number, Operation, Size
+from driftscope.shapes.expressions import Operation, Term
 from driftscope.shapes.inference import Wanted, dim_name
-from driftscope.shapes.linear import Linear
+from driftscope.shapes.linear import Linear, linear_of
 from driftscope.shapes.relations import Clause, Relations
 from driftscope.shapes.repairing import Repair, repaired
 
@@ -231,41 +231,68 @@ def sizes_from(relations: Relations, wanted: Wanted) -> tuple[Any, ...]:
     axes = wanted.axes
     fixed = fixed_axes(relations)
     sizes: list[Any] = [None] * len(axes)
-    bounds, entangled = _bounds(relations)
+    bounds, lines, entangled = _sayable(relations)
+    entangled |= {name for name, line in lines.items() if {name, *line.slopes} & entangled}
+    entangled |= {other for name, line in lines.items() if name in entangled for other in line.slopes}
     dims: dict[str, Any] = {}
-    for group in relations.classes.groups:
-        names = {axes[place].name for place in group}
-        if names & fixed or not all(wanted.free[place] for place in group):
-            continue
+    groups = [g for g in relations.classes.groups if all(wanted.free[i] for i in g)]
+    groups = [g for g in groups if not {axes[i].name for i in g} & fixed]
+    # What is derived comes after what it is derived from.
+    for group in sorted(groups, key=lambda g: axes[g[0]].name in lines):
         first = axes[group[0]]
-        limits = bounds.get(first.name, {})
-        dim = Dim.DYNAMIC if names & entangled else Dim(dim_name(first), **limits)
+        dim = None
+        if first.name in lines and first.name not in entangled:
+            dim = derived_dim(lines[first.name], dims)
+        elif first.name not in entangled:
+            dim = Dim(dim_name(first), **bounds.get(first.name, {}))
         for place in group:
-            sizes[place] = dim
-            dims[axes[place].name] = dim
+            sizes[place] = dims[axes[place].name] = dim if dim is not None else Dim.DYNAMIC
     return tuple(sizes)
 
 
-def _bounds(relations: Relations) -> tuple[dict[str, dict[str, int]], set[str]]:
-    """Bounds of single sizes that are checked, and names in conditions that no bound says."""
+def _sayable(relations: Relations) -> tuple[dict[str, dict[str, int]], dict[str, Linear], set[str]]:
+    """Bounds of single sizes, sizes on a line of one other, and the names in all other conditions that are checked."""
     bounds: dict[str, dict[str, int]] = {}
+    lines: dict[str, Linear] = {}
     entangled: set[str] = set()
     for one in relations.clauses:
         if one.kind in ("equal", "static") or not one.enforced:
             continue
-        bound = _bound(one.condition)
-        if bound is None:
-            entangled |= one.names
-        else:
+        bound, line = _bound(one.condition), _on_a_line(one.condition)
+        if bound is not None:
             name, word, number = bound
             bounds.setdefault(name, {})[word] = number
-    return bounds, entangled
+        elif line is not None and line[0] not in lines:
+            lines[line[0]] = line[1]
+        else:
+            entangled |= one.names
+    return bounds, lines, entangled
 
 
-def _bound(condition: Any) -> tuple[str, str, int] | None:
-    """``x.shape[0] <= 8`` as ``(name, "max", 8)``."""
-    if isinstance(condition, Operation) and condition.operator in ("<=", ">="):
-        left, right = condition.terms
-        if isinstance(left, Size) and isinstance(right, Number):
-            return left.name, "max" if condition.operator == "<=" else "min", int(right.value)
+def _on_a_line(condition: Term) -> tuple[str, Linear] | None:
+    """``b == 2*a + 1`` as ``("b", 2*a + 1)``; None for what is no increasing line of one other size."""
+    if not isinstance(condition, Operation) or condition.operator != "==":
+        return None
+    left, right = linear_of(condition.terms[0]), linear_of(condition.terms[1])
+    if left is None or right is None or len(line := left.minus(right).slopes) != 2:
+        return None
+    offset = left.minus(right).offset
+    for name, slope in reversed(tuple(line.items())):
+        other = next(n for n in line if n != name)
+        if abs(slope) == 1 and -line[other] * slope >= 1:
+            return name, Linear({other: -line[other] * slope}, -offset * slope)
     return None
+
+
+def _bound(condition: Term) -> tuple[str, str, int] | None:
+    """``2*x.shape[0] + 1 <= 9`` as ``(name, "max", 4)``."""
+    if not isinstance(condition, Operation) or condition.operator not in ("<=", ">="):
+        return None
+    left, right = linear_of(condition.terms[0]), linear_of(condition.terms[1])
+    if left is None or right is None or len(left.minus(right).slopes) != 1:
+        return None
+    line = left.minus(right)
+    ((name, slope),) = line.slopes.items()
+    if (slope > 0) == (condition.operator == "<="):
+        return name, "max", -line.offset // slope if slope > 0 else line.offset // -slope
+    return name, "min", -(line.offset // slope) if slope > 0 else -(-line.offset // -slope)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -35,12 +36,15 @@ class Capture:
     exported : ExportedProgram
     relations : Relations
         What the trace assumed of sizes.
+    seconds : mapping of str to float
+        What exporting and reading the relations took.
     """
 
     attempt: Attempt
     arguments: Arguments
     exported: ExportedProgram
     relations: Relations
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def mode(self) -> Mode:
@@ -116,9 +120,13 @@ def capture(model: Callable[..., Any], arguments: Arguments, attempt: Attempt) -
     """
     try:
         register_containers(arguments)
+        started = time.perf_counter()
         with quietly(), traced() as log:
             exported = _export(module_of(model), arguments, attempt)
-        return Capture(attempt, arguments, exported, relations_of(exported, arguments, log))
+        traced_at = time.perf_counter()
+        relations = relations_of(exported, arguments, log)
+        seconds = {"export": traced_at - started, "relations": time.perf_counter() - traced_at}
+        return Capture(attempt, arguments, exported, relations, seconds)
     except Exception as error:
         # e.msg, not str(e): the latter carries a trailer about draft_export that is no part of the reason.
         words = getattr(error, "msg", None) or str(error)

@@ -46,7 +46,7 @@ def record_of(check: Check) -> ShapeRecord:
         findings=tuple(sorted([*found, *broadcast_finding(broadcasts, mode)], key=lambda f: f.note)),
         broadcasts=broadcasts,
         environment=environment_now(),
-        times=check.times,
+        times={**check.times, **({"relations": capture.seconds["relations"]} if capture else {})},
     )
 
 
