@@ -68,12 +68,12 @@ def perceptron(weights: dict[str, torch.Tensor], v: torch.Tensor) -> torch.Tenso
     return v
 
 
-def smallest(*calls: Call, repeat: int = 1) -> list[float]:
+def smallest(*calls: Call, repeat: int = 1, rounds: int = ROUNDS) -> list[float]:
     """Time calls in turn; the smallest processor time of each, in seconds."""
     best = [float("inf")] * len(calls)
     for call in calls:
         call()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for i, call in enumerate(calls):
             start = time.process_time_ns()
             for _ in range(repeat):
@@ -121,7 +121,7 @@ def beside_torch() -> int:
     for function, in_dims, make in ACCEPTED:
         arguments = make()
         theirs, ours = torch.vmap(function, in_dims), ds.vmap(function, in_dims)
-        a, b = smallest(lambda t=theirs, z=arguments: t(*z), lambda o=ours, z=arguments: o(*z), repeat=200)
+        a, b = smallest(lambda t=theirs, z=arguments: t(*z), lambda o=ours, z=arguments: o(*z), repeat=40, rounds=300)
         print(f"{function.__name__:34s} {a * 1e6:6.1f} us {b * 1e6:6.1f} us {b / a:6.3f}x {OVERHEAD:8.2f}x")
         broken += b / a > OVERHEAD
     return broken
