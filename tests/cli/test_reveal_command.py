@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from driftscope.cli import main
+from driftscope.report import page
 
 
 def run(*arguments: str):
@@ -60,7 +62,7 @@ def test_the_picture_is_written(tmp_path):
         (("torch.matmul", "--n", "4", "--shape", "fourx4"), "32x4096x32"),
         (("torch.sum", "--n", "4", "--threads", "0"), "2 or 1,2"),
         (("torch.sum", "--n", "4", "-o", "tree.pdf"), ".svg"),
-        (("torch.sum", "--n", "4", "-o", "tree.svg", "--threads", "1,2"), "draws one tree"),
+        (("torch.sum", "--n", "4", "-o", "tree.svg", "--threads", "1,2"), "writes one answer"),
         (("torch.sum", "--n", "4", "--dtype", "int8"), "give float64"),
         (("torch.sum", "--n", "4000", "--max-seconds", "0"), "was not found within 0 s"),
     ],
@@ -70,3 +72,15 @@ def test_what_cannot_be_used_ends_with_2_and_one_sentence(arguments, words):
     assert done.exit_code == 2
     assert words in done.stderr
     assert done.stdout == ""
+
+
+def test_a_page_of_a_sum_comes_back_as_its_record(tmp_path: Path) -> None:
+    target = tmp_path / "sum.html"
+    result = CliRunner().invoke(main, ["reveal", "numpy.sum", "--n", "300", "-o", str(target), "--json"])
+    assert result.exit_code == 0, result.stderr
+    record = page.load(target)
+    assert record.drawing.startswith("<svg")
+    assert record.to_dict() | {"drawing": ""} == json.loads(result.stdout)
+    assert "data:image/svg+xml;base64," in target.read_text()
+    shown = CliRunner().invoke(main, ["report", str(target)])
+    assert shown.stdout.startswith("Revealed: ")

@@ -20,8 +20,7 @@ from driftscope.numerics.trees import SumTree
 from driftscope.numerics.trees_families import family_of
 from driftscope.numerics.trees_naming import Fold, Term, describe, spine_words
 from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype
-
-SCHEMA = "driftscope/accumulation/1"
+from driftscope.records.accumulation_record import AccumulationRecord, Replayed
 
 _MEANS = {
     "divide": "the sum divided by n",
@@ -203,32 +202,29 @@ class Accumulation:
 
         return contrast(self, other)
 
+    def record(self, *, drawn: bool = True) -> AccumulationRecord:
+        """Return what is kept: plain data, with the drawing if it is asked for, without the kernel."""
+        from driftscope.accumulation.drawing import draw_tree
+
+        return AccumulationRecord(
+            kernel=self.kernel, n=self.n, dtype=self.dtype, output=self.output, library=self.library,
+            pattern=self.pattern, family=self.family, accumulator=self.accumulator, fma=self.fma,
+            mean=self.arithmetic.mean, depth=self.depth, additions=self.tree.additions, applies=self.applies,
+            calls=self.calls, rows=self.rows, verified=Replayed(self.verified.rows, self.verified.miss),
+            shape=self.shape, threads=self.threads, seconds=self.seconds, subnormals=self.subnormals,
+            terms=None if self.terms is None else tuple(self.terms.tolist()), drawing=draw_tree(self) if drawn else "",
+        )  # fmt: skip
+
+    def save(self, path: str | FilePath) -> FilePath:
+        """Write the record: a page for ``.html``, JSON for ``.json``, a summary for ``.md``."""
+        return self.record().save(path)
+
+    def _repr_html_(self) -> str:
+        return self.record()._repr_html_()
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; the tree as its pattern."""
-        return {
-            "schema": SCHEMA,
-            "kernel": self.kernel,
-            "n": self.n,
-            "dtype": self.dtype,
-            "output": self.output,
-            "shape": None if self.shape is None else list(self.shape),
-            "threads": self.threads,
-            "library": self.library,
-            "pattern": self.pattern,
-            "family": self.family,
-            "accumulator": self.accumulator,
-            "fma": self.fma,
-            "mean": self.arithmetic.mean,
-            "depth": self.depth,
-            "additions": self.tree.additions,
-            "applies": self.applies,
-            "calls": self.calls,
-            "rows": self.rows,
-            "seconds": self.seconds,
-            "subnormals": self.subnormals,
-            "terms": None if self.terms is None else self.terms.tolist(),
-            "verified": {"rows": self.verified.rows, "miss": self.verified.miss},
-        }
+        return self.record(drawn=False).to_dict()
 
     def __str__(self) -> str:
         shape = "" if self.shape is None else f", shape {'x'.join(map(str, self.shape))}"

@@ -10,6 +10,9 @@ import click
 from driftscope.cli.surroundings import Journey, say
 from driftscope.cli.surroundings import command as make_command
 from driftscope.errors import InputError
+from driftscope.records.files import check_target
+
+DRAWN = (".svg", ".png")
 
 
 def _sizes(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[int, ...] | None:
@@ -31,8 +34,12 @@ def _threads(_ctx: click.Context, _parameter: click.Parameter, text: str | None)
 
 
 def _drawing(_ctx: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
-    if path is not None and not path.lower().endswith((".svg", ".png")):
-        raise click.BadParameter(f"{path}: a tree is drawn as .svg or .png")
+    if path is None or path.lower().endswith(DRAWN):
+        return path
+    try:
+        check_target(path)
+    except InputError as error:
+        raise click.BadParameter(f"{error}, or .svg or .png for the tree alone") from error
     return path
 
 
@@ -60,7 +67,13 @@ def _drawing(_ctx: click.Context, _parameter: click.Parameter, path: str | None)
 @click.option("--max-seconds", type=float, default=120.0, show_default=True, help="What asking may take.")
 @click.option("--max-calls", type=int, help="Calls of the kernel that asking may take.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("-o", "--output", callback=_drawing, metavar="FILE", help="Also draw the tree, as .svg or .png.")
+@click.option(
+    "-o",
+    "--output",
+    callback=_drawing,
+    metavar="FILE",
+    help="Also draw the tree (.svg, .png) or write a page (.html) or the record (.json).",
+)
 @click.option("--device", help="Where torch computes, as cuda.")
 @click.option("--sketch", is_flag=True, help="Ask for some hundred of the terms only; for very long sums.")
 @click.option("--dependence", is_flag=True, help="Also try other numbers of rows and threads.")
@@ -74,7 +87,7 @@ def command(kernel: str, *, journey: Journey, as_json: bool, output: str | None,
     The order is verified: adding in it gives the kernel's bits on every row that was tried.
     """
     if output is not None and len(options["threads"]) > 1:
-        raise InputError("-o draws one tree; give one number of --threads")
+        raise InputError("-o writes one answer; give one number of --threads")
     with journey.travelling():
         journey("Loading the tensor libraries")
         from driftscope.accumulation.revealing import reveal_sum
@@ -87,7 +100,7 @@ def command(kernel: str, *, journey: Journey, as_json: bool, output: str | None,
             found.append(reveal_sum(kernel, options["n"], threads=threads, **limits))
         tried = [one.dependence() for one in found] if options["dependence"] else []
     if output is not None:
-        found[0].draw(output)
+        found[0].draw(output) if output.lower().endswith(DRAWN) else found[0].save(output)
     if as_json:
         plain = [one.to_dict() for one in found]
         for record, each in zip(plain, tried, strict=False):

@@ -100,7 +100,12 @@ def _build_record(kind: type, data: Any) -> Any:
 def _build_optional(kind: Any, data: Any) -> Any:
     if data is None:
         return None
-    (inner, *_) = [a for a in typing.get_args(kind) if a is not type(None)]
+    inner, *others = [a for a in typing.get_args(kind) if a is not type(None)]
+    for other in others:
+        try:
+            return _build(inner, data)
+        except TypeError:
+            inner = other
     return _build(inner, data)
 
 

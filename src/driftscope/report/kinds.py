@@ -14,6 +14,8 @@ from driftscope.report.sheet import Sheet
 KINDS: dict[str, tuple[str, str, str]] = {
     "driftscope/comparison/1": (
         "driftscope.records.comparison", "Comparison", "driftscope.report.comparison_sheet"),
+    "driftscope/accumulation/1": (
+        "driftscope.records.accumulation_record", "AccumulationRecord", "driftscope.report.accumulation_sheet"),
     "driftscope/verification/1": (
         "driftscope.records.verification", "Verification", "driftscope.report.verification_sheet"),
     "driftscope/session/1": ("driftscope.records.session", "Session", "driftscope.report.session_sheet"),
