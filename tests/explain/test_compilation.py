@@ -88,3 +88,24 @@ def test_inductor_is_taken_apart_and_its_kernels_are_listed():
     assert not found.wrong
     assert {"eager", "aot_eager", "aot_eager_decomp_partition"} <= {s.name for s in found.suspects}
     assert "emulate_precision_casts=True" in {s.name for s in found.suspects}
+
+
+def overflowing(x):
+    """Infinite on the way, unless a compiler adds the constants first, as unsafe mathematics allows."""
+    y = ((x + 2e38) + 2e38) - 2e38 - 2e38
+    return torch.tanh(x) * y
+
+
+@pytest.mark.slow
+def test_unsafe_mathematics_is_blamed_by_its_setting_and_leaving_it_out_mends_the_result():
+    unsafe = {"cpp.enable_unsafe_math_opt_flag": True}
+    found = ds.blame(ds.torch(overflowing, compile={"options": unsafe}), [X])
+    if not found.wrong:
+        pytest.skip("this compiler does not reorder sums even when it may")
+    assert found.guilty == ("cpp.enable_unsafe_math_opt_flag",)
+    assert found.paste == "torch.compile(model)"
+    assert found.program_line == "ds.torch(model, compile=True)"
+    assert found.verified
+    honest = ds.blame(ds.torch(overflowing, compile=True), [X])
+    assert not honest.wrong
+    assert honest.guilty == ()

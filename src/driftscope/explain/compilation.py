@@ -216,7 +216,7 @@ def _record(
         mended = next((s for s in reversed(suspects) if s.explains), None)
         settings = {"backend": mended.name} if mended is not None and mended.kind == "stage" else settings
     paste = _call(settings) if wrong and guilty and mended is not None else ""
-    keywords = ", ".join(f"{k!r}: {v!r}" for k, v in settings.items() if v is not None)
+    kept = {k: v for k, v in settings.items() if v is not None}
     return Blame(
         answer=_answer(search, base, suspects, (guilty, kernel), mended),
         guilty=(guilty,) if wrong and guilty else (),
@@ -227,7 +227,7 @@ def _record(
         floors=base.distance.floors,
         floors_without=mended.floors if mended is not None else None,
         paste=paste,
-        program_line=f"ds.torch(model, compile={{{keywords}}})" if paste else "",
+        program_line=f"ds.torch(model, compile={kept or True!r})" if paste else "",
         verified=True if paste else None,
         runs=search.runs,
         complete=not search.spent,

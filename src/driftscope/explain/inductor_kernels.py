@@ -7,6 +7,8 @@ lowers only the first n operators, and finds the n at which a result turns wrong
 
 from __future__ import annotations
 
+import contextlib
+import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -80,7 +82,9 @@ def guilty_lowering(right: Callable[[], bool]) -> str:
     """
     from torch._inductor.compiler_bisector import CompilerBisector
 
-    found: Any = CompilerBisector.do_bisect(right)
+    # It reports each step on standard output, which belongs to the answer.
+    with contextlib.redirect_stdout(io.StringIO()):
+        found: Any = CompilerBisector.do_bisect(right)
     if found is None or found.subsystem != "lowerings" or not found.debug_info:
         return ""
     match = re.search(r"aten[.:]+(\w+)", str(found.debug_info))
