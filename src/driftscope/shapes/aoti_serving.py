@@ -24,16 +24,14 @@ def serve(path: str, leaves: list[Any]) -> tuple[Any, ...]:
         ``("ran", [ndarray, ...])`` or ``("refused", words, kind)``.
     """
     import torch
-    from torch.utils import _pytree as pytree
 
     if path not in _packages:
         _packages[path] = torch._inductor.aoti_load_package(path)
     package = _packages[path]
     given = [torch.from_numpy(leaf.copy()) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
     try:
-        spec = pytree.treespec_loads(package.get_call_spec()[0])
-        args, kwargs = pytree.tree_unflatten(given, spec)
-        result = pytree.tree_leaves(package(*args, **kwargs))
+        # Leaves in, leaves out: the containers' classes may not be known to this process.
+        result = package.loader.run([leaf for leaf in given if isinstance(leaf, torch.Tensor)])
         return ("ran", [v.detach().numpy() if isinstance(v, torch.Tensor) else np.asarray(v) for v in result])
     except Exception as error:  # whatever it raises is its answer at this shape
         lines = str(error).strip().splitlines()
