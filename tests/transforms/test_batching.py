@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 import driftscope as ds
 from driftscope.errors import ImpureFunction, InputError
-from driftscope.transforms import batching_paths, batching_trial
-from driftscope.transforms.batching_trial import Plan
+from driftscope.transforms import batching_call, batching_memory, batching_paths
+from driftscope.transforms.batching_memory import Plan
 
 
 def batch(size=7, n=4, seed=0):
@@ -91,7 +91,7 @@ def test_a_batch_of_batches():
 
 def plan_of(f, x, **options):
     ds.vmap(f, **options)(x)
-    return list(batching_trial.plans_of(batching_trial.Request(f, **options)).values())
+    return list(batching_memory.plans_of(batching_call.Request(f, **options)).values())
 
 
 def test_where_torch_vmap_works_it_is_torch_vmap():
@@ -135,7 +135,7 @@ def test_examples_that_decide_alike_run_together():
         return v * 3
 
     x = batch(size=64)
-    call = batching_trial.BatchedCall.read(batching_trial.Request(f), (x,), {})
+    call = batching_call.BatchedCall.read(batching_call.Request(f), (x,), {})
     pieces = batching_paths.by_path(call)
     assert sorted(sorted(p.rows) for p in pieces) == sorted(
         [torch.nonzero(x.sum(1) > 0).squeeze(1).tolist(), torch.nonzero(x.sum(1) <= 0).squeeze(1).tolist()]
@@ -145,9 +145,9 @@ def test_examples_that_decide_alike_run_together():
 
 def test_too_many_groups_are_left_to_the_loop():
     f = FUNCTIONS["times_a_float"]
-    call = batching_trial.BatchedCall.read(batching_trial.Request(f), (batch(size=64),), {})
+    call = batching_call.BatchedCall.read(batching_call.Request(f), (batch(size=64),), {})
     assert batching_paths.by_path(call) is Plan.LOOP
-    few = batching_trial.BatchedCall.read(batching_trial.Request(f), (batch(size=4),), {})
+    few = batching_call.BatchedCall.read(batching_call.Request(f), (batch(size=4),), {})
     assert len(batching_paths.by_path(few)) == 4
 
 
@@ -365,6 +365,12 @@ def test_an_impure_function_is_refused_with_the_finding_and_left_as_it_was(f, co
     assert torch.equal(buffer, BUFFER)
     assert state == np.random.get_state()[1].tolist()
     assert capsys.readouterr().out == ""
+
+
+def test_the_refusal_is_placed_on_the_expression():
+    with pytest.raises(ImpureFunction, match="test_batching.py") as caught:
+        ds.vmap(pops)(batch())
+    assert caught.value.finding.where.expression == "NUMBERS.pop()"
 
 
 def reads_a_buffer(v):

@@ -9,7 +9,8 @@ import torch
 
 import driftscope as ds
 from driftscope.errors import ImpureFunction
-from driftscope.transforms.batching_trial import Plan, Request, plans_of
+from driftscope.transforms.batching_call import Request
+from driftscope.transforms.batching_memory import Plan, plans_of
 
 X = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
 WEIGHTS = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))

@@ -11,9 +11,10 @@ import torch
 from driftscope.errors import InputError
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching_call import BatchedCall, Request, run_loop
+from driftscope.transforms.batching_memory import Plan, Signature, plans_of, signature_of
 from driftscope.transforms.batching_paths import by_path, same_as_loop
 from driftscope.transforms.batching_results import RAGGED, put_together
-from driftscope.transforms.batching_trial import Plan, Signature, plans_of, signature_of, try_out
+from driftscope.transforms.batching_trial import try_out
 
 
 def vmap(

@@ -13,9 +13,9 @@ from driftscope.transforms import (
 )
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching_call import BatchedCall, run_loop
+from driftscope.transforms.batching_memory import Plan
 from driftscope.transforms.batching_mode import OwnCopies, PathMode, Split, Unbatchable
 from driftscope.transforms.batching_results import Piece
-from driftscope.transforms.batching_trial import Plan
 from driftscope.transforms.world import same_bits
 
 # Splitting is given up after this many runs of groups, or one run for so many examples: a call of torch in a group
