@@ -208,3 +208,41 @@ def test_a_reading_sees_what_it_should():
     before = reading()
     torch.rand(1)
     assert same_reading(before, reading()) == ["torch random"]
+
+
+def test_a_level_that_torch_leaves_open_is_closed():
+    # torch 2.13: exporting this strictly fails with a forward-mode level open, and every later jvp is refused.
+    def f(x):
+        return torch.autograd.functional.hessian(lambda z: z.pow(3).sum(), x).diagonal()
+
+    before = reading()
+    assert ds.check_transforms(f, X, transforms=("export_strict",)).outcomes == {"export_strict": "refused"}
+    assert same_reading(before, reading()) == []
+    torch.func.jvp(torch.sin, (X,), (X,))
+
+
+def test_chunks_are_compared_chunk_by_chunk():
+    table = torch.ones(2, 3, dtype=torch.float64)
+
+    def f(v):
+        w = v * 2
+        return torch.index_fill(table, 0, torch.tensor([1]), w)
+
+    batch = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    report = ds.check_transforms(f, batch, transforms=("vmap[chunk_size=2]", "vmap[chunk_size=1]"))
+    assert report.outcomes == {"vmap[chunk_size=2]": "wrong", "vmap[chunk_size=1]": "same"}
+    assert {f.cause for f in report.findings} == {"T028"}
+    assert all("index_fill" in f.where.expression for f in report.findings)
+
+
+def test_a_compiler_around_a_wrong_rule_does_not_hide_it():
+    base = torch.arange(4, dtype=torch.float32)
+
+    def f(s):
+        return torch.where(base > 1, base, s)
+
+    report = ds.check_transforms(f, X[:, 0], transforms=("compile(vmap)",))
+    assert report.outcomes == {"compile(vmap)": "wrong"}
+    assert [(found.cause, found.where.expression) for found in report.findings] == [
+        ("T018", "torch.where(base > 1, base, s)")
+    ]

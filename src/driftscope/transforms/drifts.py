@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 
 from driftscope.transforms import syntax, tangents
+from driftscope.transforms.agreement import differ
 from driftscope.transforms.divergence import Divergence, first_divergence
 from driftscope.transforms.examination import Examination, Question
 from driftscope.transforms.places import Place, place_of
 from driftscope.transforms.reach import names_in
 from driftscope.transforms.subject import Suspect
 from driftscope.transforms.trace import Event
-from driftscope.transforms.traces_left import Drift, call_place, drifts, write_place
+from driftscope.transforms.traces_left import Drift, call_place, state_drifts, write_place
 
 RANDOM = frozenset(
     ("rand", "randn", "randint", "rand_like", "randn_like", "randint_like", "randperm", "normal", "bernoulli",
@@ -45,13 +46,16 @@ def suspect_of(question: Question, examination: Examination) -> Suspect:
     moved = (examination.loop.moved | question.plain.moved | question.lifted.moved) - {"torch"}
     if moved:
         return _suspect("T004", question, _drawing_place(examination), name=f"{', '.join(sorted(moved))} random")
-    generator = next((d for d in drifts(examination.start_state, examination.loop.state) if _is_generator(d)), None)
+    generator = next((d for d in state_drifts(examination) if _is_generator(d)), None)
     if generator is not None:
         place = _drawing_place(examination)
         return _suspect("T004", question, place or write_place(examination, generator.root), name=generator.root)
+    bare = _without_compiler(question, examination)
+    if bare is not None:
+        return suspect_of(bare, examination)
     divergence = None
     if question.lifted.events and question.levels[0].kind == "map" and len(question.levels) == 1:
-        divergence = first_divergence(examination.loop.parts, question.lifted.events)
+        divergence = _divergence(question, examination)
     if divergence is not None:
         return by_divergence(divergence, question, examination)
     if any(level.kind == "derivative" for level in question.levels):
@@ -59,6 +63,34 @@ def suspect_of(question: Question, examination: Examination) -> Suspect:
         if found is not None:
             return found
     return _by_state(question, examination)
+
+
+def _without_compiler(question: Question, examination: Examination) -> Question | None:
+    """Take the compiler out of a composition; None where the rest alone is right, or where nothing is left."""
+    levels = tuple(level for level in question.levels if level.kind not in ("compile", "export"))
+    if not levels or len(levels) == len(question.levels):
+        return None
+    bare = Question(question.name, levels, question.plain, examination.lifted_run(levels))
+    if bare.lifted.error is not None:
+        return None
+    derivative = any(level.kind == "derivative" for level in levels)
+    bare.difference = differ(question.plain.value, bare.lifted.value, any_float=derivative)
+    return None if bare.difference.agrees else bare
+
+
+def _divergence(question: Question, examination: Examination) -> Divergence | None:
+    """Find the first call that differs; with ``chunk_size``, chunk by chunk."""
+    parts, events = examination.loop.parts, question.lifted.events
+    chunk = question.levels[0].options.get("chunk_size") or len(parts)
+    chunks = -(-len(parts) // chunk)
+    if len(events) % chunks:
+        return first_divergence(parts, events)
+    length = len(events) // chunks
+    for i in range(chunks):
+        found = first_divergence(parts[i * chunk : (i + 1) * chunk], events[i * length : (i + 1) * length])
+        if found is not None:
+            return found
+    return None
 
 
 def _is_generator(drift: Drift) -> bool:
@@ -78,10 +110,11 @@ def _escaped(question: Question, examination: Examination) -> Suspect:
     data = next((e for e in events if e.name == "Tensor.data.__get__"), None)
     if data is not None:
         return _suspect("T012", question, data.place, event=data)
-    state = drifts(examination.start_state, examination.loop.state)
+    state = state_drifts(examination)
     if state:
         return _suspect("T001", question, write_place(examination, state[0].root), name=state[0].root)
-    return _suspect("T099", question, None)
+    own = call_place(examination, ("grad", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "vmap", "linearize"))
+    return _suspect("T028" if own is not None else "T099", question, own)
 
 
 def _swallowed(question: Question) -> Suspect | None:
@@ -167,9 +200,7 @@ def _divergence_cause(divergence: Divergence, question: Question, examination: E
         return ("T026" if seeds_inside(examination) else "T005"), ""
     if event is not None and (event.function_place is not None or event.operation == "custom_function_call"):
         return "T013", ""
-    state = [
-        d.root for d in drifts(examination.start_state, examination.loop.state) if not d.path.startswith("argument")
-    ]
+    state = [d.root for d in state_drifts(examination) if not d.path.startswith("argument")]
     if divergence.kind == "path":
         return _path_cause(examination, state)
     if event is not None and event.operation.startswith("as_strided"):
@@ -229,12 +260,14 @@ def _asks_identity(node: ast.Compare) -> bool:
 
 def _by_state(question: Question, examination: Examination) -> Suspect:
     """Without a trace of the transform (compile, export): by what the plain program changes and asks."""
-    state = [d for d in drifts(examination.start_state, examination.loop.state) if not d.path.startswith("argument")]
+    state = state_drifts(examination)
     events = question.plain.events or examination.loop.events
     applied = next((e for e in events if e.function_place is not None), None)
     derivative = any(level.kind == "derivative" for level in question.levels)
     if applied is not None and derivative:
         return _suspect("T013", question, applied.function_place, event=applied)
+    if seeds_inside(examination) and any(is_random(e) for e in events):
+        return _suspect("T026", question, call_place(examination, _SEEDING))
     if state:
         from driftscope.transforms.traces_left import in_place_write
 
@@ -252,8 +285,12 @@ def _by_state(question: Question, examination: Examination) -> Suspect:
     data = next((e for e in events if e.name == "Tensor.data.__get__"), None)
     if data is not None:
         return _suspect("T012", question, data.place, event=data)
-    return _suspect("T099", question, None)
+    own = call_place(examination, _AUTOGRAD)
+    return _suspect("T012" if own is not None else "T099", question, own)
 
+
+# Functions of torch.autograd that differentiate inside of the function.
+_AUTOGRAD = ("jacobian", "hessian", "hvp", "vhp", "jvp", "vjp", "backward", "requires_grad_")
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "time_ns", "perf_counter_ns", "now", "today", "urandom", "uuid4",
           "getpid",

@@ -19,7 +19,7 @@ from driftscope.transforms.examination import Examination, Question
 from driftscope.transforms.places import Place, is_users, place_of, raising_place
 from driftscope.transforms.process_state import process_kept
 from driftscope.transforms.subject import Suspect
-from driftscope.transforms.trace import Event
+from driftscope.transforms.trace import CONVERSIONS, Event
 
 _DYNAMIC = frozenset(
     ("nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount", "one_hot", "repeat_interleave")
@@ -89,6 +89,8 @@ def suspect_of(question: Question, examination: Examination) -> Suspect:
         cause, place = ("T012", event.place) if event is not None else (cause, None)
         if event is None and (kept := _kept(examination)) is not None:
             return dataclasses.replace(kept, transform=question.name, error=error)
+    if cause == "T099" and compiled:
+        cause, place = _by_the_plain_run(examination, place)
     place = _refined(place)
     named = Suspect(cause, question.name, "refused", place, event.name if event else "", event=event, error=error)
     if cause in ("T006", "T007", "T008"):
@@ -109,13 +111,28 @@ def _is_higher_order(place: Place | None) -> bool:
 
 def _kept(examination: Examination) -> Suspect | None:
     """Suspect state that the function keeps a tensor in: a tracer finds its own tensors there and gives up."""
-    from driftscope.transforms.traces_left import drifts, write_place
+    from driftscope.transforms.traces_left import state_drifts, write_place
 
-    state = drifts(examination.start_state, examination.loop.state)
+    state = state_drifts(examination)
     held = next((d for d in state if "tensor" in d.plain + d.lifted or " of " in d.lifted), None)
-    if held is None or held.path.startswith("argument"):
+    if held is None:
         return None
     return Suspect("T001", "", "refused", write_place(examination, held.root), subject_name=held.root)
+
+
+def _by_the_plain_run(examination: Examination, place: Place | None) -> tuple[str, Place | None]:
+    """Judge a compiler's refusal whose words say nothing by what the plain program does that compilers refuse."""
+    from driftscope.transforms.traces_left import state_drifts
+
+    state = state_drifts(examination)
+    if examination.loop.moved - {"torch"} or any(d.plain.startswith("generator at") for d in state):
+        return "T004", place
+    if state:
+        return "T002", place
+    event = next((e for e in examination.loop.events if e.operation in CONVERSIONS), None)
+    if event is None:
+        return "T099", place
+    return _by_call(event, event.operation, event.place) or "T010", event.place
 
 
 def _eagerly(question: Question, examination: Examination) -> Suspect | None:

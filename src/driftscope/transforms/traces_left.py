@@ -53,6 +53,12 @@ def drifts(plain: Mapping[str, Any], lifted: Mapping[str, Any]) -> list[Drift]:
     return sorted(found, key=lambda drift: (not drift.escaped, drift.path))
 
 
+def state_drifts(examination: Examination) -> list[Drift]:
+    """Return what the plain loop changes of the world, its arguments left out."""
+    changed = drifts(examination.start_state, examination.loop.state)
+    return [drift for drift in changed if not re.match(r"(length of )?argument \d", drift.path)]
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         flat = ", ".join(f"{x:.4g}" if isinstance(x, float) else str(x) for x in value.reshape(-1)[:4].tolist())
