@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from driftscope.accumulation.exact_formats import Reduction, Stored
+from driftscope.accumulation.exact_triton import device_limbs
 
 _LOW = 0xFFFFFFFF
 #: Bits of a piece of a significand: shifted by up to 31 it still fits a signed 64-bit integer.
@@ -124,7 +125,10 @@ def _integers(limbs: torch.Tensor) -> list[int]:
 
 def _sums(x: torch.Tensor, stored: Stored) -> list[_Total]:
     limbs = _empty_limbs(x, (1 << (stored.bits - stored.p)) + stored.p)
-    for start in range(0, x.shape[1], _BLOCK):
+    by_device = device_limbs(x, stored, limbs)
+    if by_device:
+        _carry(limbs)
+    for start in range(0, 0 if by_device else x.shape[1], _BLOCK):
         split = _split(x[:, start : start + _BLOCK], stored)
         # An arithmetic shift and a mask: low is never negative, high keeps the sign.
         _add(limbs, split.significand & ((1 << _PIECE) - 1), split.position)
