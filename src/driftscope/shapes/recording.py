@@ -14,7 +14,7 @@ from driftscope.shapes.checking import Check
 from driftscope.shapes.domain import LOST, RIGHT, WRONG
 from driftscope.shapes.explaining import explained
 from driftscope.shapes.relations import Clause
-from driftscope.shapes.targets import EXPORTED
+from driftscope.shapes.targets import AOTI, EXPORTED, ONNX
 
 
 def record_of(check: Check) -> ShapeRecord:
@@ -67,10 +67,22 @@ def headline(check: Check) -> str:
     right, lost, wrong = (check.domain.count(EXPORTED, outcome) for outcome in (RIGHT, LOST, WRONG))
     probed = right + lost + wrong
     if not lost and not wrong:
-        return f"no drift on {probed} shapes: {name} exported by {check.capture.mode} is right wherever it runs itself"
+        plain = f"no drift on {probed} shapes: {name} exported by {check.capture.mode} is right wherever it runs itself"
+        return plain + _elsewhere(check)
     parts = [f"{wrong} silently wrong"] if wrong else []
     parts += [f"{lost} lost"] if lost else []
-    return f"{name} exported by {check.capture.mode}: {right} of {probed} shapes right, {' and '.join(parts)}"
+    told = f"{name} exported by {check.capture.mode}: {right} of {probed} shapes right, {' and '.join(parts)}"
+    return told + _elsewhere(check)
+
+
+def _elsewhere(check: Check) -> str:
+    """What is silently wrong in what the program was converted to."""
+    told = [
+        f"; {title} silently wrong at {check.domain.count(target, WRONG)}"
+        for target, title in ((ONNX, "ONNX"), (AOTI, "AOTInductor"))
+        if check.domain.count(target, WRONG)
+    ]
+    return "".join(told)
 
 
 def relation_record(clause: Clause) -> ShapeRelation:
