@@ -38,6 +38,8 @@ _SETTINGS: tuple[tuple[str, Any], ...] = (
     ("pattern_matcher", False),
     ("max_fusion_size", 1),
 )
+# Share of a drift below which a setting took nearly all of it away.
+_MOSTLY = 0.1
 # Compilations that finding the operator inside a kernel must be allowed.
 _PATIENT = 32
 
@@ -235,6 +237,15 @@ def _record(
     )
 
 
+def _casts(base: _Compiled, suspects: Sequence[Suspect]) -> str:
+    """Whether the drift is made of the roundings that eager makes between operators and a fused kernel does not."""
+    found = next((s for s in suspects if s.name.startswith("emulate_precision_casts") and s.floors is not None), None)
+    if found is None or found.floors is None or found.floors > _MOSTLY * base.distance.floors:
+        return ""
+    why = "eager rounds between operators, a fused kernel does not"
+    return f", {found.floors:.2g} with emulate_precision_casts=True: {why}"
+
+
 def _call(settings: Mapping[str, Any]) -> str:
     words = ", ".join(f"{k}={v!r}" for k, v in settings.items() if v is not None)
     return f"torch.compile(model{', ' if words else ''}{words})"
@@ -247,8 +258,9 @@ def _answer(
     words = search.target.words
     if base.distance.fine:
         changing = [s.trial for s in suspects if not s.same_bits]
-        moved = f"; other bits {', '.join(changing)}, within rounding" if changing else ""
-        return f"nothing to blame: {base.distance.floors:.2g} floors from {words} as compiled{moved}"
+        moved = f"; other bits, within rounding, with: {', '.join(changing)}" if changing else ""
+        casts = _casts(base, suspects)
+        return f"nothing to blame: {base.distance.floors:.2g} floors from {words} as compiled{casts}{moved}"
     state = in_words(base.distance)
     if not guilty:
         return f"not found within the budget of {search.runs} compilations: {state} from {words}"

@@ -282,7 +282,9 @@ def _answer(
     search: _Search, base: _Session, suspects: Sequence[Suspect], guilty: tuple[str, ...], complete: bool
 ) -> str:
     fired = sum(s.kind == "transformer" for s in suspects)
+    rules = len(suspects) - fired
     ran = f"{fired} graph transformer{'s' if fired != 1 else ''} fired"
+    ran += f", and rewrite rules of which {rules} were tried" if rules else ""
     if base.distance.fine:
         changing = [s.name for s in suspects if not s.same_bits]
         if not changing:
