@@ -98,6 +98,11 @@ def command_line() -> str:
         if command is None:
             raise LookupError(f"no command {name}")
         parts.append(f"## driftscope {name}\n\n{_help(command, name, group)}")
+        if isinstance(command, click.Group):
+            inner = click.Context(command, info_name=name, parent=group, terminal_width=_WIDTH)
+            parts += [
+                f"### driftscope {name} {verb}\n\n{_help(one, verb, inner)}" for verb, one in command.commands.items()
+            ]
     return "\n\n".join(parts) + "\n"
 
 

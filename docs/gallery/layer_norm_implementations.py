@@ -2,12 +2,18 @@
 One LayerNormalization is not another
 =====================================
 
-LayerNormalization, then a product, then a bias: the end of every transformer block. Give each of the three to torch or to
-onnxruntime, in all mixtures, and see which one is responsible for the difference, and who is closer to the exact result.
+LayerNormalization, then a product, then a bias: the end of every transformer block. Give each of the three to torch
+or to onnxruntime, in all mixtures, and see which one is responsible for the difference, and who is closer to the
+exact result.
 """
 
 # %%
 # Three letters name a mixture: ``t`` for torch, ``o`` for onnxruntime.
+
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
 
 import driftscope as ds
 
@@ -15,15 +21,19 @@ study = ds.studies.layer_norm(rows=128, last_dim=256, dtypes=("float32", "float1
 print(study.conclusion)
 
 # %%
-# Errors against float64 in floors: 1 is what rounding does. In float16 the whole graph rounds less often than its nodes one
-# by one, although the kernels are the same.
+# Errors against float64 in floors: 1 is what rounding does. In float16 the whole graph rounds less often than its
+# nodes one by one, although the kernels are the same.
 
 print(study.matrix("floors").round(2).to_string())
 print(study.matrix("roundings").iloc[:10, :2].to_string())
 
 # %%
-# Pairs of mixtures, the distribution of their errors, and the implementations by themselves on harder data: the variance as
-# a difference of two large numbers ("one pass") breaks when the mean is large, and one running sum ("Welford") rounds more
-# than a kernel that keeps several.
+# Pairs of mixtures, the distribution of their errors, and the implementations by themselves on harder data: the
+# variance as a difference of two large numbers ("one pass") breaks when the mean is large, and one running sum
+# ("Welford") rounds more than a kernel that keeps several.
 
-study.plot("layer_norm_implementations.png")
+with tempfile.TemporaryDirectory() as folder:
+    picture = plt.imread(study.plot(Path(folder) / "study.png"))
+plt.figure(figsize=(picture.shape[1] / 120, picture.shape[0] / 120), dpi=120)
+plt.imshow(picture)
+plt.axis("off")

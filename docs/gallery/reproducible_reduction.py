@@ -10,6 +10,11 @@ another one. How far does the result move? Take one vector, put its terms in man
 # Three laws for the terms, three formats, 64 orders. In words first; each sentence has its evidence in
 # ``study.statements``.
 
+import tempfile
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
 import driftscope as ds
 
 study = ds.studies.reduction(
@@ -37,7 +42,11 @@ print(study.matrix("predicted_spread", function="layer_norm").to_string())
 # %%
 # Coloured bars are what was observed, black lines what was predicted. A 0 means the same bits in every order.
 
-study.plot("reproducible_reduction.png")
+with tempfile.TemporaryDirectory() as folder:
+    picture = plt.imread(study.plot(Path(folder) / "study.png"))
+plt.figure(figsize=(picture.shape[1] / 120, picture.shape[0] / 120), dpi=120)
+plt.imshow(picture)
+plt.axis("off")
 
 # %%
 # The way out is a sum that does not depend on order: ``ds.exact.sum`` and its neighbours.

@@ -77,6 +77,12 @@ def test_exact_is_a_module_of_documented_functions(name):
     assert "Parameters" in (inspect.getdoc(getattr(ds.exact, name)) or "")
 
 
+@pytest.mark.parametrize("name", importlib.import_module("driftscope.studies").__all__)
+def test_studies_is_a_module_of_documented_names(name):
+    found = getattr(ds.studies, name)
+    assert "Parameters" in (inspect.getdoc(found) or "")
+
+
 def test_reproducible_is_a_context():
     assert hasattr(ds.reproducible(), "__enter__")
     assert "Raises" in (inspect.getdoc(ds.reproducible) or "")
@@ -98,7 +104,7 @@ def test_verbs_stay_verbs_when_their_rooms_are_imported():
 
 
 def test_the_list_of_names_is_complete_and_nothing_else_opens():
-    assert set(ds.__all__) == {*VERBS, *RECORDS, *ERRORS, "testing", "exact", "reproducible", "__version__"}
+    assert set(ds.__all__) == {*VERBS, *RECORDS, *ERRORS, "testing", "exact", "reproducible", "studies", "__version__"}
     assert dir(ds) == sorted(ds.__all__)
     with pytest.raises(AttributeError, match="no attribute 'comprae'"):
         ds.comprae  # noqa: B018

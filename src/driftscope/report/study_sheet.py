@@ -67,7 +67,7 @@ def tone_of(record: StudyRecord) -> str:
 def render(record: StudyRecord, *, width: int = 100, color: bool = False) -> str:
     """Write a study for a terminal: the headline, the conclusion, where the rows are."""
     page = Lines(max(width, MIN_WIDTH), color)
-    axes = ", ".join(f"{len(values)} {axis}" for axis, values in record.axes.items())
+    axes = " x ".join(f"{len(values)} {axis}" for axis, values in record.axes.items())
     page.add(Text.assemble((f"{headline_of(record)}: ", _STYLES[tone_of(record)]),
                            f"study {record.name}, {len(record.rows)} rows of {axes}"), limit=2)  # fmt: skip
     for statement in record.statements:

@@ -88,6 +88,7 @@ def bars(
                 axes.text(place, bottom, "0", ha="center", va="bottom", fontsize=7, color=colour)
     if log and positive:
         axes.set_yscale("log")
+        axes.minorticks_off()
         axes.set_ylim(bottom=bottom)
     slanted = max(map(len, groups), default=0) > 8
     axes.set_xticks(range(len(groups)), groups, rotation=35 if slanted else 0, ha="right" if slanted else "center")

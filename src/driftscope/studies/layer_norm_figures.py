@@ -63,6 +63,7 @@ def _histogram(panel: Any, place: dict[str, Any], rows: Sequence[Any]) -> None:
         style = ("-", "--", ":")[index]
         panel.step(centres, share, where="mid", color=COLOURS[index], linewidth=1.5, linestyle=style, label=label)
     panel.set_yscale("log")
+    panel.minorticks_off()
     panel.set_ylim(1e-7, 3)
     panel.set_xlabel(f"error in {place['dtype']} ulp of the largest result; ends: beyond")
     panel.set_ylabel("share of the results")
@@ -93,6 +94,7 @@ def _implementations(panel: Any, found: Sequence[tuple[dict[str, Any], list[Any]
     panel.axhline(_END_OF_ROUNDING, color="black", linewidth=0.9)
     panel.text(len(groups) - 0.5, _END_OF_ROUNDING, " rounding ends", fontsize=7, va="bottom", ha="right")
     panel.set_yscale("log")
+    panel.minorticks_off()
     panel.set_ylim(0.1, top * 4)
     panel.set_xticks(range(len(groups)), groups, fontsize=8)
     panel.set_ylabel("error against float64 in floors")

@@ -60,6 +60,7 @@ def _panel(panel: Any, rows: Sequence[Any], laws: Sequence[str], dtypes: Sequenc
             if height == 0:
                 panel.text(place, bottom * 1.15, "0", ha="center", va="bottom", fontsize=8, color=colour)
     panel.set_yscale("log")
+    panel.minorticks_off()
     panel.set_ylim(bottom=bottom)
     panel.set_xticks(range(len(laws)), laws)
     panel.set_xlabel("law of the terms")

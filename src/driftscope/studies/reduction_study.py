@@ -98,9 +98,9 @@ def conclude(record: StudyRecord) -> tuple[Statement, ...]:
         low, middle, high = (statistics.quantiles(ratios, n=20, method="inclusive")[k] for k in (0, 9, 18))
         said.append(
             Statement(
-                f"The error model, which never saw a permutation, predicts the spread in float32 and float64 within a "
-                f"factor: the median of observed over predicted is {middle:.2f}, and nine in ten cells that spread lie "
-                f"between {low:.2f} and {high:.2f}.",
+                f"The error model, which never saw a permutation, predicts spreads in float32 and float64: observed "
+                f"over predicted has the median {middle:.2f}, and nine in ten of the cells that spread lie between "
+                f"{low:.2f} and {high:.2f}.",
                 {"median": middle, "q05": low, "q95": high, "cells": len(ratios)},
             )
         )

@@ -125,13 +125,22 @@ class Study(Shown):
         """Write the rows (.csv, .md, .parquet, .jsonl), the record (.json) or a page (.html)."""
         if Path(path).suffix.lower() in TABLE_SUFFIXES:
             return write_table(self.record.rows, Path(path))
-        record = self.record
-        if Path(path).suffix.lower() in PAGE_SUFFIXES and importlib.util.find_spec("matplotlib") is not None:
-            record = replace(record, pictures=self._pictures())
+        record = self._pictured() if Path(path).suffix.lower() in PAGE_SUFFIXES else self.record
         return record.save(path)
 
+    def _repr_html_(self) -> str:
+        return self._pictured()._repr_html_()
+
+    def _repr_markdown_(self) -> str:
+        return self.record._repr_markdown_()
+
+    def _pictured(self) -> StudyRecord:
+        return replace(self.record, pictures=self._pictures())
+
     def _pictures(self) -> dict[str, str]:
-        """Draw the study for its page; rows that cannot be drawn leave the page without a picture."""
+        """Draw the study for its page; without matplotlib, or without rows that can be drawn, there is no picture."""
+        if importlib.util.find_spec("matplotlib") is None:
+            return {}
         with tempfile.TemporaryDirectory() as folder:
             try:
                 drawn = self.plot(Path(folder) / "study.svg")
