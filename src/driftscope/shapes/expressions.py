@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import numpy as np
@@ -150,6 +150,7 @@ def conjuncts(term: Term) -> tuple[Term, ...]:
     return term.terms if isinstance(term, Operation) and term.operator == "and" else (term,)
 
 
+@lru_cache(maxsize=4096)
 def sizes_in(term: Term) -> frozenset[str]:
     """Names of the axes an expression speaks of."""
     return frozenset(part.name for part in walk(term) if isinstance(part, Size))
@@ -257,6 +258,7 @@ def text(term: Term) -> str:
     return _text(term)[0]
 
 
+@lru_cache(maxsize=4096)
 def _text(term: Term) -> tuple[str, int]:
     """The text and how tightly its outermost operator binds."""
     if isinstance(term, Number):

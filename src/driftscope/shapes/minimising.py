@@ -214,7 +214,7 @@ def _points(clauses: Sequence[Clause], example: Mapping[str, int]) -> tuple[dict
     tried = _TRIED.get(len(names), 16)
     values = [_sizes_to_try(example[name], numbers, tried) for name in names]
     if len(names) <= 3:
-        grid = np.array(list(itertools.product(*values)), np.int64)
+        grid = np.stack([axis.ravel() for axis in np.meshgrid(*values, indexing="ij")], axis=1).astype(np.int64)
     else:
         generator = np.random.default_rng(len(names))
         grid = np.stack([generator.choice(v, _RANDOM_POINTS) for v in values], axis=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -72,9 +73,10 @@ class TracingNotes:
         for term, found in self._entries:
             if text(term) == words:
                 return found
-        wanted = _trace_of(condition)
-        for term, found in self._entries:
-            if sizes_in(term) & sizes_in(condition) and np.array_equal(_trace_of(term), wanted):
+        names = sizes_in(condition)
+        alike = [(term, found) for term, found in self._entries if sizes_in(term) == names]
+        for term, found in alike:
+            if np.array_equal(_trace_of(term), _trace_of(condition)):
                 return found
         return {}
 
@@ -92,6 +94,7 @@ def decided(decision: Decision, symbols: Mapping[str, Term]) -> Term | None:
     return asked if bool(decision.answer) else negated(asked)
 
 
+@lru_cache(maxsize=1024)
 def _trace_of(condition: Term) -> np.ndarray:
     """Truth of a condition at sizes drawn by the axes' names, alike for every condition."""
     sizes = {}
