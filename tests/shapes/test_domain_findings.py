@@ -9,7 +9,7 @@ from torch import nn
 import driftscope as ds
 from driftscope.errors import InputError
 from driftscope.shapes.rewriting import rewrites
-from shapes.small_models import Buckets, CenterAlways, CenterUnlessAlone, DampLong, Gated, Halved, seeded
+from shapes.small_models import Buckets, CenterAlways, CenterUnlessAlone, DampLong, Gated, Halved, HalvedAsSize, seeded
 
 
 class Shared(nn.Module):
@@ -155,3 +155,13 @@ def test_what_nothing_recorded_explains_is_found_all_the_same():
     lost = by_code(report, "S024") + by_code(report, "S023")
     assert wrong or lost
     assert any(0 in sizes.values() for f in wrong + lost for sizes in f.evidence["shapes"])
+
+
+def test_what_a_plain_export_to_onnx_would_get_wrong_is_noted_and_the_chosen_one_gets_right():
+    report = ds.check_shapes(Halved(), (seeded(7, 2),), targets=("onnx",))
+    notes = by_code(report, "S032")
+    assert notes
+    assert all(note.note for note in notes)
+    assert report.record.count("onnx", "wrong") == 0
+    assert report.record.count("onnx of Dim.AUTO", "wrong") == sum(note.evidence["count"] for note in notes)
+    assert not by_code(ds.check_shapes(HalvedAsSize(), (seeded(7, 2),), targets=("onnx",)), "S032")

@@ -107,6 +107,7 @@ _TABLE = (
     ("S009", "size depends on values", "The shape of a result depends on values, not on shapes alone."),
     ("S010", "device missing", "The model needs a device that this machine does not have."),
     ("S011", "decided while tracing, not checked", "Sizes were compared while tracing; nothing checks the answer."),
+    ("S032", "plain ONNX silently wrong", "The ONNX file that most would make of this model is silently wrong at these shapes."),
     ("S020", "export silently wrong", "The exported program answers at these shapes, and the answer is another one."),
     ("S021", "ONNX silently wrong", "The ONNX file answers at these shapes, and the answer is another one."),
     ("S022", "AOTInductor silently wrong", "The compiled package answers at these shapes, and the answer is another one."),

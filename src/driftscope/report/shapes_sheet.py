@@ -8,6 +8,8 @@ from driftscope.records.shape_report import ShapePoint, ShapeRecord
 from driftscope.report.sheet import Cell, HeatMap, Listing, Mark, Section, Sheet, Table
 
 EXPORTED = "export"
+#: Asked for comparison alone: what they do is no verdict on the chosen program.
+ASIDE = ("unguarded", "onnx of Dim.AUTO")
 
 #: outcome -> (tone, letter in the picture, depth of the colour)
 _LOOKS: dict[str, tuple[str, str, float]] = {
@@ -34,6 +36,7 @@ _TITLES = {
     "unguarded": "without its checks",
     "onnx": "ONNX on onnxruntime",
     "aoti": "AOTInductor",
+    "onnx of Dim.AUTO": "ONNX of a plain export",
 }
 
 
@@ -69,7 +72,7 @@ def tone_of(record: ShapeRecord) -> str:
     if not record.mode:
         return "unsure"
     outcomes = {outcome for point in record.points for outcome in point.outcomes.values()} if record.points else set()
-    told = {o for t in record.targets if t != "unguarded" for o in outcomes if record.count(t, o)}
+    told = {o for t in record.targets if t not in ASIDE for o in outcomes if record.count(t, o)}
     if told & {"wrong", "crash"}:
         return "bad"
     return "fair" if "lost" in told else "good"
@@ -87,7 +90,7 @@ def figures_of(record: ShapeRecord) -> tuple[tuple[str, str, str], ...]:
     running = sum(point.valid for point in record.points)
     told = [("Shapes tried", str(running), "at which the model itself runs; nothing beyond them is proved")]
     for target in record.targets:
-        if target == "unguarded":
+        if target in ASIDE:
             continue
         parts = [f"{record.count(target, o)} {o}" for o in ("wrong", "crash", "lost") if record.count(target, o)]
         words = ", ".join(parts) or "none lost"
@@ -117,7 +120,7 @@ def _telling(record: ShapeRecord, axis: int) -> float:
     shares: dict[int, list[int]] = {}
     for point in record.points:
         if point.valid:
-            told = [outcome for target, outcome in point.outcomes.items() if target != "unguarded"]
+            told = [outcome for target, outcome in point.outcomes.items() if target not in ASIDE]
             shares.setdefault(point.sizes[axis], []).append(all(o == "right" for o in told))
     rates = [sum(values) / len(values) for values in shares.values() if values]
     return max(rates) - min(rates) if rates else 0.0
@@ -268,7 +271,7 @@ def _points(record: ShapeRecord) -> Table:
 
 
 def _worst_first(point: ShapePoint) -> tuple[int, tuple[int, ...]]:
-    told = [outcome for target, outcome in point.outcomes.items() if target != "unguarded"]
+    told = [outcome for target, outcome in point.outcomes.items() if target not in ASIDE]
     return min((_WORST.index(outcome) for outcome in told), default=len(_WORST)), point.sizes
 
 

@@ -68,7 +68,7 @@ def _findings(page: Lines, record: ShapeRecord, lines: int) -> int:
 def _picture(page: Lines, record: ShapeRecord, lines: int) -> None:
     """The worst target's domain, one letter for each pair of sizes."""
     pair = shapes_sheet.chosen_axes(record)
-    targets = [name for name in record.targets if name != "unguarded"]
+    targets = [name for name in record.targets if name not in shapes_sheet.ASIDE]
     if pair is None or not targets or lines - len(page.lines) < _ROWS // 2 + 3:
         return
     target = max(targets, key=lambda name: (record.count(name, "wrong"), record.count(name, "lost")))

@@ -11,7 +11,7 @@ from driftscope.shapes.domain import CRASH, LOST, MORE, RIGHT, WRONG
 from driftscope.shapes.losses import Group, changed_sizes, groups, needless
 from driftscope.shapes.relations import Clause
 from driftscope.shapes.remedies import Remedies, Remedy
-from driftscope.shapes.targets import AOTI, EXPORTED, ONNX, UNGUARDED
+from driftscope.shapes.targets import AOTI, EXPORTED, ONNX, PLAIN_ONNX, UNGUARDED, plain_capture
 
 if TYPE_CHECKING:
     from driftscope.shapes.checking import Check
@@ -50,6 +50,7 @@ class DomainFindings:
             found += [self._lost_elsewhere(group) for group in self._groups(target, LOST)]
         for target in targets:
             found += [self._crash(group) for group in self._groups(target, CRASH)]
+        found += self._plain_export()
         found += self._latent()
         found += self._accepts_more(targets)
         return found
@@ -126,6 +127,22 @@ class DomainFindings:
         what = f"{_NAMES[group.target]} takes its process down at {self._share(group)}, such as {self._at(point)}"
         remedy = Remedy("refuse such sizes before the runtime sees them: report.guard(path) does", None)
         return self._finding("S026", group, what=what, why=self._said(group, point), remedy=remedy)
+
+    def _plain_export(self) -> Iterator[Finding]:
+        """What the ONNX file of a plain export would get wrong, where the chosen one is another."""
+        plain = plain_capture(self.check)
+        if plain is None or not self.check.domain.of(PLAIN_ONNX, WRONG):
+            return
+        domain = self.check.domain
+        for group in groups(domain, plain.relations, self.example, PLAIN_ONNX, WRONG):
+            point = group.points[0]
+            kept = group.count(domain, ONNX, RIGHT)
+            what = f"the ONNX file of a plain export (Dim.AUTO) is silently wrong at {self._share(group)}, such as "
+            what += f"{self._at(point)}: {domain.seen[PLAIN_ONNX][point].words}"
+            whole = kept == len(group.points)
+            fix = f"convert .program instead, whose file is right at {'all' if whole else kept} of these"
+            why = f"it was traced under: {group.clause.text}" if group.clause is not None else ""
+            yield self._finding("S032", group, what=what, why=why, remedy=Remedy(fix, whole or None), note=True)
 
     def _latent(self) -> Iterator[Finding]:
         """What the checks keep away, and every conversion that drops them would let through."""

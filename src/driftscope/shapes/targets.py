@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from driftscope.errors import DependencyMissing, DriftscopeError, InputError, RuntimeRefused
 from driftscope.records.finding import Finding
 from driftscope.shapes.aoti_target import AotiRunner
+from driftscope.shapes.attempts import Mode
 from driftscope.shapes.capture import Capture
 from driftscope.shapes.domain import probe
 from driftscope.shapes.onnx_conversion import onnx_model, save_model
@@ -25,6 +26,8 @@ EXPORTED = "export"
 UNGUARDED = "unguarded"
 ONNX = "onnx"
 AOTI = "aoti"
+#: The ONNX file of a plain export by ``Dim.AUTO``, asked where the chosen way of exporting is another one.
+PLAIN_ONNX = "onnx of Dim.AUTO"
 
 #: What may be asked for beside the exported program itself.
 OPTIONAL = (ONNX, AOTI)
@@ -72,6 +75,8 @@ def ask_targets(check: Check, targets: Sequence[str]) -> bool:
             raise
         except DriftscopeError as error:
             check.findings.append(_not_asked(name, error))
+    if ONNX in targets:
+        runners += _plain_onnx(check, capture)
     probe(original, runners, [*check.running, *check.refused], check.domain)
     return True
 
@@ -81,6 +86,27 @@ def _onnx(check: Check, capture: Capture, _original: Original) -> Runner:
     save_model(onnx_model(capture.exported), path)
     check.onnx_path = path
     return OnnxRunner(Path(path), capture.exported, ONNX)
+
+
+def _plain_onnx(check: Check, chosen: Capture) -> list[Runner]:
+    """The file that is made by whoever does not choose: it tells what the choice is worth."""
+    if chosen.mode not in (Mode.OBLIVIOUS, Mode.UNBACKED):
+        return []
+    plain = plain_capture(check)
+    if plain is None:
+        return []
+    path = scratch() / f"{id(check):x}-{os.getpid()}-plain.onnx"
+    try:
+        save_model(onnx_model(plain.exported), path)
+        return [OnnxRunner(path, plain.exported, PLAIN_ONNX)]
+    except RuntimeRefused:
+        return []
+
+
+def plain_capture(check: Check) -> Capture | None:
+    """The export by ``Dim.AUTO`` on every axis, where torch accepted it."""
+    captures = (candidate.capture for candidate in check.candidates)
+    return next((made for made in captures if made is not None and made.mode is Mode.AUTO), None)
 
 
 def _aoti(_check: Check, capture: Capture, _original: Original) -> Runner:
