@@ -234,11 +234,14 @@ def _plain_jvp(function: Function) -> Function:
 
 def _push(y: torch.Tensor, leaves: list[torch.Tensor], tangents: list[torch.Tensor], *, keep: bool) -> torch.Tensor:
     if y.numel() > MAX_ROWS and y.requires_grad:
-        # The pullback is linear in its cotangent, so differentiating it by the cotangent gives the pushforward.
-        # Anywhere but at zero, where some backward formulas take a logarithm.
-        cotangent = probe(y).requires_grad_()
-        pulled = pullback([y], leaves, [cotangent], keep=True)
-        return pullback(pulled, [cotangent], tangents, keep=keep)[0]
+        try:
+            # The pullback is linear in its cotangent: differentiated by the cotangent it gives the pushforward. Not at
+            # zero, where some backward formulas take a logarithm.
+            cotangent = probe(y).requires_grad_()
+            pulled = pullback([y], leaves, [cotangent], keep=True)
+            return pullback(pulled, [cotangent], tangents, keep=keep)[0]
+        except (RuntimeError, NotImplementedError):
+            pass  # a backward that cannot be differentiated itself; the rows need only the backward
     (block,) = _rows([y], leaves, keep=keep)
     # The gradient of a real output by a complex input is the conjugate of what its differential multiplies.
     parts = [

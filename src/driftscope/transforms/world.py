@@ -27,6 +27,8 @@ _ITERATORS: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter(range(0))), type(iter("")), type(iter({})), type(iter({}.values())),
     type(iter({}.items())), type(iter(set())), enumerate, zip, map, filter, type(reversed([])),
 )  # fmt: skip
+# Tensors above this many elements are read by their sums: a copy after each of many runs would fill the memory.
+MAX_ELEMENTS = 1_000_000
 _OPAQUE = (types.GeneratorType, io.IOBase)
 
 
@@ -142,7 +144,7 @@ def _reading(value: Any) -> Any:
         if internals.is_wrapped(value):
             return Escaped(internals.wrapper_kind(value))
         with torch.no_grad():
-            return value.detach().clone()
+            return value.detach().clone() if value.numel() <= MAX_ELEMENTS else _summary(value)
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy()) if value.dtype.kind in "fiub" else repr(value)
     if isinstance(value, torch.Generator):
@@ -160,6 +162,12 @@ def _reading(value: Any) -> Any:
     if _is_copyable_iterator(value):
         return f"iterator {_position(value)}"
     return type(value).__name__
+
+
+def _summary(tensor: torch.Tensor) -> str:
+    """Read a tensor too large to be copied after every run: its shape and two sums."""
+    wide = tensor.detach().double() if not tensor.is_complex() else torch.view_as_real(tensor.detach()).double()
+    return f"shape {tuple(tensor.shape)}, sum {float(wide.sum())!r}, absolute sum {float(wide.abs().sum())!r}"
 
 
 def _random_state(generator: Any) -> Any:
