@@ -147,6 +147,8 @@ def _changed(value: torch.Tensor, exact: torch.Tensor) -> Alteration:
     part, before = value[changed], exact[changed]
     if bool((part == 0).all()):
         return Alteration("W009", f"set to zero{where}")
+    if part.numel() == 1:
+        return Alteration("W004", f"{float(part - before):+.3g} added{where}")
     ratio = part / before
     if _alike(ratio - 1):
         return Alteration("W008", f"multiplied by {_factor(float(ratio.mean()))}{where}")

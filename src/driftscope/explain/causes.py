@@ -18,6 +18,7 @@ from driftscope.explain.alterations import alteration_of, uniform_of
 from driftscope.explain.divergence import Parting
 from driftscope.explain.operators import family
 from driftscope.explain.trails import Visited
+from driftscope.explain.weights import Changed
 from driftscope.explain.wires import Cause, Trial, Trials
 from driftscope.lift.matching import rearrangements, uniform
 from driftscope.lift.steps import Constant, Origin
@@ -175,13 +176,16 @@ def _constant(
     trials = ((step, *trial) for step, constant in used for trial in _substitutes(constant, parting, owners, ours))
     for step, constant, partner, value in itertools.islice(trials, _MOST_TRIALS):
         if works({constant.name: value}):
-            words = alteration_of(constant.value.to(torch.float64), value, constant.value.dtype).words
+            alteration = alteration_of(constant.value.to(torch.float64), value, constant.value.dtype)
             number = uniform_of(value)
             fix = f"Store {partner} of A in {constant.name} again."
             if number is not None:
                 fix = f"Set {constant.name} to {number:.9g}."
             later = None if step is parting.step else step
-            return Cause(f"its constant {constant.name} is {partner} of A, {words}", fix, True, later)
+            held = {c.name: c for c in ours}.get(partner)
+            changed = None if number is not None or held is None else Changed(constant, held, value, alteration)
+            words = f"its constant {constant.name} is {partner} of A, {alteration.words}"
+            return Cause(words, fix, True, later, changed)
     return None
 
 

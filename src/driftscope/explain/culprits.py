@@ -165,6 +165,8 @@ class _Case:
             {} if self.search.view is None else self.search.view.makers_b(),
         )
         cause = cause_of(parting, theirs, self.constants, trials)
+        if cause is not None and cause.changed is not None:
+            return self._weight_finding(cause.changed, True, place)
         return self._parting_finding(place, cause)
 
     def _peers(self, place: Place) -> Cause | None:
@@ -203,7 +205,7 @@ class _Case:
         )
         why = f"Its counterpart in A is {other.operator} ({other.name})." if other is not None else ""
         if cause is not None:
-            why = f"{why} {cause.why[0].upper()}{cause.why[1:]}.".strip()
+            why = f"{why[:-1]}: {cause.why}." if why else f"{cause.why[0].upper()}{cause.why[1:]}."
         fix, verified = (cause.fix, cause.verified) if cause is not None else ("", None)
         numbers = {**self.numbers, "created": place.created, "tried": place.tried,
                    "piece": [s.name for s in parting.piece]}  # fmt: skip

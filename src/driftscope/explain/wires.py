@@ -11,6 +11,7 @@ import torch
 from driftscope.explain.divergence import Parting, boundary, common_values
 from driftscope.explain.operators import MOVES, family
 from driftscope.explain.trails import Sketch, Visited
+from driftscope.explain.weights import Changed
 
 # Runs of B spent on leaving steps out.
 _MOST_TRIALS = 10
@@ -28,13 +29,14 @@ class Cause:
     """Why, and what to do about it, both in one sentence.
 
     ``verified`` says that doing it was tried and worked, ``step`` is set when it is at another step of the piece
-    than its end.
+    than its end, ``changed`` when it is a stored tensor.
     """
 
     why: str
     fix: str
     verified: bool | None = None
     step: Visited | None = None
+    changed: Changed | None = None
 
 
 @dataclass(frozen=True, slots=True)
