@@ -33,8 +33,15 @@ def _matrix(results: list[torch.Tensor]) -> np.ndarray[Any, Any]:
     return found
 
 
-def products(size: int, path: Path) -> None:
-    """Eight ways to compute ``A @ X + B`` in two dtypes on two data sets, all pairs, a figure of heat maps."""
+def products(size: int, path: Path, *, measured_again: int = 0) -> None:
+    """Eight ways to compute ``A @ X + B`` in two dtypes on two data sets, all pairs, a figure of heat maps.
+
+    Parameters
+    ----------
+    measured_again : int
+        How often the pairs of the second data set are measured again, once for each further figure: that is what the
+        published script does.
+    """
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(4, 2, figsize=(12, 16))
@@ -52,6 +59,8 @@ def products(size: int, path: Path) -> None:
             results.append(torch.from_numpy(y))
         results.append(a @ x + b)
         panels[row, 0].imshow(_matrix(results))
+        for _ in range(measured_again if data == "bias" else 0):
+            panels[row, 0].imshow(_matrix(results))
         columns = (results[0].float() - results[1].float()).abs().max(dim=0)[0]
         panels[row, 1].plot(b.tolist(), columns.tolist(), ".")
     figure.savefig(path)

@@ -82,7 +82,11 @@ def reduction_ratio(folder: Path) -> Any:
 
 
 def gemm_ratio(folder: Path) -> Any:
-    """1280 cubed, eight variants, float32 and float16, two data sets, all pairs, one picture."""
+    """1280 cubed, eight variants, float32 and float16, two data sets, all pairs, one picture.
+
+    Beside a loop that measures each pair once, and beside one that does it again for each figure, as the published
+    script does: that one is what the promise was made against.
+    """
     from benchmarks.plain_products import products
 
     def ours() -> None:
@@ -90,7 +94,11 @@ def gemm_ratio(folder: Path) -> Any:
                                 workers=0)  # fmt: skip
         study.plot(folder / "gemm.png")
 
-    return ratio("gemm", 4.0, ours, lambda: products(1280, folder / "plain_gemm.png"), repeats=2)
+    once = ratio("gemm", 4.0, ours, lambda: products(1280, folder / "plain_gemm.png"), repeats=2)
+    script = ratio(
+        "gemm (script)", 4.0, ours, lambda: products(1280, folder / "plain_gemm.png", measured_again=2), repeats=2
+    )
+    return f"{once[0]}\n{script[0]}", script[1]
 
 
 def layer_norm_ratio(folder: Path) -> Any:

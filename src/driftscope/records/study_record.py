@@ -124,8 +124,11 @@ def own_row(row: Mapping[str, Any], kinds: Mapping[str, str]) -> Row:
 
 def types_of(rows: tuple[Mapping[str, Any], ...]) -> dict[str, str]:
     """Return the SQL type of every column; text for a column of nothing but None."""
-    found: dict[str, str | None] = dict.fromkeys(columns_of(rows))
-    for row in rows:
-        for name, value in row.items():
-            found[name] = wider(found[name], sql_type(value))
-    return {name: kind or "VARCHAR" for name, kind in found.items()}
+    found: dict[str, str] = {}
+    for name in columns_of(rows):
+        values = [row.get(name) for row in rows]
+        kinds = set(map(type, values)) - {type(None)}
+        # Text and floats are most columns, and need no look at every value.
+        plain = {str: "VARCHAR", float: "DOUBLE", bool: "BOOLEAN"}.get(next(iter(kinds)), "") if len(kinds) == 1 else ""
+        found[name] = plain or wider(*map(sql_type, values)) or "VARCHAR"
+    return found

@@ -108,9 +108,8 @@ def _quantiles(values: Array) -> dict[str, float]:
 
 def _distinct(numbers: Array) -> tuple[Array, Array]:
     """Return distinct rows of numbers and which of them each order has."""
-    seen: dict[bytes, int] = {}
-    which = np.array([seen.setdefault(row.tobytes(), len(seen)) for row in numbers])
-    first = [int(np.argmax(which == index)) for index in range(len(seen))]
+    bits = np.ascontiguousarray(numbers).view(np.dtype((np.void, numbers.shape[1] * numbers.itemsize))).ravel()
+    _, first, which = np.unique(bits, return_index=True, return_inverse=True)
     return numbers[first], which
 
 
