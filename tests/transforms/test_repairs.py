@@ -158,6 +158,56 @@ REPAIRED = {
         """,
         "F.batch_norm(torch.stack([v, v * v]), None, None, training=True)",
     ),
+    "two items": (
+        "def f(v):\n    return v * v.mean().item() + v.sum().item()\n",
+        "v.mean().detach()",
+    ),
+    "two ifs": (
+        """
+        def f(v):
+            out = v
+            if v[0] > 0:
+                out = out * 2
+            if v[1] > 0:
+                out = out + 1
+            return out
+        """,
+        "out = torch.where(v[1] > 0, out + 1, out)",
+    ),
+    "smallest of three": (
+        "def f(v):\n    return min(v[0], v[1], v[2])\n",
+        "torch.minimum(torch.minimum(v[0], v[1]), v[2])",
+    ),
+    "identity to write into": (
+        """
+        def f(v):
+            out = torch.eye(3, dtype=torch.float64)
+            out[0] = v
+            return out
+        """,
+        "v.new_zeros(()) + torch.eye(3, dtype=torch.float64)",
+    ),
+    "masked update": (
+        """
+        def f(v):
+            out = v.clone()
+            out[out.abs() > 1] *= 0.5
+            return out
+        """,
+        "out = torch.where(out.abs() > 1, out * 0.5, out)",
+    ),
+    "gradient of a leaf made in place": (
+        """
+        def f(v):
+            y = v.detach().clone()
+            y.requires_grad_()
+            e = (y.sin() * v).sum()
+            grad = torch.autograd.grad(e, [y])[0]
+            return v - 0.1 * grad
+        """,
+        "torch.func.grad(objective)(y).detach()",
+    ),
+    "power of math": ("def f(v):\n    return v * math.pow(v.abs().sum(), 2)\n", "torch.pow(v.abs().sum().detach(), 2)"),
     "a lambda": ("f = lambda v: v * v.sum().item()\n", "v.sum().detach()"),
     "a function inside": (
         """
@@ -234,6 +284,18 @@ WITHDRAWN = {
                 return v.sum()
             return v * 1
         """,
+    "a branch that writes in place": """
+        def f(v):
+            out = v.clone()
+            if v.sum() > 0:
+                out += 1
+            return out
+        """,
+    "a masked write into an argument": """
+        def f(v):
+            v[v < 0] = 0.0
+            return v * 2
+        """,
     "a loop": """
         def f(v):
             while v.abs().sum() > 1:
@@ -249,6 +311,27 @@ def test_an_edit_that_changes_values_or_derivatives_is_never_offered(name, writt
     assert finding.patch == ""
     assert "torch.where(v" not in finding.fix
     assert finding.verified is not True or "driftscope.vmap" in finding.fix
+
+
+def test_a_module_with_running_statistics_is_offered_torchs_own_replacement(written):
+    module = written(
+        """
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.norm = torch.nn.BatchNorm1d(3, dtype=torch.float64)
+
+            def forward(self, v):
+                return self.norm(torch.stack([v, v * v]))
+
+        f = Net()
+        """
+    )
+    kept = {name: value.clone() for name, value in module.f.state_dict().items()}
+    finding = found(module, code="T024")
+    assert finding.verified
+    assert "replace_all_batch_norm_modules_" in finding.fix
+    assert all(torch.equal(kept[name], value) for name, value in module.f.state_dict().items())
 
 
 def test_out_that_is_captured_is_left_alone(written):

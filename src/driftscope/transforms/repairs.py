@@ -6,9 +6,12 @@ function equal to the plain program under the transform is offered; one that was
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from driftscope.transforms import repairs_autograd, repairs_flow, repairs_values
 from driftscope.transforms.batching import vmap
@@ -30,6 +33,7 @@ REPAIRS: dict[str, tuple[Repair, ...]] = {
     "T012": (repairs_autograd.functional_to_func, repairs_autograd.autograd_to_func),
     "T019": (repairs_autograd.no_grad_to_detach,),
     "T020": (repairs_values.item_to_tracked,),
+    "T022": (repairs_values.deepcopy_to_clone,),
     "T024": (repairs_autograd.batch_norm_alone,),
 }
 
@@ -68,6 +72,10 @@ def propose(subject: Subject, suspect: Suspect) -> Proposal | None:
         found = _first_that_works(source, edits, trial, failures)
         if found is not None:
             return found
+    if suspect.cause == "T024" and isinstance(subject.function, torch.nn.Module):
+        found = _without_statistics(subject.function, trial, failures)
+        if found is not None:
+            return found
     if by_path:
         found = _by_path(subject, suspect, trial, failures)
         if found is not None:
@@ -99,7 +107,7 @@ def _first_that_works(source: Source, edits: Iterator[Edit], trial: Trial, failu
 
 def _offered(source: Source, edit: Edit, text: str, verdict: Verdict) -> Proposal:
     parts = []
-    for replacement in sorted(edit.replacements, key=lambda r: _line(r.first)):
+    for replacement in sorted(edit.replacements, key=lambda r: _position(r.first)):
         first, last = _line(replacement.first), replacement.last.end_lineno or 0  # type: ignore[attr-defined]
         lines = f"line {first}" if first == last else f"lines {first}-{last}"
         before = source.segment(replacement.first) if replacement.first is replacement.last else "these statements"
@@ -111,12 +119,28 @@ def _offered(source: Source, edit: Edit, text: str, verdict: Verdict) -> Proposa
     return Proposal(fix, verified=True, patch=patch_of(source, text), evidence=verdict.evidence)
 
 
+def _position(node: Any) -> tuple[int, int]:
+    return (node.lineno, node.col_offset)
+
+
 def _line(node: Any) -> int:
     return int(node.lineno)
 
 
 def _one_line(text: str) -> str:
     return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(":; ", ": ")
+
+
+def _without_statistics(module: torch.nn.Module, trial: Trial, failures: list[str]) -> Proposal | None:
+    """Offer torch's own replacement of BatchNorm layers, tried on a copy of the module."""
+    other = copy.deepcopy(module)
+    torch.func.replace_all_batch_norm_modules_(other)
+    verdict = trial.of(other)
+    if not verdict.works:
+        failures.append(verdict.reason)
+        return None
+    fix = "call torch.func.replace_all_batch_norm_modules_ on the module (its running statistics are no longer updated)"
+    return Proposal(fix, verified=True, evidence=verdict.evidence)
 
 
 def _by_path(subject: Subject, suspect: Suspect, trial: Trial, failures: list[str]) -> Proposal | None:

@@ -33,8 +33,8 @@ def functional_to_func(source: Source, suspect: Suspect, subject: Subject) -> It
             forms = {
                 "jvp": f"{torch}.func.jvp({f}, ({x},), ({v},))",
                 "vjp": f"(lambda out, pull: (out, pull({v})[0]))(*{torch}.func.vjp({f}, {x}))",
-                "hvp": f"({f}({x}), {torch}.func.jvp({torch}.func.grad({f}), ({x},), ({v},))[1])",
-                "vhp": f"({f}({x}), {torch}.func.vjp({torch}.func.grad({f}), {x})[1]({v})[0])",
+                "hvp": f"(({f})({x}), {torch}.func.jvp({torch}.func.grad({f}), ({x},), ({v},))[1])",
+                "vhp": f"(({f})({x}), {torch}.func.vjp({torch}.func.grad({f}), {x})[1]({v})[0])",
             }
             if name in forms:
                 yield replaced(call, forms[name])
@@ -54,8 +54,11 @@ def autograd_to_func(source: Source, suspect: Suspect, subject: Subject) -> Iter
     for block in _blocks(source.scope):
         for g, statement in enumerate(block):
             taken = _gradient_taken(source, statement)
-            if taken is not None:
-                edit = _as_objective(source, torch, block, g, taken)
+            if taken is None:
+                continue
+            # torch.autograd.grad cuts the graph unless asked, torch.func.grad does not: both are tried.
+            for cut in ("", ".detach()"):
+                edit = _as_objective(source, torch, block, g, taken, cut)
                 if edit is not None:
                     yield edit
     without = [(n, n.func.value) for n in ast.walk(source.scope) if _is_requires_grad(n)]  # type: ignore[attr-defined]
@@ -99,7 +102,7 @@ def _gradient_taken(source: Source, statement: ast.stmt) -> tuple[str, str, str]
 
 
 def _as_objective(
-    source: Source, torch: str, block: list[ast.stmt], g: int, taken: tuple[str, str, str]
+    source: Source, torch: str, block: list[ast.stmt], g: int, taken: tuple[str, str, str], cut: str
 ) -> Edit | None:
     """Write the statements before a gradient as a function of the variable, and the gradient as torch.func's."""
     loss, variable, result = taken
@@ -112,10 +115,11 @@ def _as_objective(
     if not all(isinstance(s, (ast.Assign, ast.AugAssign)) for s in between):
         return None
     indent = " " * block[g].col_offset
-    lines = [f"{variable} = {value}", f"def objective({variable}):"]
+    lines = [] if value == variable else [f"{variable} = {value}"]
+    lines.append(f"def objective({variable}):")
     lines += [f"    {line}" for s in between for line in source.segment(s).splitlines()]
     lines.append(f"    return {loss}")
-    gradient = f"{torch}.func.grad(objective)({variable})"
+    gradient = f"{torch}.func.grad(objective)({variable}){cut}"
     replacements = []
     if result:
         lines.append(_one_of(result.format(f"({gradient},)"), gradient))
@@ -193,3 +197,6 @@ def batch_norm_alone(source: Source, suspect: Suspect, subject: Subject) -> Iter
             parts += [f"{k.arg}={source.segment(k.value)}" for k in call.keywords if k.arg]
             text = f"{source.segment(call.func)}({', '.join(parts)})"
             yield replaced(call, text, "the running statistics are no longer updated")
+        elif isinstance(call, ast.Call) and called_name(call).startswith("BatchNorm"):
+            text = source.segment(call).rstrip()[:-1].rstrip().rstrip(",")
+            yield replaced(call, f"{text}, track_running_stats=False)", "the running statistics are no longer updated")

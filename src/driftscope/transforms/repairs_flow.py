@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from driftscope.transforms.repairs_source import Edit, Replacement, Source
-from driftscope.transforms.repairs_values import called_name, replaced
+from driftscope.transforms.repairs_values import called_name, outside_each_other, replaced
 from driftscope.transforms.subject import Subject, Suspect
 
 _EXTREMES = {"max": "maximum", "min": "minimum"}
@@ -26,9 +26,22 @@ def if_to_where(source: Source, suspect: Suspect, subject: Subject) -> Iterator[
     while isinstance(choice, ast.If) and isinstance(source.parent(choice), ast.If) and _is_elif(source, choice):
         choice = source.parent(choice)
     extreme = source.enclosing(node, ast.Call)
-    if extreme is not None and called_name(extreme) in _EXTREMES and len(extreme.args) == 2:
-        first, second = (source.segment(a) for a in extreme.args)
-        yield replaced(extreme, f"{torch}.{_EXTREMES[called_name(extreme)]}({first}, {second})")
+    if extreme is not None and called_name(extreme) in _EXTREMES and len(extreme.args) > 1:
+        yield replaced(extreme, _extreme(source, torch, extreme))
+    edits = list(_one_choice(source, torch, choice))
+    yield from edits
+    if edits:
+        # The next choice may be refused as well: all that can be rewritten, at once.
+        choices = [n for n in ast.walk(source.scope) if isinstance(n, (ast.If, ast.IfExp))]
+        parts = [
+            r for c in choices if not _is_elif(source, c) for e in _one_choice(source, torch, c) for r in e.replacements
+        ]
+        together = outside_each_other(parts)
+        if len(together) > 1:
+            yield Edit(tuple(together), branches=True)
+
+
+def _one_choice(source: Source, torch: str, choice: ast.AST | None) -> Iterator[Edit]:
     if isinstance(choice, ast.IfExp):
         text = _where(source, torch, choice.test, _text(source, choice.body), _text(source, choice.orelse))
         yield Edit((Replacement(choice, choice, text),), branches=True)
@@ -36,7 +49,14 @@ def if_to_where(source: Source, suspect: Suspect, subject: Subject) -> Iterator[
         yield from _statement(source, torch, choice)
 
 
-def _is_elif(source: Source, node: ast.If) -> bool:
+def _extreme(source: Source, torch: str, call: ast.Call) -> str:
+    text = source.segment(call.args[0])
+    for argument in call.args[1:]:
+        text = f"{torch}.{_EXTREMES[called_name(call)]}({text}, {source.segment(argument)})"
+    return text
+
+
+def _is_elif(source: Source, node: ast.AST) -> bool:
     parent = source.parent(node)
     return isinstance(parent, ast.If) and parent.orelse == [node]
 
@@ -131,14 +151,10 @@ def _assignments(source: Source, torch: str, body: list[ast.stmt]) -> dict[str, 
             return None if nested is None else dict(nested)
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target, value = statement.targets[0], _text(source, statement.value)
-        elif isinstance(statement, ast.AugAssign):
-            target = statement.target
-            value = ast.unparse(
-                ast.BinOp(ast.Name(getattr(target, "id", "_"), ast.Load()), statement.op, statement.value)
-            )
         elif isinstance(statement, ast.Pass):
             continue
         else:
+            # Also ``y += 1``: it writes in place, which whoever holds the same tensor sees.
             return None
         if not isinstance(target, ast.Name) or target.id in found:
             return None
@@ -158,9 +174,22 @@ def masked_write(source: Source, suspect: Suspect, subject: Subject) -> Iterator
     node = source.node_at(suspect.place) if suspect.place is not None else None
     statement = source.enclosing(node, ast.stmt) if node is not None else None
     torch = source.torch_name
-    if torch is None or not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
+    if torch is None or not isinstance(statement, (ast.Assign, ast.AugAssign)):
         return
-    target = statement.targets[0]
-    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-        name, mask = target.value.id, source.segment(target.slice)
-        yield replaced(statement, f"{name} = {torch}.where({mask}, {source.segment(statement.value)}, {name})")
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    target = targets[0]
+    if len(targets) == 1 and isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+        if not _made_here(source, target.value.id):
+            return
+        name, mask, value = target.value.id, source.segment(target.slice), source.segment(statement.value)
+        if isinstance(statement, ast.AugAssign):
+            value = ast.unparse(ast.BinOp(ast.Name(name, ast.Load()), statement.op, statement.value))
+        yield replaced(statement, f"{name} = {torch}.where({mask}, {value}, {name})")
+
+
+def _made_here(source: Source, name: str) -> bool:
+    """Whether a name is given the result of a call in the function: an argument would be seen by the caller."""
+    assigned = (
+        n for n in ast.walk(source.scope) if isinstance(n, ast.Assign) and isinstance(n.value, (ast.Call, ast.BinOp))
+    )
+    return any(isinstance(t, ast.Name) and t.id == name for n in assigned for t in n.targets)

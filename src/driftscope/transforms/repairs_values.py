@@ -9,6 +9,7 @@ from driftscope.transforms.repairs_source import Edit, Replacement, Source
 from driftscope.transforms.subject import Subject, Suspect
 
 _SIZED = {"zeros": "new_zeros", "ones": "new_ones", "empty": "new_empty", "full": "new_full"}
+_WHOLE = frozenset(("tensor", "eye", "arange", "linspace", "diag", "as_tensor"))  # made whole: nothing to make it like
 _LIKE = {"zeros_like": "new_zeros", "ones_like": "new_ones", "empty_like": "new_empty", "full_like": "new_full"}
 
 # math's functions that torch has under a name of its own, on one number, with the same meaning.
@@ -16,6 +17,34 @@ _MATH = frozenset(
     ("sqrt", "exp", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
      "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "lgamma")
 )  # fmt: skip
+_MATH_OF_TWO = frozenset(("pow", "atan2", "hypot", "fmod", "copysign"))
+
+
+def outside_each_other(replacements: list[Replacement]) -> list[Replacement]:
+    """Leave out replacements inside of others: they can only be made together where they do not overlap."""
+
+    def begin(r: Replacement) -> tuple[int, int]:
+        return (r.first.lineno, r.first.col_offset)  # type: ignore[attr-defined]
+
+    def end(r: Replacement) -> tuple[int, int]:
+        return (r.last.end_lineno, r.last.end_col_offset)  # type: ignore[attr-defined]
+
+    return [
+        one
+        for one in replacements
+        if not any(begin(o) <= begin(one) and end(one) <= end(o) and o is not one for o in replacements)
+    ]
+
+
+def deepcopy_to_clone(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+    """``copy.deepcopy(x)`` -> ``x.detach().clone()``.
+
+    Sound for a tensor: a deep copy is a leaf of its own, without the derivative of what was copied.
+    """
+    for call in ast.walk(source.scope):
+        if isinstance(call, ast.Call) and called_name(call) == "deepcopy" and len(call.args) == 1:
+            yield replaced(call, f"{_tight(source, call.args[0])}.detach().clone()")
+            yield replaced(call, f"{_tight(source, call.args[0])}.clone()")
 
 
 def replaced(node: ast.AST, text: str, caution: str = "") -> Edit:
@@ -39,11 +68,11 @@ def batched_factory(source: Source, suspect: Suspect, subject: Subject) -> Itera
     Sound when the buffer is made inside the function: then it belongs to one example, and giving each example its own
     changes nothing. The factory that made the refused tensor is tried first, then all of the function.
     """
-    calls = [n for n in ast.walk(source.scope) if called_name(n) in (*_SIZED, *_LIKE, "clone", "tensor")]
+    calls = [n for n in ast.walk(source.scope) if called_name(n) in (*_SIZED, *_LIKE, *_WHOLE, "clone")]
     born = source.node_at(suspect.birthplace) if suspect.birthplace is not None else None
     first = [born] if born in calls else []
     for like in _mapped_names(source, suspect, subject):
-        for chosen in (first, [c for c in calls if called_name(c) in (*_SIZED, *_LIKE)]):
+        for chosen in (first, [c for c in calls if called_name(c) in (*_SIZED, *_LIKE)], calls):
             for keep_dtype in (False, True):
                 texts = [(call, _on(source, call, like, keep_dtype)) for call in chosen]
                 if texts and all(text for _, text in texts):
@@ -69,8 +98,9 @@ def _on(source: Source, call: ast.AST, like: str, keep_dtype: bool) -> str:
     if name == "clone" and isinstance(call.func, ast.Attribute):
         original = source.segment(call.func.value)
         return f"{like}.new_empty({original}.shape, dtype={original}.dtype).copy_({original})"
-    if name == "tensor":
-        return f"{like}.new_tensor({', '.join(source.segment(a) for a in call.args)})"
+    if name in _WHOLE:
+        # A zero without axes neither changes the values nor the dtype of what has axes.
+        return f"{like}.new_zeros(()) + {source.segment(call)}"
     given = [source.segment(a) for a in call.args]
     if name in _LIKE:
         if not given:
@@ -146,6 +176,11 @@ def _kept_tensors(source: Source, suspect: Suspect, cut: str) -> Iterator[Edit]:
         text = _as_tensor(source, call, cut)
         if text:
             yield replaced(call, text)
+    calls = [n for n in ast.walk(source.scope) if isinstance(n, ast.Call)]
+    texts = [(call, _as_tensor(source, call, cut)) for call in calls]
+    outermost = outside_each_other([Replacement(call, call, text) for call, text in texts if text])
+    if len(outermost) > 1:
+        yield Edit(tuple(outermost))
 
 
 def _conversions_at(source: Source, node: ast.AST | None) -> list[ast.Call]:
@@ -162,9 +197,14 @@ def _as_tensor(source: Source, call: ast.Call, cut: str) -> str:
         return f"{_tight(source, call.func.value)}{cut}"
     if name == "float" and isinstance(call.func, ast.Name) and len(call.args) == 1:
         return f"{_tight(source, call.args[0])}{cut}"
-    if torch is None or len(call.args) != 1 or call.keywords:
+    if torch is None or not call.args or call.keywords:
         return ""
     argument = call.args[0]
+    if isinstance(call.func, ast.Attribute) and source.segment(call.func.value) == "math" and name in _MATH_OF_TWO:
+        both = [source.segment(a) if isinstance(a, ast.Constant) else f"{_tight(source, a)}{cut}" for a in call.args]
+        return f"{torch}.{name}({', '.join(both)})"
+    if len(call.args) != 1:
+        return ""
     if isinstance(call.func, ast.Attribute) and source.segment(call.func.value) == "math" and name in _MATH:
         return f"{torch}.{name}({_tight(source, argument)}{cut})"
     if name == "tensor" and isinstance(argument, (ast.List, ast.Tuple)):
