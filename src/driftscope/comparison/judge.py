@@ -187,6 +187,8 @@ def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     if lifted and e.ill > t.ill_conditioned:
         text = f"{ground}; ill-conditioned, rounding alone moves the output by {e.ill:.0%}"
         return Judgement(Verdict.ROUNDING, text, "N012")
+    if e.overflow:
+        return Judgement(Verdict.PRECISION, f"{ground}, {_floors(e.rho)}: {e.overflow}", "N004")
     if e.cheaper:
         return Judgement(Verdict.PRECISION, f"{ground}, {_floors(e.rho)}: explained by {e.cheaper}", "N003")
     where = "the runtime does not compute its graph" if lifted else "more than rounding, and B could not be lifted"

@@ -18,6 +18,7 @@ from driftscope.comparison.recording import output_record
 from driftscope.comparison.spread import Ratio, drift_in_floors, floor_of, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.narrowing import first_narrowing
+from driftscope.explain.overflow_evidence import explaining_overflow
 from driftscope.explain.ranges import first_overflow
 from driftscope.lift.evidence import Evidence, cheaper_arithmetic, reached_by_noise
 from driftscope.records.comparison import OutputRecord
@@ -60,6 +61,7 @@ class _Measured:
     random: str = ""
     cheaper: str = ""
     narrowed: str = ""
+    overflow: str = ""
     repeat: torch.Tensor | None = None
 
 
@@ -157,12 +159,31 @@ def _explain_excess(results: Results, evidence: Evidence, measured: Sequence[_Me
     ]  # fmt: skip
     if not excess:
         return
+    if _explained_by_overflow(results, evidence, [m for m in measured if m.pair in {pair for pair, _ in excess}]):
+        return
     results.say("Looking for a cheaper arithmetic that explains the drift")
     suspects = "AB" if _further(measured, 0) > _further(measured, 1) else "BA"
     name, _ = cheaper_arithmetic(evidence, excess, THRESHOLDS.large, results.seed, suspects=suspects)
     pairs = {pair for pair, _ in excess}
     for m in measured:
         m.cheaper = name if m.pair in pairs else ""
+
+
+def _explained_by_overflow(results: Results, evidence: Evidence, excess: Sequence[_Measured]) -> bool:
+    """Whether a side left the range of its format on the way, and gave what that leads to."""
+    natives = [
+        (m.pair, _native(_values(results, m.leaf)[0]), _native(_values(results, m.leaf)[2]))
+        for m in excess
+        if m.pair is not None
+    ]
+    found = explaining_overflow(evidence, natives)
+    if found is None:
+        return False
+    name, overflow = found
+    evidence.places["N004"] = overflow.where
+    for m in excess:
+        m.overflow = f"overflow in {name}, {overflow}"
+    return True
 
 
 def _further(measured: Sequence[_Measured], side: int) -> float:
@@ -217,7 +238,7 @@ def _evidence(results: Results, evidence: Evidence, m: _Measured) -> OutputEvide
         floating=leaf.floating,
         same_bits=leaf.same_bits,
         all_nan=leaf.all_nan,
-        overflow=_overflow(evidence) if leaf.kind == "nan" else "",
+        overflow=_overflow(evidence) if leaf.kind == "nan" else m.overflow,
         tie=_tie(results, evidence, leaf, pair),
         delta=delta,
         rho=m.rho,

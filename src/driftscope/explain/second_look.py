@@ -27,7 +27,7 @@ from driftscope.records.verdict import Verdict
 # (Counted, not timed: the same comparison gives the same record on a busy machine.)
 _SESSIONS, _COMPILATIONS, _WEIGHTS = 24, 6, 4_000_000_000
 # Codes that say: the numbers are further from the program's own graph than its formats explain.
-_NATIVE = frozenset({"R003", "N003", "N004", "N006", "R005"})
+_NATIVE = frozenset({"R003", "N003", "N006", "R005"})
 
 
 @dataclass(frozen=True, slots=True)
