@@ -155,3 +155,23 @@ def test_the_floor_follows_the_tree_that_was_found():
     assert same is not None
     assert worse.norm() > 5 * usual.norm()
     assert torch.equal(same, usual)
+
+
+class InHalves(torch.nn.Module):
+    """The same product, half of the rows at a time."""
+
+    def __init__(self, k: int):
+        super().__init__()
+        self.whole = Product(k, "Relu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.whole(half) for half in x.chunk(2)])
+
+
+def test_rows_of_an_operand_are_paired_with_the_whole(monkeypatch):
+    asked_of = []
+    monkeypatch.setattr("driftscope.explain.sum_sites.ask_once", lambda key, _opened: asked_of.append(key[2]) or "no")
+    x = torch.randn(8, 1024, generator=torch.Generator().manual_seed(0))
+    if ds.compare(Product(1024, "Relu"), InHalves(1024), x).verdict is Verdict.IDENTICAL:
+        pytest.skip("four rows are added like eight on this processor")
+    assert asked_of == [((8, 1024), (1024, 48)), ((4, 1024), (1024, 48))]

@@ -18,7 +18,7 @@ from driftscope.errors import InputError
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.trees import SumTree
 from driftscope.numerics.trees_families import family_of
-from driftscope.numerics.trees_naming import Fold, Term, describe, spine_words
+from driftscope.numerics.trees_naming import Term, describe, spine_words
 from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype
 from driftscope.records.accumulation_record import AccumulationRecord, Replayed
 
@@ -104,7 +104,8 @@ class Accumulation:
         """The pattern in words."""
         if self.terms is None:
             # A pattern with loose ends names its largest part; a known order has a better name.
-            return self.known if self.known and not isinstance(self.structure, Fold) else family_of(self.structure)
+            words = family_of(self.structure)
+            return self.known if self.known and "uneven" in words else words
         return f"a sketch: {spine_words(self.tree, self.terms)}"
 
     @property

@@ -52,7 +52,7 @@ def difference(a: Accumulation, b: Accumulation) -> tuple[str, str] | None:
         shared = np.intersect1d(a.tree.groups, b.tree.groups).size - 1
         why = (
             f"Of {b.tree.additions} partial sums {shared} are the same besides the total, the longest chains of"
-            f" additions are {b.depth} here and {a.depth} there, and {_arithmetic(a, b)}. Other orders round otherwise."
+            f" additions are {b.depth} here and {a.depth} there, and {_arithmetic(b, a)}. Other orders round otherwise."
         )
         return what, why
     if a.accumulator != b.accumulator:

@@ -8,6 +8,7 @@ a verdict the noise floor is measured again with the trees that were found.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,8 +34,8 @@ Leaves = Sequence[tuple[Path, Any]]
 #: Pairs that are asked in passing, and the multiplications that asking may cost.
 _PAIRS = 2
 _WORK = 1.5e9
-#: Relative difference of two operands' sizes below which they are the same operand, rounded.
-_ALIKE = 1e-2
+#: Relative difference of two operands' sizes up to which they are the same operand, rounded, or a row of it.
+_ALIKE = 0.15
 #: Floors below which no verdict depends on how a sum is grouped: groupings change a floor by a factor of 2 to 4.
 _CLOSE = 0.5
 
@@ -149,10 +150,10 @@ def _chosen(ours: list[Site], theirs: list[Site]) -> list[tuple[Site, Site]]:
     pairs: list[tuple[Site, Site]] = []
     chosen: list[tuple[Site, Site]] = []
     for site in ours:
-        fitting = [other for other in left if _alike(site, other)]
-        if fitting:
-            left.remove(fitting[0])
-            pairs.append((site, fitting[0]))
+        nearest = min(left, key=lambda other, site=site: _unlike(site, other), default=None)  # type: ignore[misc]
+        if nearest is not None and _unlike(site, nearest) <= _ALIKE:
+            left.remove(nearest)
+            pairs.append((site, nearest))
     for one, other in sorted(pairs, key=lambda pair: -pair[0].n):
         key = tuple((s.operator, s.shapes, s.dtype) for s in (one, other))
         if key in seen or len(chosen) == _PAIRS or work + one.work + other.work > _WORK:
@@ -163,10 +164,11 @@ def _chosen(ours: list[Site], theirs: list[Site]) -> list[tuple[Site, Site]]:
     return chosen
 
 
-def _alike(one: Site, other: Site) -> bool:
+def _unlike(one: Site, other: Site) -> float:
+    """Return by how much the operands of two sums differ in size; infinity where the sums cannot be the same."""
     if one.n != other.n or one.kind is not other.kind or len(one.sizes) != len(other.sizes):
-        return False
-    return all(abs(x - y) <= _ALIKE * max(x, y) for x, y in zip(one.sizes, other.sizes, strict=True))
+        return math.inf
+    return max(abs(x - y) / max(x, y, 1e-300) for x, y in zip(one.sizes, other.sizes, strict=True))
 
 
 def _note(one: Site, other: Site, a: Accumulation, b: Accumulation) -> Finding | None:
