@@ -137,6 +137,7 @@ class Examination:
 
     def begin(self) -> None:
         """Run the loop twice: does it run, can it be traced, does it repeat itself?"""
+        internals.warm()
         self.start_state = self.subject.world.fingerprint()
         function = self.subject.function
         self.loop = self.run(function, self.fresh()[1], traced=True)

@@ -31,6 +31,11 @@ def unwind(depth: int) -> None:
         functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
+def warm() -> None:
+    """Let torch import what its transforms import on first use: a time limit must not cut an import in half."""
+    torch.vmap(torch.func.grad(torch.sin))(torch.zeros(1))
+
+
 def forget_compiled() -> None:
     """Forget what Dynamo compiled: its limit of recompilations counts per code object, whatever was compiled."""
     torch._dynamo.reset()
