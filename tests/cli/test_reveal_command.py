@@ -52,6 +52,22 @@ def test_the_picture_is_written(tmp_path):
     assert str(path) in done.stderr
 
 
+def test_what_the_order_depends_on_is_said():
+    done = run("numpy.sum", "--n", "64", "--threads", "1", "--dependence")
+    assert "rows: the same with 1, 2, 8, 32, 128; threads: the same with 1" in done.stdout
+    record = json.loads(run("numpy.sum", "--n", "64", "--dependence", "--json").stdout)
+    assert record["dependence"]["rows"] == {"1": True, "2": True, "8": True, "32": True, "128": True}
+    assert "dependence" not in json.loads(run("numpy.sum", "--n", "64", "--json").stdout)
+
+
+def test_a_sketch_and_a_budget():
+    record = json.loads(run("numpy.sum", "--n", "3000", "--sketch", "--json").stdout)
+    assert 64 < len(record["terms"]) < 130
+    spent = run("numpy.sum", "--n", "3000", "--max-calls", "1")
+    assert spent.exit_code == 2
+    assert "within 1 calls" in spent.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
