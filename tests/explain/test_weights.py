@@ -1,0 +1,108 @@
+"""Stored tensors matched by their bits in any layout; what was done to one that is not the reference's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from driftscope.explain.alterations import alteration_of
+from driftscope.explain.weights import match_weights
+from driftscope.lift.steps import Constant, Origin
+from driftscope.records.finding import Where
+
+W = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+SQUARE = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def held(name: str, value: torch.Tensor, module: str | None = None, origin: Origin = Origin.WEIGHT) -> Constant:
+    return Constant(name, value, origin, Where(node=f"node_{name}", module=module))
+
+
+def _edited(edit) -> torch.Tensor:
+    value = W.clone()
+    edit(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "words"),
+    [
+        (_edited(lambda w: w[2, 3].add_(0.5)), "W004", "+0.5 added in element [2, 3]"),
+        (_edited(lambda w: w[4].mul_(1.01)), "W008", "multiplied by 1.01 in index 4 of axis 0"),
+        (_edited(lambda w: w[:, 5].zero_()), "W009", "set to zero in index 5 of axis 1"),
+        (W * 2, "W008", "multiplied by 2"),
+        (W * 0, "W009", "set to zero"),
+        (-W, "W008", "multiplied by -1"),
+        (W.bfloat16().float(), "W007", "rounded to bfloat16"),
+        (W.half().float(), "W007", "rounded to float16"),
+        (W.to(torch.float8_e4m3fn).float(), "W007", "rounded to float8_e4m3fn"),
+        (torch.round(W / (W.abs().max() / 127)) * (W.abs().max() / 127), "W007", "int8 grid (one scale)"),
+        (W.roll(1, 0), "W006", "rolled by 1 along axis 0"),
+        (W.roll(-2, 1), "W006", "rolled by -2 along axis 1"),
+        (W.flip(1), "W006", "reversed along axis 1"),
+        (W[[1, 0, 2, 3, 4, 5]], "W006", "slices 0 and 1 exchanged along axis 0"),
+        (W[[1, 3, 0, 2, 5, 4]], "W006", "permuted (6 of 6 slices moved) along axis 0"),
+        (W * torch.linspace(0.9, 1.1, 8), "W008", "multiplied by 0.9 to 1.1 along axis 1"),
+    ],
+)
+def test_what_was_done_is_said(value, code, words):
+    found = alteration_of(value.double(), W.double(), torch.float32)
+    assert found.code == code
+    assert words in found.words
+
+
+def test_a_transposed_square_is_transposed():
+    assert alteration_of(SQUARE.T.double(), SQUARE.double(), torch.float32).code == "W005"
+
+
+@given(st.permutations(range(6)))
+def test_every_permutation_of_rows_is_an_order_and_no_change(order):
+    found = alteration_of(W[list(order)].double(), W.double(), torch.float32)
+    expected = "W006" if list(order) != list(range(6)) else found.code
+    assert found.code == expected
+
+
+@pytest.mark.parametrize("layout", [lambda w: w, lambda w: w.T, lambda w: w.reshape(4, 12), lambda w: w.T[None]])
+def test_layouts_that_exporters_write_are_no_change(layout):
+    found = match_weights([held("a.weight", W)], [held("val_1", layout(W).contiguous())], ())
+    assert found.changed == []
+    assert found.same == {"val_1": ["a.weight"]}
+
+
+def test_a_rounding_to_the_own_format_that_is_settled_is_no_change():
+    assert match_weights([held("w", W)], [held("w", W.half())], ("w",)).changed == []
+
+
+def test_a_changed_weight_is_matched_by_name_whatever_its_layout():
+    broken = _edited(lambda w: w[2, 3].add_(0.5))
+    (change,) = match_weights([held("a", W), held("b", W * 3)], [held("a", broken.T.contiguous())], ()).changed
+    assert change.partner.name == "a"
+    assert torch.equal(change.value, W.T.double())
+    assert change.alteration.code == "W004"
+
+
+def test_a_nameless_weight_is_matched_by_its_module():
+    ours = [held("x.fc.weight", W), held("y.fc.weight", W + 1)]
+    (change,) = match_weights(ours, [held("val_7", W * 1.5, module="y.fc")], ()).changed
+    assert change.partner.name == "y.fc.weight"
+
+
+def test_elements_of_another_tensor_under_a_name_are_exchanged_weights():
+    other = W.flip(0) * 2
+    ours = [held("q.weight", W), held("k.weight", other)]
+    changed = match_weights(ours, [held("q.weight", other), held("k.weight", W)], ()).changed
+    assert [(c.constant.name, c.alteration.code) for c in changed] == [("q.weight", "W010"), ("k.weight", "W010")]
+    assert torch.equal(changed[0].value, W.double())
+    assert match_weights(ours, [held("q.weight", W), held("k.weight", other)], ()).changed == []
+
+
+def test_a_tied_weight_is_no_exchange():
+    ours = [held("embedding.weight", W)]
+    assert match_weights(ours, [held("embedding.weight", W), held("val_3", W.T, module="head")], ()).changed == []
+
+
+def test_tensors_that_have_only_their_size_in_common_are_not_paired():
+    stranger = torch.randn(6, 8, generator=torch.Generator().manual_seed(9))
+    assert match_weights([held("a", W)], [held("val_1", stranger)], ()).changed == []
