@@ -77,7 +77,7 @@ def test_compare_blames_when_the_verdict_asks_for_it_and_only_then():
     plain = ds.onnx(four_bit_model(), level="disable")
     first = ds.compare(plain, four_bit_model(), batch()).first
     assert first.code == "O013"
-    assert first.where.operator == "MatMulNBits"
+    assert (first.where.node, first.where.operator) == ("four_bit_matmul", "MatMulNBits")
     assert "disabled=['QDQSelectorActionTransformer']" in first.fix
     assert first.verified
     clean = ds.compare(ds.onnx(written_gelu(), level="disable"), written_gelu(), batch())

@@ -7,10 +7,11 @@ optimised graph are wrong while the file is not, or when the person asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from driftscope.errors import CannotLift, RuntimeRefused
+from driftscope.explain.blame_findings import blame_findings, place_of, timeless
 from driftscope.explain.blaming import file_function, target_of
 from driftscope.explain.half_notes import half_findings
 from driftscope.explain.kernels import cast_finding, kernel_finding, native_pieces_of, placed
@@ -19,7 +20,7 @@ from driftscope.explain.optimisers import Budget, blame_optimizers
 from driftscope.lift.evidence import Evidence, SideLift
 from driftscope.programs.protocol import Bound
 from driftscope.records.comparison import OutputRecord, Side
-from driftscope.records.finding import Finding, Where
+from driftscope.records.finding import Finding
 from driftscope.records.left_out import Blame, operators_in_words
 from driftscope.records.verdict import Verdict
 
@@ -73,7 +74,10 @@ def look_again(scene: Scene, blame: bool | None) -> list[Finding]:
     findings = []
     if _asks_for_blame(scene) if blame is None else blame:
         found = search(scene, unlimited=bool(blame))
-        findings += [] if found is None else blame_findings(*found, asked=bool(blame))
+        if found is not None:
+            side = (scene.b, scene.evidence.b.graph) if found[1] == "B" else (scene.a, scene.evidence.a.graph)
+            where = place_of(found[0], *side) if found[0].guilty else None
+            findings += blame_findings(*found, asked=bool(blame), where=where)
         if blame and not any(f.code == "O013" for f in findings):
             findings += exporter_findings(scene)
     if _asks_for_kernels(scene):
@@ -209,29 +213,3 @@ def _is_optimised(bound: Bound) -> bool:
 def _error(scene: Scene, side: str) -> float:
     sides: list[Side | None] = [o.b if side == "B" else o.a for o in scene.outputs]
     return max((s.error_floors or 0.0 for s in sides if s is not None), default=0.0)
-
-
-def timeless(blame: Blame) -> dict[str, Any]:
-    """A search as plain data without its times: a finding is the same every time it is made."""
-    untimed = replace(blame, seconds=0.0, suspects=tuple(replace(s, seconds=0.0) for s in blame.suspects))
-    return untimed.to_dict()
-
-
-def blame_findings(blame: Blame, side: str, *, asked: bool) -> list[Finding]:
-    """Put a search into findings: the guilty ones with the line to paste, or that there are none."""
-    evidence = {"side": side, "blame": timeless(blame)}
-    if blame.guilty:
-        changes = [f"{s.name} {operators_in_words(s.operators)}" for s in blame.suspects if s.name in blame.guilty]
-        why = "; ".join(change for change in changes if not change.endswith(" "))
-        operator = next((n for s in blame.suspects if s.name in blame.guilty for n, k in s.operators.items() if k > 0),
-                        None)  # fmt: skip
-        return [
-            Finding(
-                "O013", f"{blame.answer}", f"{why}." if why else "",
-                f"Leave it out: {blame.paste}, here {blame.program_line}; report it to the runtime.",
-                Where(operator=operator), evidence, verified=blame.verified,
-            )
-        ]  # fmt: skip
-    if blame.wrong and blame.complete:
-        return [Finding("O014", blame.answer, where=Where(), evidence=evidence, note=True)]
-    return [Finding("O018", blame.answer, evidence=evidence, note=True)] if asked or blame.wrong else []
