@@ -148,6 +148,21 @@ def test_a_damaged_run_is_not_a_run(tmp_path):
         open_run(tmp_path, str(run.path))
 
 
+@pytest.mark.parametrize("line", ["[]", "7", '{"cell":"size=9"}', '"text"', "{", "\x00"])
+def test_a_line_that_is_no_row_is_passed_over(tmp_path, line):
+    run = make_run(tmp_path, [1.0])
+    (path,) = run.row_files()
+    path.write_text(f"{line}\n{path.read_text()}")
+    assert list(run.entries()) == ["size=0"]
+
+
+def test_a_header_without_axes_is_damaged(tmp_path):
+    run = make_run(tmp_path, [1.0])
+    (run.path / "run.json").write_text('{"schema": "driftscope/run/1", "study": "x"}')
+    with pytest.raises(RecordError, match="names no study or no axes"):
+        open_run(tmp_path, str(run.path))
+
+
 def test_an_id_that_is_no_name_of_a_folder_is_refused(tmp_path):
     with pytest.raises(InputError, match="letters, digits"):
         create_run(tmp_path, "s", {"study": "s"}, "../elsewhere")

@@ -31,6 +31,7 @@ _FIXED_TYPES = {
     **dict.fromkeys(FATE_COLUMNS, "VARCHAR"), "last_words": "VARCHAR", "seconds": "DOUBLE", "attempt": "BIGINT",
     "part": "BIGINT", "parts": "BIGINT", "cell": "VARCHAR",
 }  # fmt: skip
+_NEEDED = {"cell", "part", "parts", "attempt", "seconds", "outcome"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,9 @@ class RunFolder:
             raise RecordError(f"{str(path)!r} is not a run: its run.json cannot be read ({error})") from error
         if not isinstance(self.header, dict) or self.header.get("schema") != RUN_SCHEMA:
             raise RecordError(f"{str(path / 'run.json')!r} is not of schema {RUN_SCHEMA!r}")
+        axes = self.header.get("axes")
+        if not isinstance(self.header.get("study"), str) or not isinstance(axes, dict):
+            raise RecordError(f"{str(path / 'run.json')!r} is damaged: it names no study or no axes")
 
     @property
     def name(self) -> str:
@@ -255,7 +259,7 @@ def _own(line: Mapping[str, Any]) -> Row:
 def _by_cell(path: Path) -> Iterator[Sequence[dict[str, Any]]]:
     lines: list[dict[str, Any]] = []
     for line in _lines(path):
-        if "cell" not in line:
+        if not isinstance(line, dict) or not line.keys() >= _NEEDED:
             continue
         lines.append(line)
         if line["part"] == line["parts"] - 1:

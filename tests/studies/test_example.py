@@ -1,0 +1,31 @@
+"""The example study: five architectures, and a cell that compares all."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from driftscope.studies import load
+from driftscope.studies.grid import make_grid
+from driftscope.studies.result import perform
+from driftscope.studies.running import running_of
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "architectures.yaml"
+
+
+def test_it_sweeps_opset_level_and_dtype_over_five_architectures():
+    axes = load(EXAMPLE).plan.grid.axes
+    assert list(axes) == ["architecture", "opset", "level", "dtype"]
+    assert len(axes["architecture"]) == 5
+
+
+@pytest.mark.slow
+def test_a_part_of_it_runs():
+    study = load(EXAMPLE)
+    part = make_grid({"architecture": ["llama", "vit"], "opset": [18], "level": ["all"], "dtype": ["float32"]})
+    done = perform(dataclasses.replace(study.plan, grid=part), running_of(workers=1, seconds=140))
+    assert not done.failures, done.failures
+    assert [row["verdict"] for row in done.rows] == ["ROUNDING", "ROUNDING"]
+    assert all(row["floors"] < 1.5 for row in done.rows)
