@@ -163,3 +163,19 @@ def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(ds.InputError, match="device='cuda'"):
         ds.reveal("torch.sum", 64, device="cuda")
     assert ds.reveal("torch.sum", 64, device="cpu").library == f"torch {torch.__version__}"
+
+
+@pytest.mark.parametrize("name", ["torch.matmul", "torch.linear"])
+def test_a_product_of_few_rows_is_asked_through_its_columns(name):
+    k = 300
+    found = ds.reveal(name, k, shape=(1, k, 64))
+    assert found.shape == (1, k, 64)
+    assert found.calls < k  # one row per call would take more than k
+    x, w = (torch.randn(s, generator=torch.Generator().manual_seed(2)) for s in ((1, k), (k, 64)))
+    stored = w.T.contiguous()
+    native = x @ w if name == "torch.matmul" else torch.nn.functional.linear(x, stored)
+    rows = np.repeat(x.numpy(), 64, axis=0)
+    replayed = [found.replay(rows[:1], np.ascontiguousarray(w[:, c].numpy()))[0] for c in range(64)]
+    assert (np.asarray(replayed) == native[0].numpy())[:1].all()
+    # The twin: the order of a batch is another question, asked in its own shape.
+    assert ds.reveal(name, k, shape=(64, k, 64)).shape == (64, k, 64)

@@ -129,9 +129,9 @@ def words_of(kernel: Kernel) -> str:
     """Say for which elements of the result an order holds."""
     words = []
     if kernel.rows and kernel.alike is not None:
-        words.append(f"{_numbers(kernel.alike)} of {kernel.rows} rows")
+        words.append(f"{_numbers(kernel.alike)} of {kernel.rows} {kernel.nouns[0]}")
     if kernel.columns is not None and not kernel.columns.all():
-        words.append(f"{_numbers(np.flatnonzero(kernel.columns))} of {len(kernel.columns)} columns")
+        words.append(f"{_numbers(np.flatnonzero(kernel.columns))} of {len(kernel.columns)} {kernel.nouns[1]}")
     return " and ".join(words) or "every element"
 
 

@@ -80,6 +80,8 @@ class Kernel(abc.ABC):
         Format of the terms.
     subnormals : str
         What the kernel does with subnormal numbers, once seen (:mod:`driftscope.accumulation.subnormals`).
+    nouns : pair of str
+        What ``rows`` and ``columns`` are in the call itself.
     products : bool
         Whether each term is multiplied with a weight first.
     rows : int or None
@@ -100,6 +102,7 @@ class Kernel(abc.ABC):
     columns: npt.NDArray[np.bool_] | None = None
     library: str = ""
     subnormals: str = ""
+    nouns: tuple[str, str] = ("rows", "columns")
     shape: tuple[int, ...] | None = None
 
     def __init__(self, name: str, n: int, dtype: str, meter: Meter):

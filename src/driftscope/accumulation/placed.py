@@ -157,6 +157,53 @@ class ProductLayout:
 
 
 @dataclass(frozen=True)
+class TurnedLayout:
+    """A product of two matrices with more columns than rows: the columns take the terms, the rows the weights.
+
+    Parameters
+    ----------
+    whole : ProductLayout
+        Of two matrices.
+    """
+
+    whole: ProductLayout
+    products: bool = True
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return self.whole.columns
+
+    @property
+    def n(self) -> int:
+        """K."""
+        return self.whole.n
+
+    @property
+    def called(self) -> Sizes:
+        """``(M, K, N)``."""
+        return self.whole.called
+
+    def spread(self, x: Array) -> Array:
+        """Return the second operand, its columns the rows of terms."""
+        return np.ascontiguousarray(x if self.whole.transposed else x.T)
+
+    def weights(self, w: Array) -> Array:
+        """Return the first operand, its rows the weights in turn."""
+        return np.ascontiguousarray(in_turn(w, self.whole.rows).T)
+
+    def picked(self, out: Array) -> Array:
+        """Return the result turned."""
+        return np.ascontiguousarray(out.T)
+
+
+def product_layout(left: Sizes, right: Sizes, *, transposed: bool = False) -> ProductLayout | TurnedLayout:
+    """Return the layout of a product in which one call holds the most rows of terms."""
+    whole = ProductLayout(left, right, transposed)
+    return TurnedLayout(whole) if len(left) == len(right) == 2 and whole.columns > whole.rows else whole
+
+
+@dataclass(frozen=True)
 class WindowLayout:
     """A convolution: every window that overlaps no other one is a row, every output channel of group 0 a column.
 
@@ -268,6 +315,8 @@ class PlacedKernel(Kernel):
         self.layout, self.rows, self.library = layout, layout.rows, library
         self.products = layout.products
         self.shape = layout.called
+        if isinstance(layout, TurnedLayout):
+            self.nouns = "columns", "rows"
         self._make = make
         self.use_weights(None)
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftscope.accumulation.kernels import CONVERSIONS, Kernel, Meter, library_words
-from driftscope.accumulation.placed import PlacedKernel, ProductLayout
+from driftscope.accumulation.placed import PlacedKernel, TurnedLayout, product_layout
 
 Array = npt.NDArray[Any]
 
@@ -62,10 +62,11 @@ def product_kernel(
     framework, function, transposed = PRODUCTS[name]
     into, out_of = CONVERSIONS[framework](device)
     m, k, columns = shape
-    layout = ProductLayout((m, k), (columns, k) if transposed else (k, columns), transposed)
+    layout = product_layout((m, k), (columns, k) if transposed else (k, columns), transposed=transposed)
+    turned = isinstance(layout, TurnedLayout)
 
     def make(weights: Array | None) -> Callable[[Array], Array]:
-        b = None if weights is None else into(weights)
-        return lambda x: out_of(function(into(x), b))
+        fixed = None if weights is None else into(weights)
+        return lambda x: out_of(function(fixed, into(x)) if turned else function(into(x), fixed))
 
     return PlacedKernel(name, layout, make, dtype, library_words(framework, device), meter)

@@ -10,7 +10,14 @@ import numpy.typing as npt
 import torch
 
 from driftscope.accumulation.kernels import Kernel, Meter
-from driftscope.accumulation.placed import AxesLayout, Layout, PlacedKernel, ProductLayout, WindowLayout
+from driftscope.accumulation.placed import (
+    AxesLayout,
+    Layout,
+    PlacedKernel,
+    TurnedLayout,
+    WindowLayout,
+    product_layout,
+)
 from driftscope.errors import InputError
 from driftscope.programs.arrays import array_of, tensor_of
 
@@ -45,13 +52,16 @@ def torch_call(
         If the operator has no sum that can be asked for.
     """
     layout, function = _call(operator, shapes, attributes)
+    turned = isinstance(layout, TurnedLayout)
 
     def make(weights: Array | None) -> Callable[[Array], Array]:
-        second = None if weights is None else tensor_of(weights).to(device)
+        fixed = None if weights is None else tensor_of(weights).to(device)
 
         def run(x: Array) -> Array:
+            given = tensor_of(x).to(device)
             with torch.no_grad():
-                return np.asarray(array_of(function(tensor_of(x).to(device), second).detach().cpu()))
+                out = function(fixed, given) if turned else function(given, fixed)
+            return np.asarray(array_of(out.detach().cpu()))
 
         return run
 
@@ -79,12 +89,12 @@ def _product(operator: str, shapes: list[Sizes], transposed: bool) -> tuple[Layo
     bias = shapes[0] if added else shapes[2] if operator == "linear" and len(shapes) > 2 else None
     if operator == "linear" or (transposed and len(right) == 2):
         stored = right if operator == "linear" else right[::-1]
-        layout = ProductLayout(left, stored, transposed=True)
+        layout = product_layout(left, stored, transposed=True)
         return layout, lambda x, w: torch.nn.functional.linear(x, w, _zeros(bias, w))
     if added:
         add = torch.addmm if operator == "addmm" else torch.baddbmm
-        return ProductLayout(left, right), lambda x, w: add(w.new_zeros(bias or ()), x, w)
-    return ProductLayout(left, right), torch.matmul
+        return product_layout(left, right), lambda x, w: add(w.new_zeros(bias or ()), x, w)
+    return product_layout(left, right), torch.matmul
 
 
 def _zeros(shape: Sizes | None, like: torch.Tensor) -> torch.Tensor | None:
