@@ -95,6 +95,11 @@ def test_sets_of_inputs_keep_constant_axes_fixed():
     sets = [(seeded(n, 6), seeded(n, 6)) for n in (2, 5, 7)]
     report = check(Gated(), sets)
     assert report.record.free == (True, False, True, False)
+    assert report.record.evidence["inferred"] == [
+        "x.shape[0] == gate.shape[0]",
+        "x.shape[1] == 6",
+        "gate.shape[1] == 6",
+    ]
     assert report.spec == {"x": {0: report.spec["x"][0]}, "gate": {0: report.spec["gate"][0]}}
 
 

@@ -119,8 +119,9 @@ class CandidateSearch:
     def unbacked(self, relations: Relations | None) -> Candidate:
         """Nothing assumed of sizes, but for those that every trace fixed."""
         fixed = fixed_axes(relations) if relations is not None else set()
+        # AUTO here only says which axes; it is also what a plain export with this spec accepts.
         sizes = tuple(
-            Dim.DYNAMIC if free and axis.name not in fixed and axis.dim is not None else None
+            Dim.AUTO if free and axis.name not in fixed and axis.dim is not None else None
             for axis, free in zip(self.wanted.axes, self.wanted.free, strict=True)
         )
         return Candidate(Mode.UNBACKED.value, Repair(self.attempt(Attempt(Mode.UNBACKED, sizes))))

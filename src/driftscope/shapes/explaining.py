@@ -295,6 +295,7 @@ def _mode_that_covers_more(check: Check) -> Iterator[Finding]:
             "S004",
             f"{chosen.capture.mode} is right at {chosen.coverage.right} of {chosen.coverage.probed} probed shapes;"
             f" {best.capture.mode} loses {lost}" + (f" and is wrong at {wrong}" if wrong else ""),
+            why="a plain spec traces sizes 0 and 1 apart and turns what torch's own analysis asks for into guards",
             fix="export by the function in spec_code",
             evidence={"spec_code": chosen.capture.spec_code},
             note=True,

@@ -45,6 +45,7 @@ def record_of(check: Check) -> ShapeRecord:
         targets=targets,
         findings=tuple(sorted([*found, *broadcast_finding(broadcasts, mode)], key=lambda f: f.note)),
         broadcasts=broadcasts,
+        evidence={"inferred": str(check.wanted).splitlines()} if check.wanted is not None else {},
         environment=environment_now(),
         times={**check.times, **({"relations": capture.seconds["relations"]} if capture else {})},
     )
