@@ -165,3 +165,24 @@ def test_what_a_plain_export_to_onnx_would_get_wrong_is_noted_and_the_chosen_one
     assert report.record.count("onnx", "wrong") == 0
     assert report.record.count("onnx of Dim.AUTO", "wrong") == sum(note.evidence["count"] for note in notes)
     assert not by_code(ds.check_shapes(HalvedAsSize(), (seeded(7, 2),), targets=("onnx",)), "S032")
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.LSTM(4, 3, batch_first=True)
+
+    def forward(self, x):
+        return self.inner(x)[0]
+
+
+@pytest.mark.slow
+def test_a_runtime_that_aborts_is_a_finding_and_the_check_goes_on():
+    """onnxruntime 1.31 aborts its process on an LSTM with batch 0."""
+    report = ds.check_shapes(Recurrent(), (seeded(2, 5, 4),), targets=("onnx",))
+    crashes = [point for point in report.record.points if point.outcomes.get("onnx") == "crash"]
+    (finding,) = by_code(report, "S026")
+    assert finding.evidence["count"] == len(crashes)
+    assert all(point.sizes[0] == 0 for point in crashes)
+    assert report.record.count("onnx", "right") > 2, "batches that are not empty were run after the crash"
+    assert not report.guard().admits(seeded(0, 5, 4))

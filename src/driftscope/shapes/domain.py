@@ -96,7 +96,7 @@ def choose(original: Original, valid: int, invalid: int) -> tuple[list[Point], l
     """
     known = original.known
     example = original.example
-    affordable = max(_FEWEST, int(_SECONDS / max(original.cost, 1e-6)))
+    affordable = max(_FEWEST, int(_SECONDS / original.cost))
     valid, invalid = min(valid, affordable), min(invalid, affordable)
     running = spread([p for p, runs in known.items() if runs], valid, example)
     refused = spread([p for p, runs in known.items() if not runs], invalid, example)

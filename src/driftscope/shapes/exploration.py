@@ -64,14 +64,14 @@ class Plan:
     seed : int
     """
 
-    seconds: float = 2.0
+    seconds: float = 4.5
     most: int = 900
     fewest: int = 60
     seed: int = 0
 
     def calls(self, original: Original) -> int:
         """How many runs of this model that is."""
-        return int(min(self.most, max(self.fewest, self.seconds / max(original.cost, 1e-6))))
+        return int(min(self.most, max(self.fewest, self.seconds / original.cost)))
 
 
 def directions_of(original: Original, free: Sequence[int], hints: Iterable[Sequence[int]] = ()) -> list[Direction]:

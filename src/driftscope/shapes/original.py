@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,9 @@ Point = tuple[int, ...]
 
 #: Above this many elements in all inputs together a point is left out: probing looks at shapes, not at memory.
 LARGEST = 4_000_000
+#: Seconds per run below which a model is asked as often as there is something to ask.
+_CHEAP = 0.005
+_TIMED = 5
 
 
 class Original:
@@ -35,7 +40,6 @@ class Original:
         self.builder = builder
         self.seed = seed
         self.calls = 0
-        self.seconds = 0.0
         #: Set where two runs on the same inputs differ, so that other runtimes cannot give the same values.
         self.random = False
         self._known: dict[Point, bool | None] = {}
@@ -61,9 +65,7 @@ class Original:
         found: Answer = Refused("a size is negative", "ValueError")
         for small in tries:
             args, kwargs = self.builder.at(point, seed=self.seed, small=bool(small))
-            started = time.perf_counter()
             found = self.ask(self.model, args, kwargs)
-            self.seconds += time.perf_counter() - started
             self.calls += 1
             if isinstance(found, Ran):
                 self._known[point] = small
@@ -93,10 +95,22 @@ class Original:
         """Every point that was asked, and whether the model runs there."""
         return {point: small is not None for point, small in self._known.items()}
 
-    @property
+    @cached_property
     def cost(self) -> float:
-        """Seconds per call so far."""
-        return self.seconds / max(self.calls, 1)
+        """About how many seconds one run of the example takes, at least 5 ms.
+
+        In steps of four: how many points are tried follows from it, and the same check must try the same points
+        whenever the machine is a little busier. The fastest of a few runs is taken for the same reason.
+        """
+        fastest = math.inf
+        for _ in range(_TIMED):
+            args, kwargs = self.inputs(self.example)
+            started = time.perf_counter()
+            self.ask(self.model, args, kwargs)
+            fastest = min(fastest, time.perf_counter() - started)
+            if fastest <= _CHEAP:
+                return _CHEAP
+        return float(_CHEAP * 4 ** math.ceil(math.log(fastest / _CHEAP, 4)))
 
 
 def fits(builder: InputBuilder, point: Point) -> bool:
