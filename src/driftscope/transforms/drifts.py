@@ -114,7 +114,9 @@ def _escaped(question: Question, examination: Examination) -> Suspect:
     if state:
         return _suspect("T001", question, write_place(examination, state[0].root), name=state[0].root)
     own = call_place(examination, ("grad", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "vmap", "linearize"))
-    return _suspect("T028" if own is not None else "T099", question, own)
+    # torch 2.13 exports a derivative of torch.func as a program that returns a FakeTensor.
+    inside = any(level.kind in ("map", "derivative") for level in question.levels)
+    return _suspect("T028" if own is not None or inside else "T099", question, own)
 
 
 def _swallowed(question: Question) -> Suspect | None:

@@ -89,8 +89,9 @@ def suspect_of(question: Question, examination: Examination) -> Suspect:
         cause, place = ("T012", event.place) if event is not None else (cause, None)
         if event is None and (kept := _kept(examination)) is not None:
             return dataclasses.replace(kept, transform=question.name, error=error)
-    if cause == "T099" and compiled:
-        cause, place = _by_the_plain_run(examination, place)
+    if compiled and (cause == "T099" or (cause == "T022" and place is None)):
+        told, where = _by_the_plain_run(examination, place)
+        cause, place = (told, where) if told != "T099" else (cause, place)
     place = _refined(place)
     named = Suspect(cause, question.name, "refused", place, event.name if event else "", event=event, error=error)
     if cause in ("T006", "T007", "T008"):

@@ -71,7 +71,7 @@ def _compilations(function: Any, examination: Examination, question: Question, *
         return graph.forward
 
     internals.forget_compiled()
-    compiled = torch.compile(function, backend=backend)
+    compiled: Any = torch.compile(function, backend=backend)
     levels = tuple(level for level in question.levels if level.name != "compile")
     subject = examination.subject
     subject.world.rewind()

@@ -127,6 +127,9 @@ def _receiver(suspect: Suspect) -> str:
         if isinstance(root, ast.Name) and root.id in ("torch", "math", "np", "numpy", "F", "nn"):
             first = node.args[0] if node.args else None
             return ast.unparse(first) if first is not None and not isinstance(first, ast.Lambda) else ""
+        if suspect.operation != f"Tensor.{node.func.attr}":
+            # A module, a Function or a helper is called here: its tensor is its argument.
+            return ast.unparse(node.args[0]) if node.args else ""
         return ast.unparse(owner)
     if isinstance(node, ast.Call) and node.args:
         return ast.unparse(node.args[0])
