@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from driftscope.errors import InputError, RuntimeRefused
 from driftscope.explain import accumulations, culprits, nonfinite, reasons, refusals
 from driftscope.explain.depths import node_records
 from driftscope.explain.judging import Results, judge_outputs
+from driftscope.explain.reproducing import check_folder
+from driftscope.explain.reproducing import reproduce as write_reproducer
 from driftscope.explain.second_look import Scene, look_again
 from driftscope.lift.evidence import Evidence, gather
 from driftscope.programs.feeds import make_inputs
@@ -66,6 +69,7 @@ def compare(
     explain: bool = True,
     blame: bool | None = None,
     nodes: bool = False,
+    reproduce: str | Path | None = None,
     seed: int = 0,
     progress: Progress | None = None,
     command: str = "",
@@ -86,6 +90,9 @@ def compare(
         ``explain`` is on (two dozen sessions at most), True whatever the verdict, False never.
     nodes : bool
         Also measure every value on the way: ``.nodes``, the chart and the table of the page.
+    reproduce : path or None
+        A new folder: where the programs are not the same, the smallest piece that shows it is written there with its
+        inputs, a README and a script that does not need driftscope.
     seed : int
         Seed of drawn inputs and of the noise.
     progress : callable or None
@@ -104,6 +111,7 @@ def compare(
         When a program cannot be loaded or the inputs do not fit it. What a *runtime* refuses is a finding.
     """
     say = progress or (lambda _text: None)
+    folder = None if reproduce is None else check_folder(reproduce)
     say("Loading both programs")
     program_a, program_b = load_program(a), load_program(b)
     made = None if inputs is None else make_inputs(inputs, seed=seed)
@@ -142,6 +150,11 @@ def compare(
             findings += nonfinite.origin_findings(evidence, leaves, values)
             scene = Scene(bound_a, bound_b, values, evidence, outputs, codes, seed, say)
             findings += look_again(scene, blame)
+    if folder is not None and any(o.verdict in (Verdict.PRECISION, Verdict.DIFFERENT) for o in outputs):
+        with case.step("reproduce", "Writing a reproducer"):
+            expected = [value for _, value in case.results[0]]
+            ranked = reasons.ordered([*findings, *case.findings])
+            findings.append(write_reproducer(bound_a, bound_b, evidence, ranked, expected, folder))
     way: tuple[NodeRecord, ...] = ()
     if nodes:
         with case.step("nodes", "Measuring every value on the way"):

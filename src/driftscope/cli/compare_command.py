@@ -24,6 +24,7 @@ from driftscope.records.verdict import FailOn
         ("driftscope compare a.onnx b.onnx --input batch.npz -o page.html", "on stored inputs, as one offline page"),
         ("driftscope compare m.onnx m.onnx --level a:disable --level b:all", "did an optimiser break it?"),
         ("driftscope compare m.onnx m.onnx --level a:disable --blame", "which one, and how to leave it out"),
+        ("driftscope compare a.onnx b.onnx --reproduce report/", "a small case to send to somebody"),
     ),
 )
 @click.argument("a")
@@ -44,6 +45,9 @@ from driftscope.records.verdict import FailOn
                    "Done unasked, briefly, when the verdict asks for it.")  # fmt: skip
 @click.option("--nodes/--no-nodes", default=None,
               help="Also measure every value on the way. Done for a page unless told not to.")  # fmt: skip
+@click.option("--reproduce", type=click.Path(), metavar="DIR",
+              help="Write the smallest piece that shows the drift, its inputs and a script that does not need "
+                   "driftscope into DIR.")  # fmt: skip
 @click.option("--no-explain", is_flag=True, help="Give the verdict without looking for the place.")
 @answer_options
 def command(a: str, b: str, *, journey: Journey, as_json: bool, output: str | None, **options: Any) -> None:
@@ -65,6 +69,7 @@ def command(a: str, b: str, *, journey: Journey, as_json: bool, output: str | No
             load_program(a, **for_a), load_program(b, **for_b), list(options["inputs"]) or None,
             explain=not options["no_explain"],
             blame=True if options["blame"] else None, nodes=_wants_nodes(options["nodes"], output),
+            reproduce=options["reproduce"],
             seed=options["seed"], progress=journey, command=command_line(a, b, options),
         )  # fmt: skip
     give(record, as_json=as_json, output=output, quiet=journey.quiet)
