@@ -59,12 +59,22 @@ MOMENTS: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] 
 }
 
 
-def normalise(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Normalise rows the way of an implementation: in float32 for 16-bit formats, rounded once at the end."""
+def normalise(
+    name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalise rows the way of an implementation: in float32 for 16-bit formats, rounded once at the end.
+
+    Returns
+    -------
+    y : torch.Tensor
+        In the dtype and shape of ``x``.
+    variance : torch.Tensor
+        Of each row as it was computed.
+    """
     wide = x.float() if x.dtype.itemsize == 2 else x
     mean, variance = MOMENTS[name](wide)
     y = (wide - mean) * torch.rsqrt(variance + EPSILON) * weight.to(wide.dtype) + bias.to(wide.dtype)
-    return y.to(x.dtype)
+    return y.to(x.dtype), variance
 
 
 def rows_of(data: str, rows: int, last_dim: int, seed: int) -> torch.Tensor:
