@@ -122,3 +122,9 @@ def test_what_says_nothing_or_the_same_again_is_left_out():
         Operation("<=", (A, B)),
         Operation("<=", (B, A)),
     ]
+
+
+def test_one_is_not_true_although_python_says_so():
+    assert Number(1) != Number(True)
+    assert len({Number(1), Number(True)}) == 2
+    assert [text(Operation("!=", (A, Number(value)))) for value in (True, 1)] == ["a != True", "a != 1"]

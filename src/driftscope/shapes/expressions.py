@@ -12,11 +12,20 @@ from typing import Any
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Number:
     """A constant."""
 
     value: int | float | bool
+
+    # To Python 1 == True, and a cache would give the text or the meaning of one for the other.
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Number):
+            return NotImplemented
+        return self.value == other.value and isinstance(self.value, bool) is isinstance(other.value, bool)
+
+    def __hash__(self) -> int:
+        return hash((self.value, isinstance(self.value, bool)))
 
 
 @dataclass(frozen=True, slots=True)
