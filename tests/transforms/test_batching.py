@@ -368,7 +368,7 @@ def test_an_impure_function_is_refused_with_the_finding_and_left_as_it_was(f, co
 
 
 def test_the_refusal_is_placed_on_the_expression():
-    with pytest.raises(ImpureFunction, match="test_batching.py") as caught:
+    with pytest.raises(ImpureFunction, match=r"test_batching\.py") as caught:
         ds.vmap(pops)(batch())
     assert caught.value.finding.where.expression == "NUMBERS.pop()"
 

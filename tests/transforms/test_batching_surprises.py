@@ -144,3 +144,15 @@ def test_without_gradients(mode):
 
     with mode():
         assert torch.equal(ds.vmap(f)(X), looped(f, X))
+
+
+def test_functions_of_one_code_with_other_defaults_or_closures_are_other_functions():
+    def with_default(v, op=torch.sin):
+        return op(v)
+
+    def other(v, op=lambda v: v * (2.0 if v.sum() > 0 else 3.0)):
+        return op(v)
+
+    other.__code__ = with_default.__code__
+    assert torch.equal(ds.vmap(with_default)(X), X.sin())
+    assert torch.equal(ds.vmap(other)(X), looped(other, X))

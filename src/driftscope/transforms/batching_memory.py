@@ -49,8 +49,9 @@ def plans_of(request: Request) -> dict[Signature, Plan]:
 
 def _key_of(function: Any, depth: int = 3) -> Any:
     if isinstance(function, types.FunctionType):
-        cells = function.__closure__ or ()
-        return (function.__code__, tuple(_captured_key(cell, depth) for cell in cells))
+        cells = tuple(_captured_key(cell, depth) for cell in function.__closure__ or ())
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        return (function.__code__, cells, tuple(_value_key(value, depth - 1) for value in defaults))
     if isinstance(function, functools.partial):
         held = (function.func, *function.args, *function.keywords.values())
         return ("partial", tuple(_value_key(value, depth - 1) for value in held))
@@ -69,11 +70,12 @@ def _captured_key(cell: types.CellType, depth: int) -> Any:
 def _value_key(value: Any, depth: int) -> Any:
     if isinstance(value, torch.Tensor):
         return (value.dtype, value.dim())
-    if isinstance(value, (bool, int, str, type(None))):
+    if isinstance(value, (bool, int, str, type(None), torch.dtype, torch.device)):
         return value
     if callable(value) and depth > 0:
         return _key_of(value, depth)
-    return type(value)
+    # A container is often made anew for every call, and what it holds is what changes; an object is what it does.
+    return type(value) if isinstance(value, (list, tuple, dict, set, float, complex)) else _identity(value)
 
 
 _ALIVE: dict[int, tuple[Any, int]] = {}
@@ -90,7 +92,7 @@ def _identity(thing: Any) -> tuple[str, int]:
         address = id(thing)
         _ALIVE[address] = (weakref.ref(thing, lambda _: _ALIVE.pop(address, None)), number)
     except TypeError:
-        return ("object", number)
+        return (type(thing).__qualname__, 0)
     return ("object", number)
 
 
