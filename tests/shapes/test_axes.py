@@ -38,6 +38,21 @@ def test_nested_containers_and_keywords():
     assert torch.equal(model(*args, **kwargs), seeded(2) + seeded(2))
 
 
+def test_what_a_star_gathers_is_indexed():
+    def joined(*parts):
+        return torch.cat(parts)
+
+    report = ds.check_shapes(joined, (seeded(2, 3), seeded(4, 3)), targets=())
+    assert report.record.axes == tuple(f"parts[{part}].shape[{dim}]" for part in (0, 1) for dim in (0, 1))
+    assert "parts[0].shape[1] == parts[1].shape[1]" in str(report.relations)
+    torch.export.export(_as_module(joined), (seeded(2, 3), seeded(4, 3)), dynamic_shapes=report.spec)
+    assert all(candidate.accepted for candidate in report.record.candidates)
+
+
+def _as_module(function):
+    return type("Joined", (torch.nn.Module,), {"forward": staticmethod(function)})()
+
+
 def test_a_cache_of_transformers():
     cache_utils = pytest.importorskip("transformers.cache_utils")
     cache = cache_utils.DynamicCache()

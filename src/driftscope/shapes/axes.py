@@ -54,7 +54,7 @@ class Arguments:
     Parameters
     ----------
     names : tuple of str
-        Parameter of each top-level argument, in the order of the call.
+        Parameter of each top-level argument, in the order of the call; ``xs[0]``, ``xs[1]`` for what ``*xs`` gathers.
     positional : int
         How many of them are given by position; the others go by keyword.
     leaves : tuple of (Path, object)
@@ -106,9 +106,13 @@ class Arguments:
         return self.with_leaves([v.clone() if isinstance(v, torch.Tensor) else v for _, v in self.leaves])
 
     def by_parameter(self, values: Sequence[Any]) -> dict[str, Any]:
-        """The same as :meth:`with_leaves`, everything by parameter name."""
+        """The same as :meth:`with_leaves`, everything by parameter name; what ``*args`` gathers is one tuple."""
         args, kwargs = self.with_leaves(values)
-        return {**dict(zip(self.names, args, strict=False)), **kwargs}
+        found: dict[str, Any] = {}
+        for name, value in zip(self.names, args, strict=False):
+            parameter, gathered, _ = name.partition("[")
+            found[parameter] = (*found.get(parameter, ()), value) if gathered else value
+        return {**found, **kwargs}
 
 
 def signature_of(model: Callable[..., Any]) -> inspect.Signature | None:
@@ -159,7 +163,7 @@ def _named(model: Callable[..., Any], made: Inputs) -> list[tuple[str, Any]]:
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_POSITIONAL:
             missing = len(made.args) - len(by_position)
-            by_position += [f"{parameter.name}_{i}" for i in range(missing)]
+            by_position += [f"{parameter.name}[{i}]" for i in range(missing)]
         elif parameter.kind is not parameter.KEYWORD_ONLY and parameter.kind is not parameter.VAR_KEYWORD:
             by_position.append(parameter.name)
     return list(zip(by_position, made.args, strict=False)) + list(made.kwargs.items())
