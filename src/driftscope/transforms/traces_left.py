@@ -72,11 +72,14 @@ def suspects_left(question: Question, examination: Examination) -> list[Suspect]
     if plain.error is not None or lifted.error is not None:
         return []
     found: list[Suspect] = []
-    seen: set[str] = set()
+    # A list may both hold an escaped tensor and be too short: two findings, but one of each kind per name.
+    seen: set[tuple[str, bool]] = set()
     for drift in drifts(plain.state, lifted.state):
-        if drift.root in seen or drift.plain.startswith("torch generator"):
+        kind = (drift.root, bool(drift.escaped))
+        absent = "absent" in (drift.plain, drift.lifted) and (drift.root, True) in seen
+        if kind in seen or absent or drift.plain.startswith("torch generator"):
             continue
-        seen.add(drift.root)
+        seen.add(kind)
         found.append(_suspect(drift, question, examination))
     if not any(s.cause == "T001" for s in found):
         found += _held_elsewhere(question, examination)
