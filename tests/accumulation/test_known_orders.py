@@ -123,3 +123,10 @@ def test_a_budget_is_kept_and_said(dtype):
     for wrong in ({"max_calls": "a"}, {"max_seconds": -1}, {"threads": 2000}):
         with pytest.raises(ds.InputError):
             ds.reveal("numpy.sum", 1000, **wrong)
+
+
+def test_a_long_float16_mean_says_that_it_was_verified_less_well():
+    short, long = (ds.reveal("torch.mean", n, dtype="float16").verified for n in (512, 16384))
+    assert long.rows > short.rows
+    assert long.miss > 1e-3 > 1e-4 > short.miss
+    assert ds.reveal("torch.mean", 4096, dtype="bfloat16").verified.miss < 1e-4

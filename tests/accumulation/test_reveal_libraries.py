@@ -197,5 +197,7 @@ def test_cumulative_sums_of_torch_are_sequential():
 @pytest.mark.parametrize("name", ["torch.sum", "numpy.sum", "torch.linear", "torch.mean"])
 def test_long_sums_are_verified(name, dtype):
     if (name == "numpy.sum" and dtype == "bfloat16") or (name == "torch.mean" and dtype == "float16"):
-        pytest.skip("numpy has no bfloat16; float16 has no room for the units of a long mean")
-    assert ds.reveal(name, 16384, dtype=dtype).verified.rows >= 300
+        pytest.skip("numpy has no bfloat16; float16 has no room for the errors of a mean that long")
+    found = ds.reveal(name, 16384, dtype=dtype)
+    assert found.verified.rows >= 180
+    assert found.verified.miss < 1e-4
