@@ -159,7 +159,7 @@ def polygraphy(case: Case) -> str | None:
     feeds = {i.name: x.numpy() for i, x in zip(case.clean.graph.input, case.inputs, strict=True)}
     results = Comparator.run(runners, data_loader=[feeds])
     accuracy = Comparator.compare_accuracy(results, compare_func=CompareFunc.simple())
-    passed = accuracy[0][1][0]
+    passed = next(iter(accuracy[0].values()))[0]
     order = {o: k for k, n in enumerate(case.broken.graph.node) for o in n.output}
     wrong = [name for name, result in passed.items() if not bool(result)]
     return min(wrong, key=lambda n: order.get(n, len(order)), default=None)
