@@ -70,7 +70,7 @@ def _captured_key(cell: types.CellType, depth: int) -> Any:
 def _value_key(value: Any, depth: int) -> Any:
     if isinstance(value, torch.Tensor):
         return (value.dtype, value.dim())
-    if isinstance(value, (bool, int, str, type(None), torch.dtype, torch.device)):
+    if isinstance(value, (bool, int, str, bytes, range, type(None), torch.dtype, torch.device)):
         return value
     if callable(value) and depth > 0:
         return _key_of(value, depth)
@@ -92,7 +92,8 @@ def _identity(thing: Any) -> tuple[str, int]:
         address = id(thing)
         _ALIVE[address] = (weakref.ref(thing, lambda _: _ALIVE.pop(address, None)), number)
     except TypeError:
-        return (type(thing).__qualname__, 0)
+        # It cannot be recognised again, so what captures it is tried again.
+        return ("object", number)
     return ("object", number)
 
 
