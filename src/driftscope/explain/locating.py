@@ -233,7 +233,7 @@ def capture(
 def _relative(mine: torch.Tensor, theirs: torch.Tensor) -> float | None:
     if not mine.dtype.is_floating_point:
         return None
-    x, y = mine.reshape(-1), theirs.reshape(-1).to(mine.dtype)
+    x, y = mine.reshape(-1), theirs.reshape(-1).to(mine)
     keep = torch.isfinite(x) & torch.isfinite(y) & (x.abs() < 1e30) & (y.abs() < 1e30)
     size = float(torch.linalg.vector_norm(y[keep]))
     gap = float(torch.linalg.vector_norm((x - y)[keep]))

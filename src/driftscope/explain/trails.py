@@ -86,7 +86,9 @@ def _ordered_sum(flat: torch.Tensor) -> float:
 
 
 def sketch(value: torch.Tensor) -> Sketch | None:
-    """Sketch a tensor; None for complex and empty ones, and for those of NaN alone."""
+    """Sketch a tensor; None for complex, sparse, quantised and empty ones, and for those of NaN alone."""
+    if value.is_nested or value.is_quantized or value.layout is not torch.strided:
+        return None
     if value.numel() == 0 or value.is_complex() or value.numel() > _ROW * (_ROW - 1):
         return None
     floating = value.dtype.is_floating_point
@@ -212,7 +214,7 @@ def forced(step: Step, force: Mapping[str, torch.Tensor], tape: bool) -> list[to
 
 def _like(value: torch.Tensor, computed: torch.Tensor, tape: bool) -> torch.Tensor:
     """The forced value in the computed one's dtype and shape; a graph takes another order of axes, a tape does not."""
-    value = value.to(computed.dtype)
+    value = value.to(computed)
     if not tape and value.ndim == computed.ndim and sorted(value.shape) == sorted(computed.shape):
         return value
     return value.reshape(computed.shape) if value.numel() == computed.numel() else computed

@@ -77,8 +77,9 @@ def match_weights(a: Sequence[Constant], b: Sequence[Constant], settled: Iterabl
     settled : iterable of str
         Names of B's constants that are known to be A's, rounded or folded.
     """
-    own_a = [c for c in a if _is_tensor(c)]
-    own_b = [c for c in b if _is_tensor(c) and c.frontier]
+    # The two programs may live on different devices.
+    own_a = [dataclasses.replace(c, value=c.value.cpu()) for c in a if _is_tensor(c)]
+    own_b = [dataclasses.replace(c, value=c.value.cpu()) for c in b if _is_tensor(c) and c.frontier]
     found = Matched(_same_bits(own_a, own_b))
     by_name = {c.name: c for c in own_a}
     used = {name for names in found.same.values() for name in names}
