@@ -16,7 +16,10 @@ setup(
         Extension(
             "driftscope.accumulation._exact",
             sources=[f"{NATIVE}/{name}.c" for name in ("exact", "fixed_order", "replay")],
-            depends=[f"{NATIVE}/{n}.h" for n in ("adds", "arithmetic", "blocks", "rounding", "superaccumulator", "tile")],
+            depends=[
+                f"{NATIVE}/{name}.h"
+                for name in ("adds", "arithmetic", "blocks", "rounding", "superaccumulator", "tile")
+            ],
             extra_compile_args=["-O2", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden"],
             libraries=["m"],
             # Without a compiler the same bits are computed in integers, slower; an installation never fails for it.

@@ -32,7 +32,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/tutorial/first-drift.md", "docs/howto/choose-a-tolerance.md",
          "docs/howto/convert-to-float16.md", "docs/howto/compare-onnxruntime-settings.md",
          "docs/howto/which-optimiser-did-it.md", "docs/howto/find-the-guilty-line.md", "docs/howto/keep-every-shape.md",
-         "docs/howto/survive-vmap.md", "docs/howto/run-a-study.md", "docs/howto/test-in-ci.md", "docs/howto/see-drift-in-other-tools.md",
+         "docs/howto/survive-vmap.md", "docs/howto/run-a-study.md", "docs/howto/test-in-ci.md",
+         "docs/howto/see-drift-in-other-tools.md",
          "docs/explanation/guards.md")  # fmt: skip
 CUT = "…"
 _FENCE = re.compile(r"^```(?P<kind>\w+)(?P<options>[^\n`]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -41,6 +41,7 @@ RECORDS = (
     "Tolerance",
     "TransformReport",
     "Verdict",
+    "Verification",
     "FailOn",
     "Where",
     "Inputs",

@@ -70,8 +70,8 @@ def _beside_a_record(a: Program, b: Program, inputs: Any) -> tuple[Bound, Bound,
         needs = other.kind != "recorded" and other.default_inputs is None and other.slots() != []
         if inputs is None and recorded.kind == "recorded" and needs:
             raise InputError(
-                f"{recorded.name} holds outputs only: give the inputs they were computed from, as a file or as tensors, "
-                f"so that {other.name} can be run on the same"
+                f"{recorded.name} holds outputs only: give the inputs they were computed from, as a file or as "
+                f"tensors, so that {other.name} can be run on the same"
             )
     bound_a, bound_b = a.bind(inputs), b.bind(inputs)
     return bound_a, bound_b, [*bound_a.notes, *bound_b.notes]
