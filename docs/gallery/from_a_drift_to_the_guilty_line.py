@@ -2,8 +2,8 @@
 From a drift to the guilty line
 ===============================
 
-A model that a converter got wrong in one place. The verdict says that it is another program; the first finding says which
-node, which module and which line, why, and what to change.
+A model that a converter got wrong in one place. The verdict says that it is another program; the first finding says
+which node, which module and which line, why, and what to change.
 """
 
 # %%

@@ -54,7 +54,7 @@ _TABLE = (
     ("N014", "unseeded randomness", "A program does not repeat itself on the same inputs."),
     ("N015", "nondeterministic sums", "A program repeats itself only up to rounding: its sums change order."),
     ("N016", "same bits, another function", "The bits agree here, yet the functions differ: other inputs show it."),
-    ("N017", "origin of NaN or infinity", "The first operator whose result is NaN or infinite, its inputs being finite."),
+    ("N017", "origin of NaN or infinity", "The first operator that makes NaN or infinity of finite inputs."),
     ("N025", "kernel outside its floor", "One operator's native kernel is less exact than its formats promise."),
     ("N026", "overflow as declared", "A device that computes in the declared format would overflow here."),
     ("N027", "lost as declared", "A device that computes in the declared format would give zero or NaN here."),
