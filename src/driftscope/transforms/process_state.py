@@ -121,7 +121,8 @@ def _by_alarm(seconds: float) -> Iterator[None]:
         raise TimeLimit(seconds)
 
     kept = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # Again and again: an exception raised inside a destructor or a weak reference's callback is swallowed.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.25)
     try:
         yield
     finally:
@@ -134,10 +135,16 @@ def _by_thread(seconds: float) -> Iterator[None]:
 
     here = ctypes.c_ulong(threading.get_ident())
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    timer = threading.Timer(seconds, lambda: raise_in(here, ctypes.py_object(TimeLimit)))
-    timer.daemon = True
-    timer.start()
+    done = threading.Event()
+
+    def ring() -> None:
+        wait = seconds
+        while not done.wait(wait):
+            raise_in(here, ctypes.py_object(TimeLimit))
+            wait = 0.25
+
+    threading.Thread(target=ring, daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        done.set()
