@@ -38,7 +38,8 @@ class ValueIndex:
         """Names of the values with the same elements; those in the same order first."""
         if wanted is None or wanted.plain:
             return []
-        ordered, moved = [], []
+        ordered: list[str] = []
+        moved: list[str] = []
         for candidate, name in self._near(wanted):
             if candidate.agrees(wanted, self._within):
                 (ordered if candidate.same(wanted, self._within) else moved).append(name)

@@ -194,7 +194,7 @@ def _misplaced(constant: Constant, names: Sequence[str], by_name: Mapping[str, C
     if uniform_of(constant.value) is not None:
         return None
     wanted = _wanted(constant, names, by_name)
-    held = by_name[wanted if wanted in names else names[0]]
+    held = by_name[wanted if wanted is not None and wanted in names else names[0]]
     layout = _layout(constant, held)
     if wanted is not None and wanted not in names:
         # The elements are those of another of A's tensors: lay out the right one in the same way.

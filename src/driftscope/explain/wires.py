@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import torch
 
@@ -97,7 +98,7 @@ def wire(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
     )
 
 
-def _telling(sketch: Sketch | None) -> bool:
+def _telling(sketch: Sketch | None) -> TypeGuard[Sketch]:
     """Whether a value can be told from others: masks and positions have many spellings."""
     return sketch is not None and not sketch.plain
 
@@ -193,7 +194,7 @@ def detour(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Vis
 
 def _leads(wanted: Sketch, name: str, makers: Mapping[str, Visited]) -> bool:
     """Whether a value is computed from another one in a few steps."""
-    left, seen = [name], set()
+    left, seen = [name], set[int]()
     while left and len(seen) < 32:
         step = makers.get(left.pop())
         if step is None or step.index in seen:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from driftscope.studies.reduction_data import order_blocks, orders, stored
+from driftscope.studies.reduction_data import DTYPES, order_blocks, orders, stored
 from driftscope.studies.reduction_functions import REDUCTIONS, TORCH, known, outputs_of
 from driftscope.studies.reduction_prediction import Prediction, predict
 
@@ -25,7 +26,8 @@ _QUANTILES = (5, 25, 50, 75, 95)
 
 
 def reduction_cell(
-    function: str, law: str, size: int, dtype: str, *, threads: int, batch: int, permutations: int, data_seed: int
+    function: str, law: str, size: int, dtype: str, *, threads: int, batch: int, permutations: int, data_seed: int,
+    beside: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Reduce one vector in many orders.
 
@@ -38,6 +40,8 @@ def reduction_cell(
     permutations : int
         Orders beside the one drawn.
     data_seed : int
+    beside : sequence of str
+        Functions whose cells follow: what they have in common with this one is kept for them. No result depends on it.
 
     Returns
     -------
@@ -51,7 +55,7 @@ def reduction_cell(
     known(function)
     sample = (law, size, dtype, permutations, data_seed)
     with np.errstate(all="ignore"), _threads(function, threads):
-        values, rms = _of_torch(function, sample, batch) if function in TORCH else _of_numpy(function, sample)
+        values, rms = _of_torch(function, sample, batch) if function in TORCH else _of_numpy(function, sample, beside)
         prediction = predict(function, stored(law, size, dtype, data_seed)[0], len(values))
         spread = float(values.max() - values.min())
     ordered = _farthest_ordered(values) / prediction.floor if prediction.floor > 0 else 0.0
@@ -82,13 +86,12 @@ def _of_torch(function: str, sample: _Sample, batch: int) -> tuple[Array, float]
     return _changes(outputs, np.arange(len(outputs)))
 
 
-def _of_numpy(function: str, sample: _Sample) -> tuple[Array, float]:
+def _of_numpy(function: str, sample: _Sample, beside: Sequence[str]) -> tuple[Array, float]:
     """The same for a function of this study, without ever making a permuted output."""
     reduction = REDUCTIONS[function]
-    blocks = [reduction.numbers(rows) for rows in order_blocks(*sample)]
-    numbers = [np.concatenate(column) for column in zip(*blocks, strict=True)]
+    numbers = _numbers(function, sample, beside)
     if reduction.map is None:
-        values = numbers[0].astype(np.float64)
+        values = numbers[0].astype(DTYPES[sample[2]]).astype(np.float64)
         return values, _rms_between(values)
     whole = np.stack([n.astype(np.float64) for n in numbers], axis=1)
     if not np.isfinite(whole).all():
@@ -97,6 +100,26 @@ def _of_numpy(function: str, sample: _Sample) -> tuple[Array, float]:
     law, size, dtype, _, seed = sample
     columns = [distinct[:, [k]].astype(number.dtype) for k, number in enumerate(numbers)]
     return _changes(reduction.map(stored(law, size, dtype, seed)[1], *columns), which)
+
+
+def _numbers(function: str, sample: _Sample, beside: Sequence[str]) -> tuple[Array, ...]:
+    """Return what depends on the order, for every order; one pass where another function of the study has it too."""
+    reduction = REDUCTIONS[function]
+    _, size, dtype, _, _ = sample
+    narrow = reduction.takes_stored(DTYPES[dtype], size)
+    if reduction.within in beside and not narrow:
+        return _collected(reduction.within, sample, False)[:1]
+    if any(REDUCTIONS[other].within == function for other in beside if other in REDUCTIONS):
+        return _collected(function, sample, narrow)
+    return _collect(function, sample, narrow)
+
+
+def _collect(function: str, sample: _Sample, narrow: bool) -> tuple[Array, ...]:
+    blocks = [REDUCTIONS[function].numbers(rows) for rows in order_blocks(*sample, wide=not narrow)]
+    return tuple(np.concatenate(column) for column in zip(*blocks, strict=True))
+
+
+_collected = functools.lru_cache(maxsize=4)(_collect)
 
 
 def _quantiles(values: Array) -> dict[str, float]:

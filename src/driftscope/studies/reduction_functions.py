@@ -28,13 +28,24 @@ class Reduction:
     Parameters
     ----------
     numbers : callable
-        ``(rows, n)`` to the tuple of ``(rows,)`` arrays that depend on the order.
+        ``(rows, n)`` in the working format to the tuple of ``(rows,)`` arrays that depend on the order. It may
+        overwrite the rows.
     map : callable or None
-        ``map(x, *numbers)`` gives the elements of the output; None when the first number is the result itself.
+        ``map(x, *numbers)`` gives the elements of the output; None when the first number, stored, is the result itself.
+    within : str
+        Name of a reduction whose first number is the first number of this one: one pass over the rows serves both.
+    narrow_beyond : int or None
+        Rows of float16 with more elements than this are reduced as they are: numpy groups them in its own way.
     """
 
     numbers: Callable[[Array], tuple[Array, ...]]
     map: Callable[..., Array] | None = None
+    within: str = ""
+    narrow_beyond: int | None = None
+
+    def takes_stored(self, dtype: np.dtype[Any], size: int) -> bool:
+        """Whether rows are given in the format they are stored in, not in the working one."""
+        return dtype == np.float16 and self.narrow_beyond is not None and size > self.narrow_beyond
 
 
 def working(x: Array) -> Array:
@@ -43,33 +54,28 @@ def working(x: Array) -> Array:
     return wide
 
 
-def _mean(x: Array) -> tuple[Array, ...]:
-    if x.dtype == np.float16 or x.dtype.itemsize > 2:
-        return (np.mean(x, axis=-1).astype(x.dtype),)
-    return (np.mean(working(x), axis=-1).astype(x.dtype),)
+def _mean(w: Array) -> tuple[Array, ...]:
+    return (w.mean(axis=-1),)
 
 
-def _sum(x: Array) -> tuple[Array, ...]:
-    if x.dtype == np.float16 or x.dtype.itemsize > 2:
-        return (np.sum(x, axis=-1),)
-    return (np.sum(working(x), axis=-1).astype(x.dtype),)
+def _sum(w: Array) -> tuple[Array, ...]:
+    return (w.sum(axis=-1),)
 
 
-def _var(x: Array) -> tuple[Array, ...]:
-    return (np.var(working(x), axis=-1).astype(x.dtype),)
+def _var(w: Array) -> tuple[Array, ...]:
+    return (np.var(w, axis=-1),)
 
 
-def _norm(x: Array) -> tuple[Array, ...]:
-    w = working(x)
-    return (np.sqrt(np.sum(w * w, axis=-1)).astype(x.dtype),)
+def _norm(w: Array) -> tuple[Array, ...]:
+    np.multiply(w, w, out=w)
+    return (np.sqrt(w.sum(axis=-1)),)
 
 
-def _moments(x: Array) -> tuple[Array, ...]:
-    w = working(x)
+def _moments(w: Array) -> tuple[Array, ...]:
     mean = w.mean(axis=-1)
-    centred = w - mean[..., None]
-    np.multiply(centred, centred, out=centred)
-    return mean, np.sqrt(centred.mean(axis=-1)) + w.dtype.type(EPSILON)
+    np.subtract(w, mean[..., None], out=w)
+    np.multiply(w, w, out=w)
+    return mean, np.sqrt(w.mean(axis=-1)) + w.dtype.type(EPSILON)
 
 
 def _normalised(x: Array, mean: Array, deviation: Array) -> Array:
@@ -77,9 +83,11 @@ def _normalised(x: Array, mean: Array, deviation: Array) -> Array:
     return y
 
 
-def _denominator(x: Array) -> tuple[Array, ...]:
-    w = working(x)
-    return w.max(axis=-1), np.exp(w - w.max(axis=-1, keepdims=True)).sum(axis=-1)
+def _denominator(w: Array) -> tuple[Array, ...]:
+    largest = w.max(axis=-1)
+    np.subtract(w, largest[..., None], out=w)
+    np.exp(w, out=w)
+    return largest, w.sum(axis=-1)
 
 
 def _softmax(x: Array, largest: Array, denominator: Array) -> Array:
@@ -88,8 +96,9 @@ def _softmax(x: Array, largest: Array, denominator: Array) -> Array:
 
 
 REDUCTIONS = {
-    "mean": Reduction(_mean),
-    "sum": Reduction(_sum),
+    # A mean of halves is a sum in float32, made buffer by buffer.
+    "mean": Reduction(_mean, within="layer_norm", narrow_beyond=np.getbufsize()),
+    "sum": Reduction(_sum, narrow_beyond=0),
     "var": Reduction(_var),
     "norm": Reduction(_norm),
     "layer_norm": Reduction(_moments, _normalised),

@@ -48,6 +48,8 @@ def reduction_plan(
             axes[name] = values
         else:
             fixed[name] = values[0]
+    if len(axes["function"]) > 1:
+        fixed["beside"] = list(axes["function"])
     uses_torch = any(str(f) in TORCH for f in axes["function"])
     return Plan(
         name="reduction", function=reduction_cell, grid=Grid(axes), fixed=fixed, seed=seed,
