@@ -1,6 +1,6 @@
 """
-A length that is the sum of two others
-======================================
+DYNAMIC or AUTO when dynamic shapes have constraints
+====================================================
 
 Two pieces are put together and added to every other row of a longer tensor. The sizes are tied by a relation that
 ``torch.export.Dim`` cannot say. What is refused, why, and what to write instead?

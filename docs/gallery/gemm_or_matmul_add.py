@@ -1,6 +1,6 @@
 """
-Gemm, or MatMul and Add?
-========================
+Gemm or MatMul + Add
+====================
 
 ``A @ X + B`` can be one operator or two, with a bias inside or after, in torch, in onnxruntime or in numpy. Which of
 them have the same bits, how far apart are the others, and is that a bug or rounding?

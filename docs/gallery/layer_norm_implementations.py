@@ -1,6 +1,6 @@
 """
-One LayerNormalization is not another
-=====================================
+LayerNormalization implementations cannot be exchanged - and when they can
+==========================================================================
 
 LayerNormalization, then a product, then a bias: the end of every transformer block. Give each of the three to torch
 or to onnxruntime, in all mixtures, and see which one is responsible for the difference, and who is closer to the

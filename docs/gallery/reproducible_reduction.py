@@ -1,6 +1,6 @@
 """
-A reproducible parallel reduction is difficult
-==============================================
+Reproducible parallelised reduction is no longer difficult
+==========================================================
 
 A mean adds its terms in some order, and another machine, another number of threads or another batch size adds them in
 another one. How far does the result move? Take one vector, put its terms in many orders, and look.

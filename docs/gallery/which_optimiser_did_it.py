@@ -1,6 +1,6 @@
 """
-Which optimiser did it?
-=======================
+Which optimiser did it
+======================
 
 One model, one session as exported and one optimised, and numbers that differ by a hundredth. Two of onnxruntime's
 graph optimisers are involved, at two places; no single one explains it. Who are they, what did each change, and which

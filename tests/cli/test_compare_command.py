@@ -52,7 +52,9 @@ def test_fail_on_decides_the_exit_code(run, files: Path, fail_on: str, code: int
 
 def test_json_page_and_record_are_one_and_the_same(run, files: Path, tmp_path: Path) -> None:
     saved = [tmp_path / "page.html", tmp_path / "record.json"]
-    answers = [run("compare", files / "a.onnx", files / "broken.onnx", *SPEC, "--json", "-o", out) for out in saved]
+    answers = [
+        run("compare", files / "a.onnx", files / "broken.onnx", *SPEC, "--nodes", "--json", "-o", out) for out in saved
+    ]
     for answer, out in zip(answers, saved, strict=True):
         assert page.read(out) == json.loads(answer.stdout)
     one, two = (json.loads(a.stdout) | {"times": {}} for a in answers)

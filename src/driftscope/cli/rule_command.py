@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import click
 
-from driftscope.cli.answers import screen
+from driftscope.cli.answers import WIDEST, screen
 from driftscope.cli.surroundings import Journey, say
 from driftscope.cli.surroundings import command as make_command
 
@@ -33,7 +33,8 @@ def command(code: str | None, *, journey: Journey, as_json: bool) -> None:
             say(json.dumps([asdict(r) for r in RULES.values()], indent=2))
             return
         widest = max(len(r.title) for r in RULES.values())
-        say("\n".join(f"{r.code}  {r.title:<{widest}}  {r.meaning}" for r in RULES.values()))
+        lines = (f"{r.code}  {r.title:<{widest}}  {r.meaning}" for r in RULES.values())
+        say("\n".join(map(_cut, lines)))
         return
     found = rule(code)
     if as_json:
@@ -42,6 +43,11 @@ def command(code: str | None, *, journey: Journey, as_json: bool) -> None:
         say(f"{found.code} {found.title}: {found.meaning}")
     else:
         say(_formatted(found.page))
+
+
+def _cut(line: str) -> str:
+    """Cut a line of the list at a word; the whole sentence is on the code's page."""
+    return line if len(line) <= WIDEST else f"{line[: WIDEST - 2].rpartition(' ')[0]} …"
 
 
 def _formatted(page: str) -> str:

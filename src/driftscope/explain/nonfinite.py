@@ -183,7 +183,11 @@ def origin_findings(
 
 def _broken(value: Any) -> bool:
     floating = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-    return floating and value.layout is torch.strided and not value.is_nested and not bool(torch.isfinite(value).all())
+    if not floating or value.layout is not torch.strided or value.is_nested:
+        return False
+    # torch looks for infinities in no format of one byte; float32 holds all their values.
+    readable = value.float() if value.element_size() == 1 else value
+    return not bool(torch.isfinite(readable).all())
 
 
 def _finding(side: str, path: str, event: Event, note: bool) -> Finding:

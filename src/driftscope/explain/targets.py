@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from driftscope.comparison.spread import Ratio, drift_in_floors, rms
@@ -126,6 +127,10 @@ def same_bits(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def _equal(x: Any, y: Any) -> bool:
+    if isinstance(x, (list, tuple)) and isinstance(y, (list, tuple)):
+        return same_bits(x, y)  # a sequence of tensors is one value of an ONNX graph
+    if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+        return np.array_equal(x, y)  # strings: torch has none
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         return bool(x is y or x == y)
     if x.dtype != y.dtype or x.shape != y.shape:

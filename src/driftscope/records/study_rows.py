@@ -10,6 +10,7 @@ from driftscope.errors import InputError
 
 Plain = str | int | float | bool | None
 Row = dict[str, Any]
+_PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
 
 OK = "ok"
 
@@ -54,6 +55,8 @@ def _name(name: Any, coordinates: Mapping[str, Plain]) -> str:
 
 
 def _value(name: str, value: Any) -> Any:
+    if type(value) in _PLAIN_TYPES:
+        return value
     plain = value.item() if getattr(value, "ndim", None) == 0 or type(value).__module__ == "numpy" else value
     if isinstance(plain, (list, tuple)) or hasattr(plain, "tolist"):
         numbers = plain.tolist() if hasattr(plain, "tolist") else list(plain)

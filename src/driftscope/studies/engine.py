@@ -137,10 +137,10 @@ def _answered(
 ) -> Iterator[Entry]:
     """Yield entries as cells finish, a bounded number of them under way."""
     finished: queue.SimpleQueue[tuple[Cell, Future[Answer]]] = queue.SimpleQueue()
-    waiting, under_way = iter(cells), 0
+    waiting, under_way, seeded = iter(cells), 0, plan.takes_seed
     while True:
         while under_way < _AHEAD and (cell := next(waiting, None)) is not None:
-            future = pool.submit(run_cell, function, dict(cell.coordinates), _arguments(plan, cell))
+            future = pool.submit(run_cell, function, dict(cell.coordinates), _arguments(plan, cell, seeded))
             future.add_done_callback(lambda f, c=cell: finished.put((c, f)))  # type: ignore[misc]
             under_way += 1
         if not under_way:
@@ -151,8 +151,8 @@ def _answered(
         yield _entry(ended, answer, attempt)
 
 
-def _arguments(plan: Plan, cell: Cell) -> dict[str, Any]:
-    seed = {"seed": seed_of(plan.name, plan.seed, cell.name)} if plan.takes_seed else {}
+def _arguments(plan: Plan, cell: Cell, seeded: bool) -> dict[str, Any]:
+    seed = {"seed": seed_of(plan.name, plan.seed, cell.name)} if seeded else {}
     return {**plan.fixed, **seed}
 
 

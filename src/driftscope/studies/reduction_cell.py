@@ -26,7 +26,15 @@ _QUANTILES = (5, 25, 50, 75, 95)
 
 
 def reduction_cell(
-    function: str, law: str, size: int, dtype: str, *, threads: int, batch: int, permutations: int, data_seed: int,
+    function: str,
+    law: str,
+    size: int,
+    dtype: str,
+    *,
+    threads: int,
+    batch: int,
+    permutations: int,
+    data_seed: int,
     beside: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Reduce one vector in many orders.
@@ -57,23 +65,26 @@ def reduction_cell(
     with np.errstate(all="ignore"), _threads(function, threads):
         values, rms = _of_torch(function, sample, batch) if function in TORCH else _of_numpy(function, sample, beside)
         prediction = predict(function, stored(law, size, dtype, data_seed)[0], len(values))
+        ascending = np.sort(values)
         spread = float(values.max() - values.min())
-    ordered = _farthest_ordered(values) / prediction.floor if prediction.floor > 0 else 0.0
+        # Infinity minus infinity is not warned of here: the cell is called not finite.
+        ordered = _farthest_ordered(values, ascending) / prediction.floor if prediction.floor > 0 else 0.0
     floors = rms / (math.sqrt(2) * prediction.floor) if prediction.floor > 0 else 0.0 if rms == 0 else math.inf
+    listed = values.tolist()
     return {
         "spread": spread,
         "predicted_spread": prediction.spread,
         "ratio": _ratio(spread, prediction.spread),
         "step": prediction.step,
         "steps": _ratio(spread, prediction.step),
-        "distinct": len(set(values.tolist())),
+        "distinct": len(set(listed)),
         "observations": len(values),
         "floor": prediction.floor,
         "floors": floors,
         "ordered_floors": ordered,
         "verdict": _verdict(spread, floors, prediction),
-        **_quantiles(values),
-        "values": values.tolist(),
+        **_quantiles(ascending),
+        "values": listed,
     }
 
 
@@ -122,25 +133,26 @@ def _collect(function: str, sample: _Sample, narrow: bool) -> tuple[Array, ...]:
 _collected = functools.lru_cache(maxsize=4)(_collect)
 
 
-def _quantiles(values: Array) -> dict[str, float]:
-    ascending = np.sort(values)
-    places = np.array(_QUANTILES) / 100 * (len(values) - 1)
-    found = np.interp(places, np.arange(len(values)), ascending)
+def _quantiles(ascending: Array) -> dict[str, float]:
+    places = np.array(_QUANTILES) / 100 * (len(ascending) - 1)
+    found = np.interp(places, np.arange(len(ascending)), ascending)
     return {f"q{q:02d}": float(v) for q, v in zip(_QUANTILES, found, strict=True)}
 
 
 def _distinct(numbers: Array) -> tuple[Array, Array]:
-    """Return distinct rows of numbers and which of them each order has."""
-    bits = np.ascontiguousarray(numbers).view(np.dtype((np.void, numbers.shape[1] * numbers.itemsize))).ravel()
-    _, first, which = np.unique(bits, return_index=True, return_inverse=True)
-    return numbers[first], which
+    """Return distinct rows of numbers, the first order's first, and which of them each order has."""
+    bits, width = numbers.tobytes(), numbers.shape[1] * numbers.itemsize
+    seen: dict[bytes, int] = {}  # a hundred rows: sorting them costs more
+    which = np.array([seen.setdefault(bits[k : k + width], len(seen)) for k in range(0, len(bits), width)])
+    return np.frombuffer(b"".join(seen)).reshape(-1, numbers.shape[1]), which
 
 
 def _changes(outputs: Array, which: Array) -> tuple[Array, float]:
     """Return the largest change of an element against the first order, for each order, and the rms change."""
     wide = outputs if outputs.dtype.itemsize >= 4 else outputs.astype(np.float32)
     # In the outputs' own format when it is wide enough: the difference of two neighbours is exact there.
-    change = np.abs(wide - wide[which[0]])
+    change = wide - wide[which[0]]
+    np.abs(change, out=change)
     largest = change.max(axis=-1).astype(np.float64)
     squares = np.einsum("ij,ij->i", change, change, dtype=np.float64) / change.shape[-1]
     return largest[which], math.sqrt(float(squares[which][_at_random(len(which))].mean()))
@@ -159,11 +171,14 @@ def _at_random(count: int) -> Array:
     return random
 
 
-def _farthest_ordered(values: Array) -> float:
+def _farthest_ordered(values: Array, ascending: Array) -> float:
     if len(values) < 4:
         return 0.0
-    with np.errstate(invalid="ignore"):  # infinity minus infinity: the cell is called not finite
-        return float(np.abs(values[2:4] - np.median(values)).max())
+    middle = len(values) // 2
+    median = ascending[middle] if len(values) % 2 else (ascending[middle - 1] + ascending[middle]) / 2
+    if math.isnan(ascending[-1]):  # sorted to the end
+        median = math.nan
+    return float(np.abs(values[2:4] - median).max())
 
 
 def _verdict(spread: float, floors: float, prediction: Prediction) -> str:

@@ -17,7 +17,7 @@ from driftscope.studies.grid import seed_of
 Array = npt.NDArray[Any]
 Law = Callable[[np.random.Generator, int], Array]
 
-_BLOCK = 1 << 15  # elements gathered at once
+_BLOCK = 1 << 18  # bytes gathered at once
 
 DTYPES = {
     "float64": np.dtype(np.float64),
@@ -133,9 +133,7 @@ def stored(law: str, size: int, dtype: str, seed: int = 0) -> tuple[Array, Array
     return x, up
 
 
-def order_blocks(
-    law: str, size: int, dtype: str, count: int, seed: int = 0, *, wide: bool = False
-) -> Iterator[Array]:
+def order_blocks(law: str, size: int, dtype: str, count: int, seed: int = 0, *, wide: bool = False) -> Iterator[Array]:
     """Walk over one vector in many orders, some rows at a time.
 
     Parameters
@@ -154,7 +152,7 @@ def order_blocks(
         x, up = x.astype(np.float32), up.astype(np.float32)
     special = [x, None, up, up[::-1]][: 1 + count]
     drawn = permutations(size, max(count - 2, 1), seed)
-    buffer = np.empty((min(1 + count, max(1, _BLOCK // size)), size), x.dtype)
+    buffer = np.empty((min(1 + count, max(1, _BLOCK // (size * x.itemsize))), size), x.dtype)
     for start in range(0, 1 + count, len(buffer)):
         rows = buffer[: min(len(buffer), 1 + count - start)]
         first = max(start, len(special))  # from here on every row is a drawn permutation

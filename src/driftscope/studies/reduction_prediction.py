@@ -9,6 +9,7 @@ when the spread is below a step: then it is a whole step now and then, and nothi
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -109,7 +110,7 @@ class _Sums:
         """Standard deviation of the part of a sum's error that depends on the order of its terms."""
         if self.n <= 2:
             return 0.0
-        grown = growth(self.folds)
+        grown = _growth(self.folds)
         total = float(terms.sum())
         variance = grown.terms * float(terms @ terms) + grown.total * total * total
         return ROUNDING_RMS * self.units.accumulator * math.sqrt(variance)
@@ -162,10 +163,11 @@ def _largest_step(change: Array, steps: Array) -> float:
     """
     chance = np.minimum(1.0, change / steps)
     size = np.maximum(change, steps)
+    missed = 1.0 - chance
     expected, none_yet = 0.0, 1.0
     for h in np.unique(steps)[::-1]:
-        inside = steps == h
-        some = 1.0 - float(np.prod(1.0 - chance[inside]))
+        inside = np.flatnonzero(steps == h)
+        some = 1.0 - float(np.prod(missed[inside]))
         expected += none_yet * some * float(size[inside].max())
         none_yet *= 1.0 - some
         if none_yet < 1e-12:
@@ -173,6 +175,10 @@ def _largest_step(change: Array, steps: Array) -> float:
     return expected
 
 
+_growth = functools.lru_cache(maxsize=256)(growth)
+
+
+@functools.lru_cache(maxsize=64)
 def _range(count: int) -> float:
     """Expected range of ``count`` independent standard normal draws."""
     return 0.0 if count < 2 else 2 * NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
