@@ -19,9 +19,10 @@ matplotlib.use("Agg")
 NUMPY = {"float32": np.float32, "float16": np.float16}
 
 
-def _session(model: Any) -> onnxruntime.InferenceSession:
+def _session(model: Any, optimised: bool = False) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    level = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
@@ -67,25 +68,84 @@ def products(size: int, path: Path, *, measured_again: int = 0) -> None:
     plt.close(figure)
 
 
-def normalisations(rows: int, last_dim: int, path: Path) -> None:
-    """All mixtures of three operators in two runtimes and the whole graph, in two dtypes, all pairs, a figure."""
-    import matplotlib.pyplot as plt
+def normalisations(rows: int, last_dim: int, path: Path | None, *, exact: bool = False) -> None:
+    """All mixtures of three operators in two runtimes and the whole graph, in two dtypes, all pairs.
 
-    figure, panels = plt.subplots(2, 2, figsize=(12, 8))
+    Parameters
+    ----------
+    path : Path or None
+        Where a figure is drawn to.
+    exact : bool
+        Answer all that the study answers: the optimised graph too, every way against float64 with the histogram of its
+        errors, and the implementations of the normalisation against float64.
+    """
     generator = torch.Generator().manual_seed(0)
-    for row, dtype in enumerate(("float32", "float16")):
+    found = []
+    for dtype in ("float32", "float16"):
         kind = getattr(torch, dtype)
         shapes = {"x": (rows, last_dim), "scale": (last_dim,), "shift": (last_dim,), "W": (last_dim, last_dim),
                   "B": (last_dim,)}  # fmt: skip
         operands = {name: torch.randn(shape, generator=generator).to(kind) for name, shape in shapes.items()}
         results = [_mixture(letters, operands, dtype) for letters in itertools.product("to", repeat=3)]
-        whole = _session(chain_model(OPERATORS, dtype, operands))
-        results.append(torch.from_numpy(whole.run(None, {k: v.numpy() for k, v in operands.items()})[0]))
-        panels[row, 0].imshow(_matrix(results))
-        difference = (results[0].float() - results[-1].float()).flatten()
-        panels[row, 1].hist(difference.numpy(), bins=50, log=True)
+        levels = (False, True) if exact else (False,)
+        for optimised in levels:
+            whole = _session(chain_model(OPERATORS, dtype, operands), optimised)
+            results.append(torch.from_numpy(whole.run(None, {k: v.numpy() for k, v in operands.items()})[0]))
+        found.append((_matrix(results), results[0].float() - results[8].float()))
+        if exact:
+            _against_float64(operands, results, dtype)
+    if path is not None:
+        _draw(found, path)
+
+
+def _draw(found: list[tuple[Any, torch.Tensor]], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(2, 2, figsize=(12, 8))
+    for row, (matrix, difference) in zip(panels, found, strict=True):
+        row[0].imshow(matrix)
+        row[1].hist(difference.flatten().numpy(), bins=50, log=True)
     figure.savefig(path)
     plt.close(figure)
+
+
+def _against_float64(operands: dict[str, torch.Tensor], results: list[torch.Tensor], dtype: str) -> list[Any]:
+    x, scale, shift, weight, bias = (operands[k].double() for k in ("x", "scale", "shift", "W", "B"))
+    normal = torch.nn.functional.layer_norm(x, x.shape[-1:], scale, shift, 1e-5)
+    right = normal @ weight + bias
+    found: list[Any] = [(max_diff(y, right), np.histogram((y.double() - right).numpy(), bins=33)) for y in results]
+    given = {k: operands[k] for k in ("x", "scale", "shift")}
+    ways = [_one("LayerNormalization", letter, given, dtype) for letter in "to"]
+    ways += [_normalised(moments, *given.values()) for moments in (_two_pass, _one_pass, _welford, _in_float64)]
+    return found + [max_diff(y, normal) for y in ways]
+
+
+def _normalised(moments: Any, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    mean, variance = moments(x.float())
+    y: torch.Tensor = (x.float() - mean) / torch.sqrt(variance + 1e-5) * scale.float() + shift.float()
+    return y.to(x.dtype)
+
+
+def _two_pass(x: torch.Tensor) -> Any:
+    return x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
+
+
+def _one_pass(x: torch.Tensor) -> Any:
+    mean = x.mean(-1, keepdim=True)
+    return mean, (x * x).mean(-1, keepdim=True) - mean * mean
+
+
+def _in_float64(x: torch.Tensor) -> Any:
+    return tuple(t.float() for t in _two_pass(x.double()))
+
+
+def _welford(x: torch.Tensor) -> Any:
+    mean, squares = torch.zeros(len(x), 1), torch.zeros(len(x), 1)
+    for k in range(x.shape[1]):
+        delta = x[:, k : k + 1] - mean
+        mean = mean + delta / (k + 1)
+        squares = squares + delta * (x[:, k : k + 1] - mean)
+    return mean, squares / x.shape[1]
 
 
 def _mixture(letters: tuple[str, ...], operands: dict[str, torch.Tensor], dtype: str) -> torch.Tensor:

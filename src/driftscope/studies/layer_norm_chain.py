@@ -77,7 +77,7 @@ class Kernels:
         self._known: dict[str, torch.Tensor] = {}
 
     def run(self, mixture: str) -> torch.Tensor:
-        """Run a mixture node by node; what several have in common is run once.
+        """Run a mixture, or the beginning of one, node by node; what several have in common is run once.
 
         Raises
         ------
@@ -85,13 +85,17 @@ class Kernels:
             If onnxruntime has no kernel for an operator.
         """
         values = dict(self.operands)
-        for index, operator in enumerate(OPERATORS):
-            done = mixture[: index + 1]
+        for operator, letter in zip(OPERATORS, mixture, strict=False):
+            done = mixture[: OPERATORS.index(operator) + 1]
             inputs, output = _WIRES[operator]
             if done not in self._known:
-                self._known[done] = self.one(operator, done[-1], [values[name] for name in inputs])
+                self._known[done] = self.one(operator, letter, [values[name] for name in inputs])
             values[output] = self._known[done]
-        return values["y"]
+        return self._known[mixture]
+
+    def normalised(self, runtime: str) -> torch.Tensor:
+        """Return what LayerNormalization alone gives in one runtime, ``"t"`` or ``"o"``."""
+        return self.run(runtime)
 
     def one(self, operator: str, runtime: str, inputs: list[torch.Tensor]) -> torch.Tensor:
         """Run one operator in one runtime, ``"t"`` or ``"o"``."""

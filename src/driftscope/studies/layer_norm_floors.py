@@ -40,24 +40,28 @@ class Scales:
     length: int
 
 
-def scales_of(operands: dict[str, torch.Tensor], normal: torch.Tensor, product: torch.Tensor) -> Scales:
+def scales_of(
+    operands: dict[str, torch.Tensor], normal: torch.Tensor, product: torch.Tensor, result: torch.Tensor
+) -> Scales:
     """Measure the scales of a chain.
 
     Parameters
     ----------
-    normal, product : torch.Tensor of float64
-        Exact outputs of LayerNormalization and MatMul.
+    operands : dict of torch.Tensor
+        ``x``, ``scale``, ``W``, in float64.
+    normal, product, result : torch.Tensor of float64
+        Exact outputs of LayerNormalization, MatMul and Add.
     """
-    x, weight = operands["x"].double(), operands["W"].double()
+    x, weight = operands["x"], operands["W"]
     deviation = (x.var(-1, correction=0) + 1e-5).sqrt()
     return Scales(
         row_mean=float((x.mean(-1) / deviation).square().mean()),
-        scaled=float(operands["scale"].double().square().mean()),
+        scaled=float(operands["scale"].square().mean()),
         normal=float(normal.square().mean()),
         weight_sum=float(weight.sum(0).square().mean()),
         weights=float(weight.square().mean()),
         product=float(product.square().mean()),
-        result=float((product + operands["B"].double()).square().mean()),
+        result=float(result.square().mean()),
         length=x.shape[-1],
     )
 

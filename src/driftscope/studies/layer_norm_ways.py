@@ -19,7 +19,8 @@ def exact(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Te
     -------
     torch.Tensor of float64, shape of ``x``
     """
-    centred = x.double() - x.double().mean(-1, keepdim=True)
+    wide = x.double()
+    centred = wide - wide.mean(-1, keepdim=True)
     centred -= centred.mean(-1, keepdim=True)
     scale = torch.rsqrt(centred.square().mean(-1, keepdim=True) + EPSILON)
     return centred * scale * weight.double() + bias.double()
@@ -36,13 +37,14 @@ def _one_pass(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _welford(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    mean = torch.zeros_like(x[..., :1])
-    squares = torch.zeros_like(mean)
-    for count, term in enumerate(x.split(1, dim=-1), start=1):
-        delta = term - mean
-        mean = mean + delta / count
-        squares = squares + delta * (term - mean)
-    return mean, squares / x.shape[-1]
+    columns = x.movedim(-1, 0).contiguous()
+    mean = torch.zeros_like(columns[0])
+    squares, delta, step = (torch.zeros_like(mean) for _ in range(3))
+    for count, term in enumerate(columns.unbind(), start=1):
+        torch.sub(term, mean, out=delta)
+        mean += torch.div(delta, count, out=step)
+        squares += torch.sub(term, mean, out=step).mul_(delta)
+    return mean[..., None], (squares / len(columns))[..., None]
 
 
 def _in_double(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -37,12 +37,17 @@ def bit_classes(results: Mapping[str, torch.Tensor]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name, y in results.items():
         bits = y.contiguous().view(torch.uint8)
-        known = next((i for i, other in enumerate(leaders) if torch.equal(other, bits)), None)
+        known = next((i for i, other in enumerate(leaders) if _equal(other, bits)), None)
         if known is None:
             leaders.append(bits)
             known = len(leaders) - 1
         found[name] = known + 1
     return found
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    # Results that differ mostly do so in their first row.
+    return torch.equal(a[:1], b[:1]) and torch.equal(a, b)
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> Distance:
