@@ -207,6 +207,16 @@ def test_roundings_are_counted_where_they_happen():
     assert rounding_operators(oh.make_model(graph), "float16") == ("LayerNormalization", "MatMul")
 
 
+def test_a_small_study_has_a_picture_and_a_page(tmp_path):
+    study = gemm(16, "float16", "cpu", "normal", variants=("F.linear", "Gemm"), levels="disable", reveal=False,
+                 workers=0)  # fmt: skip
+    assert study.plot(tmp_path / "small.png").stat().st_size > 10_000
+    page = study.save(tmp_path / "small.html").read_text()
+    assert "data:image/svg+xml" in page
+    assert "float16" in page
+
+
+@pytest.mark.slow
 def test_pictures_and_pages(gemms, norms, tmp_path):
     for name, study in (("gemm", gemms), ("norm", norms)):
         assert study.plot(tmp_path / f"{name}.png").stat().st_size > 20_000

@@ -161,17 +161,13 @@ def _largest_step(change: Array, steps: Array) -> float:
     An element changes by ``max(h, d)`` if a grid point lies inside its change ``d``, which has probability
     ``min(1, d / h)``; binade by binade, the coarsest first.
     """
-    chance = np.minimum(1.0, change / steps)
-    size = np.maximum(change, steps)
-    missed = 1.0 - chance
-    expected, none_yet = 0.0, 1.0
-    for h in np.unique(steps)[::-1]:
-        inside = np.flatnonzero(steps == h)
-        some = 1.0 - float(np.prod(missed[inside]))
-        expected += none_yet * some * float(size[inside].max())
+    expected, none_yet, h = 0.0, 1.0, float(steps.max())
+    while h > 0 and none_yet >= 1e-12:  # most often the first binade decides
+        inside = change[steps == h]
+        some = 1.0 - float(np.prod(1.0 - np.minimum(1.0, inside / h)))
+        expected += none_yet * some * float(np.maximum(inside, h).max())
         none_yet *= 1.0 - some
-        if none_yet < 1e-12:
-            break
+        h = float(np.max(steps, where=steps < h, initial=0.0))
     return expected
 
 
