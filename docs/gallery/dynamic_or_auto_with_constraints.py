@@ -6,6 +6,8 @@ Two pieces are put together and added to every other row of a longer tensor. The
 ``torch.export.Dim`` cannot say. What is refused, why, and what to write instead?
 """
 
+# sphinx_gallery_thumbnail_path = 'docs/images/shapes-light.png'
+
 # %%
 # The model, and an example of it. ``z`` is twice as long as ``x`` and ``y`` together.
 

@@ -43,6 +43,6 @@ print(study.matrix("floors", dtype="float16", data="normal").round(3).to_string(
 
 with tempfile.TemporaryDirectory() as folder:
     picture = plt.imread(study.plot(Path(folder) / "study.png"))
-plt.figure(figsize=(picture.shape[1] / 120, picture.shape[0] / 120), dpi=120)
-plt.imshow(picture)
-plt.axis("off")
+plt.figure(figsize=(picture.shape[1] / 120, picture.shape[0] / 120), dpi=120, layout="constrained")
+_ = plt.imshow(picture)
+_ = plt.axis("off")

@@ -7,6 +7,8 @@ installed torch: what happens, on which expression, and the edit, tried before i
 some are others than the list says, and several never raise: they give another answer in silence.
 """
 
+# sphinx_gallery_thumbnail_path = 'docs/images/transforms-light.png'
+
 # %%
 # One line per example. ``show`` runs :func:`driftscope.check_transforms` and prints the outcome of the transforms asked
 # for, then what is worth knowing: the code of the finding, the expression, and what to do.

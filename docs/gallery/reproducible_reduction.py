@@ -44,9 +44,9 @@ print(study.matrix("predicted_spread", function="layer_norm").to_string())
 
 with tempfile.TemporaryDirectory() as folder:
     picture = plt.imread(study.plot(Path(folder) / "study.png"))
-plt.figure(figsize=(picture.shape[1] / 120, picture.shape[0] / 120), dpi=120)
-plt.imshow(picture)
-plt.axis("off")
+plt.figure(figsize=(picture.shape[1] / 120, picture.shape[0] / 120), dpi=120, layout="constrained")
+_ = plt.imshow(picture)
+_ = plt.axis("off")
 
 # %%
 # The way out is a sum that does not depend on order: ``ds.exact.sum`` and its neighbours.

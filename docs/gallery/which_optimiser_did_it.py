@@ -7,6 +7,8 @@ graph optimisers are involved, at two places; no single one explains it. Who are
 operator's kernel is outside its own rounding?
 """
 
+# sphinx_gallery_thumbnail_path = 'docs/images/comparison-light.png'
+
 # %%
 # A product with 4-bit weights, dequantised in blocks, then a Gelu. The session is allowed to approximate Gelu.
 

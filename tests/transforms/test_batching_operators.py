@@ -30,7 +30,9 @@ AMBIGUOUS = (
 def samples(every):
     database = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
     for op in database[::every]:
-        if torch.float32 not in op.dtypes or op.name in AMBIGUOUS:
+        # What was never written is the memory's own: it repeats itself by luck alone.
+        unwritten = "empty" in op.name or "resize" in op.name
+        if torch.float32 not in op.dtypes or op.name in AMBIGUOUS or unwritten:
             continue
         for sample in list(op.sample_inputs("cpu", torch.float32, requires_grad=False))[:2]:
             if isinstance(sample.input, torch.Tensor) and sample.input.layout == torch.strided:

@@ -109,6 +109,8 @@ class SumsOfProgram:
         if operator not in (OPERATORS if self._onnx else (*PRODUCTS, *REDUCTIONS, "convolution")):
             return
         given = [x for x in step.inputs if x is not None]
+        if not given:
+            return  # inside a fused operator, which shows no operands
         added = given[1:3] if operator in ("addmm", "baddbmm") else given[: 2 if step.rounding.kind is Kind.DOT else 1]
         dtype = str(step.formats[0]).removeprefix("torch.")
         n = _terms(step, operator, added)

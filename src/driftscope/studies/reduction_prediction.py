@@ -161,13 +161,18 @@ def _largest_step(change: Array, steps: Array) -> float:
     An element changes by ``max(h, d)`` if a grid point lies inside its change ``d``, which has probability
     ``min(1, d / h)``; binade by binade, the coarsest first.
     """
-    expected, none_yet, h = 0.0, 1.0, float(steps.max())
-    while h > 0 and none_yet >= 1e-12:  # most often the first binade decides
-        inside = change[steps == h]
+    binades = -np.frexp(steps)[1].astype(np.int16)
+    order = np.argsort(binades, kind="stable")  # of 16-bit integers: a radix sort
+    change, ends = change[order], np.cumsum(np.bincount(binades - binades[order[0]]))
+    expected, none_yet, start = 0.0, 1.0, 0
+    for end in ends[np.diff(ends, prepend=0) > 0].tolist():
+        inside, h = change[start:end], float(steps[order[start]])
         some = 1.0 - float(np.prod(1.0 - np.minimum(1.0, inside / h)))
-        expected += none_yet * some * float(np.maximum(inside, h).max())
+        expected += none_yet * some * max(float(inside.max()), h)
         none_yet *= 1.0 - some
-        h = float(np.max(steps, where=steps < h, initial=0.0))
+        start = end
+        if none_yet < 1e-12:
+            break
     return expected
 
 
