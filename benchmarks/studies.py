@@ -7,10 +7,15 @@ this process, so that starting workers is not counted on either side.
 Promised: reduction 10 times, gemm 4 times, layer norm 3 times as fast; 2 ms for a trivial cell; 0.2 s for a
 group-by over a million stored rows.
 
-Measured on 2026-11-21, two cores that eight others used (load 11), so in CPU time: reduction 4.4, gemm 4.0 beside the
-loop that measures its pairs again for each figure and 3.1 beside one that does not, layer norm 1.4 (half of it is the
-picture, and the loop has neither the exact result nor the implementations), 0.3 ms for a trivial cell, 0.11 s for the
-group-by. The reduction gathers 37 million terms, which is most of what is left.
+Measured on 2026-11-21 in one run of this file, two cores, load 2, in CPU time: reduction 7.2 (0.108 s beside 0.78 s:
+this promise is broken), gemm 3.7 beside the loop that measures its pairs again for each figure and 1.8 beside one that
+does not (3.052 s and 2.397 s for the same study: broken, and unsteady), layer norm 5.3 beside a loop of equal content,
+2.2 with a picture on both sides and 2.6 beside a loop that measures the pairs alone while the study answers everything;
+0.2 ms for a trivial cell, 0.03 s for the group-by. By itself in a fresh process: reduction 7.5, layer norm 6.4, 3.1
+and 3.4, because the loops ask the system for fresh memory more often.
+
+Of the 0.105 s of the reduction, 0.025 s draw the permutations, 0.038 s gather and add 18 million terms (one pass
+serves the mean and the layer norm), 0.015 s predict, and 0.025 s are 162 cells of a study, their table and its words.
 
 Run: ``OMP_NUM_THREADS=1 python -m benchmarks studies``
 """
@@ -73,12 +78,13 @@ def ratio(what: str, promise: float, ours: Callable[[], Any], theirs: Callable[[
 
 
 def reduction_ratio(folder: Path) -> Any:
-    """The tables of both functions, three laws, nine sizes, three dtypes, 128 orders, and the bars."""
-    from driftscope.studies import reduction_data
+    """The tables of both functions, three laws, nine sizes, three dtypes, 128 orders."""
+    from driftscope.studies import reduction_cell, reduction_data
     from studies.plain_loops import spreads
 
     def ours() -> None:
-        for cached in (reduction_data.sample, reduction_data.permutations, reduction_data.stored):
+        kept = (reduction_data.sample, reduction_data.permutations, reduction_data.stored, reduction_cell._collected)
+        for cached in kept:
             cached.cache_clear()
         study = ds.studies.reduction(("mean", "layer_norm"), LAWS, SIZES, DTYPES, 128, workers=0)
         study.matrix()

@@ -75,6 +75,22 @@ def cell(function, law, size, dtype, count=64):
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("size", [9, 1000, 10000])
+def test_what_cells_share_changes_no_bit(size, dtype):
+    for function in ("mean", "layer_norm"):
+        given = {"threads": 1, "batch": 1, "permutations": 12, "data_seed": 0}
+        alone = reduction_cell(function, "normal", size, dtype, **given)
+        assert reduction_cell(function, "normal", size, dtype, **given, beside=("mean", "layer_norm")) == alone
+
+
+@pytest.mark.parametrize("size", [9, 1000, 8192])
+def test_a_mean_of_halves_has_the_bits_of_numpy(size):
+    rows = orders("normal", size, "float16", 12)
+    row = reduction_cell("mean", "normal", size, "float16", threads=1, batch=1, permutations=12, data_seed=0)
+    assert row["values"] == [float(np.mean(x)) for x in rows]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 40])
 def test_orders_are_the_same_terms(dtype, count):
     rows = orders("pareto", 300, dtype, count)
