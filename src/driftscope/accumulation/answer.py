@@ -223,6 +223,9 @@ class Accumulation:
     def _repr_html_(self) -> str:
         return self.record()._repr_html_()
 
+    def _repr_markdown_(self) -> str:
+        return self.record()._repr_markdown_()
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; the tree as its pattern."""
         return self.record(drawn=False).to_dict()

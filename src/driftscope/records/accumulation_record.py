@@ -21,7 +21,7 @@ class Replayed:
     miss: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class AccumulationRecord(Shown):
     """One revealed order of additions.
 

@@ -23,7 +23,7 @@ class Entry:
     comparison: Comparison
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Collection(Shown):
     """Comparisons in the order they are read."""
 

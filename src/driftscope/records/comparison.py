@@ -106,7 +106,7 @@ class OutputRecord:
     tolerance: Tolerance | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Comparison(Shown):
     """Whether two programs are the same program, with the evidence.
 

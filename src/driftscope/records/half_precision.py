@@ -45,7 +45,7 @@ class OperatorCost:
     error: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class HalfPrecision(Shown):
     """What a half format does to a program on a device that computes as declared.
 

@@ -63,7 +63,7 @@ class Suspect:
         return f"with {self.name}" if "=" in self.name else f"without {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Blame(Shown):
     """Which optimisation moved a result, as far as leaving each one out can tell.
 

@@ -21,7 +21,7 @@ MATRIX_SCHEMA = "driftscope/matrix/1"
 _ALIKE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class DriftMatrix(Shown):
     """Every pair of several programs on the same inputs.
 

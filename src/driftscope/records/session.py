@@ -44,7 +44,7 @@ class SessionEntry:
     line: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Session(Shown):
     """Every comparison of a run of tests, in the order of the tests."""
 

@@ -119,7 +119,7 @@ class ShapeBroadcast:
     outcomes: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ShapeRecord(Shown):
     """At which shapes a program exported with dynamic shapes is right, lost or wrong, and why.
 

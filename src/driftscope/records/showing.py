@@ -43,6 +43,11 @@ class Shown:
             text = json.dumps(kept, indent=2) + "\n"
         return text
 
+    def __repr__(self) -> str:
+        # What a prompt shows after a call: the answer, not every field.
+        first = str(self).partition("\n")[0] if type(self).__str__ is not object.__str__ else ""
+        return f"<{type(self).__name__}{': ' if first else ''}{first}>"
+
     def _repr_html_(self) -> str:
         html: str = _pages().fragment(self)
         return html

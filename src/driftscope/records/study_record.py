@@ -31,7 +31,7 @@ class Statement:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class StudyRecord(Shown):
     """The rows of a study in grid order.
 

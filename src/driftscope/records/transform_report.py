@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path as FilePath
 from typing import Any
 
-from driftscope.records.files import PAGE_SUFFIXES, check_target, write_whole
 from driftscope.records.finding import Finding
 from driftscope.records.plain import from_plain, to_plain
+from driftscope.records.showing import Shown
 
 SCHEMA = "driftscope/transforms/1"
 
@@ -80,8 +78,8 @@ class TransformRun:
     worst: tuple[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TransformReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class TransformReport(Shown):
     """What function transforms do to one function, compared with the plain program.
 
     Parameters
@@ -137,29 +135,6 @@ class TransformReport:
             If ``data`` is not a transform report of a known schema.
         """
         return from_plain(cls, data, SCHEMA)
-
-    def save(self, path: str | FilePath) -> FilePath:
-        """Write the record: JSON for ``.json``, a self-contained page for ``.html``.
-
-        Raises
-        ------
-        InputError
-            If it cannot be written there; nothing is ever half-written.
-        """
-        target = check_target(path)
-        if target.suffix.lower() in PAGE_SUFFIXES:
-            import importlib
-
-            # The page room stands above this one; it is asked for by name so that records stay below it.
-            page: str = importlib.import_module("driftscope.report.page").render(self)
-            return write_whole(target, page)
-        return write_whole(target, json.dumps(self.to_dict(), indent=2) + "\n")
-
-    def _repr_html_(self) -> str:
-        import importlib
-
-        html: str = importlib.import_module("driftscope.report.page").fragment(self)
-        return html
 
     def __str__(self) -> str:
         told = ", ".join(f"{name} {outcome}" for name, outcome in self.outcomes.items())

@@ -25,7 +25,7 @@ class VerifiedValue:
     actual_dtype: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Verification(Shown):
     """A list of ``torch.onnx.verification.VerificationInfo``, in the verifier's order."""
 

@@ -257,6 +257,9 @@ class ShapeReport:
     def __str__(self) -> str:
         return str(self.record)
 
+    def __repr__(self) -> str:
+        return f"<ShapeReport: {self.record}>"
+
 
 def check_shapes(
     model: torch.nn.Module | Callable[..., Any],
