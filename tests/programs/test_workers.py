@@ -19,7 +19,7 @@ from driftscope.programs.worker_failures import Fate, WorkerDied, death_of, fail
 from driftscope.programs.workers import Limits, WorkerPool
 from programs import worker_tasks as tasks
 
-LIMITS = Limits(seconds=1.0, memory=300 << 20)
+LIMITS = Limits(seconds=3.0, memory=300 << 20)
 
 DEATHS = [
     (tasks.abort, Fate.ABORTED, "R006", "SIGABRT in abort (worker_tasks.py:"),
@@ -28,7 +28,7 @@ DEATHS = [
     (tasks.kill_itself, Fate.KILLED, "R007", "SIGKILL"),
     (tasks.fill_memory, Fate.OUT_OF_MEMORY, "R008", "more than its memory limit of 0.29 GiB"),
     (tasks.refuse_memory, Fate.OUT_OF_MEMORY, "R008", "can't allocate memory"),
-    (tasks.hang, Fate.TIMED_OUT, "R009", "time limit of 1 s"),
+    (tasks.hang, Fate.TIMED_OUT, "R009", "time limit of 3 s"),
     (tasks.complain, Fate.RAISED, "", "ValueError: a wrong value"),
     (tasks.exit_politely, Fate.RAISED, "", "SystemExit: 4"),
     (tasks.raise_unreadable, Fate.RAISED, "", "Unreadable: 1 and 2"),

@@ -54,7 +54,7 @@ def test_a_cell_has_a_seed_by_its_name_whatever_runs_beside_it():
 @pytest.fixture(scope="module")
 def wayward():
     axes = {"what": ["fine", "abort", "hang", "fill", "raise", "kill", "also fine"]}
-    study = run(cells.wayward, axes, workers=2, seconds=1.0, memory=300 << 20)
+    study = run(cells.wayward, axes, workers=2, seconds=3.0, memory=300 << 20)
     return {row["what"]: row for row in study.rows}, study
 
 
