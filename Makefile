@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # One process per core, each with one thread: more of either and they wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test slow lint docs bench clean
+.PHONY: demo test slow fuzz lint docs bench matrix clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +26,11 @@ test: $(STAMP)
 slow: $(STAMP)
 	$(PYTEST) -m slow
 
+# Damaged and dangerous files of every kind a stranger may hand over; docs/explanation/security.md has the figures.
+CASES ?= 10000
+fuzz: $(STAMP)
+	DRIFTSCOPE_FUZZ=$(CASES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -s -m slow tests/hostile/test_fuzz.py
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,5 +47,10 @@ docs: $(VENV)/.docs
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+# One environment of constraints/, made and tested: make matrix VERSION=oldest
+VERSION ?= newest
+matrix:
+	$(PYTHON) docs/compatibility.py run $(VERSION)
+
 clean:
-	rm -rf $(VENV) out build docs/_build docs/auto_gallery
+	rm -rf $(VENV) .venv-* out build docs/_build docs/auto_gallery

@@ -85,8 +85,8 @@ def peak_over_weights(folder: str) -> float:
 
     import driftscope as ds
     import driftscope.inquiry
-    import driftscope.lift.onnx_graph
-    import driftscope.lift.tape
+    import driftscope.lift.onnx.graph
+    import driftscope.lift.torch.tape
 
     # What is resident now, not the peak so far: imports allocate and free.
     pages = int(Path("/proc/self/statm").read_text().split()[1])

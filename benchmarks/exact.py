@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 import driftscope as ds
-from driftscope.accumulation import exact_native
+from driftscope.accumulation.exact import compiled
 
 #: Enough calls per measurement that the clock's resolution does not matter.
 ENOUGH = 0.002
@@ -93,10 +93,8 @@ def products() -> list[Row]:
 def main() -> int:
     """Print every row and return how many are above what was promised."""
     torch.set_num_threads(1)
-    best = exact_native.use(exact_native.Instructions.AVX512)
-    print(
-        f"compiled library: {exact_native.library() is not None}, instructions: {best.name}, torch {torch.__version__}"
-    )
+    best = compiled.use(compiled.Instructions.AVX512)
+    print(f"compiled library: {compiled.library() is not None}, instructions: {best.name}, torch {torch.__version__}")
     print(f"{'':52} {'promised':>8} {'measured':>8}   ours      torch")
     above = 0
     for row in (*sums(), *products()):

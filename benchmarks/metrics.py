@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from driftscope.comparison.metrics import measure
-from driftscope.comparison.pieces import same_bits
+from driftscope.comparison.measuring.metrics import measure
+from driftscope.comparison.measuring.pieces import same_bits
 from driftscope.testing import assert_close, max_diff
 
 SIZE = 1280

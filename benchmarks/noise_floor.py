@@ -39,8 +39,8 @@ def measure(layers: int, width: int, batch: int, tokens: int) -> dict[str, float
     dict
         ``native_ms``, and ``lifted`` and ``noise``: medians of their time over the native time of the same round.
     """
-    from driftscope.lift.noise import noisy_run
-    from driftscope.lift.tape import lift_torch
+    from driftscope.lift.noise.floor import noisy_run
+    from driftscope.lift.torch.tape import lift_torch
 
     torch.manual_seed(0)
     module, x = encoder(layers, width), torch.randn(batch, tokens, width)

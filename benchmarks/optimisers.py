@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 import driftscope as ds
-from driftscope.explain.blaming import standalone_target
-from driftscope.explain.kernels import native_pieces_of
-from driftscope.explain.observation import observe
-from driftscope.explain.optimisers import blame_optimizers
+from driftscope.explain.blame.blaming import standalone_target
+from driftscope.explain.blame.optimisers import blame_optimizers
+from driftscope.explain.native.observation import observe
+from driftscope.explain.native.program_kernels import native_pieces_of
 
 PROMISED_PER_TRANSFORMER = 0.1
 PROMISED_STARTS_EACH = 4.0

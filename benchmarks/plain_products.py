@@ -12,8 +12,8 @@ import onnxruntime
 import torch
 from onnx_diagnostic.helpers import max_diff
 
-from driftscope.studies.gemm_variants import ONNX_VARIANTS, onnx_model
-from driftscope.studies.layer_norm_chain import OPERATORS, chain_model
+from driftscope.studies.gemm_study.variants import ONNX_VARIANTS, onnx_model
+from driftscope.studies.layer_norm_study.chain import OPERATORS, chain_model
 
 matplotlib.use("Agg")
 NUMPY = {"float32": np.float32, "float16": np.float16}

@@ -24,14 +24,14 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from driftscope.accumulation.kernels import Kernel, Meter
-from driftscope.accumulation.opening import open_kernel
+from driftscope.accumulation.kernels.kernel import Kernel, Meter
+from driftscope.accumulation.kernels.kernel_factory import open_kernel
 from driftscope.accumulation.replaying import replayed
-from driftscope.accumulation.revealing import reveal_kernel, reveal_sum
+from driftscope.accumulation.revealing.reveal_kernel import reveal_kernel, reveal_sum
 from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.trees import SumTree
-from driftscope.numerics.trees_balanced import balanced_rows, scale_for
-from driftscope.numerics.trees_replay import numpy_dtype
+from driftscope.numerics.trees.balanced import balanced_rows, scale_for
+from driftscope.numerics.trees.replay import numpy_dtype
+from driftscope.numerics.trees.tree import SumTree
 
 #: (kernel, dtype, goals in ms for 4096 and 16384 terms)
 CASES = (

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch.export import Dim
 
 from driftscope.shapes.attempts import Attempt, Mode
-from driftscope.shapes.axes import arguments_of
-from driftscope.shapes.capture import Capture, capture
-from driftscope.shapes.reading import relations_of
+from driftscope.shapes.capture.export import Capture, capture
+from driftscope.shapes.capture.reading import relations_of
+from driftscope.shapes.probe.axes import arguments_of
 
 ROUNDS = 5
 #: Relations are read in at most this part of the time of the export they belong to (measured: 0.01 to 0.05).

@@ -24,8 +24,8 @@ from torch import nn
 from torch.export import Dim
 
 import driftscope as ds
-from driftscope.shapes.judging_runs import silence
-from driftscope.shapes.onnx_conversion import one_table
+from driftscope.shapes.probe.judging_runs import silence
+from driftscope.shapes.probe.onnx_conversion import one_table
 
 MOST_EXPORTS = 15.0
 LEAST_KEPT = 0.98

@@ -30,12 +30,12 @@ from pathlib import Path
 from typing import Any
 
 import driftscope as ds
-from driftscope.records.run_queries import ask
-from driftscope.records.run_store import Entry, RunFolder, create_run
-from driftscope.studies.grid import make_grid
-from driftscope.studies.plan import Plan
-from driftscope.studies.result import perform
-from driftscope.studies.running import running_of
+from driftscope.records.runs.queries import ask
+from driftscope.records.runs.store import Entry, RunFolder, create_run
+from driftscope.studies.engine.grid import make_grid
+from driftscope.studies.engine.options import running_of
+from driftscope.studies.engine.plan import Plan
+from driftscope.studies.engine.result import perform
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -79,11 +79,11 @@ def ratio(what: str, promise: float, ours: Callable[[], Any], theirs: Callable[[
 
 def reduction_ratio(folder: Path) -> Any:
     """The tables of both functions, three laws, nine sizes, three dtypes, 128 orders."""
-    from driftscope.studies import reduction_cell, reduction_data
+    from driftscope.studies.reduction_study import cell, distributions
     from studies.plain_loops import spreads
 
     def ours() -> None:
-        kept = (reduction_data.sample, reduction_data.permutations, reduction_data.stored, reduction_cell._collected)
+        kept = (distributions.sample, distributions.permutations, distributions.stored, cell._collected)
         for cached in kept:
             cached.cache_clear()
         study = ds.studies.reduction(("mean", "layer_norm"), LAWS, SIZES, DTYPES, 128, workers=0)

@@ -14,8 +14,8 @@ import click
 
 import driftscope
 from driftscope.cli import COMMANDS, main
-from driftscope.records.collection import COLLECTION_SCHEMA, Collection
 from driftscope.records.json_schema import schema_of
+from driftscope.records.kinds.collection import COLLECTION_SCHEMA, Collection
 from driftscope.records.rules import RULES
 from driftscope.report.kinds import KINDS
 

@@ -97,6 +97,7 @@ def masked(text: str) -> str:
     text = re.sub(r"(?m) +(A|B|equal|–)$", "", text)
     text = re.sub(r"\((axis|tail|block)[^)]*\)| at axis \d+, index \d+", "", text)
     text = re.sub(r"\+(cpu|cu\d+)\b", "", text)
+    text = re.sub(r" \(\d+:\d\d:\d\d\)", "", text)  # pytest says minutes too, once a run takes one
     text = re.sub(r"[-+]?\d[\d,.]*(e[-+]?\d+)?", "#", text)
     # Sentences wrap where their numbers end.
     return re.sub(r"\s+([,.:;)])", r"\1", " ".join(text.split()))
@@ -155,12 +156,17 @@ def _command(line: str) -> str:
 
         from driftscope.cli import main
 
-        return CliRunner().invoke(main, words[1:], prog_name="driftscope").output.rstrip()
+        return CliRunner(env={"COLUMNS": "100"}).invoke(main, words[1:], prog_name="driftscope").output.rstrip()
     if words[0] in ("pytest", "python"):
         command = [sys.executable, *(["-m", "pytest"] if words[0] == "pytest" else []), *words[1:]]
         # The page's folder is not this repository: its pytest settings are not meant.
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "NO_COLOR": "1"}
+            command,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "80"},
         )
         return done.stdout.rstrip()
     raise ValueError(f"a page runs {words[0]!r}; only driftscope, python and pytest are run (use ```bash for others)")

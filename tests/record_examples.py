@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from driftscope.records.comparison import Comparison, OutputRecord, Side, Tolerance
 from driftscope.records.finding import Finding, Where
+from driftscope.records.kinds.comparison import Comparison
+from driftscope.records.kinds.output import OutputRecord, Side, Tolerance
 from driftscope.records.verdict import Verdict
 
 THRESHOLDS = {

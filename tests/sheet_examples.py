@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from driftscope.records.finding import Finding, Where
-from driftscope.report import sheet_view, shell
+from driftscope.report.pages import sheet_view, shell
 from driftscope.report.sheet import HeatMap, Listing, Mark, Picture, Sheet, Table
 
 HOSTILE = "</script><img src=x onerror='window.pwned=1'>|`*[link](javascript:alert(1))"

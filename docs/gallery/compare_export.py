@@ -6,11 +6,10 @@ An encoder in eager torch, captured by ``torch.compile``, exported to ONNX and r
 converted to float16. Which results have the same bits, and which are the same program?
 """
 
-# sphinx_gallery_thumbnail_path = 'docs/images/matrix-light.png'
-
 # %%
 # An encoder whose weights differ from layer to layer, as they do after training.
 
+# sphinx_gallery_thumbnail_path = 'docs/images/matrix-light.png'
 import tempfile
 from pathlib import Path
 

@@ -2,15 +2,14 @@
 DYNAMIC or AUTO when dynamic shapes have constraints
 ====================================================
 
-Two pieces are put together and added to every other row of a longer tensor. The sizes are tied by a relation that
+Two pieces are put together and added to every other column of a longer tensor. The sizes are tied by a relation that
 ``torch.export.Dim`` cannot say. What is refused, why, and what to write instead?
 """
-
-# sphinx_gallery_thumbnail_path = 'docs/images/shapes-light.png'
 
 # %%
 # The model, and an example of it. ``z`` is twice as long as ``x`` and ``y`` together.
 
+# sphinx_gallery_thumbnail_path = 'docs/images/shapes-light.png'
 import torch
 from torch.export import Dim
 
@@ -55,7 +54,7 @@ for candidate in report.record.candidates:
 
 # %%
 # The relation that torch found by itself and does not print with the program any more. Two lengths of ``z`` fit: with a
-# step of two, the last row may be missing.
+# step of two, the last column may be missing.
 
 print(report.relations)
 

@@ -7,11 +7,10 @@ with dynamic shapes decides once whether the two sizes are equal, so it keeps so
 what would keep them all?
 """
 
-# sphinx_gallery_thumbnail_path = 'docs/images/shapes-light.png'
-
 # %%
 # Two models of one line. The second one uses a size as a number, too.
 
+# sphinx_gallery_thumbnail_path = 'docs/images/shapes-light.png'
 import torch
 
 import driftscope as ds

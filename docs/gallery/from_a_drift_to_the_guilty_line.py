@@ -6,11 +6,10 @@ A model that a converter got wrong in one place. The verdict says that it is ano
 which node, which module and which line, why, and what to change.
 """
 
-# sphinx_gallery_thumbnail_path = 'docs/images/comparison-light.png'
-
 # %%
 # A small residual network, exported.
 
+# sphinx_gallery_thumbnail_path = 'docs/images/comparison-light.png'
 import copy
 
 import torch

@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import driftscope as ds
 
 study = ds.studies.layer_norm(rows=128, last_dim=256, dtypes=("float32", "float16"), devices="cpu", workers=0)
-print(study.conclusion)
+print(study)
 
 # %%
 # Errors against float64 in floors: 1 is what rounding does. In float16 the whole graph rounds less often than its

@@ -7,12 +7,11 @@ installed torch: what happens, on which expression, and the edit, tried before i
 some are others than the list says, and several never raise: they give another answer in silence.
 """
 
-# sphinx_gallery_thumbnail_path = 'docs/images/transforms-light.png'
-
 # %%
 # One line per example. ``show`` runs :func:`driftscope.check_transforms` and prints the outcome of the transforms asked
 # for, then what is worth knowing: the code of the finding, the expression, and what to do.
 
+# sphinx_gallery_thumbnail_path = 'docs/images/transforms-light.png'
 import torch
 
 import driftscope as ds
@@ -183,8 +182,8 @@ show(writes_out, x)
 # -------------------------------
 #
 # ``if`` becomes ``torch.where`` where both branches are harmless for every example. The square root below is not: its
-# derivative at a negative number is NaN, also where it is not taken, so that edit is withdrawn and ``ds.vmap`` is
-# offered. What depends on shapes alone was never limited, and ``torch.cond`` works by now.
+# derivative at a negative number is NaN, also where it is not taken, so that the edit gives it a safe number
+# there. What depends on shapes alone was never limited, and ``torch.cond`` works by now.
 
 
 def relu(x):

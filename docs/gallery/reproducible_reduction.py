@@ -25,7 +25,7 @@ study = ds.studies.reduction(
     permutations=64,
     workers=0,
 )
-print(study.conclusion)
+print(study)
 
 # %%
 # The spread of the layer normalisation: the largest change of any element over all orders. Two terms have one sum. In

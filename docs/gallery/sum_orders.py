@@ -5,11 +5,10 @@ In which order does a kernel add?
 One sum, four kernels, four orders: revealed from the outside, drawn, replayed without the kernel, and then taken away.
 """
 
-# sphinx_gallery_thumbnail_path = 'docs/images/accumulation-light.png'
-
 # %%
 # A name is enough; any function that reduces the last axis of (rows, n) will do as well.
 
+# sphinx_gallery_thumbnail_path = 'docs/images/accumulation-light.png'
 import os
 
 import numpy as np

@@ -7,11 +7,10 @@ graph optimisers are involved, at two places; no single one explains it. Who are
 operator's kernel is outside its own rounding?
 """
 
-# sphinx_gallery_thumbnail_path = 'docs/images/comparison-light.png'
-
 # %%
 # A product with 4-bit weights, dequantised in blocks, then a Gelu. The session is allowed to approximate Gelu.
 
+# sphinx_gallery_thumbnail_path = 'docs/images/comparison-light.png'
 import numpy as np
 import torch
 from onnx import TensorProto, helper, numpy_helper

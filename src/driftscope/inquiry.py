@@ -16,24 +16,33 @@ from driftscope.comparison.judge import OutputEvidence, judge
 from driftscope.comparison.leaves import compare_leaves
 from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
+from driftscope.elsewhere import where_asked
 from driftscope.errors import InputError, RuntimeRefused
-from driftscope.explain import accumulations, culprits, nonfinite, reasons, refusals
-from driftscope.explain.depths import node_records
-from driftscope.explain.judging import Results, judge_outputs
-from driftscope.explain.reproducing import check_folder
-from driftscope.explain.reproducing import reproduce as write_reproducer
-from driftscope.explain.second_look import Scene, look_again
+from driftscope.explain import reasons, refusals
+from driftscope.explain.causes import differing
+from driftscope.explain.follow_up import Scene, look_again
+from driftscope.explain.judging import judge_outputs
+from driftscope.explain.locate.node_chart import node_records
+from driftscope.explain.locate.reproducing import check_folder
+from driftscope.explain.locate.reproducing import reproduce as write_reproducer
+from driftscope.explain.measured import Results
+from driftscope.explain.native import accumulations, nonfinite
+from driftscope.explain.native.kernels_alone import KernelLooks
 from driftscope.lift.evidence import Evidence, gather
-from driftscope.programs.feeds import make_inputs
-from driftscope.programs.loading import load_program
-from driftscope.programs.pairing import pair_inputs
+from driftscope.programs.feeding.feeds import make_inputs
+from driftscope.programs.feeding.pairing import pair_inputs
+from driftscope.programs.isolation.breadcrumbs import tell
+from driftscope.programs.loading.load import load_program
 from driftscope.programs.protocol import Bound, Program
-from driftscope.programs.trees import flatten
-from driftscope.records.comparison import Comparison, OutputRecord
+from driftscope.programs.state.effects import Effects, advance_generators, finding_of, generator_states, witnessed
+from driftscope.programs.state.process import state_kept
+from driftscope.programs.value_trees import flatten
 from driftscope.records.environment import capture
 from driftscope.records.finding import Finding
-from driftscope.records.matrix import DriftMatrix
-from driftscope.records.nodes import NodeRecord
+from driftscope.records.kinds.comparison import Comparison
+from driftscope.records.kinds.matrix import DriftMatrix
+from driftscope.records.kinds.nodes import NodeRecord
+from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict, worst
 
 Progress = Callable[[str], None]
@@ -54,6 +63,7 @@ class _Case:
     @contextmanager
     def step(self, name: str, words: str) -> Iterator[None]:
         self.say(words)
+        tell(stage=name, step=words)
         start = time.perf_counter()
         try:
             yield
@@ -61,6 +71,8 @@ class _Case:
             self.times[name] = self.times.get(name, 0.0) + time.perf_counter() - start
 
 
+@state_kept()
+@where_asked
 def compare(
     a: Any,
     b: Any,
@@ -71,6 +83,7 @@ def compare(
     nodes: bool = False,
     reproduce: str | Path | None = None,
     seed: int = 0,
+    isolate: bool | None = None,
     progress: Progress | None = None,
     command: str = "",
 ) -> Comparison:
@@ -95,6 +108,11 @@ def compare(
         inputs, a README and a script that does not need driftscope.
     seed : int
         Seed of drawn inputs and of the noise.
+    isolate : bool or None
+        Run what can take this process down in another one, so that a crash is a finding. None: native runtimes
+        (onnxruntime); a module or function in memory runs here, and the record says so (``["isolated"]`` of its
+        program). True: the whole comparison, whose programs and inputs must be files, names or picklable. False:
+        nothing.
     progress : callable or None
         Told in a few words what happens next.
     command : str
@@ -110,13 +128,15 @@ def compare(
     DriftscopeError
         When a program cannot be loaded or the inputs do not fit it. What a *runtime* refuses is a finding.
     """
+    del isolate  # read by the decorator
     say = progress or (lambda _text: None)
     folder = None if reproduce is None else check_folder(reproduce)
     say("Loading both programs")
-    program_a, program_b = load_program(a), load_program(b)
+    program_a, program_b = _loaded("A", a), _loaded("B", b)
     made = None if inputs is None else make_inputs(inputs, seed=seed)
+    tell(stage="bind")
     bound_a, bound_b, notes = pair_inputs(program_a, program_b, made, seed=seed)
-    findings = [*notes, *program_a.check(bound_a), *program_b.check(bound_b)]
+    findings = [*notes, *_checked("A", bound_a), *_checked("B", bound_b)]
     case = _Case(bound_a, bound_b, seed, say, findings)
     refused = _run_natively(case)
     if refused is not None:
@@ -135,9 +155,13 @@ def compare(
     with case.step("sums", "Asking in which order sums are added"):
         natively = accumulations.Natively(case.results[0], case.results[2], leaves, slots)
         sums = accumulations.ask_sums((bound_a, bound_b), evidence, natively, seed) if explain else accumulations.Sums()
+    looks = KernelLooks((bound_a, bound_b), evidence, seed)
     with case.step("judge", "Judging"):
         judged, notes = judge_outputs(
-            Results(case.results[0], case.results[1], case.results[2], seed, say), evidence, leaves, slots
+            Results(case.results[0], case.results[1], case.results[2], case.results[3], seed, say, looks),
+            evidence,
+            leaves,
+            slots,
         )
         case.findings.extend(notes)
     with case.step("explain", "Looking for the place"):
@@ -148,7 +172,7 @@ def compare(
         if explain or blame:
             values = [v for _, v in case.results[0]], [v for _, v in case.results[2]]
             findings += nonfinite.origin_findings(evidence, leaves, values)
-            scene = Scene(bound_a, bound_b, values, evidence, outputs, codes, seed, say)
+            scene = Scene(bound_a, bound_b, values, evidence, outputs, codes, seed, say, looks)
             findings += look_again(scene, blame)
     if folder is not None and any(o.verdict in (Verdict.PRECISION, Verdict.DIFFERENT) for o in outputs):
         with case.step("reproduce", "Writing a reproducer"):
@@ -164,6 +188,7 @@ def compare(
     return replace(record, nodes=way) if way else record
 
 
+@state_kept()
 def compare_all(programs: Mapping[str, Any], inputs: Any = None, **options: Any) -> DriftMatrix:
     """Compare several programs pairwise on the same inputs.
 
@@ -232,21 +257,41 @@ def compare_values(a: Any, b: Any) -> Comparison:
     )
 
 
+def _loaded(side: str, given: Any) -> Program:
+    name = str(given) if isinstance(given, (str, Path)) else getattr(given, "name", type(given).__name__)
+    tell(stage="load", side=side, program=name)
+    return load_program(given)
+
+
+def _checked(side: str, bound: Bound) -> list[Finding]:
+    tell(stage="run", side=side, program=bound.program.name, runtime=bound.program.runtime)
+    return bound.program.check(bound)
+
+
 # --- native runs -----------------------------------------------------------------------------------------------
 
 
 def _run_natively(case: _Case) -> Finding | None:
-    """Run A twice and B once; what a runtime refuses becomes a finding, unless the program cannot be used at all."""
-    for side, bound, times in (("A", case.a, 2), ("B", case.b, 1)):
+    """Run each side twice; what a runtime refuses becomes a finding, unless the program cannot be used at all."""
+    for side, bound in (("A", case.a), ("B", case.b)):
         with case.step("run", f"Running {side}: {bound.program.name} on {bound.program.runtime}"):
-            for _ in range(times):
-                try:
-                    case.results.append(_leaves(bound.program, bound))
-                except RuntimeRefused as refusal:
-                    unusable = refusals.unusable(side, bound.program.name, refusal)
-                    if unusable is not None:
-                        raise unusable from refusal
-                    return refusals.refusal_finding(side, refusal)
+            effects = Effects()
+            tell(stage="run", side=side, program=bound.program.name, runtime=bound.program.runtime)
+            try:
+                with witnessed(effects):
+                    advance_generators()
+                    states = [generator_states()]
+                    for _ in (1, 2):
+                        case.results.append(_leaves(bound.program, bound))
+                        states.append(generator_states())
+                effects.note_seeds(states)
+            except RuntimeRefused as refusal:
+                unusable = refusals.unusable(side, bound.program.name, refusal)
+                if unusable is not None:
+                    raise unusable from refusal
+                return refusals.refusal_finding(side, refusal)
+            finally:
+                case.findings += finding_of(effects, side)
     return None
 
 
@@ -262,8 +307,8 @@ def _leaves(program: Program, bound: Bound) -> list[Any]:
 def _findings(
     evidence: Evidence, outputs: Sequence[OutputRecord], codes: Sequence[str], explain: bool
 ) -> list[Finding]:
-    found = culprits.function_findings(evidence, outputs, explain)
-    found += reasons.output_findings(outputs, codes, evidence.places)
+    found = differing.function_findings(evidence, outputs, explain)
+    found += reasons.output_findings(outputs, codes, evidence)
     found += reasons.lift_notes(evidence)
     if evidence.reconciled is not None:
         found += reasons.repair_notes(evidence.reconciled.repairs_b, "B")
@@ -284,11 +329,17 @@ def _reason(outputs: Sequence[OutputRecord], verdict: Verdict) -> str:
     """The sentence of the worst output; with its path when there are several."""
     if _nothing(outputs):
         return "neither program returns anything: nothing was compared"
-    first = next(o for o in outputs if o.verdict is verdict)
+    alike_first = [o for o in outputs if o.verdict is verdict]
+    # The same bits from another function are told before the same bits from the same one.
+    first = next((o for o in alike_first if _function_differs(o)), alike_first[0])
     if len(outputs) == 1:
         return first.reason
     alike = sum(o.verdict is verdict for o in outputs)
     return f"{first.path}: {first.reason} ({alike} of {len(outputs)} outputs {verdict})"
+
+
+def _function_differs(output: OutputRecord) -> bool:
+    return output.lifted is not None and output.lifted > (output.lifted_threshold or 0.0)
 
 
 def _record(

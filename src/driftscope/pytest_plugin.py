@@ -94,7 +94,7 @@ class Checks:
 
     def inputs(self, specification: Any) -> Any:
         """As ``ds.inputs``, with this seed; a shape without a dtype, as ``"4x64"``, gets this dtype."""
-        from driftscope.programs.feeds import make_inputs
+        from driftscope.programs.feeding.feeds import make_inputs
 
         if isinstance(specification, dict):
             bare = re.compile(r"[\dx ]+")
@@ -223,25 +223,26 @@ class _Summary:
         """Say what was compared; write the index, SARIF and what GitHub Actions reads."""
         if not self._made:
             return
-        from driftscope.records.session import SESSION_SCHEMA, Session
-        from driftscope.report import session_sheet
+        from driftscope.records.kinds.session import SESSION_SCHEMA, Session
+        from driftscope.report.sheets import session as session_sheet
+        from driftscope.report.wording import one_line
 
         session = Session.from_dict({"schema": SESSION_SCHEMA, "entries": self._made})
         terminalreporter.section("driftscope")
         terminalreporter.write_line(session_sheet.tally(session))
         for entry in session.entries:
             if entry.failed:
-                terminalreporter.write_line(f"{entry.verdict} {entry.test}: {entry.reason}")
+                terminalreporter.write_line(one_line(f"{entry.verdict} {entry.test}: {entry.reason}"))
         folder = self._config.getoption("driftscope_report")
         if folder is not None:
             _write_index(session, Path(folder), self._config.rootpath)
-            terminalreporter.write_line(f"pages: {Path(folder) / 'index.html'}")
+            terminalreporter.write_line(one_line(f"pages: {Path(folder) / 'index.html'}"))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             _tell_github(session, terminalreporter, self._config.rootpath)
 
 
 def _tell_github(session: Any, terminalreporter: Any, root: Path) -> None:
-    from driftscope.report import github
+    from driftscope.report.exchange import github
 
     for line in github.commands(session, root):
         terminalreporter.write_line(line)
@@ -254,7 +255,7 @@ def _tell_github(session: Any, terminalreporter: Any, root: Path) -> None:
 def _write_index(session: Any, folder: Path, root: Path) -> None:
     import json
 
-    from driftscope.report.sarif import sarif_of
+    from driftscope.report.exchange.sarif import sarif_of
 
     session.save(folder / "index.html")
     session.save(folder / "index.json")

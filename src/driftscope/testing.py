@@ -17,14 +17,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from driftscope.comparison.closeness import Mismatch, Rules, mismatches
-from driftscope.comparison.discrepancy import HISTOGRAM, combine, incomparable, leaf_discrepancy
 from driftscope.comparison.leaves import place_words
-from driftscope.comparison.metrics import Drift
+from driftscope.comparison.measuring.discrepancy import HISTOGRAM, combine, incomparable, leaf_discrepancy
+from driftscope.comparison.measuring.metrics import Drift
 from driftscope.comparison.pairing import pair_leaves
 from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.programs.trees import flatten
+from driftscope.programs.value_trees import flatten
 from driftscope.records.listeners import listeners
-from driftscope.records.verdict import FailOn
+from driftscope.records.verdict import FailOn, FailOnName
 
 __all__ = ["assert_close", "assert_same", "assert_transforms", "max_diff"]
 
@@ -87,7 +87,7 @@ def assert_close(
     raise AssertionError(msg(text) if callable(msg) else text)
 
 
-def assert_same(a: Any, b: Any, inputs: Any = None, *, fail_on: str = "precision", **options: Any) -> None:
+def assert_same(a: Any, b: Any, inputs: Any = None, *, fail_on: FailOnName = "precision", **options: Any) -> None:
     """Assert that two programs are the same program on these inputs.
 
     Parameters
@@ -95,8 +95,9 @@ def assert_same(a: Any, b: Any, inputs: Any = None, *, fail_on: str = "precision
     a, b : anything ``ds.program`` accepts
         ``a`` is the reference.
     inputs : anything ``ds.inputs`` accepts
-    fail_on : {"different", "precision", "rounding", "never"}
-        From which verdict on to fail; an INCONCLUSIVE comparison counts with ``"precision"``.
+    fail_on : {"different", "precision", "function", "rounding", "never"}
+        From which verdict on to fail; an INCONCLUSIVE comparison counts with ``"precision"``. ``"function"`` also
+        fails where two different functions give the same bits on these inputs.
     options
         As for ``ds.compare``.
 
@@ -105,16 +106,16 @@ def assert_same(a: Any, b: Any, inputs: Any = None, *, fail_on: str = "precision
     AssertionError
         With the whole report, if the verdict is bad enough.
     ValueError
-        If ``fail_on`` is none of the four.
+        If ``fail_on`` is none of the five.
     """
     __tracebackhide__ = True
     limit = FailOn(fail_on)
     # The main job stands below this room but pulls in every runtime; assert_close must not pay for that.
     from driftscope.inquiry import compare
-    from driftscope.report.text import render
+    from driftscope.report.terminal.comparison import render
 
     comparison = compare(a, b, inputs, **options)
-    failed = limit.fails(comparison.verdict)
+    failed = limit.fails(comparison.verdict, functions_differ=comparison.functions_differ)
     for listener in listeners:
         listener(comparison, failed)
     if failed:
@@ -126,7 +127,7 @@ def assert_transforms(
     *examples: Any,
     transforms: Iterable[str] | None = None,
     expect: Mapping[str, str] | None = None,
-    fail_on: str = "precision",
+    fail_on: FailOnName = "precision",
     **options: Any,
 ) -> None:
     """Assert that function transforms keep the plain program.
@@ -155,7 +156,7 @@ def assert_transforms(
     """
     __tracebackhide__ = True
     limit = FailOn(fail_on)
-    from driftscope.report.transforms_text import answer, outcome_fails
+    from driftscope.report.terminal.transforms import outcome_fails, render
     from driftscope.transforms.checking import check_transforms
 
     chosen: dict[str, Any] = {} if transforms is None else {"transforms": tuple(transforms)}
@@ -171,7 +172,7 @@ def assert_transforms(
     acting = limit in (FailOn.PRECISION, FailOn.ROUNDING)
     found = acting and any(not f.note and set(f.transforms or (f.transform,)) & set(others) for f in record.findings)
     if surprises or failing or found:
-        raise AssertionError("\n".join([*surprises, answer(record)]))
+        raise AssertionError("\n".join([*surprises, render(record)]))
 
 
 def max_diff(expected: Any, got: Any, hist: bool | Iterable[float] | None = None) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from driftscope.numerics.trees import SumTree
-from driftscope.numerics.trees_rounding import aligned_sum
+from driftscope.numerics.trees.rounding import aligned_sum
+from driftscope.numerics.trees.tree import SumTree
 
 
 def folded(parts: Any) -> Any:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from accumulation.exact_ways import need_compiled, only_integers
-from driftscope.accumulation import exact_native
-from driftscope.accumulation.exact_native import Instructions
+from driftscope.accumulation.exact import compiled
+from driftscope.accumulation.exact.compiled import Instructions
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "src" / "driftscope" / "accumulation" / "native"
@@ -36,7 +36,7 @@ def test_only_the_fixed_order_product_has_fused_multiply_adds():
     need_compiled()
     if shutil.which("objdump") is None:
         pytest.skip("objdump is not installed")
-    library = exact_native.library_file()
+    library = compiled.library_file()
     assert library is not None
     listing = subprocess.run(["objdump", "-d", "--no-show-raw-insn", str(library)], capture_output=True, text=True)
     found = functions_with_fma(listing.stdout)
@@ -64,22 +64,22 @@ def test_the_flags_are_written_in_one_place():
 
 def test_without_the_library_everything_is_there(monkeypatch):
     with only_integers(monkeypatch):
-        assert exact_native.library() is None
-        assert exact_native.use(Instructions.AVX512) is Instructions.PLAIN
+        assert compiled.library() is None
+        assert compiled.use(Instructions.AVX512) is Instructions.PLAIN
 
 
 def test_a_library_of_another_machine_is_as_good_as_none(tmp_path, monkeypatch):
     broken = tmp_path / "_exact.so"
     broken.write_bytes(b"not a library")
-    monkeypatch.setattr(exact_native, "library_file", lambda: broken)
-    exact_native._opened.cache_clear()
-    exact_native.library.cache_clear()
+    monkeypatch.setattr(compiled, "library_file", lambda: broken)
+    compiled._opened.cache_clear()
+    compiled.library.cache_clear()
     try:
-        assert exact_native.library() is None
+        assert compiled.library() is None
     finally:
         monkeypatch.undo()
-        exact_native._opened.cache_clear()
-        exact_native.library.cache_clear()
+        compiled._opened.cache_clear()
+        compiled.library.cache_clear()
 
 
 def built(tmp_path: Path, compiler: str | None) -> tuple[subprocess.CompletedProcess[str], list[Path]]:

@@ -12,7 +12,7 @@ import torch
 import driftscope as ds
 from accumulation.exact_truth import DTYPES, LAWS, bits, fractions, nearest
 from accumulation.exact_ways import only_integers
-from driftscope.accumulation.exact_layer_norm import rounded_once
+from driftscope.accumulation.exact.layer_norm import rounded_once
 
 
 def formula(row: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> list[float]:

@@ -12,8 +12,8 @@ import torch
 import driftscope as ds
 from accumulation.exact_truth import DTYPES, LAWS, bits, fractions, nearest
 from accumulation.exact_ways import need_compiled, only_integers
-from driftscope.accumulation import exact_native
-from driftscope.accumulation.exact_native import Instructions
+from driftscope.accumulation.exact import compiled
+from driftscope.accumulation.exact.compiled import Instructions
 
 FULL = (torch.float64, torch.float32)
 
@@ -37,10 +37,10 @@ def chain(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 @pytest.fixture
 def instructions(request):
     need_compiled()
-    if exact_native.use(request.param) is not request.param:
+    if compiled.use(request.param) is not request.param:
         pytest.skip(f"no compiled code for {request.param.name} here")
     yield request.param
-    exact_native.use(Instructions.AVX512)
+    compiled.use(Instructions.AVX512)
 
 
 @pytest.mark.parametrize("instructions", list(Instructions), indirect=True)

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import driftscope as ds
 from accumulation.exact_truth import DTYPES, LAWS, bits
 from accumulation.exact_ways import need_compiled, only_integers
-from driftscope.accumulation.exact_softmax import exponential, softmax
+from driftscope.accumulation.exact.softmax import exponential, softmax
 
 
 class Block(nn.Module):

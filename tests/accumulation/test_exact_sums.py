@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import driftscope as ds
 from accumulation.exact_truth import DTYPES, LAWS, SIZES, bits, fractions, nearest, nearest_root, same
 from accumulation.exact_ways import need_compiled, only_integers
-from driftscope.accumulation import exact_native
-from driftscope.accumulation.exact_native import Instructions
+from driftscope.accumulation.exact import compiled
+from driftscope.accumulation.exact.compiled import Instructions
 
 
 @pytest.fixture(params=["compiled", "integers"])
@@ -73,12 +73,12 @@ def test_results_are_correctly_rounded(law, dtype, way):
 @pytest.mark.parametrize("instructions", list(Instructions))
 def test_every_instruction_set_rounds_correctly(law, dtype, instructions):
     """4 dtypes x 9 laws x 22 vectors x 5 reductions = 3,960 cases for each instruction set."""
-    if exact_native.library() is None or exact_native.use(instructions) is not instructions:
+    if compiled.library() is None or compiled.use(instructions) is not instructions:
         pytest.skip(f"no compiled code for {instructions.name} here")
     try:
         assert {(n, s): found for n in SIZES for s in (1, 2) if (found := wrong(law, dtype, n, s))} == {}
     finally:
-        exact_native.use(Instructions.AVX512)
+        compiled.use(Instructions.AVX512)
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_the_oracle_can_tell_a_wrong_sum():
     assert not same(torch.sum(x), truth(x, x)["sum"])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40), st.randoms())
 def test_any_floats_in_any_order(values, random):
     x = torch.tensor(values, dtype=torch.float32)
@@ -109,7 +109,7 @@ def test_any_floats_in_any_order(values, random):
     assert bits(ds.exact.var(shuffled)) == bits(ds.exact.var(x))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20), st.data())
 def test_any_products_of_doubles(values, data):
     others = data.draw(

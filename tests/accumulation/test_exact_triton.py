@@ -15,10 +15,10 @@ import driftscope as ds
 _INTERPRETED = """
 import sys
 import torch
-from driftscope.accumulation.exact_formats import STORED
-from driftscope.accumulation.exact_integers import _carry, _empty_limbs, _integers, _add, _split, _PIECE
-from driftscope.accumulation.exact_triton import launch
-from driftscope.accumulation.exact_triton_kernel import add_rows
+from driftscope.accumulation.exact.formats import STORED
+from driftscope.accumulation.exact.integers import _carry, _empty_limbs, _integers, _add, _split, _PIECE
+from driftscope.accumulation.exact.triton_sums import launch
+from driftscope.accumulation.exact.triton_kernel import add_rows
 
 torch.manual_seed(0)
 count = 0
@@ -70,8 +70,8 @@ def test_a_device_gives_the_bits_of_the_host(dtype):
 
 
 def test_the_host_does_not_take_the_way_of_the_device():
-    from driftscope.accumulation.exact_formats import STORED
-    from driftscope.accumulation.exact_triton import device_limbs
+    from driftscope.accumulation.exact.formats import STORED
+    from driftscope.accumulation.exact.triton_sums import device_limbs
 
     x = torch.ones(1, 8)
     limbs = torch.zeros(1, 16, dtype=torch.int64)

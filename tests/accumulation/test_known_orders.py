@@ -8,12 +8,12 @@ import torch
 
 import driftscope as ds
 from accumulation.known_kernels import adding, folded, pairwise, random_order
-from driftscope.accumulation.kernels import Kernel, Meter
-from driftscope.accumulation.known import known_order
-from driftscope.accumulation.opening import open_kernel
-from driftscope.accumulation.revealing import reveal_kernel
-from driftscope.numerics import trees_known as known
-from driftscope.numerics.trees import SumTree
+from driftscope.accumulation.kernels.kernel import Kernel, Meter
+from driftscope.accumulation.kernels.kernel_factory import open_kernel
+from driftscope.accumulation.revealing.known_orders import known_order
+from driftscope.accumulation.revealing.reveal_kernel import reveal_kernel
+from driftscope.numerics.trees import known
+from driftscope.numerics.trees.tree import SumTree
 
 
 @pytest.fixture(autouse=True)

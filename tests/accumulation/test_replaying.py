@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from accumulation.known_kernels import random_order
-from driftscope.accumulation import exact_native
-from driftscope.accumulation.exact_native import Instructions
+from driftscope.accumulation.exact import compiled
+from driftscope.accumulation.exact.compiled import Instructions
 from driftscope.accumulation.replaying import replayed
-from driftscope.numerics.trees import SumTree
-from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype, replay
+from driftscope.numerics.trees.replay import Arithmetic, numpy_dtype, replay
+from driftscope.numerics.trees.tree import SumTree
 
 WAYS = [
     ("none", "none"), ("none", "divide"), ("none", "reciprocal"), ("none", "divide-first"), ("none", "divide-last"),
@@ -20,12 +20,12 @@ WAYS = [
 
 @pytest.fixture(params=list(Instructions), ids=lambda level: level.name.lower())
 def instructions(request):
-    if exact_native.library() is None:
+    if compiled.library() is None:
         pytest.skip("the library was not compiled")
-    if exact_native.use(request.param) is not request.param:
+    if compiled.use(request.param) is not request.param:
         pytest.skip("the processor lacks these instructions")
     yield
-    exact_native.use(Instructions.AVX512)
+    compiled.use(Instructions.AVX512)
 
 
 def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:

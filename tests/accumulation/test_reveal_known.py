@@ -21,8 +21,8 @@ from accumulation.known_kernels import (
     tensor_core_order,
     welford_mean,
 )
-from driftscope.accumulation.refusal import BudgetSpentError, RevealError
-from driftscope.numerics.trees import SumTree
+from driftscope.accumulation.revealing.refusal import BudgetSpentError, RevealError
+from driftscope.numerics.trees.tree import SumTree
 
 ORDERS = {
     "sequential": folded(range(50)),

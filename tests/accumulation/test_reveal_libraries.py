@@ -9,8 +9,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import driftscope as ds
-from driftscope.numerics.trees import SumTree
-from driftscope.numerics.trees_replay import numpy_dtype
+from driftscope.numerics.trees.replay import numpy_dtype
+from driftscope.numerics.trees.tree import SumTree
 from driftscope.programs.arrays import array_of, tensor_of
 
 
@@ -87,8 +87,7 @@ def test_products_replay_with_random_weights(name, shape, dtype):
         native = array_of(torch.bmm(tensor_of(a)[None], tensor_of(b)[None])[0])
     else:
         native = array_of(tensor_of(a) @ tensor_of(b))
-    for column in (0, shape[2] - 1):
-        assert (found.replay(a, np.ascontiguousarray(b[:, column])) == native[:, column]).all()
+    assert (found.replay(a, b) == native).all()  # each element in its own order: a result may have several
     if dtype in ("float16", "bfloat16"):
         assert found.fma is None  # their products are exact in float32
     else:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from accumulation.known_kernels import folded, pairwise, random_order
-from driftscope.accumulation.examination import words_of
-from driftscope.accumulation.kernels import Kernel, Meter
-from driftscope.accumulation.revealing import reveal_kernel
-from driftscope.numerics.trees import SumTree
-from driftscope.numerics.trees_rounding import fma
+from driftscope.accumulation.kernels.kernel import Kernel, Meter
+from driftscope.accumulation.revealing.examination import words_of
+from driftscope.accumulation.revealing.reveal_kernel import reveal_kernel
+from driftscope.numerics.trees.rounding import fma
+from driftscope.numerics.trees.tree import SumTree
 
 
 class Product(Kernel):

@@ -13,6 +13,12 @@ from click.testing import CliRunner, Result
 Command = Callable[..., Result]
 
 
+@pytest.fixture(autouse=True)
+def no_width_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Piped output follows COLUMNS, which test runners may set."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def run() -> Command:
     """Run ``driftscope`` with these arguments."""

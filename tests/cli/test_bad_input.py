@@ -145,7 +145,7 @@ def test_programs_with_different_numbers_of_inputs(run, here: Path) -> None:
         ("text.pt2", "not a .pt2 archive"),
         ("objects.npz", "holds Python objects"),
         ("pickled.npz", "not an .npz archive"),
-        ("model.txt", "is no program"),
+        ("model.txt", "is not a program"),
     ],
 )
 def test_a_pickle_as_a_program_is_not_executed(run, here: Path, name: str, words: str) -> None:
@@ -275,21 +275,19 @@ def test_a_name_too_long_for_the_system_is_the_users(run, here: Path) -> None:
         ("nosuch:x", "cannot be imported"),
         ("nosuch.sub:x", "cannot be imported"),
         ("os:nosuch", "has no 'nosuch'"),
-        ("os:path", "class module is no program"),
-        ("math:pi", "class float is no program"),
+        ("os:path", "class module is not a program"),
+        ("math:pi", "class float is not a program"),
         ("torch.nn:Linear", "is a class"),
-        ("sys:exit", "called sys.exit"),
         ("syntax.py:x", "SyntaxError"),
         ("fails.py:x", "ZeroDivisionError"),
         ("leaves.py:x", "called sys.exit(0)"),
         ("http://example.org/x.onnx", "no such file"),
-        ("", "is no program"),
+        ("", "is not a program"),
         (ODD + "fails", "ZeroDivisionError: in the factory"),
         (ODD + "leaves", "called sys.exit(0)"),
-        (ODD + "leaves_later", "called sys.exit(0)"),
-        (ODD + "returns_number", "class int is no program"),
-        (ODD + "returns_nothing", "class NoneType is no program"),
-        (ODD + "returns_three", "class tuple is no program"),
+        (ODD + "returns_number", "class int is not a program"),
+        (ODD + "returns_nothing", "class NoneType is not a program"),
+        (ODD + "returns_three", "class tuple is not a program"),
         (ODD + "returns_class", "is a class"),
         (ODD + "returns_path", "nowhere.onnx: no such file"),
         (ODD + "bad_spec", "cannot be read"),
@@ -339,6 +337,7 @@ def test_the_reference_decides_whether_inputs_fit(run, here: Path) -> None:
         ("nested_tensor_output", 0, "IDENTICAL"),
         ("strange_keys", 0, "IDENTICAL"),
         ("random_output", 1, "does not repeat itself"),
+        ("leaves_later", 1, "the program called sys.exit(0)"),
     ],
 )
 def test_odd_but_usable_programs_get_an_answer(run, here: Path, name: str, code: int, words: str) -> None:
@@ -379,3 +378,10 @@ def test_debug_shows_the_traceback(run, here: Path) -> None:
     assert result.exit_code == 2
     assert "Traceback" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("Error: ")
+
+
+def test_a_callable_of_the_library_that_exits_is_a_finding_of_its_side(run, here: Path) -> None:
+    result = run("compare", ODD + "healthy", "sys:exit")
+    assert result.exit_code == 1
+    assert "R002" in result.stdout
+    assert "the program called sys.exit(" in " ".join(result.stdout.split())

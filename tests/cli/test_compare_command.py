@@ -11,7 +11,7 @@ from click.testing import Result
 
 from driftscope.cli.sessions import session_options
 from driftscope.errors import InputError
-from driftscope.report import page
+from driftscope.report.pages import page
 
 NO_OPTIONS = {"level": (), "threads": (), "provider": (), "disabled": ()}
 SPEC = ("--input", "x=4x8:float32")

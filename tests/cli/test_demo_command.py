@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from driftscope.records.collection import Collection
+from driftscope.records.kinds.collection import Collection
 from driftscope.records.verdict import Verdict
-from driftscope.report import page
+from driftscope.report.pages import page
 
 
 @pytest.mark.slow

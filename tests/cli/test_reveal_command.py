@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from driftscope.cli import main
-from driftscope.report import page
+from driftscope.report.pages import page
 
 
 def run(*arguments: str):

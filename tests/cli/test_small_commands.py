@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import record_examples
-from driftscope.records.collection import Collection, Entry
+from driftscope.records.kinds.collection import Collection, Entry
 from driftscope.records.rules import RULES
 
 
@@ -75,3 +75,24 @@ def test_env_as_text_and_as_data(run) -> None:
     assert text.exit_code == 0
     assert data["versions"]["torch"] in text.stdout
     assert data["processor"]["model"] in text.stdout
+
+
+def test_pretty_lists_the_graph_as_stored_and_as_it_runs(run, tmp_path: Path) -> None:
+    import onnx
+    from onnx import helper
+
+    nodes = [helper.make_node("Identity", ["x"], ["y"], name="\x1b[2Jgone"), helper.make_node("Relu", ["y"], ["z"])]
+    ends = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in ("x", "z")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    stored, run_graph = run("pretty", tmp_path / "m.onnx"), run("pretty", tmp_path / "m.onnx", "--optimized")
+    assert "y = Identity(x)" in stored.stdout
+    assert "Identity" not in run_graph.stdout
+    assert "Relu(" in run_graph.stdout
+    assert "\x1b" not in stored.stdout
+    lines = json.loads(run("pretty", tmp_path / "m.onnx", "--json").stdout)["lines"]
+    assert lines == stored.stdout.rstrip("\n").split("\n")
+    refused = run("pretty", tmp_path / "missing.onnx")
+    assert refused.exit_code == 2
+    assert "no such file" in refused.stderr

@@ -105,3 +105,33 @@ def test_what_cannot_be_is_one_sentence_and_exit_code_2(run, here, arguments, wo
     assert said.exit_code == 2, said.output
     assert words in said.stderr
     assert "Traceback" not in said.output
+
+
+def test_a_listing_names_what_cannot_be_read_and_an_unfinished_run_says_so(run, here):
+    run("study", "reduction", *SMALL)
+    folder = Path("runs/reduction-0001")
+    (rows,) = folder.glob("rows-*.jsonl")
+    lines = rows.read_bytes().splitlines(keepends=True)
+    rows.write_bytes(b"".join(lines[:30]) + b"\x00\n" + lines[30][:40])
+    strange = Path("runs/strange-0001")
+    strange.mkdir()
+    (strange / "run.json").write_text('{"schema": "driftscope/run/7"}')
+    before = rows.read_bytes()
+    listed = run("runs", "list")
+    assert "line 31: it is not JSON" in listed.stdout
+    assert "line 32: its end is missing" in " ".join(listed.stdout.split())
+    assert "is not of schema 'driftscope/run/1'" in " ".join(listed.stdout.split())
+    states = {
+        line["run"]: (line["state"], line["damaged"]) for line in json.loads(run("runs", "list", "--json").stdout)
+    }
+    assert states == {"reduction-0001": ("unfinished", 2), "strange-0001": ("unreadable", 0)}
+    shown = run("runs", "show", "reduction-0001")
+    assert shown.stdout.startswith("UNFINISHED: study reduction, 30 rows")
+    assert "6 of 36 cells are not made yet" in shown.stdout
+    assert json.loads(run("runs", "show", "reduction-0001", "--json").stdout)["missing"] == 6
+    assert "Left out:" in run("runs", "query", "SELECT count(*) FROM rows").stderr
+    assert rows.read_bytes() == before
+    again = run("study", "reduction", *SMALL)
+    assert again.stdout.startswith("FINISHED: study reduction, 36 rows")
+    assert [p.read_bytes() for p in folder.glob("*.damaged")] == [before]
+    assert json.loads(run("runs", "list", "--json").stdout)[0]["damaged"] == 0

@@ -65,9 +65,11 @@ def test_a_refusal_is_answered_in_the_first_line_with_its_expression_and_edit(mo
     assert len(lines) <= 25
     words = " ".join(result.stdout.split())
     assert "mine.py:8 at math.sqrt" in words
-    assert (
-        "torch.sqrt(x.pow(2).sum().detach())` (tried on 3 examples and their derivative: it works, same bits)" in words
+    edit, tried = (
+        "torch.sqrt(x.pow(2).sum().detach())` (tried on ",
+        " examples and their derivative: it works, same bits)",
     )
+    assert int(words.split(edit)[1].split(tried)[0]) >= 3
 
 
 def test_a_clean_function_ends_with_zero(module, run):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from driftscope.comparison.judge import OutputEvidence, judge
-from driftscope.comparison.spread import Ratio
+from driftscope.comparison.measuring.spread import Ratio
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.records.verdict import FailOn, Verdict, worst
 
@@ -26,6 +26,7 @@ CASES = [
     ("unusually large", {"rho": Ratio(1.6)}, "ROUNDING", "N013"),
     ("just large", {"rho": Ratio(2.5)}, "ROUNDING", "N013"),
     ("cheaper arithmetic named", {"rho": Ratio(2.6), "cheaper": "TF32 multiplication in B"}, "PRECISION", "N003"),
+    ("kernels within their own", {"rho": Ratio(2.6), "within": True, "beside": "the norm"}, "ROUNDING", "N013"),
     ("nothing explains it", {"rho": Ratio(2.6)}, "DIFFERENT", "R003"),
     ("ill-conditioned: only the lift decides", {"rho": Ratio(2.6), "ill": 0.2}, "ROUNDING", "N012"),
     ("other function", {"delta": OTHER}, "DIFFERENT", "N001"),
@@ -86,3 +87,20 @@ def test_fail_on_table(fail_on, failing):
 
 def test_thresholds_are_printed_in_full():
     assert set(THRESHOLDS.to_dict()) == set(THRESHOLDS.__slots__)
+
+
+@pytest.mark.parametrize(
+    ("replay", "words"),
+    [
+        ({"correlation": 0.97, "rest": 0.8}, "explained by"),
+        ({"correlation": 0.97, "rest": 1.8}, "consistent with"),
+        ({"correlation": 0.85, "rest": 0.8}, "consistent with"),
+        ({}, "consistent with"),
+    ],
+)
+def test_a_cause_is_a_fact_only_with_its_replay(replay, words):
+    """The law behind every sentence: the judge alone writes "explained by", and asks for the replay first."""
+    evidence = OutputEvidence(
+        "value", delta=Ratio(0.0, limit=1e-11), rho=Ratio(40.0), cheaper="TF32 in B", replay=replay
+    )
+    assert words in judge(evidence).reason

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from driftscope.comparison.leaves import compare_leaves
-from driftscope.programs.trees import flatten
+from driftscope.programs.value_trees import flatten
 from driftscope.records.paths import Attribute, Path
 
 NAN, INF = math.nan, math.inf

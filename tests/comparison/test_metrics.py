@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from driftscope.comparison.metrics import Drift, measure
+from driftscope.comparison.measuring.metrics import Drift, measure
 from driftscope.errors import InputError
 
 NAN, INF = math.nan, math.inf
@@ -288,7 +288,7 @@ def test_measuring_is_frozen():
 
 MEMORY = """
 import resource, torch
-from driftscope.comparison.metrics import measure
+from driftscope.comparison.measuring.metrics import measure
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 torch.manual_seed(0)
 measure(torch.zeros(1000), torch.ones(1000))

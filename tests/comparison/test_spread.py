@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driftscope.comparison.spread import drift_in_floors, lifted_drift, rms, shared_sentinels
+from driftscope.comparison.measuring.spread import drift_in_floors, lifted_drift, rms, shared_sentinels
 
 SHAPES = [(8,), (4, 10), (64, 10), (3, 16, 64), (512, 1152), (2, 3, 17, 19), (1, 1000), (4096,)]
 
@@ -44,7 +44,7 @@ def test_drift_without_a_floor_is_infinite_and_no_drift_is_zero():
 
 
 @given(st.floats(1e-30, 1e30), st.integers(0, 50))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_rho_does_not_depend_on_the_unit(scale, seed):
     drift, noise = normal((6, 7), seed), normal((6, 7), seed + 1)
     plain = drift_in_floors(drift, [noise]).value

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import driftscope as ds
-from driftscope.accumulation import asked
+from driftscope.accumulation import in_passing
 from driftscope.accumulation.answer import Accumulation
-from driftscope.explain import accumulations
-from driftscope.lift.noise import noise_sample
+from driftscope.explain.native import accumulations
+from driftscope.lift.noise.floor import noise_sample
 from driftscope.lift.sources import lift_bound
 from driftscope.numerics.error_model import Growth, growth
-from driftscope.numerics.trees import SumTree
-from driftscope.numerics.trees_growth import growth_of
-from driftscope.programs.loading import load_program
+from driftscope.numerics.trees.growth import growth_of
+from driftscope.numerics.trees.tree import SumTree
+from driftscope.programs.loading.load import load_program
 from driftscope.records.verdict import Verdict
 
 
@@ -26,7 +26,7 @@ from driftscope.records.verdict import Verdict
 def one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    asked.forget()
+    in_passing.forget()
     yield
     torch.set_num_threads(before)
 
@@ -99,7 +99,7 @@ def test_equal_orders_are_no_reason():
 
 def test_same_bits_and_other_functions_are_not_asked(monkeypatch):
     calls = []
-    monkeypatch.setattr("driftscope.explain.sum_sites.ask_once", lambda *a, **_: calls.append(a) or "no")
+    monkeypatch.setattr("driftscope.explain.native.sum_sites.ask_once", lambda *a, **_: calls.append(a) or "no")
     model = Product(512, "Relu")
     x = torch.randn(4, 512, generator=torch.Generator().manual_seed(0))
     assert ds.compare(model, model, x).verdict is Verdict.IDENTICAL
@@ -112,7 +112,9 @@ def test_same_bits_and_other_functions_are_not_asked(monkeypatch):
 
 def test_the_same_question_is_asked_once_and_gives_the_same_record(monkeypatch):
     first = compared(1024, "Relu")
-    monkeypatch.setattr("driftscope.accumulation.asked.accumulation_of", lambda *_a, **_k: pytest.fail("asked again"))
+    monkeypatch.setattr(
+        "driftscope.accumulation.in_passing.accumulation_of", lambda *_a, **_k: pytest.fail("asked again")
+    )
     second = compared(1024, "Relu")
     assert notes(first) == notes(second)
 
@@ -170,7 +172,9 @@ class RowByRow(torch.nn.Module):
 
 def test_rows_of_an_operand_are_paired_with_the_whole(monkeypatch):
     asked_of = []
-    monkeypatch.setattr("driftscope.explain.sum_sites.ask_once", lambda key, _opened: asked_of.append(key[2]) or "no")
+    monkeypatch.setattr(
+        "driftscope.explain.native.sum_sites.ask_once", lambda key, _opened: asked_of.append(key[2]) or "no"
+    )
     x = torch.randn(8, 1024, generator=torch.Generator().manual_seed(0))
     if ds.compare(Product(1024, "Relu"), RowByRow(1024), x).verdict is Verdict.IDENTICAL:
         pytest.skip("a row alone is added like eight on this processor")

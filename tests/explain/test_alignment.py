@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import driftscope as ds
-from driftscope.records.comparison import Comparison
+from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.verdict import Verdict
 from planted.architectures import ARCHITECTURES
 from planted.edits import attribute, find

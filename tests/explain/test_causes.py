@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from driftscope.explain.causes import attributes_of, cause_of
-from driftscope.explain.divergence import piece_of
-from driftscope.explain.locating import Place, Search, capture
-from driftscope.explain.trails import Trail
-from driftscope.explain.wires import Cause, Trials
+from driftscope.explain.causes.pieces import attributes_of, cause_of
+from driftscope.explain.causes.rewiring import Cause, Trials
+from driftscope.explain.locate.divergence import piece_of
+from driftscope.explain.locate.fingerprints import Trail
+from driftscope.explain.locate.locating import Place, Search, capture
 from driftscope.lift.steps import Lifted
-from driftscope.lift.tape import lift_torch
+from driftscope.lift.torch.tape import lift_torch
 
 
 class Net(nn.Module):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import driftscope as ds
-from driftscope.explain.compilation import anew
-from driftscope.explain.inductor_kernels import Kernel, compile_listening, kernels_of
+from driftscope.explain.blame.compilation import anew
+from driftscope.explain.blame.inductor_kernels import Kernel, compile_listening, kernels_of
 
 
 def function(x):

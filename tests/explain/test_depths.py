@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import driftscope as ds
-from driftscope.explain import depths
+from driftscope.explain.locate import node_chart
 
 
 class Block(torch.nn.Module):
@@ -84,7 +84,7 @@ def test_an_honest_export_is_ordinary_rounding_all_the_way(exported: Path) -> No
 def test_shares_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ds.torch(encoder(), dtype="float16")
     whole = ds.compare(encoder(), other, X, nodes=True).nodes
-    monkeypatch.setattr(depths, "_HELD", 500)
+    monkeypatch.setattr(node_chart, "_HELD", 500)
     assert ds.compare(encoder(), other, X, nodes=True).nodes == whole
 
 

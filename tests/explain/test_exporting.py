@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import driftscope as ds
-from driftscope.explain.blaming import standalone_target
-from driftscope.explain.exporting import blame_export, torch_exporter
+from driftscope.explain.blame.blaming import standalone_target
+from driftscope.explain.blame.exporting import blame_export, torch_exporter
 from planted.architectures import ARCHITECTURES
 
 

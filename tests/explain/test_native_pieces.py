@@ -9,14 +9,14 @@ from torch import nn
 
 import driftscope as ds
 from driftscope.errors import CannotLift
-from driftscope.explain.kernels import native_pieces_of
-from driftscope.explain.native_pieces import outside_their_floor
+from driftscope.explain.native.pieces import outside_their_floor
+from driftscope.explain.native.program_kernels import native_pieces_of
 from planted.architectures import ARCHITECTURES
 
 
 def outside(program, inputs):
     bound = program.bind(ds.inputs(inputs))
-    drifts, disturbed = native_pieces_of(bound)
+    drifts, disturbed, _ = native_pieces_of(bound)
     assert disturbed is None
     assert drifts
     return outside_their_floor(drifts)

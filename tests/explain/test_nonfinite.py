@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import driftscope as ds
-from driftscope.records.comparison import Comparison
 from driftscope.records.finding import Finding
+from driftscope.records.kinds.comparison import Comparison
 
 
 class Body(nn.Module):

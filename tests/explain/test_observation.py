@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 from optimised_graphs import WIDTH, chain, four_bit_model, model, root_mean_square, stored, written_gelu
 
 import driftscope as ds
-from driftscope.explain.observation import Observation, observe, readable_values
-from driftscope.explain.targets import largest_gap, same_bits
+from driftscope.explain.locate.targets import largest_gap, same_bits
+from driftscope.explain.native.observation import Observation, observe, readable_values
 from driftscope.programs.protocol import Bound
 
 

@@ -6,10 +6,10 @@ import pytest
 from optimised_graphs import APPROXIMATE, batch, four_bit_model, two_faults, written_gelu
 
 import driftscope as ds
-from driftscope.explain.optimisers import RULES, operator_delta, operators_of
+from driftscope.explain.blame.optimisers import RULES, operator_delta, operators_of
 from driftscope.programs.runtimes.ort_log import is_rule_based, listening
 from driftscope.programs.runtimes.ort_options import OPTIMIZERS
-from driftscope.records.left_out import Blame
+from driftscope.records.kinds.left_out import Blame
 
 
 def test_an_approximation_is_named_and_the_line_to_paste_mends_it():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftscope.explain.smallest_sets import Counted, smallest_set
+from driftscope.explain.blame.smallest_sets import Counted, smallest_set
 
 
 @given(st.integers(1, 24), st.data())

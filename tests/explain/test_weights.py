@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftscope.explain.alterations import alteration_of
-from driftscope.explain.weights import match_weights
+from driftscope.explain.causes.alterations import alteration_of
+from driftscope.explain.causes.weights import match_weights
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.finding import Where
 

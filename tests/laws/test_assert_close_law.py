@@ -74,13 +74,13 @@ def on_the_edge(draw, dtype=None):
 
 
 @given(on_the_edge(), options())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_tensors(pair, chosen):
     agree(*pair, **chosen)
 
 
 @given(st.sampled_from(sorted(TOLERANCES, key=str)), st.integers(0, 2**31))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_default_tolerances_at_their_last_bit(dtype, seed):
     torch.manual_seed(seed)
     rtol, atol = TOLERANCES[dtype]
@@ -124,13 +124,13 @@ def same_outcome(actual, expected, chosen):
 
 
 @given(trees, options())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_tree_against_itself(tree, chosen):
     same_outcome(grow(tree), grow(tree), chosen)
 
 
 @given(trees, trees, options())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_two_trees_are_accepted_or_rejected_alike(one, other, chosen):
     same_outcome(grow(one), grow(other), chosen)
 

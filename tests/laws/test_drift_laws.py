@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftscope.comparison.leaves import compare_leaves
-from driftscope.comparison.metrics import measure
-from driftscope.comparison.pieces import pieces, position, position_of, same_bits
-from driftscope.programs.trees import flatten
+from driftscope.comparison.measuring.metrics import measure
+from driftscope.comparison.measuring.pieces import pieces, position, position_of, same_bits
+from driftscope.programs.value_trees import flatten
 from driftscope.testing import max_diff
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]

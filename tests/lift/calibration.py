@@ -219,7 +219,7 @@ def rms(x: Tensor) -> float:
 
 def run_case(case: Case) -> Row:
     """Run natively, lift the same graph, add noise: error and floor of the one output."""
-    from driftscope.lift.noise import noise_samples
+    from driftscope.lift.noise.floor import noise_samples
 
     module, x = case.build()
     native, lifted = on_onnxruntime(module, x) if case.runtime == "onnxruntime" else on_torch(module, x)
@@ -233,7 +233,7 @@ def run_case(case: Case) -> Row:
 
 def on_torch(module: nn.Module, x: Tensor):
     """Run eagerly; lift the tape of that call."""
-    from driftscope.lift.tape import lift_torch
+    from driftscope.lift.torch.tape import lift_torch
 
     with torch.no_grad():
         return module(x), lift_torch(module, (x,), {}, module=module)
@@ -246,7 +246,7 @@ def on_onnxruntime(module: nn.Module, x: Tensor):
     import onnx
     import onnxruntime
 
-    from driftscope.lift.onnx_graph import lift_onnx
+    from driftscope.lift.onnx.graph import lift_onnx
 
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     buffer = io.BytesIO()

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from driftscope.lift.steps import LiftedOutput
-from driftscope.lift.tape import TorchTape, lift_torch
-from driftscope.programs.trees import flatten
+from driftscope.lift.torch.tape import TorchTape, lift_torch
+from driftscope.programs.value_trees import flatten
 
 
 def up(value: Any) -> Any:

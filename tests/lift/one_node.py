@@ -12,7 +12,7 @@ import onnxruntime as ort
 import torch
 from onnx import helper, numpy_helper
 
-from driftscope.lift.onnx_graph import LiftedOnnx, lift_onnx
+from driftscope.lift.onnx.graph import LiftedOnnx, lift_onnx
 
 OPSET = 20
 PRECISION = {np.dtype(np.float32): 2e-6, np.dtype(np.float16): 2e-3, np.dtype(np.float64): 1e-13}

@@ -17,9 +17,9 @@ import onnx
 import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.lift.onnx_graph import lift_onnx
-from driftscope.lift.onnx_ops.registry import Value
-from driftscope.lift.onnx_types import FORMAT_OF_ELEMENT, array_to_tensor, round_to, to_format
+from driftscope.lift.onnx.element_types import FORMAT_OF_ELEMENT, array_to_tensor, round_to, to_format
+from driftscope.lift.onnx.graph import lift_onnx
+from driftscope.lift.onnx.registry import Value
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "onnx-coverage.md"
 HIGHEST_OPSET, HIGHEST_IR = 26, 13

@@ -10,7 +10,7 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from driftscope.lift.onnx_graph import LiftedOnnx, lift_onnx
+from driftscope.lift.onnx.graph import LiftedOnnx, lift_onnx
 from driftscope.lift.steps import Step
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

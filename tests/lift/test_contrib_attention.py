@@ -187,17 +187,17 @@ def test_noise_enters_every_step_inside_an_attention() -> None:
     lifted(case.model(), case.feeds()).run(observe=observe)
     assert kinds == {
         "node/QKV": Kind.DOT,
-        "node/QK": Kind.DOT,
-        "node/Add": Kind.ROUND,
-        "node/Softmax": Kind.SOFTMAX,
-        "node/PV": Kind.DOT,
+        "node/scores": Kind.DOT,
+        "node/mask": Kind.ROUND,
+        "node/softmax": Kind.SOFTMAX,
+        "node/values": Kind.DOT,
         "node": Kind.EXACT,
     }
 
 
 def test_what_an_observer_returns_for_an_inner_step_is_used() -> None:
     def flatten(step: Step) -> list[torch.Tensor] | None:
-        return [torch.full_like(step.outputs[0], 0.2)] if step.operator == "Softmax" else None
+        return [torch.full_like(step.outputs[0], 0.2)] if step.operator == "softmax" else None
 
     case = multi_head([X, X])
     expected = lifted(case.model(), case.feeds()).run(observe=flatten)[0].value

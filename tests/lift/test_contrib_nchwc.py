@@ -14,7 +14,7 @@ from one_node import distance, lifted, run, session
 from onnx import helper, numpy_helper
 
 from driftscope.errors import CannotLift
-from driftscope.lift.onnx_ops.contrib_nchwc import NCHWC, blocked_filter, native_block_size, unblocked_filter
+from driftscope.lift.onnx.contrib.nchwc import NCHWC, blocked_filter, native_block_size, unblocked_filter
 
 RNG = np.random.default_rng(24)
 
@@ -191,7 +191,7 @@ def test_a_filter_in_another_order_is_another_function(tmp_path: Any) -> None:
     assert distance(run(blocked, feeds)[0], got) < 3e-6, "and onnxruntime computes the wrong one too"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from([4, 8, 16]), st.integers(1, 3), st.integers(1, 3), st.booleans())
 def test_blocking_a_filter_can_be_undone(block: int, outer: int, inner: int, paired: bool) -> None:
     shape = (outer * block, inner * block if paired else inner, 2, 3)

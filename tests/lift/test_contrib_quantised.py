@@ -9,7 +9,7 @@ import pytest
 import torch
 from one_node import OneNode, assert_lift_agrees, distance, lifted, run
 
-from driftscope.lift.onnx_ops.contrib_quantised_products import unpacked
+from driftscope.lift.onnx.contrib.quantised_products import unpacked
 
 RNG = np.random.default_rng(22)
 

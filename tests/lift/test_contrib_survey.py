@@ -19,7 +19,7 @@ import torch
 from one_node import distance, lifted, run, session
 from torch import nn
 
-from driftscope.lift.noise import noise_samples
+from driftscope.lift.noise.floor import noise_samples
 
 LEVELS = ("BASIC", "EXTENDED", "LAYOUT", "ALL")
 CONSTANTS_ROUNDED = 5e-8

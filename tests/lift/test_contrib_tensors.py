@@ -113,7 +113,7 @@ def test_finiteness_is_decided_in_the_native_format() -> None:
     assert bool(value("IsAllFinite", [huge, fine]))
     case = OneNode("IsAllFinite", [fine, fine])
     beyond = {"x0": torch.tensor([65536.0], dtype=torch.float64), "x1": torch.tensor([1.0]).half()}
-    from driftscope.lift.onnx_graph import lift_onnx
+    from driftscope.lift.onnx.graph import lift_onnx
 
     assert not bool(lift_onnx(case.model(), beyond).run()[0].value)
     nan = np.array([np.nan], np.float16)

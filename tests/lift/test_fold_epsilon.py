@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from driftscope.lift.folds import match_folds
+from driftscope.lift.reconcile.folds import match_folds
 from driftscope.lift.steps import Constant, Origin
-from driftscope.lift.tape import lift_torch
+from driftscope.lift.torch.tape import lift_torch
 from driftscope.records.finding import Where
 
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 import torch
 
-from driftscope.lift.arithmetics import ARITHMETICS, ORDINARY, unit_of
-from driftscope.lift.injector import NoiseInjector
-from driftscope.lift.noise import NoiseSample, floor64_sample, noise_sample, noisy_run
-from driftscope.lift.rows import rows_of
+from driftscope.lift.noise.arithmetics import ARITHMETICS, ORDINARY, unit_of
+from driftscope.lift.noise.floor import NoiseSample, floor64_sample, noise_sample, noisy_run
+from driftscope.lift.noise.injector import NoiseInjector
+from driftscope.lift.noise.rows import rows_of
 from driftscope.lift.steps import Constant, Kind, LiftedOutput, Observer, Rounding, Step
 from driftscope.records.finding import Where
 from driftscope.records.paths import Path

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from driftscope.comparison.spread import drift_in_floors
-from driftscope.lift.evidence import Evidence, SideLift, add_noise, cheaper_arithmetic
-from driftscope.lift.noise import ARITHMETICS, ORDINARY, Arithmetic, noise_samples
+from driftscope.comparison.measuring.spread import drift_in_floors
+from driftscope.explain.native.replays import reproduce
+from driftscope.lift.evidence import Evidence, SideLift, add_noise
+from driftscope.lift.noise.floor import ARITHMETICS, ORDINARY, Arithmetic, noise_samples
 
 NAMED = {arithmetic.name: arithmetic for arithmetic in ARITHMETICS}
 QUICK = [
@@ -152,9 +153,9 @@ def test_of_all_arithmetics_the_planted_one_is_named(name):
     _, graph = on_torch(module, x)
     side = SideLift(graph, clean=graph.run())
     add_noise(side, seed=5)
-    found, ratios = cheaper_arithmetic(Evidence(side, side, [(0, 0)]), [(0, drift)], 2.5, seed=6)
-    assert found == f"{name} in B"
-    assert 0.5 < ratios[0].value < 1.5
+    found = reproduce(Evidence(side, side, [(0, 0)]), [(0, drift)], seed=6)
+    assert str(found) == f"{name} in B"
+    assert found.correlation > 0.9
 
 
 def test_the_processor_s_own_bfloat16_multiplication_is_named():
@@ -167,13 +168,14 @@ def test_the_processor_s_own_bfloat16_multiplication_is_named():
         drift = (natively(module, x) - reference).double()
     finally:
         torch.set_float32_matmul_precision(allowed)
-    if not drift.any():
-        pytest.skip("this processor multiplies float32 in float32 whatever is allowed")
+    if rho(module, x, drift) < 100.0:
+        pytest.skip(
+            "this processor multiplies in float32, or in parts of several bfloat16 numbers, whatever is allowed"
+        )
     _, graph = on_torch(module, x)
     side = SideLift(graph, clean=graph.run())
     add_noise(side, seed=5)
-    name, _ = cheaper_arithmetic(Evidence(side, side, [(0, 0)]), [(0, drift)], 2.5, seed=6)
-    assert name == "bfloat16 multiplication in B"
+    assert str(reproduce(Evidence(side, side, [(0, 0)]), [(0, drift)], seed=6)) == "bfloat16 multiplication in B"
 
 
 def test_a_drift_no_arithmetic_explains_is_not_named():
@@ -182,7 +184,7 @@ def test_a_drift_no_arithmetic_explains_is_not_named():
     side = SideLift(graph, clean=graph.run())
     add_noise(side, seed=5)
     drift = 0.5 * side.clean[0].value
-    assert cheaper_arithmetic(Evidence(side, side, [(0, 0)]), [(0, drift)], 2.5, seed=6) == ("", {})
+    assert reproduce(Evidence(side, side, [(0, 0)]), [(0, drift)], seed=6) is None
 
 
 @pytest.mark.parametrize(

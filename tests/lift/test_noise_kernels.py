@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from driftscope.lift.injector import NoiseInjector
+from driftscope.lift.formulas.activations import gelu, gelu_parts
+from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Kind, Rounding, Step
 from driftscope.records.finding import Where
 
@@ -28,6 +29,7 @@ class Kernel:
     length: int = 1
     squares: Callable[..., torch.Tensor] | None = None
     attributes: dict[str, object] = field(default_factory=dict)
+    parts: Callable[..., torch.Tensor] | None = None
     low: float = 0.5
     high: float = 1.35
 
@@ -55,8 +57,8 @@ def error_in_noise(kernel: Kernel, dtype: torch.dtype) -> float:
     native = [a.to(dtype) for a in kernel.arguments]
     lifted = [a.double() for a in native]
     value = kernel.function(*lifted)
-    squares = kernel.squares
-    rounding = Rounding(kernel.kind, kernel.length, None if squares is None else lambda: squares(*lifted))
+    squares, parts = (None if f is None else (lambda f=f: f(*lifted)) for f in (kernel.squares, kernel.parts))
+    rounding = Rounding(kernel.kind, kernel.length, squares, parts)
     step = step_of(value, dtype, rounding, operator=kernel.name, inputs=lifted, attributes=kernel.attributes)
     noise = torch.stack([NoiseInjector(seed=s)(step)[0] - value for s in range(4)])
     error = kernel.function(*native).double() - value
@@ -116,8 +118,8 @@ def batch_norm(mean: float, *, training: bool) -> Kernel:
 def function(name: str, scale: float = 1.0, *, positive: bool = False) -> Kernel:
     x = normal(200, 200, scale=scale)
     x = x.abs() + 0.01 if positive else x
-    # Where a function saturates (tanh near 1, gelu near x) its value is exact more often than the model knows.
-    return Kernel(name, getattr(torch, name, None) or getattr(F, name), (x,), Kind.FUNCTION, low=0.35)
+    parts = (lambda x: gelu_parts(x, gelu(x))) if name == "gelu" else None
+    return Kernel(name, getattr(torch, name, None) or getattr(F, name), (x,), Kind.FUNCTION, parts=parts)
 
 
 def upsample(size: int, scale: float, mode: str) -> Kernel:

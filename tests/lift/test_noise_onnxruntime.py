@@ -9,7 +9,7 @@ import pytest
 import torch
 from one_node import OneNode, lifted, run
 
-from driftscope.lift.noise import noise_samples
+from driftscope.lift.noise.floor import noise_samples
 
 
 def normal(*shape: int, mean: float = 0.0, scale: float = 1.0) -> np.ndarray:

@@ -268,7 +268,7 @@ def test_recurrent_layers_show_every_time_step() -> None:
     weights = {"w": np.ones((1, 9, 2), np.float32), "r": np.ones((1, 9, 3), np.float32)}
     model = model_of([node("GRU", ["x", "w", "r"], ["y"], "gru", hidden_size=3)], {"x": FLOAT}, ["y"], weights)
     steps = steps_of(lift_onnx(model, {"x": torch.ones(7, 1, 2)}))
-    assert sum(s.operator == "h" for s in steps) == 7
+    assert sum(s.operator == "hidden" for s in steps) == 7
     assert (steps[-1].operator, steps[-1].rounding.kind) == ("GRU", Kind.EXACT)
 
 

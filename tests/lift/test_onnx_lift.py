@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from driftscope.lift.onnx_graph import LiftedOnnx, lift_onnx
+from driftscope.lift.onnx.graph import LiftedOnnx, lift_onnx
 
 Parameters = dict[str, Tensor]
 

@@ -110,7 +110,7 @@ def test_fused_attention_shows_its_inner_products() -> None:
     steps = steps_of(lift_onnx(model, {"x": torch.rand(1, 2, 5, 8)}))
     shown = [(s.operator, s.rounding.kind, s.rounding.length) for s in steps]
     assert shown == [
-        ("QK", Kind.DOT, 8), ("Softmax", Kind.SOFTMAX, 5), ("PV", Kind.DOT, 5),
+        ("scores", Kind.DOT, 8), ("softmax", Kind.SOFTMAX, 5), ("values", Kind.DOT, 5),
         ("Attention", Kind.EXACT, 1),
     ]  # fmt: skip
     assert all(s.outputs[0] is not None and math.isfinite(s.outputs[0].sum().item()) for s in steps)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from driftscope.lift.onnx_types import (
+from driftscope.lift.onnx.element_types import (
     INT4,
     SMALL_FLOATS,
     UINT4,

@@ -70,7 +70,7 @@ def test_the_tape_keeps_no_native_activations():
 _PEAK = """
 import resource, sys, torch
 from torch import nn
-from driftscope.lift.tape import lift_torch
+from driftscope.lift.torch.tape import lift_torch
 width, depth = int(sys.argv[1]), 8
 model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(depth)]).eval()
 lift_torch(nn.Linear(2, 2), (torch.randn(2, 2),), {}).run()

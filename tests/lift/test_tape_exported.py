@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from float64_truth import distance, truth
 from torch import nn
 
-from driftscope.lift.tape import lift_torch
+from driftscope.lift.torch.tape import lift_torch
 
 
 class _Program(nn.Module):

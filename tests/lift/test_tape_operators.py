@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from float64_truth import assert_truth, lift
 
 from driftscope.errors import CannotLift
-from driftscope.lift.tape_entries import facts_of
-from driftscope.lift.tape_ops import rules
-from driftscope.lift.tape_ops.kinds import EXACT_NAMES, FUNCTION_NAMES, ROUND_NAMES, SUM_NAMES
+from driftscope.lift.torch.entries import facts_of
+from driftscope.lift.torch.ops import rules
+from driftscope.lift.torch.ops.kinds import EXACT_NAMES, FUNCTION_NAMES, ROUND_NAMES, SUM_NAMES
 
 torch.manual_seed(0)
 X = torch.randn(4, 6)

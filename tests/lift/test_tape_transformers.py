@@ -6,7 +6,7 @@ import pytest
 import torch
 from float64_truth import assert_truth, distance, lift, truth
 
-from driftscope.programs.trees import flatten
+from driftscope.programs.value_trees import flatten
 
 transformers = pytest.importorskip("transformers")
 IDS = torch.tensor([[3, 9, 27, 17, 51, 25, 11], [5, 15, 45, 7, 21, 63, 61]])
@@ -118,7 +118,7 @@ def test_rotary_tables_are_constants_computed_natively():
 def test_exported_bert_has_transformers_lines():
     model, (ids,), kwargs = _model("bert")
     exported = torch.export.export(model, (ids,), kwargs)
-    from driftscope.lift.tape import lift_torch
+    from driftscope.lift.torch.tape import lift_torch
 
     tape = lift_torch(exported.module(), (ids,), kwargs, exported=exported)
     assert distance(tape.run(), truth(model, ids, **kwargs)) <= 1e-13

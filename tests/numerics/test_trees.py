@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driftscope.numerics.trees import SumTree
-from driftscope.numerics.trees_balanced import balanced_rows, scale_for
-from driftscope.numerics.trees_families import family_of, width
-from driftscope.numerics.trees_naming import describe
-from driftscope.numerics.trees_replay import Arithmetic, replay
-from driftscope.numerics.trees_rounding import aligned_sum, exact_sum, fma, sum_to_odd
+from driftscope.numerics.trees.balanced import balanced_rows, scale_for
+from driftscope.numerics.trees.families import family_of, width
+from driftscope.numerics.trees.naming import describe
+from driftscope.numerics.trees.replay import Arithmetic, replay
+from driftscope.numerics.trees.rounding import aligned_sum, exact_sum, fma, sum_to_odd
+from driftscope.numerics.trees.tree import SumTree
 
 
 def random_tree(n: int, rng: np.random.Generator) -> SumTree:
@@ -94,7 +94,7 @@ def test_a_chain_of_many_terms_is_no_deep_recursion():
 
 
 @given(st.integers(1, 40), st.integers(0, 2**32 - 1), st.sampled_from(["float64", "float32", "float16", "bfloat16"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_replay_is_adding_one_by_one(n, seed, dtype):
     rng = np.random.default_rng(seed)
     tree = random_tree(n, rng)
@@ -115,7 +115,7 @@ def rounded_once(exact: Fraction, dtype) -> float:
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([np.float32, np.float64]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_fma_rounds_once(seed, dtype):
     rng = np.random.default_rng(seed)
     a, b, c = (rng.standard_normal(8) * 2.0 ** rng.integers(-12, 13, 8) for _ in range(3))
@@ -229,7 +229,7 @@ def test_patterns_and_families(nested, pattern, family):
 
 
 @given(st.integers(1, 60), st.integers(0, 2**32 - 1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_description_is_of_all_terms(n, seed):
     described = describe(random_tree(n, np.random.default_rng(seed)))
     assert width(described) == n

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from driftscope.records.collection import Collection
-from driftscope.records.comparison import Comparison
+from driftscope.records.kinds.collection import Collection
+from driftscope.records.kinds.comparison import Comparison
 
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 

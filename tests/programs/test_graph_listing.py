@@ -112,3 +112,17 @@ def test_what_has_no_graph_is_said():
         ds.pretty(ds.program(nn.Identity()))
     with pytest.raises(ds.ProgramError, match="class int is no ONNX model"):
         ds.pretty(3)
+
+
+def test_the_graph_that_runs_is_listed_too(onnx_file):
+    stored, run = ds.pretty(onnx_file), ds.pretty(onnx_file, optimized=True)
+    assert stored != run
+    assert ds.pretty(ds.onnx(onnx_file, level="disable"), optimized=True).count(" = ") == stored.count(" = ")
+    with pytest.raises(ds.ProgramError, match="shows no optimised graph"):
+        ds.pretty(torch.nn.Linear(2, 2), optimized=True)
+
+
+def test_formats_are_listed_by_name():
+    cast = unary("Relu")
+    cast.graph.node.append(helper.make_node("Cast", ["x"], ["z"], to=10))
+    assert "Cast(x, to=float16)" in ds.pretty(cast)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import driftscope as ds
-from driftscope.programs import third_party
+from driftscope.programs.loading import third_party
 
 PAGES = Path(__file__).parents[2] / "docs" / "howto"
 

@@ -9,7 +9,7 @@ from tiny_models import onnx_model, subtraction, unary, value
 from torch import nn
 
 import driftscope as ds
-from driftscope.programs.pairing import pair_inputs
+from driftscope.programs.feeding.pairing import pair_inputs
 
 X = torch.arange(6, dtype=torch.float32).reshape(2, 3)
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 import driftscope as ds
 from driftscope.programs.arrays import array_of, tensor_of
-from driftscope.programs.feeds import Inputs
+from driftscope.programs.feeding.feeds import Inputs
 
 X = torch.arange(6, dtype=torch.float32).reshape(2, 3)
 

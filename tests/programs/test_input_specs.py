@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import driftscope as ds
-from driftscope.programs.laws import DTYPES, LAWS, parse_spec, rng_for
+from driftscope.programs.feeding.distributions import DTYPES, LAWS, parse_spec, rng_for
 
 
 def drawn(spec: str, seed: int = 0) -> torch.Tensor:

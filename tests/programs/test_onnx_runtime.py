@@ -12,7 +12,7 @@ from tiny_models import onnx_model, unary, value
 
 import driftscope as ds
 from driftscope.errors import CannotLift
-from driftscope.programs.runtimes.onnxruntime_session import own_words
+from driftscope.programs.runtimes.ort_refusals import own_words
 from driftscope.programs.runtimes.ort_values import ELEMENTS
 
 X = torch.arange(6, dtype=torch.float32).reshape(2, 3)

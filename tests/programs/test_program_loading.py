@@ -8,6 +8,7 @@ import textwrap
 from importlib.metadata import EntryPoint
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from test_input_sources import polygraphy_array
@@ -16,8 +17,8 @@ from torch import nn
 
 import driftscope as ds
 from driftscope.errors import CannotLift
-from driftscope.programs import third_party
-from driftscope.programs.pairing import pair_inputs
+from driftscope.programs.feeding.pairing import pair_inputs
+from driftscope.programs.loading import third_party
 
 X = torch.arange(6, dtype=torch.float32).reshape(2, 3)
 
@@ -88,13 +89,15 @@ def test_a_factorys_inputs_come_with_its_program(file):
     [
         ("{file}:nothing", "has no 'nothing'; it has"),
         ("{file}:broken", "failed when called: RuntimeError: not today"),
-        ("{file}:wrong", "object of class int is no program"),
+        ("{file}:wrong", "object of class int is not a program"),
         ("{file}", "needs the name of an object or a factory"),
         ("no_such_file.py:x", "no such file"),
         ("no_such_module:x", "module 'no_such_module' cannot be imported"),
         ("torch.nn:NoSuchLayer", "torch.nn has no 'NoSuchLayer'"),
-        ("hello world", "is no program: give a path"),
-        ("model.h5", "is no program: give a path"),
+        ("hello world", "is not a program driftscope can load: give a path"),
+        ("model.mdl", "is not a program driftscope can load: give a path"),
+        ("model.h5", "Keras model, which driftscope cannot run: run it there, save its outputs"),
+        ("model.engine", "a TensorRT engine, which driftscope cannot run"),
         ("missing.onnx", "missing.onnx: no such file"),
         ("missing.pt2", "missing.pt2: no such file"),
     ],
@@ -113,7 +116,7 @@ def test_a_file_that_fails_is_said(tmp_path):
 
 
 def test_objects_that_are_no_program_are_said():
-    for thing, message in ((3, "class int is no program"), (nn.Linear, "is a class"), (None, "class NoneType")):
+    for thing, message in ((3, "class int is not a program"), (nn.Linear, "is a class"), (None, "class NoneType")):
         with pytest.raises(ds.ProgramError, match=message):
             ds.program(thing)
 
@@ -179,7 +182,7 @@ def test_a_plug_in_is_asked_for_what_nothing_else_runs(monkeypatch):
     assert ds.program(Weird(), runtime="doubler", name="named").name == "named"
     with pytest.raises(CannotLift, match=r"doubler 1.0"):
         program.lift_source(X)
-    with pytest.raises(ds.ProgramError, match="class int is no program"):
+    with pytest.raises(ds.ProgramError, match="class int is not a program"):
         ds.program(3)
 
 
@@ -278,3 +281,47 @@ def test_recorded_outputs_do_not_belong_to_drawn_inputs(onnx_file):
 def test_two_records_need_no_inputs():
     recorded = ds.recorded({"y": torch.zeros(2, 4)})
     assert str(ds.compare(recorded, recorded).verdict) == "IDENTICAL"
+
+
+def test_a_folder_is_its_model(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        vocab_size=32,
+        max_position_embeddings=16,
+    )
+    model = BertModel(config).eval()
+    model.save_pretrained(tmp_path / "bert")
+    ids = torch.arange(8)[None]
+    loaded = ds.program(str(tmp_path / "bert"))
+    assert torch.equal(loaded(ds.inputs({"input_ids": ids}))["last_hidden_state"], model(ids).last_hidden_state)
+    with pytest.raises(ds.ProgramError, match=r"is a folder that holds neither an \.onnx file nor config\.json"):
+        ds.program(str(tmp_path))
+    for name in ("a.onnx", "b.onnx"):
+        onnx.save(unary("Relu"), str(tmp_path / name))
+    with pytest.raises(ds.ProgramError, match=r"is a folder that holds 2 models: give one of a\.onnx, b\.onnx"):
+        ds.program(tmp_path)
+    (tmp_path / "b.onnx").unlink()
+    assert ds.program(tmp_path).kind == "onnx"
+
+
+def test_code_beside_a_model_is_never_run(tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"architectures": ["Mine"], "model_type": "bert", "auto_map": {"AutoModel": "mine.Mine"}}'
+    )
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Mine: pass\n")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ds.ProgramError, match=r"names the class 'Mine', which transformers .* does not have"):
+        ds.program(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_torchscript_is_named(tmp_path):
+    torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "m.pt"))
+    with pytest.raises(ds.ProgramError, match=r"TorchScript program; give file\.py:name"):
+        ds.program(tmp_path / "m.pt")

@@ -185,4 +185,4 @@ torch.export.save(torch.export.export(Grow(), (torch.ones(1, 1, 1, 3), cache)), 
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, capture_output=True)
     load = "import driftscope as ds; ds.program('grow.pt2')"
     result = subprocess.run([sys.executable, "-c", load], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "needs that library imported first" in result.stderr
+    assert "import the library it belongs to first" in result.stderr

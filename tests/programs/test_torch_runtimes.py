@@ -12,7 +12,7 @@ from torch import nn
 
 import driftscope as ds
 from driftscope.errors import CannotLift
-from driftscope.programs.frameworks import framework_of
+from driftscope.programs.loading.frameworks import framework_of
 
 X = torch.arange(6, dtype=torch.float32).reshape(2, 3)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driftscope.errors import InputError
-from driftscope.programs.trees import flatten, unflatten
+from driftscope.programs.value_trees import flatten, unflatten
 
 
 class Pair(NamedTuple):

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from driftscope.errors import InputError
-from driftscope.programs.worker_failures import Fate, WorkerDied, death_of, failure_of
-from driftscope.programs.workers import Limits, WorkerPool
+from driftscope.programs.isolation.failures import Fate, WorkerDied, death_of, failure_of
+from driftscope.programs.isolation.workers import Limits, WorkerPool
 from programs import worker_tasks as tasks
 
 LIMITS = Limits(seconds=3.0, memory=300 << 20)
@@ -162,7 +162,7 @@ def test_a_plain_script_needs_no_guard_for_functions_of_modules(tmp_path):
         tmp_path,
         """
         import math
-        from driftscope.programs.workers import WorkerPool
+        from driftscope.programs.isolation.workers import WorkerPool
         with WorkerPool(1) as pool:
             print(pool.submit(math.factorial, 5).result())
         """,
@@ -172,7 +172,7 @@ def test_a_plain_script_needs_no_guard_for_functions_of_modules(tmp_path):
 
 def test_a_function_of_the_script_itself_works_behind_a_guard_and_is_explained_without(tmp_path):
     text = """
-        from driftscope.programs.workers import WorkerPool
+        from driftscope.programs.isolation.workers import WorkerPool
         def triple(x):
             return 3 * x
         {guard}
@@ -183,6 +183,23 @@ def test_a_function_of_the_script_itself_works_behind_a_guard_and_is_explained_w
     assert "under `if __name__" in _script(tmp_path, text.format(guard="if True:")).stderr
 
 
+def test_a_word_in_the_data_is_no_function_of_a_prompt(tmp_path):
+    """Without a main file, as in a notebook: bytes that hold ``__main__`` are sent, a function of it is refused."""
+    code = """
+        def typed(): pass
+        from driftscope.errors import InputError
+        from driftscope.programs.isolation.workers import WorkerPool
+        with WorkerPool(1) as pool:
+            print(pool.submit(len, b"class __main__.Net").result())
+            try:
+                pool.submit(typed)
+            except InputError as error:
+                print("typed into a prompt" in str(error))
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["18", "True"]
+
+
 def test_workers_do_not_outlive_a_killed_supervisor(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -190,7 +207,7 @@ def test_workers_do_not_outlive_a_killed_supervisor(tmp_path):
         import sys
         sys.path.insert(0, {str(Path(__file__).parent.parent)!r})
         from programs import worker_tasks as tasks
-        from driftscope.programs.workers import WorkerPool
+        from driftscope.programs.isolation.workers import WorkerPool
         pool = WorkerPool(1)
         print(pool.submit(tasks.process_id).result(), flush=True)
         pool.submit(tasks.hang).result()

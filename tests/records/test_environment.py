@@ -96,6 +96,10 @@ def test_a_driver_is_read_from_its_own_file(text: str, expected: str, tmp_path: 
 
 
 def test_a_precision_set_for_one_backend_is_written_down() -> None:
+    import torch
+
+    if not hasattr(torch.backends.mkldnn, "matmul"):
+        pytest.skip("this torch has no precision per backend")
     # In a process of its own: torch cannot be told to forget the setting.
     code = (
         "import torch; from driftscope.records.environment import capture\n"
@@ -105,3 +109,16 @@ def test_a_precision_set_for_one_backend_is_written_down() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["highest", "cuda none, mkldnn bf16"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ({"torch": "2.13.0+cpu", "numpy": "1.26.4"}, []),
+        ({"torch": "99.1.0"}, ["torch 99.1.0 is newer than any version driftscope was tried with (2.15)"]),
+        ({"torch": "a source build"}, []),
+        ({}, []),
+    ],
+)
+def test_a_newer_library_than_any_that_was_tried_is_named_and_not_refused(versions, said) -> None:
+    assert environment.untried(versions) == said

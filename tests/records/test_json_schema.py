@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import record_examples
-from driftscope.records.collection import COLLECTION_SCHEMA, Collection, Entry
-from driftscope.records.comparison import SCHEMA, Comparison, OutputRecord, Side, Tolerance
 from driftscope.records.finding import Finding, Where
 from driftscope.records.json_schema import schema_of
+from driftscope.records.kinds.collection import COLLECTION_SCHEMA, Collection, Entry
+from driftscope.records.kinds.comparison import SCHEMA, Comparison
+from driftscope.records.kinds.output import OutputRecord, Side, Tolerance
 from driftscope.records.verdict import Verdict
 
 VALIDATOR = jsonschema.Draft202012Validator(schema_of(Comparison, SCHEMA))

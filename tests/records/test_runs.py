@@ -8,10 +8,11 @@ import math
 import pytest
 
 from driftscope.errors import InputError, RecordError
-from driftscope.records.run_listing import difference, flattened, summary_of
-from driftscope.records.run_queries import ask
-from driftscope.records.run_store import Entry, create_run, open_run, runs_in
-from driftscope.records.study_rows import sql_type, wider
+from driftscope.records.runs.listing import difference, flattened, summary_of, survey
+from driftscope.records.runs.queries import ask
+from driftscope.records.runs.rows import sql_type, wider
+from driftscope.records.runs.store import create_run, open_run, runs_in, unreadable_in
+from driftscope.records.runs.writers import Claims, Entry
 
 
 def make_run(root, values, *, study="sweep", environment=None, verdicts=None, cells=None):
@@ -73,7 +74,7 @@ def test_rows_of_all_runs_answer_a_query(tmp_path):
 
 @pytest.mark.parametrize("large", [False, True])
 def test_a_cell_made_twice_is_asked_once_and_the_latest_attempt_counts(tmp_path, monkeypatch, large):
-    monkeypatch.setattr("driftscope.records.run_queries._LARGE", 0 if large else 1 << 30)
+    monkeypatch.setattr("driftscope.records.runs.queries._LARGE", 0 if large else 1 << 30)
     run = make_run(tmp_path, [1.0, 2.0])
     with run.writer() as writer:
         writer.append(entry(0, 1.0))  # by a second process at the same time
@@ -83,7 +84,7 @@ def test_a_cell_made_twice_is_asked_once_and_the_latest_attempt_counts(tmp_path,
 
 
 def test_the_parquet_copy_is_made_again_when_rows_were_added(tmp_path, monkeypatch):
-    monkeypatch.setattr("driftscope.records.run_queries._LARGE", 0)
+    monkeypatch.setattr("driftscope.records.runs.queries._LARGE", 0)
     run = make_run(tmp_path, [1.0])
     assert ask([run], "SELECT count(*) FROM rows")[1] == [(1,)]
     with run.writer() as writer:
@@ -105,20 +106,91 @@ def test_no_runs_is_one_sentence(tmp_path):
         ask([], "SELECT 1")
 
 
-def test_what_a_killed_writer_left_is_cut_off_but_not_what_a_live_one_writes(tmp_path):
-    run = make_run(tmp_path, [1.0])
+TORN = b'{"size":1,"flo'
+FOREIGN = b'{"schema":"driftscope/rows/9","cell":"size=1","values":[1,2]}\n' * 3
+HALF_A_CELL = (
+    b'{"size":1,"outcome":"ok","last_words":"","seconds":0.1,"attempt":0,"part":0,"parts":2,"cell":"size=1"}\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "damaged", "words"),
+    [
+        (lambda rows: rows + TORN, 1, "line 2: its end is missing"),
+        (lambda _rows: FOREIGN, 3, "line 1: it is not a row of this version"),
+        (lambda rows: rows[:20] + b"\x00\xff\n" + rows, 1, "line 1: it is not JSON"),
+        (lambda rows: HALF_A_CELL + rows, 1, "row 1 of 2 of cell 'size=1', whose other rows are missing"),
+        (lambda rows: rows + HALF_A_CELL, 1, "row 1 of 2 of cell 'size=1', whose other rows are missing"),
+        (lambda _rows: b"", 0, ""),
+        (lambda rows: rows, 0, ""),
+    ],
+)
+def test_whoever_reads_changes_nothing_and_names_what_is_no_row(tmp_path, found, damaged, words):
+    run = make_run(tmp_path, [1.0], cells=2)
     (path,) = run.row_files()
-    whole = path.read_bytes()
-    path.write_bytes(whole + b'{"size":1,"flo')
-    assert list(run.entries()) == ["size=0"]
-    assert path.read_bytes() == whole
+    path.write_bytes(found(path.read_bytes()))
+    before = {p: p.read_bytes() for p in run.path.iterdir()}
+    seen = survey(run)
+    cells = run.entries()
+    difference(run, run)
+    rows = ask([run], "SELECT count(*) FROM rows")[1]
+    assert {p: p.read_bytes() for p in run.path.iterdir()} == before
+    assert len(seen.damage) == damaged == summary_of(run)["damaged"]
+    assert words in " ".join(map(str, seen.damage))
+    assert rows == [(len(cells),)] == [(seen.finished,)]
+
+
+def test_a_repair_takes_out_what_is_not_json_and_keeps_a_copy(tmp_path):
+    run = make_run(tmp_path, [1.0, 2.0])
+    (path,) = run.row_files()
+    first, second = path.read_bytes().splitlines(keepends=True)
+    found = first + b"\x00\x00\n" + second + FOREIGN + TORN
+    path.write_bytes(found)
+    (copy,) = run.repair()
+    assert copy.read_bytes() == found
+    assert path.read_bytes() == first + second + FOREIGN  # rows of another version are not ours to throw away
+    assert len(run.entries()) == 2
+    assert run.repair() == []
+    path.write_bytes(TORN)
+    assert [again.name for again in run.repair()] == [f"{path.name}.damaged-2"]
+
+
+def test_what_a_live_writer_is_writing_is_neither_damage_nor_repaired(tmp_path):
+    run = make_run(tmp_path, [1.0])
     with run.writer() as writer:
         writer.append(entry(1, 2.0))
         live = run.row_files()[-1]
         with open(live, "ab") as file:
-            file.write(b'{"half')
+            file.write(TORN)
         assert len(run.entries()) == 2
-        assert live.read_bytes().endswith(b'{"half')
+        assert survey(run).damage == ()
+        assert run.repair() == []
+        assert live.read_bytes().endswith(TORN)
+
+
+def test_a_run_that_cannot_be_read_is_named_not_dropped(tmp_path):
+    run, other, third = (make_run(tmp_path, [1.0]) for _ in range(3))
+    (run.path / "run.json").write_text((run.path / "run.json").read_text().replace("run/1", "run/2"))
+    (other.path / "run.json").unlink()
+    assert [r.name for r in runs_in(tmp_path)] == [third.name]
+    found = unreadable_in(tmp_path)
+    assert [u.name for u in found] == [run.name, other.name]
+    assert "is not of schema 'driftscope/run/1'" in found[0].reason
+    assert "run.json cannot be read" in found[1].reason
+
+
+def test_a_cell_that_a_live_writer_claimed_is_not_claimed_again(tmp_path):
+    run = make_run(tmp_path, [], cells=3)
+    with run.writer() as a, run.writer() as b:
+        ours, theirs = Claims(run.path), Claims(run.path)
+        assert ours.take("size=0", a.name)
+        assert not theirs.take("size=0", b.name)
+        assert theirs.take("size=1", b.name)
+        assert ours.take("size=0", a.name)
+        a.close()
+        assert not theirs.take("size=0", b.name)  # it may have finished the cell after the rows were read
+        theirs.look()
+        assert theirs.take("size=0", b.name)
 
 
 def test_a_difference_names_cells_floors_and_environment(tmp_path):
@@ -132,6 +204,42 @@ def test_a_difference_names_cells_floors_and_environment(tmp_path):
     assert (found.same, found.only_a, found.only_b) == (1, ("size=3",), ())
     assert found.environment == {"versions.onnxruntime": ("1.22", "1.31"), "versions.torch": ("", "2.13")}
     assert json.dumps(found.to_dict())
+
+
+def processor_of(model, capability, numpy="2.4"):
+    return {
+        "processor": {"model": model, "cores": 2, "flags": ["avx2", "fma"]}, "versions": {"numpy": numpy},
+        "torch": {"cpu_capability": capability}, "blas": [{"architecture": capability}],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environment", "values", "named"),
+    [
+        (processor_of("Intel Xeon", "AVX512"), [1.5], True),
+        (processor_of("AMD EPYC", "AVX512"), [1.5], True),
+        (processor_of("Intel Xeon", "AVX512", numpy="2.5"), [1.5], False),
+        (processor_of("Intel Xeon", "AVX512"), [1.0], False),
+        (processor_of("AMD EPYC", "AVX2"), [1.5], False),
+    ],
+)
+def test_the_processor_is_named_when_it_alone_changed(tmp_path, environment, values, named):
+    from driftscope.report.terminal.runs import difference as text_of
+
+    a = make_run(tmp_path, [1.0], environment=processor_of("AMD EPYC", "AVX2"))
+    b = make_run(tmp_path, values, environment=environment)
+    found = difference(a, b)
+    assert found.processor_alone is named
+    text = " ".join(text_of(found).split())
+    assert ("only it differs, AMD EPYC (AVX2) -> " in text) is named
+
+
+def test_a_record_read_on_another_processor_says_so():
+    from driftscope.records.environment import capture, made_elsewhere
+
+    assert made_elsewhere(capture()) == ""
+    assert made_elsewhere({}) == ""
+    assert made_elsewhere(processor_of("Ancient", "DEFAULT")).startswith("made on Ancient (no AVX2 used), not on this")
 
 
 def test_equal_runs_do_not_differ(tmp_path):

@@ -10,8 +10,9 @@ import torch
 from torch.onnx.verification import VerificationInfo
 
 from driftscope.errors import InputError
-from driftscope.records.verification import Verification
-from driftscope.report import kinds, page
+from driftscope.records.kinds.verification import Verification
+from driftscope.report import kinds
+from driftscope.report.pages import page
 
 ONES = torch.ones(3)
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import record_examples
 from driftscope.errors import RecordError
-from driftscope.records.collection import Collection, Entry
-from driftscope.report import gauges, page
+from driftscope.records.kinds.collection import Collection, Entry
+from driftscope.report.pages import gauges, page
 
 EVERY = pytest.mark.parametrize("name", record_examples.ALL)
 

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 from driftscope.records.finding import Finding, Where
-from driftscope.records.session import Session, SessionEntry
+from driftscope.records.kinds.session import Session, SessionEntry
 from driftscope.records.verdict import Verdict
-from driftscope.report import github, page
-from driftscope.report.sarif import sarif_of
+from driftscope.report.exchange import github
+from driftscope.report.exchange.sarif import sarif_of
+from driftscope.report.pages import page
 
 
 def finding(**where: object) -> Finding:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from driftscope.records.finding import Finding, Where
-from driftscope.records.shape_report import ShapeBroadcast, ShapePoint, ShapeRecord, ShapeRelation
-from driftscope.report import kinds, shapes_sheet
+from driftscope.records.kinds.shape_report import ShapeBroadcast, ShapePoint, ShapeRecord, ShapeRelation
+from driftscope.report import kinds
 from driftscope.report.sheet import HeatMap, Table
+from driftscope.report.sheets import shapes
 
 
 def record(**changes) -> ShapeRecord:
@@ -31,21 +32,21 @@ def record(**changes) -> ShapeRecord:
 
 
 def sections(one: ShapeRecord, kind: type) -> dict[str, object]:
-    return {s.title: s for s in shapes_sheet.sheet_of(one).sections if isinstance(s, kind)}
+    return {s.title: s for s in shapes.sheet_of(one).sections if isinstance(s, kind)}
 
 
 def test_the_answer_counts_wrong_before_lost_and_leaves_out_the_program_without_checks():
-    sheet = shapes_sheet.sheet_of(record())
+    sheet = shapes.sheet_of(record())
     assert (sheet.tone, sheet.headline) == ("bad", "silently wrong")
     only_lost = record(targets=("export", "unguarded"))
-    assert shapes_sheet.sheet_of(only_lost).tone == "fair"
-    assert shapes_sheet.headline_of(only_lost) == "shapes lost"
+    assert shapes.sheet_of(only_lost).tone == "fair"
+    assert shapes.headline_of(only_lost) == "shapes lost"
 
 
 def test_nothing_lost_is_good_and_nothing_exported_is_neither():
     fine = tuple(ShapePoint((n, 4), True, {"export": "right"}) for n in range(3))
-    assert shapes_sheet.tone_of(record(points=fine, targets=("export",))) == "good"
-    assert shapes_sheet.tone_of(record(mode="", points=(), targets=())) == "unsure"
+    assert shapes.tone_of(record(points=fine, targets=("export",))) == "good"
+    assert shapes.tone_of(record(mode="", points=(), targets=())) == "unsure"
 
 
 def test_the_picture_shows_the_worst_outcome_of_a_square():

@@ -12,10 +12,11 @@ from markdown_it import MarkdownIt
 import record_examples
 import sheet_examples
 from driftscope.errors import RecordError
-from driftscope.records.collection import Collection, Entry
-from driftscope.records.matrix import DriftMatrix
+from driftscope.records.kinds.collection import Collection, Entry
+from driftscope.records.kinds.matrix import DriftMatrix
 from driftscope.records.verdict import Verdict
-from driftscope.report import kinds, page, sheet_view, shell
+from driftscope.report import kinds
+from driftscope.report.pages import page, sheet_view, shell
 from driftscope.report.sheet import Mark, Sheet, Table
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import sheet_examples
-from driftscope.report import sheet_text
 from driftscope.report.sheet import HeatMap, Mark, Sheet, Table
+from driftscope.report.terminal import sheet as sheet_text
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

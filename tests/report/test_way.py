@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 import record_examples
-from driftscope.records.comparison import Comparison
 from driftscope.records.finding import Where
-from driftscope.records.nodes import NodeRecord
-from driftscope.report import page, way
+from driftscope.records.kinds.comparison import Comparison
+from driftscope.records.kinds.nodes import NodeRecord
+from driftscope.report.pages import node_chart, page
 
 
 def along(count: int = 5, guilty: int | None = 2) -> Comparison:
@@ -27,7 +27,7 @@ def along(count: int = 5, guilty: int | None = 2) -> Comparison:
 
 
 def test_a_value_that_was_not_read_leaves_a_gap() -> None:
-    drawn = way.way_of(along(), "e")
+    drawn = node_chart.way_of(along(), "e")
     assert drawn is not None
     assert drawn["chart"]["error_a"].count("M") == 1
     assert drawn["chart"]["error_b"].count("M") == 2
@@ -42,14 +42,14 @@ def test_the_guilty_node_is_marked_in_chart_and_table() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 400])
 def test_any_number_of_nodes_is_drawn(count: int) -> None:
-    drawn = way.way_of(along(count, guilty=0), "e")
+    drawn = node_chart.way_of(along(count, guilty=0), "e")
     assert drawn is not None
     assert drawn["table"]["count"] == count
     assert "nan" not in drawn["chart"]["error_a"]
 
 
 def test_without_nodes_there_is_no_chart() -> None:
-    assert way.way_of(record_examples.different(), "e") is None
+    assert node_chart.way_of(record_examples.different(), "e") is None
     assert 'class="way"' not in page.render(record_examples.different())
 
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import driftscope as ds
 from driftscope.errors import InputError
-from driftscope.shapes.axes import AxisClasses, arguments_of, sets_of
-from driftscope.shapes.building import InputBuilder
+from driftscope.shapes.probe.axes import AxisClasses, arguments_of, sets_of
+from driftscope.shapes.probe.building import InputBuilder
 from shapes.small_models import FirstOf, Gated, OfPair, Pair, PoolAndAdd, pool_inputs, seeded
 
 

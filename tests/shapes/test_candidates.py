@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch.export import Dim
 
 from driftscope.shapes.attempts import Attempt, Mode
-from driftscope.shapes.axes import arguments_of
-from driftscope.shapes.candidates import Candidate, CandidateSearch, Coverage, _bound, sizes_from
-from driftscope.shapes.capture import Capture, capture
-from driftscope.shapes.expressions import Size, holds, operation
-from driftscope.shapes.inference import infer
-from driftscope.shapes.repairing import Repair
+from driftscope.shapes.capture.candidates import Candidate, CandidateSearch, Coverage, _bound, sizes_from
+from driftscope.shapes.capture.export import Capture, capture
+from driftscope.shapes.capture.inference import infer
+from driftscope.shapes.capture.repairing import Repair
+from driftscope.shapes.conditions.expressions import Size, holds, operation
+from driftscope.shapes.probe.axes import arguments_of
 from shapes.small_models import DampLong, Doubled, Gated, OfPair, PadToFive, Pair, PoolAndAdd, pool_inputs, seeded
 
 

@@ -8,7 +8,7 @@ from torch.export import Dim
 
 import driftscope as ds
 from driftscope.errors import InputError
-from driftscope.records.shape_report import ShapeRecord
+from driftscope.records.kinds.shape_report import ShapeRecord
 from shapes.small_models import (
     ByValue,
     CenterAlways,

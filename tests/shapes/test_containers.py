@@ -10,11 +10,17 @@ import torch
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
+import driftscope as ds
 from driftscope.shapes.attempts import Attempt, Mode
-from driftscope.shapes.axes import arguments_of
-from driftscope.shapes.capture import Capture, capture
-from driftscope.shapes.containers import register, register_containers
+from driftscope.shapes.capture.containers import register, register_containers
+from driftscope.shapes.capture.export import Capture, capture
+from driftscope.shapes.probe.axes import arguments_of
 from shapes.small_models import seeded
+
+
+@dataclass
+class Returned:
+    doubled: torch.Tensor
 
 
 @dataclass
@@ -55,3 +61,10 @@ def test_a_model_with_a_cache_is_exported_and_named():
     expected = attend(*arguments.call()[0])
     assert torch.allclose(made.module(*args, **kwargs), expected, atol=1e-6)
     assert cache.layers[0].keys.shape[2] == 5, "the user's cache is not written to"
+
+
+def test_a_container_among_the_outputs_is_seen_into():
+    """T5 returns two caches in a container of which torch does not know: every export was refused."""
+    report = ds.check_shapes(lambda x: Returned(x * 2), (seeded(3, 4),), targets=())
+    assert report.program is not None
+    assert report.status((seeded(7, 2),)) == "right"

@@ -12,7 +12,7 @@ from torch import nn
 
 import driftscope as ds
 from driftscope.errors import InputError, ProgramError, RecordError
-from driftscope.shapes.covering import Effort
+from driftscope.shapes.covering.search import Effort
 from shapes.small_models import CenterAlways, CenterUnlessAlone, DampLong, Gated, Looped, OfPair, Pair, seeded
 
 

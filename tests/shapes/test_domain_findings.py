@@ -8,7 +8,7 @@ from torch import nn
 
 import driftscope as ds
 from driftscope.errors import InputError
-from driftscope.shapes.rewriting import rewrites
+from driftscope.shapes.findings.rewriting import rewrites
 from shapes.small_models import Buckets, CenterAlways, CenterUnlessAlone, DampLong, Gated, Halved, HalvedAsSize, seeded
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from driftscope.shapes.axes import arguments_of
-from driftscope.shapes.building import InputBuilder
-from driftscope.shapes.domain import CRASH, INVALID, LOST, MORE, RIGHT, UNASKED, WRONG, outcome
-from driftscope.shapes.exploration import Plan, explore, lattice, pattern, spread
-from driftscope.shapes.judging_runs import Crashed, NotAsked, Ran, Refused, difference
-from driftscope.shapes.original import Original
+from driftscope.shapes.attempts import Attempt, Mode
+from driftscope.shapes.capture.export import capture
+from driftscope.shapes.probe.axes import arguments_of
+from driftscope.shapes.probe.building import InputBuilder
+from driftscope.shapes.probe.domain import CRASH, INVALID, LOST, MORE, RIGHT, UNASKED, WRONG, outcome
+from driftscope.shapes.probe.exploration import Plan, explore, lattice, pattern, spread
+from driftscope.shapes.probe.judging_runs import Crashed, NotAsked, Ran, Refused, difference
+from driftscope.shapes.probe.original import Original
+from shapes.harder.small import WithPast
 from shapes.small_models import CenterAlways, Folded, Gated, Halved, PoolAndAdd, pool_inputs, seeded
 
 
@@ -53,6 +56,20 @@ def test_zero_one_and_two_are_always_tried(model, inputs, present):
 def test_a_point_at_which_the_model_refuses_is_known_as_such():
     one, _ = found(Folded(), (seeded(2, 12),))
     assert one.known[(2, 13)] is False
+
+
+def test_however_many_axes_are_asked_about_the_points_along_them_are_tried():
+    """mask == past + step on eleven axes: guessing combinations used up every run, and no decode step was tried."""
+    torch.manual_seed(0)
+    past = (torch.randn(2, 4, 4), torch.randn(2, 4, 4))
+    model, inputs = WithPast(), (torch.randn(2, 3, 4), (torch.rand(2, 7) > 0.3).float(), past)
+    arguments = arguments_of(model, inputs)
+    made = capture(model, arguments, Attempt(Mode.AUTO, tuple(torch.export.Dim.AUTO for _ in arguments.axes)))
+    one = Original(model, InputBuilder(arguments))
+    explore(one, range(len(arguments.axes)), [made.relations], Plan())
+    running = [point for point, runs in one.known.items() if runs]
+    assert len(running) >= 100
+    assert {(point[1], point[6]) for point in running} >= {(1, 4), (3, 1), (3, 8)}, "steps, sizes of the past"
 
 
 def test_indices_too_large_for_a_size_say_nothing_about_the_size():
@@ -104,4 +121,4 @@ def test_outcome_table(reference, other, expected):
 
 def test_a_difference_says_where_and_how_much():
     words = difference({"a": TENSOR, "b": TENSOR}, Ran({"a": TENSOR, "b": TENSOR + 1}))
-    assert words.startswith("out['b']: 2 of 2 elements differ, by up to 1")
+    assert words.startswith("out['b']: 1.0 against 2.0 at (0,): ")

@@ -10,7 +10,7 @@ import sympy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driftscope.shapes.expressions import (
+from driftscope.shapes.conditions.expressions import (
     Number,
     Size,
     conjuncts,
@@ -23,7 +23,7 @@ from driftscope.shapes.expressions import (
     text,
     to_z3,
 )
-from driftscope.shapes.parsing import Unreadable, from_sympy, parse_text
+from driftscope.shapes.conditions.parsing import Unreadable, from_sympy, parse_text
 
 NAMES = ("a", "b", "c")
 sizes = st.fixed_dictionaries({name: st.integers(0, 40) for name in NAMES})

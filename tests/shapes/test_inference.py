@@ -7,9 +7,9 @@ import torch
 from torch.export import Dim
 
 from driftscope.errors import InputError
-from driftscope.shapes.axes import sets_of
-from driftscope.shapes.containers import register_containers
-from driftscope.shapes.inference import infer
+from driftscope.shapes.capture.containers import register_containers
+from driftscope.shapes.capture.inference import infer
+from driftscope.shapes.probe.axes import sets_of
 from shapes.small_models import FirstOf, Gated, OfPair, Pair, PoolAndAdd, pool_inputs, seeded
 
 

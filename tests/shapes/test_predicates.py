@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from driftscope.errors import RecordError
 from driftscope.records.paths import Path
-from driftscope.shapes.axes import Axis
-from driftscope.shapes.expressions import Number, Operation, Size, holds, text
-from driftscope.shapes.predicates import all_of, compiled, from_json, to_json
-from driftscope.shapes.separating import Evidence, distinct, separate
+from driftscope.shapes.conditions.expressions import Number, Operation, Size, holds, text
+from driftscope.shapes.conditions.predicates import all_of, compiled, from_json, to_json
+from driftscope.shapes.conditions.separating import Evidence, distinct, separate
+from driftscope.shapes.probe.axes import Axis
 
 NAMES = ("a", "b", "c")
 AXES = tuple(Axis(i, Path((), name), None, 3) for i, name in enumerate(NAMES))
@@ -105,7 +105,7 @@ def test_what_the_original_refuses_is_kept_away_where_that_is_free():
 
 
 def test_the_manifest_speaks_of_files_in_its_folder_only(tmp_path: FilePath):
-    from driftscope.shapes.cover_files import load_cover
+    from driftscope.shapes.covering.files import load_cover
 
     (tmp_path / "manifest.json").write_text(
         '{"schema": "driftscope/cover/1", "parameters": ["x"], "leaves": [["x", 1, "torch.float32"]], "constants": {},'

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from driftscope.errors import InputError
-from driftscope.shapes.axes import arguments_of
-from driftscope.shapes.candidates import CandidateSearch
-from driftscope.shapes.expressions import Size, operation
-from driftscope.shapes.inference import infer
-from driftscope.shapes.proving import REFUTED, UNKNOWN, implied, prove, same_domain
+from driftscope.shapes.capture.candidates import CandidateSearch
+from driftscope.shapes.capture.inference import infer
+from driftscope.shapes.conditions.expressions import Size, operation
+from driftscope.shapes.conditions.proving import REFUTED, UNKNOWN, implied, prove, same_domain
+from driftscope.shapes.probe.axes import arguments_of
 from shapes.small_models import DampLong, Folded, Gated, seeded
 
 pytest.importorskip("z3")

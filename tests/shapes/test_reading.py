@@ -11,8 +11,8 @@ import torch
 from torch.export import Dim
 
 from driftscope.shapes.attempts import Attempt, Mode
-from driftscope.shapes.axes import arguments_of
-from driftscope.shapes.capture import Capture, capture
+from driftscope.shapes.capture.export import Capture, capture
+from driftscope.shapes.probe.axes import arguments_of
 from shapes.small_models import (
     CenterAlways,
     CenterUnlessAlone,

@@ -6,11 +6,11 @@ import pytest
 from torch.export import Dim
 
 from driftscope.shapes.attempts import Attempt, Mode
-from driftscope.shapes.axes import arguments_of
-from driftscope.shapes.candidates import CandidateSearch
-from driftscope.shapes.capture import Capture, Refusal
-from driftscope.shapes.inference import infer
-from driftscope.shapes.repairing import repaired
+from driftscope.shapes.capture.candidates import CandidateSearch
+from driftscope.shapes.capture.export import Capture, Refusal
+from driftscope.shapes.capture.inference import infer
+from driftscope.shapes.capture.repairing import repaired
+from driftscope.shapes.probe.axes import arguments_of
 from shapes.small_models import ByValue, Gated, Halved, Looped, PoolAndAdd, pool_inputs, seeded
 
 
@@ -81,7 +81,7 @@ def test_what_a_message_asks_for(words, expected):
         return Refusal(one, "UserError", words if len(asked) == 1 else "enough")
 
     repaired(first, attempt)
-    from driftscope.shapes.repairing import _word
+    from driftscope.shapes.capture.repairing import _word
 
     assert any(expected in _word(size) for size in asked[1].sizes), [_word(s) for s in asked[1].sizes]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas
 
-from driftscope.studies.reduction_data import DTYPES, permutation_rng, sample
+from driftscope.studies.reduction_study.distributions import DTYPES, permutation_rng, sample
 
 
 def normalised(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

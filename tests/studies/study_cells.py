@@ -16,6 +16,10 @@ def product(a: int, b: int) -> dict[str, Any]:
     return {"product": a * b, "half": a * b / 2, "name": f"{a} by {b}"}
 
 
+def process_of(a: int) -> dict[str, Any]:
+    return {"process": os.getpid()}
+
+
 def drawn(a: int, seed: int) -> dict[str, Any]:
     return {"seed_seen": seed % 1000}
 

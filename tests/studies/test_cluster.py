@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from driftscope.errors import InputError
-from driftscope.records.study_record import rows_text
+from driftscope.records.kinds.study import rows_text
+from driftscope.records.runs.store import RunFolder
 from driftscope.studies import reduction
-from driftscope.studies.grid import make_grid
-from driftscope.studies.plan import Plan
-from driftscope.studies.result import perform
-from driftscope.studies.running import running_of
+from driftscope.studies.engine.grid import make_grid
+from driftscope.studies.engine.options import running_of
+from driftscope.studies.engine.plan import Plan
+from driftscope.studies.engine.pools import ClusterLost
+from driftscope.studies.engine.result import perform
 from studies import study_cells as cells
 
 pytest.importorskip("distributed")
@@ -26,8 +29,14 @@ TESTS = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
+    """The address of a scheduler with two workers."""
+    with started_cluster(tmp_path_factory.mktemp("dask")) as (address, _):
+        yield address
+
+
+@contextlib.contextmanager
+def started_cluster(folder):
     """A scheduler and two workers, started as the how-to page says."""
-    folder = tmp_path_factory.mktemp("dask")
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     dask = [sys.executable, "-m", "dask"]
     file = folder / "scheduler.json"
@@ -42,7 +51,7 @@ def cluster(tmp_path_factory):
         started.append(subprocess.Popen(worker, **quiet))
         address = json.loads(file.read_text())["address"]
         _wait_for_workers(address)
-        yield address
+        yield address, started[0]
     finally:
         for process in reversed(started):
             process.terminate()
@@ -71,6 +80,26 @@ def test_a_crash_on_the_cluster_is_a_row_and_takes_nothing_along(cluster):
     study = perform(plan, running_of(cluster=cluster, seconds=2.0, memory=300 << 20))
     outcomes = [row["outcome"] for row in study.rows]
     assert outcomes == ["ok", "aborted", "timed out", "raised", "out of memory", "ok"]
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_killed_is_named_and_what_it_had_sent_is_kept(tmp_path):
+    plan = Plan("slow", cells.slow, make_grid({"a": range(60)}))
+    with started_cluster(tmp_path) as (address, scheduler):
+        heard = []
+
+        def kill_after_ten(text):
+            heard.append(text)
+            if text.startswith("10 of 60"):
+                scheduler.kill()
+
+        with pytest.raises(ClusterLost, match=f"scheduler at '{address}' went away"):
+            perform(plan, running_of(cluster=address, store=tmp_path, run="lost", progress=kill_after_ten))
+    kept = RunFolder(tmp_path / "lost").entries()
+    assert len(kept) >= 10
+    assert all(row["outcome"] == "ok" for entry in kept.values() for row in entry.rows)
+    assert len(perform(plan, running_of(workers=2, store=tmp_path, run="lost")).rows) == 180
+    assert sum(path.read_bytes().count(b"\n") for path in (tmp_path / "lost").glob("rows-*.jsonl")) == 180
 
 
 def test_no_scheduler_is_one_clear_sentence():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -14,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from driftscope.errors import InputError
-from driftscope.records.run_store import open_run, runs_in
-from driftscope.records.study_record import StudyRecord, rows_text
-from driftscope.studies.grid import make_grid, seed_of
-from driftscope.studies.plan import Plan
-from driftscope.studies.result import perform, stored_study
-from driftscope.studies.running import running_of
+from driftscope.records.kinds.study import StudyRecord, rows_text
+from driftscope.records.runs.store import open_run, runs_in
+from driftscope.studies.engine.grid import make_grid, seed_of
+from driftscope.studies.engine.options import running_of
+from driftscope.studies.engine.plan import Plan
+from driftscope.studies.engine.result import perform, stored_study
 from studies import study_cells as cells
 
 HERE = Path(__file__).parent
@@ -115,10 +116,10 @@ def test_the_id_of_another_study_is_refused(tmp_path):
 SCRIPT = """
     import sys
     sys.path.insert(0, {tests!r})
-    from driftscope.studies.grid import make_grid
-    from driftscope.studies.plan import Plan
-    from driftscope.studies.result import perform
-    from driftscope.studies.running import running_of
+    from driftscope.studies.engine.grid import make_grid
+    from driftscope.studies.engine.plan import Plan
+    from driftscope.studies.engine.result import perform
+    from driftscope.studies.engine.options import running_of
     from studies import study_cells as cells
     study = perform(
         Plan("slow", cells.slow, make_grid({{"a": range(40)}})),
@@ -161,8 +162,8 @@ def test_no_row_is_lost_under_kill_9_and_the_rest_is_made_when_started_again(tmp
     rows = stored_study(folder).rows
     assert [r["a"] for r in rows] == [a for a in range(40) for _ in range(3)]
     assert all(r["square"] == r["a"] ** 2 and r["text"] == "é" * 50 for r in rows)
-    finished = sum(path.read_bytes().count(b"\n") for path in folder.row_files())
-    assert finished == 120  # nothing that was kept was made twice
+    finished = [json.loads(line) for path in folder.row_files() for line in path.read_text().splitlines()]
+    assert len(finished) == 121  # nothing that was kept was made twice; a row of an unfinished cell stays
 
 
 def test_two_processes_write_to_one_run_at_once(tmp_path):
@@ -173,7 +174,7 @@ def test_two_processes_write_to_one_run_at_once(tmp_path):
     for process in (first, second):
         assert process.communicate(timeout=60)[0].split() == ["shared", "120"]
     folder = open_run(tmp_path / "runs", "shared")
-    assert len(folder.row_files()) == 2
+    assert sum(path.read_bytes().count(b"\n") for path in folder.row_files()) == 120  # they shared the cells
     assert [r["a"] for r in stored_study(folder).rows] == [a for a in range(40) for _ in range(3)]
 
 
@@ -209,6 +210,27 @@ def test_a_grid_that_cannot_be_is_refused_in_one_sentence(axes, fixed, words):
 def test_running_options_that_cannot_be_are_refused(options, words):
     with pytest.raises(InputError, match=words):
         run(cells.product, {"a": [1], "b": [2]}, **options)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "here"),
+    [
+        (0.1, {}, True), (0.1, {"workers": 0}, True), (None, {"workers": 0}, True),
+        (None, {}, False), (30.0, {}, False), (0.1, {"workers": 1}, False), (0.1, {"seconds": 60.0}, False),
+        (0.1, {"memory": 1 << 33}, False),
+    ],
+)  # fmt: skip
+def test_little_and_safe_work_is_done_here_unless_workers_or_limits_are_asked_for(seconds, options, here):
+    made = perform(plan(cells.process_of, {"a": [1]}, safe_seconds=seconds), running_of(**options))
+    assert (made.rows[0]["process"] == os.getpid()) is here
+
+
+def test_the_reduction_study_knows_which_of_its_cells_are_safe():
+    from driftscope.studies.reduction_study.study import reduction_plan
+
+    assert reduction_plan().safe_seconds < 1 < reduction_plan(permutations=10_000).safe_seconds
+    assert reduction_plan("torch.sum").safe_seconds is None
+    assert reduction_plan(laws="studies.study_cells:product").safe_seconds is None
 
 
 def test_a_function_that_workers_cannot_find_is_explained():

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from driftscope.studies import load
-from driftscope.studies.grid import make_grid
-from driftscope.studies.result import perform
-from driftscope.studies.running import running_of
+from driftscope.studies.engine.grid import make_grid
+from driftscope.studies.engine.options import running_of
+from driftscope.studies.engine.result import perform
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "architectures.yaml"
 

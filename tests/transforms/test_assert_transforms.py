@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import driftscope as ds
-from driftscope.records.transform_report import TransformFinding, TransformReport, TransformRun
+from driftscope.records.kinds.transform_report import TransformFinding, TransformReport, TransformRun
 from driftscope.records.verdict import FailOn
-from driftscope.report.transforms_sheet import sheet_of
-from driftscope.report.transforms_text import answer, outcome_fails, record_fails
+from driftscope.report.sheets.transforms import sheet_of
+from driftscope.report.terminal.transforms import outcome_fails, record_fails, render
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
 
@@ -48,9 +48,9 @@ def test_fail_on_different_accepts_a_refusal():
         ("random", ()),
         ("plain-refuses", ()),
         ("rounding", ("rounding",)),
-        ("refused", ("rounding", "precision")),
-        ("not-reproducible", ("rounding", "precision")),
-        ("wrong", ("rounding", "precision", "different")),
+        ("refused", ("rounding", "precision", "function")),
+        ("not-reproducible", ("rounding", "precision", "function")),
+        ("wrong", ("rounding", "precision", "function", "different")),
     ],
 )
 def test_which_outcome_fails_at_which_limit(outcome, limits):
@@ -75,7 +75,7 @@ def test_notes_never_decide():
 
 def test_the_answer_is_short_whatever_was_found():
     many = report({f"t{i}": "refused" for i in range(30)}, [finding(what=f"thing {i} " * 30) for i in range(40)])
-    lines = answer(many, width=80).splitlines()
+    lines = render(many, width=80).splitlines()
     assert len(lines) <= 25
     assert max(map(len, lines)) <= 80
     assert "more" in lines[-1]

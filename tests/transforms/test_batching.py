@@ -15,8 +15,9 @@ from torch.utils import _pytree as pytree
 
 import driftscope as ds
 from driftscope.errors import ImpureFunction, InputError
-from driftscope.transforms import batching_call, batching_memory, batching_paths
-from driftscope.transforms.batching_memory import Plan
+from driftscope.transforms.batching import call as batching_call
+from driftscope.transforms.batching import memory, paths
+from driftscope.transforms.batching.memory import Plan
 
 
 def batch(size=7, n=4, seed=0):
@@ -90,8 +91,9 @@ def test_a_batch_of_batches():
 
 
 def plan_of(f, x, **options):
+    memory.plans_of(batching_call.Request(f, **options)).clear()
     ds.vmap(f, **options)(x)
-    return list(batching_memory.plans_of(batching_call.Request(f, **options)).values())
+    return [known.plan for known in memory.plans_of(batching_call.Request(f, **options)).values()]
 
 
 def test_where_torch_vmap_works_it_is_torch_vmap():
@@ -136,7 +138,7 @@ def test_examples_that_decide_alike_run_together():
 
     x = batch(size=64)
     call = batching_call.BatchedCall.read(batching_call.Request(f), (x,), {})
-    pieces = batching_paths.by_path(call)
+    pieces = paths.by_path(call)
     assert sorted(sorted(p.rows) for p in pieces) == sorted(
         [torch.nonzero(x.sum(1) > 0).squeeze(1).tolist(), torch.nonzero(x.sum(1) <= 0).squeeze(1).tolist()]
     )
@@ -146,9 +148,9 @@ def test_examples_that_decide_alike_run_together():
 def test_too_many_groups_are_left_to_the_loop():
     f = FUNCTIONS["times_a_float"]
     call = batching_call.BatchedCall.read(batching_call.Request(f), (batch(size=64),), {})
-    assert batching_paths.by_path(call) is Plan.LOOP
+    assert paths.by_path(call) is Plan.LOOP
     few = batching_call.BatchedCall.read(batching_call.Request(f), (batch(size=4),), {})
-    assert len(batching_paths.by_path(few)) == 4
+    assert len(paths.by_path(few)) == 4
 
 
 def test_bits_that_differ_from_the_loop_send_it_to_the_loop():
@@ -163,7 +165,7 @@ def test_bits_that_differ_from_the_loop_send_it_to_the_loop():
     assert same_bits(ds.vmap(f)(x), torch.stack([f(v) for v in x]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(-4, 4, width=32), min_size=1, max_size=12), st.floats(-3, 3, width=32))
 def test_any_batch_of_a_function_with_three_ways_is_its_loop(values, threshold):
     def f(v):

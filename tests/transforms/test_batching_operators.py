@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import driftscope as ds
-from driftscope.transforms.world import same_bits
+from driftscope.transforms.world.snapshot import same_bits
 
 # Results that are only unique up to a sign or a basis, so that the batched algorithm may choose another; and
 # as_strided, which reads the memory of the whole batch in the loop.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from driftscope.records.kinds.transform_report import OUTCOMES
 from driftscope.records.rules import RULES
-from driftscope.records.transform_report import OUTCOMES
-from driftscope.transforms.catalogue import CAUSES
 from driftscope.transforms.checking import check_transforms
-from driftscope.transforms.process_state import reading, same_reading
+from driftscope.transforms.diagnose.catalogue import CAUSES
+from driftscope.transforms.world.process_state import reading, same_reading
 from transforms.catalogue_cases import CASES
 
 
@@ -23,7 +23,7 @@ def test_a_function_is_said_to_do_what_it_does(name: str) -> None:
     assert same_reading(state, reading()) == []
     assert all(torch.equal(a, b) for a, b in zip(before, examples, strict=True) if isinstance(b, torch.Tensor))
     for transform, (outcome, cause, expression) in expected.items():
-        found = [f for f in report.findings if f.transform == transform]
+        found = [f for f in report.findings if transform in (f.transform, *f.transforms)]
         said = f"{transform}: {report.outcomes[transform]}, {[(f.cause, f.where.expression) for f in found]}"
         agreeing = ("same", "rounding") if outcome == "same" else (outcome,)
         assert report.outcomes[transform] in agreeing, said

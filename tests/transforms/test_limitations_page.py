@@ -28,7 +28,7 @@ EXPECTED = {
     "diagonal_of_new_zeros": ("same", set(), False),
     "writes_out": ("refused", {"T008"}, True),
     "relu": ("refused", {"T009"}, True),
-    "root_or_zero": ("refused", {"T009"}, False),
+    "root_or_zero": ("refused", {"T009"}, True),
     "by_its_largest": ("refused", {"T010"}, True),
     "unit": ("refused", {"T010"}, True),
     "positions": ("refused", {"T011"}, False),

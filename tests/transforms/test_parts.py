@@ -9,13 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driftscope.transforms import derivatives, syntax
+from driftscope.transforms import derivatives
 from driftscope.transforms.agreement import differ
-from driftscope.transforms.divergence import first_divergence
+from driftscope.transforms.diagnose import syntax
+from driftscope.transforms.diagnose.divergence import first_divergence
 from driftscope.transforms.naming import levels_of
-from driftscope.transforms.places import Place, calling_place, is_users
-from driftscope.transforms.trace import Bounded, Trace, is_question
 from driftscope.transforms.transforming import Level, Ragged, Setting, plain, stacked
+from driftscope.transforms.world.places import Place, calling_place, is_users
+from driftscope.transforms.world.trace import Bounded, Trace, is_question
 
 X = torch.tensor([0.3, -1.2, 2.0], dtype=torch.float64)
 
@@ -154,7 +155,7 @@ def test_how_two_results_differ(plain_value, other, kind):
     assert differ(plain_value, other).kind == kind
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5), st.integers(0, 4))
 def test_one_changed_element_is_always_found(values, position):
     a = torch.tensor(values, dtype=torch.float64)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import driftscope as ds
-from driftscope.transforms.repairs_patches import one_patch
+from driftscope.transforms.repairs.patches import one_patch
 
 X = torch.tensor([[0.5, -1.25, 2.0], [1.5, 0.25, -0.75], [-2.0, 1.0, -0.5], [3.0, -1.0, 0.125]], dtype=torch.float64)
 
@@ -117,7 +117,7 @@ REPAIRED = {
         "y = torch.where((v[0] > 0) & (v[1] < 0), y * 3, y)",
     ),
     "ternary": ("def f(v):\n    return v.exp() if v[0] > 0 else -v\n", "torch.where(v[0] > 0, v.exp(), -v)"),
-    "larger of two": ("def f(v):\n    return max(v[0], v[1])\n", "torch.maximum(v[0], v[1])"),
+    "larger of two": ("def f(v):\n    return max(v[0], v[1])\n", "torch.where(v[1] > v[0], v[1], v[0])"),
     "masked write": (
         """
         def f(v):
@@ -178,7 +178,7 @@ REPAIRED = {
     ),
     "smallest of three": (
         "def f(v):\n    return min(v[0], v[1], v[2])\n",
-        "torch.minimum(torch.minimum(v[0], v[1]), v[2])",
+        "torch.where(v[1] < v[0], v[1], v[0])",
     ),
     "identity to write into": (
         """
@@ -232,6 +232,35 @@ REPAIRED = {
         """,
         "torch.sqrt((v * v).sum().detach())",
     ),
+    "a branch whose derivative is NaN where it is not taken": (
+        """
+        def f(v):
+            if v[0] > 0:
+                return v[0].sqrt()
+            return v[0] * 0
+        """,
+        "torch.where(v[0] > 0, torch.where(v[0] > 0, v, torch.ones_like(v))[0].sqrt(), v[0] * 0)",
+    ),
+    "a branch that raises where it is not taken": (
+        """
+        def f(v):
+            n = v[0].long()
+            if n != 0:
+                return 6 // n
+            return n
+        """,
+        "torch.where(n != 0, 6 // torch.where(n != 0, n, torch.ones_like(n)), n)",
+    ),
+    "a masked write through a view": (
+        """
+        def f(v):
+            out = v * 1.0
+            flat = out.view(-1)
+            flat[flat > 1.0] = 1.0
+            return out
+        """,
+        "flat.masked_fill_(flat > 1.0, 1.0)",
+    ),
     "a method of a module": (
         """
         class Net(torch.nn.Module):
@@ -266,20 +295,39 @@ def test_the_edit_is_offered_and_its_patch_makes_torch_vmap_give_the_loop(name, 
     assert torch.equal(torch.vmap(after.f)(X), before)
 
 
+GUARDS = {
+    "sinc": "def f(v):\n    x = v[0]\n    if x.abs() < 1e-8:\n        return 1 - x * x / 6\n    return x.sin() / x\n",
+    "unit": "def f(v):\n    n = v.norm()\n    if n < 1e-12:\n        return v * 0\n    return v / n\n",
+    "root": "def f(v):\n    s = v.sum()\n    return s.sqrt() if s > 0 else s * 0\n",
+    "entropy": "def f(v):\n    p = v[0].abs()\n    if p > 0:\n        return -p * p.log()\n    return p * 0\n",
+}
+
+
+@pytest.mark.parametrize("name", GUARDS)
+def test_a_guard_gets_an_edit_whose_derivative_is_finite_on_both_sides(name, written, tmp_path):
+    module = written(GUARDS[name])
+    finding = found(module)
+    assert finding.verified is True
+    if not finding.patch:
+        assert "driftscope.vmap" in finding.fix
+        return
+    (tmp_path / "edit.patch").write_text(finding.patch)
+    subprocess.run(["git", "apply", "edit.patch"], cwd=tmp_path, check=True)
+    after = imported(tmp_path / "mine.py")
+    fresh = torch.cat([X, -X, X * 0, X * 1e-9, torch.eye(3, dtype=torch.float64)])
+    torch.testing.assert_close(torch.vmap(after.f)(fresh), torch.stack([module.f(v) for v in fresh]))
+    mine = torch.vmap(torch.func.grad(lambda v: after.f(v).sum()))(fresh)
+    torch.testing.assert_close(mine, torch.stack([torch.func.grad(lambda v: module.f(v).sum())(v) for v in fresh]))
+
+
+def test_an_edit_is_not_verified_where_every_example_decides_alike(written):
+    module = written("def f(v):\n    if v.abs().sum() > -1:\n        return v * 2\n    return v * 3\n")
+    finding = found(module)
+    assert finding.patch == "" or finding.verified is not True
+    assert "as an edit" not in finding.fix
+
+
 WITHDRAWN = {
-    "a branch whose derivative is NaN where it is not taken": """
-        def f(v):
-            if v[0] > 0:
-                return v[0].sqrt()
-            return v[0] * 0
-        """,
-    "a branch that raises where it is not taken": """
-        def f(v):
-            n = v[0].long()
-            if n != 0:
-                return 6 // n
-            return n
-        """,
     "branches of other shapes": """
         def f(v):
             if v.sum() > 100:

@@ -11,8 +11,8 @@ import torch
 
 import driftscope as ds
 from driftscope.errors import InputError
-from driftscope.records.transform_report import TransformReport
-from driftscope.transforms.process_state import reading, same_reading
+from driftscope.records.kinds.transform_report import TransformReport
+from driftscope.transforms.world.process_state import reading, same_reading
 
 X = torch.arange(12.0, dtype=torch.float64).reshape(3, 4) / 7 - 0.6
 
@@ -207,7 +207,7 @@ def test_the_process_is_as_it_was(transforms):
 def test_a_reading_sees_what_it_should():
     before = reading()
     torch.rand(1)
-    assert same_reading(before, reading()) == ["torch random"]
+    assert same_reading(before, reading()) == ["the state of torch's random generator"]
 
 
 def test_a_level_that_torch_leaves_open_is_closed():
@@ -246,3 +246,56 @@ def test_a_compiler_around_a_wrong_rule_does_not_hide_it():
     assert [(found.cause, found.where.expression) for found in report.findings] == [
         ("T018", "torch.where(base > 1, base, s)")
     ]
+
+
+def test_what_the_jacobians_refuse_to_return_is_refused_in_words():
+    for extra in (None, "a name"):
+        report = ds.check_transforms(lambda x, e=extra: (x.sum(), e), X, transforms=("jacrev", "jacfwd", "vjp"))
+        assert set(report.outcomes.values()) == {"refused"}
+        assert {finding.code for finding in report.findings if not finding.note} == {"T017"}
+        assert all(finding.where.line for finding in report.findings if not finding.note)
+    report = ds.check_transforms(lambda x: (x.sum(), x), X, transforms=("jacrev", "jacfwd", "vjp"))
+    assert set(report.outcomes.values()) <= {"same", "rounding"}
+
+
+def test_autograd_inside_is_told_once_for_all_transforms():
+    def f(x):
+        y = x.detach().requires_grad_()
+        return torch.autograd.grad((y**3).sum(), y)[0]
+
+    report = ds.check_transforms(f, X, transforms=("vmap", "grad", "jacrev"))
+    (finding,) = (finding for finding in report.findings if finding.code == "T012")
+    assert set(finding.transforms) == {"vmap", "grad", "jacrev"}
+    assert "has shape" not in finding.what
+
+
+def test_randomness_that_was_given_is_not_advised_again():
+    def f(x):
+        return x * torch.rand(())
+
+    report = ds.check_transforms(f, X, transforms=("vmap", "jacfwd", "hessian"), randomness="same")
+    told = {finding.transform: finding.fix for finding in report.findings if finding.code == "T005"}
+    assert "to vmap" not in told["vmap"]
+    assert "torch.func.jacfwd" in told["jacfwd"]
+    assert "torch.func.hessian takes no randomness" in told["hessian"]
+
+
+def test_a_check_of_a_memoising_function_makes_one_check():
+    memo = {}
+
+    def f(x):
+        key = round(x[0].item(), 3)
+        if key not in memo:
+            memo[key] = 1.0
+        return x * memo[key]
+
+    from driftscope.transforms import checking
+
+    made = []
+    real = checking.subject_of
+    checking.subject_of = lambda *args: made.append(1) or real(*args)
+    try:
+        ds.check_transforms(f, X, transforms=("vmap",))
+    finally:
+        checking.subject_of = real
+    assert len(made) <= 2, "the check asked ds.vmap, which asked the check"

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from driftscope.transforms.traces_left import drifts
-from driftscope.transforms.world import Escaped, World, same_bits
+from driftscope.transforms.diagnose.traces_left import drifts
+from driftscope.transforms.world.snapshot import Escaped, World, same_bits
 
 KEPT: list = []
 COUNT = 0
@@ -214,7 +214,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(VALUES, min_size=1, max_size=4), st.lists(VALUES, max_size=4))
 def test_rewinding_undoes_any_replacement(before, after):
     state = list(before)
@@ -229,7 +229,7 @@ def test_rewinding_undoes_any_replacement(before, after):
     assert repr(state) == told
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.floats(width=32), max_size=6))
 def test_same_bits_knows_nan_and_signed_zero(values):
     tensor = torch.tensor(values, dtype=torch.float32)

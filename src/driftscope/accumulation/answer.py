@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,16 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from driftscope.accumulation.dependence import Dependence, Opener, dependence_of
+from driftscope.accumulation.order_maps import letter, map_lines
 from driftscope.accumulation.replaying import replayed
-from driftscope.accumulation.verification import Verified
+from driftscope.accumulation.revealing.dependence import Dependence, Opener, dependence_of
+from driftscope.accumulation.revealing.verification import Verified
 from driftscope.errors import InputError
 from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.trees import SumTree
-from driftscope.numerics.trees_families import family_of
-from driftscope.numerics.trees_naming import Term, describe, spine_words
-from driftscope.numerics.trees_replay import Arithmetic, numpy_dtype
-from driftscope.records.accumulation_record import AccumulationRecord, Replayed
+from driftscope.numerics.trees.families import family_of
+from driftscope.numerics.trees.naming import Term, describe, spine_words
+from driftscope.numerics.trees.replay import Arithmetic, numpy_dtype
+from driftscope.numerics.trees.tree import SumTree
+from driftscope.records.kinds.accumulation import AccumulationRecord, OtherOrder, Replayed
 
 _MEANS = {
     "divide": "the sum divided by n",
@@ -63,6 +65,10 @@ class Accumulation:
         For a sketch: the terms that were asked; the tree is theirs, all others being zero.
     known : str
         What the order is called in the library of known ones; empty where it has no name there.
+    elements : ndarray of bool, or None
+        The elements of the result that are added in this order; None for all of them.
+    others : tuple of Accumulation
+        The orders of the other elements, where a result has several.
     opener : callable, optional
         Opens the kernel again with other rows and threads.
     """
@@ -85,6 +91,8 @@ class Accumulation:
     seconds: float = 0.0
     terms: npt.NDArray[np.int64] | None = None
     known: str = ""
+    elements: npt.NDArray[np.bool_] | None = None
+    others: tuple[Accumulation, ...] = ()
     opener: Opener | None = field(default=None, repr=False)
 
     @functools.cached_property
@@ -132,18 +140,36 @@ class Accumulation:
         """Longest chain of dependent additions."""
         return self.tree.depth
 
+    @property
+    def classes(self) -> tuple[Accumulation, ...]:
+        """All orders of the result, that of the first element first; this one alone where there are no others."""
+        return (dataclasses.replace(self, others=()), *self.others)
+
+    @property
+    def applies_to(self) -> npt.NDArray[np.bool_]:
+        """The elements of the result that are added in this order, in its shape; ``True`` where all are."""
+        return np.ones((), np.bool_) if self.elements is None else self.elements
+
     def replay(self, x: Any, weights: Any = None) -> npt.NDArray[Any]:
         """Add rows in this order: the kernel's own bits, without the kernel.
 
         Parameters
         ----------
         x : array or tensor, shape (rows, n)
-        weights : array or tensor, shape (n,), optional
+        weights : array or tensor, shape (n,) or (n, columns), optional
             For products: the other factor; ones by default.
 
         Returns
         -------
-        ndarray, shape (rows,), in the output dtype
+        ndarray, shape (rows,) or (rows, columns), in the output dtype
+            With weights for every column, and for a sum, each element in its own order; where a result has several
+            orders, ``x`` and ``weights`` have the shape that was asked for. With one column of weights, all rows in
+            this order.
+
+        Raises
+        ------
+        InputError
+            If shapes or dtypes do not fit, or the order of an element is not known.
         """
         if self.terms is not None:
             raise InputError(f"only {len(self.terms)} of the {self.n} terms were asked; a sketch cannot be replayed")
@@ -154,9 +180,29 @@ class Accumulation:
             raise InputError(f"{self.kernel} adds its terms as they are; it takes no weights")
         if factors is None and self.products:
             factors = np.ones(self.n, terms.dtype)
-        if factors is not None and factors.shape != (self.n,):
-            raise InputError(f"weights are ({self.n},), not {factors.shape}")
-        return replayed(self.tree, terms, self.arithmetic, self.output, factors)
+        if factors is not None and (factors.shape[:1] != (self.n,) or factors.ndim > 2):
+            raise InputError(f"weights are ({self.n},) or ({self.n}, columns), not {factors.shape}")
+        if not self.others if factors is None else factors.ndim == 1:
+            return replayed(self.tree, terms, self.arithmetic, self.output, factors)
+        return self._each_in_its_order(terms, factors)
+
+    def _each_in_its_order(self, x: npt.NDArray[Any], w: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
+        columns = [None] if w is None else [np.ascontiguousarray(w[:, j]) for j in range(w.shape[1])]
+        out = np.empty((len(x), len(columns)), numpy_dtype(self.output))
+        known = np.zeros(out.shape, np.bool_)
+        for one in self.classes:
+            mine = one.applies_to.reshape(-1, 1) if one.applies_to.ndim == 1 else one.applies_to
+            if one.elements is not None and mine.shape != out.shape:
+                raise InputError(f"this result has several orders: replay one of shape {mine.shape}, not {out.shape}")
+            mine = np.broadcast_to(mine, out.shape)
+            known |= mine
+            for j, weights in enumerate(columns):
+                rows = mine[:, j]
+                if rows.any():
+                    out[rows, j] = replayed(one.tree, x[rows], one.arithmetic, one.output, weights)
+        if not known.all():
+            raise InputError(f"the order of {int((~known).sum())} of {known.size} elements is not known")
+        return out[:, 0] if w is None else out
 
     def draw(self, path: str | FilePath) -> FilePath:
         """Write the tree as a picture, term by term for short sums and folded for long ones.
@@ -214,6 +260,8 @@ class Accumulation:
             calls=self.calls, rows=self.rows, verified=Replayed(self.verified.rows, self.verified.miss),
             shape=self.shape, threads=self.threads, seconds=self.seconds, subnormals=self.subnormals,
             terms=None if self.terms is None else tuple(self.terms.tolist()), drawing=draw_tree(self) if drawn else "",
+            others=tuple(OtherOrder(o.pattern, o.family, o.accumulator, o.fma, o.applies) for o in self.others),
+            map=tuple(map_lines(self.classes)),
         )  # fmt: skip
 
     def save(self, path: str | FilePath) -> FilePath:
@@ -243,7 +291,12 @@ class Accumulation:
                 f"  order        {self.family}",
                 f"  pattern      {self.pattern}",
                 f"  arithmetic   accumulator {self.accumulator}{product}, result {self.output}{mean}{flushed}",
-                f"  applies to   {self.applies}",
+                f"  applies to   {self.applies}{', called A' if self.elements is not None else ''}",
+                *(
+                    f"  other order  {letter(number)}, {other.applies}: {other.family}: {other.pattern}"
+                    for number, other in enumerate(self.others, start=1)
+                ),
+                *(f"  {'map' if not i else '':12} {line}" for i, line in enumerate(map_lines(self.classes))),
                 f"  depth        {self.depth} additions in a row, of {self.tree.additions}",
                 f"  verified     {self.verified}",
                 f"  asked        {self.calls} calls, {self.rows} rows, {self.seconds * 1e3:.3g} ms",
@@ -258,9 +311,13 @@ class Accumulation:
 
 
 def _array(value: Any, dtype: str) -> npt.NDArray[Any]:
-    from driftscope.programs.arrays import array_of
+    array: npt.NDArray[Any]
+    if isinstance(value, np.ndarray):  # numpy's user does not wait for torch
+        array = value
+    else:
+        from driftscope.programs.arrays import array_of
 
-    array = np.asarray(array_of(value))
+        array = np.asarray(array_of(value))
     if array.dtype != numpy_dtype(dtype):
         raise InputError(f"this sum was revealed in {dtype}, the values are {array.dtype}; convert them")
     return array

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from driftscope.numerics.trees import SumTree
-from driftscope.numerics.trees_families import width
-from driftscope.numerics.trees_naming import Chain, Fold, Term
+from driftscope.accumulation.order_maps import draw_map
+from driftscope.numerics.trees.families import width
+from driftscope.numerics.trees.naming import Chain, Fold, Term
+from driftscope.numerics.trees.tree import SumTree
 
 if TYPE_CHECKING:
     from driftscope.accumulation.answer import Accumulation
@@ -34,6 +35,9 @@ def draw_tree(a: Accumulation) -> str:
     ]
     top = 72.0 + 18 * len(below)
     body, wide, high = _every_term(a.tree, top) if a.n <= _EVERY_TERM else _folded(a.structure, top)
+    if a.elements is not None:
+        shown, high = draw_map(a.classes, 24, high)
+        body = [*body, *shown]
     wide = max(wide, 640)
     return "\n".join(
         (

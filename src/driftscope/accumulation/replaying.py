@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from driftscope.accumulation import exact_native
-from driftscope.numerics.trees import SumTree
-from driftscope.numerics.trees_replay import Arithmetic, finished, numpy_dtype, replay
+from driftscope.accumulation.exact import compiled
+from driftscope.numerics.trees.replay import Arithmetic, finished, numpy_dtype, replay
+from driftscope.numerics.trees.tree import SumTree
 
 Array = npt.NDArray[Any]
 
@@ -17,7 +17,7 @@ _KINDS = {"float64": 0, "float32": 1}
 
 
 def replayed(tree: SumTree, x: Array, arithmetic: Arithmetic, output: str, weights: Array | None = None) -> Array:
-    """Add the terms of every row in the order of a tree, as :func:`driftscope.numerics.trees_replay.replay` does.
+    """Add the terms of every row in the order of a tree, as :func:`driftscope.numerics.trees.replay.replay` does.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def replayed(tree: SumTree, x: Array, arithmetic: Arithmetic, output: str, weigh
     -------
     ndarray of ``output``, shape (rows,)
     """
-    native = exact_native.library()
+    native = compiled.library()
     known = arithmetic.accumulator in _KINDS and numpy_dtype(arithmetic.accumulator).itemsize >= x.dtype.itemsize
     if native is None or tree.has_fused or not known or not len(x):
         return replay(tree, x, arithmetic, output, weights)

@@ -13,16 +13,17 @@ import click
 from driftscope.cli.help_pages import ExamplesFirst, suggestion
 
 COMMANDS = {
-    "compare": ("driftscope.cli.compare_command", "Say whether two programs are the same program."),
-    "reveal": ("driftscope.cli.reveal_command", "Say in which order a kernel adds."),
-    "shapes": ("driftscope.cli.shapes_command", "Say which shapes an export keeps, and why it loses others."),
-    "study": ("driftscope.cli.study_command", "Run many variants of one computation."),
-    "runs": ("driftscope.cli.runs_command", "List, show, compare and query stored runs."),
-    "transforms": ("driftscope.cli.transforms_command", "Say what vmap, grad and friends do to a function."),
-    "report": ("driftscope.cli.report_command", "Show a stored record again, or turn it into a page."),
-    "rule": ("driftscope.cli.rule_command", "Explain a finding code."),
-    "env": ("driftscope.cli.env_command", "Print the environment numbers are made in."),
-    "demo": ("driftscope.cli.demo_command", "Run the main job on real digits."),
+    "compare": ("driftscope.cli.commands.compare", "Say whether two programs are the same program."),
+    "reveal": ("driftscope.cli.commands.reveal", "Say in which order a kernel adds."),
+    "shapes": ("driftscope.cli.commands.shapes", "Say which shapes an export keeps, and why it loses others."),
+    "study": ("driftscope.cli.commands.study", "Run many variants of one computation."),
+    "runs": ("driftscope.cli.commands.runs", "List, show, compare and query stored runs."),
+    "transforms": ("driftscope.cli.commands.transforms", "Say what vmap, grad and friends do to a function."),
+    "report": ("driftscope.cli.commands.report", "Show a stored record again, or turn it into a page."),
+    "pretty": ("driftscope.cli.commands.pretty", "List the graph of a model, as stored or as it runs."),
+    "rule": ("driftscope.cli.commands.rule", "Explain a finding code."),
+    "env": ("driftscope.cli.commands.env", "Print the environment numbers are made in."),
+    "demo": ("driftscope.cli.commands.demo", "Run the main job on real digits."),
 }
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import click
 
 from driftscope.cli.surroundings import say
-from driftscope.records.collection import Collection
 from driftscope.records.files import check_target
+from driftscope.records.kinds.collection import Collection
+from driftscope.records.kinds.comparison import Comparison
 
 PIPED_WIDTH = 100
 WIDEST = 120
@@ -40,29 +41,32 @@ def _writable(_ctx: click.Context, _parameter: click.Parameter, path: str | None
     return path
 
 
-def give(record: Any, *, as_json: bool, output: str | None, quiet: bool) -> None:
+def give(record: Any, *, as_json: bool, output: str | None, quiet: bool, details: bool = False) -> None:
     """Write the record to ``output`` first, then the answer to stdout."""
     if output is not None:
         record.save(output)
     if as_json:
         say(json.dumps(record.to_dict(), indent=2))
         return
-    say(text_of(record, quiet=quiet))
+    say(text_of(record, quiet=quiet, details=details))
     if output is not None and not quiet:
         click.echo(f"Wrote {output}", err=True)
 
 
-def text_of(record: Any, *, quiet: bool) -> str:
+def text_of(record: Any, *, quiet: bool, details: bool = False) -> str:
     """Write a record for this terminal."""
-    from driftscope.report import kinds, text, wording
+    from driftscope.report import kinds, wording
+    from driftscope.report.terminal import comparison
 
     width, color = screen()
     if isinstance(record, Collection):
         if quiet:
             return "\n".join(wording.one_line(f"{e.comparison.verdict}: {e.title}") for e in record.entries)
-        return text.render_collection(record, width=width, color=color)
+        return comparison.render_collection(record, width=width, color=color, details=details)
     if quiet:
         return wording.one_line(record)
+    if isinstance(record, Comparison):
+        return comparison.render(record, width=width, color=color, details=details)
     return kinds.text_of(record, width=width, color=color)
 
 
@@ -72,5 +76,7 @@ def screen() -> tuple[int, bool]:
     color = not os.environ.get("NO_COLOR") and (bool(os.environ.get("FORCE_COLOR")) or terminal)
     if terminal and os.environ.get("TERM") == "dumb" and not os.environ.get("FORCE_COLOR"):
         color = False
-    width = min(shutil.get_terminal_size((PIPED_WIDTH, 24)).columns, WIDEST) if terminal else PIPED_WIDTH
+    # Piped output has the width of no terminal; COLUMNS, where it is set, is what somebody asked for.
+    asked = terminal or os.environ.get("COLUMNS", "").isdigit()
+    width = min(shutil.get_terminal_size((PIPED_WIDTH, 24)).columns, WIDEST) if asked else PIPED_WIDTH
     return width, color

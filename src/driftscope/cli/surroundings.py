@@ -9,11 +9,17 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from driftscope.errors import DriftscopeError, Exit, ProgramError
+from driftscope.cli.isolating import asked_of, no_answer, watch_options
+from driftscope.errors import DriftscopeError, Exit, ProgramError, ends_us
+from driftscope.programs.isolation.breadcrumbs import tell
+
+if TYPE_CHECKING:
+    from driftscope.cli.watching import Ended
+    from driftscope.programs.isolation.failures import WorkerDied
 
 INTERRUPTED = 130  # what a shell expects after Ctrl-C: 128 + SIGINT
 
@@ -35,6 +41,7 @@ class Journey:
 
     def __call__(self, text: str) -> None:
         """Name the step that begins."""
+        tell(stage="", step=text)
         if self.verbose:
             click.echo(f"{text} ...", err=True)
         elif self._status is not None:
@@ -58,31 +65,72 @@ class Journey:
                 yield self
             except SystemExit as error:
                 # From the user's own code: its exit code would be taken for a verdict.
-                raise ProgramError(f"the program under comparison called sys.exit({error.code!r})") from error
+                raise ProgramError(f"the program called sys.exit({error.code!r})") from error
+            except BaseException as error:
+                if isinstance(error, Exception) or ends_us(error):
+                    raise
+                raise ProgramError(f"the program raised {type(error).__name__}: {error}".rstrip(": ")) from error
             finally:
                 self._status = None
 
 
-def command(name: str, *, examples: tuple[tuple[str, str], ...] = ()) -> Callable[[Callable[..., Any]], click.Command]:
+def _pass_on(ended: Ended) -> NoReturn:
+    """Give the answer of a child as this process's own."""
+    if ended.text:
+        say(ended.text.removesuffix("\n"))
+    raise SystemExit(ended.code)
+
+
+_SHARED = (
+    click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only."),
+    click.option("-v", "--verbose", is_flag=True, help="Tell every step and every warning on stderr."),
+    click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+)
+
+Unanswered = Callable[["WorkerDied", dict[str, Any]], None]
+
+
+def command(
+    name: str, *, examples: tuple[tuple[str, str], ...] = (), runs: bool = False, unanswered: Unanswered | None = None
+) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command of a function: shared options added, errors turned into exit codes.
 
     The function receives ``journey`` instead of ``--quiet``, ``--verbose`` and ``--debug``.
+
+    Parameters
+    ----------
+    name : str
+    examples : tuple of (line, purpose)
+    runs : bool
+        Whether it runs programs: then it works in a child process, which may crash, hang or fill the memory.
+    unanswered : callable or None
+        Gives the record of a child that did not live to answer; None for one sentence on stderr.
     """
     from driftscope.cli.help_pages import ExamplesFirst
 
     def wrap(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
-        def guarded(*args: Any, quiet: bool, verbose: bool, debug: bool, **kwargs: Any) -> None:
-            with guard(debug):
-                function(*args, journey=Journey(quiet, verbose), **kwargs)
+        def command_of(*args: Any, quiet: bool, verbose: bool, debug: bool, **kwargs: Any) -> None:
+            asked = asked_of(kwargs) if runs else None
 
-        shared = (
-            click.option("-q", "--quiet", is_flag=True, help="Print the verdict line only."),
-            click.option("-v", "--verbose", is_flag=True, help="Tell every step and every warning on stderr."),
-            click.option("--debug", is_flag=True, help="Show the traceback of an error."),
-        )
-        for option in reversed(shared):
+            def work() -> None:
+                with guard(debug):
+                    function(*args, journey=Journey(quiet, verbose), **kwargs)
+
+            with guard(debug):
+                ended = None if asked is None else asked.done(work)
+                if ended is None:
+                    work()
+                elif ended.died is None:
+                    _pass_on(ended)
+                else:
+                    no_answer(ended, {**kwargs, "quiet": quiet}, unanswered)
+
+        guarded: Callable[..., Any] = command_of
+        for option in reversed(_SHARED):
             guarded = option(guarded)
+        if runs:
+            guarded = watch_options(guarded, own_seconds=name == "reveal")
         settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
         return click.command(name, cls=ExamplesFirst, examples=examples, context_settings=settings)(guarded)
 

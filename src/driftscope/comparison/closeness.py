@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from driftscope.comparison.metrics import Drift, measure
-from driftscope.comparison.operands import operand
-from driftscope.comparison.pieces import pieces, same_bits
+from driftscope.comparison.measuring.metrics import Drift, measure
+from driftscope.comparison.measuring.operands import operand
+from driftscope.comparison.measuring.pieces import pieces, same_bits
 from driftscope.errors import InputError
 from driftscope.records.paths import Path
 

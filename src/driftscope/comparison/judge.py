@@ -7,10 +7,11 @@ decides; a rule's sentence carries the numbers it decided by.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from driftscope.comparison.spread import Ratio
+from driftscope.comparison.measuring.spread import Ratio
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.records.verdict import Verdict
 
@@ -45,7 +46,19 @@ class OutputEvidence:
     cannot_a, cannot_b : str
         Why a side could not be lifted; empty when it was.
     cheaper : str
-        Name of the cheaper arithmetic whose floor explains the drift; empty when none does or none was needed.
+        What explains the drift, reproduced by a replay; empty when nothing does or nothing was needed.
+    replay : mapping
+        That replay: correlation with the native drift, and what it leaves in floors.
+    kernels : str
+        The kernel that, run alone, is off by what makes the drift; empty when none does.
+    within : bool
+        Whether every kernel of both sides, run alone, is within its own rounding, or is one of ``beside``.
+    beside : str
+        Kernels that are further off by an approximation or a cancellation of their own, which is not all of the drift.
+    quantised : str
+        In words where one side is the other with its weights quantised, and nothing else; empty otherwise.
+    consistent : str
+        A declared narrower format in which B rounds, which fits in size but whose replay does not predict the drift.
     random : str
         Why A does not repeat itself beyond rounding; empty when it does.
     formats : tuple of two str
@@ -65,6 +78,12 @@ class OutputEvidence:
     cannot_a: str = ""
     cannot_b: str = ""
     cheaper: str = ""
+    replay: Mapping[str, Any] = field(default_factory=dict)
+    kernels: str = ""
+    within: bool = False
+    beside: str = ""
+    quantised: str = ""
+    consistent: str = ""
     random: str = ""
     formats: tuple[str, str] = ("", "")
 
@@ -143,7 +162,10 @@ def _same_bits(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     if not e.same_bits:
         return None
     if e.delta is not None and e.delta.value > e.delta.limit and e.delta.limit <= t.chaotic:
-        seen = f"the same bits on these inputs, but not the same function (lifted drift {e.delta.value:.1e})"
+        seen = (
+            f"the same bits on these inputs, but not the same function: in float64 they differ by {e.delta.value:.1e} "
+            "relative, which these inputs or this format hide"
+        )
         return Judgement(Verdict.IDENTICAL, seen, "N016")
     return Judgement(Verdict.IDENTICAL, "the same bits")
 
@@ -154,11 +176,22 @@ def _reference_not_lifted(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     return None
 
 
+def _quantisation(e: OutputEvidence, t: Thresholds) -> Judgement | None:
+    if not e.quantised or e.delta is None or e.delta.value <= e.delta.limit:
+        return None
+    return Judgement(
+        Verdict.PRECISION,
+        f"{e.quantised}; with everything quantised the output is off by {100 * e.delta.value:.2g} %",
+        "W013",
+    )
+
+
 def _function(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     if e.delta is None:
         return None
     drift, limit = e.delta.value, e.delta.limit
-    if limit > t.chaotic:
+    # Beyond the limit, a hundred times the noise that was measured, even a program that amplifies rounding is another.
+    if limit > t.chaotic and not drift > limit:
         return Judgement(
             Verdict.INCONCLUSIVE,
             f"the program amplifies float64 rounding itself (limit {limit:.1e}): no function can be certified",
@@ -180,6 +213,8 @@ def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     lifted = e.delta is not None
     rho = e.rho.value
     ground = f"same function (lifted drift {e.delta.value:.1e})" if e.delta is not None else "by floor only"
+    if e.delta is not None and e.cannot_b:
+        ground = f"its own code, run in float64, gives the same (drift {e.delta.value:.1e})"
     if rho <= t.rounding:
         return Judgement(Verdict.ROUNDING, f"{ground}, {_floors(e.rho)}: ordinary rounding", "" if lifted else "R005")
     if rho <= t.large:
@@ -189,10 +224,38 @@ def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return Judgement(Verdict.ROUNDING, text, "N012")
     if e.overflow:
         return Judgement(Verdict.PRECISION, f"{ground}, {_floors(e.rho)}: {e.overflow}", "N004")
-    if e.cheaper:
-        return Judgement(Verdict.PRECISION, f"{ground}, {_floors(e.rho)}: explained by {e.cheaper}", "N003")
+    found = _caused(e, f"{ground}, {_floors(e.rho)}", t)
+    if found is not None:
+        return found
+    if lifted and e.cannot_b:
+        return Judgement(Verdict.ROUNDING, f"{ground}, {_floors(e.rho)}: rounding that grows", "N013")
     where = "the runtime does not compute its graph" if lifted else "more than rounding, and B could not be lifted"
     return Judgement(Verdict.DIFFERENT, f"{ground}, but {_floors(e.rho)}: {where}", "R003")
+
+
+def _reproduced(e: OutputEvidence, t: Thresholds) -> bool:
+    """Whether a replay predicts the native drift: without that nothing is "explained by" anything."""
+    correlation, rest = float(e.replay.get("correlation", 0.0)), float(e.replay.get("rest", math.inf))
+    return correlation >= t.replay and rest <= t.rounding
+
+
+def _caused(e: OutputEvidence, measured: str, t: Thresholds) -> Judgement | None:
+    """Judge by what was reproduced or run alone, for a drift above the floor."""
+    if e.cheaper and not _reproduced(e, t):
+        return Judgement(Verdict.PRECISION, f"{measured}: consistent with {e.cheaper}", "N003")
+    if e.cheaper:
+        if e.replay.get("kind") == "order":
+            return Judgement(Verdict.ROUNDING, f"{measured}: rounding, explained by {e.cheaper}", "N013")
+        return Judgement(Verdict.PRECISION, f"{measured}: explained by {e.cheaper}", "N003")
+    if e.consistent:
+        return Judgement(Verdict.PRECISION, f"{measured}: consistent with {e.consistent}", "N003")
+    if e.kernels:
+        return Judgement(Verdict.DIFFERENT, f"{measured}: {e.kernels}, run alone, is off by that much", "R003")
+    if e.within:
+        text = f"{measured}: rounding that grows; every kernel, run alone, is within its own"
+        text += f" but {e.beside}, which does not account for all of it" if e.beside else ""
+        return Judgement(Verdict.ROUNDING, text, "N013")
+    return None
 
 
 def _floors(rho: Ratio) -> str:
@@ -205,5 +268,6 @@ def _floors(rho: Ratio) -> str:
 
 _RULES: tuple[Rule, ...] = (
     _structure, _no_evidence, _randomness, _same_bits, _exact_kinds, _special_values, _reference_not_lifted,
+    _quantisation,
     _function, _floor,
 )  # fmt: skip

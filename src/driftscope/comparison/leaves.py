@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from driftscope.comparison.metrics import Drift, measure
-from driftscope.comparison.operands import Operand, operand
+from driftscope.comparison.measuring.metrics import Drift, measure
+from driftscope.comparison.measuring.operands import Operand, operand
 from driftscope.comparison.pairing import Pairing, pair_leaves
 from driftscope.records.paths import Path
 

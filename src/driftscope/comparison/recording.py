@@ -8,10 +8,10 @@ import torch
 
 from driftscope.comparison.judge import Judgement, OutputEvidence
 from driftscope.comparison.leaves import LeafComparison
-from driftscope.comparison.spread import Ratio, floor_of
+from driftscope.comparison.measuring.spread import Ratio, floor_of
 from driftscope.comparison.tolerance import suggest_tolerance
 from driftscope.numerics.formats import format_of
-from driftscope.records.comparison import OutputRecord, Side, Tolerance
+from driftscope.records.kinds.output import OutputRecord, Side, Tolerance
 from driftscope.records.verdict import Verdict
 
 # Relative difference of two errors below which neither side is called closer.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from driftscope.comparison.spread import rms
-from driftscope.records.comparison import Tolerance
+from driftscope.comparison.measuring.spread import rms
+from driftscope.records.kinds.output import Tolerance
 
 # How much larger than one noise sample's largest element the next one's may be.
 _MARGIN = 1.5

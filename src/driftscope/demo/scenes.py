@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from driftscope.demo.classifier import accuracy, classifier, digits
 from driftscope.inquiry import compare
-from driftscope.programs.feeds import make_inputs
-from driftscope.programs.loading import load_program
-from driftscope.records.comparison import Comparison
+from driftscope.programs.feeding.feeds import make_inputs
+from driftscope.programs.loading.load import load_program
+from driftscope.records.kinds.comparison import Comparison
 
 OPSET = 20  # the first with a Gelu operator; every onnxruntime we support loads it
 GUILTY_BLOCK = 1  # the block whose LayerNormalization or Gelu is broken in scene two: the middle one of three

@@ -6,69 +6,41 @@ arithmetic, a cast or a tie explains what ordinary rounding does not. Some of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from driftscope.comparison.judge import Judgement, OutputEvidence, judge
 from driftscope.comparison.leaves import LeafComparison
+from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, floor_of, rms
 from driftscope.comparison.recording import output_record
-from driftscope.comparison.spread import Ratio, drift_in_floors, floor_of, rms
 from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.explain.narrowing import first_narrowing
-from driftscope.explain.overflow_evidence import explaining_overflow
-from driftscope.explain.ranges import first_overflow
-from driftscope.lift.evidence import Evidence, cheaper_arithmetic, reached_by_noise
-from driftscope.records.comparison import OutputRecord
-from driftscope.records.finding import Finding, Where
-from driftscope.records.paths import Path
-
-Leaves = Sequence[tuple[Path, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
-    """What the native runs gave: A twice and B once, flattened.
-
-    Parameters
-    ----------
-    a, again, b : sequence of (Path, leaf)
-    seed : int
-        Names the noise of further runs.
-    say : callable
-        Told what happens next.
-    """
-
-    a: Leaves
-    again: Leaves
-    b: Leaves
-    seed: int
-    say: Callable[[str], None]
-
-
-@dataclass(slots=True)
-class _Measured:
-    """What is known natively and in float64 of one output."""
-
-    leaf: LeafComparison
-    pair: int | None
-    drift: torch.Tensor | None = None
-    noises: tuple[list[torch.Tensor], list[torch.Tensor]] = ((), ())  # type: ignore[assignment]
-    errors: tuple[float | None, float | None] = (None, None)
-    rho: Ratio | None = None
-    random: str = ""
-    cheaper: str = ""
-    narrowed: str = ""
-    overflow: str = ""
-    repeat: torch.Tensor | None = None
+from driftscope.explain.causes.narrowing import Narrowing, first_narrowing
+from driftscope.explain.measured import (
+    Measured,
+    Results,
+    finite_part,
+    measure,
+    native_values,
+    same_function,
+    unsteady,
+    wide,
+)
+from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
+from driftscope.explain.native.overflow import explaining_overflow
+from driftscope.explain.native.ranges import first_overflow
+from driftscope.explain.native.replays import DECLARED, reproduce
+from driftscope.explain.quantised.undoing import quantisation_of
+from driftscope.lift.evidence import Evidence, reached_by_noise
+from driftscope.records.finding import Finding
+from driftscope.records.kinds.output import OutputRecord
 
 
 def judge_outputs(
     results: Results, evidence: Evidence, leaves: Sequence[LeafComparison], slots: Mapping[int, int]
 ) -> tuple[list[tuple[OutputRecord, Judgement]], list[Finding]]:
-    """Judge every output; also return notes on how A repeats itself.
+    """Judge every output; also return notes on how the sides repeat themselves.
 
     Parameters
     ----------
@@ -81,98 +53,91 @@ def judge_outputs(
     slots : mapping of int to int
         For each leaf that both sides have, its pair in ``evidence``.
     """
-    measured = [_measure(results, evidence, leaf, slots.get(k)) for k, leaf in enumerate(leaves)]
+    measured = [measure(results, evidence, leaf, slots.get(k)) for k, leaf in enumerate(leaves)]
+    quantised = _quantised(results, evidence, measured)
     _explain_excess(results, evidence, measured)
-    _explain_narrowing(evidence, measured)
+    _explain_narrowing(evidence, measured, results.seed)
     judged = []
     for m in measured:
         found = _evidence(results, evidence, m)
         judgement = judge(found)
+        if m.replay:
+            evidence.replays[str(m.leaf.path)] = m.replay
         judged.append((output_record(m.leaf, found, judgement, m.noises, m.errors), judgement))
-    return judged, [_unsteady(m) for m in measured if m.repeat is not None and not m.random]
+    steady = [m for m in measured if not m.random]
+    return judged, [*quantised, *(unsteady(m, k) for m in steady for k in (0, 1) if m.repeats[k])]
 
 
-def _measure(results: Results, evidence: Evidence, leaf: LeafComparison, pair: int | None) -> _Measured:
-    m = _Measured(leaf, pair)
-    if pair is None or not leaf.floating or leaf.kind in ("shape", "structure", "kind"):
-        return m
-    a, again, b = (_native(v) for v in _values(results, leaf))
-    m.drift = _finite(b - a)
-    m.noises = (evidence.noise_a(pair), evidence.noise_b(pair) or evidence.noise_a(pair))
-    m.errors = (_error(a, evidence.lifted_a(pair)), _error(b, evidence.lifted_b(pair)))
-    repeat = _finite(again - a)
-    floor = floor_of(m.noises[0])
-    if bool((repeat != 0).any()):
-        if floor is None or rms(repeat) > THRESHOLDS.repeat * floor:
-            m.random = "A does not repeat itself: two runs on the same inputs differ by more than rounding"
-        m.noises[0].append(repeat)
-        m.repeat = repeat
-    if m.noises[0] and m.drift.shape == m.noises[0][0].shape:
-        m.rho = drift_in_floors(m.drift, [*m.noises[0], *m.noises[1]])
-    return m
-
-
-def _unsteady(m: _Measured) -> Finding:
-    """Note that A's sums change order between runs: the floor was widened by what that does."""
-    size = rms(m.repeat) if m.repeat is not None else 0.0
-    return Finding(
-        "N015",
-        f"A repeats itself only up to rounding: two runs on the same inputs differ by {size:.1e} (root mean square)",
-        "Its sums are added in an order that changes between runs; the floor was widened by that.",
-        where=Where(output=str(m.leaf.path)),
-        evidence={"rms": size},
-        note=True,
-    )
-
-
-def _values(results: Results, leaf: LeafComparison) -> tuple[Any, Any, Any]:
-    """The native values of a leaf that both sides have: A's, A's again, B's."""
-    i, j = leaf.index_a or 0, leaf.index_b or 0
-    return results.a[i][1], results.again[i][1], results.b[j][1]
-
-
-def _native(value: Any) -> torch.Tensor:
-    tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
-    if tensor.is_nested:
-        tensor = torch.cat([part.reshape(-1) for part in tensor.unbind()])
-    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
-    return tensor.detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
-
-
-def _finite(x: torch.Tensor) -> torch.Tensor:
-    return torch.where(torch.isfinite(x), x, torch.zeros((), dtype=x.dtype))
-
-
-def _error(native: torch.Tensor, lifted: torch.Tensor | None) -> float | None:
-    if lifted is None or lifted.shape != native.shape:
-        return None
-    return rms(_finite(native - lifted.cpu()))
-
-
-def _explain_excess(results: Results, evidence: Evidence, measured: Sequence[_Measured]) -> None:
+def _explain_excess(results: Results, evidence: Evidence, measured: Sequence[Measured]) -> None:
     """Name the cheaper arithmetic that explains the outputs above the floor, where one does."""
     excess = [
         (m.pair, m.drift)
         for m in measured
         if m.rho is not None and m.rho.value > THRESHOLDS.large and m.pair is not None and m.drift is not None
-        and not m.random and _same_function(evidence, m.pair)
+        and not m.random and same_function(evidence, m.pair)
     ]  # fmt: skip
     if not excess:
         return
     if _explained_by_overflow(results, evidence, [m for m in measured if m.pair in {pair for pair, _ in excess}]):
         return
-    results.say("Looking for a cheaper arithmetic that explains the drift")
-    suspects = "AB" if _further(measured, 0) > _further(measured, 1) else "BA"
-    name, _ = cheaper_arithmetic(evidence, excess, THRESHOLDS.large, results.seed, suspects=suspects)
-    pairs = {pair for pair, _ in excess}
-    for m in measured:
-        m.cheaper = name if m.pair in pairs else ""
+    results.say("Looking for what explains the drift, by running it again")
+    suspects = _suspects(evidence, measured)
+    concerned = [m for m in measured if m.pair in {pair for pair, _ in excess}]
+    found = reproduce(evidence, excess, results.seed, suspects)
+    if found is not None:
+        _explained(concerned, str(found), found.to_dict())
+    elif results.kernels is not None:
+        _ask_kernels(results.kernels, excess, concerned, suspects)
 
 
-def _explained_by_overflow(results: Results, evidence: Evidence, excess: Sequence[_Measured]) -> bool:
+def _suspects(evidence: Evidence, measured: Sequence[Measured]) -> str:
+    """The sides that may be to blame, the further from its own lift first: not one within its own rounding."""
+    both = "AB" if _further(measured, 0) > _further(measured, 1) else "BA"
+    lifted = {"A": evidence.a.graph is not None, "B": evidence.b.graph is not None}
+    off = {"A": _further(measured, 0), "B": _further(measured, 1)}
+    left = [side for side in both if not lifted[side] or off[side] > THRESHOLDS.rounding]
+    return "".join(left) or both
+
+
+def _explained(concerned: Sequence[Measured], words: str, replay: dict[str, Any]) -> None:
+    for m in concerned:
+        m.cheaper, m.replay = words, replay
+
+
+def _ask_kernels(
+    looks: KernelLooks, excess: Sequence[tuple[int, torch.Tensor]], concerned: Sequence[Measured], suspects: str
+) -> None:
+    """Run the kernels alone: one that is off explains the outputs, or all of them are within their own rounding."""
+    explaining = looks.explaining(excess, suspects)
+    if explaining is not None:
+        looked, alike, left = explaining
+        words = _kernel_words(looked)
+        replay = {"way": "the kernels outside their floor, alone", "side": looked.side, "kind": "kernel",
+                  "correlation": round(alike, 6), "rest": round(left, 4)}  # fmt: skip
+        known = looked.outside[0].approximation is not None or bool(looked.outside[0].cause)
+        proved = alike >= THRESHOLDS.replay
+        for m in concerned:
+            m.cheaper, m.consistent = (words, "") if known and proved else ("", words if known else "")
+            m.kernels, m.replay = words if proved else "", replay if proved or known else {}
+    elif all(looks.of(side).known for side in "AB"):
+        off = [looks.of(side) for side in "AB" if looks.of(side).outside]
+        for m in concerned:
+            m.within, m.beside = True, " and ".join(_kernel_words(one) for one in off)
+
+
+def _kernel_words(looked: KernelsAlone) -> str:
+    worst = looked.outside[0]
+    near = worst.approximation
+    what = "" if near is None else f", {near}" if near.cancels else f", an approximation: {near}"
+    what = f", {worst.cause['way']}" if worst.cause else what
+    more = f" and {len(looked.outside) - 1} more" if len(looked.outside) > 1 else ""
+    return f"the kernel of {worst.where.node} ({worst.where.operator}){what}{more}, in {looked.side}"
+
+
+def _explained_by_overflow(results: Results, evidence: Evidence, excess: Sequence[Measured]) -> bool:
     """Whether a side left the range of its format on the way, and gave what that leads to."""
     natives = [
-        (m.pair, _native(_values(results, m.leaf)[0]), _native(_values(results, m.leaf)[2]))
+        (m.pair, wide(native_values(results, m.leaf)[0]), wide(native_values(results, m.leaf)[1]))
         for m in excess
         if m.pair is not None
     ]
@@ -186,7 +151,7 @@ def _explained_by_overflow(results: Results, evidence: Evidence, excess: Sequenc
     return True
 
 
-def _further(measured: Sequence[_Measured], side: int) -> float:
+def _further(measured: Sequence[Measured], side: int) -> float:
     """How far a side is from its own lift at its worst output, in its own floors."""
     distances = [0.0]
     for m in measured:
@@ -196,42 +161,92 @@ def _further(measured: Sequence[_Measured], side: int) -> float:
     return max(distances)
 
 
-def _explain_narrowing(evidence: Evidence, measured: Sequence[_Measured]) -> None:
-    """Find outputs that only B's own casts to a narrower format excuse: more than twice A's floor would allow.
+def _explain_narrowing(evidence: Evidence, measured: Sequence[Measured], seed: int) -> None:
+    """Find outputs that only one side's casts to a narrower format excuse: more than twice the other's floor allows.
 
-    B's floor holds the rounding of every cast in B's graph. Where both outputs have the same format, the reference
-    for ordinary rounding is A, which has no such cast.
+    A side's floor holds the rounding of every cast in its graph. Where both outputs have the same format, the reference
+    for ordinary rounding is the side that has no such cast, whichever it is.
     """
     a, b = evidence.a.graph, evidence.b.graph
     if a is None or b is None:
         return
-    narrowing = None
+    found: list[Narrowing | None] = [None, None]
     for m in measured:
         if m.rho is None or m.rho.value > THRESHOLDS.large or m.drift is None or m.random or m.pair is None:
             continue
-        if m.leaf.a_dtype != m.leaf.b_dtype or not _same_function(evidence, m.pair):
+        if m.leaf.a_dtype != m.leaf.b_dtype or not same_function(evidence, m.pair):
             continue
-        against_a = drift_in_floors(m.drift, [*m.noises[0], *m.noises[0]])
-        if against_a.value <= THRESHOLDS.large:
+        floors = [floor_of(noises) or 0.0 for noises in m.noises]
+        finer = 0 if floors[0] <= floors[1] else 1
+        alone = drift_in_floors(m.drift, [*m.noises[finer], *m.noises[finer]])
+        if alone.value <= THRESHOLDS.large:
             continue
-        narrowing = narrowing or first_narrowing(a, b)
+        name, pair = ("B", (a, b)) if finer == 0 else ("A", (b, a))
+        narrowing = found[finer] = found[finer] or first_narrowing(*pair)
         if narrowing is None:
-            return
+            _explain_rounded_constants(evidence, m, name, alone)
+            continue
         own = f", {m.rho.value:.2g} floors of that format" if m.rho.value == m.rho.value else ""
-        m.cheaper, m.rho, m.narrowed = f"rounding to {narrowing} in B{own}", against_a, narrowing.format
+        words = f"rounding to {narrowing} in {name}{own}"
+        replay = reproduce(evidence, [(m.pair, m.drift)], seed, name, (DECLARED,))
+        m.cheaper, m.consistent = ("", words) if replay is None else (words, "")
+        m.replay = {} if replay is None else replay.to_dict()
+        m.rho = alone
+        m.narrowed = (narrowing.format, "") if finer else ("", narrowing.format)
         evidence.places["N003"] = narrowing.where
 
 
-def _same_function(evidence: Evidence, pair: int) -> bool:
-    delta = evidence.delta(pair)
-    return delta is None or delta.value <= delta.limit
+# How well what rounding a side's constants did has to predict the native drift, and what may be left of it in floors.
+_PREDICTS = 0.9
 
 
-def _evidence(results: Results, evidence: Evidence, m: _Measured) -> OutputEvidence:
+def _explain_rounded_constants(evidence: Evidence, m: Measured, side: str, alone: Ratio) -> None:
+    """Say that a side's rounded constants are the cause, where a run without their rounding takes the drift away."""
+    known, pair = evidence.reconciled, m.pair
+    if known is None or pair is None or m.drift is None:
+        return
+    moved = evidence.moved_b(pair) if side == "B" else evidence.moved_a(pair)
+    repairs = known.repairs_b if side == "B" else known.repairs_a
+    if moved is None or moved.shape != m.drift.shape:
+        return
+    predicted = (moved if side == "B" else -moved).cpu()
+    size = float(torch.linalg.vector_norm(m.drift) * torch.linalg.vector_norm(predicted))
+    correlation = float((m.drift * predicted.conj()).sum().real) / size if size else 0.0
+    ordinary = [n for n in (*m.noises[0], *m.noises[1]) if not torch.equal(n, moved)]
+    rest = drift_in_floors(m.drift - predicted, ordinary).value
+    if correlation < _PREDICTS or rest > THRESHOLDS.rounding:
+        return
+    sizes = {r.name: float((r.value - r.constant.value.to(r.value.dtype)).abs().max()) for r in repairs}
+    first = max(repairs, key=lambda r: sizes[r.name])
+    more = f" and {len(repairs) - 1} more" if len(repairs) > 1 else ""
+    evidence.places["N003"] = first.constant.where
+    words = f"constants stored rounded in {side}: {first.name} is {first.partner}{more}"
+    m.cheaper, m.consistent, m.rho = words, "", alone
+    m.replay = {
+        "way": "constants as stored", "side": side, "kind": "storage",
+        "correlation": round(correlation, 6), "rest": round(rest, 4),
+    }  # fmt: skip
+
+
+def _quantised(results: Results, evidence: Evidence, measured: Sequence[Measured]) -> list[Finding]:
+    """Outputs that differ by the quantisation of one side alone are marked; returns what is wrong with it."""
+    parted = [m for m in measured if m.pair is not None and not same_function(evidence, m.pair)]
+    if not parted or results.kernels is None:
+        return []
+    found = quantisation_of(results.kernels.bounds, evidence)
+    if found is None:
+        return []
+    for m in parted if found.words else ():
+        m.quantised = found.words
+        evidence.replays[str(m.leaf.path)] = {"kind": "quantised", "side": found.side, "layers": list(found.layers)}
+    return list(found.wrong)
+
+
+def _evidence(results: Results, evidence: Evidence, m: Measured) -> OutputEvidence:
     leaf, pair = m.leaf, m.pair
     delta = evidence.delta(pair) if pair is not None else None
     floor = floor_of(m.noises[0])
-    size = rms(_finite(_native(_values(results, leaf)[0]))) if m.drift is not None else 0.0
+    size = rms(finite_part(wide(native_values(results, leaf)[0]))) if m.drift is not None else 0.0
     return OutputEvidence(
         kind=leaf.kind,
         detail=leaf.detail,
@@ -246,8 +261,14 @@ def _evidence(results: Results, evidence: Evidence, m: _Measured) -> OutputEvide
         cannot_a=evidence.a.reason if evidence.a.graph is None else "",
         cannot_b=evidence.b.reason if evidence.b.graph is None else "",
         cheaper=m.cheaper,
+        replay=m.replay,
+        kernels=m.kernels,
+        quantised=m.quantised,
+        within=m.within,
+        beside=m.beside,
+        consistent=m.consistent,
         random=m.random,
-        formats=(leaf.a_dtype or "", m.narrowed or leaf.b_dtype or ""),
+        formats=(m.narrowed[0] or leaf.a_dtype or "", m.narrowed[1] or leaf.b_dtype or ""),
     )
 
 
@@ -263,7 +284,7 @@ def _overflow(evidence: Evidence) -> str:
 def _tie(results: Results, evidence: Evidence, leaf: LeafComparison, pair: int | None) -> bool:
     if pair is None or leaf.floating or leaf.kind != "value":
         return False
-    a, _, b = _values(results, leaf)
+    a, b = native_values(results, leaf)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     return reached_by_noise(evidence, pair, (a, b), a != b, scale=THRESHOLDS.tie, seed=results.seed)

@@ -6,35 +6,62 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.matching import Repair
-from driftscope.records.comparison import OutputRecord
+from driftscope.lift.reconcile.matching import Repair
 from driftscope.records.finding import Finding, Where
+from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict
 
 
-def output_findings(
-    outputs: Sequence[OutputRecord], codes: Sequence[str], places: Mapping[str, Where]
-) -> list[Finding]:
-    """One finding per output whose verdict rests on a code, with its place where one was found."""
+def output_findings(outputs: Sequence[OutputRecord], codes: Sequence[str], evidence: Evidence) -> list[Finding]:
+    """One finding per output whose verdict rests on a code, with its place and its replay where there are any."""
+    places = evidence.places
     found = []
     for output, code in zip(outputs, codes, strict=True):
         if code and code != "N001":
             note = output.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING) and code != "N016"
-            why, fix = _ADVICE["cast" if code == "N003" and code in places else code] if code in _ADVICE else ("", "")
+            replay = evidence.replays.get(output.path, {})
+            why, fix = _ADVICE.get(_advice(code, replay, places), ("", ""))
             where = dataclasses.replace(places.get(code, Where()), output=output.path)
-            found.append(Finding(code, output.reason, why, fix, where, _numbers(output), note))
+            numbers = _numbers(output) | ({"replay": replay} if replay else {})
+            found.append(Finding(code, output.reason, why, fix, where, numbers, note))
     return found
+
+
+def _advice(code: str, replay: Mapping[str, Any], places: Mapping[str, Where]) -> str:
+    if code != "N003":
+        return "kernel off" if code == "R003" and replay else code
+    if replay.get("kind") == "kernel" and replay["correlation"] < THRESHOLDS.replay:
+        return "kernel consistent"
+    return "cast" if code in places else str(replay.get("kind", code))
 
 
 _ADVICE = {
     "N003": (
-        "The kernels of this runtime multiply, accumulate or store in a cheaper format than the program declares.",
-        "Ask the runtime for the declared arithmetic (torch.backends.*.allow_tf32, set_float32_matmul_precision, "
+        "A runtime computes in a cheaper format than the program declares.",
+        "Ask it for the declared arithmetic, or accept it with the tolerance suggested for that format.",
+    ),
+    "format": (
+        "Run again in float64 with that arithmetic, the program makes the very errors that it natively makes.",
+        "Ask the runtime for the declared arithmetic (torch.backends.*.fp32_precision, set_float32_matmul_precision, "
         "the provider's options), or accept it with the tolerance suggested for that format.",
     ),
+    "kernel": (
+        "Put into a float64 run at their places, the errors of the kernels alone make the errors of the output.",
+        "Accept it with the tolerance suggested, or compute this operator in float64.",
+    ),
+    "kernel consistent": (
+        "Without what this kernel, run alone, is off by, the two results differ by rounding.",
+        "Accept it with the tolerance suggested, or compute this operator in float64.",
+    ),
+    "kernel off": (
+        "Put into a float64 run at its place, the error of this kernel alone makes the error of the output.",
+        "Try the operator alone in another version of the runtime or with another provider; if it stays off, the "
+        "values in the evidence show it to those who maintain the kernel.",
+    ),
     "cast": (
-        "B passes a value through a format with fewer bits than any that A uses.",
+        "One side passes a value through a format with fewer bits than any that the other uses.",
         "Remove the cast, or accept it with the tolerance suggested for that format.",
     ),
     "N004": (
@@ -49,12 +76,16 @@ _ADVICE = {
     "N008": ("", "Check shapes assumed at export: an axis was fixed, dropped or broadcast."),
     "N009": ("", "Cast one side, or export with the dtype the other side returns."),
     "N014": (
-        "Two runs of A on the same inputs differ by more than rounding: it draws random numbers.",
+        "It draws random numbers, or carries something over from one run to the next.",
         "Call .eval() on the module, or seed its generators.",
     ),
     "N016": (
         "The inputs do not reach the part in which the two functions differ, or rounding hides it.",
         "Compare on inputs from the real distribution before relying on it.",
+    ),
+    "W013": (
+        "Each integer is the other side's weight divided by its scale, rounded to nearest.",
+        "Keep the dearest layers in float, or give them a scale per channel or smaller blocks, if this is too much.",
     ),
     "R003": (
         "In float64 both graphs agree, so what differs is how a runtime's kernels compute them.",
@@ -107,15 +138,18 @@ _REPAIR_NOTES = {
 
 
 def lift_notes(evidence: Evidence) -> list[Finding]:
-    """Notes on what could not be lifted."""
-    notes = []
+    """Notes on what could not be lifted, and on what float64 itself could not decide."""
+    notes = _loss_notes(evidence)
     for side, name in ((evidence.a, "A"), (evidence.b, "B")):
         if side.graph is None:
+            told = bool(side.widened) and all(evidence.delta(p) is not None for p in range(len(evidence.pairs)))
             notes.append(
                 Finding(
                     "R004",
                     f"{name} cannot be evaluated in float64: {side.reason}",
-                    "Without its lift, a bug smaller than the noise floor cannot be told from rounding.",
+                    "Its own code was run on float64 inputs instead; a constant that it rounds to float32 is not seen."
+                    if told
+                    else "Without its lift, a bug smaller than the noise floor cannot be told from rounding.",
                     note=True,
                 )
             )
@@ -128,6 +162,28 @@ def lift_notes(evidence: Evidence) -> list[Finding]:
                 note=True,
             )
         )
+    return notes
+
+
+# Digits lost at one step from which on it is worth a note.
+_DIGITS = 3.0
+
+
+def _loss_notes(evidence: Evidence) -> list[Finding]:
+    """Notes on steps that lose digits by their formula: known where the programs were evaluated finer than float64."""
+    known = evidence.reconciled
+    if known is None or not known.finer:
+        return []
+    proof = next(iter(known.finer.values()))
+    notes = []
+    for name, loss in zip("AB", known.losses, strict=True):
+        if loss is None or loss.digits < _DIGITS:
+            continue
+        why = "it subtracts nearly equal numbers" if loss.subtracts else "its result changes far more than its operand"
+        what = f"{name} loses {loss.digits:.0f} of float64's 16 digits at {loss.where.node}: {why}"
+        lost = "A narrower format loses as many of its fewer digits. Both programs were evaluated again in "
+        proved = f"{lost}{proof['bits']} bits with proven bounds: there they differ by {proof['finer']:.1e} relative."
+        notes.append(Finding("N012", what, proved, "", loss.where, dict(proof), note=True))
     return notes
 
 

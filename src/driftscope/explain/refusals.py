@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from driftscope.errors import DriftscopeError, InputError, ProgramError, RuntimeRefused
-from driftscope.records.finding import Finding
+from driftscope.errors import DriftscopeError, InputError, ProgramError, RuntimeCrashed, RuntimeRefused
+from driftscope.records.finding import Finding, Where
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ def unusable(side: str, name: str, refusal: RuntimeRefused) -> DriftscopeError |
     A model that is invalid, or newer than the runtime, is nobody's finding: it cannot be used. Inputs are judged by
     the reference: what A does not take does not fit, but what only B does not take is news about B.
     """
+    if isinstance(refusal, RuntimeCrashed):
+        return None
     meaning = meaning_of(refusal)
     if meaning.fault == "program":
         return ProgramError(f"{name} cannot be used: {_first_sentence(refusal)}. {meaning.fix}")
@@ -117,6 +121,8 @@ def _first_sentence(refusal: RuntimeRefused) -> str:
 
 def refusal_finding(side: str, refusal: RuntimeRefused) -> Finding:
     """What a runtime said when it would not load or run a program, in its own words."""
+    if isinstance(refusal, RuntimeCrashed):
+        return _crash_finding(side, refusal)
     code, verb = ("R001", "load") if refusal.stage == "load" else ("R002", "run")
     meaning = meaning_of(refusal)
     return Finding(
@@ -126,3 +132,57 @@ def refusal_finding(side: str, refusal: RuntimeRefused) -> Finding:
         fix=meaning.fix,
         evidence={"side": side, "runtime": refusal.runtime, "stage": refusal.stage, "words": refusal.words},
     )
+
+
+def _crash_finding(side: str, crash: RuntimeCrashed) -> Finding:
+    facts = {"side": side, "stage": crash.stage, "runtime": crash.runtime}
+    found = death_finding(crash.code, crash.words, facts)
+    if not crash.operator:
+        return found
+    return replace(
+        found,
+        why="The node named crashes when it is run alone on the values it has there.",
+        where=Where(node=crash.node or None, operator=crash.operator),
+    )
+
+
+def death_finding(code: str, words: str, facts: Mapping[str, Any]) -> Finding:
+    """What took a process down, or had to be stopped.
+
+    Parameters
+    ----------
+    code : str
+        R006 to R009.
+    words : str
+        How the process ended.
+    facts : mapping
+        What it told last: ``stage``, ``side``, ``program``, ``runtime``, as far as they are known.
+    """
+    side, stage = str(facts.get("side", "")), str(facts.get("stage", ""))
+    step = f"this step: {facts['step']}" if facts.get("step") else ""
+    doing = {"load": f"loading {side}", "run": f"running {side}"}.get(stage) or _BY_STAGE.get(stage, step or "the work")
+    who = str(facts.get("program") or facts.get("runtime") or "the process")
+    return Finding(
+        code,
+        f"{who if side else 'the process'} did not survive {doing}: {words}",
+        fix=_CRASH_FIXES[code],
+        evidence={"words": words} | {k: v for k, v in facts.items() if k in ("side", "stage", "runtime", "program")},
+    )
+
+
+_BY_STAGE = {
+    "bind": "the fitting of inputs to the programs",
+    "lift": "the evaluation in float64",
+    "sums": "the question in which order sums are added",
+    "explain": "the search for the place",
+    "reproduce": "the writing of a reproducer",
+    "nodes": "the measuring of every value",
+}
+
+_CRASH_FIXES = {
+    "R006": "Try inputs of other sizes (an empty batch is a usual cause) and fewer optimisations (level disable). A "
+    "native crash is a bug of the runtime: report it with the model and the inputs.",
+    "R007": "Something outside ended the process; run it again.",
+    "R008": "Compare on a smaller batch, or allow more memory (--max-memory).",
+    "R009": "Compare on smaller inputs, or allow more time (--max-seconds).",
+}

@@ -5,29 +5,26 @@ This is the measuring half of a comparison; :mod:`driftscope.comparison.judge` d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from driftscope.comparison.spread import Ratio, drift_in_floors
+from driftscope.comparison.measuring.spread import Ratio
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.errors import CannotLift, DriftscopeError, RuntimeRefused
-from driftscope.lift.noise import (
-    ARITHMETICS,
+from driftscope.lift.noise.floor import (
     ORDINARY,
-    Arithmetic,
     NoiseSample,
     floor64_sample,
-    noise_sample,
     noise_samples,
     noisy_run,
 )
-from driftscope.lift.reconcile import Pairing, Reconciled, reconcile
+from driftscope.lift.reconcile.certify import Pairing, Reconciled, reconcile
 from driftscope.lift.sources import lift_bound, lift_source
 from driftscope.lift.steps import Lifted, LiftedOutput
+from driftscope.lift.widened import widened_drift, widened_outputs
 from driftscope.numerics.error_model import Growth
 from driftscope.programs.protocol import Bound
 from driftscope.records.finding import Where
@@ -47,12 +44,15 @@ class SideLift:
         One run as it is.
     noises : list of NoiseSample
         Per noise run, per output: what ordinary rounding did to it.
+    widened : list of Tensor or None
+        For a program without a graph that follows the format of its inputs: its outputs on float64 inputs.
     """
 
     graph: Lifted | None = None
     reason: str = ""
     clean: list[LiftedOutput] = field(default_factory=list)
     noises: list[NoiseSample] = field(default_factory=list)
+    widened: list[torch.Tensor | None] = field(default_factory=list)
 
 
 def lift_side(bound: Bound) -> SideLift:
@@ -113,6 +113,10 @@ class Evidence:
         Why the optimised graph could not be lifted; empty otherwise.
     places : dict of str to Where
         Places that the explaining steps found, by the code of the finding they belong to.
+    replays : dict of str to dict
+        What was run again to explain an output, by its path: correlation with the native drift, what is left.
+    floor64 : list of Tensor or None
+        Per output of A: its float64 noise, where B has no graph and was run on float64 inputs.
     """
 
     a: SideLift
@@ -122,6 +126,8 @@ class Evidence:
     optimized: Reconciled | None = None
     optimized_reason: str = ""
     places: dict[str, Where] = field(default_factory=dict)
+    replays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    floor64: list[torch.Tensor | None] = field(default_factory=list)
 
     @classmethod
     def none(cls) -> Evidence:
@@ -141,9 +147,12 @@ class Evidence:
                     "before": [r.value for r in pair.before],
                     "after": [r.value for r in pair.drifts],
                     "limits": [r.limit for r in pair.drifts],
+                    "finer": {str(k): dict(v) for k, v in pair.finer.items()},
                     "repairs_a": [f"{r.name} = {r.partner}" for r in pair.repairs_a],
                     "repairs_b": [f"{r.name} = {r.partner}" for r in pair.repairs_b],
                 }
+        if self.replays:
+            found["replays"] = self.replays
         if self.optimized_reason:
             found["optimized"] = {"why": self.optimized_reason}
         return found
@@ -151,7 +160,7 @@ class Evidence:
     def delta(self, pair: int) -> Ratio | None:
         """Lifted drift of one pair, through B's file and through the graph its runtime ran: the worse."""
         if self.reconciled is None:
-            return None
+            return self._widened_delta(pair)
         worst = self.reconciled.drifts[pair]
         if self.optimized is not None:
             j = self.pairs[pair][1]
@@ -160,18 +169,36 @@ class Evidence:
                 return through
         return worst
 
+    def _widened_delta(self, pair: int) -> Ratio | None:
+        i, j = self.pairs[pair]
+        expected = self.lifted_a(pair)
+        if j >= len(self.b.widened) or (got := self.b.widened[j]) is None or expected is None:
+            return None
+        floor64 = self.floor64[i] if self.floor64 else None
+        return widened_drift(expected, got, self.noise_a(pair), floor64)
+
     def noise_a(self, pair: int) -> list[torch.Tensor]:
-        """Noise samples of A at this pair, all scaled so that their squares add up to one floor squared."""
-        return _samples(self.a.noises, self.pairs[pair][0])
+        """Noise samples of A at this pair, all scaled so that their squares add up to one floor squared.
+
+        What rounding A's stored constants did is the last of them.
+        """
+        moved = self.moved_a(pair)
+        return [*_samples(self.a.noises, self.pairs[pair][0]), *([] if moved is None else [moved])]
 
     def noise_b(self, pair: int) -> list[torch.Tensor]:
-        """Noise samples of B at this pair, and what rounding B's stored constants did."""
-        j = self.pairs[pair][1]
-        samples = _samples(self.b.noises, j)
-        if self.reconciled is not None and self.reconciled.repairs_b:
-            moved = difference(self.reconciled.plain_b[j], self.reconciled.outputs_b[j])
-            samples += [] if moved is None else [moved]
-        return samples
+        """The same of B."""
+        moved = self.moved_b(pair)
+        return [*_samples(self.b.noises, self.pairs[pair][1]), *([] if moved is None else [moved])]
+
+    def moved_a(self, pair: int) -> torch.Tensor | None:
+        """What rounding A's stored constants did to this output; None when none is known to be rounded."""
+        known, i = self.reconciled, self.pairs[pair][0]
+        return difference(known.plain_a[i], known.outputs_a[i]) if known is not None and known.repairs_a else None
+
+    def moved_b(self, pair: int) -> torch.Tensor | None:
+        """The same of B."""
+        known, j = self.reconciled, self.pairs[pair][1]
+        return difference(known.plain_b[j], known.outputs_b[j]) if known is not None and known.repairs_b else None
 
     def lifted_a(self, pair: int) -> torch.Tensor | None:
         """A's lifted value, constants as A stores them."""
@@ -222,8 +249,12 @@ def gather(
     if side_a.graph is not None and side_b.graph is not None:
         progress("Reconciling constants")
         floor64 = _floor64(side_a, seed)
-        pairing = Pairing(found.pairs, [floor64[i] for i, _ in found.pairs])
+        theirs = _floor64(side_b, seed + 1000)
+        pairing = Pairing(found.pairs, [_together(floor64[i], theirs[j]) for i, j in found.pairs])
         found.reconciled = reconcile(side_a.graph, side_b.graph, (side_a.clean, side_b.clean), pairing, thresholds)
+    elif side_a.graph is not None:
+        side_b.widened = widened_outputs(b, seed)
+        found.floor64 = _floor64(side_a, seed) if side_b.widened else []
     if side_b.graph is not None:
         _check_optimized(found, b, seed, thresholds, progress)
     return found
@@ -234,6 +265,13 @@ def _floor64(side: SideLift, seed: int) -> list[torch.Tensor | None]:
         return [None] * len(side.clean)
     first = side.noises[0] if side.noises else None
     return floor64_sample(side.graph, side.clean, first, seed=seed)
+
+
+def _together(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    """The float64 noise of two sides as one sample."""
+    if one is None or other is None or one.shape != other.shape:
+        return one if other is None else other
+    return torch.hypot(one.abs(), other.abs().to(one.device))
 
 
 def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Thresholds, progress: Progress) -> None:
@@ -252,62 +290,17 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
         return
     same = [(k, k) for k in range(min(len(found.b.clean), len(optimized.clean)))]
     floor64 = _floor64(found.b, seed)
-    pairing = Pairing(same, [floor64[k] for k, _ in same])
+    theirs = _floor64(optimized, seed + 1000)
+    pairing = Pairing(same, [_together(floor64[k], theirs[k]) for k, _ in same])
     found.optimized = reconcile(found.b.graph, optimized.graph, (found.b.clean, optimized.clean), pairing, thresholds)
-
-
-def cheaper_arithmetic(
-    found: Evidence, drifts: Sequence[tuple[int, torch.Tensor]], limit: float, seed: int, *, suspects: str = "BA"
-) -> tuple[str, dict[int, Ratio]]:
-    """Name the cheaper arithmetic that explains drifts above the floor best.
-
-    A coarse arithmetic explains every smaller drift too, and a mild one drifts up to ``limit`` times its own. So of
-    those that explain all drifts the one whose floor is nearest to them is named: its ratio is nearest to 1.
-
-    Parameters
-    ----------
-    found : Evidence
-    drifts : sequence of (pair index, native b - a)
-        The outputs that ordinary rounding does not explain.
-    limit : float
-        rho to be reached by every one of them.
-    seed : int
-    suspects : str
-        The sides to try, in order: the one further from its own lift first.
-
-    Returns
-    -------
-    name : str
-        Such as ``"TF32 multiplication in B"``; empty when none explains all of them.
-    ratios : dict
-        rho of each pair under that arithmetic.
-    """
-    for name in suspects:
-        fitting = []
-        for arithmetic in ARITHMETICS:
-            ratios = _ratios_under(found, drifts, arithmetic, name, seed)
-            if ratios and all(0 < r.value <= limit for r in ratios.values()):
-                fitting.append((max(abs(math.log(r.value)) for r in ratios.values()), arithmetic.name, ratios))
-        if fitting:
-            _, best, ratios = min(fitting, key=lambda entry: entry[0])
-            return f"{best} in {name}", ratios
-    return "", {}
-
-
-def _ratios_under(
-    found: Evidence, drifts: Sequence[tuple[int, torch.Tensor]], arithmetic: Arithmetic, name: str, seed: int
-) -> dict[int, Ratio]:
-    """rho of each pair if one side computed in this arithmetic; empty when that side cannot be lifted."""
-    side, index = (found.a, 0) if name == "A" else (found.b, 1)
-    if side.graph is None:
-        return {}
-    noise = noise_sample(side.graph, side.clean, arithmetic=arithmetic, seed=seed)
-    ratios = {}
-    for pair, drift in drifts:
-        sample = noise[found.pairs[pair][index]]
-        other = found.noise_a(pair) if index else found.noise_b(pair)
-        ratios[pair] = drift_in_floors(drift, [*other, *([] if sample is None else [sample])])
-    return ratios
+    if not found.optimized.same_function and found.a.graph is not None and found.reconciled is not None:
+        # A constant that the file implies (the 1/6 of HardSwish) and the optimiser writes out is A's, rounded.
+        first = _floor64(found.a, seed)
+        pairs = [(i, j) for i, j in found.pairs if j < len(optimized.clean)]
+        whole = Pairing(pairs, [_together(first[i], theirs[j]) for i, j in pairs])
+        through = reconcile(found.a.graph, optimized.graph, (found.a.clean, optimized.clean), whole, thresholds)
+        if through.same_function and found.reconciled.same_function:
+            found.optimized = None
 
 
 def reached_by_noise(
@@ -331,12 +324,18 @@ def reached_by_noise(
     Returns
     -------
     bool
-        False also when a side cannot be lifted: then nothing is known about its margins.
+        False also when no side can be lifted: then nothing is known about the margins. Each side rounds in its own
+        formats, and a choice that either's rounding turns is a tie.
     """
-    side, index = (found.a, 0) if found.a.graph is not None else (found.b, 1)
+    sides = ((found.a, found.pairs[pair][0]), (found.b, found.pairs[pair][1]))
+    return any(_reached(side, k, values, where, scale=scale, seed=seed) for side, k in sides)
+
+
+def _reached(
+    side: SideLift, k: int, values: Sequence[torch.Tensor], where: torch.Tensor, *, scale: float, seed: int
+) -> bool:
     if side.graph is None:
         return False
-    k = found.pairs[pair][index]
     lifted = side.clean[k].value
     if lifted is None or lifted.shape != values[0].shape:
         return False

@@ -21,11 +21,11 @@ def lift_bound(bound: Bound) -> Lifted:
 def lift_source(source: TorchSource | OnnxSource) -> Lifted:
     """Lift a graph that a program handed out."""
     if isinstance(source, OnnxSource):
-        from driftscope.lift.onnx_graph import lift_onnx
+        from driftscope.lift.onnx.graph import lift_onnx
 
         return lift_onnx(source.model, source.feeds, directory=source.directory)
     if isinstance(source, TorchSource):
-        from driftscope.lift.tape import lift_torch
+        from driftscope.lift.torch.tape import lift_torch
 
         return lift_torch(source.function, source.args, source.kwargs, module=source.module, exported=source.exported)
     raise CannotLift(f"a {type(source).__name__} is no graph driftscope can evaluate in float64")

@@ -86,11 +86,18 @@ class Rounding:
     squares : callable or None
         For SUM and DOT: returns the sum of the squared terms of each output element, broadcastable to the
         output. Called only when noise is injected. None lets the model assume terms of equal size.
+    parts : callable or None
+        For ROUND and FUNCTION: returns the size of what a kernel cancels on the way to each output element, as the
+        ones of ``1 + erf`` are. A kernel rounds those too; the formula of the lift need not.
+    running : bool
+        For SUM and DOT: the kernel is known to add all terms one after the other.
     """
 
     kind: Kind = Kind.EXACT
     length: int = 1
     squares: Callable[[], torch.Tensor] | None = None
+    parts: Callable[[], torch.Tensor] | None = None
+    running: bool = False
 
 
 @dataclass(slots=True)
@@ -119,6 +126,8 @@ class Step:
     traced : tuple of (str, str)
         Name and target of the node of the exporter's graph that it was made of, as ``("linear_1",
         "aten.linear.default")``; empty strings when nothing says it.
+    held : sequence of bool
+        Which inputs are constants; empty where nobody said it.
     """
 
     index: int
@@ -134,6 +143,7 @@ class Step:
     attributes: Mapping[str, object]
     constant: bool = False
     traced: tuple[str, str] = ("", "")
+    held: Sequence[bool] = ()
 
 
 class Observer(Protocol):
@@ -177,5 +187,26 @@ class Lifted(Protocol):
         ------
         CannotLift
             Naming the operator that has no float64 evaluation.
+        """
+        ...
+
+    def constant_values(
+        self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Evaluate the constant subgraphs alone, in float64 instead of natively.
+
+        What cannot be evaluated so (a random number, memory that others see) is left out.
+
+        Parameters
+        ----------
+        observe : Observer or None
+            Called after each step of them; may replace its outputs, so that noise goes the way of the values.
+        replace : mapping of constant name to float64 tensor
+            Values to use instead of stored constants, whether or not a step that depends on the inputs uses them.
+
+        Returns
+        -------
+        dict of value name to float64 (or complex128) tensor
+            Every real value that constant steps compute, the frontier's and those on the way to it.
         """
         ...

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 #: Root mean square of the error of one rounding to nearest, in units of ``u * |y|``. The error is uniform in half an
 #: ulp either way and an ulp is constant over a binade: sqrt(1/3 * mean of 1/m^2) is 0.408 for a significand m that is
@@ -145,6 +145,13 @@ class Kernels:
         Words in the names of operators that evaluate several functions in one kernel, or a coarse approximation.
     revealed : mapping of str to Growth
         For steps whose tree of additions is known: what it does to rounding, by the step's name.
+    denominator : callable or None
+        Number of terms to the error that a row of a softmax shares, in accumulator units, where it was measured.
+    convolution : callable or None
+        Channels of a group and sizes of a filter to the growth of a convolution's error, where it was measured.
+    measured : bool
+        Whether the errors of functions are looked up where they were measured, see
+        :mod:`driftscope.lift.noise.measured`.
     """
 
     dot: Callable[[int], tuple[float, ...]]
@@ -152,6 +159,9 @@ class Kernels:
     softmax: Callable[[int], tuple[float, ...]]
     composite: tuple[str, ...] = ("gelu", "silu", "swish", "mish", "selu", "pow")
     revealed: Mapping[str, Growth] = field(default_factory=dict)
+    denominator: Callable[[int], float] | None = None
+    convolution: Callable[[int, tuple[int, ...]], Growth | None] | None = None
+    measured: bool = False
 
 
 #: Revealed by probing: MKL and oneDNN add blocks of 384 products, torch.sum cascades, softmax keeps 16 lanes.
@@ -208,6 +218,19 @@ def function(units: Units, *, composite: bool = False) -> Spread:
     return Spread(value=math.hypot(rounding(units).value, approximation * units.accumulator))
 
 
+def with_parts(spread: Spread, units: Units, *, functions: bool) -> Spread:
+    """Add the error of what a kernel cancels on the way; ``sum t^2`` stands for the square of its size.
+
+    What is cancelled is the value of a function (``erf``), or has been rounded once.
+    """
+    return replace(spread, terms=part_error(functions=functions) * units.accumulator)
+
+
+def part_error(*, functions: bool) -> float:
+    """Error of what a kernel cancels, in accumulator units of its size."""
+    return math.hypot(ROUNDING_RMS, FUNCTION_ERROR) if functions else ROUNDING_RMS
+
+
 def reduction(units: Units, folds: Sequence[float] | Growth) -> Spread:
     """A sum of values, grouped as ``folds`` or grown as a known tree does."""
     grown = folds if isinstance(folds, Growth) else growth(folds)
@@ -243,24 +266,26 @@ def normalisation(units: Units, *, stored_statistics: bool = False) -> Spread:
     )
 
 
-def softmax(units: Units, folds: Sequence[float]) -> Spread:
+def softmax(units: Units, folds: Sequence[float], shared: float | None = None) -> Spread:
     """Softmax: errors of each exponential, and of the denominator that a row shares.
 
-    All terms of the denominator are positive, so its relative error is that of a sum of equal terms.
+    All terms of the denominator are positive, so its relative error is that of a sum of equal terms; ``shared`` is
+    it in accumulator units, where it was measured.
     """
-    grown = growth(folds)
-    length = math.prod(folds)
+    if shared is None:
+        grown = growth(folds)
+        shared = ROUNDING_RMS * math.sqrt(grown.total + grown.terms / math.prod(folds))
     return Spread(
         value=math.hypot(SOFTMAX_ERROR * units.accumulator, ROUNDING_RMS * units.storage),
-        shared=ROUNDING_RMS * units.accumulator * math.sqrt(grown.total + grown.terms / length),
+        shared=shared * units.accumulator,
     )
 
 
-def log_softmax(units: Units, folds: Sequence[float]) -> Spread:
+def log_softmax(units: Units, folds: Sequence[float], shared: float | None = None) -> Spread:
     """Log-softmax and logsumexp: the logarithm turns the denominator's relative error into an absolute one."""
     return Spread(
         value=math.hypot(LOG_SOFTMAX_ERROR * units.accumulator, ROUNDING_RMS * units.storage),
-        absolute=math.hypot(softmax(units, folds).shared, ROUNDING_RMS * units.accumulator),
+        absolute=math.hypot(softmax(units, folds, shared).shared, ROUNDING_RMS * units.accumulator),
     )
 
 

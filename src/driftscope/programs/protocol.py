@@ -14,13 +14,14 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from driftscope.errors import CannotLift
+from driftscope.programs.isolation.choice import watched
 from driftscope.records.finding import Finding
 
 if TYPE_CHECKING:
     import onnx
     import torch
 
-    from driftscope.programs.feeds import Inputs
+    from driftscope.programs.feeding.feeds import Inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,12 @@ class Program(abc.ABC):
 
     def describe(self) -> dict[str, Any]:
         """Return plain data about this program for the record."""
-        return {"name": self.name, "kind": self.kind, "runtime": self.runtime}
+        return {"name": self.name, "kind": self.kind, "runtime": self.runtime, "isolated": self.isolated or watched()}
+
+    @property
+    def isolated(self) -> bool:
+        """Whether it runs in a process of its own, which it can take down alone."""
+        return False
 
     def lift_source(self, inputs: Any = None) -> TorchSource | OnnxSource:
         """Return the graph to evaluate in float64.
@@ -207,8 +213,25 @@ class Program(abc.ABC):
         """
         raise CannotLift(f"{self.name} runs on {self.runtime}, which has no graph to evaluate in float64")
 
+    def widened(self, bound: Bound, step: float = 0.0, seed: int = 0) -> Any:
+        """Run a program without a graph on its inputs in float64; None where it only runs in their own formats.
+
+        Parameters
+        ----------
+        bound : Bound
+        step : float
+            Relative size of the random step by which the inputs are moved first.
+        seed : int
+            Names that step.
+        """
+        return None
+
     def optimized_source(self, inputs: Any = None) -> OnnxSource | None:
         """Return the graph that the runtime really runs, where it can be saved; None where it cannot."""
+        return None
+
+    def optimized_graph(self) -> Any:
+        """Return the graph that the runtime made of the program and runs; None where it shows none."""
         return None
 
     def release(self) -> None:  # noqa: B027 - most programs hold nothing between runs

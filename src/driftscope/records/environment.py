@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ _PACKAGES = (
     "driftscope", "torch", "numpy", "ml-dtypes", "onnx", "onnx-ir", "onnxscript", "onnxruntime", "onnxruntime-gpu",
     "transformers", "safetensors", "jax", "triton", "scikit-learn",
 )  # fmt: skip
+
+# The newest minor versions of docs/reference/compatibility.md; newer ones are taken, and said to be untried.
+_NEWEST_TRIED = {"torch": (2, 15), "onnxruntime": (1, 31), "onnx": (1, 23), "numpy": (2, 5)}
 
 _VARIABLES = re.compile(
     r"^(OMP|MKL|OPENBLAS|GOTO|BLIS|KMP|ONEDNN|DNNL|NVIDIA_TF32|CUBLAS|CUDNN|CUDA_VISIBLE|CUDA_LAUNCH|TORCH|PYTORCH|ORT"
@@ -33,6 +36,9 @@ _SET_BY_LIBRARIES = {"KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"}
 _ARITHMETIC_FLAGS = re.compile(
     r"^(sse4_[12]|avx\w*|fma|fma4|f16c|amx_\w+|vnni|asimd\w*|sve\w*|sme2?|fphp|bf16|i8mm|fcma|neon)$"
 )
+
+
+_VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("sve", "SVE"), ("asimd", "NEON"), ("sse4_2", "SSE4.2"))
 
 
 def capture() -> dict[str, Any]:
@@ -62,12 +68,74 @@ def capture() -> dict[str, Any]:
     return found
 
 
+def untried(versions: Mapping[str, str]) -> list[str]:
+    """Say which libraries are newer than any that driftscope was tried with.
+
+    Parameters
+    ----------
+    versions : mapping of str to str
+        Names of packages and their versions, as in ``capture()["versions"]``.
+
+    Returns
+    -------
+    list of str
+        One sentence per library; empty where every one was tried.
+    """
+    said = []
+    for name, newest in _NEWEST_TRIED.items():
+        numbers = re.match(r"(\d+)\.(\d+)", versions.get(name, ""))
+        if numbers and (int(numbers[1]), int(numbers[2])) > newest:
+            tried = ".".join(map(str, newest))
+            said.append(f"{name} {versions[name]} is newer than any version driftscope was tried with ({tried})")
+    return said
+
+
+# Entries that follow from the processor: what it is, what the libraries chose for it.
+_OF_PROCESSOR = re.compile(
+    r"^(processor\.|system$|torch\.(cpu_capability|parallel_info|threads|interop_threads)$"
+    r"|blas\[\d+\]\.(architecture|num_threads)$)"
+)
+
+
+def is_of_processor(name: str) -> bool:
+    """Whether an entry of a flattened environment (``"torch.cpu_capability"``) says on which processor it was made."""
+    return _OF_PROCESSOR.match(name) is not None
+
+
+def processor_words(environment: Mapping[str, Any]) -> str:
+    """Return the processor of an environment with its widest vectors, as ``"AMD EPYC (AVX-512)"``; empty if unknown."""
+    processor = environment.get("processor")
+    if not isinstance(processor, Mapping) or not processor.get("model"):
+        return ""
+    flags = set(map(str, processor.get("flags") or ()))
+    # What was allowed counts more than what is there: variables can tell the libraries to use less.
+    torch = environment.get("torch")
+    allowed = str(torch.get("cpu_capability") or "") if isinstance(torch, Mapping) else ""
+    widest = next((words for flag, words in _VECTORS if flag in flags), "")
+    vectors = {"AVX512": "AVX-512", "AVX2": "AVX2", "DEFAULT": "no AVX2 used"}.get(allowed, allowed) or widest
+    return f"{processor['model']}" + (f" ({vectors})" if vectors else "")
+
+
+def made_elsewhere(environment: Mapping[str, Any]) -> str:
+    """Say that a record was made on another processor than this one; empty if it was not, or nobody knows."""
+    there, here = environment.get("processor"), _processor()
+    if not isinstance(there, Mapping) or not there.get("model"):
+        return ""
+    if (there.get("model"), there.get("flags")) == (here.get("model"), here.get("flags")):
+        return ""
+    ours = processor_words({"processor": here})
+    return f"made on {processor_words(environment)}, not on this processor, {ours}"
+
+
 @functools.cache
 def _versions() -> dict[str, str]:
     versions = {}
     for name in _PACKAGES:
         try:
-            versions[name] = importlib.metadata.version(name)
+            kept = importlib.metadata.distribution(name)
+            # Parsing the whole of the metadata, which may hold a README, takes ten times as long.
+            stated = re.search(r"^Version: *(\S+)", kept.read_text("METADATA") or "", re.MULTILINE)
+            versions[name] = stated[1] if stated else kept.version
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions

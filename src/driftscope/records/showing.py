@@ -59,4 +59,4 @@ class Shown:
 
 def _pages() -> Any:
     # The page room stands above this one; it is asked for by name so that records stay below it.
-    return importlib.import_module("driftscope.report.page")
+    return importlib.import_module("driftscope.report.pages.page")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from typing import Literal
 
 
 class Verdict(enum.StrEnum):
@@ -44,21 +45,36 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 class FailOn(enum.StrEnum):
-    """From which verdict on a command exits with 1. INCONCLUSIVE counts with PRECISION."""
+    """From which verdict on a command exits with 1. INCONCLUSIVE counts with PRECISION.
+
+    FUNCTION is PRECISION, and also fails where two different functions happen to give the same bits.
+    """
 
     DIFFERENT = "different"
     PRECISION = "precision"
+    FUNCTION = "function"
     ROUNDING = "rounding"
     NEVER = "never"
 
-    def fails(self, verdict: Verdict) -> bool:
-        """Whether ``verdict`` is bad enough to fail a command."""
-        return verdict.rank >= _FAILS_FROM[self]
+    def fails(self, verdict: Verdict, *, functions_differ: bool = False) -> bool:
+        """Whether ``verdict`` is bad enough to fail a command.
 
+        Parameters
+        ----------
+        verdict : Verdict
+        functions_differ : bool
+            Whether the functions differ although the bits are the same on these inputs.
+        """
+        return verdict.rank >= _FAILS_FROM[self] or (self is FailOn.FUNCTION and functions_differ)
+
+
+#: The same words for signatures.
+FailOnName = Literal["different", "precision", "function", "rounding", "never"]
 
 _FAILS_FROM = {
     FailOn.DIFFERENT: Verdict.DIFFERENT.rank,
     FailOn.PRECISION: Verdict.PRECISION.rank,
+    FailOn.FUNCTION: Verdict.PRECISION.rank,
     FailOn.ROUNDING: Verdict.ROUNDING.rank,
     FailOn.NEVER: len(Verdict),
 }

@@ -7,27 +7,38 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from driftscope.errors import RecordError
-from driftscope.report import sheet_text
 from driftscope.report.sheet import Sheet
+from driftscope.report.terminal import sheet as sheet_text
 
 #: schema -> (module of the record, its class, module of its ``sheet_of``)
 KINDS: dict[str, tuple[str, str, str]] = {
     "driftscope/comparison/1": (
-        "driftscope.records.comparison", "Comparison", "driftscope.report.comparison_sheet"),
+        "driftscope.records.kinds.comparison", "Comparison", "driftscope.report.sheets.comparison"),
     "driftscope/accumulation/1": (
-        "driftscope.records.accumulation_record", "AccumulationRecord", "driftscope.report.accumulation_sheet"),
+        "driftscope.records.kinds.accumulation", "AccumulationRecord", "driftscope.report.sheets.accumulation"),
     "driftscope/verification/1": (
-        "driftscope.records.verification", "Verification", "driftscope.report.verification_sheet"),
-    "driftscope/session/1": ("driftscope.records.session", "Session", "driftscope.report.session_sheet"),
+        "driftscope.records.kinds.verification", "Verification", "driftscope.report.sheets.verification"),
+    "driftscope/session/1": ("driftscope.records.kinds.session", "Session", "driftscope.report.sheets.session"),
     "driftscope/transforms/1": (
-        "driftscope.records.transform_report", "TransformReport", "driftscope.report.transforms_sheet"),
-    "driftscope/shapes/1": ("driftscope.records.shape_report", "ShapeRecord", "driftscope.report.shapes_sheet"),
-    "driftscope/matrix/1": ("driftscope.records.matrix", "DriftMatrix", "driftscope.report.matrix_sheet"),
-    "driftscope/blame/1": ("driftscope.records.left_out", "Blame", "driftscope.report.blame_sheet"),
+        "driftscope.records.kinds.transform_report", "TransformReport", "driftscope.report.sheets.transforms"),
+    "driftscope/shapes/1": ("driftscope.records.kinds.shape_report", "ShapeRecord", "driftscope.report.sheets.shapes"),
+    "driftscope/matrix/1": ("driftscope.records.kinds.matrix", "DriftMatrix", "driftscope.report.sheets.matrix"),
+    "driftscope/blame/1": ("driftscope.records.kinds.left_out", "Blame", "driftscope.report.sheets.blame"),
     "driftscope/half-precision/1": (
-        "driftscope.records.half_precision", "HalfPrecision", "driftscope.report.half_sheet"),
-    "driftscope/study/1": ("driftscope.records.study_record", "StudyRecord", "driftscope.report.study_sheet"),
+        "driftscope.records.kinds.half_precision", "HalfPrecision", "driftscope.report.sheets.half"),
+    "driftscope/study/1": ("driftscope.records.kinds.study", "StudyRecord", "driftscope.report.sheets.study"),
 }  # fmt: skip
+
+
+#: schema -> module of its ``render(record, *, width, color)``, where a terminal says it in words of its own
+OWN_WORDS: dict[str, str] = {
+    "driftscope/comparison/1": "driftscope.report.terminal.comparison",
+    "driftscope/shapes/1": "driftscope.report.terminal.shapes",
+    "driftscope/transforms/1": "driftscope.report.terminal.transforms",
+    "driftscope/blame/1": "driftscope.report.sheets.blame",
+    "driftscope/half-precision/1": "driftscope.report.sheets.half",
+    "driftscope/study/1": "driftscope.report.sheets.study",
+}
 
 
 def sheet_of(record: Any) -> Sheet:
@@ -40,13 +51,12 @@ def sheet_of(record: Any) -> Sheet:
 def text_of(record: Any, *, width: int, color: bool) -> str:
     """Write a record for a terminal: in words of its own where its kind has them, else as its sheet.
 
-    A kind with words of its own has a ``render(record, *, width, color)`` in the module of its ``sheet_of``.
+    Which kinds have words of their own stands in :data:`OWN_WORDS`.
     """
-    module = importlib.import_module(KINDS[record.schema][2])
-    own: Callable[..., str] | None = getattr(module, "render", None)
-    if own is not None:
+    if record.schema in OWN_WORDS:
+        own: Callable[..., str] = importlib.import_module(OWN_WORDS[record.schema]).render
         return own(record, width=width, color=color)
-    return sheet_text.render(module.sheet_of(record), width=width, color=color)
+    return sheet_text.render(sheet_of(record), width=width, color=color)
 
 
 def record_of(data: Mapping[str, Any], source: str) -> Any:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from driftscope.records.comparison import Comparison, OutputRecord, Side, Tolerance
 from driftscope.records.finding import Finding, Where
+from driftscope.records.kinds.comparison import Comparison
+from driftscope.records.kinds.output import OutputRecord, Side, Tolerance
 from driftscope.records.verdict import Verdict
 
 NOTHING = "–"  # not measured
@@ -110,8 +111,13 @@ def closer(output: OutputRecord) -> str:
 
 
 def closer_sentence(outputs: Iterable[OutputRecord]) -> str:
-    """Say which side is closer to the exact result, over all outputs; empty when it was not measured."""
+    """Say which side is closer to the exact result, over all outputs; empty when that says nothing.
+
+    Of two different functions neither is closer, and two errors that print the same are equal.
+    """
     known = [o for o in outputs if o.closer in ("a", "b", "equal")]
+    if any(o.verdict is Verdict.DIFFERENT for o in known):
+        return ""
     if not known:
         return ""
     if len(known) == 1:
@@ -122,6 +128,8 @@ def closer_sentence(outputs: Iterable[OutputRecord]) -> str:
         shares = ""
         # In absolute numbers: the two sides may have floors of different formats.
         if near and far and near.error is not None and far.error is not None:
+            if number(near.error) == number(far.error):
+                return "both sides are equally close to float64"
             shares = f": rms error {number(near.error)}, the other {number(far.error)}"
         return f"{closer(only)} is closer to float64{shares}"
     counts = {side: sum(o.closer == side for o in known) for side in ("a", "b", "equal")}
@@ -163,7 +171,7 @@ def next_step(comparison: Comparison) -> str:
         if first is not None:
             return f"driftscope rule {first.code} explains the first finding"
         if any(usable_tolerance(o) for o in comparison.outputs):
-            return "use the tolerance above in your test; -o page.html keeps the evidence"
+            return "use the tolerance above in your test; -v says how it was judged, -o page.html shows it"
         return "nothing to mend; -o page.html keeps the evidence"
     if first is None:
         return "-o page.html shows all the evidence"

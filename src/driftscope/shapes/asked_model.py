@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from driftscope.errors import ProgramError
-from driftscope.shapes.axes import Arguments, sets_of
-from driftscope.shapes.building import InputBuilder
-from driftscope.shapes.containers import register_containers
-from driftscope.shapes.inference import Wanted, infer
-from driftscope.shapes.judging_runs import Ran, Refused, ask, difference, silence
-from driftscope.shapes.original import Original
+from driftscope.shapes.capture.containers import register, register_containers
+from driftscope.shapes.capture.inference import Wanted, infer
+from driftscope.shapes.probe.axes import Arguments, sets_of
+from driftscope.shapes.probe.building import InputBuilder
+from driftscope.shapes.probe.judging_runs import Ran, Refused, silence
+from driftscope.shapes.probe.original import Original
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,13 @@ def asked_model(model: Callable[..., Any], inputs: Any, dynamic: Any = "all", se
     arguments = sets[0]
     register_containers(arguments)
     original = Original(model, InputBuilder(arguments), seed)
-    original.random = not repeats_itself(model, arguments)
     with silence():
-        answer = ask(model, *arguments.call())
+        answer = original.ask(model, *arguments.call())
     if isinstance(answer, Refused):
         raise ProgramError(
             f"the model fails on its own example ({answer.kind}: {answer.words}); give inputs that it runs on"
         )
+    if isinstance(answer, Ran):
+        register([answer.value])
+    original.random = not original.repeats_itself()
     return AskedModel(model, arguments, infer(sets, dynamic), original)
-
-
-def repeats_itself(model: Callable[..., Any], arguments: Arguments) -> bool:
-    """Whether two runs of the example, without a seed between them, give the same."""
-    first = ask(model, *arguments.call())
-    second = ask(model, *arguments.call())
-    return not (isinstance(first, Ran) and isinstance(second, Ran)) or not difference(first.value, second)

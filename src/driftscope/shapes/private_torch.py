@@ -7,6 +7,7 @@ without it is still reported.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.utils import _pytree as pytree
+
+from driftscope.programs import pytrees as pytree
 
 READ_IN = "2.13"
 
@@ -182,10 +184,21 @@ def input_nodes(exported: ExportedProgram) -> list[Node]:
     return [node for node, spec in pairs if spec.kind.name == "USER_INPUT"]
 
 
+def output_values(exported: ExportedProgram) -> list[Any]:
+    """What the trace knows of each of the user's outputs: a fake tensor, a symbolic number or a constant."""
+    with moved("ExportGraphSignature.output_specs"):
+        specs = exported.graph_signature.output_specs
+    (output,) = (node for node in exported.graph.nodes if node.op == "output")
+    pairs = [value for value, spec in zip(output.args[0], specs, strict=False) if spec.kind.name == "USER_OUTPUT"]
+    return [value.meta.get("val") if isinstance(value, Node) else value for value in pairs]
+
+
 def unguarded(exported: ExportedProgram) -> torch.nn.Module:
     """The program without any of its checks: neither guards nor ranges nor equalities."""
     with moved("ExportedProgram.module(check_guards=False)"):
-        module: Any = exported.module(check_guards=False)
+        # Before torch 2.9 a module had no guards to leave out, only ranges.
+        takes_guards = "check_guards" in inspect.signature(exported.module).parameters
+        module: Any = exported.module(check_guards=False) if takes_guards else exported.module()
         module.validate_inputs = False
     result: torch.nn.Module = module
     return result

@@ -7,13 +7,13 @@ import linecache
 import torch
 
 from driftscope.records.environment import capture as environment_now
-from driftscope.records.shape_report import ShapeCandidate, ShapePoint, ShapeRecord, ShapeRelation
-from driftscope.shapes.broadcasting import broadcast_finding, broadcast_record
-from driftscope.shapes.candidates import Candidate
-from driftscope.shapes.checking import Check
-from driftscope.shapes.domain import LOST, RIGHT, WRONG
-from driftscope.shapes.explaining import explained
-from driftscope.shapes.relations import Clause
+from driftscope.records.kinds.shape_report import ShapeCandidate, ShapePoint, ShapeRecord, ShapeRelation
+from driftscope.shapes.capture.candidates import Candidate
+from driftscope.shapes.check import Check
+from driftscope.shapes.conditions.relations import Clause
+from driftscope.shapes.findings.broadcasting import broadcast_finding, broadcast_record
+from driftscope.shapes.findings.exporting import explained
+from driftscope.shapes.probe.domain import LOST, RIGHT, WRONG
 from driftscope.shapes.targets import AOTI, EXPORTED, ONNX
 
 
@@ -67,6 +67,8 @@ def headline(check: Check) -> str:
         return f"torch.export refuses {name} in every way tried"
     right, lost, wrong = (check.domain.count(EXPORTED, outcome) for outcome in (RIGHT, LOST, WRONG))
     probed = right + lost + wrong
+    if not probed:
+        return f"{name} exported by {check.capture.mode} could not be tried at any shape"
     if not lost and not wrong:
         plain = f"no drift on {probed} shapes: {name} exported by {check.capture.mode} is right wherever it runs itself"
         return plain + _elsewhere(check)

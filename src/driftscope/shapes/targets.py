@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from driftscope.errors import DependencyMissing, DriftscopeError, InputError, RuntimeRefused
 from driftscope.records.finding import Finding
-from driftscope.shapes.aoti_target import AotiRunner
 from driftscope.shapes.attempts import Mode
-from driftscope.shapes.capture import Capture
-from driftscope.shapes.domain import probe
-from driftscope.shapes.onnx_conversion import onnx_model, save_model
-from driftscope.shapes.original import Original
-from driftscope.shapes.runners import OnnxRunner, Runner, TorchRunner, scratch
-
-if TYPE_CHECKING:
-    from driftscope.shapes.checking import Check
+from driftscope.shapes.capture.export import Capture
+from driftscope.shapes.check import Check
+from driftscope.shapes.probe.aoti_target import AotiRunner
+from driftscope.shapes.probe.domain import probe
+from driftscope.shapes.probe.onnx_conversion import converted, save_model
+from driftscope.shapes.probe.original import Original
+from driftscope.shapes.probe.runners import OnnxRunner, Runner, TorchRunner, scratch
 
 #: The exported program with its checks: what ``ExportedProgram.module()`` runs.
 EXPORTED = "export"
@@ -77,14 +74,17 @@ def ask_targets(check: Check, targets: Sequence[str]) -> bool:
             check.findings.append(_not_asked(name, error))
     if ONNX in targets:
         runners += _plain_onnx(check, capture)
+    check.runners.update({runner.name: runner for runner in runners})
     probe(original, runners, [*check.running, *check.refused], check.domain)
     return True
 
 
 def _onnx(check: Check, capture: Capture, _original: Original) -> Runner:
     path = check.onnx_path or scratch() / f"{id(check):x}-{os.getpid()}.onnx"
-    save_model(onnx_model(capture.exported), path)
+    made = converted(capture)
+    save_model(made.model, path)
     check.onnx_path = path
+    check.made_under[ONNX] = made.relations
     return OnnxRunner(Path(path), capture.exported, ONNX)
 
 
@@ -97,7 +97,9 @@ def _plain_onnx(check: Check, chosen: Capture) -> list[Runner]:
         return []
     path = scratch() / f"{id(check):x}-{os.getpid()}-plain.onnx"
     try:
-        save_model(onnx_model(plain.exported), path)
+        made = converted(plain)
+        save_model(made.model, path)
+        check.made_under[PLAIN_ONNX] = made.relations
         return [OnnxRunner(path, plain.exported, PLAIN_ONNX)]
     except RuntimeRefused:
         return []

@@ -10,24 +10,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from driftscope.studies.asked import gemm as gemm
-    from driftscope.studies.asked import layer_norm as layer_norm
-    from driftscope.studies.asked import reduction as reduction
-    from driftscope.studies.own import load as load
-    from driftscope.studies.own import study as study
-    from driftscope.studies.plan import Plan as Plan
-    from driftscope.studies.result import Study as Study
-    from driftscope.studies.stored import open_study as open_study
+    from driftscope.studies.engine.plan import Plan as Plan
+    from driftscope.studies.engine.result import Study as Study
+    from driftscope.studies.engine.stored import open_study as open_study
+    from driftscope.studies.shipped import gemm as gemm
+    from driftscope.studies.shipped import layer_norm as layer_norm
+    from driftscope.studies.shipped import reduction as reduction
+    from driftscope.studies.user_studies import load as load
+    from driftscope.studies.user_studies import study as study
 
 _HOME = {
-    "Plan": "driftscope.studies.plan",
-    "Study": "driftscope.studies.result",
-    "gemm": "driftscope.studies.asked",
-    "layer_norm": "driftscope.studies.asked",
-    "load": "driftscope.studies.own",
-    "open_study": "driftscope.studies.stored",
-    "reduction": "driftscope.studies.asked",
-    "study": "driftscope.studies.own",
+    "Plan": "driftscope.studies.engine.plan",
+    "Study": "driftscope.studies.engine.result",
+    "gemm": "driftscope.studies.shipped",
+    "layer_norm": "driftscope.studies.shipped",
+    "load": "driftscope.studies.user_studies",
+    "open_study": "driftscope.studies.engine.stored",
+    "reduction": "driftscope.studies.shipped",
+    "study": "driftscope.studies.user_studies",
 }
 
 __all__ = ["Plan", "Study", "gemm", "layer_norm", "load", "open_study", "reduction", "study"]

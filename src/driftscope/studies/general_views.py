@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from driftscope.errors import InputError
-from driftscope.records.study_record import Statement, StudyRecord
-from driftscope.records.study_rows import BOOKKEEPING, OK
-from driftscope.records.study_tables import frame_of
+from driftscope.records.kinds.study import Statement, StudyRecord
+from driftscope.records.runs.rows import BOOKKEEPING, OK
+from driftscope.records.runs.tables import frame_of
 
 
 def matrix(record: StudyRecord, value: str | None = None) -> Any:
@@ -55,6 +55,18 @@ def conclude(record: StudyRecord) -> tuple[Statement, ...]:
                       {"column": name, "smallest": low[0], "largest": high[0]})
         )  # fmt: skip
     return tuple(said)
+
+
+def unfinished(record: StudyRecord) -> tuple[Statement, ...]:
+    """Say that cells are missing, and how they are made."""
+    if not record.missing:
+        return ()
+    cells = len(record.times) + record.missing
+    text = (
+        f"{record.missing} of {cells} cells are not made yet: the run was stopped or is still running, and what is "
+        "said here rests on the others. The same command makes the rest."
+    )
+    return (Statement(text, {"missing": record.missing, "cells": cells}),)
 
 
 def failures(record: StudyRecord) -> tuple[Statement, ...]:

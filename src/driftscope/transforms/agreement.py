@@ -8,21 +8,10 @@ from typing import Any
 
 import torch
 
+from driftscope.comparison.agreement import agreement
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.transforming import Ragged
-from driftscope.transforms.world import same_bits
-
-# |b - a| <= atol + rtol * (|a| + scale / 10), by the dtype computed in; scale is the largest |a| of the tensor. Chosen
-# on torch's operator database: the largest honest difference of a batched and a plain kernel (linalg, conv_transpose3d)
-# stays a factor of 3 below, planted defects stand orders of magnitude above.
-TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
-    torch.float64: (1e-8, 1e-9),
-    torch.complex128: (1e-8, 1e-9),
-    torch.float32: (1e-4, 1e-5),
-    torch.complex64: (1e-4, 1e-5),
-    torch.float16: (2e-2, 2e-3),
-    torch.bfloat16: (8e-2, 8e-3),
-}
+from driftscope.transforms.world.snapshot import same_bits
 
 
 @dataclass(frozen=True)
@@ -112,7 +101,7 @@ def _leaf(plain: Any, other: Any, path: str) -> Difference:
     try:
         equal = bool(plain == other)
     except (TypeError, ValueError, RuntimeError):
-        equal = True  # values that cannot be compared decide nothing
+        return Difference("structure", path, f"{path} holds {type(plain).__name__}, which cannot be compared")
     if equal or (isinstance(plain, object) and type(plain).__eq__ is object.__eq__):
         return Difference("same", path)
     return Difference("value", path, f"{plain!r:.60}, with the transform {other!r:.60}")
@@ -141,23 +130,10 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _values_differ(plain: torch.Tensor, other: torch.Tensor, path: str) -> Difference:
-    rtol, atol = TOLERANCES.get(plain.dtype, (0.0, 0.0))
-    wide = torch.complex128 if plain.is_complex() else torch.float64
-    a, b = plain.to(wide), other.to(wide)
-    difference = (b - a).abs()
-    alike = (a == b) | (a.isnan() & b.isnan())
-    difference = torch.where(alike, torch.zeros_like(difference), difference)
-    difference = torch.where(difference.isnan(), torch.full_like(difference, math.inf), difference)
-    size = a.abs()
-    finite = size[size.isfinite()]
-    scale = float(finite.max()) if finite.numel() else 0.0
-    allowed = atol + rtol * (torch.nan_to_num(size, nan=0.0, posinf=0.0) + scale / 10)
-    excess = difference - allowed
-    at = int(excess.reshape(-1).argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), plain.shape)) if plain.dim() else ()
+    judged = agreement(plain, other)
+    index = judged.index or (0,) * plain.dim()
     worst = (f"{plain[index].item()!r}", f"{other[index].item()!r}")
-    largest = float(difference[index])
-    relative = largest / float(size[index]) if float(size[index]) else None
-    kind = "rounding" if float(excess[index]) <= 0 else "value"
+    size = abs(plain[index].item())
+    relative = judged.max_abs / size if size and math.isfinite(size) else None
     detail = f"{path}{list(index) if index else ''} is {worst[0]}, with the transform {worst[1]}"
-    return Difference(kind, path, detail, largest, relative, worst, index)
+    return Difference("rounding" if judged.agrees else "value", path, detail, judged.max_abs, relative, worst, index)

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from driftscope.comparison.thresholds import AGREEMENT
 from driftscope.errors import InputError
+from driftscope.programs.state.process import state_kept
 from driftscope.records.environment import capture
-from driftscope.records.transform_report import TransformFinding, TransformReport, TransformRun
-from driftscope.transforms import drifts, module_calls, outcomes, refusals, slow, tangents, traces_left
+from driftscope.records.finding import Finding
+from driftscope.records.kinds.transform_report import TransformFinding, TransformReport, TransformRun
+from driftscope.transforms import outcomes
 from driftscope.transforms import torch_internals as internals
-from driftscope.transforms.agreement import TOLERANCES
+from driftscope.transforms.diagnose import drifts, module_calls, refusals, slow, tangents, traces_left
+from driftscope.transforms.diagnose.wording import finding_of, first_line
 from driftscope.transforms.examination import Examination, Question, subject_of
 from driftscope.transforms.naming import levels_of
-from driftscope.transforms.places import Place, is_users, place_of
-from driftscope.transforms.process_state import process_kept
-from driftscope.transforms.reach import unwrapped
-from driftscope.transforms.running import timed_out
-from driftscope.transforms.subject import Proposal, Suspect
+from driftscope.transforms.subject import Proposal, Subject, Suspect
 from driftscope.transforms.transforming import DEFAULT_TRANSFORMS, Level
-from driftscope.transforms.wording import finding_of, first_line
+from driftscope.transforms.world.places import Place, is_users, place_of
+from driftscope.transforms.world.process_state import process_kept
+from driftscope.transforms.world.reach import unwrapped
+from driftscope.transforms.world.running import timed_out
+
+# Seconds that one run may take where nobody says otherwise.
+SECONDS = 60.0
 
 
+@state_kept()
 def check_transforms(
     fn: Callable[..., Any],
     *examples: Any,
     in_dims: Any = 0,
     randomness: str = "error",
     transforms: Sequence[str] = DEFAULT_TRANSFORMS,
-    time_limit: float | None = 60.0,
+    time_limit: float | None = SECONDS,
 ) -> TransformReport:
     """Say what function transforms do to a function: the same, rounding, refused, or silently wrong; where and why.
 
@@ -72,7 +78,20 @@ def check_transforms(
     wanted = [(name, levels_of(name)) for name in dict.fromkeys(transforms)]
     if not wanted:
         raise InputError("no transform was asked for; name at least one, as transforms=('vmap', 'grad')")
-    subject = subject_of(fn, examples, in_dims, randomness)
+    report = _examined(subject_of(fn, examples, in_dims, randomness), wanted, time_limit)
+    return report.record(fn, time.perf_counter() - start)
+
+
+def findings_without_repairs(fn: Callable[..., Any], *examples: Any, in_dims: Any, randomness: str) -> list[Finding]:
+    """Return what :func:`check_transforms` finds under ``vmap``, with no edit tried.
+
+    ``ds.vmap`` asks here for the place of what it refuses; a repair may be ``ds.vmap`` itself, and would ask again.
+    """
+    report = _examined(subject_of(fn, examples, in_dims, randomness), [("vmap", levels_of("vmap"))], SECONDS)
+    return [finding_of(suspect, report.examination, None) for suspect in report.suspects]
+
+
+def _examined(subject: Subject, wanted: list[tuple[str, tuple[Level, ...]]], time_limit: float | None) -> _Report:
     with process_kept():
         examination = Examination(subject, time_limit)
         try:
@@ -81,7 +100,7 @@ def check_transforms(
             report.fill()
         finally:
             subject.world.rewind()
-    return report.record(fn, time.perf_counter() - start)
+    return report
 
 
 class _Report:
@@ -202,7 +221,7 @@ class _Report:
                 "size": subject.size,
             },
             environment=capture(),
-            thresholds={str(dtype): list(pair) for dtype, pair in TOLERANCES.items()},
+            thresholds={name: [allowed.relative, allowed.of_scale] for name, allowed in AGREEMENT.items()},
             times={"check": seconds},
         )
 
@@ -239,13 +258,13 @@ def _told(suspect: Suspect, main: Suspect) -> bool:
 
 def _proposal(suspect: Suspect, examination: Examination) -> Proposal | None:
     """Ask the room of repairs to try an edit."""
-    if suspect.outcome not in ("refused", "wrong") or not importlib.util.find_spec("driftscope.transforms.repairs"):
+    if suspect.outcome not in ("refused", "wrong"):
         return None
-    from driftscope.transforms import repairs
+    from driftscope.transforms.repairs.propose import propose
 
     examination.subject.world.rewind()
     with process_kept():
-        found: Proposal | None = repairs.propose(examination.subject, suspect)
+        found: Proposal | None = propose(examination.subject, suspect)
     examination.subject.world.rewind()
     return found
 
@@ -254,14 +273,25 @@ def _ordered(findings: list[TransformFinding]) -> list[TransformFinding]:
     """Sort by weight and tell each finding which transforms show the same at the same place."""
     sharing: dict[Any, list[str]] = {}
     for finding in findings:
-        sharing.setdefault((finding.cause, finding.where.line, finding.where.column), []).append(finding.transform)
+        sharing.setdefault(_shared_by(finding), []).append(finding.transform)
 
     def shared(finding: TransformFinding) -> tuple[str, ...]:
-        all_of = sharing[finding.cause, finding.where.line, finding.where.column]
+        all_of = sharing[_shared_by(finding)]
         return (finding.transform, *(t for t in dict.fromkeys(all_of) if t != finding.transform))
 
     full = [dataclasses.replace(finding, transforms=shared(finding)) for finding in findings]
+    full = [f for i, f in enumerate(full) if not any(_says_again(f, earlier) for earlier in full[:i])]
     return sorted(full, key=lambda f: (f.note, f.what.find("refuses") >= 0))
+
+
+def _shared_by(finding: TransformFinding) -> tuple[Any, ...]:
+    return finding.cause, finding.note, finding.where.line, finding.where.column
+
+
+def _says_again(finding: TransformFinding, earlier: TransformFinding) -> bool:
+    """Whether autograd inside the function was told of before: the place and the edit are the same for all."""
+    same = finding.cause == earlier.cause == "T012" and finding.where == earlier.where
+    return same and (finding.fix, finding.patch, finding.verified) == (earlier.fix, earlier.patch, earlier.verified)
 
 
 def _title(fn: Any) -> str:

@@ -88,6 +88,19 @@ def _one(values: Any) -> Any:
     return leaves[0] if len(leaves) == 1 else tuple(leaves)
 
 
+def _as_torch_takes(function: Function, *, narrow: bool = False) -> Function:
+    """Return ``function`` with its tensors reduced; what torch refuses to differentiate is returned as it is."""
+
+    def outputs(*args: Any) -> Any:
+        tree = function(*args)
+        if not all(isinstance(leaf, torch.Tensor) for leaf in internals.tree_leaves(tree)):
+            return tree
+        found = tuple(_differentiated(tree))
+        return tuple(x if x.numel() <= MAX_ROWS else _project(x) for x in found) if narrow else found
+
+    return outputs
+
+
 # ---- by torch.func -------------------------------------------------------------------------------------------------
 
 
@@ -102,7 +115,7 @@ def _func_grad(function: Function) -> Function:
 
 def _func_vjp(function: Function) -> Function:
     def pulled(*args: Any) -> Any:
-        outputs, pull = torch.func.vjp(lambda first: outputs_of(function)(first, *args[1:]), args[0])[:2]
+        outputs, pull = torch.func.vjp(lambda first: _as_torch_takes(function)(first, *args[1:]), args[0])[:2]
         return _one(pull(tuple(probe(out) for out in outputs)))
 
     return pulled
@@ -111,21 +124,23 @@ def _func_vjp(function: Function) -> Function:
 def _func_jvp(function: Function) -> Function:
     def pushed(*args: Any) -> Any:
         tangent = internals.tree_map(probe, args[0])
-        return _one(torch.func.jvp(lambda first: outputs_of(function)(first, *args[1:]), (args[0],), (tangent,))[1])
+        return _one(
+            torch.func.jvp(lambda first: _as_torch_takes(function)(first, *args[1:]), (args[0],), (tangent,))[1]
+        )
 
     return pushed
 
 
 def _func_linearize(function: Function) -> Function:
     def pushed(*args: Any) -> Any:
-        push = torch.func.linearize(lambda first: outputs_of(function)(first, *args[1:]), args[0])[1]
+        push = torch.func.linearize(lambda first: _as_torch_takes(function)(first, *args[1:]), args[0])[1]
         return _one(push(internals.tree_map(probe, args[0])))
 
     return pushed
 
 
 def _func_jacobian(take: Callable[..., Any]) -> Callable[[Function], Function]:
-    return lambda function: lambda *args: _one(take(narrowed(function))(*args))
+    return lambda function: lambda *args: _one(take(_as_torch_takes(function, narrow=True))(*args))
 
 
 def _func_hessian(function: Function) -> Function:

@@ -12,11 +12,11 @@ import torch
 from driftscope.errors import InputError
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import Difference, differ
-from driftscope.transforms.running import Run, cloned, outliving, run_once
 from driftscope.transforms.subject import Subject
-from driftscope.transforms.trace import Bounded, Trace
 from driftscope.transforms.transforming import Level, Setting, arguments_for, lift, plain, plain_key, slices_of
-from driftscope.transforms.world import World
+from driftscope.transforms.world.running import Run, cloned, outliving, run_once
+from driftscope.transforms.world.snapshot import World
+from driftscope.transforms.world.trace import Bounded, Trace
 
 # Three examples show every difference that more would, at a fraction of the time; two could agree by chance.
 EXAMPLES = 3
@@ -47,6 +47,7 @@ def subject_of(function: Any, examples: tuple[Any, ...], in_dims: Any, randomnes
         world=World(function, narrow),
         size=size,
         slices=tuple(slices_of(narrow, dims, size)),
+        batch=examples,
     )
 
 
@@ -148,7 +149,7 @@ class Examination:
                 self.traceable, self.loop = False, untraced
         if self.loop.error is None:
             again = self.run(function, self.fresh()[1], traced=False)
-            self.reproducible = again.error is None and differ(self.loop.value, again.value).kind == "same"
+            self.reproducible = again.error is None and differ(self.loop.value, again.value).agrees
 
     def run(
         self,

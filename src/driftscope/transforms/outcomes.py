@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 
-from driftscope.transforms import derivatives, tangents
+from driftscope.transforms import derivatives
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import differ
-from driftscope.transforms.divergence import UNINITIALISED, first_divergence
-from driftscope.transforms.drifts import RANDOM, seeds_inside
+from driftscope.transforms.diagnose import tangents
+from driftscope.transforms.diagnose.divergence import UNINITIALISED, first_divergence
+from driftscope.transforms.diagnose.drifts import RANDOM, seeds_inside
 from driftscope.transforms.examination import Examination, Question
-from driftscope.transforms.running import Run
+from driftscope.transforms.world.running import Run
 
 
 def judge(question: Question, examination: Examination) -> tuple[str, str]:

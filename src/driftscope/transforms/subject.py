@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from driftscope.transforms.places import Place
-from driftscope.transforms.trace import Event
-from driftscope.transforms.world import World
+from driftscope.transforms.world.places import Place
+from driftscope.transforms.world.snapshot import World
+from driftscope.transforms.world.trace import Event
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Subject:
         Number of examples.
     slices : tuple of tuple
         The arguments of each example, as the loop passes them (views of ``examples``; clone before use).
+    batch : tuple
+        ``examples`` as the user gave them, with all their rows: repairs are tried on more than three.
     """
 
     function: Callable[..., Any]
@@ -40,6 +42,7 @@ class Subject:
     world: World
     size: int
     slices: tuple[tuple[Any, ...], ...]
+    batch: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

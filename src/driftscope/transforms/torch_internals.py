@@ -8,12 +8,14 @@ from typing import Any
 
 import torch
 from torch._C import _functorch as functorch
+from torch._compile import _disable_dynamo
 from torch._functorch import pyfunctorch
 from torch._functorch import vmap as vmap_rules
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.overrides import resolve_name
-from torch.utils import _pytree as pytree
+
+from driftscope.programs import pytrees as pytree
 
 stack_depth: Callable[[], int] = functorch.get_dynamic_layer_stack_depth
 fallback_enabled: Callable[[], bool] = functorch._is_vmap_fallback_enabled  # type: ignore[attr-defined]
@@ -21,7 +23,7 @@ tree_map: Callable[..., Any] = pytree.tree_map
 tree_leaves: Callable[[Any], list[Any]] = pytree.tree_leaves
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = pytree.tree_flatten
 tree_unflatten: Callable[[Any, Any], Any] = pytree.tree_unflatten
-broadcast_to: Callable[[Any, Any], list[Any] | None] = pytree._broadcast_to_and_flatten
+broadcast_to: Callable[[Any, Any], list[Any] | None] = pytree.broadcast_to_and_flatten
 set_fallback_enabled: Callable[[bool], None] = functorch._set_vmap_fallback_enabled  # type: ignore[attr-defined]
 
 
@@ -120,6 +122,8 @@ def peel(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 def is_mapped(tensor: torch.Tensor) -> bool:
     """Whether vmap maps the tensor at some level."""
+    if not functorch.is_functorch_wrapped_tensor(tensor):
+        return False
     while functorch.is_functorch_wrapped_tensor(tensor):
         if functorch.is_batchedtensor(tensor):
             return True
@@ -160,6 +164,72 @@ def peel_level(tensor: torch.Tensor, level: int) -> tuple[torch.Tensor, bool, bo
         return (value if mapped is None else value.movedim(mapped, 0)), mapped is not None, tracked
 
 
+def wants_derivative(tensor: torch.Tensor) -> bool:
+    """Whether a derivative of the tensor may be asked for, at any level of transforms around it."""
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if not functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor.requires_grad
+
+
+def forward_wanted() -> bool:
+    """Whether a forward-mode derivative is being taken."""
+    levels = functorch.get_interpreter_stack() or ()
+    return forward_ad._current_level >= 0 or any("Jvp" in str(level.key()) for level in levels)
+
+
+def example_requires_grad(tensor: torch.Tensor) -> bool:
+    """Whether an example of a mapped tensor would say ``requires_grad``; the mapped tensor itself never does."""
+    return bool(functorch.get_unwrapped(tensor).requires_grad)
+
+
+@contextmanager
+def without_own_modes(own: tuple[type, ...]) -> Iterator[None]:
+    """Run a block with the TorchFunctionModes of these classes left; they return afterwards, in their order."""
+    kept = [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+    for _ in kept:
+        torch._C._pop_torch_function_stack()
+    others = [mode for mode in kept if not isinstance(mode, own)]
+    for mode in others:
+        torch._C._push_on_torch_function_stack(mode)
+    try:
+        yield
+    finally:
+        for _ in others:
+            torch._C._pop_torch_function_stack()
+        for mode in kept:
+            torch._C._push_on_torch_function_stack(mode)
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Identify the memory of a tensor, under whatever wrappers."""
+    with beneath_transforms():
+        value = peel(tensor)[0]
+        return int(value.untyped_storage()._cdata) if value.layout == torch.strided else -id(value)
+
+
+def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that ``torch.compile`` calls as it is, leaving its graph."""
+    left: Callable[..., Any] = _disable_dynamo(function)
+    return left
+
+
+def setting() -> tuple[Any, ...]:
+    """Return what of torch's state changes how a function runs: the transforms around it, grad mode, dtypes, modes."""
+    levels = tuple(str(level.key()) for level in functorch.get_interpreter_stack() or ())
+    return (
+        levels,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        forward_ad._current_level >= 0,
+        torch.get_default_dtype(),
+        torch.is_autocast_enabled("cpu"),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._len_torch_function_stack(),
+    )
+
+
 def current_level() -> int:
     """Return the number of the innermost transform, 0 outside of any."""
     return functorch.maybe_current_level() or 0
@@ -185,7 +255,7 @@ def read_arguments(
 
 def spread_over(dims: Any, spec: Any) -> list[Any] | None:
     """Give every leaf of a structure its entry of ``dims``, a prefix of that structure; None when it is not one."""
-    found: list[Any] | None = pytree._broadcast_to_and_flatten(dims, spec)
+    found: list[Any] | None = pytree.broadcast_to_and_flatten(dims, spec)
     return found
 
 

@@ -17,7 +17,7 @@ import torch
 from driftscope.errors import InputError
 from driftscope.transforms import derivatives
 from driftscope.transforms import torch_internals as internals
-from driftscope.transforms.trace import Bounded
+from driftscope.transforms.world.trace import Bounded
 
 Function = Callable[..., Any]
 

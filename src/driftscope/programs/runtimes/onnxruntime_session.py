@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +12,26 @@ import onnx
 import onnxruntime
 import torch
 
-from driftscope.errors import CannotLift, ProgramError, RuntimeRefused
+from driftscope.errors import CannotLift, RuntimeCrashed, RuntimeRefused
 from driftscope.programs.arrays import array_of, tensor_of
-from driftscope.programs.binding import bind_slots, ready
-from driftscope.programs.external_data import is_external, tensors_of
-from driftscope.programs.graph_modes import modes_of_onnx
-from driftscope.programs.onnx_files import OnnxModel
-from driftscope.programs.onnx_signature import opsets_of, outputs_of, slots_of, table_rows, unused_inputs
+from driftscope.programs.feeding.binding import bind_slots, ready
+from driftscope.programs.inspection.graph_modes import modes_of_onnx
+from driftscope.programs.inspection.onnx_signature import opsets_of, outputs_of, slots_of, table_rows, unused_inputs
+from driftscope.programs.isolation.choice import isolates
+from driftscope.programs.loading.external_data import is_external, tensors_of
+from driftscope.programs.loading.onnx_files import OnnxModel
 from driftscope.programs.protocol import Bound, OnnxSource, Program, Slot
+from driftscope.programs.runtimes.ort_crash_site import crash_site
 from driftscope.programs.runtimes.ort_log import TALKATIVE, Heard, listening
 from driftscope.programs.runtimes.ort_options import SessionSetup
+from driftscope.programs.runtimes.ort_refusals import refusals
+from driftscope.programs.runtimes.ort_remote import RemoteSession
 from driftscope.programs.runtimes.ort_values import bind_input, bind_output, bindable, tensor_from
+from driftscope.programs.runtimes.ort_worker import Recipe, new_session
 from driftscope.records.finding import Finding, Where
 
 if TYPE_CHECKING:
-    from driftscope.programs.feeds import Inputs
+    from driftscope.programs.feeding.feeds import Inputs
 
 # protobuf cannot hold more than 2 GiB; beyond this the optimised graph's weights go beside it.
 _LARGE = 1_500_000_000
@@ -53,6 +56,7 @@ class OnnxProgram(Program):
         self.model = model
         self.setup = setup or SessionSetup()
         self._session: Any = None
+        self._remote: RemoteSession | None = None
         self._optimized: onnx.ModelProto | None = None
         self._slots = slots_of(model.proto)
         self._outputs = outputs_of(model.proto)
@@ -63,7 +67,7 @@ class OnnxProgram(Program):
 
     @property
     def session(self) -> Any:
-        """The ``onnxruntime.InferenceSession``, created on first use.
+        """The ``onnxruntime.InferenceSession``, in this process, created on first use.
 
         Raises
         ------
@@ -71,8 +75,20 @@ class OnnxProgram(Program):
             If onnxruntime does not load the model.
         """
         if self._session is None:
-            self._session = self._create(self.setup.save_optimized)
+            self._session = new_session(self._recipe(self.setup.save_optimized))
         return self._session
+
+    @property
+    def isolated(self) -> bool:
+        """Whether it runs in a worker process; a session on a GPU shares memory with torch and stays here."""
+        return isolates() and self.setup.provider_name != "CUDAExecutionProvider"
+
+    def _remotely(self) -> RemoteSession:
+        if self._remote is None:
+            made = RemoteSession(lambda: self._recipe(self.setup.save_optimized))
+            made.make()
+            self._remote = made
+        return self._remote
 
     def variant(self, **changes: Any) -> OnnxProgram:
         """Return the same model with another :class:`SessionSetup`: these fields of it changed."""
@@ -93,35 +109,33 @@ class OnnxProgram(Program):
         RuntimeRefused
             If onnxruntime does not load the model.
         """
-        with tempfile.TemporaryDirectory(prefix="driftscope-") as folder, listening() as heard:
+        with tempfile.TemporaryDirectory(prefix="driftscope-") as folder:
             path = FilePath(folder) / "optimized.onnx"
             small = self.model.size <= _LARGE
-            self._session = self._create(str(path) if small else None, severity=TALKATIVE)
+            heard = self._create(self._recipe(str(path) if small else None, severity=TALKATIVE), listen=True)
             graph = onnx.load(str(path), load_external_data=False) if small and path.is_file() else None
         self._optimized = self._optimized or graph
         return graph, heard
 
-    def _create(self, save_to: str | None = None, beside: str | None = None, severity: int = 4) -> Any:
-        options = self.setup.session_options(severity)
-        if save_to is not None:
-            options.optimized_model_filepath = str(save_to)
-        if beside is not None:
-            options.add_session_config_entry("session.optimized_model_external_initializers_file_name", beside)
-        providers = self.setup.providers()
-        with refusals("load"):
-            session = onnxruntime.InferenceSession(
-                self.model.for_session(),
-                options,
-                providers=providers,
-                disabled_optimizers=list(self.setup.disabled) or None,
-            )
-        if session.get_providers()[:1] != providers[:1]:
-            # The provider is in the build but its libraries did not load; onnxruntime went on without it.
-            raise RuntimeRefused("onnxruntime", "load", f"{providers[0]} could not be started on this machine")
-        return session
+    def _recipe(self, save_to: str | None = None, beside: str | None = None, severity: int = 4) -> Recipe:
+        return Recipe(self.model.for_session(), self.setup, save_to, beside, severity)
+
+    def _create(self, recipe: Recipe, *, listen: bool = False) -> Heard:
+        """Make a session here or in the worker, to be run from now on."""
+        if self.isolated:
+            remote = RemoteSession(lambda: recipe)
+            made = remote.make(listen=listen)
+            self._remote = RemoteSession(lambda: self._recipe()) if recipe.save_to else remote
+            return Heard(made.text, made.audible)
+        if not listen:
+            self._session = new_session(recipe)
+            return Heard()
+        with listening() as heard:
+            self._session = new_session(recipe)
+        return heard
 
     def release(self) -> None:
-        self._session = None
+        self._session = self._remote = None
 
     def slots(self) -> list[Slot]:
         return self._slots
@@ -140,7 +154,17 @@ class OnnxProgram(Program):
     def __call__(self, inputs: Any = None) -> dict[str, Any]:
         bound = self.bind(inputs)
         plain = all(slot.kind == "tensor" and slot.dtype != "string" for slot in (*self._slots, *self._outputs))
-        return self._run_bound(bound.feeds) if plain else self._run_objects(bound.feeds)
+        if not self.isolated:
+            return self._run_bound(bound.feeds) if plain else self._run_objects(bound.feeds, self._run_here)
+        try:
+            if not plain:
+                return self._run_objects(bound.feeds, self._remotely().run_objects)
+            return self._remotely().run(bound.feeds, tuple({slot.name: None for slot in self._outputs}))
+        except RuntimeCrashed as crash:
+            if crash.stage != "run" or not plain or not crash.by_itself:
+                raise
+            node, operator = crash_site(self.model.proto, self.model.directory, self.setup, bound.feeds)
+            raise crash.at(node, operator) from crash
 
     def _run_bound(self, feeds: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         session = self.session
@@ -162,11 +186,16 @@ class OnnxProgram(Program):
             values = binding.get_outputs()
         return {name: tensor_from(value) for name, value in zip(outputs, values, strict=True)}
 
-    def _run_objects(self, feeds: dict[str, Any]) -> dict[str, Any]:
+    def _run_here(self, feeds: dict[str, Any]) -> list[Any]:
+        session = self.session
+        with refusals("run"):
+            values: list[Any] = session.run(None, feeds)
+        return values
+
+    def _run_objects(self, feeds: dict[str, Any], run: Callable[[dict[str, Any]], list[Any]]) -> dict[str, Any]:
         """Run a model with strings, sequences, optionals or maps: those go through numpy."""
         given = {name: _object_in(value) for name, value in feeds.items() if value is not None}
-        with refusals("run"):
-            values = self.session.run(None, given)
+        values = run(given)
         return {slot.name: _object_out(value) for slot, value in zip(self._outputs, values, strict=True)}
 
     def check(self, inputs: Any = None) -> list[Finding]:
@@ -215,17 +244,26 @@ class OnnxProgram(Program):
         RuntimeRefused
             If onnxruntime does not load the model, or cannot write what it made of it.
         """
+        graph = self.optimized_graph()
+        # Weights that the optimiser left alone still lie where the file keeps them.
+        external = any(map(is_external, tensors_of(graph)))
+        return OnnxSource(graph, self._tensor_feeds(inputs), self.model.directory if external else None)
+
+    def optimized_graph(self) -> onnx.ModelProto:
+        """Return the graph alone that :meth:`optimized_source` returns with its feeds."""
         if self._optimized is None:
             self._optimized = self._save_and_load()
-        # Weights that the optimiser left alone still lie where the file keeps them.
-        external = any(map(is_external, tensors_of(self._optimized)))
-        return OnnxSource(self._optimized, self._tensor_feeds(inputs), self.model.directory if external else None)
+        return self._optimized
 
     def _save_and_load(self) -> onnx.ModelProto:
         with tempfile.TemporaryDirectory(prefix="driftscope-") as folder:
             path = FilePath(folder) / "optimized.onnx"
             large = self.model.size > _LARGE
-            self._create(str(path), "weights.bin" if large else None)
+            recipe = self._recipe(str(path), "weights.bin" if large else None)
+            if self.isolated:
+                RemoteSession(lambda: recipe).make()
+            else:
+                new_session(recipe)
             if not path.is_file():
                 raise RuntimeRefused("onnxruntime", "load", "it did not write its optimised graph")
             return onnx.load(str(path), load_external_data=large)
@@ -243,55 +281,3 @@ def _object_out(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _object_out(item) for key, item in value.items()}
     return tensor_of(value)
-
-
-_STATUS = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
-_STACK = re.compile(r"\s+Stacktrace:.*", re.DOTALL)
-_OPSET = re.compile(r"Opset (\d+) is under development .* domain (\S+) is till opset (\d+)")
-_PLACE = re.compile(r"\S+\.(?:cc|h|cu|cuh):\d+ ")
-
-
-@contextlib.contextmanager
-def refusals(stage: str) -> Iterator[None]:
-    """Turn what onnxruntime raises into :class:`RuntimeRefused`, in its own words without its source lines."""
-    try:
-        yield
-    except (RuntimeRefused, ProgramError):
-        raise
-    except Exception as error:
-        # pybind raises many classes without a common ancestor below Exception.
-        raise RuntimeRefused("onnxruntime", stage, own_words(str(error))) from error
-
-
-def own_words(message: str) -> str:
-    """Strip C++ source places from a message of onnxruntime and put it on one line."""
-    message = _STACK.sub("", _STATUS.sub("", message))
-    while (place := _PLACE.search(message)) is not None:
-        message = message[: place.start()] + message[place.end() + _signature_length(message[place.end() :]) :]
-    words = " ".join(message.split())[:600]
-    newer = _OPSET.search(words)
-    if newer is not None:
-        words = f"opset {newer[1]} of {newer[2]} is newer than it supports, which is {newer[3]}"
-    return words + _advice(words)
-
-
-def _signature_length(text: str) -> int:
-    """Return how much of ``text`` is the function that a message begins with: a whole C++ signature or one word."""
-    opening = text.find("(")
-    # A signature names its types before the bracket; a message that merely contains brackets is prose.
-    if "::" not in text[: max(opening, 0)]:
-        word = re.match(r"\w+ ", text)
-        return word.end() if word else 0
-    depth = 0
-    for i, letter in enumerate(text):
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == ")" and depth == 0 and text[i + 1 : i + 2] == " ":
-            rest = re.match(r"(?: const| noexcept)*(?: \[with [^\]]*\])? ", text[i + 1 :])
-            return i + 1 + (rest.end() if rest else 0)
-    return 0
-
-
-def _advice(words: str) -> str:
-    if "model IR version" in words or "Opset" in words or ("opset" in words and "support" in words):
-        return " (convert it with onnx.version_converter, or save it with an older opset and ir_version)"
-    return ""

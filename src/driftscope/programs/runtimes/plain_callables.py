@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from driftscope.errors import DependencyMissing, DriftscopeError, ProgramError, RuntimeRefused
+from driftscope.errors import DependencyMissing, DriftscopeError, ProgramError, RuntimeRefused, ends_us
 from driftscope.programs.arrays import array_of, jax_array_of, jax_available, tensor_of
-from driftscope.programs.binding import bind_call, ready, signature_of
+from driftscope.programs.feeding.binding import bind_call, ready, signature_of
 from driftscope.programs.protocol import Bound, Program, Slot
-from driftscope.programs.trees import flatten, unflatten
+from driftscope.programs.state.effects import contained
+from driftscope.programs.value_trees import flatten, unflatten
 
 if TYPE_CHECKING:
-    from driftscope.programs.feeds import Inputs
+    from driftscope.programs.feeding.feeds import Inputs
 
 
 class ArrayProgram(Program):
@@ -64,14 +67,34 @@ class ArrayProgram(Program):
         leaves, spec = flatten((bound.args, bound.kwargs), "in")
         convert = jax_array_of if self.framework == "jax" else _own_array
         args, kwargs = unflatten([convert(leaf) for _, leaf in leaves], spec)
-        try:
-            outputs = self.function(*args, **kwargs)
-        except DriftscopeError:
-            raise
-        except Exception as error:
-            raise RuntimeRefused(self.framework, "run", f"{type(error).__name__}: {error}") from error
+        with contained(self.function):
+            try:
+                outputs = self.function(*args, **kwargs)
+            except DriftscopeError:
+                raise
+            except BaseException as error:
+                if ends_us(error):
+                    raise
+                raise RuntimeRefused(self.framework, "run", f"{type(error).__name__}: {error}") from error
         found, out_spec = flatten(outputs)
         return unflatten([tensor_of(leaf) for _, leaf in found], out_spec)
+
+    def widened(self, bound: Bound, step: float = 0.0, seed: int = 0) -> Any:
+        if self.framework != "numpy":
+            return None  # JAX computes in 32 bits unless the whole process is told otherwise
+        draw = torch.Generator().manual_seed(seed)
+        leaves, spec = flatten((bound.args, bound.kwargs), "in")
+        args, kwargs = unflatten([_wide(leaf, step, draw) for _, leaf in leaves], spec)
+        return self(replace(bound, args=args, kwargs=kwargs))
+
+
+def _wide(leaf: Any, step: float, draw: torch.Generator) -> Any:
+    """A floating tensor in float64, each element moved by a share of itself; anything else as it is."""
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        return leaf
+    wide = leaf.detach().to("cpu", torch.float64)
+    # One share for all and one for each: a mean has to move too.
+    return wide * (1.0 + step * (1.0 + torch.randn(wide.shape, generator=draw, dtype=torch.float64)))
 
 
 def _own_array(leaf: Any) -> Any:

@@ -8,10 +8,10 @@ from typing import Any
 
 from driftscope.errors import InputError, ProgramError
 from driftscope.programs.arrays import tensor_of
-from driftscope.programs.feeds import Inputs
-from driftscope.programs.input_files import file_digest, is_input_file, read_inputs, read_polygraphy_json
+from driftscope.programs.feeding.feeds import Inputs
+from driftscope.programs.feeding.files import file_digest, is_input_file, read_inputs, read_polygraphy_json
 from driftscope.programs.protocol import Bound, Program
-from driftscope.programs.trees import flatten, unflatten
+from driftscope.programs.value_trees import flatten, unflatten
 
 
 class RecordedProgram(Program):

@@ -10,10 +10,11 @@ from torch import nn
 
 from driftscope.errors import ProgramError
 from driftscope.programs.protocol import TorchSource
-from driftscope.programs.runtimes.torch_eager import TorchOptions, TorchProgram, fresh, run_torch
+from driftscope.programs.runtimes.torch_eager import TorchOptions, TorchProgram
+from driftscope.programs.runtimes.torch_run import fresh, run_torch
 
 if TYPE_CHECKING:
-    from driftscope.programs.feeds import Inputs
+    from driftscope.programs.feeding.feeds import Inputs
 
 DEFAULT_BACKEND = "inductor"
 

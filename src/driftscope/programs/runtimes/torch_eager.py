@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from driftscope.errors import DriftscopeError, RuntimeRefused
-from driftscope.programs.arrays import dtype_name, tensor_of
-from driftscope.programs.binding import bind_call, ready, signature_of
+from driftscope.programs.arrays import dtype_name
+from driftscope.programs.feeding.binding import bind_call, ready, signature_of
+from driftscope.programs.inspection.training import check_modes, table_rows
 from driftscope.programs.protocol import Bound, Program, Slot, TorchSource
-from driftscope.programs.training import check_modes, table_rows
-from driftscope.programs.trees import flatten, unflatten
+from driftscope.programs.runtimes.torch_run import fresh, run_torch
+from driftscope.programs.value_trees import flatten, unflatten
 from driftscope.records.finding import Finding
 
 if TYPE_CHECKING:
-    from driftscope.programs.feeds import Inputs
+    from driftscope.programs.feeding.feeds import Inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,66 +156,3 @@ def _leaf_to(leaf: Any, options: TorchOptions) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return leaf.to(device=options.device, dtype=options.dtype if leaf.is_floating_point() else None)
-
-
-def fresh(bound: Bound) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a program's arguments in fresh containers with copied tensors.
-
-    A program may write into what it is given (``x.add_(1)``, a cache that grows); neither the next run nor the
-    other program may see that.
-    """
-    leaves, spec = flatten((bound.args, bound.kwargs), "in")
-    copies: dict[int, Any] = {}
-    for _, leaf in leaves:
-        if isinstance(leaf, torch.Tensor) and id(leaf) not in copies:
-            copies[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
-    args, kwargs = unflatten([copies.get(id(leaf), leaf) for _, leaf in leaves], spec)
-    return args, kwargs
-
-
-def run_torch(
-    function: Callable[..., Any], bound: Bound, *, module: nn.Module | None = None, runtime: str = "torch"
-) -> Any:
-    """Call a torch program once, without recording gradients, and return its detached outputs.
-
-    Raises
-    ------
-    RuntimeRefused
-        In torch's own words.
-    """
-    kept = _buffers_in_training(module)
-    try:
-        try:
-            args, kwargs = fresh(bound)
-            with torch.no_grad():
-                outputs = function(*args, **kwargs)
-        except RuntimeError as error:
-            # Programs that differentiate inside (forces, implicit layers) need gradients recorded.
-            if "does not require grad" not in str(error):
-                raise
-            args, kwargs = fresh(bound)
-            with torch.enable_grad():
-                outputs = function(*args, **kwargs)
-    except DriftscopeError:
-        raise
-    except Exception as error:
-        raise RuntimeRefused(runtime, "run", words_of(error)) from error
-    finally:
-        for buffer, value in kept:
-            buffer.copy_(value)
-    leaves, spec = flatten(outputs)
-    return unflatten([leaf.detach() if isinstance(leaf, torch.Tensor) else tensor_of(leaf) for _, leaf in leaves], spec)
-
-
-def words_of(error: BaseException) -> str:
-    """Return what an exception says, on one line, with its class when that says more."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    words = " ".join(lines)[:500] or type(error).__name__
-    return words if isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}"
-
-
-def _buffers_in_training(module: nn.Module | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    # A module in train() mode updates running statistics; a comparison must leave it as it found it.
-    if module is None or not module.training:
-        return []
-    return [(buffer, buffer.detach().clone()) for buffer in module.buffers()]

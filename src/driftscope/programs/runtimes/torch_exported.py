@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
-from torch.utils import _pytree as pytree
 
 from driftscope.errors import InputError
+from driftscope.programs import pytrees as pytree
 from driftscope.programs.arrays import dtype_name
-from driftscope.programs.binding import bind_slots, ready
-from driftscope.programs.feeds import Inputs
-from driftscope.programs.graph_modes import modes_of_export
+from driftscope.programs.feeding.binding import bind_slots, ready
+from driftscope.programs.feeding.feeds import Inputs
+from driftscope.programs.inspection.graph_modes import modes_of_export
 from driftscope.programs.protocol import Bound, Program, Slot, TorchSource
-from driftscope.programs.runtimes.torch_eager import fresh, run_torch
-from driftscope.programs.trees import flatten
+from driftscope.programs.runtimes.torch_run import fresh, run_torch
+from driftscope.programs.value_trees import flatten
 from driftscope.records.finding import Finding, Where
 
 if TYPE_CHECKING:
@@ -77,9 +77,7 @@ class ExportedTorchProgram(Program):
         names = self.argument_names()
         kwargs = {n: inputs.kwargs[n] for n in names if n in inputs.kwargs}
         if inputs.by_name and len(kwargs) == len(inputs.kwargs) == len(names):
-            positional = (
-                len(spec.child(0).children()) if hasattr(spec, "child") else len(spec.children_specs[0].children_specs)
-            )
+            positional = len(pytree.children_of(pytree.children_of(spec)[0]))
             args = tuple(kwargs[n] for n in names[:positional])
             kwargs = {n: kwargs[n] for n in names[positional:]}
         else:
@@ -104,7 +102,7 @@ class ExportedTorchProgram(Program):
         return Bound(self, tuple(args), dict(kwargs), flat.arguments, flat.feeds, flat.notes, flat.inputs)
 
     def _fit(self, feeds: dict[str, Any]) -> None:
-        from driftscope.programs.binding import fit
+        from driftscope.programs.feeding.binding import fit
 
         for slot in self._slots:
             fit(self, slot, feeds[slot.name])

@@ -1,0 +1,193 @@
+"""``ds.reproducible()``: a context in which what torch adds is added in a fixed order, or refused.
+
+The mode stands where torch has decomposed a call into its own operators, so ``@``, ``einsum``, ``nn.Linear`` and
+attention in its plain form all arrive as the few products, sums and normalisations below. An operator that could add
+something and has no fixed order here is refused by name: a context that lets it pass would promise what it cannot
+keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from driftscope.accumulation.exact import reductions
+from driftscope.accumulation.exact.formats import STORED
+from driftscope.accumulation.exact.layer_norm import rounded_once
+from driftscope.accumulation.exact.softmax import softmax
+from driftscope.errors import InputError
+from driftscope.programs.pytrees import tree_leaves
+
+#: Operators without a tag that move, make, compare or select values and add none.
+_ADDS_NOTHING = frozenset(
+    (
+        "_assert_async", "_local_scalar_dense", "_pin_memory", "_reshape_alias", "_to_copy", "_unique2",
+        "_unsafe_view", "adaptive_max_pool2d", "all", "amax", "amin", "aminmax", "any", "arange", "argmax",
+        "argmin", "argsort", "as_strided", "bernoulli", "broadcast_tensors", "bucketize", "cat", "clone",
+        "constant_pad_nd", "contiguous", "copy", "count_nonzero", "cummax", "cummin", "detach", "diag_embed",
+        "embedding", "empty", "empty_like", "empty_permuted", "empty_strided", "equal", "eye", "fill", "flip",
+        "full", "full_like", "gather", "index", "index_copy", "index_fill", "index_put", "index_select",
+        "is_nonzero", "is_pinned", "is_same_size", "isin", "item", "kthvalue", "lift", "lift_fresh",
+        "lift_fresh_copy", "masked_fill", "masked_scatter", "masked_select", "max", "max_pool2d_with_indices",
+        "max_pool3d_with_indices", "median", "min", "native_dropout", "new_empty", "new_empty_strided", "new_full",
+        "new_ones", "new_zeros", "nonzero", "normal", "one_hot", "ones", "ones_like", "put", "rand", "rand_like",
+        "randint", "randint_like", "randn", "randn_like", "random", "randperm", "repeat", "repeat_interleave",
+        "resize", "roll", "rot90", "scalar_tensor", "scatter", "searchsorted", "select_scatter", "set",
+        "slice_scatter", "sort", "split_with_sizes_copy", "stack", "take", "topk", "tril", "tril_indices", "triu",
+        "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "where", "zeros", "zeros_like",
+    )
+)  # fmt: skip
+
+#: What to write instead of a refused operator.
+_INSTEAD = {
+    "_scaled_dot_product_flash_attention_for_cpu": "run it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
+    "_native_multi_head_attention": "set torch.backends.mha.set_fastpath_enabled(False)",
+    "_transformer_encoder_layer_fwd": "set torch.backends.mha.set_fastpath_enabled(False)",
+    "_log_softmax": "take the logarithm of torch.softmax",
+}
+
+
+def reproducible() -> TorchDispatchMode:
+    """Make a context in which torch's sums do not depend on order, threads, batch or device.
+
+    Inside, ``torch.sum``, ``mean``, ``var`` and ``layer_norm`` are those of ``ds.exact``; ``matmul``, ``mm``,
+    ``bmm``, ``addmm`` and ``linear`` are its sequential chains, to which the bias is then added; ``softmax`` divides
+    by an exact sum and has an exponential of its own.
+
+    Returns
+    -------
+    context manager
+        To be entered with ``with``. What runs inside it may be called under autograd, but no backward pass may run
+        inside.
+
+    Raises
+    ------
+    InputError
+        Inside the context, for an operator that may add something and has no fixed order here (a convolution, a
+        cumulative sum, a fused attention); the message names it.
+
+    Notes
+    -----
+    Pointwise functions such as ``exp`` and ``tanh`` stay torch's: no order can change them, but another version or
+    instruction set can, in the last bit.
+    """
+    return _Reproducible()
+
+
+class _Reproducible(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        name = func._schema.name.removeprefix("aten::")
+        floats = [leaf for leaf in tree_leaves((args, given)) if _is_inexact(leaf)]
+        if not floats:
+            return func(*args, **given)
+        fixed = _FIXED.get(name)
+        if fixed is not None and "out" not in given and all(_has_format(leaf) for leaf in floats):
+            with torch.no_grad():
+                return fixed(*args, **given)
+        if not _adds_nothing(func, name, args, given):
+            hint = _INSTEAD.get(name, "take it out of the context, or write it with sums and products")
+            raise InputError(f"ds.reproducible() has no fixed order for torch's operator {name}: {hint}.")
+        return func(*args, **given)
+
+
+def _is_inexact(leaf: Any) -> bool:
+    """Whether a tensor or a dtype is of floating-point numbers, so that the order of a sum could be seen."""
+    dtype = leaf.dtype if isinstance(leaf, torch.Tensor) else leaf
+    return isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
+
+
+def _has_format(leaf: torch.Tensor | torch.dtype) -> bool:
+    return (leaf if isinstance(leaf, torch.dtype) else leaf.dtype) in STORED
+
+
+def _adds_nothing(func: Any, name: str, args: Sequence[Any], given: Mapping[str, Any]) -> bool:
+    """Whether an operator adds no two elements of its input."""
+    if torch.Tag.pointwise in func.tags:
+        return True
+    if "reduce" in func._overloadname or given.get("accumulate") or (name.startswith("index_put") and any(args[3:4])):
+        return False
+    view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+    return view or name.rstrip("_") in _ADDS_NOTHING or name in _ADDS_NOTHING
+
+
+# --- what has a fixed order ------------------------------------------------------------------------------------------
+
+
+def _sum(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return reductions.sum(_as_asked(x, dtype), dim, keepdim, dtype=dtype)
+
+
+def _mean(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return reductions.mean(_as_asked(x, dtype), dim, keepdim, dtype=dtype)
+
+
+def _as_asked(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Integers to be added as floats are converted first, as torch does."""
+    return x if dtype is None or x.is_floating_point() else x.to(dtype)
+
+
+def _var(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
+    return reductions.var(x, dim, correction=1 if correction is None else int(correction), keepdim=keepdim)
+
+
+def _added(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    """``beta * base + alpha * (a @ b)``, each operation rounded to the dtype by itself.
+
+    torch turns a linear layer into this operator or into a product and a sum, depending on the strides of its input;
+    so written, both have the same bits.
+    """
+    result = reductions.matmul(a, b)
+    if alpha != 1:
+        result = result * alpha
+    if beta == 0:
+        return result
+    return result + (base if beta == 1 else base * beta)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
+    return reductions.matmul(x, weight.t()) if bias is None else _added(bias, x, weight.t())
+
+
+def _softmax(x: torch.Tensor, dim: int, half_to_float: bool = False) -> Any:
+    return softmax(x.float() if half_to_float else x, dim)
+
+
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+    return softmax(x if dtype is None else x.to(dtype), dim, masked_rows_are_zero=True)
+
+
+def _layer_norm(x: torch.Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    """The three results of the native operator; the last two only serve a backward pass."""
+    axes = tuple(range(x.ndim - len(shape), x.ndim))
+    mean = reductions.mean(x, axes, True, dtype=torch.float64)
+    var = reductions.var(x, axes, correction=0, keepdim=True, dtype=torch.float64)
+    spread = rounded_once(1.0 / (var + eps).sqrt(), x.dtype)
+    return reductions.layer_norm(x, tuple(shape), weight, bias, eps), rounded_once(mean, x.dtype), spread
+
+
+_FIXED: dict[str, Callable[..., Any]] = {
+    "sum": _sum,
+    "mean": _mean,
+    "var": _var,
+    "mm": reductions.matmul,
+    "bmm": reductions.matmul,
+    "mv": reductions.matmul,
+    "dot": reductions.matmul,
+    "matmul": reductions.matmul,
+    "addmm": _added,
+    "addmv": _added,
+    "baddbmm": _added,
+    "linear": _linear,
+    "_softmax": _softmax,
+    "_safe_softmax": _safe_softmax,
+    "native_layer_norm": _layer_norm,
+}

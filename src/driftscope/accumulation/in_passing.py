@@ -1,0 +1,63 @@
+"""Asking in passing: a sum that a comparison met, within a budget, and never twice."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+from driftscope.accumulation.answer import Accumulation
+from driftscope.accumulation.kernels.kernel import Kernel, Meter
+from driftscope.accumulation.revealing.refusal import BudgetSpentError, RevealError
+from driftscope.accumulation.revealing.reveal_kernel import accumulation_of
+from driftscope.accumulation.threads import thread_count
+from driftscope.errors import InputError, ProgramError, RuntimeRefused
+
+#: Answers kept; the oldest go first.
+_KEPT = 256
+_answers: OrderedDict[Hashable, Accumulation | str] = OrderedDict()
+
+
+def ask_once(
+    key: Hashable,
+    opened: Callable[[Meter], Kernel],
+    *,
+    threads: int | None = None,
+    max_calls: int = 400,
+    max_seconds: float = 0.5,
+) -> Accumulation | str:
+    """Reveal a sum, or return what was found when it was asked before.
+
+    Parameters
+    ----------
+    key : hashable
+        Everything that the order may depend on: runtime, operator, shapes, dtype, threads.
+    opened : callable
+        Makes the kernel.
+    threads, max_calls, max_seconds
+        As for :func:`driftscope.accumulation.revealing.reveal_kernel.reveal_sum`.
+
+    Returns
+    -------
+    Accumulation or str
+        Or why there is none.
+    """
+    if key in _answers:
+        _answers.move_to_end(key)
+        return _answers[key]
+    try:
+        with thread_count(threads):
+            answer: Accumulation | str = accumulation_of(opened(Meter(max_calls, max_seconds)), threads)
+    except BudgetSpentError as error:
+        # Another time the machine may be quicker: not kept.
+        return str(error)
+    except (RevealError, InputError, ProgramError, RuntimeRefused) as error:
+        answer = str(error)
+    _answers[key] = answer
+    while len(_answers) > _KEPT:
+        _answers.popitem(last=False)
+    return answer
+
+
+def forget() -> None:
+    """Forget every answer."""
+    _answers.clear()

@@ -1,0 +1,1 @@
+"""Kernels under question: rows of terms in, one number per row out."""

@@ -1,0 +1,1 @@
+"""How two tensors differ, measured in one pass, a piece at a time."""

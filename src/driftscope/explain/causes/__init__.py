@@ -1,0 +1,1 @@
+"""What differs between two pieces that take the same values and give others."""

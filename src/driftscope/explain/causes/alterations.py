@@ -1,0 +1,204 @@
+"""What was done to a stored tensor: rounded, scaled, shifted, reordered, zeroed; and in which part of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from driftscope.lift.reconcile.matching import narrower, ulp
+
+_NARROW_FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+# Share of elements up to which they are counted, and indices along an axis up to which they are listed.
+_FEW = 0.05
+_LISTED = 4
+# Elements up to which an order is looked into.
+_SMALL = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Alteration:
+    """What was done to a tensor: the finding code for it, and words that follow "it is A's, ..."."""
+
+    code: str
+    words: str
+
+
+def alteration_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> Alteration:
+    """Say what was done to ``exact`` to make ``value`` of it.
+
+    Parameters
+    ----------
+    value, exact : Tensor, shape S, float64
+        What B stores, and what A does.
+    fmt : torch.dtype
+        The format B stores it in.
+    """
+    if uniform_of(exact) is not None and uniform_of(value) is not None and bool(value.any()):
+        before, now = float(exact.reshape(-1)[0]), float(value.reshape(-1)[0])
+        return Alteration("W004", f"{before:.9g}, stored as {now:.9g}")
+    if not bool(value.any()):
+        return Alteration("W009", "set to zero")
+    rounded = _rounded(value, exact, fmt)
+    if rounded:
+        return Alteration("W007", rounded)
+    if _reordered(value, exact, fmt):
+        return _order(value, exact)
+    return _changed(value, exact)
+
+
+def uniform_of(value: torch.Tensor) -> float | None:
+    """The one number a tensor holds everywhere; None when it holds several."""
+    flat = value.reshape(-1)
+    return float(flat[0]) if flat.numel() and bool((flat == flat[0]).all()) else None
+
+
+# --- rounding --------------------------------------------------------------------------------------------------
+
+
+def _rounded(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> str:
+    for name in _NARROW_FORMATS:
+        short = getattr(torch, name)
+        if narrower(short, fmt) and torch.equal(exact.to(short).to(torch.float64), value):
+            return f"rounded to {name}"
+    for axis, words in ((None, "one scale"), (0, "a scale per index of axis 0"), (-1, "a scale per column")):
+        if _on_grid(value, exact, fmt, axis):
+            return f"rounded to an int8 grid ({words})"
+    return ""
+
+
+def _on_grid(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype, axis: int | None) -> bool:
+    """Whether ``value`` is ``exact`` rounded to 255 equal steps; symmetric grids only."""
+    if exact.numel() < 16 or (axis is not None and exact.ndim < 2) or not bool(torch.isfinite(exact).all()):
+        return False
+    rest = [k for k in range(exact.ndim) if axis is None or k != axis % exact.ndim]
+    peak = exact.abs().amax(rest, keepdim=True)
+    if not bool((peak > 0).all()):
+        return False
+    for levels in (127.0, 127.5, 128.0):
+        step = peak / levels
+        grid = (exact / step).round() * step
+        if bool(((grid - value).abs() <= 2 * ulp(peak.expand_as(value), fmt)).all()) and not torch.equal(value, exact):
+            return float((value - exact).abs().max()) > 8 * float(ulp(peak.max(), fmt))
+    return False
+
+
+# --- order -----------------------------------------------------------------------------------------------------
+
+
+def _reordered(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> bool:
+    """Whether ``value`` holds the elements of ``exact`` in other places; ``fmt`` is what they were rounded to."""
+    if torch.equal(value, exact):
+        return False
+    # Rounding keeps order: in order of size the very numbers must stand at the same places. Merely being near would
+    # make a reordering of every small change.
+    rounded = exact.nan_to_num(0.0, 0.0, 0.0).to(fmt).to(value.dtype)
+    return torch.equal(value.nan_to_num(0.0, 0.0, 0.0).flatten().sort().values, rounded.flatten().sort().values)
+
+
+def _order(value: torch.Tensor, exact: torch.Tensor) -> Alteration:
+    if value.ndim == 2 and value.shape[0] == value.shape[1] and torch.equal(value, exact.T):
+        return Alteration("W005", "transposed")
+    if value.numel() > _SMALL:
+        return Alteration("W006", "in another order")
+    for axis in range(value.ndim):
+        words = _along(value, exact, axis)
+        if words:
+            return Alteration("W006", f"{words} along axis {axis}")
+    flipped = [d for d in range(value.ndim) if value.shape[d] > 1][-2:]
+    if len(flipped) == 2 and torch.equal(value, exact.flip(flipped)):
+        return Alteration("W006", f"reversed along axes {flipped[0]} and {flipped[1]}")
+    if value.ndim >= 2 and torch.equal(value.reshape(-1), exact.mT.reshape(-1)):
+        return Alteration("W005", "transposed and read in the same shape")
+    return Alteration("W006", "in another order")
+
+
+def _along(value: torch.Tensor, exact: torch.Tensor, axis: int) -> str:
+    """How the slices along an axis were permuted; empty when they were not."""
+    mine, theirs = (
+        value.movedim(axis, 0).reshape(value.shape[axis], -1),
+        exact.movedim(axis, 0).reshape(value.shape[axis], -1),
+    )
+    n = mine.shape[0]
+    if n < 2:
+        return ""
+    if torch.equal(mine, theirs.flip(0)):
+        return "reversed"
+    # Where each slice of B stands in A, by a sum that nearly always tells slices apart.
+    weights = torch.linspace(1.0, 2.0, mine.shape[1], dtype=torch.float64, device=mine.device)
+    rows, slots = (mine @ weights).sort(), (theirs @ weights).sort()
+    order = torch.empty(n, dtype=torch.long)
+    order[rows.indices.cpu()] = slots.indices.cpu()
+    if not torch.equal(mine, theirs[order.to(theirs.device)]):
+        return ""
+    shift = (torch.arange(n) - order) % n
+    if bool((shift == shift[0]).all()):
+        by = int(shift[0])
+        return f"rolled by {by if by <= n // 2 else by - n}"
+    moved = (order != torch.arange(n)).nonzero().flatten().tolist()
+    if len(moved) == 2:
+        return f"with slices {moved[0]} and {moved[1]} exchanged"
+    return f"permuted ({len(moved)} of {n} slices moved)"
+
+
+# --- values ----------------------------------------------------------------------------------------------------
+
+
+def _changed(value: torch.Tensor, exact: torch.Tensor) -> Alteration:
+    changed = (value != exact) & ~(value.isnan() & exact.isnan())
+    where = _part(changed)
+    part, before = value[changed], exact[changed]
+    if bool((part == 0).all()):
+        return Alteration("W009", f"set to zero{where}")
+    if part.numel() == 1:
+        return Alteration("W004", f"{float(part - before):+.3g} added{where}")
+    ratio = part / before
+    if _alike(ratio - 1):
+        return Alteration("W008", f"multiplied by {_factor(float(ratio.mean()))}{where}")
+    if _alike(part - before):
+        return Alteration("W004", f"{float((part - before).mean()):+.3g} added{where}")
+    scaled = _channels(value, exact)
+    if scaled:
+        return Alteration("W008", scaled)
+    return Alteration("W004", f"changed{where} by {float((part - before).abs().max()):.3g} at most")
+
+
+def _part(changed: torch.Tensor) -> str:
+    """Where the changed elements are: a single one, a few indices of an axis, or how many."""
+    count, total = int(changed.sum()), changed.numel()
+    if count == total:
+        return ""
+    if count == 1:
+        return f" in element {changed.nonzero()[0].tolist()}"
+    for axis in range(changed.ndim):
+        hit = changed.movedim(axis, 0).reshape(changed.shape[axis], -1).any(1).nonzero().flatten().tolist()
+        if changed.ndim > 1 and len(hit) <= min(_LISTED, changed.shape[axis] - 1):
+            listed = ", ".join(map(str, hit))
+            return f" in {'index' if len(hit) == 1 else 'indices'} {listed} of axis {axis}"
+    if count <= _LISTED:
+        listed = ", ".join(str(p) for p in changed.nonzero().tolist())
+        return f" in elements {listed}"
+    return f" in {count} of {total} elements" if count <= _FEW * total else ""
+
+
+def _channels(value: torch.Tensor, exact: torch.Tensor) -> str:
+    """Whether every slice along an axis was multiplied by a number of its own."""
+    for axis in range(value.ndim if value.ndim > 1 else 0):
+        mine, theirs = (
+            value.movedim(axis, 0).reshape(value.shape[axis], -1),
+            exact.movedim(axis, 0).reshape(value.shape[axis], -1),
+        )
+        factors = (mine * theirs).sum(1) / theirs.square().sum(1).clamp(min=1e-300)
+        if float((mine - factors[:, None] * theirs).abs().max()) <= 1e-5 * float(theirs.abs().max()):
+            low, high = float(factors.min()), float(factors.max())
+            return f"multiplied by {low:.4g} to {high:.4g} along axis {axis}"
+    return ""
+
+
+def _factor(ratio: float) -> str:
+    return f"{ratio:.6g}" if abs(ratio - 1) > 1e-4 else f"1{ratio - 1:+.2g}"
+
+
+def _alike(values: torch.Tensor) -> bool:
+    centre = float(values.mean())
+    return bool(torch.isfinite(values).all()) and float((values - centre).abs().max()) <= 1e-2 * abs(centre)

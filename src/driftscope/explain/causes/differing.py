@@ -1,0 +1,225 @@
+"""Findings about two programs that are not the same function: weights first, then the pieces that part, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from driftscope.comparison.thresholds import THRESHOLDS
+from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.explain.causes.counterparts import odd_step
+from driftscope.explain.causes.pieces import cause_of
+from driftscope.explain.causes.rewiring import Cause, Trials
+from driftscope.explain.causes.weights import Changed, Matched, match_weights, misread
+from driftscope.explain.locate.divergence import Parting, piece_of
+from driftscope.explain.locate.fingerprints import Visited
+from driftscope.explain.locate.locating import Place, Search, capture
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.reconcile.certify import Pairing, measure
+from driftscope.lift.reconcile.matching import as_stored
+from driftscope.lift.reconcile.repaired import RepairedGraph
+from driftscope.lift.steps import LiftedOutput
+from driftscope.records.finding import Finding, Where
+from driftscope.records.kinds.answer import share
+from driftscope.records.kinds.output import OutputRecord
+from driftscope.records.verdict import Verdict
+
+# Outputs named in a finding, and changed weights tried one by one.
+_PATHS = 3
+_MOST_ALONE = 6
+
+
+def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], explain: bool) -> list[Finding]:
+    """Say where two programs that are not the same function part, and why."""
+    guilty = [o for o in outputs if o.verdict is Verdict.DIFFERENT and o.lifted is not None]
+    guilty = [o for o in guilty if o.lifted_threshold is not None and not _within(o)]
+    if not guilty:
+        return []
+    paths = ", ".join(o.path for o in guilty[:_PATHS])
+    numbers = {o.path: {"lifted": o.lifted, "limit": o.lifted_threshold, "floors": o.floors} for o in guilty}
+    if evidence.optimized is not None and not evidence.optimized.same_function and _file_agrees(evidence):
+        return [_optimiser_finding(paths, numbers)]
+    found: list[Finding] = []
+    if explain and evidence.a.graph is not None and evidence.b.graph is not None and evidence.reconciled is not None:
+        try:
+            found = _Case(evidence, guilty[0], numbers).findings()
+        except CannotLift:  # an operator that only an observed run takes apart
+            found = []
+    return found or [Finding("N001", guilty[0].reason, where=Where(output=paths), evidence=numbers)]
+
+
+def _within(output: OutputRecord) -> bool:
+    return (output.lifted or 0.0) <= (output.lifted_threshold or THRESHOLDS.lifted)
+
+
+def _file_agrees(evidence: Evidence) -> bool:
+    return evidence.reconciled is not None and evidence.reconciled.same_function
+
+
+def _optimiser_finding(paths: str, numbers: dict[str, Any]) -> Finding:
+    return Finding(
+        "O006",
+        "the file is the same function as A, but the graph that the runtime's optimiser made of it is not",
+        why="A graph transformer of the runtime rewrote the file into another function.",
+        fix="Lower the graph optimisation level, or disable the transformer that fired; before you report it, compare "
+        "the two sessions' outputs: on these inputs only the graphs were compared, in float64.",
+        where=Where(output=paths),
+        evidence=numbers,
+    )
+
+
+class _Case:
+    """One pair of programs that differ, with everything that is tried on them."""
+
+    def __init__(self, evidence: Evidence, output: OutputRecord, numbers: Mapping[str, Any]):
+        self.output, self.numbers = output, dict(numbers)
+        self.a, self.b, known = evidence.a.graph, evidence.b.graph, evidence.reconciled
+        if self.a is None or self.b is None or known is None:
+            raise CannotLift("a side cannot be lifted")
+        self.known = known
+        if known.repairs_a:
+            self.a = RepairedGraph(self.a, known.repairs_a)
+        self.pairing = Pairing(evidence.pairs, [None] * len(evidence.pairs))
+        self.repaired = {r.name: r.value for r in known.repairs_b}
+        self.constants = as_stored(self.a.constants()), as_stored(self.b.constants())
+        self.matched: Matched = match_weights(*self.constants, self.repaired)
+        self.search = Search(self.a, self.b, self._agrees, self.repaired, self.matched.first_names())
+
+    def findings(self) -> list[Finding]:
+        """Weights that explain everything, else the places where B parts, weights among them first."""
+        changed = self._guilty_weights()
+        if changed:
+            # In the order in which they run: of several, the first is where a reader starts.
+            order = {step.name: step.index for step in self.search.follow({})[0].b.steps}
+            changed = sorted(changed, key=lambda c: order.get(c.constant.where.node or "", len(order)))
+            return [self._weight_finding(c, True) for c in changed]
+        placed = [self._placed(place) for place in self.search.places()]
+        placed.sort(key=lambda f: (f.code[0] != "W", -_decade(f.evidence.get("created"))))
+        return list({(f.code, f.where): f for f in placed}.values())
+
+    # -- weights ------------------------------------------------------------------------------------------------
+
+    def _agrees(self, outputs: Sequence[LiftedOutput]) -> bool:
+        after = measure(self.known.outputs_a, outputs, self.pairing, THRESHOLDS)
+        return all(now.value <= before.limit for now, before in zip(after, self.known.drifts, strict=True))
+
+    def _works(self, changed: Sequence[Changed]) -> bool:
+        if self.b is None:
+            return False
+        values = {c.constant.name: c.value for c in changed}
+        try:
+            return self._agrees(self.b.run(replace={**self.repaired, **values}))
+        except (CannotLift, DriftscopeError):
+            return False
+
+    def _guilty_weights(self) -> list[Changed]:
+        """The changed weights that make B the same function when A's take their places; [] when they do not."""
+        changed = self.matched.changed
+        if not changed:
+            return []
+        if self._works(changed):
+            return list(changed)
+        alone = [[c] for c in changed] if 1 < len(changed) <= _MOST_ALONE else []
+        return next((one for one in alone if self._works(one)), [])
+
+    def _weight_finding(self, change: Changed, verified: bool | None, place: Place | None = None) -> Finding:
+        constant, partner = change.constant, change.partner
+        owner = partner.name.rpartition(".")[0] or None
+        own, theirs = constant.where, partner.where
+        source = own if own.file else theirs
+        where = Where(
+            output=self.output.path, node=own.node, operator=own.operator, module=own.module or owner,
+            file=source.file, line=source.line, expression=source.expression,
+        )  # fmt: skip
+        words = change.alteration.words
+        return Finding(
+            change.alteration.code,
+            f"{constant.name} is not the reference's {partner.name}: it is that tensor, {words}",
+            f"The two programs hold other numbers here (lifted drift at the output {self.output.lifted:.1e}).",
+            f"Store {partner.name} of A in {constant.name} again.",
+            where,
+            {**self.numbers, "weight": constant.name, "reference": partner.name, "what was done": words,
+             "created": place.created if place else None},
+            verified=verified,
+        )  # fmt: skip
+
+    # -- places -------------------------------------------------------------------------------------------------
+
+    def _placed(self, place: Place) -> Finding:
+        parting = place.parting
+        names = {n for s in (*parting.piece, *parting.followers) for n in s.stored}
+        nodes = {s.name for s in (*parting.piece, *parting.followers)}
+        for change in self.matched.changed:
+            here = change.constant.name in names or change.constant.where.node in nodes
+            if here and self.search.piece_heals(place, {change.constant.name: change.value}, {}):
+                return self._weight_finding(change, True, place)
+        strange = misread(parting.piece, self.matched.same, *self.constants)
+        if strange is not None:
+            heals = self.search.piece_heals(place, {strange.constant.name: strange.value}, {})
+            return self._weight_finding(strange, True if heals else None, place)
+        theirs: list[Visited] = []
+        if self.search.view is not None and parting.counterpart is not None:
+            theirs = piece_of(self.search.view, parting.counterpart, inner=True)
+        trials = Trials(
+            lambda replace: self.search.piece_heals(place, replace, {}),
+            lambda name, source: self.search.piece_heals(place, {}, self._bypass(place, name, source)),
+            lambda: self._peers(place),
+            {} if self.search.view is None else self.search.view.makers_b(),
+        )
+        cause = cause_of(parting, theirs, self.constants, trials)
+        if cause is not None and cause.changed is not None:
+            return self._weight_finding(cause.changed, True, place)
+        return self._parting_finding(place, cause)
+
+    def _peers(self, place: Place) -> Cause | None:
+        view = self.search.latest
+        if view is None:
+            return None
+        by_name = tuple({c.name: c.value for c in side} for side in self.constants)
+        odd = odd_step(view, place.parting, (by_name[0], by_name[1]))
+        return None if odd is None else Cause(odd.words, odd.fix, None, odd.step)
+
+    def _bypass(self, place: Place, name: str, source: str) -> Mapping[str, torch.Tensor]:
+        if self.b is None:
+            return {}
+        values = capture(self.b, (source,), place.force, self.repaired)
+        return {name: values[source]} if source in values else {}
+
+    @staticmethod
+    def _named(parting: Parting, cause: Cause | None) -> Visited:
+        if cause is None:
+            return parting.first or parting.step
+        return cause.step or parting.step
+
+    def _parting_finding(self, place: Place, cause: Cause | None) -> Finding:
+        parting = place.parting
+        step, other = self._named(parting, cause), parting.counterpart
+        source = step.where if step.where.file or other is None else other.where
+        module = step.where.module or (other.where.module if other is not None else None)
+        where = Where(
+            output=self.output.path, node=step.name, operator=step.operator, module=module, file=source.file,
+            line=source.line, expression=source.expression,
+        )  # fmt: skip
+        amount = "" if place.created is None else f" by {share(place.created)}"
+        what = (
+            f"not the same function from {step.name} ({step.operator}) on: given A's inputs, its output is off{amount} "
+            f"(lifted drift at the output {self.output.lifted:.1e})"
+        )
+        why = f"Its counterpart in A is {other.operator} ({other.name})." if other is not None else ""
+        if cause is not None:
+            why = f"{why[:-1]}: {cause.why}." if why else f"{cause.why[0].upper()}{cause.why[1:]}."
+        fix, verified = (cause.fix, cause.verified) if cause is not None else ("", None)
+        numbers = {**self.numbers, "created": place.created, "tried": place.tried,
+                   "piece": [s.name for s in parting.piece],
+                   **({} if cause is None else {"cause": cause.why})}  # fmt: skip
+        if fix and verified is not True:
+            fix = f"Not tried: {fix[0].lower()}{fix[1:]}"
+        return Finding("N001", what, why, fix, where, numbers, verified=verified)
+
+
+def _decade(created: float | None) -> int:
+    """The size of a created error in powers of ten: errors of one size are told in the order in which they run."""
+    return math.floor(math.log10(created)) if created else -400

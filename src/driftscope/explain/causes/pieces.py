@@ -1,0 +1,233 @@
+"""Why two pieces that take the same values give others: an attribute, a wire, an extra step, a stored constant.
+
+Nothing is guessed. Attributes are compared with the operators' own defaults filled in, wires by the values they
+carry. What can be tried is tried: the piece runs once more in float64 with the constant that A holds, or without the
+step that A does not have, and is blamed only if it then gives A's value.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from driftscope.explain.causes import rewiring
+from driftscope.explain.causes.alterations import alteration_of, uniform_of
+from driftscope.explain.causes.rewiring import Cause, Trial, Trials
+from driftscope.explain.causes.weights import Changed
+from driftscope.explain.locate.divergence import Parting
+from driftscope.explain.locate.fingerprints import Visited
+from driftscope.explain.locate.operators import family
+from driftscope.lift.reconcile.matching import rearrangements, uniform
+from driftscope.lift.steps import Constant, Origin
+
+# The same attribute under the names that torch and ONNX give it.
+_SYNONYMS = {
+    "eps": "epsilon", "negative_slope": "alpha", "dim": "axis", "stride": "strides", "dilation": "dilations",
+    "groups": "group", "num_groups": "group", "padding": "pads",
+}  # fmt: skip
+# Relative difference of two float attributes that is not the float32 in which ONNX stores them.
+_SAME_ATTRIBUTE = 1e-6
+# Runs of B spent on one parting.
+_MOST_TRIALS = 10
+# Arrangements of A's constants kept to be tried, and elements up to which constants of other pieces are looked at.
+_NEAREST = 4
+_SMALL = 1 << 22
+# What stands for weights and biases that A does not have.
+_NEUTRAL = ((1.0, "the neutral factor"), (0.0, "the neutral term"))
+
+
+def cause_of(
+    parting: Parting,
+    theirs: Sequence[Visited],
+    constants: tuple[Sequence[Constant], Sequence[Constant]],
+    trials: Trials,
+) -> Cause | None:
+    """Name the cause of a parting; None when nothing in the two graphs says it.
+
+    Parameters
+    ----------
+    parting : Parting
+    theirs : sequence of Visited
+        The piece of A that the parting's piece stands for.
+    constants : pair of sequences of Constant
+        A's and B's.
+    trials : Trials
+    """
+    return (
+        _attribute(parting, theirs, trials.constants)
+        or rewiring.emptied(parting, trials.makers)
+        or _constant(parting, theirs, constants, trials.constants)
+        or rewiring.wire(parting, trials.makers)
+        or rewiring.extra(parting, theirs, trials.bypass)
+        or trials.peers()
+        or rewiring.detour(parting, theirs, trials.makers)
+        or rewiring.order(parting, theirs, trials.makers)
+        or rewiring.handed_on(parting, trials.makers)
+    )
+
+
+# --- attributes ----------------------------------------------------------------------------------------------
+
+
+def _attribute(parting: Parting, theirs: Sequence[Visited], works: Trial) -> Cause | None:
+    """An attribute in which a step of the piece differs from the one step of A's piece that is of its kind."""
+    pairs = [] if parting.counterpart is None else [(parting.step, parting.counterpart)]
+    pairs += _alone(parting.piece, theirs)
+    for step, other in pairs:
+        if family(step.operator) != family(other.operator):
+            continue
+        ours, wanted = attributes_of(step), attributes_of(other)
+        changed = {
+            name: wanted[name] for name, value in ours.items() if name in wanted and _differ(value, wanted[name])
+        }
+        if not changed:
+            continue
+        first, value = next(iter(changed.items()))
+        verified = None
+        if isinstance(value, float) and first in step.attributes:
+            verified = works({f"{step.name}.{first}": torch.tensor(value, dtype=torch.float64)})
+        if verified is False:
+            continue  # it differs, and it is not why
+        words = "; ".join(f"{name} is {_plain(ours[name])} here and {_plain(v)} in A" for name, v in changed.items())
+        later = None if step is parting.step else step
+        return Cause(words, f"Set {first} of {step.name} to {_plain(value)}.", verified, later)
+    return None
+
+
+def _alone(piece: Sequence[Visited], theirs: Sequence[Visited]) -> list[tuple[Visited, Visited]]:
+    """Steps of both pieces that are the only one of their kind there."""
+    mine, others = ({f: [s for s in side if family(s.operator) == f] for f in map(_family, side)}
+                    for side in (piece, theirs))  # fmt: skip
+    return [(mine[f][0], others[f][0]) for f in mine if len(mine[f]) == 1 and len(others.get(f, [])) == 1]
+
+
+def _family(step: Visited) -> str:
+    return family(step.operator)
+
+
+def attributes_of(step: Visited) -> dict[str, object]:
+    """A step's attributes under ONNX's names, the operator's defaults filled in, axes counted from the front."""
+    found = {**_defaults(step.operator), **{k: v for k, v in step.attributes.items() if v is not None}}
+    named = {_SYNONYMS.get(k, k): v.decode() if isinstance(v, bytes) else v for k, v in found.items()}
+    axis = named.get("axis")
+    if isinstance(axis, int) and axis < 0 < step.rank:
+        named["axis"] = axis + step.rank
+    return named
+
+
+@functools.cache
+def _defaults(operator: str) -> Mapping[str, object]:
+    """The defaults of an operator's attributes, from torch's or ONNX's own schema; empty when neither knows it."""
+    if operator.startswith("aten."):
+        packet = getattr(torch.ops.aten, operator.removeprefix("aten.").split(".")[0], None)
+        if packet is None or "default" not in packet.overloads():
+            return {}
+        return {a.name: a.default_value for a in packet.default._schema.arguments if a.has_default_value()}
+    import onnx
+
+    domain, _, name = operator.rpartition("::")
+    if not onnx.defs.has(name, domain):
+        return {}
+    schema = onnx.defs.get_schema(name, domain=domain)
+    values = {
+        n: onnx.helper.get_attribute_value(a.default_value)
+        for n, a in schema.attributes.items()
+        if a.default_value.name
+    }
+    return {n: v for n, v in values.items() if v is not None}
+
+
+def _differ(one: object, other: object) -> bool:
+    if isinstance(one, bool) or isinstance(other, bool) or isinstance(one, str) or isinstance(other, str):
+        return type(one) is type(other) and one != other
+    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
+        return abs(one - other) > _SAME_ATTRIBUTE * abs(other)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
+        return list(one) != list(other)
+    return False
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)
+
+
+# --- constants -----------------------------------------------------------------------------------------------
+
+
+def _constant(
+    parting: Parting,
+    theirs: Sequence[Visited],
+    constants: tuple[Sequence[Constant], Sequence[Constant]],
+    works: Trial,
+) -> Cause | None:
+    """The constant of this piece that makes it give A's value when A's takes its place."""
+    ours, own = constants
+    owners = tuple(f"{s.name}." for s in (parting.counterpart, *theirs) if s is not None)
+    floats = {c.name: c for c in own if c.value.dtype.is_floating_point}
+    used = [
+        (step, constant)
+        for step in (*reversed(parting.piece or (parting.step,)), *parting.followers)
+        for constant in floats.values()
+        if constant.name in step.stored or constant.where.node == step.name
+    ]
+    trials = ((step, *trial) for step, constant in used for trial in _substitutes(constant, parting, owners, ours))
+    for step, constant, partner, value in itertools.islice(trials, _MOST_TRIALS):
+        if works({constant.name: value}):
+            alteration = alteration_of(constant.value.to(torch.float64), value, constant.value.dtype)
+            number = uniform_of(value)
+            fix = f"Store {partner} of A in {constant.name} again."
+            if number is not None:
+                fix = f"Set {constant.name} to {number:.9g}."
+            later = None if step is parting.step else step
+            held = {c.name: c for c in ours}.get(partner)
+            changed = None if number is not None or held is None else Changed(constant, held, value, alteration)
+            words = f"its constant {constant.name} is {partner} of A, {alteration.words}"
+            return Cause(words, fix, True, later, changed)
+    return None
+
+
+def _substitutes(
+    constant: Constant, parting: Parting, owners: tuple[str, ...], ours: Sequence[Constant]
+) -> Iterator[tuple[Constant, str, torch.Tensor]]:
+    """Yield what A might hold in place of ``constant``: scalars of the counterpart, then tensors, nearest first."""
+    number = uniform(constant)
+    shape, stored = constant.value.shape, constant.value.to(torch.float64)
+    if number is not None or constant.value.numel() == 1:
+        beside = [c for c in ours if c.name.startswith(owners)]
+        for candidate in beside:
+            value = candidate.value.to(torch.float64).reshape(-1)[:1]
+            if value.numel() and float(value) != number:
+                yield constant, candidate.name, value.expand(constant.value.numel()).reshape(shape).clone()
+    if constant.value.numel() < 2:
+        return
+    if number is not None:
+        # A norm without weight or bias is written with ones and zeros that A never stores.
+        yield from ((constant, words, torch.full_like(stored, x)) for x, words in _NEUTRAL if x != number)
+    near: list[tuple[float, int, str, torch.Tensor]] = []
+    for candidate in _partners(constant, parting, ours):
+        # As it is, and transposed; the order of gate blocks would take more runs than it is worth.
+        for arranged in itertools.islice(rearrangements(candidate.value, shape), 2):
+            value = arranged.to(torch.float64)
+            gap = float(torch.nan_to_num(value - stored, posinf=0.0, neginf=0.0).abs().sum())
+            if gap > 0.0:
+                near.append((gap, len(near), candidate.name, value))
+                near = sorted(near, key=lambda entry: entry[:2])[:_NEAREST]
+    for _, _, name, value in near:
+        yield constant, name, value
+
+
+def _partners(constant: Constant, parting: Parting, ours: Sequence[Constant]) -> list[Constant]:
+    """A's constants that may be meant: those its counterpart uses, else any of the same sizes."""
+    sizes = sorted(n for n in constant.value.shape if n > 1)
+    fitting = [
+        c for c in ours
+        if c.value.dtype.is_floating_point
+        and c.value.numel() == constant.value.numel()
+        and (c.origin is Origin.COMPUTED or sorted(n for n in c.value.shape if n > 1) == sizes)
+    ]  # fmt: skip
+    other = parting.counterpart
+    beside = [c for c in fitting if c.name == constant.name or (other is not None and c.where.node == other.name)]
+    return beside or (fitting if constant.value.numel() <= _SMALL else [])

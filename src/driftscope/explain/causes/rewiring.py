@@ -1,0 +1,284 @@
+"""Wires and steps of a piece against those of A's: values read that A does not read, steps that A does not have."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeGuard
+
+import torch
+
+from driftscope.explain.causes.weights import Changed
+from driftscope.explain.locate.divergence import Parting, boundary, common_values
+from driftscope.explain.locate.fingerprints import Sketch, Visited
+from driftscope.explain.locate.operators import MOVES, family
+
+# Runs of B spent on leaving steps out.
+_MOST_TRIALS = 10
+# Steps before a piece in which an idle one is looked for.
+_NEAR = 3
+
+# Whether the piece gives A's value with these constants of B replaced (float64).
+Trial = Callable[[Mapping[str, torch.Tensor]], bool]
+# Whether it does when a value of B (the first name) is what another value (the second) is.
+Bypass = Callable[[str, str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why, and what to do about it, both in one sentence.
+
+    ``verified`` says that doing it was tried and worked, ``step`` is set when it is at another step of the piece
+    than its end, ``changed`` when it is a stored tensor.
+    """
+
+    why: str
+    fix: str
+    verified: bool | None = None
+    step: Visited | None = None
+    changed: Changed | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """What can be asked about a piece.
+
+    Parameters
+    ----------
+    constants : Trial
+    bypass : Bypass
+    peers : callable
+        Names what the same piece has elsewhere, where there is one.
+    makers : mapping of str to Visited
+        The step of B that computes each value.
+    """
+
+    constants: Trial
+    bypass: Bypass
+    peers: Callable[[], Cause | None] = lambda: None
+    makers: Mapping[str, Visited] = field(default_factory=dict)
+
+
+def wire(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
+    """Values of A that this piece's end reads where its counterpart reads others."""
+    step, other = parting.step, parting.counterpart
+    if other is None or family(step.operator) != family(other.operator):
+        return None
+    wanted = [(name, t) for name, t in zip(other.inputs, other.taken, strict=False) if _telling(t)]
+    read = [(n, t, a) for n, t, a in zip(step.inputs, step.taken, parting.reads, strict=False) if _telling(t)]
+    if len(read) != len(wanted) or not read:
+        return None
+    if common_values(step, other) == len(read):
+        pairs = zip(read, wanted, strict=True)
+        commutes = family(step.operator) in ("add", "mul")
+        if len(read) > 1 and not commutes and any(not mine[1].agrees(theirs[1]) for mine, theirs in pairs):
+            return Cause(
+                f"{step.name} and {other.operator} in A read the same values in another order",
+                f"Exchange the inputs of {step.name}.",
+            )
+        return None
+    wrong = [(n, a) for n, t, a in read if a and not any(t.agrees(w) for _, w in wanted)]
+    missing = [name for name, w in wanted if not any(t.agrees(w) for _, t, _ in read)]
+    if not wrong or not missing:
+        return None
+    (name, theirs), instead = wrong[0], missing[0]
+    through = _identity(name, makers)
+    if through is not None:
+        return Cause(
+            f"{through.name} hands {name} on unchanged, where A computes {instead}",
+            f"Compute in {through.name} what A calls {instead}.",
+            None,
+            through,
+        )
+    called = "" if name == theirs else f", which is {theirs} in A,"
+    return Cause(
+        f"it reads {name}{called} where {other.operator} in A reads {instead}",
+        f"Connect {step.name} to the value that A calls {instead}.",
+    )
+
+
+def _telling(sketch: Sketch | None) -> TypeGuard[Sketch]:
+    """Whether a value can be told from others: masks and positions have many spellings."""
+    return sketch is not None and not sketch.plain
+
+
+def _identity(name: str, makers: Mapping[str, Visited]) -> Visited | None:
+    """The step that hands a value on unchanged, looking back through views."""
+    while name in makers:
+        step = makers[name]
+        if _idle(step):
+            return step
+        if family(step.operator) not in MOVES:
+            return None
+        name = step.inputs[0]
+    return None
+
+
+def extra(parting: Parting, theirs: Sequence[Visited], bypass: Bypass) -> Cause | None:
+    """A step of the piece without which it gives A's value."""
+    families = {family(s.operator) for s in theirs}
+    outside = boundary(parting.piece)
+    known = {n: t for s in parting.piece for n, t in zip(s.inputs, s.taken, strict=False) if t is not None}
+    ways = _ways_round(parting, families, known, outside)
+    for step, name in itertools.islice(ways, _MOST_TRIALS):
+        if bypass(step.outputs[0], name):
+            first = _chain(parting.piece, name, step)
+            return Cause(
+                f"A has no such step: without {first.name} ({first.operator}) this piece gives A's values",
+                f"Remove {first.name}; let what reads {step.outputs[0]} read {name}.",
+                True,
+                first,
+            )
+    return None
+
+
+def _ways_round(
+    parting: Parting, families: set[str], known: Mapping[str, Sketch], outside: Mapping[str, Visited]
+) -> Iterator[tuple[Visited, str]]:
+    """Yield steps of a piece with values of the same size that could stand for their results."""
+    # What an exporter wrote says what it was made of; what somebody put in afterwards does not.
+    tagged = any(s.traced[0] for s in parting.piece)
+    steps = sorted(parting.piece, key=lambda s: bool(tagged and s.traced[0]))
+    for own in (True, False):
+        for step in steps:
+            made = step.sketches[0]
+            # What A's piece has as well is not extra, but it may stand there twice.
+            needed = step is parting.step and family(step.operator) in families
+            if made is None or needed or step.operator == "Identity" or family(step.operator) in MOVES - {"cast"}:
+                continue
+            mine = [n for n in step.inputs if n in known]
+            for name in mine if own else [n for n in outside if n not in mine]:
+                if name not in step.outputs and known[name].count == made.count:
+                    yield step, name
+
+
+def _chain(piece: Sequence[Visited], name: str, last: Visited) -> Visited:
+    """The first step on the way from a value to ``last``."""
+    back, wanted = {last.index}, set(last.inputs)
+    for step in reversed(piece):
+        if step.index < last.index and wanted & set(step.outputs):
+            back.add(step.index)
+            wanted.update(step.inputs)
+    reached, first = {name}, None
+    for step in piece:
+        if reached & set(step.inputs) and step.index in back:
+            first = first or step
+            reached.update(step.outputs)
+    return first or last
+
+
+def detour(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visited]) -> Cause | None:
+    """A value that the piece reads and A's piece does not, where A's piece reads one that this does not."""
+    other = parting.counterpart
+    if other is None or len(parting.piece) < 2 or not parting.paired:
+        return None
+    mine, wanted = boundary(parting.piece), boundary(theirs)
+    sketches = {n: t for s in (*parting.piece, *theirs) for n, t in zip(s.inputs, s.taken, strict=False)}
+    read = {n: t for n in mine if _telling(t := sketches[n])}
+    meant = {n: t for n in wanted if _telling(t := sketches[n])}
+    wrong = [n for n, t in read.items() if not any(t.agrees(w) for w in meant.values())]
+    missing = [n for n, w in meant.items() if not any(w.agrees(t) for t in read.values())]
+    # What is computed from A's value inside a fused operator of A is read in its place.
+    missing = [n for n in missing if not any(_leads(meant[n], name, makers) for name in wrong)]
+    if not wrong or not missing:
+        return None
+    reader = mine[wrong[0]]
+    return Cause(
+        f"{reader.name} reads {wrong[0]}, where A's {other.operator} is computed from {missing[0]}",
+        f"Connect {reader.name} to the value that A calls {missing[0]}.",
+        None,
+        reader,
+    )
+
+
+def _leads(wanted: Sketch, name: str, makers: Mapping[str, Visited]) -> bool:
+    """Whether a value is computed from another one in a few steps."""
+    left, seen = [name], set[int]()
+    while left and len(seen) < 32:
+        step = makers.get(left.pop())
+        if step is None or step.index in seen:
+            continue
+        seen.add(step.index)
+        if any(t is not None and t.agrees(wanted) for t in step.taken):
+            return True
+        left.extend(n for n in step.inputs if n)
+    return False
+
+
+def emptied(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
+    """A step that does nothing, although the exporter made it of an operator that does something."""
+    near = list(parting.piece)
+    for _ in range(_NEAR):
+        near += [makers[n] for s in near for n in s.inputs if n in makers and makers[n] not in near]
+    for step in near:
+        if step.operator == "Identity" and step.traced[1] and family(step.traced[1]) not in MOVES:
+            return _does_nothing(step)
+    return None
+
+
+def _does_nothing(step: Visited) -> Cause:
+    return Cause(
+        f"{step.name} ({step.operator}) hands its input on unchanged",
+        f"Compute in {step.name} what A does between the same values.",
+        None,
+        step,
+    )
+
+
+def handed_on(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
+    """A step that does nothing to its input, in or before a piece whose counterpart does something."""
+    readers = (*parting.piece, *(makers[n] for n in boundary(parting.piece) if n in makers))
+    idle = next((s for s in readers if _idle(s)), None)
+    return None if idle is None else _does_nothing(idle)
+
+
+def _idle(step: Visited) -> bool:
+    if step.operator == "Identity":
+        return True
+    made = step.sketches[0]
+    # A mask may let everything pass.
+    if made is None or made.plain or family(step.operator) in MOVES | {"where"}:
+        return False
+    return any(t is not None and t.same(made) for t in step.taken)
+
+
+def order(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visited]) -> Cause | None:
+    """Views before a piece that leave A's elements in another order than A reads them in."""
+    step, other = parting.step, parting.counterpart
+    if other is None:
+        return None
+    if family(step.operator) == family(other.operator):
+        pairs = list(zip(_read(step), _read(other), strict=False))
+    else:
+        mine, wanted = boundary(parting.piece), boundary(theirs)
+        known = {n: t for s in (*parting.piece, *theirs) for n, t in _read(s)}
+        ours = [(n, known[n]) for n in mine if n in known]
+        pairs = [((n, t), (w, known[w])) for n, t in ours for w in wanted if w in known and known[w].agrees(t)]
+        straight = {n for (n, t), (_, w) in pairs if t.same(w)}
+        pairs = [pair for pair in pairs if pair[0][0] not in straight]
+    for (name, value), (_, meant) in pairs:
+        if value.agrees(meant) and not value.same(meant):
+            moved = _mover(name, makers)
+            if moved is not None:
+                return Cause(
+                    f"{step.name} reads the elements that {other.operator} in A reads, in another order",
+                    f"Lay them out as A does before {step.name}.",
+                    None,
+                    moved,
+                )
+    return None
+
+
+def _mover(name: str, makers: Mapping[str, Visited]) -> Visited | None:
+    """The first of the steps that only move a value's elements; a plain view only if there is nothing else."""
+    chain = []
+    while name in makers and family(makers[name].operator) in MOVES | {"cat", "split", "slice"}:
+        chain.append(makers[name])
+        name = makers[name].inputs[0]
+    turned = [s for s in chain if family(s.operator) != "view"]
+    return (turned or chain)[-1] if chain else None
+
+
+def _read(step: Visited) -> list[tuple[str, Sketch]]:
+    return [(n, t) for n, t in zip(step.inputs, step.taken, strict=False) if t is not None and not t.plain]

@@ -1,0 +1,261 @@
+"""Which stored tensors of B are not those of A: compared before anything else, because it costs no run.
+
+Tensors are matched by their bits whatever their names and layout, as exporters transpose, reshape and merge them.
+What is left on both sides is matched by name, by the module that reads it, and by size. A tensor that holds A's
+elements in an order no exporter writes, or under the name of another, is left as well. Whether a difference matters
+is not decided here: it is tried, by running B with A's tensor in the place of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.explain.causes.alterations import Alteration, alteration_of, uniform_of
+from driftscope.explain.locate.fingerprints import Visited
+from driftscope.lift.reconcile.matching import fingerprint, rearrangements
+from driftscope.lift.steps import Constant, Origin
+
+# Elements up to which every arrangement of a tensor is compared; above, as it is and transposed.
+_SMALL = 1 << 20
+_FEW_ARRANGEMENTS = 2
+# Candidates of one size compared element by element.
+_MOST_CANDIDATES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """A stored tensor of B that is not A's.
+
+    Parameters
+    ----------
+    constant : Constant
+        B's.
+    partner : Constant
+        A's tensor that it should be.
+    value : Tensor
+        A's elements, float64, laid out as B stores them.
+    alteration : Alteration
+        What was done to it.
+    """
+
+    constant: Constant
+    partner: Constant
+    value: torch.Tensor
+    alteration: Alteration
+
+
+@dataclass(slots=True)
+class Matched:
+    """Stored tensors of two programs side by side.
+
+    Parameters
+    ----------
+    same : dict of str to list of str
+        For constants of B the names of A's with the same elements, in any order.
+    changed : list of Changed
+    """
+
+    same: dict[str, list[str]] = field(default_factory=dict)
+    changed: list[Changed] = field(default_factory=list)
+
+    def first_names(self) -> dict[str, str]:
+        """For constants of B one constant of A with the same elements."""
+        return {name: names[0] for name, names in self.same.items()}
+
+
+def match_weights(a: Sequence[Constant], b: Sequence[Constant], settled: Iterable[str]) -> Matched:
+    """Match the stored tensors of two programs.
+
+    Parameters
+    ----------
+    a, b : sequences of Constant
+    settled : iterable of str
+        Names of B's constants that are known to be A's, rounded or folded.
+    """
+    # The two programs may live on different devices.
+    own_a = [dataclasses.replace(c, value=c.value.cpu()) for c in a if _is_tensor(c)]
+    own_b = [dataclasses.replace(c, value=c.value.cpu()) for c in b if _is_tensor(c) and c.frontier]
+    found = Matched(_same_bits(own_a, own_b))
+    by_name = {c.name: c for c in own_a}
+    used = {name for names in found.same.values() for name in names}
+    free = [c for c in own_a if c.name not in used]
+    known = set(settled)
+    for constant in own_b:
+        if constant.name in known:
+            continue
+        names = found.same.get(constant.name, [])
+        change = _misplaced(constant, names, by_name) if names else _altered(constant, free, by_name)
+        if change is not None:
+            found.changed.append(change)
+    return found
+
+
+def _is_tensor(constant: Constant) -> bool:
+    return constant.value.dtype.is_floating_point and constant.value.numel() > 1
+
+
+def _same_bits(a: Sequence[Constant], b: Sequence[Constant]) -> dict[str, list[str]]:
+    tables: dict[torch.dtype, dict[tuple[int, int, int], list[str]]] = {}
+    same = {}
+    for constant in b:
+        fmt = constant.value.dtype
+        if fmt not in tables:
+            tables[fmt] = {}
+            for other in a:
+                tables[fmt].setdefault(fingerprint(other.value.to(fmt)), []).append(other.name)
+        names = tables[fmt].get(fingerprint(constant.value))
+        if names:
+            same[constant.name] = names
+    return same
+
+
+# --- other elements ----------------------------------------------------------------------------------------------
+
+
+def _altered(constant: Constant, free: Sequence[Constant], by_name: Mapping[str, Constant]) -> Changed | None:
+    """The tensor of A that this one was made of: of its name, of its module, or the nearest of its size."""
+    partner = by_name.get(constant.name)
+    candidates = [partner] if partner is not None and _fits(constant, partner) else []
+    if not candidates:
+        fitting = [c for c in free if _fits(constant, c)]
+        module = constant.where.module
+        beside = [c for c in fitting if module and _module(c.name) == module]
+        # A tensor that several steps share may have been copied for one of them, and changed there.
+        anywhere = [c for c in by_name.values() if _fits(constant, c)]
+        candidates = beside or (fitting or anywhere)[:_MOST_CANDIDATES]
+    nearest = None
+    for candidate in candidates:
+        close = _nearest(constant, candidate)
+        if close is not None and (nearest is None or close[0] < nearest[0]):
+            nearest = (*close, candidate)
+    if nearest is None:
+        return None
+    gap, value, other = nearest
+    named = other.name == constant.name or _module(other.name) == constant.where.module
+    # Tensors of one size that have nothing in common are not one tensor, changed.
+    if gap == 0.0 or (not named and gap > 0.5):
+        return None
+    return _changed(constant, other, value)
+
+
+def _fits(one: Constant, other: Constant) -> bool:
+    if one.value.numel() != other.value.numel():
+        return False
+    loose = Origin.COMPUTED in (one.origin, other.origin)
+    return loose or _sizes(one) == _sizes(other)
+
+
+def _sizes(constant: Constant) -> list[int]:
+    return sorted(n for n in constant.value.shape if n > 1)
+
+
+def _nearest(constant: Constant, partner: Constant) -> tuple[float, torch.Tensor] | None:
+    """A's elements in the layout nearest to B's, with the distance relative to their size."""
+    stored = constant.value.to(torch.float64)
+    best: tuple[float, torch.Tensor] | None = None
+    for arranged in _arrangements(partner.value, constant.value.shape):
+        value = arranged.to(torch.float64)
+        # A mask's infinities are equal or as far apart as can be.
+        gap = torch.nan_to_num(value - stored, nan=0.0, posinf=1.0, neginf=1.0)
+        size = float(torch.nan_to_num(value, posinf=1.0, neginf=1.0).square().sum().sqrt()) or 1.0
+        distance = float(gap.square().sum().sqrt()) / size
+        if best is None or distance < best[0]:
+            best = (distance, value)
+    return best
+
+
+def _arrangements(source: torch.Tensor, shape: torch.Size) -> Iterable[torch.Tensor]:
+    found = rearrangements(source, shape)
+    return found if source.numel() <= _SMALL else itertools.islice(found, _FEW_ARRANGEMENTS)
+
+
+def _changed(constant: Constant, partner: Constant, value: torch.Tensor) -> Changed:
+    stored = constant.value.to(torch.float64)
+    alteration = alteration_of(stored, value, constant.value.dtype)
+    if partner.origin is Origin.COMPUTED and alteration.code == "W004":
+        alteration = Alteration("W011", alteration.words)
+    return Changed(constant, partner, value, alteration)
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+# --- A's elements, elsewhere ---------------------------------------------------------------------------------------
+
+
+def _misplaced(constant: Constant, names: Sequence[str], by_name: Mapping[str, Constant]) -> Changed | None:
+    """A tensor that holds the elements of one of A's, but not in an order that exporters write, or not where A does."""
+    if uniform_of(constant.value) is not None:
+        return None
+    wanted = _wanted(constant, names, by_name)
+    held = by_name[wanted if wanted is not None and wanted in names else names[0]]
+    layout = _layout(constant, held)
+    if wanted is not None and wanted not in names:
+        # The elements are those of another of A's tensors: lay out the right one in the same way.
+        meant = by_name[wanted]
+        value = next(itertools.islice(rearrangements(meant.value, constant.value.shape), layout or 0, None))
+        words = f"replaced by the elements of {held.name}"
+        return Changed(constant, meant, value.to(torch.float64), Alteration("W010", words))
+    same_place = constant.name == held.name and constant.value.shape == held.value.shape
+    if layout == 0 or (layout is not None and not same_place):
+        return None
+    value = held.value.reshape(constant.value.shape).to(torch.float64)
+    if not same_place:
+        close = _nearest(constant, held)
+        value = value if close is None else close[1]
+    return _changed(constant, held, value)
+
+
+def _wanted(constant: Constant, names: Sequence[str], by_name: Mapping[str, Constant]) -> str | None:
+    """The name of A's tensor that belongs where B reads this one, if the name or the module says it."""
+    own = by_name.get(constant.name)
+    if own is not None and _fits(constant, own):
+        return own.name
+    module = constant.where.module
+    if not module or any(_module(n) == module for n in names):
+        return None
+    there = [c for n, c in by_name.items() if _module(n) == module and _sizes(c) == _sizes(constant)]
+    return there[0].name if len(there) == 1 else None
+
+
+def misread(
+    piece: Sequence[Visited], same: Mapping[str, Sequence[str]], a: Sequence[Constant], b: Sequence[Constant]
+) -> Changed | None:
+    """A tensor that a piece reads and that belongs to another module, where the piece's own module has one like it.
+
+    Parameters
+    ----------
+    piece : sequence of Visited
+        Steps of B.
+    same : mapping of str to sequence of str
+        For constants of B the names of A's with the same elements.
+    a, b : sequences of Constant
+    """
+    theirs, mine = {c.name: c for c in a if _is_tensor(c)}, {c.name: c for c in b}
+    for step in piece:
+        module = step.where.module
+        for name in step.stored if module else ():
+            names = same.get(name, ())
+            if not names or name not in mine or any(_module(n) == module for n in names):
+                continue
+            own = [c for n, c in theirs.items() if _module(n) == module and _sizes(c) == _sizes(mine[name])]
+            if len(own) == 1:
+                layout = _layout(mine[name], theirs[names[0]]) or 0
+                value = next(itertools.islice(rearrangements(own[0].value, mine[name].value.shape), layout, None))
+                constant = dataclasses.replace(mine[name], where=dataclasses.replace(step.where, node=step.name))
+                words = f"replaced by the elements of {names[0]}"
+                return Changed(constant, own[0], value.to(torch.float64), Alteration("W010", words))
+    return None
+
+
+def _layout(constant: Constant, held: Constant) -> int | None:
+    """The first arrangement of A's tensor that gives exactly B's; None when none does."""
+    stored = constant.value
+    arranged = enumerate(_arrangements(held.value, stored.shape))
+    return next((k for k, value in arranged if torch.equal(value.to(stored.dtype), stored)), None)

@@ -1,0 +1,1 @@
+"""What a half format does to a program."""

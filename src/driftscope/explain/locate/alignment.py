@@ -1,0 +1,296 @@
+"""Which step of one program does what a step of the other does.
+
+Three sources, the surest first: names (an exporter writes the name of its graph's node into the file, a runtime's
+optimiser keeps the names of values), module paths and operators in order, and values: two results with the same
+elements. What a name says is only believed while the values do not contradict it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import difflib
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from driftscope.explain.locate.fingerprints import AGREE, Sketch, Trail, Visited
+from driftscope.explain.locate.operators import MOVES, family
+
+# Share of names that may be contradicted by values, and that must be common, for names to be believed.
+_CONTRADICTED = 0.2
+_COMMON = 0.8
+
+
+class ValueIndex:
+    """Sketches of one run, found by element count and size."""
+
+    def __init__(self, trail: Trail, within: float = AGREE):
+        self._within = within
+        self._by_count: dict[int, list[tuple[Sketch, str]]] = {}
+        computed = [pair for step in trail.steps for pair in zip(step.outputs, step.sketches, strict=False)]
+        for name, found in (*trail.inputs.items(), *computed):
+            if found is not None and not found.plain:
+                self._by_count.setdefault(found.count, []).append((found, name))
+        for found_list in self._by_count.values():
+            found_list.sort(key=lambda entry: entry[0].size)
+
+    def names_of(self, wanted: Sketch | None) -> list[str]:
+        """Names of the values with the same elements; those in the same order first."""
+        if wanted is None or wanted.plain:
+            return []
+        ordered: list[str] = []
+        moved: list[str] = []
+        for candidate, name in self._near(wanted):
+            if candidate.agrees(wanted, self._within):
+                (ordered if candidate.same(wanted, self._within) else moved).append(name)
+        return ordered + moved
+
+    def _near(self, wanted: Sketch) -> Iterator[tuple[Sketch, str]]:
+        candidates = self._by_count.get(wanted.count, [])
+        slack = 2 * self._within
+        low = bisect.bisect_left(candidates, wanted.size * (1 - slack), key=lambda entry: entry[0].size)
+        high = wanted.size * (1 + slack)
+        while low < len(candidates) and candidates[low][0].size <= high:
+            yield candidates[low]
+            low += 1
+
+    def holds(self, wanted: Sketch | None) -> bool:
+        """Whether some value of the run has the same elements."""
+        return bool(self.names_of(wanted))
+
+    def holds_in_order(self, wanted: Sketch | None) -> bool:
+        """Whether some value of the run has the same elements in the same order."""
+        return wanted is not None and any(s.same(wanted, self._within) for s, _ in self._near(wanted))
+
+    def name_of(self, wanted: Sketch | None) -> str:
+        """The first name of a value with the same elements; "" for none."""
+        return next(iter(self.names_of(wanted)), "")
+
+
+@dataclass(slots=True)
+class Alignment:
+    """Pairs of steps, by their positions.
+
+    Parameters
+    ----------
+    partner : dict of int to int
+        For steps of B the step of A that does the same.
+    by : dict of int to str
+        What says so: "name", "place", "order" or "value".
+    """
+
+    partner: dict[int, int] = field(default_factory=dict)
+    by: dict[int, str] = field(default_factory=dict)
+
+    def add(self, pairs: Mapping[int, int], reason: str) -> None:
+        """Add pairs of steps that are not paired yet."""
+        taken = set(self.partner.values())
+        for k, i in pairs.items():
+            if k not in self.partner and i not in taken:
+                self.partner[k] = i
+                self.by[k] = reason
+                taken.add(i)
+
+
+def align(a: Trail, b: Trail, same_weights: Mapping[str, str]) -> Alignment:
+    """Pair the steps of two runs.
+
+    Parameters
+    ----------
+    a, b : Trail
+    same_weights : mapping of str to str
+        For constants of B the name of A's constant with the same elements.
+    """
+    found = Alignment()
+    steps_a, steps_b = _shown(a), _shown(b)
+    found.add(_believed(_by_name(steps_a, steps_b), a, b), "name")
+    found.add(_believed(_by_place(steps_a, steps_b, found), a, b), "place")
+    anchors = {**_by_value(a, b, steps_a, steps_b), **_by_weights(steps_a, steps_b, same_weights)}
+    found.add(_by_order(steps_a, steps_b, found, anchors), "order")
+    found.add(anchors, "value")
+    return found
+
+
+def _shown(trail: Trail) -> list[Visited]:
+    return [step for step in trail.steps if not step.inside and step.outputs]
+
+
+def _believed(pairs: dict[int, int], a: Trail, b: Trail) -> dict[int, int]:
+    """Drop all pairs when the values contradict too many: names of two exporters may mean different things."""
+    in_a, in_b = ValueIndex(a), ValueIndex(b)
+    agree = against = 0
+    for k, i in pairs.items():
+        mine, theirs = _main(b.steps[k]), _main(a.steps[i])
+        if mine is None or theirs is None or mine.plain or theirs.plain:
+            continue
+        if mine.agrees(theirs):
+            agree += 1
+        elif in_a.holds(mine) and in_b.holds(theirs):
+            against += 1
+    return pairs if against <= _CONTRADICTED * (agree + against) or against < 3 else {}
+
+
+def _main(step: Visited) -> Sketch | None:
+    return step.sketches[0] if step.sketches else None
+
+
+# --- names -----------------------------------------------------------------------------------------------------
+
+
+def _label(step: Visited) -> str:
+    return step.traced[0] or (step.outputs[0] if step.outputs else "")
+
+
+def _ends(steps: Sequence[Visited]) -> dict[str, Visited]:
+    """The last step made of each node of the exporter's graph, by that node's name; others by their output."""
+    ends: dict[str, Visited] = {}
+    for step in steps:
+        if step.traced[0] and step.traced[0] in step.outputs:
+            ends[step.traced[0]] = step  # the exporter gives the result the name of its node
+        elif step.traced[0] and not (step.traced[0] in ends and step.traced[0] in ends[step.traced[0]].outputs):
+            ends[step.traced[0]] = step
+    for step in steps:
+        if step.outputs[0]:
+            ends.setdefault(step.outputs[0], step)
+    return ends
+
+
+def _by_name(a: Sequence[Visited], b: Sequence[Visited]) -> dict[int, int]:
+    ends_a, ends_b = _ends(a), _ends(b)
+    common = len(ends_a.keys() & ends_b.keys())
+    # A tape counts its operators as an exporter does, but counts other operators.
+    if common < _COMMON * min(len(ends_a), len(ends_b)):
+        return {}
+    pairs = {}
+    for name, step in ends_b.items():
+        other = ends_a.get(name)
+        if other is not None and _plausible(other, step):
+            pairs[step.index] = other.index
+    return pairs
+
+
+def _plausible(one: Visited, other: Visited) -> bool:
+    """Whether two steps of one name may be the same: a tape numbers its steps, as exporters do, but not alike."""
+    if _module(one) != _module(other) and one.where.module and other.where.module:
+        return False
+    if one.where.line and other.where.line and one.where.file == other.where.file:
+        return one.where.line == other.where.line and _piece(one) == _piece(other)
+    return _same_count(one, other)
+
+
+def _same_count(one: Visited, other: Visited) -> bool:
+    x, y = _main(one), _main(other)
+    return x is None or y is None or x.count == y.count
+
+
+def _piece(step: Visited) -> str:
+    return family(step.traced[1] or step.operator)
+
+
+def _module(step: Visited) -> str:
+    return step.where.module or ""
+
+
+# --- places ----------------------------------------------------------------------------------------------------
+
+
+def _by_place(a: Sequence[Visited], b: Sequence[Visited], found: Alignment) -> dict[int, int]:
+    """Pair steps by module path and operator, in the order in which they run."""
+    if not (any(s.where.module for s in a) and any(s.where.module for s in b)):
+        return {}
+    taken = set(found.partner.values())
+    own_a = [s for s in _tokens(a) if s.index not in taken]
+    own_b = [s for s in _tokens(b) if s.index not in found.partner]
+    return _matched(own_a, own_b, lambda step: (_module(step), _piece(step)))
+
+
+def _tokens(steps: Sequence[Visited]) -> list[Visited]:
+    """One step per node of the exporter's graph, its last; every step where nothing is known of that graph."""
+    ends = {step.index for step in _ends([s for s in steps if s.traced[0]]).values() if step.traced[0]}
+    named = _ends([s for s in steps if s.traced[0]])
+    ends = {named[s.traced[0]].index for s in steps if s.traced[0]}
+    return [s for s in steps if not s.traced[0] or s.index in ends]
+
+
+def _matched(a: Sequence[Visited], b: Sequence[Visited], key: Callable[[Visited], Hashable]) -> dict[int, int]:
+    matcher = difflib.SequenceMatcher(None, [key(s) for s in a], [key(s) for s in b], autojunk=False)
+    pairs = {}
+    for tag, i0, i1, k0, k1 in matcher.get_opcodes():
+        # Another operator in the same place; but a view is in nobody's place.
+        other = tag == "replace" and i1 - i0 == k1 - k0 == 1 and _piece(a[i0]) not in MOVES - {"cast"}
+        if tag == "equal" or other:
+            both = zip(a[i0:i1], b[k0:k1], strict=True)
+            pairs.update({s.index: t.index for t, s in both if _same_count(t, s)})
+    return pairs
+
+
+# --- values, weights, neighbours ---------------------------------------------------------------------------------
+
+
+def _by_value(a: Trail, b: Trail, steps_a: Sequence[Visited], steps_b: Sequence[Visited]) -> dict[int, int]:
+    index = ValueIndex(a)
+    makers = {name: step.index for step in steps_a for name in step.outputs}
+    pieces = {step.index: _piece(step) for step in steps_a}
+    pairs = {}
+    for step in steps_b:
+        names = [n for n in index.names_of(_main(step)) if n in makers]
+        if names:
+            alike = [n for n in names if pieces[makers[n]] == _piece(step)]
+            pairs[step.index] = makers[(alike or names)[0]]
+    return pairs
+
+
+def _by_weights(a: Sequence[Visited], b: Sequence[Visited], same: Mapping[str, str]) -> dict[int, int]:
+    """Pair steps that read the same weights; the last of B's where it takes several steps for one of A's."""
+    readers: dict[str, list[Visited]] = {}
+    for step in a:
+        for name in step.stored:
+            readers.setdefault(name, []).append(step)
+    pairs: dict[int, int] = {}
+    for step in b:
+        for name in step.stored:
+            others = readers.get(same.get(name, ""), [])
+            if len(others) == 1 and _same_count(others[0], step):
+                pairs = {k: i for k, i in pairs.items() if i != others[0].index}
+                pairs[step.index] = others[0].index
+    return pairs
+
+
+def _by_order(
+    a: Sequence[Visited], b: Sequence[Visited], found: Alignment, anchors: Mapping[int, int]
+) -> dict[int, int]:
+    """Pair what is left between anchors, by operators in the order in which they run."""
+    fixed = {**anchors, **found.partner}
+    position = {s.index: n for n, s in enumerate(a)}
+    chain = _increasing([(n, position[fixed[s.index]]) for n, s in enumerate(b) if fixed.get(s.index) in position])
+    pairs = {b[n].index: a[i].index for n, i in chain if b[n].index not in found.partner}
+    borders = [(-1, -1), *chain, (len(b), len(a))]
+    for (n0, i0), (n1, i1) in itertools.pairwise(borders):
+        left = [s for s in a[i0 + 1 : i1] if _piece(s) not in MOVES and s.index not in fixed.values()]
+        right = [s for s in b[n0 + 1 : n1] if _piece(s) not in MOVES and s.index not in fixed]
+        if left and not right:
+            right = [s for s in b[n0 + 1 : n1] if s.operator == "Identity" and s.index not in fixed]
+        if left and right:
+            pairs.update(_matched(left, right, _piece))
+    return pairs
+
+
+def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The longest chain of pairs that increases on both sides."""
+    tails: list[int] = []
+    ends: list[int] = []
+    before: list[int] = []
+    for k, (_, i) in enumerate(pairs):
+        at = bisect.bisect_left(tails, i)
+        if at == len(tails):
+            tails.append(i)
+            ends.append(k)
+        else:
+            tails[at], ends[at] = i, k
+        before.append(ends[at - 1] if at else -1)
+    chain = []
+    k = ends[-1] if ends else -1
+    while k >= 0:
+        chain.append(pairs[k])
+        k = before[k]
+    return chain[::-1]

@@ -1,0 +1,255 @@
+"""Where and how often: partings tried one after another, by putting A's value where B's is wrong.
+
+A place is not believed because it looks like one. A's value is put in its place and the rest of B runs on: if that
+makes more of B's values A's values, the error was created there, and the search goes on from there for the next one.
+So programs with several independent bugs show each of them, and a value that only passes an error on is never named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.explain.locate.alignment import align
+from driftscope.explain.locate.divergence import Parting, View, find_partings, turned
+from driftscope.explain.locate.fingerprints import Sketch, Trail, forced, sketch
+from driftscope.lift.steps import Lifted, LiftedOutput, Step
+
+# Places named at most, and runs of B spent on looking for them.
+_MOST_PLACES = 5
+_MOST_RUNS = 16
+
+# Whether outputs of B are those of A.
+Agrees = Callable[[Sequence[LiftedOutput]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A parting that was tried.
+
+    Parameters
+    ----------
+    parting : Parting
+    created : float or None
+        rms(B - A) / rms(A) that the piece creates when it takes A's values.
+    tried : bool
+        Whether putting A's value there brought the rest of B back to A's values.
+    force : mapping of str to Tensor
+        A's values in the places found before this one.
+    """
+
+    parting: Parting
+    created: float | None = None
+    tried: bool = False
+    force: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Search:
+    """Two lifted programs, and what is already known of them.
+
+    Parameters
+    ----------
+    a, b : Lifted
+    agrees : callable
+        Told B's outputs, says whether they are A's.
+    replace : mapping of str to Tensor
+        Repaired constants of B, so that rounded constants are not found again.
+    same_weights : mapping of str to str
+        For constants of B the name of A's constant with the same elements.
+    """
+
+    a: Lifted
+    b: Lifted
+    agrees: Agrees
+    replace: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    same_weights: Mapping[str, str] = field(default_factory=dict)
+    runs: int = 0  # of B
+    view: View | None = None
+    latest: View | None = None
+    _trail_a: Trail | None = None
+
+    def trail_a(self) -> Trail:
+        """A's run, once."""
+        if self._trail_a is None:
+            self._trail_a = _trail(self.a, {})
+            self.a.run(observe=self._trail_a)
+        return self._trail_a
+
+    def follow(
+        self, force: Mapping[str, torch.Tensor], extra: Mapping[str, torch.Tensor] | None = None
+    ) -> tuple[View, bool]:
+        """Run B with forced values and further replaced constants; say whether its outputs are A's."""
+        self.runs += 1
+        trail = _trail(self.b, force)
+        outputs = self.b.run(observe=trail, replace={**self.replace, **(extra or {})})
+        known = None if self.view is None else self.view.alignment
+        view = View.of(self.trail_a(), trail, known or align(self.trail_a(), trail, self.same_weights))
+        self.view = self.view or view
+        self.latest = view
+        return view, self.agrees(outputs)
+
+    def places(self) -> list[Place]:
+        """Find the places where B parts from A, in the order in which they run."""
+        view, healed = self.follow({})
+        found: list[Place] = []
+        force: dict[str, torch.Tensor] = {}
+        forced_by: list[dict[str, torch.Tensor]] = []
+        fallback: Parting | None = None
+        while not healed and len(found) < _MOST_PLACES and self.runs < _MOST_RUNS:
+            partings = find_partings(view)
+            if not partings:
+                break
+            parting = partings[0]
+            fallback = fallback or next((p for p in partings if not p.paired), parting)
+            outcome = self._try(parting, force)
+            # What was forced is A's by construction: only what is computed from it says something.
+            after = parting.step.index
+            better = outcome is not None and (outcome[1] or outcome[0].lost(after) < view.lost(after))
+            if outcome is None or not better:
+                if not _forget(view, parting):
+                    break
+                continue
+            view, healed, values, created = outcome
+            found.append(Place(parting, created, True, dict(force)))
+            forced_by.append(values)
+            force |= values
+        if healed:
+            found = self._needed(found, forced_by)
+        return found or ([Place(fallback)] if fallback is not None else [])
+
+    def _needed(self, places: list[Place], forced_by: list[dict[str, torch.Tensor]]) -> list[Place]:
+        """The places without which the outputs are not A's: the others only pass on what an earlier one creates."""
+        kept, latest = list(range(len(places))), self.latest
+        for k in reversed(range(1, len(places))):
+            rest = [values for n, values in enumerate(forced_by) if n in kept and n != k]
+            with contextlib.suppress(CannotLift):
+                if self.follow({name: v for values in rest for name, v in values.items()})[1]:
+                    kept.remove(k)
+        self.latest = latest
+        return [places[k] for k in kept]
+
+    def _try(
+        self, parting: Parting, force: Mapping[str, torch.Tensor]
+    ) -> tuple[View, bool, dict[str, torch.Tensor], float | None] | None:
+        """Put A's value where the piece ends; None when that cannot be done."""
+        if parting.counterpart is None:
+            return None
+        theirs = capture(self.a, parting.counterpart.outputs, {}, {})
+        mine = capture(self.b, parting.step.outputs, force, self.replace)
+        names = zip(parting.step.outputs, parting.counterpart.outputs, strict=False)
+        values = {
+            own: theirs[other]
+            for own, other in names
+            if own in mine and other in theirs and theirs[other].numel() == mine[own].numel()
+        }
+        if parting.step.outputs[0] not in values:
+            return None
+        try:
+            view, healed = self.follow({**force, **values})
+        except (CannotLift, DriftscopeError, RuntimeError):
+            return None  # a value of another shape than the rest of B can use
+        first = parting.step.outputs[0]
+        return view, healed, values, _relative(mine[first], values[first])
+
+    def piece_heals(self, place: Place, replace: Mapping[str, torch.Tensor], force: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the piece gives A's value with these constants or values in it; stops where the piece ends."""
+        other = place.parting.counterpart
+        if other is None or not other.sketches or other.sketches[0] is None:
+            return False
+        wanted, ordered = other.sketches[0], not turned(place.parting.step, other)
+
+        def right(value: Sketch | None) -> bool:
+            return value is not None and (value.same(wanted) if ordered else value.agrees(wanted))
+
+        if right(place.parting.step.sketches[0]):
+            return False  # only the order of its axes is wrong, which sketches do not tell
+        watch = _Watch(place.parting.step.outputs[0], {**place.force, **force}, self.b.kind == "torch")
+        self.runs += 1
+        try:
+            self.b.run(observe=watch, replace={**self.replace, **replace})
+        except _Seen as seen:
+            return right(seen.value)
+        except (CannotLift, DriftscopeError, RuntimeError):
+            return False
+        return False
+
+
+def _trail(graph: Lifted, force: Mapping[str, torch.Tensor]) -> Trail:
+    return Trail(frozenset(c.name for c in graph.constants()), graph.kind == "torch", force)
+
+
+def _forget(view: View, parting: Parting) -> bool:
+    """Stop believing that the two steps of a parting correspond; False when there is nothing to forget."""
+    known = view.alignment
+    if parting.paired and known.partner.pop(parting.step.index, None) is not None:
+        known.by.pop(parting.step.index, None)
+        return True
+    return False
+
+
+class _Seen(Exception):
+    """Ends a run: what was looked for has been computed."""
+
+    def __init__(self, value: Sketch | None):
+        super().__init__("seen")
+        self.value = value
+
+
+@dataclass(slots=True)
+class _Watch:
+    name: str
+    force: Mapping[str, torch.Tensor]
+    tape: bool
+
+    def __call__(self, step: Step) -> list[torch.Tensor | None] | None:
+        outputs = forced(step, self.force, self.tape)
+        if self.name in step.output_names:
+            value = (step.outputs if outputs is None else outputs)[list(step.output_names).index(self.name)]
+            raise _Seen(None if value is None else sketch(value))
+        return outputs
+
+
+@dataclass(slots=True)
+class _Capture:
+    names: frozenset[str]
+    force: Mapping[str, torch.Tensor]
+    tape: bool
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __call__(self, step: Step) -> list[torch.Tensor | None] | None:
+        outputs = forced(step, self.force, self.tape)
+        shown = step.outputs if outputs is None else outputs
+        for name, value in zip(step.output_names, shown, strict=False):
+            if name in self.names and value is not None:
+                self.values[name] = value.clone()
+        for name, value in zip(step.input_names, step.inputs, strict=False):
+            if name in self.names and name not in self.values and value is not None:
+                self.values[name] = value.clone()
+        if self.names <= self.values.keys():
+            raise _Seen(None)
+        return outputs
+
+
+def capture(
+    graph: Lifted, names: Sequence[str], force: Mapping[str, torch.Tensor], replace: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Run a lifted program up to where all of the named values have been seen, and return them."""
+    watch = _Capture(frozenset(n for n in names if n), force, graph.kind == "torch")
+    with contextlib.suppress(_Seen):
+        graph.run(observe=watch, replace=replace)
+    return watch.values
+
+
+def _relative(mine: torch.Tensor, theirs: torch.Tensor) -> float | None:
+    if not mine.dtype.is_floating_point:
+        return None
+    x, y = mine.reshape(-1), theirs.reshape(-1).to(mine)
+    keep = torch.isfinite(x) & torch.isfinite(y) & (x.abs() < 1e30) & (y.abs() < 1e30)
+    size = float(torch.linalg.vector_norm(y[keep]))
+    gap = float(torch.linalg.vector_norm((x - y)[keep]))
+    return gap / size if size else None

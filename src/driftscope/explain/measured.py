@@ -1,0 +1,159 @@
+"""What the native runs and the float64 evidence say of each output together, before anything is explained.
+
+How far the two sides lie apart in floors, how far each is from its own lift, and how it repeats itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from driftscope.comparison.leaves import LeafComparison, compare_leaves
+from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, floor_of, rms
+from driftscope.comparison.thresholds import THRESHOLDS
+from driftscope.explain.native.kernels_alone import KernelLooks
+from driftscope.lift.evidence import Evidence
+from driftscope.records.finding import Finding, Where
+from driftscope.records.paths import Path
+
+Leaves = Sequence[tuple[Path, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What the native runs gave: each side twice, flattened.
+
+    Parameters
+    ----------
+    a, a_again, b, b_again : sequence of (Path, leaf)
+    seed : int
+        Names the noise of further runs.
+    say : callable
+        Told what happens next.
+    kernels : KernelLooks or None
+        Asked which kernel is outside its own floor.
+    """
+
+    a: Leaves
+    a_again: Leaves
+    b: Leaves
+    b_again: Leaves
+    seed: int
+    say: Callable[[str], None]
+    kernels: KernelLooks | None = None
+
+
+@dataclass(slots=True)
+class Measured:
+    """What is known natively and in float64 of one output."""
+
+    leaf: LeafComparison
+    pair: int | None
+    drift: torch.Tensor | None = None
+    noises: tuple[list[torch.Tensor], list[torch.Tensor]] = ((), ())  # type: ignore[assignment]
+    errors: tuple[float | None, float | None] = (None, None)
+    rho: Ratio | None = None
+    random: str = ""
+    cheaper: str = ""
+    replay: dict[str, Any] = field(default_factory=dict)
+    kernels: str = ""
+    within: bool = False
+    beside: str = ""
+    quantised: str = ""
+    consistent: str = ""
+    narrowed: tuple[str, str] = ("", "")
+    overflow: str = ""
+    repeats: tuple[float, float] = (0.0, 0.0)  # root mean square of what each side's second run adds
+
+
+def measure(results: Results, evidence: Evidence, leaf: LeafComparison, pair: int | None) -> Measured:
+    m = Measured(leaf, pair)
+    if leaf.index_a is None or leaf.index_b is None:
+        return m
+    sides = (_pair(results.a, results.a_again, leaf.index_a), _pair(results.b, results.b_again, leaf.index_b))
+    m.random = next((words for k in (0, 1) if (words := _changed(*sides[k], "AB"[k]))), "")
+    if m.random or pair is None or not leaf.floating or leaf.kind in ("shape", "structure", "kind"):
+        return m
+    (a, a_again), (b, b_again) = ([wide(v) for v in side] for side in sides)
+    m.drift = finite_part(b - a)
+    m.noises = (evidence.noise_a(pair), evidence.noise_b(pair) or evidence.noise_a(pair))
+    m.errors = (_error(a, evidence.lifted_a(pair)), _error(b, evidence.lifted_b(pair)))
+    m.repeats = (_repeat(m, 0, finite_part(a_again - a)), _repeat(m, 1, finite_part(b_again - b)))
+    if m.noises[0] and m.drift.shape == m.noises[0][0].shape:
+        m.rho = drift_in_floors(m.drift, [*m.noises[0], *m.noises[1]])
+    return m
+
+
+def _pair(leaves: Leaves, again: Leaves, index: int) -> tuple[Any, Any]:
+    """A leaf of the first run and of the second, which may have given fewer."""
+    return leaves[index][1], again[index][1] if index < len(again) else None
+
+
+def _changed(first: Any, second: Any, name: str) -> str:
+    """Say in what a second run differs beyond the size of its floats: shapes, integers, NaN; "" where it does not."""
+    found = compare_leaves([(Path(()), first)], [(Path(()), second)], flat=False)[0]
+    if found.same_bits or found.kind in ("same", "opaque") or (found.floating and found.kind == "value"):
+        return ""
+    return f"{name} does not repeat itself: two runs on the same inputs differ ({found.detail or found.kind})"
+
+
+def _repeat(m: Measured, side: int, repeat: torch.Tensor) -> float:
+    """Widen a side's floor by what two runs of it differ by; more than rounding is randomness."""
+    size, floor = rms(repeat), floor_of(m.noises[side])
+    if not size:
+        return 0.0
+    if floor is None or size > THRESHOLDS.repeat * floor:
+        name = "AB"[side]
+        m.random = (
+            m.random or f"{name} does not repeat itself: two runs on the same inputs differ by more than rounding"
+        )
+    # A new list: without a lift of its own B is measured with A's noise, which stays as it is.
+    noises = [list(noise) for noise in m.noises]
+    noises[side].append(repeat)
+    m.noises = (noises[0], noises[1])
+    return size
+
+
+def unsteady(m: Measured, side: int) -> Finding:
+    """Note that a side's sums change order between runs: the floor was widened by what that does."""
+    name, size = "AB"[side], m.repeats[side]
+    return Finding(
+        "N015",
+        f"{name} repeats itself only up to rounding: two runs on the same inputs differ by {size:.1e} "
+        "(root mean square)",
+        "Its sums are added in an order that changes between runs; the floor was widened by that.",
+        where=Where(output=str(m.leaf.path)),
+        evidence={"rms": size, "side": name},
+        note=True,
+    )
+
+
+def native_values(results: Results, leaf: LeafComparison) -> tuple[Any, Any]:
+    """The native values of a leaf that both sides have: A's and B's."""
+    return results.a[leaf.index_a or 0][1], results.b[leaf.index_b or 0][1]
+
+
+def wide(value: Any) -> torch.Tensor:
+    tensor = value if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+    if tensor.is_nested:
+        tensor = torch.cat([part.reshape(-1) for part in tensor.unbind()])
+    tensor = tensor.to_dense() if tensor.layout is not torch.strided else tensor
+    return tensor.detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def finite_part(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(torch.isfinite(x), x, torch.zeros((), dtype=x.dtype))
+
+
+def _error(native: torch.Tensor, lifted: torch.Tensor | None) -> float | None:
+    if lifted is None or lifted.shape != native.shape:
+        return None
+    return rms(finite_part(native - lifted.cpu()))
+
+
+def same_function(evidence: Evidence, pair: int) -> bool:
+    delta = evidence.delta(pair)
+    return delta is None or delta.value <= delta.limit

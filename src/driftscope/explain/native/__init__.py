@@ -1,0 +1,1 @@
+"""What the kernels of a runtime did natively, step by step."""

@@ -1,0 +1,190 @@
+"""Why two programs that are the same function round differently: the orders in which their sums are added.
+
+The sums of both lifted graphs are paired by what they add. The kernels behind the longest pairs are asked for their
+order, each in the shape, format and thread count in which the program runs it, within a budget and never twice in a
+process (:func:`driftscope.accumulation.in_passing.ask_once`). What differs becomes a note, and where rounding is close
+to a verdict the noise floor is measured again with the trees that were found.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from driftscope.accumulation.answer import Accumulation
+from driftscope.accumulation.contrast import difference
+from driftscope.comparison.leaves import LeafComparison
+from driftscope.comparison.measuring.spread import drift_in_floors
+from driftscope.explain.native.sum_sites import Site, SumsOfProgram
+from driftscope.lift.evidence import Evidence, add_noise
+from driftscope.numerics.error_model import Growth
+from driftscope.numerics.trees.growth import growth_of
+from driftscope.programs.protocol import Bound
+from driftscope.records.finding import Finding, Where
+from driftscope.records.kinds.output import OutputRecord
+from driftscope.records.paths import Path
+from driftscope.records.verdict import Verdict
+
+Leaves = Sequence[tuple[Path, Any]]
+
+#: Pairs that are asked in passing, and the multiplications that asking may cost.
+_PAIRS = 2
+_WORK = 1.5e9
+#: Relative difference of two operands' sizes up to which they are the same operand, rounded, or a row of it.
+_ALIKE = 0.15
+#: Floors below which no verdict depends on how a sum is grouped: groupings change a floor by a factor of 2 to 4.
+_CLOSE = 0.5
+
+
+@dataclass(slots=True)
+class Sums:
+    """What was found about the sums of two programs.
+
+    Parameters
+    ----------
+    notes : list of Finding
+        One per pair of sums that are added otherwise.
+    reaches : list of set of int
+        For each note, the pairs of outputs that depend on the sum.
+    """
+
+    notes: list[Finding] = field(default_factory=list)
+    reaches: list[set[int]] = field(default_factory=list)
+
+    def explaining(self, outputs: Sequence[OutputRecord], slots: Mapping[int, int]) -> list[Finding]:
+        """Return the notes that explain rounding, or cheaper arithmetic, of an output."""
+        rounded = (Verdict.ROUNDING, Verdict.PRECISION)
+        explained = {slots[k] for k, output in enumerate(outputs) if k in slots and output.verdict in rounded}
+        return [note for note, reach in zip(self.notes, self.reaches, strict=True) if reach & explained]
+
+
+@dataclass(frozen=True, slots=True)
+class Natively:
+    """What the native runs gave.
+
+    Parameters
+    ----------
+    a, b : sequence of (Path, leaf)
+    leaves : sequence of LeafComparison
+    slots : mapping of int to int
+        For each leaf that both sides have, its pair in the evidence.
+    """
+
+    a: Leaves
+    b: Leaves
+    leaves: Sequence[LeafComparison]
+    slots: Mapping[int, int]
+
+    def drifts(self) -> dict[int, torch.Tensor]:
+        """Return B - A, by pair, of floating outputs whose bits differ."""
+        found = {}
+        for k, leaf in enumerate(self.leaves):
+            if leaf.same_bits or not leaf.floating or leaf.kind in ("shape", "structure", "kind"):
+                continue
+            one, other = self.a[leaf.index_a or 0][1], self.b[leaf.index_b or 0][1]
+            tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+            if k in self.slots and tensors and one.layout is other.layout is torch.strided and not one.is_complex():
+                drift = other.detach().cpu().double() - one.detach().cpu().double()
+                found[self.slots[k]] = torch.where(torch.isfinite(drift), drift, 0.0)
+        return found
+
+
+def ask_sums(bounds: tuple[Bound, Bound], evidence: Evidence, natively: Natively, seed: int) -> Sums:
+    """Ask the sums of both programs for their order; measure floors again where an order decides.
+
+    Parameters
+    ----------
+    bounds : pair of Bound
+        A and B.
+    evidence : Evidence
+        Its floors may change.
+    natively : Natively
+    seed : int
+        Names the noise.
+    """
+    drifts = natively.drifts()
+    pairs = {pair for pair in drifts if _same_function(evidence, pair)}
+    found = Sums()
+    if not pairs or evidence.a.graph is None or evidence.b.graph is None:
+        return found
+    sides = [SumsOfProgram(bound, side) for bound, side in zip(bounds, (evidence.a, evidence.b), strict=True)]
+    if not all(side.askable for side in sides):
+        return found
+    known: tuple[dict[str, Growth], dict[str, Growth]] = {}, {}
+    for one, other in _chosen(*(side.collect() for side in sides)):
+        reach = {p for p in pairs if sides[1].feeds(other, evidence.pairs[p][1])}
+        answers = [side.ask(site) for side, site in zip(sides, (one, other), strict=True)] if reach else []
+        for answer, site, growths in zip(answers, (one, other), known, strict=False):
+            if isinstance(answer, Accumulation):
+                growths[site.step] = growth_of(answer.tree, products=answer.arithmetic.product)
+        a, b = answers or ("", "")
+        if isinstance(a, Accumulation) and isinstance(b, Accumulation):
+            note = _note(one, other, a, b)
+            if note is not None:
+                found.notes.append(note)
+                found.reaches.append(reach)
+    if any(known) and any(_close(evidence, pair, drifts[pair]) for pair in pairs):
+        for side, growths, offset in zip((evidence.a, evidence.b), known, (0, 1000), strict=True):
+            if growths:
+                add_noise(side, seed + offset, revealed=growths)
+    return found
+
+
+def _same_function(evidence: Evidence, pair: int) -> bool:
+    delta = evidence.delta(pair)
+    return delta is not None and delta.value <= delta.limit
+
+
+def _close(evidence: Evidence, pair: int, drift: torch.Tensor) -> bool:
+    noises = [*evidence.noise_a(pair), *evidence.noise_b(pair)]
+    return bool(noises) and noises[0].shape == drift.shape and drift_in_floors(drift, noises).value > _CLOSE
+
+
+def _chosen(ours: list[Site], theirs: list[Site]) -> list[tuple[Site, Site]]:
+    """Pair sums that add the same things; keep the longest few that differ and fit the budget."""
+    left, seen, work = list(theirs), set(), 0.0
+    pairs: list[tuple[Site, Site]] = []
+    chosen: list[tuple[Site, Site]] = []
+    for site in ours:
+        nearest = min(left, key=lambda other, site=site: _unlike(site, other), default=None)  # type: ignore[misc]
+        if nearest is not None and _unlike(site, nearest) <= _ALIKE:
+            left.remove(nearest)
+            pairs.append((site, nearest))
+    for one, other in sorted(pairs, key=lambda pair: -pair[0].n):
+        key = tuple((s.operator, s.shapes, s.dtype) for s in (one, other))
+        if key in seen or len(chosen) == _PAIRS or work + one.work + other.work > _WORK:
+            continue
+        seen.add(key)
+        work += one.work + other.work
+        chosen.append((one, other))
+    return chosen
+
+
+def _unlike(one: Site, other: Site) -> float:
+    """Return by how much the operands of two sums differ in size; infinity where the sums cannot be the same."""
+    if one.n != other.n or one.kind is not other.kind or len(one.sizes) != len(other.sizes):
+        return math.inf
+    return max(abs(x - y) / max(x, y, 1e-300) for x, y in zip(one.sizes, other.sizes, strict=True))
+
+
+def _note(one: Site, other: Site, a: Accumulation, b: Accumulation) -> Finding | None:
+    told = difference(a, b)
+    if told is None:
+        return None
+    what, why = told
+    place = Where(node=other.step, operator=other.operator, module=other.where.module or one.where.module,
+                  file=one.where.file, line=one.where.line, expression=one.where.expression)  # fmt: skip
+    return Finding("N031", f"{other.operator} {what} ({one.operator})", why, where=place, note=True,
+                   evidence={"n": a.n, "a": _facts(a), "b": _facts(b)})  # fmt: skip
+
+
+def _facts(a: Accumulation) -> dict[str, Any]:
+    return {
+        "kernel": a.kernel, "shape": list(a.shape or ()), "dtype": a.dtype, "library": a.library, "threads": a.threads,
+        "pattern": a.pattern, "family": a.family, "accumulator": a.accumulator, "fma": a.fma, "depth": a.depth,
+        "rows_replayed": a.verified.rows, "miss": a.verified.miss,
+    }  # fmt: skip

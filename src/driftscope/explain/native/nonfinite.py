@@ -1,0 +1,204 @@
+"""Where NaN and infinity come from: the first operator that makes one of finite numbers.
+
+The program's graph is evaluated once more, every result rounded to the format it is declared in, so that what
+overflows there overflows here. Infinities that a program stores (a mask) belong to nobody; what is computed from
+one by a softmax over a row that holds nothing else is a new event.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from driftscope.comparison.leaves import LeafComparison
+from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.explain.locate.operators import family
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.steps import Kind, Lifted, Step
+from driftscope.records.finding import Finding, Where
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A step that makes NaN or infinity.
+
+    Parameters
+    ----------
+    where : Where
+    nan, infinite : int
+        Elements of its result that are.
+    low, high : float
+        Range of its inputs, infinite ones included.
+    cause : str
+        One sentence; empty when the operator's inputs do not say it.
+    fix : str
+    format : str
+        The format its result is declared in.
+    """
+
+    where: Where
+    nan: int
+    infinite: int
+    low: float
+    high: float
+    cause: str
+    fix: str
+    format: str
+
+
+@dataclass(slots=True)
+class _Origins:
+    """An observer that rounds every result to its format and remembers where non-finite ones come from."""
+
+    source: dict[str, Event | None] = field(default_factory=dict)
+
+    def __call__(self, step: Step) -> list[torch.Tensor | None] | None:
+        outputs = [_declared(v, fmt) for v, fmt in zip(step.outputs, step.formats, strict=True)]
+        if step.constant:
+            return None
+        for name, value in zip(step.output_names, outputs, strict=False):
+            if value is None or not value.dtype.is_floating_point or bool(torch.isfinite(value).all()):
+                self.source.pop(name, None)
+            else:
+                self.source[name] = self._origin(step, value, step.outputs[0])
+        return outputs
+
+    def _origin(self, step: Step, value: torch.Tensor, exact: torch.Tensor | None) -> Event | None:
+        known = [self.source[n] for n in step.input_names if n in self.source]
+        given = next((e for e in known if e is not None), None)
+        if given is not None:
+            return given
+        floats = [v for v in step.inputs if v is not None and v.dtype.is_floating_point and v.numel()]
+        stored = any(not bool(torch.isfinite(v).all()) for v in floats)
+        if step.rounding.kind is Kind.EXACT and not (exact is not None and _overflows(value, exact)):
+            stored = True  # it only selects or moves: the infinity is a number of the call
+        news = bool(value.isnan().any()) and not any(bool(v.isnan().any()) for v in floats)
+        # An infinity that came in from a constant and goes out again is as it was meant.
+        return _event(step, value, exact, floats) if news or not stored else None
+
+
+def _declared(value: torch.Tensor | None, fmt: torch.dtype | None) -> torch.Tensor | None:
+    if value is None or fmt is None or not fmt.is_floating_point or not value.dtype.is_floating_point:
+        return value
+    return value.to(fmt).to(value.dtype)
+
+
+def _overflows(value: torch.Tensor, exact: torch.Tensor) -> bool:
+    return exact.shape == value.shape and bool((torch.isfinite(exact) & value.isinf()).any())
+
+
+def _event(step: Step, value: torch.Tensor, exact: torch.Tensor | None, inputs: Sequence[torch.Tensor]) -> Event:
+    fmt = next((f for f in step.formats if f is not None), torch.float64)
+    bare = [v[~v.isnan()] for v in inputs]
+    low = min((float(v.min()) for v in bare if v.numel()), default=float("nan"))
+    high = max((float(v.max()) for v in bare if v.numel()), default=float("nan"))
+    cause, fix = _cause(step, value, exact, inputs, fmt)
+    where = dataclasses.replace(step.where, node=step.name, operator=step.operator)
+    return Event(
+        where, int(value.isnan().sum()), int(value.isinf().sum()), low, high, cause, fix,
+        str(fmt).removeprefix("torch."),
+    )  # fmt: skip
+
+
+def _cause(
+    step: Step, value: torch.Tensor, exact: torch.Tensor | None, inputs: Sequence[torch.Tensor], fmt: torch.dtype
+) -> tuple[str, str]:
+    """The usual cause at this operator, as far as its inputs show it."""
+    if exact is not None and _overflows(value, exact):
+        peak = float(exact[torch.isfinite(exact)].abs().max())
+        name = str(fmt).removeprefix("torch.")
+        return (
+            f"The result reaches {peak:.3g}, and the largest {name} is {torch.finfo(fmt).max:.5g}.",
+            "Keep this operator in float32, or scale its inputs.",
+        )
+    piece, first = family(step.operator), inputs[0] if inputs else None
+    last = inputs[-1] if inputs else None
+    if first is None or last is None:
+        return "", ""
+    if piece == "div" or piece in ("reciprocal", "rsqrt"):
+        divisor = last if piece == "div" else first
+        zeros = int((divisor == 0).sum())
+        if zeros:
+            return f"{zeros} of {divisor.numel()} divisors are zero.", "Add an epsilon that the format can hold."
+    if piece in ("log", "log2", "log10", "log1p"):
+        edge = -1.0 if piece == "log1p" else 0.0
+        count = int((first <= edge).sum())
+        return f"The logarithm is taken of {count} numbers that are {edge:g} or less.", "Clamp its input from below."
+    if piece in ("sqrt", "rsqrt", "pow") and bool((first < 0).any()):
+        return f"A root is taken of {int((first < 0).sum())} negative numbers.", "Clamp its input at zero."
+    if piece in ("softmax", "logsoftmax", "attention"):
+        return (
+            "A softmax over a row in which every element is -inf divides zero by zero: the row is masked completely.",
+            "Mask with the smallest finite number of the format, or leave masked rows out.",
+        )
+    if piece in ("layernorm", "groupnorm", "batchnorm"):
+        return "A row has no variance, and the epsilon is zero in this format.", "Use a larger epsilon."
+    if bool(torch.isinf(first).any() | torch.isinf(last).any()):
+        return "It combines infinities: inf - inf and 0 * inf are NaN.", "Look at where its inputs become infinite."
+    if piece in ("asin", "acos", "atanh", "acosh"):
+        return "Its input is outside the function's domain.", "Clamp its input to the domain."
+    return "", ""
+
+
+def origin(graph: Lifted) -> dict[str, Event]:
+    """Find for every output of a lifted graph that is not finite where that began; {} when all are finite."""
+    watch = _Origins()
+    outputs = graph.run(observe=watch)
+    found = {str(leaf.path): watch.source.get(leaf.name) for leaf in outputs}
+    missing = {path for path, event in found.items() if event is None}
+    if missing and any(watch.source.values()):
+        # An output that is a view of another value has a name of its own.
+        last = [e for e in watch.source.values() if e is not None][-1]
+        for leaf in outputs:
+            value = leaf.value
+            if str(leaf.path) in missing and value is not None and value.dtype.is_floating_point:
+                found[str(leaf.path)] = last if not bool(torch.isfinite(value).all()) else None
+    return {path: event for path, event in found.items() if event is not None}
+
+
+def origin_findings(
+    evidence: Evidence, leaves: Sequence[LeafComparison], values: tuple[Sequence[Any], Sequence[Any]]
+) -> list[Finding]:
+    """Say on each side where NaN or infinity in its results comes from.
+
+    A note where both sides have them in the same places, unless a result is NaN all over.
+    """
+    found = []
+    serious = any(leaf.kind == "nan" or leaf.all_nan for leaf in leaves)
+    for name, side, results in (("A", evidence.a, values[0]), ("B", evidence.b, values[1])):
+        if side.graph is None or not any(_broken(v) for v in results):
+            continue
+        try:
+            events = origin(side.graph)
+        except (CannotLift, DriftscopeError, RuntimeError):
+            continue  # what cannot be evaluated in its own formats has said so before
+        for path, event in list(events.items())[:1]:
+            found.append(_finding(name, path, event, not serious))
+    return found
+
+
+def _broken(value: Any) -> bool:
+    floating = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+    if not floating or value.layout is not torch.strided or value.is_nested:
+        return False
+    # torch looks for infinities in no format of one byte; float32 holds all their values.
+    readable = value.float() if value.element_size() == 1 else value
+    return not bool(torch.isfinite(readable).all())
+
+
+def _finding(side: str, path: str, event: Event, note: bool) -> Finding:
+    kinds = [f"{n} {word}" for n, word in ((event.nan, "NaN"), (event.infinite, "infinities")) if n]
+    return Finding(
+        "N017",
+        f"{event.where.node} ({event.where.operator}) is the first in {side} to create {' and '.join(kinds)}, in "
+        f"{event.format}; its inputs there range from {event.low:.4g} to {event.high:.4g}",
+        event.cause,
+        event.fix,
+        dataclasses.replace(event.where, output=path),
+        {"side": side, "nan": event.nan, "infinite": event.infinite, "low": event.low, "high": event.high},
+        note,
+    )

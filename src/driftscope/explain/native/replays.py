@@ -1,0 +1,317 @@
+"""Causes that were reproduced: the lifted graph run again in a cheaper arithmetic, its errors held against the native.
+
+Size proves nothing: many things make errors of one size. Rounded factors, rounded results and narrow running sums are
+deterministic, so a replay predicts the native error element by element. It is believed when the two vectors correlate
+and what is left between them is ordinary rounding. What that is in the replayed arithmetic is measured by replaying it
+with the noise of ordinary rounding: a value close to a tie of the narrow format turns over now and then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from driftscope.comparison.measuring.spread import drift_in_floors, rms
+from driftscope.comparison.thresholds import THRESHOLDS
+from driftscope.errors import CannotLift
+from driftscope.explain.half.simulation import Anatomy, DeclaredFormats, anatomy_of
+from driftscope.explain.locate.targets import finite
+from driftscope.explain.native.cheap_products import Changed, rounding_to
+from driftscope.lift.evidence import Evidence, SideLift
+from driftscope.lift.noise.injector import NoiseInjector
+from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Observer, Origin, Step
+from driftscope.numerics import error_model
+
+#: Elements that must carry an error before its pattern proves anything.
+_ELEMENTS = 8.0
+#: Factor between the sizes of two errors beyond which they need not be correlated.
+_FAR = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to compute that may be what a runtime does.
+
+    Parameters
+    ----------
+    name : str
+        For people: "TF32 multiplication".
+    factors : str or None
+        Format of the factors of products.
+    ties : str
+        How factors are rounded, see :func:`~driftscope.explain.native.cheap_products.rounding_to`.
+    total : str or None
+        Format of running sums.
+    products : bool
+        Whether each product is rounded to that format before it is added.
+    results : str or None
+        Format to which the result of every operator is rounded; ``""`` for the formats that the graph declares.
+    weights : str or None
+        Format in which weights are stored.
+    matrices : bool
+        Whether that holds for those of two or more axes alone.
+    stacks : bool
+        Whether products of stacks of matrices are computed so too, or those of two matrices alone.
+    kind : str
+        ``"format"`` for a cheaper format, ``"order"`` for another order of additions in the declared one.
+    """
+
+    name: str
+    factors: str | None = None
+    ties: str = "even"
+    total: str | None = None
+    products: bool = False
+    results: str | None = None
+    weights: str | None = None
+    matrices: bool = False
+    stacks: bool = True
+    kind: str = "format"
+
+    def acts_on(self, kinds: Container[Kind], weights: bool = True) -> bool:
+        """Whether anything changes in a graph with steps of these kinds, and with stored weights or without."""
+        sums = self.total is not None and (Kind.DOT in kinds or (Kind.SUM in kinds and self.factors is None))
+        factors = self.factors is not None and Kind.DOT in kinds
+        if self.results is None:
+            return sums or factors or (self.weights is not None and weights)
+        return self.weights is None or weights
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Compute products and sums this way inside the block."""
+        if self.factors is None and self.total is None:
+            yield
+            return
+        factors = None if self.factors is None else rounding_to(self.factors, self.ties)
+        total = None if self.total is None else rounding_to(self.total)
+        # A norm keeps wide sums where the products of a layer do not.
+        sums = self.kind == "order" or self.factors is None
+        with Changed(factors, total, total if self.products else None, self.stacks, sums):
+            yield
+
+
+def _narrow(name: str) -> list[Way]:
+    return [
+        Way(f"{name} multiplication", factors=name),
+        Way(f"{name} storage", results=name, weights=name),
+        Way(f"{name} storage", results=name, weights=name, matrices=True),
+        Way(f"{name} storage", results=name),
+        Way(f"{name} accumulation", factors=name, total=name),
+        Way(f"{name} accumulation", factors=name, total=name, products=True),
+        Way(f"{name} weights", weights=name),
+    ]
+
+
+#: What is tried, the likelier first.
+WAYS: tuple[Way, ...] = (
+    Way("TF32 multiplication", factors="tf32"),
+    Way("TF32 multiplication", factors="tf32", ties="away"),
+    Way("TF32 multiplication", factors="tf32", ties="cut"),
+    *_narrow("bfloat16"),
+    Way("bfloat16 multiplication", factors="bfloat16", ties="away"),
+    Way("bfloat16 multiplication", factors="bfloat16", ties="cut"),
+    *_narrow("float16"),
+    Way("float32 sums added one term after the other", total="float32", products=True, kind="order"),
+    Way("float32 sums added one term after the other", total="float32", kind="order"),
+)
+DECLARED = Way("the formats that it declares", results="")
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduced:
+    """A way to compute whose errors are those natively seen.
+
+    Parameters
+    ----------
+    way : Way
+    side : str
+        ``"A"`` or ``"B"``.
+    correlation : float
+        Smallest, over the outputs, between the replayed and the native error.
+    rest : float
+        Largest, over the outputs: what is left of the native drift, in floors of the replay.
+    """
+
+    way: Way
+    side: str
+    correlation: float
+    rest: float
+
+    def __str__(self) -> str:
+        return f"{self.way.name} in {self.side}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what was measured, for the evidence of a finding."""
+        return {
+            "way": self.way.name, "side": self.side, "kind": self.way.kind,
+            "correlation": round(self.correlation, 6), "rest": round(self.rest, 4),
+        }  # fmt: skip
+
+
+def reproduce(
+    evidence: Evidence,
+    drifts: Sequence[tuple[int, torch.Tensor]],
+    seed: int,
+    suspects: str = "BA",
+    ways: Sequence[Way] = WAYS,
+) -> Reproduced | None:
+    """Find the way to compute that predicts native drifts, element by element.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        A side that cannot be lifted is replayed through the other side's graph: the same function, as far as known.
+    drifts : sequence of (pair index, native B - A), float64
+        The outputs that ordinary rounding does not explain.
+    seed : int
+        Names the noise.
+    suspects : str
+        The sides that may be to blame, the likelier first.
+    ways : sequence of Way
+
+    Returns
+    -------
+    Reproduced or None
+        The one that leaves least; None when no replay predicts all of the drifts.
+    """
+    for name in suspects:
+        side, other = (evidence.a, evidence.b) if name == "A" else (evidence.b, evidence.a)
+        index = 0 if name == "A" else 1
+        graph = side if side.graph is not None else other
+        places = [(evidence.pairs[pair][index if graph is side else 1 - index]) for pair, _ in drifts]
+        sign = 1.0 if name == "B" else -1.0
+        wanted = [(k, sign * finite(drift)) for k, (_, drift) in zip(places, drifts, strict=True)]
+        against = [evidence.noise_b(p) if name == "A" else evidence.noise_a(p) for p, _ in drifts]
+        tried = _Tried(graph, wanted, against, seed)
+        found = [r for way in tried.possible(ways) if (r := tried.judge(way, name)) is not None]
+        if found:
+            return min(found, key=lambda r: r.rest)
+    return None
+
+
+@dataclass(slots=True)
+class _Tried:
+    """Replays of one graph against the errors that it should have."""
+
+    side: SideLift
+    wanted: Sequence[tuple[int, torch.Tensor]]
+    against: Sequence[list[torch.Tensor]]
+    seed: int
+
+    def possible(self, ways: Sequence[Way]) -> list[Way]:
+        """The ways that change anything in this graph."""
+        if self.side.graph is None:
+            return []
+        kinds = set[Kind]()
+        with Changed() as watch:
+            self.side.graph.run(observe=lambda step: kinds.add(Kind.EXACT if step.constant else step.rounding.kind))
+        weights = any(_is_weight(c) for c in self.side.graph.constants())
+        found = [way for way in ways if way.acts_on(kinds, weights)]
+        # Layers alone may multiply so and attention not.
+        both = [w for w in found if w.factors is not None or w.total is not None] if len(watch.seen) > 1 else []
+        return [*found, *(replace(way, stacks=False) for way in both)]
+
+    def judge(self, way: Way, name: str) -> Reproduced | None:
+        """Replay once; where the error fits, measure the rounding of the replay and what is left."""
+        graph = self.side.graph
+        if graph is None:
+            return None
+        try:
+            replayed = run_in(graph, way)
+            predicted = [_gap(self.side.clean[k], replayed[k]) for k, _ in self.wanted]
+            alike = [correlation(p, d) for p, (_, d) in zip(predicted, self.wanted, strict=True)]
+            if any(c < THRESHOLDS.replay for c in alike):
+                return None
+            noisy = [run_in(graph, way, seed=self.seed + n) for n in (1, 2)]
+        except CannotLift:
+            return None
+        rests = []
+        for position, (k, drift) in enumerate(self.wanted):
+            own = [_gap(replayed[k], run[k]) for run in noisy]
+            samples = [s * 2.0**-0.5 for s in own if s is not None]
+            prediction = predicted[position]
+            if prediction is None:
+                return None
+            left = drift_in_floors(drift - prediction, [*self.against[position], *samples])
+            rests.append(left.whole if not math.isnan(left.whole) else left.value)
+        if max(rests) > THRESHOLDS.rounding:
+            return None
+        return Reproduced(way, name, min(alike), max(rests))
+
+
+def correlation(predicted: torch.Tensor | None, drift: torch.Tensor) -> float:
+    """Cosine between a predicted error and a measured one; -1 where it proves nothing.
+
+    Errors of another size, and those that a few elements carry, prove nothing.
+    """
+    if predicted is None or predicted.shape != drift.shape:
+        return -1.0
+    size, given = rms(predicted), rms(drift)
+    if not size or not given or not 1.0 / _FAR <= size / given <= _FAR:
+        return -1.0
+    square = predicted.square() / size**2
+    if float(square.sum() ** 2 / square.square().sum()) < _ELEMENTS:
+        return -1.0
+    return float((predicted / size * (drift / given)).mean())
+
+
+def run_in(graph: Lifted, way: Way, seed: int | None = None) -> list[LiftedOutput]:
+    """Run a lifted graph once in a way to compute; with the noise of ordinary rounding where a seed is given."""
+    constants = {}
+    if way.weights is not None:
+        narrow = rounding_to(way.weights)
+        constants = {
+            c.name: narrow(c.value.to(torch.float64))
+            for c in graph.constants()
+            if _is_weight(c) and c.value.dim() >= (2 if way.matrices else 1)
+        }
+    observer: Observer | None = None
+    if way.results is not None:
+        anatomy, _ = anatomy_of(graph, getattr(torch, way.results) if way.results else None)
+        observer = _Rounding(anatomy, graph.kind == "torch", seed)
+    elif seed is not None:
+        observer = _noise(graph.kind == "torch", seed)
+    with way.active():
+        return graph.run(observe=observer, replace=constants)
+
+
+def _is_weight(c: Constant) -> bool:
+    return c.origin is not Origin.LITERAL and c.frontier and c.value.dtype is torch.float32
+
+
+def _noise(tape: bool, seed: int) -> NoiseInjector:
+    """The noise that still passes for ordinary: kernels differ by that much from their model."""
+    return NoiseInjector(
+        seed=seed, scale=THRESHOLDS.large, kernels=error_model.TORCH if tape else error_model.ONNXRUNTIME
+    )
+
+
+class _Rounding:
+    """An observer that rounds every result to its format, after the noise of ordinary float32 rounding if asked."""
+
+    def __init__(self, anatomy: Anatomy, tape: bool, seed: int | None):
+        self._formats = DeclaredFormats(anatomy)
+        self._noise = None if seed is None else _noise(tape, seed)
+
+    def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
+        if self._noise is not None:
+            # What a kernel computes in float32 before it rounds to the narrow format.
+            wide = [torch.float32 if f in _HALVES else f for f in step.formats]
+            noisy = self._noise(replace(step, formats=wide))
+            step = step if noisy is None else replace(step, outputs=noisy)
+        rounded = self._formats(step)
+        return step.outputs if rounded is None else rounded
+
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _gap(clean: LiftedOutput, other: LiftedOutput) -> torch.Tensor | None:
+    x, y = clean.value, other.value
+    if x is None or y is None or x.shape != y.shape or not x.is_floating_point():
+        return None
+    return finite((y - x).cpu())

@@ -1,0 +1,244 @@
+"""A quantised graph with its quantisation undone: the other side's weights in, integers out.
+
+What is left is compared as any graph is. If it is the other side's function, all that the two differ by is the
+quantisation, and what it costs can be said layer by layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import helper, numpy_helper
+
+from driftscope.comparison.measuring.spread import rms
+from driftscope.comparison.thresholds import THRESHOLDS
+from driftscope.errors import CannotLift, RuntimeRefused
+from driftscope.explain.locate.targets import finite
+from driftscope.explain.quantised.weights import Graph, Quantised
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.reconcile.certify import Pairing, reconcile
+from driftscope.lift.sources import lift_source
+from driftscope.lift.steps import Lifted, Origin
+from driftscope.programs.protocol import Bound, OnnxSource
+from driftscope.records.finding import Finding, Where
+from driftscope.records.kinds.answer import share
+
+_INTEGERS = frozenset({"DequantizeLinear", "MatMulInteger", "ConvInteger", "MatMulNBits"})
+# Layers whose cost is measured one by one, and that are named.
+_MEASURED, _NAMED = 48, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Quantisation:
+    """What the quantisation of one side is.
+
+    Parameters
+    ----------
+    side : str
+    words : str
+        One sentence for the verdict; empty where the integers are not the other side's weights.
+    layers : sequence of dict
+        Per weight: its name, the reference's name, its own relative error, and the error it alone makes at the
+        outputs; the dearest first.
+    wrong : sequence of Finding
+        Integers, scales and zero points that are not those of the other side's weights.
+    """
+
+    side: str
+    words: str = ""
+    layers: Sequence[Mapping[str, Any]] = ()
+    wrong: Sequence[Finding] = ()
+
+
+@dataclass(slots=True)
+class _Undone:
+    """One graph on its way back to floats."""
+
+    model: onnx.ModelProto
+    graph: Graph
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def put(self, name: str, value: torch.Tensor) -> None:
+        """Store a weight under a name."""
+        array = np.ascontiguousarray(value.to(torch.float32).numpy())
+        self.model.graph.initializer.append(numpy_helper.from_array(array, name))
+
+    def node(self, weight: Quantised, name: str) -> list[onnx.NodeProto]:
+        """The nodes that take the place of the one that reads a quantised weight."""
+        node = weight.node
+        if node.op_type == "DequantizeLinear":
+            return [helper.make_node("Identity", [name], [node.output[0]], node.name)]
+        if node.op_type == "MatMulNBits":
+            bias = node.input[5] if len(node.input) > 5 else ""
+            middle = f"{node.output[0]}.product" if bias else node.output[0]
+            product = helper.make_node("MatMul", [node.input[0], name], [middle], node.name)
+            extra = [helper.make_node("Add", [middle, bias], [node.output[0]], f"{node.name}.bias")] if bias else []
+            return [product, *extra]
+        kind = "MatMul" if node.op_type == "MatMulInteger" else "Conv"
+        source = self.graph.made[node.input[0]].input[0]
+        product = helper.make_node(kind, [source, name], [node.output[0]], node.name)
+        product.attribute.extend(node.attribute)
+        return [product]
+
+
+def quantisation_of(bounds: tuple[Bound, Bound], evidence: Evidence) -> Quantisation | None:
+    """Say what the quantisation of a side is; None where neither side is quantised, or both are."""
+    sources = [_source(bound) for bound in bounds]
+    quantised = [s is not None and any(n.op_type in _INTEGERS for n in s.model.graph.node) for s in sources]
+    if sum(quantised) != 1:
+        return None
+    index = quantised.index(True)
+    other = (evidence.a, evidence.b)[1 - index].graph
+    source = sources[index]
+    if other is None or source is None:
+        return None
+    try:
+        return _Case("AB"[index], source, other, evidence).judge()
+    except (CannotLift, onnx.checker.ValidationError):
+        return None
+
+
+def _source(bound: Bound) -> OnnxSource | None:
+    try:
+        source = bound.program.lift_source(bound)
+    except (CannotLift, RuntimeRefused):
+        return None
+    if not isinstance(source, OnnxSource):
+        return None
+    if source.directory is None:
+        return source
+    whole = onnx.ModelProto()
+    whole.CopyFrom(source.model)
+    onnx.external_data_helper.load_external_data_for_model(whole, str(source.directory))
+    return OnnxSource(whole, source.feeds)
+
+
+class _Case:
+    """One quantised side and the other side's graph."""
+
+    def __init__(self, side: str, source: OnnxSource, other: Lifted, evidence: Evidence):
+        self.side, self.source, self.other, self.evidence = side, source, other, evidence
+        self.graph = Graph(source.model)
+        floats = [c for c in other.constants() if c.origin is not Origin.LITERAL and c.value.dtype.is_floating_point]
+        self.constants = [c for c in floats if c.value.numel() > 1]
+
+    def judge(self) -> Quantisation | None:
+        """Match every weight, undo the quantisation, and hold what is left against the other side."""
+        wrong, matched = [], list[tuple[Quantised, str, torch.Tensor]]()
+        for weight in self.graph.weights(self.source.model.graph.node):
+            partner = weight.partner(self.constants)
+            if partner is None:
+                continue  # a number of its own, no weight
+            constant, exact = partner
+            if not weight.rounds(exact):
+                wrong.append(self._finding(weight, constant.name, exact))
+            matched.append((weight, constant.name, exact))
+        wrong += self._scales()
+        if wrong or not matched:
+            return Quantisation(self.side, wrong=wrong) if wrong else None
+        floats = lift_source(OnnxSource(self._undone(matched), self.source.feeds))
+        if not self._same(floats):
+            return None
+        layers = self._costs(floats, matched)
+        dear = ", ".join(f"{layer['weight']} ({share(layer['output'])})" for layer in layers[:_NAMED])
+        other = "A" if self.side == "B" else "B"
+        words = (
+            f"{self.side} is {other} with quantised weights: {len(matched)} integer tensors are {other}'s weights, "
+            f"rounded, and without the quantisation the two are the same function. Each alone costs most at {dear}"
+        )
+        return Quantisation(self.side, words, layers)
+
+    def _same(self, floats: Lifted) -> bool:
+        clean = floats.run()
+        theirs = self.evidence.a if self.side == "B" else self.evidence.b
+        pairs = [(i, j) if self.side == "B" else (j, i) for i, j in self.evidence.pairs]
+        pairing = Pairing(pairs, [None] * len(pairs))
+        return reconcile(self.other, floats, (theirs.clean, clean), pairing, THRESHOLDS).same_function
+
+    def _finding(self, weight: Quantised, name: str, exact: torch.Tensor) -> Finding:
+        off = (weight.value - exact).abs() / weight.step
+        why = weight.instead(exact)
+        cause = why or f"its integers are up to {float(off.max()):.3g} steps from that weight, divided by the scale"
+        return Finding(
+            "W012",
+            f"{weight.name} is not {name} quantised: {cause}",
+            "Rounding to nearest is at most half a step off.",
+            f"Quantise {name} again and store integers, scale and zero point together.",
+            Where(node=weight.node.name or weight.node.output[0], operator=weight.node.op_type),
+            {"weight": weight.name, "reference": name, "steps": float(off.max()), "cause": cause},
+        )
+
+    def _scales(self) -> list[Finding]:
+        """Activations that are scaled back by another number than they were scaled by."""
+        found = []
+        for node in self.source.model.graph.node:
+            before = self.graph.made.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+            if before is None or before.op_type != "QuantizeLinear":
+                continue
+            for k, word in ((1, "scale"), (2, "zero point")):
+                one, other = (self.graph.array(n.input[k]) if len(n.input) > k else None for n in (before, node))
+                if one is not None and other is not None and not np.array_equal(one, other):
+                    cause = (
+                        f"its {word} is {other.reshape(-1)[0]}, and {before.name} quantises with {one.reshape(-1)[0]}"
+                    )
+                    what, where = (
+                        f"{node.name} does not undo {before.name}: {cause}",
+                        Where(node=node.name, operator=node.op_type),
+                    )
+                    found.append(Finding("W012", what, "", f"Give both one {word}.", where, {"cause": cause}))
+        return found
+
+    def _undone(self, matched: Sequence[tuple[Quantised, str, torch.Tensor]]) -> onnx.ModelProto:
+        whole = onnx.ModelProto()
+        whole.CopyFrom(self.source.model)
+        undone = _Undone(whole, self.graph)
+        places = {id(w.node): (w, f"undone.{k}") for k, (w, _, _) in enumerate(matched)}
+        for k, (_, _, exact) in enumerate(matched):
+            undone.put(f"undone.{k}", exact)
+        scaled = {m.output[0]: node for w, _, _ in matched for node in [w.node]
+                  if node.op_type.endswith("Integer") for m in [self.graph.scale_of(node)[1]]}  # type: ignore[index]  # fmt: skip
+        nodes: list[onnx.NodeProto] = []
+        for node in self.source.model.graph.node:
+            before = self.graph.made.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+            if id(node) in places:
+                nodes += undone.node(*places[id(node)])
+            elif before is not None and before.op_type == "QuantizeLinear":
+                kind = "Relu" if self._starts_at_zero(before) else "Identity"
+                nodes.append(helper.make_node(kind, [before.input[0]], [node.output[0]], node.name))
+            elif node.output[0] in scaled:
+                cast = next(
+                    n for n in node.input if self.graph.made.get(n) is not None and self.graph.made[n].op_type == "Cast"
+                )
+                nodes.append(helper.make_node("Identity", [cast], [node.output[0]], node.name))
+            else:
+                nodes.append(node)
+        del whole.graph.node[:]
+        whole.graph.node.extend(nodes)
+        return whole
+
+    def _starts_at_zero(self, node: onnx.NodeProto) -> bool:
+        """Whether a quantisation has no negative numbers: then it also does what a Relu before it did."""
+        zero = self.graph.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        if zero is None or not np.issubdtype(zero.dtype, np.integer):
+            return False
+        return bool((zero == np.iinfo(zero.dtype).min).all())
+
+    def _costs(self, floats: Lifted, matched: Sequence[tuple[Quantised, str, torch.Tensor]]) -> list[dict[str, Any]]:
+        """What each weight's rounding alone does to the outputs, relative; the dearest first."""
+        clean, rows = floats.run(), []
+        for k, (weight, name, exact) in enumerate(matched[:_MEASURED]):
+            moved = floats.run(replace={f"undone.{k}": weight.value})
+            shares = [
+                rms(finite(m.value - c.value)) / (rms(finite(c.value)) or math.inf)
+                for m, c in zip(moved, clean, strict=True)
+                if m.value is not None and c.value is not None and c.value.is_floating_point()
+            ]
+            own = rms(weight.value - exact) / (rms(exact) or math.inf)
+            rows.append({"weight": name, "node": weight.node.name, "error": own, "output": max(shares, default=0.0)})
+        return sorted(rows, key=lambda row: -float(row["output"]))

@@ -1,0 +1,192 @@
+"""The quantised weights of an ONNX graph: integers, scales and zero points, and the numbers they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+
+from driftscope.lift.steps import Constant
+
+#: Steps by which a number may be off where the largest or smallest integer stands for it.
+_SATURATED = 1.0
+#: Slack on half a step: scales are stored in float32, and ties go either way.
+_HALF = 0.5 * (1.0 + 1e-4)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """One quantised weight.
+
+    Parameters
+    ----------
+    name : str
+        Of the value it stands for, or of the node that reads it.
+    node : onnx.NodeProto
+        The node that reads the integers.
+    value : Tensor, float64
+        ``(integers - zero point) * scale``, laid out as the graph multiplies with it.
+    step : Tensor, float64, broadcastable to ``value``
+        The scale.
+    edge : Tensor of bool, the shape of ``value``
+        Where the integer is the smallest or largest.
+    """
+
+    name: str
+    node: onnx.NodeProto
+    value: torch.Tensor
+    step: torch.Tensor
+    edge: torch.Tensor
+
+    def rounds(self, exact: torch.Tensor) -> bool:
+        """Whether these integers are ``exact``, divided by the scale and rounded to nearest."""
+        off = (self.value - exact).abs() / self.step
+        return bool((off <= torch.where(self.edge, _SATURATED, _HALF)).all())
+
+    def partner(self, constants: Sequence[Constant]) -> tuple[Constant, torch.Tensor] | None:
+        """The other side's weight that this is nearest to, laid out alike; None where none has its size."""
+        best: tuple[float, Constant, torch.Tensor] | None = None
+        for constant in constants:
+            for exact in _layouts(constant.value, self.value.shape):
+                gap = float((exact - self.value).square().sum())
+                if best is None or gap < best[0]:
+                    best = (gap, constant, exact)
+        return None if best is None else best[1:]
+
+    def instead(self, exact: torch.Tensor) -> str:
+        """Say which one scale or shift would make these integers of ``exact``; empty where none would."""
+        levels = self.value / self.step
+        size = float((levels * levels).sum())
+        ratio = float((levels * exact / self.step).sum()) / size if size else 0.0
+        off = (levels * ratio - exact / self.step).abs()
+        if ratio > 0 and float(off.median()) < 0.5 * ratio and abs(ratio - 1) > 1e-3:
+            scale = float(self.step.reshape(-1)[0])
+            return f"its scale is {scale:.6g}, and these integers are that weight with a scale of {scale * ratio:.6g}"
+        shift = float((exact / self.step - levels).mean())
+        if abs(shift) > 0.5 and float((exact / self.step - levels - shift).abs().median()) < 0.5:
+            return f"its zero point is off by {-round(shift)}"
+        return ""
+
+
+def _layouts(value: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
+    if value.numel() != shape.numel():
+        return
+    wide = value.detach().cpu().to(torch.float64)
+    if wide.shape == shape:
+        yield wide
+    if wide.dim() == 2 and wide.mT.shape == shape:
+        yield wide.mT
+    if wide.dim() < 2 or wide.squeeze().shape == shape:
+        yield wide.reshape(shape)
+
+
+class Graph:
+    """An ONNX graph as the quantisation of it is read.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        With its weights inside.
+    """
+
+    def __init__(self, model: onnx.ModelProto):
+        self.stored = {t.name: t for t in model.graph.initializer}
+        self.made = {name: node for node in model.graph.node for name in node.output}
+        self.readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in model.graph.node:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
+
+    def array(self, name: str) -> np.ndarray | None:
+        """A stored tensor; None for what is computed."""
+        return numpy_helper.to_array(self.stored[name]) if name in self.stored else None
+
+    def weights(self, nodes: Sequence[onnx.NodeProto]) -> Iterator[Quantised]:
+        """Every quantised weight whose integers are stored."""
+        for node in nodes:
+            if node.op_type == "DequantizeLinear" and node.input[0] in self.stored:
+                yield self._dequantised(node)
+            elif node.op_type in ("MatMulInteger", "ConvInteger") and node.input[1] in self.stored:
+                found = self._integer(node)
+                if found is not None:
+                    yield found
+            elif node.op_type == "MatMulNBits" and node.input[1] in self.stored:
+                yield self._bits(node)
+
+    def _dequantised(self, node: onnx.NodeProto) -> Quantised:
+        axis = _integer_of(node, "axis", 1)
+        zero = self.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
+        return _quantised(node.output[0], node, self.array(node.input[0]), self.array(node.input[1]), zero, axis)  # type: ignore[arg-type]
+
+    def scale_of(self, node: onnx.NodeProto) -> tuple[str, onnx.NodeProto] | None:
+        """The stored scale of an integer product, and the multiplication that applies both scales."""
+        cast = next((r for r in self.readers.get(node.output[0], []) if r.op_type == "Cast"), None)
+        for mul in self.readers.get(cast.output[0], []) if cast is not None else []:
+            other = next((n for n in mul.input if n != cast.output[0]), "") if cast is not None else ""
+            both = self.made.get(other)
+            names = [n for n in (both.input if both is not None else ()) if n in self.stored]
+            if mul.op_type == "Mul" and len(names) == 1:
+                return names[0], mul
+        return None
+
+    def _integer(self, node: onnx.NodeProto) -> Quantised | None:
+        scale = self.scale_of(node)
+        if scale is None:
+            return None
+        zero = self.array(node.input[3]) if len(node.input) > 3 and node.input[3] else None
+        axis = 1 if node.op_type == "MatMulInteger" else 0
+        return _quantised(node.input[1], node, self.array(node.input[1]), self.array(scale[0]), zero, axis)  # type: ignore[arg-type]
+
+    def _bits(self, node: onnx.NodeProto) -> Quantised:
+        rows, width = _integer_of(node, "N", 0), _integer_of(node, "K", 0)
+        bits, block = _integer_of(node, "bits", 4), _integer_of(node, "block_size", 32)
+        blocks = -(-width // block)
+        levels = _unpacked(self.array(node.input[1]), bits).reshape(rows, blocks, -1)  # type: ignore[arg-type]
+        scale = self.array(node.input[2]).astype(np.float64).reshape(rows, blocks, 1)  # type: ignore[union-attr]
+        zero = np.full((rows, blocks, 1), float(1 << (bits - 1)))
+        if len(node.input) > 3 and node.input[3]:
+            given = self.array(node.input[3])
+            packed = given.dtype == np.uint8  # type: ignore[union-attr]
+            flat = _unpacked(given.reshape(rows, -1), bits)[:, :blocks] if packed else given  # type: ignore[union-attr]
+            zero = np.asarray(flat, np.float64).reshape(rows, blocks, 1)
+        shape = (rows, blocks * levels.shape[-1])
+        value = ((levels - zero) * scale).reshape(shape)[:, :width].T
+        step = np.broadcast_to(np.abs(scale), levels.shape).reshape(shape)[:, :width].T
+        edge = ((levels == 0) | (levels == (1 << bits) - 1)).reshape(shape)[:, :width].T
+        return Quantised(node.name, node, *(torch.from_numpy(np.ascontiguousarray(x)) for x in (value, step, edge)))
+
+
+def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+    parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
+    return np.stack(parts, -1).reshape(*packed.shape[:-1], -1).astype(np.float64)
+
+
+def _quantised(
+    name: str,
+    node: onnx.NodeProto,
+    integers: np.ndarray,
+    scale: np.ndarray,
+    zero: np.ndarray | None,
+    axis: int,
+) -> Quantised:
+    wide, steps = integers.astype(np.float64), np.abs(scale.astype(np.float64))
+    shape = [1] * wide.ndim
+    if steps.size > 1 and wide.ndim:
+        shape[axis % wide.ndim] = steps.size
+    steps = steps.reshape(shape) if steps.ndim <= 1 else steps
+    offset = np.zeros(1) if zero is None else zero.astype(np.float64)
+    offset = offset.reshape(shape) if offset.size > 1 else offset.reshape([1] * wide.ndim)
+    value = (wide - offset) * steps
+    whole = np.issubdtype(integers.dtype, np.integer)
+    low, high = (np.iinfo(integers.dtype).min, np.iinfo(integers.dtype).max) if whole else (-np.inf, np.inf)
+    edge = (wide <= low) | (wide >= high)
+    step = np.broadcast_to(steps, wide.shape).copy()
+    return Quantised(name, node, torch.from_numpy(value), torch.from_numpy(step), torch.from_numpy(edge))
+
+
+def _integer_of(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((int(a.i) for a in node.attribute if a.name == name), default)

@@ -1,0 +1,270 @@
+"""Operators on arrays of balls: numbers of 212 bits with a proven bound of their error.
+
+A rule takes the ball arrays of a step's inputs and gives the balls of its first output. Selections (relu, where,
+maximum) are decided by the midpoints. A rule that does not fit a step raises :class:`NoRule`, and what follows is
+left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import flint
+import numpy as np
+import torch
+
+from driftscope.lift.steps import Step
+
+Balls: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
+
+
+class NoRule(Exception):
+    """A step, or this way of calling it, has no ball rule."""
+
+
+@dataclass(slots=True)
+class Given:
+    """What a rule sees of a step.
+
+    Parameters
+    ----------
+    step : Step
+    inputs : sequence of ball arrays or None
+        None for inputs that are no reals.
+    shape : tuple of int
+        Of the first output.
+    numbers : mapping
+        Numbers in force instead of the step's attributes, by their names.
+    """
+
+    step: Step
+    inputs: Sequence[Balls | None]
+    shape: tuple[int, ...]
+    numbers: dict[str, float]
+
+    def real(self, position: int) -> Balls:
+        """Give an input's balls."""
+        value = self.inputs[position] if position < len(self.inputs) else None
+        if value is None:
+            raise NoRule
+        return value
+
+    def attribute(self, *names: str) -> Any:
+        """Give the first attribute of these names; None without one."""
+        for name in names:
+            if f"{self.step.name}.{name}" in self.numbers:
+                return self.numbers[f"{self.step.name}.{name}"]
+            if name in self.step.attributes:
+                return self.step.attributes[name]
+        return None
+
+    def other(self, *names: str) -> Any:
+        """Give the second operand: an input's balls, or a number of the call."""
+        if len(self.inputs) > 1 and self.inputs[1] is not None:
+            return self.inputs[1]
+        number = self.attribute(*names)
+        if number is None or isinstance(number, bool):
+            raise NoRule
+        return flint.arb(float(number))
+
+    def axes(self, ndim: int) -> tuple[int, ...]:
+        """Give the axes of a reduction."""
+        found = self.attribute("dim", "axis", "axes")
+        if found is None and len(self.step.inputs) > 1 and self.step.inputs[1] is not None:
+            held = self.step.inputs[1]
+            found = [int(v) for v in held.reshape(-1)] if not held.is_floating_point() else None
+        if found is None or found == []:
+            return tuple(range(ndim))
+        return tuple(int(k) % ndim for k in (found if isinstance(found, list | tuple) else [found]))
+
+
+Rule: TypeAlias = Callable[[Given], Balls]
+
+
+def ball_array(value: torch.Tensor) -> Balls:
+    """Give the exact balls of a float64 tensor."""
+    flat = [flint.arb(v) for v in value.detach().cpu().to(torch.float64).reshape(-1).tolist()]
+    found = np.empty(len(flat), dtype=object)
+    found[:] = flat
+    return found.reshape(tuple(value.shape))
+
+
+def _each(function: Callable[..., Any]) -> Callable[..., Any]:
+    mapped: Callable[..., Any] = np.frompyfunc(function, 1, 1)
+    return mapped
+
+
+def _unary(function: Callable[[Any], Any]) -> Rule:
+    mapped = _each(function)
+    return lambda g: mapped(g.real(0))
+
+
+def _gelu(g: Given) -> Balls:
+    x, kind = g.real(0), g.attribute("approximate")
+    half = flint.arb(1) / 2
+    if kind in ("tanh", b"tanh"):
+        scale, cubic = (flint.arb(2) / flint.arb.pi()).sqrt(), flint.arb(44715) / 1000000
+        return _each(lambda v: v * half * (1 + (scale * (v + cubic * v * v * v)).tanh()))(x)  # type: ignore[no-any-return]
+    root = flint.arb(2).sqrt()
+    return _each(lambda v: v * half * (-v / root).erfc())(x)  # type: ignore[no-any-return]
+
+
+def _add(sign: int) -> Rule:
+    def rule(g: Given) -> Balls:
+        alpha = g.attribute("alpha")
+        other = g.other("other")
+        return g.real(0) + other * (sign * (1 if alpha is None else flint.arb(float(alpha))))  # type: ignore[no-any-return]
+
+    return rule
+
+
+def _pow(g: Given) -> Balls:
+    number = g.attribute("exponent")
+    held = g.step.inputs[1] if len(g.step.inputs) > 1 else None
+    exponent = float(held) if number is None and held is not None and held.numel() == 1 else number
+    if not isinstance(exponent, int | float) or exponent != int(exponent):
+        if exponent == 0.5:
+            return _each(lambda v: v.sqrt())(g.real(0))  # type: ignore[no-any-return]
+        raise NoRule
+    return _each(lambda v: v ** int(exponent))(g.real(0))  # type: ignore[no-any-return]
+
+
+def _reduce(g: Given, mean: bool) -> Balls:
+    x = g.real(0)
+    axes = g.axes(x.ndim)
+    count = math.prod(x.shape[k] for k in axes)
+    total = np.add.reduce(x, axis=axes, keepdims=True)
+    return np.asarray(total / count if mean else total, dtype=object).reshape(g.shape)
+
+
+def _softmax(g: Given, log: bool) -> Balls:
+    x = g.real(0)
+    axis = g.axes(x.ndim)
+    shifted = x - np.vectorize(float)(x).max(axis=axis, keepdims=True).astype(object)
+    powers = _each(lambda v: v.exp())(shifted)
+    total = np.add.reduce(powers, axis=axis, keepdims=True)
+    return shifted - _each(lambda v: v.log())(total) if log else powers / total  # type: ignore[no-any-return]
+
+
+def _layer_norm(g: Given) -> Balls:
+    x = g.real(0)
+    normalized = g.attribute("normalized_shape")
+    start = g.attribute("axis")
+    count = len(normalized) if isinstance(normalized, list | tuple) else x.ndim - (int(start) % x.ndim if start else -1)
+    axes = tuple(range(x.ndim - max(count, 1), x.ndim)) if normalized or start is not None else (x.ndim - 1,)
+    size, eps = math.prod(x.shape[k] for k in axes), g.attribute("eps", "epsilon")
+    centred = x - np.add.reduce(x, axis=axes, keepdims=True) / size
+    variance = np.add.reduce(centred * centred, axis=axes, keepdims=True) / size
+    found = centred * _each(lambda v: v.rsqrt())(variance + flint.arb(float(1e-5 if eps is None else eps)))
+    rest = [v for v in g.inputs[1:] if v is not None]
+    found = found * rest[0] if rest else found
+    return np.asarray(found + rest[1] if len(rest) > 1 else found, dtype=object)
+
+
+def _variance(g: Given) -> Balls:
+    x = g.real(0)
+    axes = g.axes(x.ndim)
+    correction = g.attribute("correction", "unbiased")
+    count = math.prod(x.shape[k] for k in axes)
+    centred = x - np.add.reduce(x, axis=axes, keepdims=True) / count
+    free = count - (1 if correction is None else float(correction))
+    total = np.add.reduce(centred * centred, axis=axes, keepdims=True)
+    return np.asarray(total / flint.arb(free), dtype=object).reshape(g.shape)
+
+
+def _moved(g: Given) -> Balls:
+    return g.real(0).reshape(g.shape)
+
+
+def _permuted(g: Given) -> Balls:
+    x = g.real(0)
+    order = g.attribute("dims", "perm")
+    if order is None:
+        one, two = g.attribute("dim0"), g.attribute("dim1")
+        order = list(range(x.ndim))
+        one, two = (x.ndim - 2, x.ndim - 1) if one is None else (int(one) % x.ndim, int(two) % x.ndim)
+        order[one], order[two] = order[two], order[one]
+    return x.transpose([int(k) % x.ndim for k in order])
+
+
+def _expanded(g: Given) -> Balls:
+    return np.asarray(np.broadcast_to(g.real(0), g.shape), dtype=object)
+
+
+def _selected(g: Given) -> Balls:
+    x, dim, index = g.real(0), g.attribute("dim"), g.attribute("index")
+    if dim is None or index is None:
+        raise NoRule
+    return np.asarray(x.take(int(index), axis=int(dim) % x.ndim), dtype=object)
+
+
+def _sliced(g: Given) -> Balls:
+    x, dim = g.real(0), int(g.attribute("dim") or 0)
+    start, step = g.attribute("start") or 0, int(g.attribute("step") or 1)
+    dim %= x.ndim
+    start = max(0, int(start) + (x.shape[dim] if int(start) < 0 else 0))
+    places = range(start, start + step * g.shape[dim], step)
+    return x.take([k for k in places if k < x.shape[dim]], axis=dim)
+
+
+def _joined(g: Given) -> Balls:
+    parts = [g.real(k) for k in range(len(g.inputs))]
+    return np.concatenate(parts, axis=int(g.attribute("dim", "axis") or 0))
+
+
+def _linear(g: Given) -> Balls:
+    found = g.real(0) @ g.real(1).T
+    return np.asarray(found + g.real(2) if len(g.inputs) > 2 and g.inputs[2] is not None else found, dtype=object)
+
+
+def _addmm(g: Given) -> Balls:
+    return g.real(0) + g.real(1) @ g.real(2)  # type: ignore[no-any-return]
+
+
+def _chosen(larger: bool) -> Rule:
+    def pick(one: Any, two: Any) -> Any:
+        first = float(one) >= float(two)
+        return one if first is larger else two
+
+    return lambda g: np.frompyfunc(pick, 2, 1)(g.real(0), g.other("other"))
+
+
+def _log1pexp(v: Any) -> Any:
+    return (1 + v.exp()).log() if float(v) < 0 else v + (1 + (-v).exp()).log()
+
+
+ELEMENTWISE: dict[str, Callable[[Any], Any]] = {
+    "neg": lambda v: -v, "abs": abs, "exp": lambda v: v.exp(), "log": lambda v: v.log(), "sqrt": lambda v: v.sqrt(),
+    "rsqrt": lambda v: v.rsqrt(), "reciprocal": lambda v: 1 / v, "erf": lambda v: v.erf(), "erfc": lambda v: v.erfc(),
+    "tanh": lambda v: v.tanh(), "sin": lambda v: v.sin(), "cos": lambda v: v.cos(), "square": lambda v: v * v,
+    "log1p": lambda v: (1 + v).log(), "expm1": lambda v: v.expm1(), "sigmoid": lambda v: 1 / (1 + (-v).exp()),
+    "silu": lambda v: v / (1 + (-v).exp()), "log_sigmoid_forward": lambda v: -_log1pexp(-v), "softplus": _log1pexp,
+    "relu": lambda v: v if float(v) > 0 else flint.arb(0), "sinh": lambda v: v.sinh(), "cosh": lambda v: v.cosh(),
+    "exp2": lambda v: (v * flint.arb.const_log2()).exp(), "log2": lambda v: v.log() / flint.arb.const_log2(),
+}  # fmt: skip
+
+RULES: dict[str, Rule] = {
+    **{name: _unary(function) for name, function in ELEMENTWISE.items()},
+    "gelu": _gelu, "add": _add(1), "sub": _add(-1), "pow": _pow, "layer_norm": _layer_norm,
+    "native_layer_norm": _layer_norm, "layernormalization": _layer_norm, "var": _variance,
+    "mul": lambda g: g.real(0) * g.other("other"), "div": lambda g: g.real(0) / g.other("other"),
+    "rsub": lambda g: g.other("other") - g.real(0),
+    "sum": lambda g: _reduce(g, False), "reducesum": lambda g: _reduce(g, False),
+    "mean": lambda g: _reduce(g, True), "reducemean": lambda g: _reduce(g, True),
+    "softmax": lambda g: _softmax(g, False), "log_softmax": lambda g: _softmax(g, True),
+    "logsoftmax": lambda g: _softmax(g, True), "linear": _linear, "addmm": _addmm,
+    "mm": lambda g: g.real(0) @ g.real(1), "bmm": lambda g: g.real(0) @ g.real(1),
+    "matmul": lambda g: g.real(0) @ g.real(1), "maximum": _chosen(True), "max": _chosen(True),
+    "minimum": _chosen(False), "min": _chosen(False),
+    **dict.fromkeys(
+        ("view", "unsafe_view", "reshape", "unsqueeze", "squeeze", "flatten", "clone", "to_copy", "contiguous", "cast",
+         "identity", "alias", "detach", "dropout"), _moved,
+    ),
+    **dict.fromkeys(("transpose", "permute", "t"), _permuted),
+    "expand": _expanded, "select": _selected, "slice": _sliced, "cat": _joined, "concat": _joined,
+}  # fmt: skip
+# Rules whose work is more than one operation for each element of their output: by the length of what is summed.
+PRODUCTS = frozenset({"linear", "addmm", "mm", "bmm", "matmul"})

@@ -1,0 +1,188 @@
+"""A lifted program evaluated again in balls: an observer that keeps, beside each float64 value, its ball.
+
+What shrinks with the arithmetic is rounding, what stays is another function. Here the arithmetic gets 2**-159 times
+finer and every value carries a proven bound, so no noise has to be modelled. It costs microseconds an operation: it
+is asked only where float64 cannot decide, and only of programs small enough.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from driftscope.errors import CannotLift
+from driftscope.lift.reconcile.matching import Repair
+from driftscope.lift.steps import Lifted, Step
+from driftscope.records.finding import Where
+
+if TYPE_CHECKING:
+    from driftscope.lift.finer.balls import Balls
+
+BITS = 212
+_UNIT = 2.0**-53
+# Scalar operations that one evaluation may take, about two microseconds each.
+_MOST = 1_000_000
+# A ball and the float64 value beside it are the same value up to the rounding of float64, however badly it cancels.
+_FAR = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Fine:
+    """One output, finer than float64.
+
+    Parameters
+    ----------
+    value : torch.Tensor
+        Rounded to float64 once.
+    bound : float
+        Largest proven error relative to the largest value.
+    loss : Loss or None
+        Where float64 loses most of its digits, in the whole program.
+    """
+
+    value: torch.Tensor
+    bound: float
+    loss: Loss | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The step at which float64 loses most digits.
+
+    Parameters
+    ----------
+    where : Where
+    digits : float
+        Decimal digits of its result that are wrong and of its operands were not.
+    subtracts : bool
+        Whether it adds or subtracts: then nearly equal numbers cancel.
+    """
+
+    where: Where
+    digits: float
+    subtracts: bool
+
+
+def evaluate(graph: Lifted, repairs: Sequence[Repair]) -> list[Fine | None]:
+    """Evaluate a lifted program in balls, with repaired constants.
+
+    Returns
+    -------
+    list of Fine or None
+        Per output; None where an operator has no ball rule, or it takes too long.
+    """
+    try:
+        import flint
+    except ImportError:
+        return []
+    before = flint.ctx.prec
+    flint.ctx.prec = BITS
+    try:
+        replace = {r.name: r.value for r in repairs}
+        run = _BallRun({r.name: float(r.value) for r in repairs if r.value.numel() == 1})
+        outputs = graph.run(observe=run, replace=replace)
+        return [run.fine(output.name, output.value) for output in outputs]
+    except (_TooLong, CannotLift):
+        return []
+    finally:
+        flint.ctx.prec = before
+
+
+class _TooLong(Exception):
+    """The evaluation would take too many operations."""
+
+
+@dataclass(slots=True)
+class _BallRun:
+    """The observer."""
+
+    numbers: Mapping[str, float]
+    values: dict[str, Balls] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    work: int = 0
+    errors: dict[str, float] = field(default_factory=dict)
+    loss: Loss | None = None
+
+    def __call__(self, step: Step) -> None:
+        from driftscope.lift.finer import balls
+
+        output = step.outputs[0] if step.outputs else None
+        if step.constant or output is None or not output.is_floating_point() or not any(step.input_names):
+            return
+        name = step.operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().lstrip("_")
+        rule = balls.RULES.get(name)
+        if rule is None or any(n in self.lost for n in step.input_names) or not bool(torch.isfinite(output).all()):
+            self._lose(step)
+            return
+        first = step.inputs[0]
+        summed = first.shape[-1] if name in balls.PRODUCTS and first is not None and first.dim() else 1
+        self.work += max(output.numel() * summed, 0 if first is None else first.numel())
+        if self.work > _MOST:
+            raise _TooLong
+        inputs = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
+        given = balls.Given(step, inputs, tuple(output.shape), dict(self.numbers))
+        try:
+            found = np.asarray(rule(given), dtype=object)
+        except (balls.NoRule, ValueError, ZeroDivisionError, IndexError):
+            self._lose(step)
+            return
+        if found.shape != tuple(output.shape) or not _beside(found, output):
+            self._lose(step)
+            return
+        self.values[step.output_names[0]] = found
+        self._weigh(step, name, found, output)
+        self.lost.update(n for n in step.output_names[1:] if n)
+
+    def _weigh(self, step: Step, name: str, found: Balls, value: torch.Tensor) -> None:
+        """Remember the step whose float64 result is relatively further off than anything it was made of."""
+        flat, wanted = found.reshape(-1), value.reshape(-1)
+        worst = 0.0
+        for k in _places(len(flat)):
+            exact = flat[k].mid()
+            worst = max(worst, float(abs((exact - float(wanted[k])) / exact))) if exact else worst
+        self.errors[step.output_names[0]] = worst
+        before = max((self.errors.get(n, 0.0) for n in step.input_names), default=0.0)
+        digits = math.log10(worst / max(before, _UNIT)) if worst > _UNIT else 0.0
+        if self.loss is None or digits > self.loss.digits:
+            where = dataclasses.replace(step.where, node=step.name, operator=step.operator)
+            self.loss = Loss(where, digits, name in ("add", "sub", "rsub"))
+
+    def _lose(self, step: Step) -> None:
+        self.lost.update(n for n in step.output_names if n)
+
+    def _balls(self, name: str, value: torch.Tensor | None) -> Balls | None:
+        from driftscope.lift.finer import balls
+
+        if name in self.values:
+            return self.values[name]
+        return balls.ball_array(value) if value is not None and value.is_floating_point() else None
+
+    def fine(self, name: str, value: torch.Tensor | None) -> Fine | None:
+        """Round an output's balls to float64."""
+        found = self.values.get(name)
+        if found is None or value is None or name in self.lost:
+            return None
+        flat = list(found.reshape(-1))
+        rounded = torch.tensor([float(v.mid()) for v in flat], dtype=torch.float64).reshape(value.shape)
+        largest = float(rounded.abs().max()) if flat else 0.0
+        widest = max((float(v.rad()) for v in flat), default=0.0)
+        return Fine(rounded, widest / largest if largest else widest, self.loss)
+
+
+def _beside(found: Balls, value: torch.Tensor) -> bool:
+    """Whether balls are, roughly, the float64 values beside them: a rule that misreads a step must not count."""
+    flat, wanted = found.reshape(-1), value.reshape(-1)
+    count = len(flat)
+    scale = float(wanted.abs().max()) if count else 0.0
+    return all(abs(float(flat[k].mid()) - float(wanted[k])) <= _FAR * scale + 1e-300 for k in _places(count))
+
+
+def _places(count: int) -> Sequence[int]:
+    """Some places of a value, all of a small one."""
+    return range(count) if count <= 16 else [k * (count - 1) // 15 for k in range(16)]

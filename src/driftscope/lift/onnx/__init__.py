@@ -1,0 +1,1 @@
+"""ONNX graphs in float64: planned once, evaluated node by node."""

@@ -1,0 +1,378 @@
+"""One run of a planned ONNX graph: values by name, each node evaluated natively or in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.lift.formulas.terms import Number
+from driftscope.lift.onnx.element_types import Format, lifted_storage, storage, wrap_integer
+from driftscope.lift.onnx.plan import GraphPlan, NodePlan
+from driftscope.lift.onnx.registry import InnerStep, Node, Operator, Result, Value
+from driftscope.lift.onnx.stored import Stored
+from driftscope.lift.steps import Constant, Observer, Origin, Rounding, Step
+
+
+@dataclass(slots=True)
+class Seen:
+    """Constants met in runs, by name."""
+
+    attributes: dict[str, Constant] = field(default_factory=dict)
+    computed: dict[str, Constant] = field(default_factory=dict)
+    stored: dict[str, Stored] = field(default_factory=dict)
+    used: dict[str, NodePlan] = field(default_factory=dict)  # stored constants that a lifted node reads
+    read: dict[str, NodePlan] = field(default_factory=dict)  # stored constants that any node reads
+
+
+class GraphEvaluation:
+    """Evaluates planned graphs once (the :class:`~.registry.Evaluation` that operators talk to).
+
+    Parameters
+    ----------
+    device : torch.device
+        Where lifted tensors live; constants are evaluated in host memory.
+    stored : mapping of str to Stored
+        Initializers of every graph planned so far.
+    expand : callable
+        ``expand(plan, values)`` gives the body of a node that is a function, or None.
+    seen : Seen
+        Collects the constants met.
+    observe : Observer or None
+    replace : mapping of str to torch.Tensor
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        expand: Callable[[NodePlan, Sequence[Value | None]], GraphPlan | Operator],
+        seen: Seen,
+        observe: Observer | None,
+        replace: Mapping[str, torch.Tensor],
+    ):
+        self.device = device
+        self.observed = observe is not None
+        self._observe = observe
+        self._expand = expand
+        self._seen = seen
+        self._replace = replace
+        self._stored = seen.stored
+        self._values: dict[str, Value] = {}
+        self._index = 0
+        self._interrupted: BaseException | None = None
+
+    # -- graphs -------------------------------------------------------------------------------------------
+
+    def graph(self, plan: GraphPlan, arguments: Mapping[str, Value]) -> list[Value]:
+        """Evaluate a graph with values for its inputs; inputs not given must be stored."""
+        self._stored.update(plan.stored)
+        self._values.update(arguments)
+        for node in plan.nodes:
+            self._node(node)
+            for name in node.release:
+                self._values.pop(name, None)
+        return [self._read(name, None) if name else Value(None) for name in plan.outputs]
+
+    def _read(self, name: str, reader: NodePlan | None) -> Value:
+        value = self._values.get(name)
+        if value is not None:
+            return value
+        stored = self._stored.get(name)
+        if stored is None:
+            raise CannotLift(f"value {name!r} is used before it is computed")
+        if reader is not None:
+            self._seen.read.setdefault(name, reader)
+        replacement = self._replace.get(name)
+        if replacement is None:
+            return stored.load()
+        native = stored.format
+        dtype = lifted_storage(native) if native is not None else replacement.dtype
+        return Value(replacement.to(device=self.device, dtype=dtype), native, constant=False)
+
+    # -- nodes --------------------------------------------------------------------------------------------
+
+    def _node(self, plan: NodePlan) -> None:
+        values = [self._read(name, plan) if name else None for name in plan.inputs]
+        operator = plan.operator
+        if operator is None:
+            body = self._expand(plan, values)
+            if isinstance(body, GraphPlan):
+                self._function(plan, body, values)
+                return
+            operator = body
+        if operator.values:
+            self._structured(plan, operator, values)
+            return
+        if operator.constant is None:
+            constant = all(v is None or v.constant for v in values)
+        else:
+            constant = operator.constant
+        if constant:
+            tensors = [None if v is None else v.data for v in values]
+        else:
+            tensors = self._lifted_inputs(plan, operator, values)
+        node = Node(plan, self, [None if v is None else v.format for v in values], not constant)
+        outputs, rounding = self._apply(node, operator, tensors, constant)
+        held = [v is not None and v.constant for v in values]
+        outputs = self._step(plan, tensors, outputs, rounding, constant, held)
+        self._keep(plan, outputs)
+
+    def _lifted_inputs(self, plan: NodePlan, operator: Operator, values: Sequence[Value | None]) -> list[Any]:
+        tensors: list[Any] = []
+        for index, (name, value) in enumerate(zip(plan.inputs, values, strict=True)):
+            if value is None:
+                tensors.append(None)
+            elif not value.constant or (index in operator.host and not _is_real(value.format)):
+                tensors.append(value.data)
+            else:
+                tensors.append(self._frontier(value, name, plan).data)
+        return tensors
+
+    def _apply(
+        self, node: Node, operator: Operator, tensors: Sequence[Any], constant: bool
+    ) -> tuple[list[Value], Rounding]:
+        try:
+            result = operator.function(node, *tensors)
+            if not isinstance(result, Result):
+                result = Result(result, Rounding(operator.kind))
+            data = result.outputs if isinstance(result.outputs, tuple | list) else (result.outputs,)
+            formats = result.formats or ()
+            values = []
+            for index, item in enumerate(data[: len(node.output_names)]):
+                given = formats[index] if index < len(formats) else None
+                native = given if given is not None else _default_format(item, node.formats, tensors)
+                values.append(Value(_stored_as(item, native, constant), native, constant))
+        except Exception as error:
+            if self._is_said(error):
+                raise
+            words = str(error).split("\n", 1)[0] or type(error).__name__
+            raise CannotLift(f"{node} cannot be evaluated in float64: {words}") from error
+        return values, result.rounding
+
+    def _structured(self, plan: NodePlan, operator: Operator, values: Sequence[Value | None]) -> None:
+        node = Node(plan, self, [None if v is None else v.format for v in values], lifted=True)
+        try:
+            outputs = list(operator.function(node, *values))
+            if not all(isinstance(v, Value) for v in outputs):
+                raise TypeError("its input is no sequence")
+        except Exception as error:
+            if self._is_said(error):
+                raise
+            words = str(error).split("\n", 1)[0] or type(error).__name__
+            raise CannotLift(f"{node} cannot be evaluated in float64: {words}") from error
+        inputs = [None if v is None else v.data for v in values]
+        constant = bool(outputs) and all(v.constant for v in outputs)
+        self._keep(plan, self._step(plan, inputs, outputs, Rounding(), constant))
+
+    def _function(self, plan: NodePlan, body: GraphPlan, values: Sequence[Value | None]) -> None:
+        absent = Value(None, None, True)
+        padded = [*values, *[None] * (len(body.inputs) - len(values))]
+        arguments = {name: absent if value is None else value for name, value in zip(body.inputs, padded, strict=True)}
+        outputs = self.graph(body, arguments)
+        for name in (*body.inputs, *body.outputs):
+            self._values.pop(name, None)
+        constant = all(v.constant for v in outputs)
+        inputs = [None if v is None else v.data for v in values]
+        self._keep(plan, self._step(plan, inputs, outputs, Rounding(), constant))
+
+    def _keep(self, plan: NodePlan, outputs: Sequence[Value]) -> None:
+        for name, value in zip(plan.outputs, outputs, strict=False):
+            if name:
+                self._values[name] = value
+
+    def _is_said(self, error: Exception) -> bool:
+        """Whether an error out of an operator goes on as it is: an observer's own, or one that says it all.
+
+        A malformed node makes torch raise nearly anything; the rest is evidence that the node cannot be lifted.
+        """
+        return error is self._interrupted or isinstance(error, CannotLift | DriftscopeError | MemoryError)
+
+    def _ask(self, step: Step) -> Sequence[torch.Tensor | None] | None:
+        if self._observe is None:
+            return None
+        try:
+            return self._observe(step)
+        except BaseException as error:
+            self._interrupted = error
+            raise
+
+    # -- constants ----------------------------------------------------------------------------------------
+
+    def lift(self, value: Value, name: str, reader: NodePlan | None = None) -> Value:
+        """Bring a constant into the lifted part of the graph, where ``reader`` uses it."""
+        return self._frontier(value, name, reader) if value.constant else value
+
+    def _frontier(self, value: Value, name: str, reader: NodePlan | None) -> Value:
+        if isinstance(value.data, list):
+            lifted = [self._frontier(v, f"{name}[{i}]", reader) for i, v in enumerate(value.data)]
+            return Value(lifted, value.format, False)
+        if not isinstance(value.data, torch.Tensor):
+            return Value(value.data, value.format, False)
+        if name in self._stored:
+            if reader is not None:
+                self._seen.used.setdefault(name, reader)
+        elif _is_real(value.format) and name:
+            if reader is not None and name not in self._seen.computed:
+                constant = Constant(name, value.data, Origin.COMPUTED, reader.where)
+                self._seen.computed[name] = constant
+            replacement = self._replace.get(name)
+            if replacement is not None:
+                return Value(replacement.to(device=self.device, dtype=torch.float64), value.format, False)
+        dtype = value.data.dtype if value.format is None else lifted_storage(value.format)
+        return Value(value.data.to(device=self.device, dtype=dtype), value.format, False)
+
+    def attribute(self, node: Node, name: str, stored: float) -> Number:
+        """The value of a float attribute: its replacement, or the stored float32 as a float."""
+        full = f"{node.name}.{name}"
+        known = self._seen.attributes.get(full)
+        if known is None:
+            tensor = torch.tensor(stored, dtype=torch.float32)
+            known = Constant(full, tensor, Origin.ATTRIBUTE, node.plan.where)
+            self._seen.attributes[full] = known
+        replacement = self._replace.get(full)
+        if replacement is not None:
+            return replacement.to(device=self.device, dtype=torch.float64).reshape(())
+        return float(known.value)
+
+    # -- what operators ask -------------------------------------------------------------------------------
+
+    def evaluate(self, node: Node, attribute: str, arguments: Sequence[Value]) -> list[Value]:
+        """Evaluate a subgraph of a node."""
+        plan: GraphPlan | None = node.plan.subgraphs.get(attribute)
+        if plan is None:
+            raise CannotLift(f"{node} has no subgraph {attribute!r}")
+        if len(arguments) != len(plan.inputs):
+            raise CannotLift(f"{node}: its {attribute!r} takes {len(plan.inputs)} inputs, not {len(arguments)}")
+        given = dict(zip(plan.inputs, arguments, strict=True))
+        outputs = self.graph(plan, given)
+        own = {*plan.inputs, *(name for n in plan.nodes for name in n.outputs)}
+        for name in plan.outputs:
+            if name in own:
+                self._values.pop(name, None)
+        return outputs
+
+    def captured(self, node: Node) -> list[Value]:
+        """Outer values that a node's subgraphs read."""
+        return [self._read(name, node.plan) for name in node.plan.captured]
+
+    def inner(self, node: Node, operator: str, step: InnerStep) -> torch.Tensor:
+        """Show a step inside a fused operator."""
+        shown = Step(
+            index=self._index,
+            name=f"{node.name}/{operator}",
+            operator=operator,
+            where=node.plan.where,
+            input_names=[""] * len(step.inputs),
+            output_names=[f"{node.name}/{operator}"],
+            inputs=step.inputs,
+            outputs=[step.output],
+            formats=[step.format],
+            rounding=step.rounding,
+            attributes={},
+        )
+        self._index += 1
+        replaced = self._ask(shown)
+        if replaced is None or replaced[0] is None:
+            return step.output
+        return replaced[0]
+
+    def _step(
+        self,
+        plan: NodePlan,
+        inputs: Sequence[Any],
+        outputs: list[Value],
+        rounding: Rounding,
+        constant: bool,
+        held: Sequence[bool] = (),
+    ) -> list[Value]:
+        if self._observe is None:
+            self._index += 1
+            return outputs
+        step = Step(
+            index=self._index,
+            name=plan.name,
+            operator=plan.op_type,
+            where=plan.where,
+            input_names=plan.inputs,
+            output_names=plan.outputs,
+            inputs=[_tensor_or_none(data) for data in inputs],
+            outputs=[_tensor_or_none(v.data) for v in outputs],
+            formats=[v.format for v in outputs],
+            rounding=rounding,
+            attributes=plan.attributes,
+            constant=constant,
+            traced=plan.traced,
+            held=held,
+        )
+        self._index += 1
+        replaced = self._ask(step)
+        if replaced is None:
+            return outputs
+        return [
+            old if new is None or constant else Value(new, old.format, False)
+            for old, new in zip(outputs, replaced, strict=True)
+        ]
+
+
+class ConstantEvaluation(GraphEvaluation):
+    """Evaluates the part of a graph that depends on no input, in float64."""
+
+    def values_of(self, plan: GraphPlan) -> dict[str, torch.Tensor]:
+        """Give every real value that nodes without dependence on an input compute, by name."""
+        self._stored.update(plan.stored)
+        found: dict[str, torch.Tensor] = {}
+        for node in plan.nodes:
+            if node.operator is not None and (node.operator.values or node.operator.constant is not None):
+                continue
+            if not node.inputs or not all(not name or self._knows(name) for name in node.inputs):
+                continue
+            try:
+                self._node(node)
+            except CannotLift:
+                continue
+            for name in node.outputs:
+                value = self._values.get(name)
+                if value is not None and isinstance(value.data, torch.Tensor) and _is_real(value.format):
+                    found[name] = value.data if not value.constant else self._frontier(value, name, None).data
+        return found
+
+    def _knows(self, name: str) -> bool:
+        return name in self._values or name in self._stored
+
+    def _read(self, name: str, reader: NodePlan | None) -> Value:
+        value = super()._read(name, reader)
+        # A constant float is lifted from the start, so that nothing that follows is evaluated natively.
+        return self._frontier(value, name, None) if value.constant and _is_real(value.format) else value
+
+
+def _tensor_or_none(data: Any) -> torch.Tensor | None:
+    return data if isinstance(data, torch.Tensor) else None
+
+
+def _is_real(format: Format) -> bool:
+    return format is not None and (format.is_floating_point or format.is_complex)
+
+
+def _default_format(item: Any, formats: Sequence[Format], tensors: Sequence[Any]) -> Format:
+    """The format of an output its operator says nothing about (see :class:`Result`)."""
+    if not isinstance(item, torch.Tensor):
+        return None
+    if item.is_floating_point() or item.is_complex():
+        found = next((f for f in formats if _is_real(f)), None)
+        return found if found is not None else item.dtype
+    if item.dtype == torch.bool:
+        return torch.bool
+    for native, tensor in zip(formats, tensors, strict=False):
+        if isinstance(tensor, torch.Tensor) and tensor.dtype == item.dtype and not _is_real(native):
+            return native
+    return item.dtype
+
+
+def _stored_as(item: Any, format: Format, constant: bool) -> Any:
+    if not isinstance(item, torch.Tensor) or format is None:
+        return item
+    dtype = storage(format) if constant else lifted_storage(format)
+    return wrap_integer(item.to(dtype), format)

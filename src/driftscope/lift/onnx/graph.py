@@ -1,0 +1,204 @@
+"""ONNX models in float64: :func:`lift_onnx` makes a :class:`~driftscope.lift.steps.Lifted` of a model and its feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from driftscope.errors import InputError
+from driftscope.lift.onnx import contrib as _contrib  # noqa: F401  (fills the table of operators)
+from driftscope.lift.onnx import ops as _operators  # noqa: F401  (fills the table of operators)
+from driftscope.lift.onnx.element_types import Format, is_float, lifted_storage, storage, to_format, to_storage
+from driftscope.lift.onnx.evaluation import ConstantEvaluation, GraphEvaluation, Seen
+from driftscope.lift.onnx.functions import expand
+from driftscope.lift.onnx.plan import GraphPlan, NodePlan, Planner
+from driftscope.lift.onnx.registry import Value, strings
+from driftscope.lift.onnx.stored import Stored, format_of_element
+from driftscope.lift.steps import Constant, LiftedOutput, Observer, Origin
+from driftscope.records.finding import Where
+from driftscope.records.paths import Path as TreePath
+
+
+def lift_onnx(model: onnx.ModelProto, feeds: Mapping[str, Any], *, directory: Path | None = None) -> LiftedOnnx:
+    """Make a model ready to be evaluated in float64.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Any opset from 7 on; its file need not be valid for a runtime.
+    feeds : mapping of input name to torch.Tensor
+        In the dtypes the graph declares; a float64 tensor is accepted for any float input and enters as it is.
+        Sequences are lists of tensors, strings arrays of objects.
+    directory : Path or None
+        The model's folder, from which alone external data is read.
+
+    Returns
+    -------
+    LiftedOnnx
+
+    Raises
+    ------
+    InputError
+        If a feed is missing, unknown, or of another dtype than the graph declares.
+    ProgramError
+        If the graph has a cycle, is not in topological order, or a constant cannot be read.
+    """
+    return LiftedOnnx(model, feeds, directory)
+
+
+class LiftedOnnx:
+    """An ONNX model with its inputs, evaluated in float64 (see :class:`~driftscope.lift.steps.Lifted`)."""
+
+    kind = "onnx"
+
+    def __init__(self, model: onnx.ModelProto, feeds: Mapping[str, Any], directory: Path | None = None):
+        self._functions = {(f.domain, f.name, f.overload): f for f in model.functions}
+        self._planner = Planner(directory, self._functions)
+        opsets = {o.domain: o.version for o in model.opset_import}
+        self._opsets = {"": 1, **opsets}
+        self._plan: GraphPlan = self._planner.graph(model.graph, self._opsets, self._planner.names)
+        self._output_names = [o.name for o in model.graph.output]
+        self._feeds = _bind(model.graph, feeds, self._plan)
+        tensors = [f.data for f in self._feeds.values() if isinstance(f.data, torch.Tensor)]
+        self._device = tensors[0].device if tensors else torch.device("cpu")
+        self._seen: Seen | None = None
+
+    def constants(self) -> Sequence[Constant]:
+        """Every constant: stored ones, float attributes, and results of constant subgraphs at the frontier.
+
+        Attributes and computed constants are those a run meets, so the graph is evaluated once if it has not
+        been yet. Stored values are decoded anew on every call.
+        """
+        if self._seen is None:
+            self.run()
+        seen = self._seen or Seen()
+        found = [
+            Constant(
+                name=name,
+                value=to_format(value.data, value.format),
+                origin=Origin.WEIGHT,
+                where=_place(seen, name),
+                frontier=name in seen.used,
+            )
+            for name, stored in seen.stored.items()
+            for value in (stored.load(),)
+            if _is_listed(stored, value)
+        ]
+        return [*found, *seen.attributes.values(), *seen.computed.values()]
+
+    def run(
+        self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
+    ) -> list[LiftedOutput]:
+        """Evaluate once in float64 (see :meth:`driftscope.lift.steps.Lifted.run`)."""
+        return [
+            leaf
+            for name, value in zip(self._output_names, self.values(observe, replace), strict=True)
+            for leaf in self._leaves(TreePath((name,)), name, value)
+        ]
+
+    def values(self, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None) -> list[Value]:
+        """Evaluate once and return the graph's outputs as they are, sequences and strings included."""
+        replace = self._checked(replace or {})
+        seen = Seen()
+        evaluation = GraphEvaluation(self._device, self._expand, seen, observe, replace)
+        outputs = evaluation.graph(self._plan, self._feeds)
+        if self._seen is None and not replace:
+            self._seen = seen
+        return [evaluation.lift(value, "") for value in outputs]
+
+    def constant_values(
+        self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Evaluate the constant subgraphs alone, in float64 (see :meth:`~driftscope.lift.steps.Lifted`)."""
+        evaluation = ConstantEvaluation(self._device, self._expand, Seen(), observe, self._checked(replace or {}))
+        return evaluation.values_of(self._plan)
+
+    def _checked(self, replace: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        if not replace:
+            return replace
+        if self._seen is None:
+            self.run()
+        seen = self._seen or Seen()
+        shapes: dict[str, Sequence[int]] = {name: stored.shape for name, stored in seen.stored.items()}
+        shapes |= {name: c.value.shape for name, c in (*seen.attributes.items(), *seen.computed.items())}
+        for name, value in replace.items():
+            if name not in shapes:
+                raise InputError(f"The graph has no constant {name!r} to replace.")
+            if tuple(value.shape) != tuple(shapes[name]):
+                raise InputError(
+                    f"Constant {name!r} has shape {list(shapes[name])} and its replacement {list(value.shape)}."
+                )
+        return replace
+
+    def _expand(self, plan: NodePlan, values: Sequence[Value | None]) -> Any:
+        return expand(self._planner, plan, values)
+
+    def _leaves(self, path: TreePath, name: str, value: Value) -> list[LiftedOutput]:
+        if isinstance(value.data, list):
+            leaves = [self._leaves(path / i, f"{name}[{i}]", v) for i, v in enumerate(value.data)]
+            return [leaf for group in leaves for leaf in group]
+        if not isinstance(value.data, torch.Tensor):
+            return [LiftedOutput(path, name, None, None)]
+        tensor = value.data if value.data.is_floating_point() else _own_integer(value.data, value.format)
+        return [LiftedOutput(path, name, tensor, value.format)]
+
+
+def _own_integer(tensor: torch.Tensor, format: Format) -> torch.Tensor:
+    return tensor if tensor.is_complex() else to_format(tensor, format)
+
+
+def _is_listed(stored: Stored, value: Value) -> bool:
+    # Integers in Constant nodes are shapes and axes; an initializer may be a quantised weight.
+    if not isinstance(value.data, torch.Tensor):
+        return False
+    return not stored.in_node or is_float(value.format)
+
+
+def _place(seen: Seen, name: str) -> Where:
+    reader = seen.used.get(name) or seen.read.get(name)
+    return reader.where if reader is not None else Where()
+
+
+def _bind(graph: onnx.GraphProto, feeds: Mapping[str, Any], plan: GraphPlan) -> dict[str, Value]:
+    """Check feeds against the graph's inputs and lift them."""
+    declared = {i.name: i.type for i in graph.input}
+    unknown = [name for name in feeds if name not in declared]
+    if unknown:
+        raise InputError(
+            f"The graph has no input {unknown[0]!r}; its inputs are {', '.join(map(repr, declared)) or 'none'}."
+        )
+    bound = {}
+    for name, unique in zip(declared, plan.inputs, strict=True):
+        if name in feeds:
+            bound[unique] = _feed(name, feeds[name], declared[name])
+        elif unique not in plan.stored:
+            raise InputError(f"Input {name!r} of the graph has no value; give it a tensor.")
+    return bound
+
+
+def _feed(name: str, value: Any, declared: onnx.TypeProto) -> Value:
+    if value is None:
+        return Value(None, None, False)
+    if isinstance(value, list | tuple):
+        inner = declared.optional_type.elem_type if declared.HasField("optional_type") else declared
+        items = [_feed(name, v, inner.sequence_type.elem_type) for v in value]
+        return Value(items, items[0].format if items else None, False)
+    if isinstance(value, np.ndarray):
+        return Value(strings(value), None, False)
+    if declared.HasField("optional_type"):
+        return _feed(name, value, declared.optional_type.elem_type)
+    native = format_of_element(declared.tensor_type.elem_type, name)
+    if native is None or not isinstance(value, torch.Tensor):
+        raise InputError(f"Input {name!r} is {type(value).__name__}, which the graph does not take; give a tensor.")
+    fits = value.dtype in (native, lifted_storage(native), storage(native))
+    if not fits:
+        raise InputError(
+            f"Input {name!r} is {str(value.dtype).removeprefix('torch.')} and the graph declares "
+            f"{str(native).removeprefix('torch.')}; convert it."
+        )
+    return Value(to_storage(value.detach()).to(lifted_storage(native)), native, False)

@@ -1,0 +1,168 @@
+"""Initializers: decoded when a node uses them and dropped again; external data is read from the model's folder."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnx import TensorProto, numpy_helper
+
+from driftscope.errors import ProgramError
+from driftscope.lift.onnx.element_types import FORMAT_OF_ELEMENT, STRING_ELEMENT, Format, array_to_tensor, storage
+from driftscope.lift.onnx.registry import Value, strings
+
+_PLAIN = frozenset({1, 2, 3, 5, 6, 7, 9, 10, 11, 14, 15, 16})  # elements whose storage has the file's own bits
+_KEPT_BYTES = 1 << 16
+
+
+@dataclass(slots=True)
+class Stored:
+    """A constant of the file, decoded on each use; small ones are kept.
+
+    Parameters
+    ----------
+    name : str
+    proto : onnx.TensorProto or onnx.SparseTensorProto
+    directory : Path or None
+        Where external data may lie.
+    in_node : bool
+        True for the tensor of a Constant node.
+    """
+
+    name: str
+    proto: TensorProto | onnx.SparseTensorProto
+    directory: Path | None = None
+    in_node: bool = False
+    kept: Value | None = None
+
+    @property
+    def format(self) -> Format:
+        """Native format; None for strings."""
+        dense = self.proto if isinstance(self.proto, TensorProto) else self.proto.values
+        return format_of_element(dense.data_type, self.name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, without decoding it."""
+        return tuple(self.proto.dims)
+
+    def load(self) -> Value:
+        """Decode the constant: a tensor in host memory, in the storage of its format."""
+        if self.kept is not None:
+            return self.kept
+        if isinstance(self.proto, TensorProto):
+            value = decode(self.proto, self.name, self.directory)
+        else:
+            value = _decode_sparse(self.proto, self.name, self.directory)
+        if isinstance(value.data, torch.Tensor) and value.data.nbytes <= _KEPT_BYTES:
+            self.kept = value
+        return value
+
+
+def format_of_element(element: int, name: str) -> Format:
+    """Native format of an ONNX element type; None for strings."""
+    if element == STRING_ELEMENT:
+        return None
+    if element not in FORMAT_OF_ELEMENT:
+        raise ProgramError(f"Constant {name!r} has element type {element}, which ONNX does not define.")
+    return FORMAT_OF_ELEMENT[element]
+
+
+def decode(proto: TensorProto, name: str, directory: Path | None) -> Value:
+    """Decode one dense tensor.
+
+    Raises
+    ------
+    ProgramError
+        If its bytes do not fit its shape, or its external data is missing or outside ``directory``.
+    """
+    native = format_of_element(proto.data_type, name)
+    if native is None:
+        return Value(strings(_to_array(proto, name)), None, True)
+    shape = tuple(proto.dims)
+    raw = None
+    if proto.data_location == TensorProto.EXTERNAL:
+        raw = read_external(proto, name, directory)
+    elif proto.HasField("raw_data"):
+        raw = bytearray(proto.raw_data)
+    if raw is None:
+        return Value(_to_tensor(proto, name), native, True)
+    if proto.data_type in _PLAIN:
+        return Value(_view(raw, shape, storage(native), name), native, True)
+    whole = TensorProto(data_type=proto.data_type, dims=shape, raw_data=bytes(raw))
+    return Value(_to_tensor(whole, name), native, True)
+
+
+def _to_array(proto: TensorProto, name: str) -> Any:
+    try:
+        return numpy_helper.to_array(proto)
+    except (ValueError, TypeError) as error:
+        raise ProgramError(f"Constant {name!r} cannot be read: {error}. Save the model again.") from error
+
+
+def _to_tensor(proto: TensorProto, name: str) -> torch.Tensor:
+    return array_to_tensor(_to_array(proto, name))
+
+
+def _view(raw: bytearray, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> torch.Tensor:
+    expected = math.prod(shape) * dtype.itemsize
+    if len(raw) != expected:
+        raise ProgramError(
+            f"Constant {name!r} of shape {list(shape)} needs {expected} bytes and the file has {len(raw)}. "
+            "Save the model again."
+        )
+    if expected == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(raw, dtype=dtype).reshape(shape)
+
+
+def read_external(proto: TensorProto, name: str, directory: Path | None) -> bytearray:
+    """Read a tensor's bytes from a file in the model's folder, and from nowhere else."""
+    entries = {entry.key: entry.value for entry in proto.external_data}
+    location = entries.get("location", "")
+    path = _inside(location, name, directory)
+    offset = int(entries.get("offset", 0))
+    length = int(entries["length"]) if entries.get("length") else None
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = bytearray(file.read() if length is None else file.read(length))
+    except OSError as error:
+        raise ProgramError(
+            f"External data of constant {name!r} cannot be read from {location!r}: {error.strerror or error}. "
+            "Put the file next to the model."
+        ) from error
+    return data
+
+
+def _inside(location: str, name: str, directory: Path | None) -> Path:
+    if directory is None:
+        raise ProgramError(
+            f"Constant {name!r} lies in external file {location!r} and the model's folder is not known. "
+            "Load the model from its path."
+        )
+    root = directory.resolve()
+    # resolve() follows symbolic links, so a link that points elsewhere is seen as elsewhere.
+    path = (root / location).resolve()
+    if not location or Path(location).is_absolute() or ".." in Path(location).parts or root not in path.parents:
+        raise ProgramError(
+            f"External data of constant {name!r} points to {location!r}, outside the model's folder {root}. "
+            "Refused; put the file into that folder."
+        )
+    return path
+
+
+def _decode_sparse(proto: onnx.SparseTensorProto, name: str, directory: Path | None) -> Value:
+    values = decode(proto.values, name, directory)
+    indices = decode(proto.indices, name, directory).data.to(torch.int64)
+    shape = tuple(proto.dims)
+    dense = torch.zeros(shape, dtype=values.data.dtype)
+    if indices.dim() == 1:
+        dense.view(-1)[indices] = values.data
+    else:
+        dense[tuple(indices.unbind(1))] = values.data
+    return Value(dense, values.format, True)

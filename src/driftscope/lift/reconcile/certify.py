@@ -1,0 +1,382 @@
+"""Make constants that are the same number, rounded, the same number again; then certify the whole program.
+
+Order (DESIGN section 2, step 2): nothing if the lifted programs agree as they stand; else exact matches of scalars
+and weights, on whichever side stores the narrower one; else constant subgraphs, in their own floors, on either side;
+else affine pieces that were folded; else the few scalars left are solved for inside half an ulp. What counts in the
+end is one number, the lifted drift of the *whole* of B with the repaired constants: no repair is believed on its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.comparison.measuring.spread import Ratio, lifted_drift
+from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
+from driftscope.lift.finer import evaluate as finer
+from driftscope.lift.finer.evaluate import Loss
+from driftscope.lift.reconcile import folds, matching, scalars, subgraphs
+from driftscope.lift.reconcile.matching import Repair, WeightIndex
+from driftscope.lift.reconcile.solving import solve_scalars
+from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Which lifted output of B is judged against which of A, with the float64 floor of both sides there.
+
+    ``indices`` are pairs (index in A's outputs, index in B's); ``floor64`` has one noise sample (or None) per pair.
+    """
+
+    indices: Sequence[tuple[int, int]]
+    floor64: Sequence[torch.Tensor | None]
+
+
+@dataclass(slots=True)
+class Reconciled:
+    """Two lifted programs with their constants reconciled.
+
+    Parameters
+    ----------
+    outputs_a, outputs_b : list of LiftedOutput
+        Lifted outputs with the repairs in force.
+    plain_a, plain_b : list of LiftedOutput
+        Lifted outputs with every constant as stored.
+    repairs_a, repairs_b : list of Repair
+    drifts : list of Ratio
+        Per pair: delta64 and its limit after the repairs.
+    before : list of Ratio
+        The same before them.
+    finer : dict
+        By pair: what an evaluation finer than float64 gave, where float64 could not decide.
+    losses : pair of Loss or None
+        Of each side: where its formula loses most digits, known from that evaluation.
+    """
+
+    outputs_a: list[LiftedOutput]
+    outputs_b: list[LiftedOutput]
+    plain_a: list[LiftedOutput]
+    plain_b: list[LiftedOutput]
+    drifts: list[Ratio]
+    before: list[Ratio]
+    repairs_a: list[Repair] = field(default_factory=list)
+    repairs_b: list[Repair] = field(default_factory=list)
+    finer: dict[int, dict[str, float]] = field(default_factory=dict)
+    losses: tuple[Loss | None, Loss | None] = (None, None)
+
+    @property
+    def same_function(self) -> bool:
+        """Whether every pair of outputs is certified."""
+        return all(within(d) for d in self.drifts)
+
+
+def within(drift: Ratio) -> bool:
+    """Whether a lifted drift is within its own limit."""
+    return drift.value <= drift.limit
+
+
+def measure(
+    a: Sequence[LiftedOutput], b: Sequence[LiftedOutput], pairing: Pairing, thresholds: Thresholds
+) -> list[Ratio]:
+    """Return delta64 per pair; pairs whose shapes differ or that are not floats get ratio 0 (judged elsewhere)."""
+    found = []
+    for (i, j), floor64 in zip(pairing.indices, pairing.floor64, strict=True):
+        x, y = a[i].value, b[j].value
+        if x is None or y is None or x.shape != y.shape or not _is_float(x) or not _is_float(y):
+            found.append(Ratio(0.0, limit=thresholds.lifted))
+            continue
+        found.append(
+            lifted_drift(x, y.to(x.device), floor64, relative=thresholds.lifted, multiple=thresholds.lifted_floor64)
+        )
+    return found
+
+
+def _is_float(x: torch.Tensor) -> bool:
+    return x.dtype.is_floating_point or x.dtype.is_complex
+
+
+def reconcile(
+    a: Lifted,
+    b: Lifted,
+    plain: tuple[list[LiftedOutput], list[LiftedOutput]],
+    pairing: Pairing,
+    thresholds: Thresholds = THRESHOLDS,
+) -> Reconciled:
+    """Reconcile the constants of two lifted programs and certify, or not, that they are the same function.
+
+    Parameters
+    ----------
+    a, b : Lifted
+    plain : pair of lists of LiftedOutput
+        The outputs of ``a.run()`` and ``b.run()``, constants as stored.
+    pairing : Pairing
+    thresholds : Thresholds
+
+    Returns
+    -------
+    Reconciled
+        ``same_function`` says whether it succeeded. When it did not, the repairs that are exact matches stay in
+        force, so that what is left of the drift is not due to rounded constants.
+    """
+    plain_a, plain_b = plain
+    before = measure(plain_a, plain_b, pairing, thresholds)
+    result = Reconciled(plain_a, plain_b, plain_a, plain_b, before, before)
+    if not result.same_function:
+        attempt = _Attempt(a, b, result, pairing, thresholds)
+        for step in _STEPS:
+            step(attempt)
+            if result.same_function:
+                break
+    _decide_finer(result, a, b, pairing, thresholds)
+    return result
+
+
+# A limit above this hides more than rounded constants do, and a drift below that may be float64's own rounding.
+_WEAK, _SMALL = 1e-11, 1e-6
+
+
+def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: Pairing, thresholds: Thresholds) -> None:
+    """Where float64 cannot decide, evaluate both programs finer: rounding shrinks, another function stays."""
+    disputed = [
+        k for k, d in enumerate(result.drifts) if d.value and (d.limit > _WEAK or d.limit < d.value < _SMALL)
+    ]  # fmt: skip
+    if not disputed:
+        return
+    fine_a = finer.evaluate(a, result.repairs_a)
+    fine_b = finer.evaluate(b, result.repairs_b) if fine_a else []
+    drifts = list(result.drifts)
+    for k in disputed:
+        i, j = pairing.indices[k]
+        one, two = (fine[n] if n < len(fine) else None for fine, n in ((fine_a, i), (fine_b, j)))
+        if one is None or two is None or max(one.bound, two.bound) > _PROVEN:
+            continue
+        # A literal is off by 1e-16 where it stands, and a few of those add up on the way.
+        drift = lifted_drift(one.value, two.value, None, relative=10.0 * thresholds.lifted, multiple=0.0)
+        result.finer[k] = {
+            "bits": finer.BITS, "float64": drifts[k].value, "finer": drift.value, "bound": max(one.bound, two.bound)
+        }  # fmt: skip
+        drifts[k] = drift
+        result.losses = (one.loss, two.loss)
+    result.drifts = drifts
+
+
+# Proven error of a finer evaluation, relative, below which it says anything about float64's last digits.
+_PROVEN = 2.0**-60
+
+
+class _Side:
+    """One program's constants, and which of them are nothing of the other's."""
+
+    def __init__(self, graph: Lifted):
+        self.graph = graph
+        self.constants = matching.as_stored(graph.constants())
+        self.index = WeightIndex(self.constants)
+        self.left: list[Constant] = []
+        # Of constants that only constant subgraphs read: the outputs do not depend on them directly.
+        self.inner: list[Repair] = []
+
+
+class _Attempt:
+    """One attempt at making two programs the same function, step by step."""
+
+    def __init__(self, a: Lifted, b: Lifted, result: Reconciled, pairing: Pairing, thresholds: Thresholds):
+        self.a, self.b = _Side(a), _Side(b)
+        self.result, self.pairing, self.thresholds = result, pairing, thresholds
+
+    def take(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
+        """Put further repairs in force, in the place of earlier ones of the same constants."""
+        result = self.result
+        if repairs_a:
+            result.repairs_a = _merged(result.repairs_a, repairs_a)
+            result.outputs_a = self.a.graph.run(replace=_values(result.repairs_a))
+        if repairs_b:
+            result.repairs_b = _merged(result.repairs_b, repairs_b)
+            result.outputs_b = self.b.graph.run(replace=_values(result.repairs_b))
+        if repairs_a or repairs_b:
+            result.drifts = measure(result.outputs_a, result.outputs_b, self.pairing, self.thresholds)
+
+    def take_if_certified(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
+        """Put further repairs in force only when that makes both the same function."""
+        self._take_if(lambda before, after: all(within(d) for d in after), repairs_a, repairs_b)
+
+    def take_if_closer(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
+        """Put further repairs in force unless they carry the programs apart: then they were no repairs."""
+        self._take_if(lambda before, after: _furthest(after) <= _APART * _furthest(before), repairs_a, repairs_b)
+
+    def _take_if(
+        self, wanted: Callable[[list[Ratio], list[Ratio]], bool], repairs_a: Sequence[Repair],
+        repairs_b: Sequence[Repair],
+    ) -> None:  # fmt: skip
+        if not repairs_a and not repairs_b:
+            return
+        kept = dataclasses.replace(self.result)
+        self.take(repairs_a, repairs_b)
+        if not wanted(kept.drifts, self.result.drifts):
+            for each in dataclasses.fields(kept):
+                setattr(self.result, each.name, getattr(kept, each.name))
+
+
+# Of two roundings that happened to cancel, mending one alone may show the other.
+_APART = 2.0
+
+
+def _furthest(drifts: Sequence[Ratio]) -> float:
+    return max((d.value / d.limit if d.limit else d.value for d in drifts), default=0.0)
+
+
+def _values(repairs: Sequence[Repair]) -> Mapping[str, torch.Tensor]:
+    return {r.name: r.value for r in repairs}
+
+
+def _merged(old: Sequence[Repair], new: Sequence[Repair]) -> list[Repair]:
+    names = {r.name for r in new}
+    return [*(r for r in old if r.name not in names), *new]
+
+
+# --- exact matches ---------------------------------------------------------------------------------------------
+
+
+def _exact(attempt: _Attempt) -> None:
+    """Every constant of one side that stores, rounded, a constant of the other."""
+    a, b = attempt.a, attempt.b
+    repairs_a = _exact_matches(a, b.constants, b.index)
+    # A number that A itself stores rounded is traced first, so that B is traced to the same exact number.
+    repairs_b = _exact_matches(b, _with_exact_scalars(a.constants, repairs_a), a.index)
+    repairs_a = _one_side_only(repairs_a, repairs_b)
+    attempt.take(repairs_a, repairs_b)
+
+
+def _exact_matches(side: _Side, others: Sequence[Constant], index: WeightIndex) -> list[Repair]:
+    pool = scalars.numbers(others)
+    repairs: list[Repair] = []
+    for constant in side.constants:
+        if not constant.value.dtype.is_floating_point:
+            continue
+        if not constant.frontier:
+            found = _match_tensor(constant, index) if _may_be_rounded(constant) else None
+            side.inner += [] if found is None else [found]
+            continue
+        candidates = scalars.scalar_candidates(constant, pool)
+        if len(candidates) == 1 or (candidates and not candidates[0].derived):
+            value = torch.full(constant.value.shape, candidates[0].value, dtype=torch.float64)
+            repairs.append(Repair(constant.name, value, "scalar", candidates[0].words, constant))
+        elif _is_tensor(constant):
+            if index.holds(constant.value):
+                continue
+            found = _match_tensor(constant, index)
+            if found is None:
+                side.left.append(constant)
+            elif not torch.equal(found.value, constant.value.to(torch.float64)):
+                repairs.append(found)
+    return repairs
+
+
+def _is_tensor(constant: Constant) -> bool:
+    return constant.value.numel() > 1 and matching.uniform(constant) is None
+
+
+def _may_be_rounded(constant: Constant) -> bool:
+    return constant.origin is Origin.WEIGHT and _is_tensor(constant) and constant.value.dtype != torch.float64
+
+
+def _match_tensor(constant: Constant, index: WeightIndex) -> Repair | None:
+    if not index.wider_than(constant.value.dtype):
+        return None  # nothing can have been rounded to this format
+    return matching.match_weight(constant, index) or matching.match_joined(constant, index)
+
+
+def _with_exact_scalars(constants: Sequence[Constant], repairs: Sequence[Repair]) -> list[Constant]:
+    exact = {r.name: r.value for r in repairs if r.kind == "scalar"}
+    return [dataclasses.replace(c, value=exact[c.name]) if c.name in exact else c for c in constants]
+
+
+def _one_side_only(repairs_a: list[Repair], repairs_b: list[Repair]) -> list[Repair]:
+    """Drop repairs of tensors of A to which B was repaired: both at once would exchange the values."""
+    sources = {name for repair in repairs_b for name in repair.sources}
+    return [r for r in repairs_a if r.name not in sources]
+
+
+# --- constant subgraphs ----------------------------------------------------------------------------------------
+
+
+def _constant_subgraphs(attempt: _Attempt) -> None:
+    """Constant subgraphs in float64, on the side that computes them and on the side that stores their results."""
+    limit = attempt.thresholds.large
+    sides = (attempt.a, attempt.b), (attempt.result.repairs_a, attempt.result.repairs_b)
+    found = [
+        subgraphs.evaluate(side.graph, _values([*_of_weights(repairs), *side.inner]), seed=k)
+        for k, (side, repairs) in enumerate(zip(*sides, strict=True))
+    ]
+    both = (attempt.a, attempt.b)
+    # What both sides natively have in common may stay as it is: exact matches were made to it.
+    computed = [
+        subgraphs.computed_repairs([*side.left, *(r.constant for r in repairs)], own, limit)
+        for side, repairs, own in zip(both, sides[1], found, strict=True)
+    ]
+    tensors: list[list[Repair]] = []
+    for k, side in enumerate(both):
+        # An exact match to a native value that is replaced now has to be made anew.
+        replaced = {r.name for r in computed[1 - k]}
+        again = [r.constant for r in sides[1][k] if replaced & set(r.sources)]
+        stored = [c for c in [*side.left, *again] if c.origin is Origin.WEIGHT]
+        tensors.append([*computed[k], *subgraphs.stored_repairs(stored, found[1 - k], limit)])
+        names = {r.name for r in tensors[-1]}
+        side.left = [c for c in side.left if c.name not in names]
+    numbers = [
+        subgraphs.computed_repairs([c for c in side.constants if not _is_tensor(c)], own, limit)
+        for side, own in zip(both, found, strict=True)
+    ]
+    attempt.take(*tensors)
+    if not attempt.result.same_function:
+        attempt.take_if_certified(*numbers)
+
+
+def _of_weights(repairs: Sequence[Repair]) -> list[Repair]:
+    return [r for r in repairs if r.constant.origin is Origin.WEIGHT]
+
+
+# --- affine pieces ---------------------------------------------------------------------------------------------
+
+
+def _affine(attempt: _Attempt) -> None:
+    """Stored tensors that are another program's affine piece, folded."""
+    ulps = attempt.thresholds.constant_ulps
+    a, b = attempt.a, attempt.b
+    repairs_b = folds.match_folds(b.left, a.graph, a.constants, ulps, a.index) if b.left else []
+    sources = {name for repair in repairs_b for name in repair.sources}
+    left = [c for c in a.left if c.name not in sources]
+    repairs_a = folds.match_folds(left, b.graph, b.constants, ulps, b.index) if left else []
+    attempt.take_if_closer(repairs_a, repairs_b)
+
+
+def _refold(attempt: _Attempt) -> None:
+    """Try folds for weights that look untouched: in a narrow format a factor close to 1 changes no bit of them."""
+    a, b = attempt.a, attempt.b
+    settled = {r.name for r in attempt.result.repairs_b}
+    held = [c for c in b.constants if c.frontier and c.name not in settled and _is_narrow_tensor(c)]
+    refolded = folds.match_folds(held, a.graph, a.constants, attempt.thresholds.constant_ulps) if held else []
+    refolded = [r for r in refolded if not torch.equal(r.value, r.constant.value.to(torch.float64))]
+    attempt.take_if_certified([], refolded)
+
+
+def _is_narrow_tensor(constant: Constant) -> bool:
+    return constant.value.numel() > 1 and constant.value.dtype in (torch.float16, torch.bfloat16)
+
+
+# --- scalars nobody wrote --------------------------------------------------------------------------------------
+
+
+def _solve(attempt: _Attempt) -> None:
+    """Look for the scalars of B, each within half an ulp of what is stored, that make B equal to A."""
+    result, b = attempt.result, attempt.b
+    solved = solve_scalars(
+        b.graph, b.constants, attempt.a.constants, _values(result.repairs_b),
+        result.outputs_a, result.outputs_b, attempt.pairing.indices,
+    )  # fmt: skip
+    attempt.take_if_certified([], solved)
+
+
+_STEPS: tuple[Callable[[_Attempt], None], ...] = (_exact, _constant_subgraphs, _affine, _refold, _solve)

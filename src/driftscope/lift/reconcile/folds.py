@@ -1,0 +1,213 @@
+"""Which stored tensors of one program are an affine piece of the other, folded.
+
+The stored tensor was computed in the model's dtype, so as a float64 function the export is off by that rounding.
+Within two ulps of float32, at the size of the terms that were added up, it is that fold, and the exact one takes its
+place. Two ulps of a narrower format would also hide another epsilon: there the tensor has to be the rounding of the
+exact fold, or the very bits of the fold computed again in that format, in each way that exporters and optimisers
+write it. Nothing is ever fitted.
+
+Each tensor is read once for two norms that do not depend on the order of its elements; only tensors whose norms agree
+are compared, so the cost is linear in the weights.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from driftscope.lift.onnx.contrib.nchwc import blocked_filter
+from driftscope.lift.reconcile.affine import AffinePieces, Map, narrow
+from driftscope.lift.reconcile.matching import Repair, WeightIndex, match_joined, rearrangements, stores, ulp, uniform
+from driftscope.lift.reconcile.scalars import Number, numbers
+from driftscope.lift.steps import Constant, Lifted
+
+_BLOCKS = (16, 8, 4)  # channels per block of onnxruntime's blocked convolutions, by processor
+# Agreement of norms, in roundings of the terms.
+_ALIKE = 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A tensor that folding would compute, with the sizes of its terms."""
+
+    exact: torch.Tensor
+    size: torch.Tensor
+    replays: tuple[torch.Tensor, ...]
+    words: str
+    sources: tuple[str, ...]
+    norms: tuple[float, float]
+    slack: tuple[float, float]
+
+
+class Folds:
+    """Everything that folding affine pieces of one program can store.
+
+    Parameters
+    ----------
+    graph : Lifted
+        The program; it is run once to read its graph.
+    constants : sequence of Constant
+        Its constants.
+    """
+
+    def __init__(self, graph: Lifted, constants: Sequence[Constant]):
+        pieces = AffinePieces()
+        graph.run(observe=pieces)
+        found = [c for piece in pieces.folded for c in _candidates(piece)]
+        self._candidates = sorted(found, key=lambda c: c.norms[1])
+        self._sizes = [c.norms[1] for c in self._candidates]
+        self._pool = sorted((n for n in numbers(constants) if n.value > 0 and n.value != 1.0), key=lambda n: n.value)
+        self._values = [n.value for n in self._pool]
+        self._weights = [
+            (c, _norms(c.value.to(torch.float64)))
+            for c in constants
+            if c.value.dtype.is_floating_point and c.value.numel() > 1 and uniform(c) is None
+        ]
+
+    def match(self, constant: Constant, ulps: float) -> Repair | None:
+        """Find the fold that a stored tensor is.
+
+        Parameters
+        ----------
+        constant : Constant
+        ulps : float
+            Largest distance for each of two roundings, in ulps of the stored format at the size of the terms.
+        """
+        stored = constant.value.to(torch.float64)
+        norms = _norms(stored)
+        spacing = torch.finfo(constant.value.dtype).eps
+        for candidate in self._near(norms, spacing):
+            value = _fitting(constant.value, candidate, ulps)
+            if value is not None:
+                return Repair(constant.name, value, "fold", candidate.words, constant, candidate.sources)
+        return self._scaled(constant, norms, ulps)
+
+    def _near(self, norms: tuple[float, float], spacing: float) -> Iterator[_Candidate]:
+        # Cancelled biases have norms far below those of their terms, so the window is taken wide and then checked.
+        reach = norms[1] * (_ALIKE * spacing + 2e-2)
+        first = bisect.bisect_left(self._sizes, norms[1] - reach)
+        for candidate in self._candidates[first : bisect.bisect_right(self._sizes, norms[1] + reach)]:
+            pairs = zip(norms, candidate.norms, candidate.slack, strict=True)
+            # What was folded in a narrow format may be stored in a wider one.
+            coarsest = max([spacing, *(torch.finfo(r.dtype).eps for r in candidate.replays[:1])])
+            if all(abs(mine - theirs) <= _ALIKE * coarsest * slack for mine, theirs, slack in pairs):
+                yield candidate
+
+    def _scaled(self, constant: Constant, norms: tuple[float, float], ulps: float) -> Repair | None:
+        """A weight with a number multiplied in that the program holds: a scale inside a fused kernel."""
+        own = constant.value.dtype
+        for partner, theirs in self._weights:
+            if partner.value.dtype != own or partner.value.numel() != constant.value.numel() or not min(theirs) > 0:
+                continue
+            ratios = [mine / other for mine, other in zip(norms, theirs, strict=True)]
+            if not math.isclose(*ratios, rel_tol=1e-3) or ratios[1] == 0.0:
+                continue
+            for number in self._numbers_near(ratios[1], torch.finfo(own).eps):
+                exact = partner.value.to(torch.float64) * number.value
+                for arranged in rearrangements(exact, constant.value.shape):
+                    if bool(((constant.value - arranged).abs() <= ulps * ulp(arranged, own)).all()):
+                        words = f"{partner.name} times {number.words}"
+                        return Repair(constant.name, arranged.contiguous(), "fold", words, constant, (partner.name,))
+        return None
+
+    def _numbers_near(self, factor: float, spacing: float) -> Sequence[Number]:
+        first = bisect.bisect_left(self._values, factor * (1 - spacing))
+        return self._pool[first : bisect.bisect_right(self._values, factor * (1 + spacing))]
+
+
+def match_folds(
+    left: Sequence[Constant], other: Lifted, others: Sequence[Constant], ulps: float, index: WeightIndex | None = None
+) -> list[Repair]:
+    """Match stored tensors that nothing else explains with the folds the other program's graph allows.
+
+    Parameters
+    ----------
+    left : sequence of Constant
+        Constants of one program without a partner.
+    other : Lifted
+    others : sequence of Constant
+        Its constants.
+    ulps : float
+    index : WeightIndex or None
+        The other program's weights: a tensor may be joined of folds and weights (query, key and value).
+    """
+    folds = Folds(other, others)
+    repairs = []
+    for constant in left:
+        found = folds.match(constant, ulps)
+        if found is None and index is not None:
+            found = match_joined(constant, index, joins=1, more=lambda block: folds.match(block, ulps))
+            found = None if found is None else dataclasses.replace(found, kind="fold")
+        repairs += [] if found is None else [found]
+    return repairs
+
+
+def _candidates(piece: Map) -> Iterator[_Candidate]:
+    words = f"{piece.steps[0]} folded with {', '.join(piece.steps[1:])}" if piece.steps[1:] else piece.steps[0]
+    parts = (
+        (piece.weight, piece.size, piece.weight_rounds, tuple(w for w, _ in piece.replays)),
+        (piece.bias, piece.magnitude, piece.bias_rounds, tuple(b for _, b in piece.replays)),
+    )
+    for exact, size, rounds, replays in parts:
+        if rounds and exact.numel() > 1:
+            yield _Candidate(exact, size, replays, words, piece.sources, _norms(exact), _norms(size))
+
+
+def _norms(value: torch.Tensor) -> tuple[float, float]:
+    flat = value.reshape(-1)
+    return float(torch.linalg.vector_norm(flat, 1.0)), float(torch.linalg.vector_norm(flat, 2.0))
+
+
+def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.Tensor | None:
+    """The exact fold in the stored arrangement, where the stored tensor is its rounding."""
+    stored, fmt = native.to(torch.float64), native.dtype
+    again = [arranged(r.to(torch.float64), stored.shape) for r in candidate.replays]
+    both = zip(arranged(candidate.exact, stored.shape), arranged(candidate.size, stored.shape), strict=True)
+    for value, size in both:
+        natives = [next(r, None) for r in again]
+        # A runtime that computes in float32 stores what it folded in the file's format as float32.
+        folded = any(n is not None and torch.equal(n, stored) for n in natives)
+        if not folded and narrow(fmt):
+            folded = stores(native, value) or _rounded_twice(stored, value, size, fmt)
+        elif not folded:
+            # One rounding each for the square root, the division, the product and the sum.
+            folded = bool(((stored - value).abs() <= 2.0 * ulps * ulp(size, fmt)).all())
+        if folded:
+            return value.contiguous()
+    return None
+
+
+def _rounded_twice(stored: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, fmt: torch.dtype) -> bool:
+    """Whether a fold computed in float32 was rounded to a narrower format: half an ulp, and float32's few."""
+    if fmt != torch.float16 and fmt != torch.bfloat16:
+        return False
+    allowed = 0.5 * ulp(stored, fmt) + 4.0 * ulp(size, torch.float32)
+    return bool(((stored - exact).abs() <= allowed).all())
+
+
+def arranged(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
+    """Yield ``source`` in every arrangement that fits ``shape``, onnxruntime's blocked filters among them.
+
+    A blocked convolution pads its channels with zeros to a multiple of the block.
+    """
+    if source.numel() == math.prod(shape):
+        yield from rearrangements(source, shape)
+    elif source.ndim == 1 and shape and shape[0] == math.prod(shape) > source.numel():
+        yield F.pad(source, (0, shape[0] - source.numel())).reshape(shape)
+    if source.ndim != 4 or len(shape) != 4 or source.shape[2:] != shape[2:]:
+        return
+    missing = [wanted - have for wanted, have in zip(shape[:2], source.shape[:2], strict=True)]
+    if min(missing) < 0:
+        return
+    padded = F.pad(source, (0, 0, 0, 0, 0, missing[1], 0, missing[0]))
+    for block in _BLOCKS:
+        if shape[0] % block == 0:
+            yield blocked_filter(padded, block, False)
+            if shape[1] % block == 0:
+                yield blocked_filter(padded, block, True)

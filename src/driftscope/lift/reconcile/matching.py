@@ -1,0 +1,303 @@
+"""Which constant of one program is which constant of the other, up to the rounding of its storage format.
+
+Exporters store constants in the model's dtype, fold constant subgraphs natively, transpose and regroup weights.
+Before two lifted programs can be compared as functions, constants that are *the same number, rounded* must be
+made the same number again. Everything here is an exact test, never a fit: a constant is matched when rounding its
+partner to the storage format gives its very bits (scalars, weights), or when both are native results of the same
+constant computation and lie within two ulps (tables).
+
+A constant that was rounded to zero or to infinity is never matched: that rounding changed the program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from driftscope.lift.steps import Constant, Origin
+
+# Half an ulp, and a little for conversions that pass through float32 on their way to float16.
+HALF_ULP = 0.5 * (1.0 + 2.0**-12)
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A constant of one side that is its partner of the other side, rounded; and the value to use instead.
+
+    Parameters
+    ----------
+    name : str
+        The constant's name in its own graph.
+    value : torch.Tensor
+        float64, in the constant's stored shape.
+    kind : str
+        ``"scalar"``, ``"weight"``, ``"table"``, ``"fold"`` or ``"solved"``.
+    partner : str
+        What it is the rounding of, in words.
+    constant : Constant
+        The constant as stored.
+    sources : tuple of str
+        Names of the other side's tensors that the value was taken from.
+    """
+
+    name: str
+    value: torch.Tensor
+    kind: str
+    partner: str
+    constant: Constant
+    sources: tuple[str, ...] = ()
+
+
+def ulp(values: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
+    """Return the spacing of ``fmt`` at each value (float64 in, float64 out), subnormals included.
+
+    References
+    ----------
+    Muller et al., *Handbook of Floating-Point Arithmetic*, 2nd ed., section 2.3.2 (Harrison's ulp).
+    """
+    info = torch.finfo(fmt)
+    exact = values.to(torch.float64)
+    exponent = torch.frexp(exact)[1] - 1
+    spacing = torch.ldexp(torch.full_like(exact, info.eps), exponent)
+    return torch.clamp(spacing, min=info.smallest_normal * info.eps)
+
+
+def narrower(fmt: torch.dtype, other: torch.dtype) -> bool:
+    """Whether ``fmt`` has fewer significand bits than ``other``."""
+    return torch.finfo(fmt).eps > torch.finfo(other).eps
+
+
+def uniform(constant: Constant) -> float | None:
+    """The one number a float constant holds (0-dim, one element, or all elements equal); None otherwise."""
+    value = constant.value
+    if not value.dtype.is_floating_point or value.numel() == 0:
+        return None
+    flat = value.reshape(-1)
+    if flat.numel() > 1 and not (flat.numel() <= 1 << 20 and bool((flat == flat[0]).all())):
+        return None
+    number = float(flat[0])
+    return number if math.isfinite(number) else None
+
+
+def as_stored(constants: Sequence[Constant]) -> list[Constant]:
+    """Give computed constants that only widen a stored one the format of the stored one.
+
+    A runtime that computes in float32 casts float16 constants first. Their rounding is that of float16: the
+    format in which they are stored.
+    """
+    narrow = [c for c in constants if c.origin is Origin.WEIGHT and c.value.dtype.is_floating_point]
+    found = []
+    for constant in constants:
+        fmt = constant.value.dtype
+        if constant.origin is Origin.COMPUTED and fmt.is_floating_point:
+            sources = [c for c in narrow if c.value.numel() == constant.value.numel() and narrower(c.value.dtype, fmt)]
+            key = fingerprint(constant.value) if sources else None
+            for source in sources:
+                if fingerprint(source.value.to(fmt)) == key:
+                    constant = dataclasses.replace(constant, value=constant.value.to(source.value.dtype))
+                    break
+        found.append(constant)
+    return found
+
+
+# --- weights -------------------------------------------------------------------------------------------------
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+# Elements fingerprinted at a time: weights are large, and int64 copies of them twice as large.
+_PIECE = 1 << 18
+_WORD = (1 << 64) - 1
+
+
+def fingerprint(value: torch.Tensor) -> tuple[int, int, int]:
+    """Return a key of the multiset of a tensor's bits: equal for every permutation of the same elements."""
+    plain = mixed = 0
+    for piece in torch.split(value.reshape(-1), _PIECE):
+        bits = _bits(piece).to(torch.int64)
+        plain += int(bits.sum())
+        # Wraps modulo 2**64, so any fixed odd multiplier serves.
+        mixed += int((bits * 0x9E3779B97F4A7C1 ^ (bits >> 7)).sum())
+    return value.numel(), plain & _WORD, mixed & _WORD
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    """The bits of a float tensor as integers; -0.0 counts as +0.0."""
+    plain = (value + 0.0) if value.dtype.is_floating_point and value.dtype.itemsize > 1 else value
+    return plain.contiguous().view(_INTEGERS[value.dtype.itemsize])
+
+
+# What float16 converters do beside rounding (onnxconverter_common and onnxruntime.transformers, by default): numbers
+# closer to zero than the smallest positive one become it, numbers beyond the largest become the largest.
+_CLAMP_BELOW = (2.0**-24, 2.0**-23)  # 5.96e-8 and 1e-7, as float16 stores them
+_CLAMP_ABOVE = (1e4, 65504.0)
+
+
+def clamped(exact: float, stored: float, fmt: torch.dtype) -> bool:
+    """Whether a float16 converter's clamp makes ``stored`` of ``exact``."""
+    one = torch.tensor([exact], dtype=torch.float64), torch.tensor([stored], dtype=torch.float64)
+    return fmt == torch.float16 and exact != 0.0 and bool(_clamped(*one).all())
+
+
+def _clamped(exact: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """Mark the elements that a converter's clamp explains; float64 in."""
+    found = torch.zeros_like(exact, dtype=torch.bool)
+    same_sign = exact.sign() == stored.sign()
+    for low in _CLAMP_BELOW:
+        found |= (stored.abs() == low) & (exact.abs() < low)
+    for high in _CLAMP_ABOVE:
+        found |= (stored.abs() == high) & (exact.abs() > high)
+    return found & same_sign
+
+
+def _unclamped(value: torch.Tensor) -> torch.Tensor:
+    """Make elements equal that only a clamp of float16 can tell apart, so that both sides have one fingerprint."""
+    if value.dtype != torch.float16:
+        return value
+    size = value.abs()
+    value = torch.where(size <= _CLAMP_BELOW[1], torch.zeros((), dtype=value.dtype), value)
+    return torch.where(size >= _CLAMP_ABOVE[0], value.sign() * _CLAMP_ABOVE[0], value)
+
+
+def stores(stored: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Whether ``stored`` holds ``exact``, element by element, rounded to its format or clamped by a converter.
+
+    A finite number that became an infinity is never the same number.
+    """
+    rounded = exact.to(stored.dtype)
+    same = rounded == stored
+    lost = torch.isinf(stored) & torch.isfinite(exact)
+    if not bool(same.all()) and stored.dtype == torch.float16:
+        same = same | _clamped(exact.to(torch.float64), stored.to(torch.float64))
+    return bool((same & ~lost).all())
+
+
+class WeightIndex:
+    """The stored tensors of one program, found by their bits after rounding to a format.
+
+    Every tensor is read once per format asked for: its fingerprint is kept.
+    """
+
+    def __init__(self, constants: Iterable[Constant]):
+        self._weights = [c for c in constants if c.value.dtype.is_floating_point and c.value.numel() > 1]
+        self._tables: dict[torch.dtype, dict[tuple[int, int, int], list[Constant]]] = {}
+        self._own: dict[int, tuple[int, int, int]] = {}
+
+    def holds(self, value: torch.Tensor) -> bool:
+        """Whether some tensor holds the same numbers in some order, in the same format or exactly in another."""
+        fmt, key = value.dtype, fingerprint(_unclamped(value))
+        bits = fingerprint(value) if fmt == torch.float16 else key
+        for c in self._table(fmt).get(key, ()):
+            if self._fingerprint(c) == (bits if c.value.dtype == fmt else fingerprint(value.to(c.value.dtype))):
+                return True
+        shorter = [c for c in self._weights if c.value.numel() == value.numel() and narrower(c.value.dtype, fmt)]
+        return any(fingerprint(c.value.to(fmt)) == bits for c in shorter)
+
+    def _fingerprint(self, constant: Constant) -> tuple[int, int, int]:
+        key = id(constant)
+        if key not in self._own:
+            self._own[key] = fingerprint(constant.value)
+        return self._own[key]
+
+    def wider_than(self, fmt: torch.dtype) -> bool:
+        """Whether any tensor is stored in a wider format."""
+        return any(narrower(fmt, c.value.dtype) for c in self._weights)
+
+    def rounded_partners(self, value: torch.Tensor) -> list[Constant]:
+        """Tensors of a wider format whose rounding to ``value``'s format has the same bits in some order."""
+        found = self._table(value.dtype).get(fingerprint(_unclamped(value)), ())
+        return [c for c in found if narrower(value.dtype, c.value.dtype)]
+
+    def _table(self, fmt: torch.dtype) -> dict[tuple[int, int, int], list[Constant]]:
+        if fmt not in self._tables:
+            table: dict[tuple[int, int, int], list[Constant]] = {}
+            for constant in self._weights:
+                if constant.value.dtype == fmt or narrower(fmt, constant.value.dtype):
+                    key = fingerprint(_unclamped(constant.value.to(fmt)))
+                    table.setdefault(key, []).append(constant)
+            self._tables[fmt] = table
+        return self._tables[fmt]
+
+
+def rearrangements(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
+    """Yield ``source`` in every arrangement an exporter uses to fit ``shape``.
+
+    As it is (reshaped), with its axes permuted, and with its leading axis cut into 3 or 4 gate blocks in another
+    order (the recurrent operators of ONNX order their gates differently).
+    """
+    yield source.reshape(shape)
+    if 2 <= source.ndim <= 5:
+        for order in itertools.permutations(range(source.ndim)):
+            if order != tuple(range(source.ndim)):
+                yield source.permute(order).reshape(shape)
+    for gates in (3, 4):
+        if source.ndim and source.shape[0] % gates == 0:
+            blocks = source.chunk(gates, 0)
+            for order in itertools.permutations(range(gates)):
+                yield torch.cat([blocks[k] for k in order], 0).reshape(shape)
+
+
+def match_weight(constant: Constant, index: WeightIndex) -> Repair | None:
+    """Find the wider weight that ``constant`` stores rounded, in whatever arrangement."""
+    for partner in index.rounded_partners(constant.value):
+        for arranged in rearrangements(partner.value, constant.value.shape):
+            if stores(constant.value, arranged):
+                words = f"{partner.name} rounded to {str(constant.value.dtype).removeprefix('torch.')}"
+                moved = int((arranged.to(constant.value.dtype) != constant.value).sum())
+                words += f", {moved} elements of it clamped" if moved else ""
+                return Repair(constant.name, arranged.to(torch.float64), "weight", words, constant, (partner.name,))
+    return None
+
+
+# Weights joined along one axis may be made of weights joined along another: directions of an LSTM, of two biases each.
+_JOINS = 2
+
+
+# What else a block of joined tensors may be.
+BlockMatch = Callable[[Constant], Repair | None]
+
+
+def match_joined(
+    constant: Constant, index: WeightIndex, joins: int = _JOINS, more: BlockMatch | None = None
+) -> Repair | None:
+    """Find the wider weights that ``constant`` stores rounded and joined along an axis (gates, query-key-value).
+
+    With ``more``, a block may also be what that finds (a fold).
+    """
+    value = constant.value
+    for axis in range(value.ndim):
+        for pieces in (2, 3, 4, 6, 8):
+            if value.shape[axis] % pieces or value.shape[axis] == pieces == 1:
+                continue
+            parts: list[Repair] = []
+            for block in value.chunk(pieces, axis):
+                part = Constant(constant.name, block, constant.origin, constant.where)
+                found = _match_block(part, index, joins, more)
+                if found is None:
+                    break
+                parts.append(found)
+            if len(parts) == pieces:
+                words = " + ".join(dict.fromkeys(f.partner for f in parts))
+                sources = tuple(s for f in parts for s in f.sources)
+                joined = torch.cat([f.value for f in parts], axis)
+                return Repair(constant.name, joined, "weight", words, constant, sources)
+    return None
+
+
+def _match_block(part: Constant, index: WeightIndex, joins: int, more: BlockMatch | None) -> Repair | None:
+    """Match one block: a wider weight, the same weight, or weights joined once more."""
+    found = match_weight(part, index)
+    if found is None and (uniform(part) is not None or index.holds(part.value)):
+        # Nothing was rounded in this block (zeros, an exact one); its neighbours may be.
+        return Repair(part.name, part.value.to(torch.float64), "weight", "stored exactly", part)
+    if found is None and more is not None:
+        found = more(part)
+    if found is None and joins > 1 and part.value.numel() > 1:
+        return match_joined(part, index, joins - 1, more)
+    return found

@@ -1,0 +1,42 @@
+"""A lifted program with repaired constants in force in every run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from driftscope.lift.reconcile.matching import Repair
+from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Observer
+
+
+class RepairedGraph:
+    """Implements :class:`driftscope.lift.steps.Lifted`: another one, run with repairs.
+
+    Parameters
+    ----------
+    graph : Lifted
+    repairs : sequence of Repair
+        In force unless a run replaces the same constants by something else.
+    """
+
+    def __init__(self, graph: Lifted, repairs: Sequence[Repair]):
+        self.kind = graph.kind
+        self._graph = graph
+        self._values = {r.name: r.value for r in repairs}
+
+    def constants(self) -> Sequence[Constant]:
+        """Its constants, as stored."""
+        return self._graph.constants()
+
+    def run(
+        self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
+    ) -> list[LiftedOutput]:
+        """Evaluate once in float64, with the repairs."""
+        return self._graph.run(observe=observe, replace={**self._values, **(replace or {})})
+
+    def constant_values(
+        self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Evaluate the constant subgraphs alone, with the repairs."""
+        return self._graph.constant_values(observe=observe, replace={**self._values, **(replace or {})})

@@ -1,0 +1,141 @@
+"""Which number of one program a stored scalar of the other is, up to the rounding of its storage format.
+
+Candidates are the numbers the other program writes, those derived from them, and those kernels write by themselves.
+A float16 converter also clamps: what is documented of it is tried like a rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from driftscope.lift.reconcile.matching import HALF_ULP, clamped, ulp, uniform
+from driftscope.lift.steps import Constant
+
+# Numbers that exporters and kernels write without the user having written them.
+_UNIVERSAL = {
+    "sqrt(2)": math.sqrt(2.0), "1/sqrt(2)": math.sqrt(0.5), "sqrt(2/pi)": math.sqrt(2.0 / math.pi),
+    "2/sqrt(pi)": 2.0 / math.sqrt(math.pi), "0.044715": 0.044715, "1.702": 1.702, "pi": math.pi, "1/pi": 1 / math.pi,
+    "2*pi": 2 * math.pi, "ln(2)": math.log(2.0), "1/ln(2)": 1 / math.log(2.0), "ln(10)": math.log(10.0),
+    "1/ln(10)": 1 / math.log(10.0), "e": math.e, "1/6": 1 / 6, "1/3": 1 / 3, "2/3": 2 / 3, "0.2": 0.2,
+    "selu alpha": 1.6732632423543772, "selu gamma": 1.0507009873554805,
+    "2/pi": 2 / math.pi, "sqrt(3)": math.sqrt(3.0), "0.01": 0.01,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number that a program's author meant, exactly, and in words where it comes from."""
+
+    value: float
+    words: str
+    derived: bool
+
+
+def numbers(constants: Iterable[Constant]) -> list[Number]:
+    """Return the exact numbers a program writes, then those derived from them.
+
+    Derived are reciprocal, square, roots and negation (a division becomes a multiplication, a scale is split
+    over query and key), dimensions of weights with the same, and numbers kernels write by themselves.
+    """
+    direct: dict[float, str] = {}
+    sizes: set[int] = set()
+    for constant in constants:
+        sizes.update(int(n) for n in constant.value.shape if n > 1)
+        number = uniform(constant)
+        if number is None:
+            continue
+        if number == int(number) and 1 < abs(number) < 1 << 24:
+            sizes.add(int(abs(number)))
+        direct.setdefault(number, f"{number!r} ({constant.name})")
+    found = [Number(v, w, False) for v, w in direct.items()]
+    derived: dict[float, str] = {v: w for w, v in _UNIVERSAL.items()}
+    for value in [*direct, *map(float, sizes)]:
+        for v, w in _derive(value):
+            if v not in direct:
+                derived.setdefault(v, w)
+    return found + [Number(v, w, True) for v, w in derived.items()]
+
+
+def _derive(value: float) -> Iterator[tuple[float, str]]:
+    yield -value, f"-({value!r})"
+    yield value * value, f"{value!r}**2"
+    if value == 0.0:
+        return
+    yield 1.0 / value, f"1/{value!r}"
+    yield -1.0 / value, f"-1/{value!r}"
+    if value > 0.0:
+        yield math.sqrt(value), f"sqrt({value!r})"
+        yield 1.0 / math.sqrt(value), f"1/sqrt({value!r})"
+        yield value**-0.25, f"{value!r}**-0.25"
+        yield value**0.25, f"{value!r}**0.25"
+
+
+def scalar_candidates(constant: Constant, pool: Sequence[Number]) -> list[Number]:
+    """Return the numbers whose rounding to the constant's own format is the constant; [] when it is exact.
+
+    A number written by the other program wins over derived ones. A constant that the other program holds with
+    the same value needs no repair.
+    """
+    number = uniform(constant)
+    fmt = constant.value.dtype
+    if number is None or number == 0.0 or fmt == torch.float64:
+        return []
+    spacing = float(ulp(torch.tensor(number, dtype=torch.float64), fmt))
+    close = [n for n in pool if n.value != 0.0 and abs(n.value - number) <= HALF_ULP * spacing]
+    close += [n for n in pool if not n.derived and n not in close and clamped(n.value, number, fmt)]
+    if any(n.value == number and not n.derived for n in close):
+        return []
+    direct = [n for n in close if not n.derived]
+    if significant_bits(number) <= SIMPLE_BITS:
+        return direct
+    return direct or _distinct(n for n in close if n.value != number) or _distinct(_replayed(number, fmt, pool))
+
+
+# A number of this many significant bits or fewer (0.5, 3, 0.125) was meant as it stands.
+SIMPLE_BITS = 5
+
+
+def significant_bits(number: float) -> int:
+    """Bits from the first to the last one that is set in a float's significand."""
+    mantissa = int(math.frexp(abs(number))[0] * 2**53)
+    return 53 - ((mantissa & -mantissa).bit_length() - 1) if mantissa else 0
+
+
+def _distinct(found: Iterable[Number]) -> list[Number]:
+    """Drop numbers that another way of writing them gave already, but for the last bits of float64."""
+    kept: list[Number] = []
+    for number in found:
+        if not any(math.isclose(number.value, k.value, rel_tol=2.0**-50) for k in kept):
+            kept.append(number)
+    return kept
+
+
+def _replayed(number: float, fmt: torch.dtype, pool: Sequence[Number]) -> list[Number]:
+    """Return quotients and products of numbers that give the very bits when computed natively from rounded ones.
+
+    An optimiser that turns a division into a multiplication, or two scales into one, starts from what is stored:
+    its result is off by more than half an ulp, and is exactly this.
+    """
+
+    def rounded(value: float) -> float:
+        return float(torch.tensor(value, dtype=torch.float64).to(fmt))
+
+    stored = {n.value: (rounded(n.value), n.words) for n in pool if not n.derived and n.value not in (0.0, 1.0, -1.0)}
+    found = [
+        Number(1.0 / exact, f"1/({words}), computed natively", True)
+        for exact, (short, words) in stored.items()
+        if short != 0.0 and rounded(1.0 / short) == number
+    ]
+    for exact, (_, words) in stored.items():
+        root = rounded(math.sqrt(exact)) if exact > 0.0 and "scale" in words else 0.0
+        if root and rounded(root * root) == number:  # a scale that was split over query and key, put together again
+            found.append(Number(exact, f"({words}), the square of its root computed natively", True))
+    for (one, (x, words_x)), (two, (y, words_y)) in itertools.combinations_with_replacement(stored.items(), 2):
+        if rounded(x * y) == number and one * two != number:
+            found.append(Number(one * two, f"({words_x}) * ({words_y}), computed natively", True))
+    return found

@@ -1,0 +1,179 @@
+"""Scalars that nobody wrote down: solved for, inside half an ulp of what is stored.
+
+A fused kernel hides constants (the scale of an attention, split over query and key), an optimiser multiplies two
+of them. No table of candidates holds such a number. What can be asked instead: *is there* a real number that
+rounds to the stored constant and makes B the same function as A? If so the stored constant is its rounding. One
+constant alone is tried first, then all that are left together; a solution outside half an ulp is no rounding and is
+dropped. Tensors are never solved for: with as many unknowns as equations anything can be made to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from driftscope.lift.reconcile.matching import HALF_ULP, Repair, ulp, uniform
+from driftscope.lift.reconcile.scalars import SIMPLE_BITS, significant_bits
+from driftscope.lift.steps import Constant, Lifted, LiftedOutput
+
+# Groups of equal constants solved for at most: each costs one lifted run.
+_MOST_UNKNOWNS = 16
+# Equations wanted per unknown, so that a solution says something.
+_EQUATIONS_PER_UNKNOWN = 8
+# One constant alone explains a drift when it removes all but this share of it.
+_EXPLAINED = 0.02
+_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Unknown:
+    """Constants of one stored value and format: an exporter writes the same number once per layer."""
+
+    constants: tuple[Constant, ...]
+    stored: float
+    half_ulp: float
+
+    def values(self, number: float) -> dict[str, torch.Tensor]:
+        return {c.name: torch.full(c.value.shape, number, dtype=torch.float64) for c in self.constants}
+
+
+def _unknowns(own: Sequence[Constant], others: Sequence[Constant], settled: set[str]) -> list[_Unknown]:
+    exact = {n for n in map(uniform, others) if n is not None}
+    groups: dict[tuple[float, torch.dtype], list[Constant]] = {}
+    for constant in own:
+        number = uniform(constant)
+        fmt = constant.value.dtype
+        if number is None or not constant.frontier or fmt == torch.float64 or constant.name in settled:
+            continue
+        if number in exact or significant_bits(number) <= SIMPLE_BITS:
+            continue
+        groups.setdefault((number, fmt), []).append(constant)
+    found = []
+    for (number, fmt), members in groups.items():
+        spacing = float(ulp(torch.tensor(number, dtype=torch.float64), fmt))
+        found.append(_Unknown(tuple(members), number, HALF_ULP * spacing))
+    return found[:_MOST_UNKNOWNS]
+
+
+class _Residual:
+    """Outputs of A and B as one vector each, every pair scaled to the size of A's output."""
+
+    def __init__(self, a: Sequence[LiftedOutput], pairs: Sequence[tuple[int, int]]):
+        self._pairs = pairs
+        self._a = a
+
+    def vector(self, b: Sequence[LiftedOutput]) -> torch.Tensor:
+        """``a - b`` over all float outputs of equal shape, finite elements only (others count as zero)."""
+        pieces = []
+        for i, j in self._pairs:
+            x, y = self._a[i].value, b[j].value
+            if x is None or y is None or x.shape != y.shape or not x.dtype.is_floating_point:
+                continue
+            keep = torch.isfinite(x) & torch.isfinite(y) & (x.abs() < 1e30)
+            zero = torch.zeros((), dtype=torch.float64, device=x.device)
+            scale = torch.where(keep, x, zero).square().mean().sqrt().clamp(min=1e-300)
+            pieces.append((torch.where(keep, x - y, zero) / scale).reshape(-1))
+        return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.float64)
+
+
+def solve_scalars(
+    b: Lifted,
+    own: Sequence[Constant],
+    others: Sequence[Constant],
+    repaired: Mapping[str, torch.Tensor],
+    outputs_a: Sequence[LiftedOutput],
+    outputs_b: Sequence[LiftedOutput],
+    pairs: Sequence[tuple[int, int]],
+) -> list[Repair]:
+    """Find scalars of B, each within half an ulp of what it stores, with which B equals A; [] when there are none.
+
+    Parameters
+    ----------
+    b : Lifted
+    own, others : sequences of Constant
+        B's constants and A's. Numbers that A holds exactly are not unknown.
+    repaired : mapping
+        Replacements already in force in B.
+    outputs_a, outputs_b : sequences of LiftedOutput
+        Lifted outputs as they stand with those.
+    pairs : sequence of (int, int)
+        Outputs that belong together.
+
+    Returns
+    -------
+    list of Repair
+        A proposal: the caller certifies it by the whole of B.
+    """
+    unknowns = _unknowns(own, others, set())
+    residual = _Residual(outputs_a, pairs)
+    start = residual.vector(outputs_b)
+    if not unknowns or start.numel() == 0 or not bool(start.any()):
+        return []
+    unknowns = unknowns[: max(1, start.numel() // _EQUATIONS_PER_UNKNOWN)]
+
+    def vector_at(numbers: Mapping[_Unknown, float]) -> torch.Tensor:
+        replace = dict(repaired)
+        for unknown, number in numbers.items():
+            replace.update(unknown.values(number))
+        return residual.vector(b.run(replace=replace))
+
+    starts = {u: float(repaired[u.constants[0].name].reshape(-1)[0]) if u.constants[0].name in repaired else u.stored
+              for u in unknowns}  # fmt: skip
+    columns = {}
+    for unknown in unknowns:
+        step = unknown.half_ulp
+        columns[unknown] = (start - vector_at({unknown: starts[unknown] + step})) / step
+    alone = _best_alone(unknowns, columns, start)
+    chosen = [alone] if alone is not None else [u for u in unknowns if bool(columns[u].any())]
+    solution = _newton(chosen, columns, starts, start, vector_at)
+    if solution is None:
+        return []
+    return [
+        Repair(name, value, "solved", f"{number!r}, solved for", constant)
+        for unknown, number in solution.items()
+        for constant, (name, value) in zip(unknown.constants, unknown.values(number).items(), strict=True)
+    ]
+
+
+def _best_alone(
+    unknowns: Sequence[_Unknown], columns: Mapping[_Unknown, torch.Tensor], start: torch.Tensor
+) -> _Unknown | None:
+    size = float(start.norm())
+    best: tuple[float, _Unknown] | None = None
+    for unknown in unknowns:
+        column = columns[unknown]
+        weight = float(column @ column)
+        if weight == 0.0:
+            continue
+        move = float(column @ start) / weight
+        left = float((start - move * column).norm()) / size
+        if left <= _EXPLAINED and abs(move) <= 2.5 * unknown.half_ulp and (best is None or left < best[0]):
+            best = (left, unknown)
+    return best[1] if best else None
+
+
+def _newton(
+    chosen: Sequence[_Unknown],
+    columns: Mapping[_Unknown, torch.Tensor],
+    starts: Mapping[_Unknown, float],
+    start: torch.Tensor,
+    vector_at: Callable[[Mapping[_Unknown, float]], torch.Tensor],
+) -> dict[_Unknown, float] | None:
+    """Gauss-Newton on the chosen unknowns; None when the solution leaves half an ulp of the stored values."""
+    if not chosen:
+        return None
+    matrix = torch.stack([columns[u] for u in chosen], 1)
+    sizes = matrix.norm(dim=0).clamp(min=1e-300)
+    numbers = {u: starts[u] for u in chosen}
+    residual = start
+    for _ in range(_ROUNDS):
+        move = torch.linalg.lstsq(matrix / sizes, residual.unsqueeze(1)).solution.squeeze(1) / sizes
+        numbers = {u: numbers[u] + float(m) for u, m in zip(chosen, move, strict=True)}
+        if any(abs(numbers[u] - u.stored) > u.half_ulp for u in chosen):
+            return None
+        previous, residual = float(residual.norm()), vector_at(numbers)
+        if float(residual.norm()) > 0.5 * previous:
+            break
+    return numbers

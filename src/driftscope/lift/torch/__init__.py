@@ -1,0 +1,1 @@
+"""torch programs in float64: a tape of ATen calls, recorded natively and replayed."""

@@ -1,0 +1,242 @@
+"""The constants of a tape: which there are, what they are called, and what replacing one re-evaluates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from driftscope.errors import CannotLift
+from driftscope.lift.steps import Constant, Origin
+from driftscope.lift.torch.entries import Entry, Tape, Value, references
+from driftscope.records.finding import Where
+
+# Numbers that stand for "nothing added": as candidates for a rounded constant they would only be noise.
+_NEUTRAL = {"alpha": 1, "beta": 1, "value": None, "scale": 1, "input_scale": 1}
+_COUNTED = frozenset(
+    {
+        "p",
+        "dropout_p",
+        "momentum",
+        "exponential_average_factor",
+        "correction",
+        "ord",
+        "scales",
+        "scales_d",
+        "scales_h",
+        "scales_w",
+    }
+)
+
+
+class Constants:
+    """The constants of one tape."""
+
+    def __init__(self, tape: Tape):
+        self._tape = tape
+        self._users = _users(tape)
+        self._values: dict[str, int] = {}
+        self._literals: dict[str, tuple[int, str]] = {}
+        self.listed: list[Constant] = []
+        self._list_values()
+        self._list_literals()
+
+    def _list_values(self) -> None:
+        makers = {o: e for e in self._tape.entries for o in e.outputs if o is not None}
+        for value in list(self._tape.values):
+            self._keep_base(value, makers)
+        frontier = _frontier(self._tape)
+        captured = set(self._tape.captured)
+        for value in self._tape.values:
+            if value.stored is None or value.id in self._tape.inputs or value.name in self._values:
+                continue
+            maker = makers.get(value.id)
+            base = self._base_of(value, makers)
+            if value.id not in captured and base is not None and base.stored is not None:
+                continue
+            self._values[value.name] = value.id
+            origin = Origin.WEIGHT if value.id in captured else Origin.COMPUTED
+            user = self._users.get(value.id)
+            where = user.where if user is not None else maker.where if maker is not None else Where()
+            self.listed.append(Constant(value.name, value.stored, origin, where, value.id in frontier))
+
+    def _base_of(self, value: Value, makers: Mapping[int, Entry]) -> Value | None:
+        """Give the constant that a constant view is a view of."""
+        maker = makers.get(value.id)
+        if maker is None or not maker.constant or not maker.facts.view:
+            return None
+        sources = references(maker.args, maker.kwargs)
+        return self._tape.values[sources[0]] if sources else None
+
+    def _keep_base(self, value: Value, makers: Mapping[int, Entry]) -> None:
+        """Let a kept view keep what it is a view of: that is the constant a person knows."""
+        while value.stored is not None and (base := self._base_of(value, makers)) is not None:
+            same = base.format == value.format and base.storage == value.storage
+            if base.stored is None and same and not value.copied:
+                base.stored = value.stored.as_strided(base.shape, base.strides, base.offset)
+            value = base
+
+    def _list_literals(self) -> None:
+        for entry in self._tape.entries:
+            for argument, number in numbers_of(entry, self._tape).items():
+                name = f"{entry.name}.{argument}"
+                self._literals[name] = (entry.index, argument)
+                value = torch.tensor(number, dtype=torch.float64)
+                self.listed.append(Constant(name, value, Origin.LITERAL, entry.where, not entry.constant))
+
+    def resolve(
+        self, replace: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[int, torch.Tensor], dict[tuple[int, str], torch.Tensor], set[int]]:
+        """Turn replacements by name into values, numbers, and constant entries to evaluate again.
+
+        Raises
+        ------
+        CannotLift
+            If a name is unknown or a shape differs.
+        """
+        values, literals = self.named(replace)
+        return values, literals, self._activated(set(values), {index for index, _ in literals})
+
+    def named(
+        self, replace: Mapping[str, torch.Tensor]
+    ) -> tuple[dict[int, torch.Tensor], dict[tuple[int, str], torch.Tensor]]:
+        """Turn replacements by name into values and numbers.
+
+        Raises
+        ------
+        CannotLift
+            If a name is unknown or a shape differs.
+        """
+        values: dict[int, torch.Tensor] = {}
+        literals: dict[tuple[int, str], torch.Tensor] = {}
+        for name, tensor in replace.items():
+            if name in self._values:
+                value = self._tape.values[self._values[name]]
+                if tuple(tensor.shape) != value.shape:
+                    raise CannotLift(
+                        f"The constant {name} has shape {value.shape}, its replacement {tuple(tensor.shape)}."
+                    )
+                values[value.id] = tensor
+            elif name in self._literals:
+                literals[self._literals[name]] = tensor
+            else:
+                raise CannotLift(f"The program has no constant named {name!r}.")
+        return values, literals
+
+    def subgraphs(self) -> list[Entry]:
+        """List the constant entries that compute something, and the views before and after them, in order."""
+        candidates = [
+            e for e in self._tape.entries
+            if e.constant and not e.facts.random and e.index not in self._tape.folded
+        ]  # fmt: skip
+        made: set[int | None] = set()
+        chosen = set()
+        for entry in candidates:
+            if not entry.facts.view or any(r in made for r in references(entry.args, entry.kwargs)):
+                chosen.add(entry.index)
+                made.update(entry.outputs)
+        needed: set[int] = set()
+        for entry in reversed(candidates):
+            if entry.index in chosen or any(o in needed for o in entry.outputs):
+                chosen.add(entry.index)
+                needed.update(references(entry.args, entry.kwargs))
+        return [e for e in candidates if e.index in chosen]
+
+    def _activated(self, changed: set[int], indices: set[int]) -> set[int]:
+        """Find the constant entries that depend on a replaced constant, and what they need that was not kept."""
+        active: set[int] = set()
+        if not changed and not indices:
+            return active
+        replaced = set(changed)
+        for entry in self._tape.entries:
+            if not entry.constant or entry.facts.random:
+                continue
+            if entry.index in indices or any(r in changed for r in references(entry.args, entry.kwargs)):
+                kept = [o for o in entry.outputs if o is not None and o not in changed]
+                if not kept and all(o is None or o in replaced for o in entry.outputs):
+                    continue
+                if entry.index in self._tape.folded:
+                    raise CannotLift(
+                        f"{entry.where} writes a constant into memory that others see; what depends on it "
+                        "cannot be evaluated with another value."
+                    )
+                active.add(entry.index)
+                changed.update(kept)
+        return self._with_sources(active, replaced)
+
+    def _with_sources(self, active: set[int], replaced: set[int]) -> set[int]:
+        """Add the entries that make what active ones use and the recording did not keep."""
+        needed: set[int] = set()
+        for entry in reversed(self._tape.entries):
+            if entry.index not in active and not (entry.constant and any(o in needed for o in entry.outputs)):
+                continue
+            active.add(entry.index)
+            for number in references(entry.args, entry.kwargs):
+                if self._tape.values[number].stored is None and number not in replaced:
+                    needed.add(number)
+        return active
+
+
+def _users(tape: Tape) -> dict[int, Entry]:
+    """Find the first entry that uses each value, through views of it."""
+    users: dict[int, Entry] = {}
+    for entry in tape.entries:
+        for number in references(entry.args, entry.kwargs):
+            users.setdefault(number, entry)
+    for entry in reversed(tape.entries):
+        if entry.constant and entry.facts.view:
+            beyond = [users[o] for o in entry.outputs if o is not None and o in users]
+            for number in references(entry.args, entry.kwargs):
+                if beyond and users.get(number) is entry:
+                    users[number] = beyond[0]
+    return users
+
+
+def _frontier(tape: Tape) -> set[int]:
+    """Find the constants that dependent entries use, directly or through views."""
+    frontier: set[int] = set()
+    for entry in reversed(tape.entries):
+        direct = not entry.constant
+        through = entry.facts.view and any(o in frontier for o in entry.outputs)
+        if direct or through:
+            frontier.update(references(entry.args, entry.kwargs))
+    return frontier
+
+
+def numbers_of(entry: Entry, tape: Tape) -> dict[str, float]:
+    """List the numbers of a call that enter its result as reals, hidden ones included."""
+    facts = entry.facts
+    found: dict[str, float] = {}
+    for name, type_ in facts.types.items():
+        value = entry.argument(name)
+        if name in _COUNTED or isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        real = "number" in type_ or "float" in type_ or (type_ in ("Tensor", "Optional[Tensor]"))
+        if not real or "List" in type_ or (entry.constant and not isinstance(value, float)):
+            continue
+        if name in _NEUTRAL and value == _NEUTRAL[name]:
+            continue
+        found[name] = float(value)
+    return found | {k: v for k, v in _hidden(entry, tape).items() if k not in found}
+
+
+def _hidden(entry: Entry, tape: Tape) -> dict[str, float]:
+    """List the constants that a fused kernel holds."""
+    name = entry.facts.name
+    if entry.constant:
+        return {}
+    found: dict[str, float] = {}
+    if name == "gelu" or (name == "_transformer_encoder_layer_fwd" and entry.argument("use_gelu")):
+        tanh = name == "gelu" and entry.argument("approximate") == "tanh"
+        found |= {"sqrt_2_over_pi": math.sqrt(2 / math.pi), "cubic": 0.044715} if tanh else {"sqrt_2": math.sqrt(2)}
+    if name.removesuffix("_") in ("hardsigmoid", "hardswish"):
+        found["slope"] = 1 / 6
+    if name.startswith(("_scaled_dot_product", "scaled_dot_product")) and entry.argument("scale") is None:
+        width = tape.values[entry.argument("query").value].shape[-1]
+        # Exporters scale queries and keys by the root, and store that.
+        found |= {"scale": width**-0.5, "scale_root": width**-0.25}
+    if name in ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"):
+        heads = entry.argument("num_heads") or entry.argument("num_head")
+        found["scale"] = (entry.argument("embed_dim") / heads) ** -0.5
+    return found

@@ -1,0 +1,66 @@
+"""Higher-order operators: the branch taken, the iterations run and the function mapped are what is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from driftscope.errors import CannotLift
+
+Run = Callable[[Any, list[Any]], Any]
+
+
+def call_higher_order(
+    recorder: AbstractContextManager[Any], operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a higher-order operator that an eager program called, its insides recorded.
+
+    Raises
+    ------
+    CannotLift
+        If the operator has no implementation in terms of ordinary calls.
+    """
+    with recorder:
+        handled, result = control_flow(operator, args, kwargs, lambda body, operands: body(*operands))
+        if handled:
+            return result
+        kernel = operator.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+        if kernel is None:
+            raise CannotLift(f"The higher-order operator {operator.name()} has no float64 evaluation.")
+        return kernel(*args, **kwargs)
+
+
+def control_flow(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> tuple[bool, Any]:
+    """Evaluate a branch or a loop, natively decided.
+
+    Parameters
+    ----------
+    operator : HigherOrderOperator
+    args, kwargs
+    run : callable
+        ``run(body, operands)`` calls a branch or a body.
+
+    Returns
+    -------
+    handled : bool
+    result : object
+    """
+    name = operator.name()
+    if name == "cond":
+        predicate, yes, no, operands = args
+        return True, run(yes if bool(predicate) else no, list(operands))
+    if name == "while_loop":
+        names = ("cond_fn", "body_fn", "carried_inputs", "additional_inputs")
+        given = dict(zip(names, args, strict=False)) | kwargs
+        carried, extra = list(given["carried_inputs"]), list(given.get("additional_inputs") or ())
+        while bool(_single(run(given["cond_fn"], carried + extra))):
+            carried = list(run(given["body_fn"], carried + extra))
+        return True, tuple(carried)
+    return False, None
+
+
+def _single(result: Any) -> Any:
+    return result[0] if isinstance(result, (tuple, list)) else result

@@ -1,0 +1,128 @@
+"""Decisions: comparisons, indices and rounding see values in their native formats, so that the lift takes the
+branch, the element and the integer that the program takes. Floats are then taken at the chosen places."""
+
+from __future__ import annotations
+
+import torch
+
+from driftscope.lift.formulas.terms import EXACT, ROUND
+from driftscope.lift.steps import Rounding
+from driftscope.lift.torch.call import Call
+from driftscope.lift.torch.entries import lifted_dtype
+from driftscope.lift.torch.ops.registry import Outputs, rule
+
+_NATIVE = """
+eq ne lt le gt ge not_equal less greater isnan isinf isposinf isneginf isfinite isreal logical_and logical_or
+logical_not logical_xor signbit sign sgn floor ceil trunc fix isclose heaviside any all argmax argmin argsort
+searchsorted bucketize nonzero nonzero_static bincount histc count_nonzero isin bitwise_and bitwise_or bitwise_not
+bitwise_xor _is_all_true _is_any_true unique_dim _unique _unique2 unique_consecutive unique_dim_consecutive
+nextafter histogram quantize_per_tensor quantize_per_channel quantize_per_tensor_dynamic quantize_per_channel_group
+one_hot choose_qparams choose_qparams_optimized _choose_qparams_per_tensor int_repr nms combinations
+"""
+
+
+@rule(*_NATIVE.split())
+def natively(call: Call) -> tuple[Outputs, Rounding]:
+    """Evaluate in native formats; whatever floats come out are exact in them."""
+    outputs = [None if t is None else _up(t) for t in call.natively()]
+    return outputs, EXACT
+
+
+def _up(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_quantized else tensor.to(lifted_dtype(tensor.dtype))
+
+
+@rule("round")
+def _round(call: Call) -> tuple[Outputs, Rounding]:
+    """Decide natively; decimals are then exact in float64, as integers over a power of ten."""
+    (rounded,), rounding = natively(call)
+    decimals = call.raw("decimals")
+    if decimals and rounded is not None and rounded.is_floating_point():
+        rounded = torch.round(rounded, decimals=decimals)
+    return [rounded], rounding
+
+
+@rule("floor_divide")
+def _floor_divide(call: Call) -> tuple[Outputs, Rounding]:
+    return natively(call)
+
+
+@rule("div", "divide", "true_divide")
+def _div(call: Call) -> tuple[Outputs, Rounding]:
+    if call.raw("rounding_mode") is not None:
+        return natively(call)
+    return [torch.true_divide(call.value("self"), call.value("other"))], ROUND
+
+
+@rule("remainder", "fmod")
+def _remainder(call: Call) -> tuple[Outputs, Rounding]:
+    """Subtract the quotient that the native program chose from the float64 dividend."""
+    decided = call.natively()[0]
+    if decided is None or not decided.is_floating_point():
+        return [decided], EXACT
+    x, y = (_exact(call, n) for n in ("self", "other"))
+    chosen = _up(decided)
+    quotient = torch.round((_rounded(call, "self") - chosen) / _rounded(call, "other"))
+    exact = x - y * quotient
+    return [torch.where(torch.isfinite(exact), exact, chosen)], ROUND
+
+
+def _exact(call: Call, name: str) -> torch.Tensor:
+    return torch.as_tensor(call.value(name), dtype=torch.float64)
+
+
+def _rounded(call: Call, name: str) -> torch.Tensor:
+    return torch.as_tensor(call.native(name)).to(torch.float64)
+
+
+@rule("frac")
+def _frac(call: Call) -> tuple[Outputs, Rounding]:
+    return [call.value("self") - torch.trunc(call.native("self")).to(torch.float64)], EXACT
+
+
+@rule("sort", "topk", "kthvalue", "median", "nanmedian", "mode", "cummax", "cummin", "msort", "_cummax_helper")
+def _chosen(call: Call) -> tuple[Outputs, Rounding]:
+    """Take float64 values at the indices chosen natively."""
+    outputs = call.natively()
+    if len(outputs) < 2 or outputs[1] is None:
+        x, decided = call.value("self").flatten(), call.native("self").flatten()
+        where = torch.nonzero(decided == outputs[0])
+        value = x[where[0, 0]] if where.numel() else _up(outputs[0])
+        return [value], EXACT
+    values = _taken(call, outputs[1])
+    return [values, *outputs[1:]], EXACT
+
+
+def _taken(call: Call, indices: torch.Tensor) -> torch.Tensor:
+    x = call.value("self")
+    if not x.is_floating_point() or x.dim() == 0:
+        return x if x.dim() == 0 else _gathered(x, indices, _dimension(call))
+    return _gathered(x, indices, _dimension(call))
+
+
+def _dimension(call: Call) -> int:
+    dim = call.raw("dim")
+    return -1 if dim is None else int(dim)
+
+
+def _gathered(x: torch.Tensor, indices: torch.Tensor, dim: int) -> torch.Tensor:
+    if indices.dim() == x.dim():
+        return x.gather(dim, indices)
+    return x.gather(dim, indices.unsqueeze(dim)).squeeze(dim)
+
+
+@rule("max", "min")
+def _extreme(call: Call) -> tuple[Outputs, Rounding]:
+    """The largest value is continuous, so it is float64's own; only its index is a native decision."""
+    dim, other = call.raw("dim"), call.raw("other")
+    largest = call.facts.name == "max"
+    x = call.value("self")
+    if other is not None:
+        return [(torch.maximum if largest else torch.minimum)(x, call.value("other"))], EXACT
+    if dim is None:
+        return [x.max() if largest else x.min()], EXACT
+    indices = call.natively()[1]
+    keep = bool(call.raw("keepdim"))
+    if not x.is_floating_point():
+        return [(x.max(dim, keep) if largest else x.min(dim, keep))[0], indices], EXACT
+    return [(x.amax(dim, keep) if largest else x.amin(dim, keep)), indices], EXACT

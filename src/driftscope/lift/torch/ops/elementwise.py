@@ -1,0 +1,102 @@
+"""Elementwise operators whose numbers can be replaced, and those whose meaning hangs on a format or on a place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from driftscope.lift.formulas.terms import EXACT
+from driftscope.lift.steps import Rounding
+from driftscope.lift.torch.call import Call
+from driftscope.lift.torch.ops.registry import Outputs, formula, rule
+
+
+@formula("add", "sub", "subtract", "rsub", "mul", "multiply", "pow", "_foreach_add")
+def _arithmetic(call: Call) -> torch.Tensor:
+    base = "self" if "self" in call.facts.types else "exponent"
+    x = call.value(base)
+    name = call.facts.name
+    other = call.value("exponent" if name == "pow" else "other")
+    alpha: Any = call.value("alpha") if "alpha" in call.facts.types else 1
+    if name == "pow":
+        return torch.pow(_tensor(x, other), _tensor(other, x))
+    if name in ("mul", "multiply"):
+        return torch.mul(x, other)
+    if name == "add":
+        return torch.add(x, other * alpha)
+    result: torch.Tensor = other - x * alpha if name == "rsub" else x - other * alpha
+    return result
+
+
+def _tensor(value: Any, like: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value
+    device = like.device if isinstance(like, torch.Tensor) else None
+    return torch.tensor(value, dtype=torch.float64, device=device)
+
+
+@formula("addcmul", "addcdiv")
+def _combined(call: Call) -> torch.Tensor:
+    a, b = call.value("tensor1"), call.value("tensor2")
+    product = a * b if call.facts.name == "addcmul" else a / b
+    return torch.add(call.value("self"), product * call.value("value"))
+
+
+@formula("masked_fill", "fill")
+def _filled(call: Call) -> torch.Tensor:
+    x = call.value("self")
+    mask = call.value("mask") if call.facts.name == "masked_fill" else torch.ones_like(x, dtype=torch.bool)
+    return torch.where(mask, _tensor(call.value("value"), x).to(x.dtype), x)
+
+
+@formula("where")
+def _where(call: Call) -> torch.Tensor:
+    a, b = call.value("self"), call.value("other")
+    return torch.where(call.value("condition"), _tensor(a, b), _tensor(b, a))
+
+
+@formula("lerp")
+def _lerp(call: Call) -> torch.Tensor:
+    a = call.value("self")
+    return torch.add(a, (call.value("end") - a) * call.value("weight"))
+
+
+@rule("nan_to_num")
+def _nan_to_num(call: Call) -> tuple[Outputs, Rounding]:
+    """The largest finite number is the native format's, not float64's."""
+    x, native = call.value("self"), call.format("self")
+    if native is None or not native.is_floating_point:
+        return [x], EXACT
+    limits = torch.finfo(native)
+    high, low = call.value("posinf"), call.value("neginf")
+    return [
+        torch.nan_to_num(
+            x,
+            call.value("nan") or 0.0,
+            limits.max if high is None else float(high),
+            limits.min if low is None else float(low),
+        )
+    ], EXACT
+
+
+@rule("embedding", "index_select", "gather", "index", "take", "_unsafe_index")
+def _looked_up(call: Call) -> tuple[Outputs, Rounding]:
+    """Look up natively in a stored table: up-casting the whole of it would cost memory for nothing."""
+    table = call.raw("weight" if call.facts.name == "embedding" else "self")
+    if table.value is None and table.stored is not None:
+        looked = call.natively()[0]
+        if looked is not None:
+            dtype = torch.float64 if looked.is_floating_point() else looked.dtype
+            return [looked.to(torch.complex128 if looked.is_complex() else dtype)], EXACT
+    args, kwargs = call.lifted()
+    return [call.function(*args, **kwargs)], EXACT
+
+
+@rule("as_strided")
+def _as_strided(call: Call) -> tuple[Outputs, Rounding]:
+    """The offset counts from the start of native memory, which may lie before the input that is lifted."""
+    x, size, stride, offset = (call.value(n) for n in ("self", "size", "stride", "storage_offset"))
+    reference = call.entry.args[0]
+    shift = 0 if offset is None else offset - call.replay.tape.values[reference.value].offset
+    return [x.as_strided(size, stride, x.storage_offset() + shift)], EXACT

@@ -1,0 +1,73 @@
+"""Quantised values really are integers: quantisation is a native decision, what follows is exact in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from driftscope.lift.formulas.quantisation import along, dequantised
+from driftscope.lift.formulas.terms import EXACT, ROUND
+from driftscope.lift.steps import Kind, Rounding
+from driftscope.lift.torch.call import Call
+from driftscope.lift.torch.ops.registry import Outputs, rule
+
+
+@rule("dequantize", "dequantize_self")
+def _dequantize(call: Call) -> tuple[Outputs, Rounding]:
+    """Multiply the integers by the scale, both exact."""
+    q = call.native("self")
+    if not q.is_quantized:
+        return [q.to(torch.float64)], EXACT
+    return [_exact(q)], ROUND
+
+
+def _exact(q: torch.Tensor) -> torch.Tensor:
+    integers = q.int_repr().to(torch.float64)
+    if q.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return dequantised(integers, q.q_scale(), q.q_zero_point())
+    axis, parameters = q.q_per_channel_axis(), (q.q_per_channel_scales(), q.q_per_channel_zero_points())
+    return dequantised(integers, *(along(p.to(torch.float64), axis, q.dim()) for p in parameters))
+
+
+@rule("dequantize_per_tensor", "dequantize_per_channel")
+def _decomposed(call: Call) -> tuple[Outputs, Rounding]:
+    """The operators of PyTorch 2 export quantisation."""
+    q = call.native("input").to(torch.float64)
+    scale, zero = _scale(call), _zero(call)
+    axis = call.raw("axis")
+    if axis is not None:
+        scale, zero = (None if p is None else along(p, int(axis), q.dim()) for p in (scale, zero))
+    return [dequantised(q, scale, zero)], ROUND
+
+
+def _scale(call: Call) -> Any:
+    return call.value("scales") if "scales" in call.facts.types else call.value("scale")
+
+
+def _zero(call: Call) -> Any:
+    name = next((n for n in ("zero_points", "zero_point") if n in call.facts.types), None)
+    return None if name is None else call.value(name)
+
+
+@rule("fake_quantize_per_tensor_affine_cachemask", "fake_quantize_per_channel_affine_cachemask",
+      "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")  # fmt: skip
+def _fake(call: Call) -> tuple[Outputs, Rounding]:
+    """Find the integers that the kernel chose and multiply them by the scale in float64."""
+    native, mask = call.natively()
+    scale = call.value("scale")
+    if isinstance(scale, torch.Tensor) and scale.dim():
+        scale = along(scale, int(call.raw("axis")), native.dim())
+    return [torch.round(native.to(torch.float64) / scale) * scale, mask], ROUND
+
+
+@rule("linear_dynamic")
+def _linear_dynamic(call: Call) -> tuple[Outputs, Rounding]:
+    """Quantise the activations natively, multiply the integers exactly."""
+    x = call.native("X")
+    weight, bias = torch.ops.quantized.linear_unpack(call.raw("W_prepack"))
+    scale, zero = torch._choose_qparams_per_tensor(x, bool(call.raw("reduce_range")))
+    activations = _exact(torch.quantize_per_tensor(x, float(scale), int(zero), torch.quint8))
+    product = activations @ _exact(weight).mT
+    out = product if bias is None else product + bias.to(torch.float64)
+    return [out], Rounding(Kind.DOT, x.shape[-1])

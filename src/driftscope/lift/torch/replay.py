@@ -1,0 +1,301 @@
+"""Replays a tape in float64.
+
+Values are lifted where they are used and freed after their last use. Constants stay in their native formats until a
+dependent entry needs them in float64; only small ones are kept lifted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from driftscope.errors import CannotLift
+from driftscope.lift.steps import Kind, Observer, Rounding, Step
+from driftscope.lift.torch.call import Call, Inputs, Operand, default_dtype, lift_native, split_arguments
+from driftscope.lift.torch.entries import Entry, Ref, Tape, Value, lifted_dtype, references
+from driftscope.lift.torch.ops import rules
+
+# What a part of a fused kernel would be called on its own.
+_OPERATORS = {Kind.DOT: "aten.matmul", Kind.SOFTMAX: "aten._softmax"}
+_SMALL = 1 << 20  # bytes of one constant that may stay lifted from one run to the next
+_ALL_SMALL = 1 << 24  # bytes of all of them
+
+
+class LiftedConstants:
+    """Small constants that stay lifted; large ones are up-cast for each use, which keeps memory near the weights'."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, torch.Tensor] = {}
+        self.bytes = 0
+
+    def get(self, number: int) -> torch.Tensor | None:
+        """Give a constant if it is held."""
+        return self._held.get(number)
+
+    def offer(self, number: int, tensor: torch.Tensor) -> None:
+        """Hold a constant if there is room."""
+        size = tensor.numel() * tensor.element_size()
+        if size <= _SMALL and self.bytes + size <= _ALL_SMALL:
+            self._held[number] = tensor
+            self.bytes += size
+
+
+class Replay:
+    """One float64 run of a tape.
+
+    Parameters
+    ----------
+    tape : Tape
+    observe : Observer or None
+    replacements : mapping of int to torch.Tensor
+        Lifted values to use instead of stored constants.
+    literals : mapping of (entry index, argument name) to torch.Tensor
+        0-dim values to use instead of numbers in calls.
+    active : set of int
+        Constant entries to evaluate all the same, because something they use was replaced.
+    cache : LiftedConstants
+    """
+
+    def __init__(
+        self, tape: Tape, observe: Observer | None, replacements: Mapping[int, torch.Tensor],
+        literals: Mapping[tuple[int, str], torch.Tensor], active: set[int], cache: LiftedConstants,
+    ):  # fmt: skip
+        self.tape = tape
+        self.observe = observe
+        self.literals = literals
+        self.active = active
+        self.values: dict[int, torch.Tensor] = {}
+        self.replacements = replacements
+        self.native_default = torch.get_default_dtype()
+        self._cache = cache
+        self._steps = 0
+        self._literal_entries = {index for index, _ in literals}
+
+    def run(self, wanted: set[int], last_uses: Mapping[int, Sequence[int]]) -> None:
+        """Evaluate every entry; afterwards :meth:`result` gives the values in `wanted`."""
+        for number in self.tape.inputs:
+            self.values[number] = self._own(self.tape.values[number], self.tape.values[number].stored)
+        self.values.update(self.replacements)
+        with default_dtype(torch.float64):
+            for entry in self.tape.entries:
+                if not entry.constant or entry.index in self.active:
+                    self._evaluate(entry)
+                for number in last_uses.get(entry.index, ()):
+                    if number not in wanted:
+                        self.values.pop(number, None)
+
+    def run_constants(self, entries: Sequence[Entry]) -> dict[int, torch.Tensor]:
+        """Evaluate constant entries in float64 and give their real results; what cannot be evaluated is left out."""
+        found: dict[int, torch.Tensor] = {}
+        self.values.update(self.replacements)
+        with default_dtype(torch.float64):
+            for entry in entries:
+                known = all(n in self.values or self.tape.values[n].stored is not None for n in _used(entry))
+                outputs = [o for o in entry.outputs if o is not None and o not in self.replacements]
+                if not known or entry.writes:
+                    continue
+                try:
+                    self._evaluate(entry)
+                except CannotLift:
+                    for number in outputs:
+                        self.values.pop(number, None)
+                    continue
+                found.update((o, self.values[o]) for o in outputs if _is_real(self.values.get(o)))
+        return found
+
+    def result(self, number: int) -> torch.Tensor:
+        """Give a value after the run."""
+        return self._operand(number).lifted()
+
+    def literal(self, entry: Entry, name: str, default: Any) -> Any:
+        """Give a number of a call, or what replaces it."""
+        if entry.index in self._literal_entries:
+            return self.literals.get((entry.index, name), default)
+        return default
+
+    # -- one entry -----------------------------------------------------------------------------------------------
+
+    def _evaluate(self, entry: Entry) -> None:
+        if entry.index in self.tape.snapshots:
+            self._materialise(entry)
+            return
+        args, kwargs = self._resolve(entry)
+        formats = [None if o is None else self.tape.values[o].format for o in entry.outputs]
+        call = Call(entry.function, args, kwargs, formats, self, entry)
+        try:
+            outputs, rounding = rules.evaluate(call)
+        except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError) as error:
+            words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise CannotLift(f"{entry.where} cannot be evaluated in float64: {words}") from error
+        self._check(entry, outputs, formats)
+        outputs = outputs[: len(formats)]
+        outputs = self.show(entry, call, entry.name, outputs, formats, rounding)
+        self._settle(entry, outputs)
+
+    def _resolve(self, entry: Entry) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        args = tuple(self._template(a) for a in entry.args)
+        kwargs = {k: self._template(v) for k, v in entry.kwargs.items()}
+        if entry.index in self._literal_entries:
+            given = list(args)
+            for (index, name), value in self.literals.items():
+                position = entry.facts.positions.get(name)
+                if index != entry.index:
+                    continue
+                if position is not None and position < len(given):
+                    given[position] = value
+                elif name in entry.facts.types:
+                    kwargs[name] = value
+            args = tuple(given)
+        return args, kwargs
+
+    def _template(self, tree: Any) -> Any:
+        if isinstance(tree, Ref):
+            return self._operand(tree.value)
+        if isinstance(tree, (list, tuple)):
+            return [self._template(t) for t in tree]
+        return tree
+
+    def _operand(self, number: int) -> Operand:
+        value = self.tape.values[number]
+        lifted = self.values.get(number)
+        if lifted is not None:
+            return Operand(value.name, value.format, None, lifted)
+        if value.stored is None:
+            raise CannotLift(f"The value {value.name} was not kept; the program cannot be replayed.")
+        held = self._cache.get(number)
+        operand = Operand(value.name, value.format, value.stored, held)
+        if held is None and value.stored.numel() * 8 <= _SMALL and lifted_dtype(value.format) != value.format:
+            self._cache.offer(number, operand.lifted())
+        return operand
+
+    def show(
+        self, entry: Entry, call: Call, name: str, outputs: list[torch.Tensor | None],
+        formats: list[torch.dtype | None], rounding: Rounding,
+    ) -> list[torch.Tensor | None]:  # fmt: skip
+        """Let the observer see a step; give what it makes of the outputs."""
+        index, self._steps = self._steps, self._steps + 1
+        if self.observe is None:
+            return outputs
+        operands, attributes = split_arguments(call)
+        inner = name != entry.name
+        names = [name if i == 0 else f"{name}.{i}" for i in range(len(outputs))] if inner else self._names(entry)
+        step = Step(
+            index, name, f"{call.function.namespace}.{call.facts.name}", entry.where,
+            ["" if o is None else o.name for o in operands], names, Inputs(operands), outputs, formats,
+            rounding, attributes, entry.constant, held=[o is not None and o.stored is not None for o in operands],
+        )  # fmt: skip
+        replaced = self.observe(step)
+        return outputs if replaced is None else list(replaced)
+
+    def evaluate(self, call: Call, name: str) -> torch.Tensor:
+        """Evaluate an inner step of a fused kernel by its own rule and show it to the observer."""
+        results, rounding = rules.evaluate(call)
+        shown = self.show(call.entry, call, name, results[:1], call.formats, rounding)[0]
+        if shown is None:
+            raise CannotLift(f"{name} has no result in float64.")
+        return shown
+
+    def show_inner(
+        self, entry: Entry, part: str, output: torch.Tensor, format: torch.dtype | None, rounding: Rounding,
+        inputs: Sequence[torch.Tensor | None],
+    ) -> torch.Tensor:  # fmt: skip
+        """Let the observer see a step of a formula inside a fused kernel."""
+        index, self._steps = self._steps, self._steps + 1
+        if self.observe is None:
+            return output
+        name = f"{entry.name}.{part}"
+        step = Step(
+            index, name, _OPERATORS.get(rounding.kind, f"aten.{part}"), entry.where, [""] * len(inputs), [name], inputs,
+            [output], [format], rounding, {},
+        )  # fmt: skip
+        replaced = self.observe(step)
+        shown = output if replaced is None else replaced[0]
+        return output if shown is None else shown
+
+    def _names(self, entry: Entry) -> list[str]:
+        return ["" if o is None else self.tape.values[o].name for o in entry.outputs]
+
+    def _check(self, entry: Entry, outputs: list[torch.Tensor | None], formats: list[torch.dtype | None]) -> None:
+        """Hold rules to what they promise: float64 where the native value is a float, the native shape."""
+        if len(outputs) < len(formats):
+            raise CannotLift(f"{entry.where} gave {len(outputs)} results in float64 instead of {len(formats)}.")
+        for tensor, number, native in zip(outputs, entry.outputs, formats, strict=False):
+            if tensor is None or number is None or native is None:
+                continue
+            value = self.tape.values[number]
+            if tensor.dtype != lifted_dtype(native) and lifted_dtype(native).is_floating_point:
+                raise CannotLift(f"{entry.where} has no float64 evaluation: its result is {tensor.dtype}.")
+            if tuple(tensor.shape) != value.shape:
+                raise CannotLift(
+                    f"{entry.where} depends on values in its shape: {tuple(tensor.shape)} in float64, "
+                    f"natively {value.shape}."
+                )
+
+    def _settle(self, entry: Entry, outputs: list[torch.Tensor | None]) -> None:
+        for position, number in enumerate(entry.outputs):
+            tensor = outputs[position]
+            if number is None or tensor is None:
+                continue
+            value = self.tape.values[number]
+            if tensor.dtype != lifted_dtype(value.format):
+                tensor = tensor.to(lifted_dtype(value.format))
+            if position in entry.writes:
+                self.values[number].copy_(tensor)
+            else:
+                self.values[number] = self._lay_out(entry, value, tensor)
+
+    def _lay_out(self, entry: Entry, value: Value, tensor: torch.Tensor) -> torch.Tensor:
+        """Give a result the native strides, and memory of its own where a write could otherwise be seen."""
+        if not _same_layout(tensor, value):
+            if entry.facts.view and value.storage in self.tape.written:
+                raise CannotLift(f"{entry.where} views memory that is written, in a layout that float64 does not have.")
+            laid = torch.empty_strided(value.shape, value.strides, dtype=tensor.dtype, device=tensor.device)
+            return laid.copy_(tensor)
+        if self.tape.written and not entry.facts.view and self._borrowed(value, tensor):
+            return tensor.clone()
+        return tensor
+
+    def _borrowed(self, value: Value, tensor: torch.Tensor) -> bool:
+        memory = tensor.untyped_storage()._cdata
+        return any(
+            other.untyped_storage()._cdata == memory and self.tape.values[number].storage != value.storage
+            for number, other in self.values.items()
+        )
+
+    def _own(self, value: Value, stored: torch.Tensor | None) -> torch.Tensor:
+        if stored is None:
+            raise CannotLift(f"The input {value.name} has no value.")
+        tensor = lift_native(stored)
+        return tensor.clone() if value.storage in self.tape.written and tensor is stored else tensor
+
+    def _materialise(self, entry: Entry) -> None:
+        whole, offsets = self.tape.snapshots[entry.index]
+        root = lift_native(whole)
+        root = root.clone() if root is whole else root
+        for ref, offset in zip(entry.args, offsets, strict=True):
+            if ref.value in self.values:
+                value = self.tape.values[ref.value]
+                root.as_strided(value.shape, value.strides, offset).copy_(self.values[ref.value])
+        for number, offset in zip(entry.outputs, offsets, strict=True):
+            if number is not None:
+                value = self.tape.values[number]
+                self.values[number] = root.as_strided(value.shape, value.strides, offset)
+
+
+def _used(entry: Entry) -> list[int]:
+    return references(entry.args, entry.kwargs)
+
+
+def _is_real(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+
+
+def _same_layout(tensor: torch.Tensor, value: Value) -> bool:
+    strides = tensor.stride()
+    if strides == value.strides or tensor.numel() == 0 or tensor.is_quantized:
+        return True
+    pairs = [(n, a, b) for n, a, b in zip(value.shape, strides, value.strides, strict=True) if n > 1]
+    # Overlapping memory cannot be written into; only views have it and those keep it by themselves.
+    return all(a == b for _, a, b in pairs) or any(b == 0 for _, _, b in pairs)

@@ -1,0 +1,1 @@
+"""What can be read of a program without running it."""

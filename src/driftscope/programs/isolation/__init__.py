@@ -1,0 +1,1 @@
+"""Worker processes: whatever a program does to its process, driftscope answers."""

@@ -1,0 +1,127 @@
+"""The inside of one worker process: receives a task, runs it, answers. Imports nothing that a task does not ask for.
+
+The process is a fresh interpreter, never a fork: a fork copies the locks and threads of OpenMP and CUDA in whatever
+state they are, and then a child hangs. It does not import the caller's main script either, unless a task was
+defined there, so a plain script may start workers without an ``if __name__ == "__main__"`` guard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import os
+import pickle
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+# Set in every worker, so that a script which starts workers at its top level is told, instead of starting more.
+MARK = "DRIFTSCOPE_WORKER"
+
+READY, STARTED, DONE, RAISED = "ready", "started", "done", "raised"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a worker must know before its first task.
+
+    Parameters
+    ----------
+    main : str
+        Path of the caller's script, ``""`` when there is none; run only for a task that was defined in it.
+    parent : int
+        Process id of the supervisor.
+    preload : tuple of str
+        Modules to import before the worker calls itself ready.
+    """
+
+    main: str
+    parent: int
+    preload: tuple[str, ...]
+
+
+def serve(descriptor: int) -> None:
+    """Answer tasks that arrive on a socket until it closes."""
+    link = Connection(descriptor)
+    setting: Setting = pickle.loads(link.recv_bytes())  # noqa: S301  (from the process that started this one)
+    faulthandler.enable()  # names the Python line that was running when native code crashes
+    faulthandler.register(signal.SIGUSR1)  # and when the supervisor asks a hanging task where it is
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which then ends its workers
+    guard_machine()
+    die_with(setting.parent)
+    for name in setting.preload:
+        importlib.import_module(name)
+    link.send_bytes(pickle.dumps((READY, None)))
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            _answer(link, link.recv_bytes(), setting)
+
+
+def _answer(link: Connection, message: bytes, setting: Setting) -> None:
+    try:
+        function, arguments, keywords = _load(message, setting)
+        link.send_bytes(pickle.dumps((STARTED, time.perf_counter())))
+        answer = (DONE, function(*arguments, **keywords))
+        words = pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL)
+    except BaseException as error:  # a task may call sys.exit(): that is its failure, not the worker's end
+        words = _raised(error)
+    link.send_bytes(words)
+
+
+def _load(message: bytes, setting: Setting) -> Any:
+    """Unpickle a task; import the caller's script first if the task was defined there."""
+    if b"__main__" in message and setting.main and not hasattr(sys.modules["__main__"], "__driftscope_names__"):
+        main = sys.modules["__main__"]
+        main.__dict__["__driftscope_names__"] = True
+        # Another run name, so that what the script guards by `if __name__ == "__main__"` stays undone.
+        names = runpy.run_path(setting.main, run_name="__mp_main__")
+        main.__dict__.update({k: v for k, v in names.items() if not k.startswith("__")})
+    return pickle.loads(message)  # noqa: S301  (from the process that started this one)
+
+
+def _raised(error: BaseException) -> bytes:
+    """Pickle an error with the text of its traceback, or a plain stand-in when it cannot be pickled."""
+    text = "".join(traceback.format_exception(error))
+    try:
+        words = pickle.dumps((RAISED, (error, text)))
+        pickle.loads(words)  # noqa: S301  (some errors can be written but not read: their __init__ takes more)
+    except Exception:
+        named = RuntimeError(f"{type(error).__name__}: {error}")
+        return pickle.dumps((RAISED, (named, text)))
+    return words
+
+
+def guard_machine() -> None:
+    """Crash without a core dump, and before the supervisor when memory runs out."""
+    import resource  # POSIX only; elsewhere there are no workers, and the pool says so
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a thousand crashing cells must not fill the disk
+    with contextlib.suppress(OSError):
+        # When memory runs out, the kernel ends the largest score first: a worker, never its supervisor.
+        Path("/proc/self/oom_score_adj").write_text("800")
+
+
+def die_with(parent: int) -> None:
+    """Do not outlive the supervisor, even one that was killed while a task hangs."""
+    if sys.platform == "linux":
+        kill_me_too = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(kill_me_too, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:  # it died before it could be watched
+        os._exit(1)
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)

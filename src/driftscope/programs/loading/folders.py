@@ -1,0 +1,106 @@
+"""Folders and files of other tools: what is loaded, and what is named with the way to compare it all the same."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from driftscope.errors import ProgramError
+
+_NAMED = 5
+# How the numbers of a file that nothing here can run are brought all the same.
+_RECORDED = "run it there, save its outputs as .npz, and compare with that file"
+# suffix -> what such a file is
+_ELSEWHERE = {
+    ".gguf": "weights for llama.cpp",
+    ".tflite": "a LiteRT (TensorFlow Lite) model",
+    ".engine": "a TensorRT engine",
+    ".plan": "a TensorRT engine",
+    ".trt": "a TensorRT engine",
+    ".mlmodel": "a Core ML model",
+    ".mlpackage": "a Core ML model",
+    ".pb": "a TensorFlow graph",
+    ".h5": "a Keras model",
+    ".keras": "a Keras model",
+}
+
+
+def is_torchscript(path: Path) -> bool:
+    """Whether a ``.pt`` file holds a TorchScript program: told from the names in the archive, nothing is loaded."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.partition("/")[2].startswith("code/") for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def refuse_known(path: Path) -> None:
+    """Refuse a file of a kind that only another tool can run, and say how its outputs are compared.
+
+    Raises
+    ------
+    ProgramError
+        If the suffix is one of those.
+    """
+    what = _ELSEWHERE.get(path.suffix.lower())
+    if what is not None:
+        polygraphy = " (polygraphy run --save-outputs writes what driftscope reads)" if "TensorRT" in what else ""
+        raise ProgramError(f"{path} is {what}, which driftscope cannot run: {_RECORDED}{polygraphy}")
+
+
+def model_in(folder: Path) -> Path | Any:
+    """Find the model in a folder: an ONNX file, or a Hugging Face model built with transformers.
+
+    Returns
+    -------
+    Path or torch.nn.Module
+        The path of the one ``.onnx`` file (``model.onnx`` where there are several), or the module that
+        ``config.json`` describes with the folder's safetensors in it, in evaluation mode.
+
+    Raises
+    ------
+    ProgramError
+        If there is neither, transformers is needed and not installed, or the class that ``config.json`` names is not
+        one of transformers' own.
+    """
+    files = sorted(folder.glob("*.onnx"))
+    if len(files) == 1 or (folder / "model.onnx") in files:
+        return folder / "model.onnx" if len(files) > 1 else files[0]
+    if files:
+        few = ", ".join(f.name for f in files[:_NAMED]) + (", ..." if len(files) > _NAMED else "")
+        raise ProgramError(f"{folder} is a folder that holds {len(files)} models: give one of {few}")
+    if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+        return _from_transformers(folder)
+    raise ProgramError(
+        f"{folder} is a folder that holds neither an .onnx file nor config.json with .safetensors;"
+        " give the file of the model"
+    )
+
+
+def _from_transformers(folder: Path) -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise ProgramError(
+            f"{folder} is a Hugging Face model, which transformers builds: pip install transformers"
+        ) from error
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        names = config.get("architectures") or ["AutoModel"]
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise ProgramError(f"{folder / 'config.json'} cannot be read: {error}") from error
+    name = str(names[0])
+    # Only classes that transformers itself brings: what a folder brings along as code is never imported.
+    kind = getattr(transformers, name, None)
+    if not (isinstance(kind, type) and hasattr(kind, "from_pretrained")):
+        raise ProgramError(
+            f"{folder / 'config.json'} names the class {name!r}, which transformers {transformers.__version__} does"
+            " not have; code that lies in the folder is not run: give file.py:name that builds the model"
+        )
+    try:
+        model = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ProgramError(f"transformers cannot build the model in {folder}: {str(error).splitlines()[0]}") from error
+    return model.eval()

@@ -1,0 +1,337 @@
+"""From anything a person may hold to a :class:`Program`: objects, files, ``package.module:name``, ``file.py:name``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import TYPE_CHECKING, Any
+
+from driftscope.errors import InputError, ProgramError
+from driftscope.programs.feeding.feeds import Inputs, make_inputs
+from driftscope.programs.loading.folders import is_torchscript, model_in, refuse_known
+from driftscope.programs.loading.frameworks import framework_of
+from driftscope.programs.loading.references import is_reference, resolve
+from driftscope.programs.loading.third_party import claimed_by_any, claimed_by_plugin
+from driftscope.programs.protocol import Program
+from driftscope.programs.state.process import alone
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+_OUTPUT_FILES = (".npz", ".npy", ".safetensors", ".json")
+
+
+@alone()
+def load_program(obj: Any, **options: Any) -> Program:
+    """Make a program of anything that runs tensors.
+
+    Parameters
+    ----------
+    obj : object
+        A module, a function of torch, numpy or JAX arrays, an ``ExportedProgram``, a ``ModelProto``, an onnx-ir
+        model, an ``ONNXProgram``, a path to ``.onnx`` or ``.pt2``, ``"package.module:name"``, ``"file.py:name"``
+        (an object, or a factory that returns a program or a program and its inputs), a path to recorded outputs,
+        or a Program, which comes back as it is.
+    **options
+        Those of :func:`onnx_program` or :func:`torch_program`; ``framework`` (``"torch"``, ``"numpy"``, ``"jax"``)
+        for functions; ``name``; ``runtime`` for the name of a third-party runtime.
+
+    Returns
+    -------
+    Program
+
+    Raises
+    ------
+    ProgramError
+        If nothing here can run ``obj``, or an option does not belong to it.
+    """
+    if "runtime" in options:
+        asked = str(options.pop("runtime"))
+        return claimed_by_plugin(obj, asked, options)
+    if isinstance(obj, Program):
+        _no_options(obj, options)
+        return obj
+    if isinstance(obj, (str, FilePath)):
+        return _from_text(obj, options)
+    if isinstance(obj, type):
+        raise ProgramError(f"{obj.__name__} is a class; give an instance of it")
+    for matches, make in _KINDS:
+        if matches(obj):
+            return make(obj, **options)
+    plugin = claimed_by_any(obj, options)
+    if plugin is not None:
+        return plugin
+    raise ProgramError(
+        f"an object of class {type(obj).__name__} is not a program driftscope can load; give a module, a function,"
+        " an ExportedProgram, an ONNX model, a path to .onnx or .pt2, or package.module:name"
+    )
+
+
+def _no_options(program: Program, options: Mapping[str, Any]) -> None:
+    if options:
+        raise ProgramError(f"{program.name} is a Program already; {', '.join(options)} cannot be changed any more")
+
+
+def _class_in(obj: Any, *names: str) -> bool:
+    """Whether an object's class is one of these, asked without importing where they are defined."""
+    return any(f"{c.__module__}.{c.__qualname__}" in names for c in type(obj).__mro__)
+
+
+def _is_torch(obj: Any) -> bool:
+    return _class_in(obj, "torch.nn.modules.module.Module") or callable(obj)
+
+
+_ONNX = (
+    "onnx.onnx_ml_pb2.ModelProto",
+    "onnx_ir.Model",
+    "torch.onnx._internal.exporter._onnx_program.ONNXProgram",
+)
+
+
+def _is_onnx(obj: Any) -> bool:
+    return _class_in(obj, *_ONNX) or type(obj).__name__ in ("ModelProto", "ONNXProgram")
+
+
+def _is_exported(obj: Any) -> bool:
+    return _class_in(obj, "torch.export.exported_program.ExportedProgram")
+
+
+# --- text: paths and references -------------------------------------------------------------------------------
+
+
+def _from_text(text: str | FilePath, options: dict[str, Any]) -> Program:
+    if isinstance(text, str) and is_reference(text):
+        return _from_reference(text, options)
+    path = FilePath(text)
+    refuse_known(path)
+    if text and path.is_dir():
+        return load_program(model_in(path), **_named(options, path.name, None))
+    suffix = path.suffix.lower()
+    if suffix == ".onnx":
+        return onnx_program(path, **options)
+    if suffix == ".pt2":
+        return _exported_file(path, **options)
+    if suffix in _OUTPUT_FILES:
+        return recorded(path, **options)
+    if is_torchscript(path):
+        raise ProgramError(
+            f"{path} is a TorchScript program; give file.py:name for a function that returns"
+            f" torch.jit.load({path.name!r})"
+        )
+    if suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
+        raise ProgramError(
+            f"{path} holds pickled Python objects, which are not loaded; give file.py:name for the module,"
+            " or export it (torch.export.save to .pt2, or torch.onnx.export to .onnx)"
+        )
+    if suffix == ".py":
+        raise ProgramError(f"{path} needs the name of an object or a factory inside: {path}:name")
+    raise ProgramError(
+        f"{str(text)!r} is not a program driftscope can load: give a path to .onnx or .pt2, a folder with a model,"
+        " package.module:name, or file.py:name"
+    )
+
+
+def _from_reference(text: str, options: dict[str, Any]) -> Program:
+    found = resolve(text)
+    program = load_program(found.program, **_named(options, found.name, found.program))
+    if found.inputs is not None:
+        program.default_inputs = make_inputs(found.inputs)
+    return program
+
+
+def _named(options: dict[str, Any], name: str, obj: Any) -> dict[str, Any]:
+    return options if isinstance(obj, (Program, str, FilePath)) else {"name": name, **options}
+
+
+# --- kinds ----------------------------------------------------------------------------------------------------
+
+
+def onnx_program(
+    model: str | FilePath | onnx.ModelProto | Any,
+    level: str = "all",
+    disabled: Sequence[str] = (),
+    threads: int | None = None,
+    provider: str = "cpu",
+    save_optimized: str | FilePath | None = None,
+    **more: Any,
+) -> Program:
+    """Make a program of an ONNX model, run by onnxruntime.
+
+    Parameters
+    ----------
+    model : path, onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram
+    level : str
+        Graph optimisation level: ``disable``, ``basic``, ``extended``, ``layout`` or ``all``.
+    disabled : sequence of str
+        Graph optimisers to switch off by name, as ``("LayerNormFusionL1",)``.
+    threads : int or None
+        Threads inside one operator; None for onnxruntime's choice.
+    provider : str
+        ``cpu``, ``cuda``, or an execution provider's full name.
+    save_optimized : path or None
+        Where onnxruntime writes the optimised model when the session is created.
+    **more
+        ``name``, ``config`` (a dict of further session configuration entries), ``inputs`` (default inputs).
+
+    Raises
+    ------
+    ProgramError
+        If the model cannot be read, is damaged, or asks for data outside its folder.
+    """
+    from driftscope.programs.loading.onnx_files import model_of
+    from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
+    from driftscope.programs.runtimes.ort_options import SessionSetup
+
+    name, config, inputs = more.pop("name", None), more.pop("config", None) or {}, more.pop("inputs", None)
+    _refuse_unknown("ONNX model", more)
+    setup = SessionSetup(
+        level=level,
+        disabled=(disabled,) if isinstance(disabled, str) else tuple(disabled),
+        threads=threads,
+        provider=provider,
+        save_optimized=None if save_optimized is None else str(save_optimized),
+        config=tuple((str(k), str(v)) for k, v in config.items()),
+    )
+    found = model_of(model)
+    if name and found.path is None:
+        found.name = name
+    return OnnxProgram(found, setup, None if inputs is None else make_inputs(inputs))
+
+
+def torch_program(
+    module: torch.nn.Module | Callable[..., Any],
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    compile: Any = None,
+    **more: Any,
+) -> Program:
+    """Make a program of a torch module or function, run eagerly or by ``torch.compile``.
+
+    Parameters
+    ----------
+    module : torch.nn.Module or callable
+        Left as it is: moving or rounding works on a copy.
+    device : str, torch.device or None
+    dtype : torch.dtype, str or None
+        Floating-point parameters, buffers and inputs are rounded to it.
+    compile : bool, str, callable, dict or None
+        True or a backend (``"inductor"``, ``"aot_eager"``, ``"eager"``), or keywords for ``torch.compile``.
+    **more
+        ``name``, ``inputs`` (default inputs).
+
+    Raises
+    ------
+    ProgramError
+        If ``module`` is not callable, or device, dtype or backend do not exist.
+    """
+    from driftscope.programs.runtimes.torch_compiled import CompiledProgram, compile_settings, uncompiled
+    from driftscope.programs.runtimes.torch_eager import TorchProgram
+
+    name, inputs = more.pop("name", None), more.pop("inputs", None)
+    more.pop("framework", None)
+    _refuse_unknown("torch program", more)
+    if not callable(module):
+        raise ProgramError(f"a {type(module).__name__} cannot be called; give a module or a function")
+    original, as_compiled = uncompiled(module)
+    settings = compile_settings(compile) if compile is not None else as_compiled
+    options = _torch_options(device, dtype)
+    defaults = None if inputs is None else make_inputs(inputs)
+    words = name or _name_of(original)
+    if settings is None:
+        return TorchProgram(original, words, options, defaults)
+    return CompiledProgram(original, words, settings, options, defaults)
+
+
+def _torch_options(device: Any, dtype: Any) -> Any:
+    import torch
+
+    from driftscope.programs.runtimes.torch_eager import TorchOptions
+
+    if isinstance(dtype, str):
+        named = getattr(torch, dtype.removeprefix("torch."), None)
+        if not isinstance(named, torch.dtype):
+            raise ProgramError(f"unknown dtype {dtype!r}; give for example float16 or bfloat16")
+        dtype = named
+    if dtype is not None and not dtype.is_floating_point:
+        raise ProgramError(f"dtype={dtype}: a program can only be rounded to a floating-point format")
+    try:
+        place = None if device is None else torch.device(device)
+        if place is not None:
+            torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ProgramError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
+    return TorchOptions(place, dtype)
+
+
+def _callable(function: Any, **options: Any) -> Program:
+    """Make a program of a module or function on torch, numpy or JAX arrays."""
+    framework = options.pop("framework", None) or framework_of(function)
+    if framework == "torch":
+        return torch_program(function, **options)
+    from driftscope.programs.runtimes.plain_callables import ArrayProgram
+
+    name, inputs = options.pop("name", None), options.pop("inputs", None)
+    _refuse_unknown(f"{framework} function", options)
+    defaults = None if inputs is None else make_inputs(inputs)
+    return ArrayProgram(function, name or _name_of(function), framework, defaults)
+
+
+def _exported(obj: Any, **options: Any) -> Program:
+    from driftscope.programs.runtimes.torch_exported import ExportedTorchProgram
+
+    name, inputs = options.pop("name", None), options.pop("inputs", None)
+    _refuse_unknown("exported program", options)
+    return ExportedTorchProgram(obj, name or "ExportedProgram", None if inputs is None else make_inputs(inputs))
+
+
+def _exported_file(path: FilePath, **options: Any) -> Program:
+    from driftscope.programs.loading.pt2 import read_exported
+
+    return _exported(read_exported(path), **{"name": path.name, **options})
+
+
+def recorded(outputs: Any, *, name: str | None = None) -> Program:
+    """Make a program of outputs that were computed elsewhere.
+
+    Parameters
+    ----------
+    outputs : tree of tensors or arrays, or path
+        A path to ``.npz``, ``.npy``, ``.pt``, ``.safetensors``, or to JSON of ``polygraphy run --save-outputs``.
+    name : str or None
+
+    Raises
+    ------
+    ProgramError
+        If the file cannot be read or holds no outputs.
+    """
+    from driftscope.programs.runtimes.recorded_outputs import RecordedProgram, read_outputs
+
+    if isinstance(outputs, (str, FilePath)):
+        program = read_outputs(FilePath(outputs))
+        program.name = name or program.name
+        return program
+    try:
+        return RecordedProgram(outputs, name or "recorded outputs")
+    except InputError as error:
+        raise ProgramError(str(error)) from error
+
+
+def _name_of(function: Any) -> str:
+    if isinstance(function, type):
+        return function.__name__
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
+def _refuse_unknown(what: str, options: Mapping[str, Any]) -> None:
+    if options:
+        raise ProgramError(f"unknown option {', '.join(map(repr, options))} for a {what}")
+
+
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[..., Program]], ...] = (
+    (_is_onnx, onnx_program),
+    (_is_exported, _exported),
+    (_is_torch, _callable),
+)
+
+__all__ = ["Inputs", "load_program", "onnx_program", "recorded", "torch_program"]

@@ -1,0 +1,145 @@
+"""``package.module:name`` and ``file.py:name``: the user's own code, imported on request."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from types import ModuleType
+from typing import Any
+
+from driftscope.errors import DriftscopeError, ProgramError
+
+_REFERENCE = re.compile(r"(?P<home>.+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a reference led to.
+
+    Parameters
+    ----------
+    program : object
+        Anything ``ds.program`` takes.
+    name : str
+    inputs : object or None
+        What the factory returned beside the program.
+    """
+
+    program: Any
+    name: str
+    inputs: Any = None
+
+
+def is_reference(text: str) -> bool:
+    """Whether ``text`` reads like ``package.module:name`` or ``file.py:name``."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
+def resolve(text: str) -> Found:
+    """Import what a reference names and call it if it is a factory.
+
+    A factory is a function or class without required arguments; it returns a program, or a program and its inputs.
+
+    Raises
+    ------
+    ProgramError
+        If the module or name does not exist, or the user's code fails while it is imported or called.
+    """
+    return _opened(find(text), text.rpartition(":")[2], text)
+
+
+def find(text: str) -> Any:
+    """Import what a reference names, and call nothing.
+
+    Raises
+    ------
+    ProgramError
+        If the module or name does not exist, or the user's code fails while it is imported.
+    """
+    parts = _REFERENCE.fullmatch(text)
+    if parts is None:
+        raise ProgramError(f"{text!r} is not package.module:name or file.py:name")
+    home, name = parts["home"], parts["name"]
+    found: Any = _import_file(home) if home.endswith(".py") else _import_module(home)
+    for step in name.split("."):
+        if not hasattr(found, step):
+            near = [n for n in dir(found) if not n.startswith("_")][:8]
+            raise ProgramError(f"{home} has no {name!r}; it has {', '.join(near) or 'nothing'}")
+        found = getattr(found, step)
+    return found
+
+
+def _opened(found: Any, name: str, text: str) -> Found:
+    made = _call(found, text) if _is_factory(found) else found
+    if isinstance(made, tuple) and len(made) == 2:
+        return Found(made[0], name, made[1])
+    return Found(made, name)
+
+
+def _is_factory(found: Any) -> bool:
+    if not (inspect.isfunction(found) or inspect.isclass(found)):
+        return False
+    try:
+        parameters = inspect.signature(found).parameters.values()
+    except (ValueError, TypeError):
+        return False
+    required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    # A function of *args is a program, not a factory: it has inputs.
+    takes_any = inspect.isfunction(found) and any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return not required and not takes_any
+
+
+def _call(factory: Any, text: str) -> Any:
+    try:
+        return factory()
+    except DriftscopeError:
+        raise
+    except Exception as error:
+        raise ProgramError(f"{text} failed when called: {type(error).__name__}: {error}") from error
+
+
+def _import_module(home: str) -> ModuleType:
+    try:
+        return importlib.import_module(home)
+    except ModuleNotFoundError as error:
+        beside = str(FilePath.cwd())
+        # Modules in the working folder, as `python -m` finds them.
+        if beside not in sys.path and error.name == home.split(".")[0]:
+            sys.path.insert(0, beside)
+            try:
+                return _import_module(home)
+            finally:
+                sys.path.remove(beside)
+        raise ProgramError(f"module {home!r} cannot be imported: {error}") from error
+    except Exception as error:
+        raise ProgramError(f"module {home!r} fails when imported: {type(error).__name__}: {error}") from error
+
+
+def _import_file(home: str) -> ModuleType:
+    path = FilePath(home)
+    try:
+        exists = path.is_file()
+    except OSError as error:  # a name longer than the system takes
+        raise ProgramError(f"{home} cannot be read: {error.strerror or error}") from error
+    if not exists:
+        raise ProgramError(f"{home}: no such file")
+    name = f"_driftscope_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ProgramError(f"{home} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look their module up
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ProgramError(f"{home} fails when imported: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module

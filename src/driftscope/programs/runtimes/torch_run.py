@@ -1,0 +1,89 @@
+"""One run of a torch program: on fresh copies of its arguments, contained, its outputs detached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from driftscope.errors import DriftscopeError, RuntimeRefused, ends_us
+from driftscope.programs.arrays import tensor_of
+from driftscope.programs.protocol import Bound
+from driftscope.programs.state.effects import contained
+from driftscope.programs.value_trees import flatten, unflatten
+
+
+def fresh(bound: Bound) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a program's arguments in fresh containers with copied tensors.
+
+    A program may write into what it is given (``x.add_(1)``, a cache that grows); neither the next run nor the
+    other program may see that.
+    """
+    leaves, spec = flatten((bound.args, bound.kwargs), "in")
+    copies: dict[int, Any] = {}
+    for _, leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in copies:
+            copies[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    args, kwargs = unflatten([copies.get(id(leaf), leaf) for _, leaf in leaves], spec)
+    return args, kwargs
+
+
+def run_torch(
+    function: Callable[..., Any], bound: Bound, *, module: nn.Module | None = None, runtime: str = "torch"
+) -> Any:
+    """Call a torch program once, without recording gradients, and return its detached outputs.
+
+    Raises
+    ------
+    RuntimeRefused
+        In torch's own words.
+    """
+    with contained(function if module is None else module) as modules:
+        try:
+            outputs = _called(function, bound)
+        except DriftscopeError:
+            raise
+        except BaseException as error:
+            if ends_us(error):
+                raise
+            raise RuntimeRefused(runtime, "run", words_of(error)) from error
+        leaves, spec = flatten(outputs)
+        held = {_storage(buffer) for m in modules for buffer in m.buffers()}
+        return unflatten([_own(leaf, held) for _, leaf in leaves], spec)
+
+
+def _called(function: Callable[..., Any], bound: Bound) -> Any:
+    try:
+        args, kwargs = fresh(bound)
+        with torch.no_grad():
+            return function(*args, **kwargs)
+    except RuntimeError as error:
+        # Programs that differentiate inside (forces, implicit layers) need gradients recorded.
+        if "does not require grad" not in str(error):
+            raise
+        args, kwargs = fresh(bound)
+        with torch.enable_grad():
+            return function(*args, **kwargs)
+
+
+def _own(leaf: Any, held: set[int | None]) -> Any:
+    """Detach an output; one that shares memory with a buffer is copied, because the buffer is about to be put back."""
+    if not isinstance(leaf, torch.Tensor):
+        return tensor_of(leaf)
+    return leaf.detach().clone() if _storage(leaf) in held - {None} else leaf.detach()
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    plain = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
+    return tensor.untyped_storage().data_ptr() or None if plain else None
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an exception says, on one line, with its class when that says more."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    words = " ".join(lines)[:500] or type(error).__name__
+    if isinstance(error, SystemExit):
+        return f"the program called sys.exit({error.code!r})"
+    return words if isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}"

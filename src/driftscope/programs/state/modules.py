@@ -1,0 +1,186 @@
+"""What a forward pass changes on modules, put back: buffers, modes, hooks, gradients, attributes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+#: Parameters and gradients up to this many bytes are copied before a run; above, a change is noticed by its version
+#: counter and cannot be put back. Buffers are always copied: forward passes do write into those.
+COPIED_BYTES = 16 << 20
+
+_CONTAINERS = (dict, list, set, deque)
+# Subclasses (of quantisation libraries, distributed tensors) have storage of their own kind.
+_PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+def modules_of(program: Any) -> list[nn.Module]:
+    """Return the modules that a program is or calls: itself, what it is bound to, its closure and its globals."""
+    found: dict[int, nn.Module] = {}
+    _collect(program, found, depth=3)
+    return list(found.values())
+
+
+def _collect(thing: Any, found: dict[int, nn.Module], depth: int) -> None:
+    if isinstance(thing, nn.Module):
+        found[id(thing)] = thing
+        return
+    if depth == 0:
+        return
+    for held in _held_by(thing):
+        if isinstance(held, nn.Module) or inspect.isroutine(held) or isinstance(held, functools.partial):
+            _collect(held, found, depth - 1)
+
+
+def _held_by(thing: Any) -> Iterator[Any]:
+    if isinstance(thing, functools.partial):
+        yield from (thing.func, *thing.args, *thing.keywords.values())
+    if inspect.ismethod(thing):
+        yield from (thing.__self__, thing.__func__)
+    yield getattr(thing, "__wrapped__", None)
+    if inspect.isfunction(thing):
+        cells = thing.__closure__ or ()
+        yield from (cell.cell_contents for cell in cells if _filled(cell))
+        yield from (thing.__globals__[name] for name in thing.__code__.co_names if name in thing.__globals__)
+        yield from thing.__defaults__ or ()
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+class ModuleState:
+    """One module with everything in it, as it is now.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+    """
+
+    def __init__(self, module: nn.Module):
+        # A lazy module becomes another one in its first run: there is nothing to go back to.
+        lazy = any(nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers()))
+        self._modules = [] if lazy else list(module.named_modules())
+        self._tables = [(path, table, dict(table)) for path, m in self._modules for table in _tables(m)]
+        self._contents = [(held, _copied(held)) for _, _, kept in self._tables for held in kept.values()
+                          if isinstance(held, _CONTAINERS)]  # fmt: skip
+        self._tensors = (
+            [] if lazy else [_Tensor(f"buffer {n}", t, copy=True) for n, t in _named(module.named_buffers())]
+        )
+        others = (
+            []
+            if lazy
+            else [*((f"parameter {n}", p) for n, p in _named(module.named_parameters())), *_gradients(module)]
+        )
+        small = sum(t.numel() * t.element_size() for _, t in others) <= COPIED_BYTES
+        self._tensors += [_Tensor(name, t, copy=small) for name, t in others]
+        self._gradients = [] if lazy else [(name, p, p.grad) for name, p in module.named_parameters()]
+
+    def put_back(self) -> list[str]:
+        """Put everything back and name what a person would call a change; what only fills a cache is not named."""
+        changed = [f"the gradient of {name}" for name, p, grad in self._gradients if p.grad is not grad]
+        for _, parameter, grad in self._gradients:
+            if parameter.grad is not grad:
+                parameter.grad = grad
+        for path, table, kept in self._tables:
+            changed += _restore(path, table, kept)
+        for held, kept_items in self._contents:
+            _refill(held, kept_items)
+        return changed + [words for tensor in self._tensors if (words := tensor.put_back())]
+
+
+def _tables(module: nn.Module) -> list[dict[str, Any]]:
+    # Scripted modules keep theirs in C++, where a forward pass cannot rebind them.
+    own = (vars(module), module._buffers, module._parameters, module._modules)
+    return [table for table in own if isinstance(table, dict)]
+
+
+def _named(pairs: Iterator[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    return [
+        (name, t) for name, t in pairs if type(t) in _PLAIN and t.layout is torch.strided and t.device.type != "meta"
+    ]
+
+
+def _gradients(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [(f"the gradient of {name}", p.grad) for name, p in module.named_parameters() if p.grad is not None]
+
+
+class _Tensor:
+    """A tensor and how to tell, and undo, that it was written into."""
+
+    def __init__(self, name: str, tensor: torch.Tensor, copy: bool):
+        self.name, self.tensor = name, tensor
+        self.version = _version(tensor)
+        self.copy = tensor.detach().clone() if copy else None
+
+    def put_back(self) -> str:
+        if self.copy is None:
+            written = _version(self.tensor) != self.version
+            return f"{self.name} (too large to be put back)" if written else ""
+        if _same_bits(self.tensor, self.copy):
+            return ""
+        with torch.no_grad():
+            if self.tensor.shape == self.copy.shape:
+                self.tensor.copy_(self.copy)
+            else:
+                self.tensor.data = self.copy
+        return self.name
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    # By bytes: NaN is unequal to itself, and a buffer that holds one is not changed by that.
+    return bool(torch.equal(_bytes(one), _bytes(other)))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _restore(path: str, table: dict[str, Any], kept: dict[str, Any]) -> list[str]:
+    changed = []
+    for name in [name for name in table if name not in kept]:
+        del table[name]
+    for name, value in kept.items():
+        now = table.get(name, table)
+        if now is not value:
+            table[name] = value
+            if _counts(now, value):
+                changed.append(f"{path}.{name}".lstrip("."))
+    return changed
+
+
+def _counts(now: Any, before: Any) -> bool:
+    """Whether an attribute that was bound anew is a change of state; equal values and filled caches are none."""
+    if isinstance(before, torch.Tensor):
+        return not (isinstance(now, torch.Tensor) and now.dtype == before.dtype and _same_bits(now, before))
+    return isinstance(before, (bool, int, float, complex, str)) and now != before
+
+
+def _copied(held: Any) -> Any:
+    return dict(held) if isinstance(held, dict) else list(held)
+
+
+def _refill(held: Any, kept: Any) -> None:
+    if isinstance(held, dict):
+        if len(held) != len(kept) or any(k not in kept or held[k] is not kept[k] for k in held):
+            held.clear()
+            held.update(kept)
+    elif len(held) != len(kept) or any(a is not b for a, b in zip(held, kept, strict=True)):
+        held.clear()
+        (held.update if isinstance(held, set) else held.extend)(kept)

@@ -1,0 +1,80 @@
+"""The answer to "is it still the same program?" in plain words, made from what a comparison measured and found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from driftscope.records.finding import Finding, Where
+from driftscope.records.kinds.output import OutputRecord
+from driftscope.records.verdict import Verdict
+
+
+def answer_of(verdict: Verdict, reason: str, findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> str:
+    """Say what an engineer in a hurry needs: the place, the cause, the size; no unit that has to be looked up.
+
+    Returns
+    -------
+    str
+        One or two sentences. ``reason`` is the judge's own sentence, with its units and limits; it is returned where
+        nothing plainer can be said of the same evidence.
+    """
+    if verdict is Verdict.DIFFERENT:
+        return _different(findings, outputs) or reason
+    if verdict is Verdict.ROUNDING:
+        return _rounding(outputs) or reason
+    return reason
+
+
+def _different(findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> str:
+    first = next((f for f in findings if not f.note), None)
+    drifts = [o.lifted for o in outputs if o.lifted is not None and _function_differs(o)]
+    if first is None or not drifts:
+        return ""
+    said = _what_differs(first)
+    largest = max(drifts)
+    # NaN: one side's float64 run left the range; the place is worth saying, a size there is none.
+    return f"{said}. In float64 the outputs still differ by {share(largest)}." if said and largest == largest else ""
+
+
+def _function_differs(output: OutputRecord) -> bool:
+    limit = output.lifted_threshold
+    return output.verdict is Verdict.DIFFERENT and limit is not None and not (output.lifted or 0.0) <= limit
+
+
+def _what_differs(finding: Finding) -> str:
+    cause = str(finding.evidence.get("cause") or "").strip().rstrip(".")
+    place = place_of(finding.where)
+    if finding.code == "N001" and place:
+        return f"B computes something else from {place} on" + (f": {cause}" if cause else "")
+    if finding.code.startswith("W"):
+        return finding.what.strip().rstrip(".")
+    return ""
+
+
+def place_of(where: Where) -> str:
+    """Write a place as ``node (module, file:line)``, as much of it as is known; of a path only its end."""
+    file = "/".join((where.file or "").replace("\\", "/").split("/")[-2:])
+    source = f"{file}:{where.line}" if file and where.line else file
+    first, *others = [part for part in (where.node, where.module, source) if part] or [""]
+    return f"{first} ({', '.join(others)})" if others else first
+
+
+def share(relative: float) -> str:
+    """Write a relative size: as a percentage where one can be read, else as a multiple or a power of ten."""
+    if relative == float("inf"):
+        return "more than any number"
+    if relative >= 0.995:
+        return f"{relative:.2g} times their size"
+    return f"{100 * relative:.2g} %" if relative >= 1e-4 else f"{relative:.1e} of their size"
+
+
+def _rounding(outputs: Sequence[OutputRecord]) -> str:
+    worst = max(outputs, key=lambda o: o.floors or 0.0, default=None)
+    drifting = [o for o in outputs if o.verdict is Verdict.ROUNDING]
+    # A tie, a floor without a lift, or a drift that no floor measures has a sentence of its own.
+    if worst is None or not drifting or any(o.lifted is None or not o.floors for o in drifting):
+        return ""
+    large = next((o for o in drifting if not o.reason.endswith("ordinary rounding")), None)
+    if large is not None:
+        return ""
+    return f"the same function; they differ by {worst.floors:.2g} times ordinary rounding"

@@ -1,0 +1,98 @@
+"""What is kept of one output of a comparison: both sides, every distance, a tolerance that fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from driftscope.records.verdict import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """A tolerance that fits one output in its dtype, and the reason for it.
+
+    ``rtol`` and ``atol`` are what ``torch.testing.assert_close`` expects: ``|b - a| <= atol + rtol * |a|``.
+    """
+
+    rtol: float
+    atol: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is known of one side at one output.
+
+    Parameters
+    ----------
+    dtype, shape
+        Of the native value.
+    floor : float or None
+        Root-mean-square error that ordinary rounding of this program causes here, absolute.
+    error : float or None
+        rms of (native - its own lift), absolute.
+    error_floors : float or None
+        The same in units of ``floor``.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] | None
+    floor: float | None = None
+    error: float | None = None
+    error_floors: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRecord:
+    """How one output differs.
+
+    Parameters
+    ----------
+    path : str
+        Place in the output tree, as ``out['logits']``.
+    verdict, reason
+        The verdict for this output and one sentence of reason.
+    kind : str
+        ``"same"``, ``"value"``, ``"nan"``, ``"dtype"``, ``"shape"``, ``"structure"`` or ``"kind"``: the most
+        serious way in which the native values differ.
+    count, mismatched : int
+        Elements, and those whose bits differ.
+    max_ulp, max_abs, max_rel, rms : float or None
+        Native drift, b - a.
+    worst_index : tuple of int or None
+        Where ``max_abs`` is.
+    worst_values : tuple of two str or None
+        The two values there.
+    floors : float or None
+        rho, the native drift in floors (DESIGN section 1): tensor, slices and tail, the largest.
+    lifted : float or None
+        delta64, the lifted drift, relative.
+    lifted_threshold : float or None
+        The tau it was judged against.
+    closer : str or None
+        ``"a"``, ``"b"`` or ``"equal"``: which side is closer to float64.
+    a, b : Side or None
+        Each side's own numbers; None when the output is missing there.
+    tolerance : Tolerance or None
+        A suggestion with its reason.
+    """
+
+    path: str
+    verdict: Verdict
+    reason: str
+    kind: str
+    count: int = 0
+    mismatched: int = 0
+    max_ulp: float | None = None
+    max_abs: float | None = None
+    max_rel: float | None = None
+    rms: float | None = None
+    worst_index: tuple[int, ...] | None = None
+    worst_values: tuple[str, str] | None = None
+    floors: float | None = None
+    lifted: float | None = None
+    lifted_threshold: float | None = None
+    closer: str | None = None
+    a: Side | None = None
+    b: Side | None = None
+    tolerance: Tolerance | None = None

@@ -1,0 +1,1 @@
+"""Runs of studies on disk: rows, tables, listings, queries."""

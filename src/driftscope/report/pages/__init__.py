@@ -1,0 +1,1 @@
+"""Records as one self-contained page."""

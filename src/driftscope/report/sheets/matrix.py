@@ -1,0 +1,100 @@
+"""Several programs compared pairwise, as a sheet: who has the same bits, and who is how far from whom."""
+
+from __future__ import annotations
+
+from driftscope.records.kinds.matrix import DriftMatrix
+from driftscope.records.verdict import Verdict
+from driftscope.report import wording
+from driftscope.report.pages.comparison_view import GLYPHS
+from driftscope.report.sheet import HeatMap, Mark, Section, Sheet, Table
+
+TONE = {
+    Verdict.IDENTICAL: "good",
+    Verdict.ROUNDING: "good",
+    Verdict.PRECISION: "fair",
+    Verdict.INCONCLUSIVE: "unsure",
+    Verdict.DIFFERENT: "bad",
+}
+
+
+def sheet_of(matrix: DriftMatrix) -> Sheet:
+    """Draw a matrix."""
+    sections: list[Section] = [_grid(matrix), _classes(matrix), _pairs(matrix)]
+    if matrix.refused:
+        sections.append(
+            Table("Programs that did not run", ("program", "what the runtime said"), tuple(matrix.refused.items()))
+        )
+    found = (f for c in matrix.pairs.values() for f in c.findings if not f.note)
+    findings = tuple({(f.code, f.what, f.where): f for f in found}.values())  # one cause shows in several pairs
+    verdict = matrix.verdict if matrix.pairs else Verdict.INCONCLUSIVE
+    return Sheet(
+        title=" · ".join(matrix.names),
+        tone=TONE[verdict],
+        headline=str(verdict),
+        reason=_reason(matrix),
+        figures=(
+            ("Programs", str(len(matrix.names)), "each run on the same inputs"),
+            ("Classes of equal bits", str(len(matrix.classes)), "programs in one class cannot be told apart"),
+            *_closest(matrix),
+        ),
+        findings=findings,
+        sections=tuple(sections),
+    )  # fmt: skip
+
+
+def _closest(matrix: DriftMatrix) -> tuple[tuple[str, str, str], ...]:
+    if not matrix.closest:
+        return ()
+    error = wording.number(matrix.errors[matrix.closest[0]])
+    return (("Closest to exact", ", ".join(matrix.closest), f"{error} from its own float64 evaluation"),)
+
+
+def _reason(matrix: DriftMatrix) -> str:
+    counted: dict[Verdict, int] = {}
+    for comparison in matrix.pairs.values():
+        counted[comparison.verdict] = counted.get(comparison.verdict, 0) + 1
+    return f"of {wording.counted(len(matrix.pairs), 'pair')}, " + ", ".join(
+        f"{count} {verdict}" for verdict, count in sorted(counted.items(), key=lambda item: -item[0].rank)
+    )
+
+
+def _grid(matrix: DriftMatrix) -> HeatMap:
+    return HeatMap(
+        "Pairwise drift in floors",
+        matrix.names,
+        matrix.names,
+        tuple(tuple(_square(matrix, a, b) for b in matrix.names) for a in matrix.names),
+        note="The largest of the outputs, in units of ordinary rounding, which ends at 1.5; = are the same bits.",
+        legend=(
+            ("good", "same bits or rounding"),
+            ("fair", "precision"),
+            ("bad", "different"),
+            ("unsure", "not decided"),
+        ),
+    )
+
+
+def _square(matrix: DriftMatrix, a: str, b: str) -> Mark:
+    if a == b:
+        return Mark("", tip=a)
+    if (a, b) not in matrix.pairs and (b, a) not in matrix.pairs:
+        return Mark("–", tip="did not run")
+    comparison = matrix[a, b]
+    floors = [o.floors for o in comparison.outputs if o.floors is not None]
+    same = comparison.verdict is Verdict.IDENTICAL
+    text = "=" if same else wording.number(max(floors)) if floors else GLYPHS[comparison.verdict]
+    level = 0.2 if same else 0.55 if comparison.verdict is Verdict.ROUNDING else 1.0
+    return Mark(text, TONE[comparison.verdict], level, tip=f"{a} and {b}: {comparison.verdict}: {comparison.reason}")
+
+
+def _classes(matrix: DriftMatrix) -> Table:
+    rows = tuple((i, ", ".join(members)) for i, members in enumerate(matrix.classes, start=1))
+    return Table("Classes of equal bits", ("class", "programs"), rows)
+
+
+def _pairs(matrix: DriftMatrix) -> Table:
+    rows = tuple(
+        (f"{a} and {b}", Mark(str(c.verdict), TONE[c.verdict], sort=float(c.verdict.rank)), c.reason)
+        for (a, b), c in matrix.pairs.items()
+    )
+    return Table("Every pair", ("pair", "verdict", "reason"), rows)

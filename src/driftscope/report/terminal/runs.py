@@ -1,0 +1,105 @@
+"""Stored runs on a terminal: the list, what differs between two, the answer to a query."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from driftscope.records.runs.listing import Change, RunDifference
+from driftscope.report import wording
+from driftscope.report.terminal.lines import wrap
+
+_MOST = 12  # changes and environment entries shown
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int = 100) -> str:
+    """Write rows under their column names, numbers on the right, cells but the first shortened to fit."""
+    if not rows:
+        return "no rows"
+    texts = [[_text(value) for value in row] for row in rows]
+    widths = [max(len(name), *(len(row[i]) for row in texts)) for i, name in enumerate(columns)]
+    # The first column names the row: shortened it would be of no use to the next command.
+    while sum(widths) + 2 * (len(widths) - 1) > width and max(widths[1:], default=0) > 8:
+        widths[widths.index(max(widths[1:]), 1)] -= 1
+    right = [all(isinstance(row[i], (int, float, type(None))) for row in rows) for i in range(len(columns))]
+
+    def line(cells: Sequence[str]) -> str:
+        placed = [
+            wording.elide(cell, size).rjust(size) if number else wording.elide(cell, size).ljust(size)
+            for cell, size, number in zip(cells, widths, right, strict=True)
+        ]
+        return "  ".join(placed).rstrip()
+
+    return "\n".join([line(list(columns)), line(["-" * size for size in widths]), *map(line, texts)])
+
+
+def listing(listed: Sequence[Mapping[str, Any]], store: str, *, width: int = 100) -> str:
+    """Write the list of runs, and below it what is wrong with their files."""
+    if not listed:
+        return f"no runs in {store}; `driftscope study` makes one"
+    names = ["run", "study", "state", "cells", "finished", "failed", "started", "place"]
+    lines = [table(names, [[line[name] for name in names] for line in listed], width=width)]
+    for line in listed:
+        for problem in line["problems"]:
+            lines += ["", *wrap(wording.one_line(f"{line['run']}: {problem}"), width)]
+    return "\n".join(lines)
+
+
+def difference(found: RunDifference, *, width: int = 100) -> str:
+    """Write what differs between two runs: the answer, the cells, the environment."""
+    rows = len(found.changed) + len(found.moved) + found.same
+    if not found.any:
+        head = f"SAME: all {rows} rows of {found.a} and {found.b} are equal"
+    else:
+        parts = [f"{len(found.changed)} of {rows} rows changed class", f"{len(found.moved)} have other numbers"]
+        missing = len(found.only_a) + len(found.only_b)
+        parts += [f"{missing} are in one run only"] if missing else []
+        head = f"CHANGED: {', '.join(parts)} from {found.a} to {found.b}"
+    lines = [head]
+    if found.processor_alone:
+        before, after = found.processors
+        lines += wrap(
+            f"The processor is the cause, or nothing that is recorded: only it differs, {before} -> {after}. Kernels "
+            "group sums by the width of its vectors.", width,
+        )  # fmt: skip
+    for title, changes in (("changed class", found.changed), ("other numbers", found.moved)):
+        if changes:
+            lines += ["", title, *(f"  {wording.elide(_change(c), width - 2)}" for c in changes[:_MOST])]
+            lines += [f"  and {len(changes) - _MOST} more: --json has all"] if len(changes) > _MOST else []
+    for title, places in ((f"only in {found.a}", found.only_a), (f"only in {found.b}", found.only_b)):
+        if places:
+            lines += ["", f"{title}: {len(places)} rows, as {places[0]}"]
+    lines += ["", *_environment(found.environment, width)]
+    return "\n".join(lines)
+
+
+def _change(change: Change) -> str:
+    moved = change.moved
+    floors = "" if moved is None or moved == 0 else f"  ({_signed(moved)} floors)"
+    if change.before != change.after:
+        return f"{change.place}: {change.before} -> {change.after}{floors}"
+    return f"{change.place}: {change.before}, {', '.join(change.columns[:4])} differ{floors}"
+
+
+def _environment(entries: Mapping[str, tuple[str, str]], width: int) -> list[str]:
+    if not entries:
+        return ["environment: the same"]
+    lines = [f"environment: {'1 entry differs' if len(entries) == 1 else f'{len(entries)} entries differ'}"]
+    for name, (before, after) in list(entries.items())[:_MOST]:
+        lines.append("  " + wording.elide(f"{name}: {before or 'absent'} -> {after or 'absent'}", width - 2))
+    if len(entries) > _MOST:
+        lines.append(f"  and {len(entries) - _MOST} more: --json has all")
+    return lines
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3g}"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else str(value)
+    return wording.one_line(str(value))

@@ -1,0 +1,105 @@
+"""A check of shapes on a terminal: the answer, what happens in each target, what to fix, the domain drawn small."""
+
+from __future__ import annotations
+
+from rich.text import Text
+
+from driftscope.records.kinds.shape_report import ShapeRecord
+from driftscope.report import wording
+from driftscope.report.sheets import shapes
+from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines
+from driftscope.report.terminal.sheet import STYLES
+
+#: outcome -> what stands for it in the small picture
+_LETTERS = {
+    "right": "✓", "lost": "L", "wrong": "W", "crash": "C", "more": "+", "–": "·", "?": "?", "": " ", "✓": "✓",
+}  # fmt: skip
+_ROWS = 9  # of the picture
+_RELATIONS = 5
+
+
+def render(record: ShapeRecord, *, width: int = 100, color: bool = False, lines: int = MAX_LINES) -> str:
+    """Write a check for a person who has ten seconds.
+
+    Parameters
+    ----------
+    record : ShapeRecord
+    width : int
+        Columns to fit, at least 40.
+    color : bool
+        Whether to use ANSI colours.
+    lines : int
+        At most this many, without a final newline.
+    """
+    page = Lines(max(width, MIN_WIDTH), color)
+    tone = shapes.tone_of(record)
+    headline = shapes.headline_of(record)
+    page.add(Text.assemble((f"{headline}: ", STYLES[tone]), wording.one_line(record.headline)))
+    _targets(page, record)
+    _relations(page, record)
+    _spec(page, record, lines)
+    left = _findings(page, record, lines)
+    _picture(page, record, lines)
+    more = [wording.counted(left, "finding")] if left else []
+    more += [f"{len(record.points)} shapes"] if record.points else []
+    if more:
+        page.add(Text(f"more: {', '.join(more)}: see --json or -o page.html", "dim"))
+    return "\n".join(page.lines[: lines - 1] + page.lines[-1:] if len(page.lines) > lines else page.lines)
+
+
+def _targets(page: Lines, record: ShapeRecord) -> None:
+    for label, right, rest in shapes.figures_of(record)[1:]:
+        page.add(Text(f"  {label}: {right}, {rest}"), limit=1)
+
+
+def _findings(page: Lines, record: ShapeRecord, lines: int) -> int:
+    """Append findings that need action, as many as half of the room holds; return how many are left."""
+    waiting = sorted(record.findings, key=lambda f: f.note)
+    if waiting:
+        page.blank()
+    while waiting:
+        one = Lines(page.width, page.color)
+        one.finding(waiting[0], record.headline)
+        if len(page.lines) + len(one.lines) > max(lines * 3 // 5, 8) and len(waiting) < len(record.findings):
+            break
+        page.lines.extend(one.lines)
+        waiting.pop(0)
+    return len(waiting)
+
+
+def _picture(page: Lines, record: ShapeRecord, lines: int) -> None:
+    """The worst target's domain, one letter for each pair of sizes."""
+    pair = shapes.chosen_axes(record)
+    targets = [name for name in record.targets if name not in shapes.ASIDE]
+    if pair is None or not targets or lines - len(page.lines) < _ROWS // 2 + 3:
+        return
+    target = max(targets, key=lambda name: (record.count(name, "wrong"), record.count(name, "lost")))
+    grid = shapes.domain_picture(record, target, pair)
+    page.blank()
+    page.add(Text(wording.elide(grid.title, page.width), "bold"), limit=1)
+    room = min(lines - len(page.lines) - 2, _ROWS)
+    if len(grid.columns) > 1:
+        page.add(Text("".join([" " * 6, *(f"{name:>4}" for name in grid.columns)]), "dim"), limit=1)
+    for name, squares in list(zip(grid.rows, grid.squares, strict=True))[:room]:
+        drawn = Text(f"{name:>6}")
+        for mark in squares:
+            drawn.append(f"{_LETTERS.get(mark.text, mark.text[:1]):>4}", STYLES[mark.tone])
+        page.add(drawn, limit=1)
+
+
+def _relations(page: Lines, record: ShapeRecord) -> None:
+    """What the program assumes of sizes, in one or two lines; what only holds for sizes from 2 on is said once."""
+    shown = [wording.one_line(relation.text) for relation in record.relations if relation.enforced][:_RELATIONS]
+    unchecked = [r for r in record.relations if not r.enforced and r.kind != "range"][: _RELATIONS - len(shown)]
+    shown += [wording.one_line(relation.text) for relation in unchecked]
+    if shown:
+        page.labelled("  relations", "; ".join(shown), indent=13, limit=3)
+
+
+def _spec(page: Lines, record: ShapeRecord, lines: int) -> None:
+    """What to paste: the spec, and what else its own export needs."""
+    code = shapes.spec_of(record)
+    if code and len(code) + len(page.lines) < lines - 6:
+        page.blank()
+        for line in code:
+            page.add(Text(line, no_wrap=True, overflow="ignore"))

@@ -1,0 +1,117 @@
+"""Any sheet on a terminal: the answer in the first line, then the findings and the beginning of the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.table import Table as Columns
+from rich.text import Text
+
+from driftscope.records.finding import Finding
+from driftscope.report import wording
+from driftscope.report.pages import sheet_view
+from driftscope.report.sheet import HeatMap, Listing, Mark, Picture, Section, Sheet, Table
+from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, shorten, wrap
+
+STYLES = {"good": "bold green", "fair": "bold yellow", "bad": "bold red", "unsure": "bold magenta", "": ""}
+_FEWEST_ROWS = 3  # of a section; where fewer fit it is left to the page
+
+
+def render(sheet: Sheet, *, width: int = 100, color: bool = False, lines: int = MAX_LINES) -> str:
+    """Write a sheet for a terminal.
+
+    Parameters
+    ----------
+    sheet : Sheet
+    width : int
+        Columns to fit, at least 40.
+    color : bool
+        Whether to use ANSI colours.
+    lines : int
+        At most this many, without a final newline; what does not fit is on the page and in the record.
+    """
+    page = Lines(max(width, MIN_WIDTH), color)
+    _answer(page, sheet)
+    left = _findings(page, sheet.findings, lines, sheet.reason)
+    hidden = [s.title for s in sheet.sections if not _section(page, s, lines)]
+    more = [wording.counted(left, "finding")] if left else []
+    more += [f"\u201c{wording.one_line(title)}\u201d" for title in hidden]
+    if more:
+        page.add(Text(wording.elide(f"more: {', '.join(more)}: see --json or -o page.html", page.width), "dim"))
+    return "\n".join(page.lines[:lines])
+
+
+def _answer(page: Lines, sheet: Sheet) -> None:
+    headline = wording.one_line(sheet.headline)
+    reason = shorten(wording.one_line(sheet.reason), page.width - 14, 3)
+    for index, line in enumerate(wrap(reason, max(page.width - len(headline) - 2, 20))):
+        head = f"{headline}: " if index == 0 else " " * (len(headline) + 2)
+        page.add(Text.assemble((head, STYLES[sheet.tone]), line))
+    page.add(Text(f"  {wording.elide(wording.one_line(sheet.title), page.width - 2)}", "dim"))
+    for label, value, remark in sheet.figures[:4]:
+        page.add(
+            Text(f"  {wording.one_line(label)}: {wording.one_line(value)} {wording.one_line(remark)}".rstrip()), limit=1
+        )
+
+
+def _findings(page: Lines, findings: Sequence[Finding], lines: int, said: str) -> int:
+    """Append as many findings as two thirds of the room hold, and return how many are left."""
+    waiting = sorted(findings, key=lambda f: f.note)
+    if waiting:
+        page.blank()
+    while waiting:
+        one = Lines(page.width, page.color)
+        one.finding(waiting[0], said)
+        if len(page.lines) + len(one.lines) > max(lines * 2 // 3, 8) and len(waiting) < len(findings):
+            break
+        page.lines.extend(one.lines)
+        waiting.pop(0)
+    return len(waiting)
+
+
+def _section(page: Lines, section: Section, lines: int) -> bool:
+    """Append a section if at least its beginning fits, and say whether it stands there whole."""
+    room = lines - len(page.lines) - 3  # a blank line, its title, and the line that says what is left out
+    if isinstance(section, Picture) or room < min(_FEWEST_ROWS, _height(section)):
+        return False
+    page.blank()
+    page.add(Text(wording.one_line(section.title), "bold"), limit=1)
+    if isinstance(section, Listing):
+        drawn = wording.clean(section.text).split("\n")
+        page.lines.extend(f"  {wording.elide(line, page.width - 2)}".rstrip() for line in drawn[:room])
+        return len(drawn) <= room
+    heads, rows = _cells(section)
+    columns = Columns(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for index, head in enumerate(heads):
+        columns.add_column(head, no_wrap=True, overflow="ellipsis", ratio=None, min_width=4 if index else 8)
+    shown = rows[: max(room - 1, 1)]
+    for row in shown:
+        columns.add_row(*(Text(text, STYLES[tone]) for text, tone in row))
+    page.add(columns, limit=room)
+    return len(shown) == len(rows)
+
+
+def _height(section: Section) -> int:
+    match section:
+        case Table():
+            return len(section.rows) + 1
+        case HeatMap():
+            return len(section.rows) + 1
+        case Listing():
+            return section.text.count("\n") + 1
+    return 0
+
+
+def _cells(section: Table | HeatMap) -> tuple[list[str], list[list[tuple[str, str]]]]:
+    """Return heads and rows of a section; each cell with its tone."""
+    if isinstance(section, Table):
+        return list(map(wording.one_line, section.columns)), [
+            _marks(map(sheet_view.marked, row)) for row in section.rows
+        ]
+    heads = ["", *map(wording.one_line, section.columns)]
+    rows = zip(section.rows, section.squares, strict=True)
+    return heads, [[(wording.one_line(name), ""), *_marks(squares)] for name, squares in rows]
+
+
+def _marks(marks: Iterable[Mark]) -> list[tuple[str, str]]:
+    return [(wording.one_line(mark.text), mark.tone) for mark in marks]

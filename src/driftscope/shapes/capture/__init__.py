@@ -1,0 +1,1 @@
+"""Exporting with dynamic shapes: specs, candidates, and what an export was traced under."""

@@ -1,0 +1,1 @@
+"""Conditions on sizes: read, simplified, decided, written for people."""

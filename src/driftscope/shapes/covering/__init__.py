@@ -1,0 +1,1 @@
+"""Programs that together are right wherever the original is."""

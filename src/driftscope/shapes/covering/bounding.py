@@ -1,0 +1,156 @@
+"""Conditions under which a program without checks is right, held against points that they were not chosen by.
+
+Conditions are chosen from what the program was made under (``separating``). Then they are tried: beside the points
+that were asked before, and far away. What is wrong there joins the evidence, and the conditions are chosen again.
+Where that does not end, everything that the trace assumed is kept, then sizes are fixed; where nothing holds, there are
+no conditions, and nothing is promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from driftscope.shapes.conditions.expressions import Number, Operation, Size, Term
+from driftscope.shapes.conditions.predicates import all_of
+from driftscope.shapes.conditions.relations import Relations
+from driftscope.shapes.conditions.separating import Evidence, distinct, separate
+from driftscope.shapes.probe.directions import Direction
+from driftscope.shapes.probe.domain import CRASH, MORE, RIGHT, WRONG, Domain, probe
+from driftscope.shapes.probe.exploration import held_out
+from driftscope.shapes.probe.original import Original, Point
+from driftscope.shapes.probe.runners import Runner
+
+#: Most points that conditions are held against in one round, the fewest, and the seconds of the original that it may
+#: take; the rounds after which choosing again is given up.
+HELD_OUT, _FEWEST, _SECONDS, _ROUNDS = 72, 16, 1.5, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Conditions that keep a program away from where it is wrong.
+
+    Parameters
+    ----------
+    conditions : tuple of Term
+    tried : int
+        Points that they were held against after they had been chosen, without finding one that is wrong.
+    """
+
+    conditions: tuple[Term, ...]
+    tried: int
+
+
+class Bounding:
+    """Finds bounds of one program.
+
+    Parameters
+    ----------
+    original : Original
+    runner : Runner
+        The program without its checks.
+    relations : Relations
+        What it was made under.
+    directions : sequence of Direction
+        How sizes may move.
+    most : int
+        Most points that conditions are held against in one round.
+    """
+
+    def __init__(
+        self,
+        original: Original,
+        runner: Runner,
+        relations: Relations,
+        directions: Sequence[Direction],
+        most: int = HELD_OUT,
+    ):
+        self.most = most
+        self.original = original
+        self.runner = runner
+        self.relations = relations
+        self.directions = directions
+        known = {axis.name for axis in relations.axes}
+        self.recorded = [c.condition for c in relations.recorded if c.names and c.names <= known]
+
+    def find(self, domain: Domain, first: Sequence[Term] | None = None) -> Bounds | None:
+        """Choose conditions and try them.
+
+        Parameters
+        ----------
+        domain : Domain
+            What the program did at the points asked so far; it is not changed.
+        first : sequence of Term, optional
+            Conditions to begin with.
+
+        Returns
+        -------
+        Bounds or None
+            None where nothing that was tried keeps the program from being wrong.
+        """
+        seen = Domain(
+            list(domain.points), dict(domain.valid), {}, {self.runner.name: dict(domain.seen.get(self.runner.name, {}))}
+        )
+        ways: list[Callable[[Domain], Sequence[Term] | None]] = [self._chosen] * _ROUNDS
+        ways = [lambda _: first, *ways] if first is not None else ways
+        for number, choose in enumerate((*ways, self._all_recorded, self._fixed)):
+            conditions = choose(seen)
+            if conditions is None or not self._let_pass(conditions, seen.of(self.runner.name, RIGHT)):
+                continue
+            tried = self._wrong_beyond(conditions, seen, number)
+            if tried:
+                return Bounds(tuple(conditions), tried)
+        return None
+
+    def _wrong_beyond(self, conditions: Sequence[Term], seen: Domain, seed: int) -> int:
+        """At how many new points the conditions hold and the program is right; 0 if it is wrong at one."""
+        count = max(_FEWEST, min(self.most, int(_SECONDS / self.original.cost)))
+        points = held_out(self.original, self.directions, self._admitting(conditions), count, seed)
+        probe(self.original, [self.runner], points, seen)
+        outcomes = [seen.seen[self.runner.name][point].outcome for point in points]
+        wrong = any(outcome in (WRONG, CRASH) for outcome in outcomes)
+        # Conditions that admit nothing new (every size is fixed) were tried at what they admit.
+        return 0 if wrong else len(points) or len(self._let_pass(conditions, seen.of(self.runner.name, RIGHT)))
+
+    def _let_pass(self, conditions: Sequence[Term], points: Sequence[Point]) -> list[Point]:
+        admits = self._admitting(conditions)
+        return [point for point in points if admits(point)]
+
+    def _admitting(self, conditions: Sequence[Term]) -> Callable[[Point], bool]:
+        holds = all_of(conditions)
+        names = [axis.name for axis in self.relations.axes]
+        return lambda point: holds(dict(zip(names, point, strict=True)))
+
+    # --- ways of choosing, from the widest to the narrowest -----------------------------------------------------
+
+    def _chosen(self, seen: Domain) -> list[Term] | None:
+        return separate(self.recorded, evidence_of(self.relations, seen, self.runner.name))
+
+    def _all_recorded(self, seen: Domain) -> list[Term] | None:
+        """Everything that was assumed, checked or not, and what the evidence asks for beyond it."""
+        more = separate(self.recorded, evidence_of(self.relations, seen, self.runner.name)) or []
+        return distinct([*self.recorded, *more])
+
+    def _fixed(self, seen: Domain) -> list[Term] | None:
+        """The same, with every size fixed that differs from the example wherever the program is still wrong."""
+        conditions = distinct(self.recorded)
+        example = self.original.example
+        left = self._let_pass(conditions, seen.of(self.runner.name, WRONG, CRASH))
+        while left:
+            moved = [sum(point[i] != example[i] for point in left) for i in range(len(example))]
+            axis = self.relations.axes[moved.index(max(moved))]
+            if not max(moved):
+                return None
+            conditions.append(Operation("==", (Size(axis.name), Number(axis.size))))
+            left = self._let_pass(conditions, left)
+        return conditions
+
+
+def evidence_of(relations: Relations, domain: Domain, target: str) -> Evidence:
+    """What a program without checks did, as conditions are chosen by it."""
+    return Evidence(
+        relations.axes,
+        right=domain.of(target, RIGHT),
+        wrong=domain.of(target, WRONG, CRASH),
+        unwanted=domain.of(target, MORE),
+    )

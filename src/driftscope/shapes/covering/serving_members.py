@@ -1,0 +1,87 @@
+"""ONNX files as programs of a cover, and behind the checks that the exporter dropped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from driftscope.errors import DependencyMissing, InputError, RuntimeRefused
+from driftscope.programs.arrays import array_of, tensor_of
+from driftscope.shapes.probe.judging_runs import first_line
+
+
+class OnnxMember:
+    """An ONNX file called with the leaves of the model's inputs, run by onnxruntime in this process.
+
+    Parameters
+    ----------
+    path : Path
+    inputs : tuple of (str, int)
+        Each input of the file, and which leaf it is fed.
+    """
+
+    def __init__(self, path: Path, inputs: tuple[tuple[str, int], ...]):
+        self.path = path
+        self.inputs = tuple((str(name), int(place)) for name, place in inputs)
+
+    @cached_property
+    def session(self) -> Any:
+        """The onnxruntime session, made when it is first needed."""
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise DependencyMissing("running ONNX", "onnxruntime", "onnx") from error
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 4
+        try:
+            return onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's errors share no class of their own
+            raise RuntimeRefused("onnxruntime", "load", first_line(error)) from error
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the file's inputs."""
+        return [value.name for value in self.session.get_inputs()]
+
+    def run(self, *leaves: Any) -> list[Any]:
+        """Run on leaves and return the leaves of the result, as tensors.
+
+        Raises
+        ------
+        RuntimeRefused
+            In onnxruntime's words.
+        """
+        feeds = {name: _fed(leaves[place]) for name, place in self.inputs}
+        try:
+            found = self.session.run(None, feeds)
+        except Exception as error:  # as above
+            raise RuntimeRefused("onnxruntime", "run", first_line(error)) from error
+        return [tensor_of(value) for value in found]
+
+    def copy_to(self, path: Path) -> None:
+        """Copy the file, and the data beside it that it refers to."""
+        shutil.copyfile(self.path, path)
+        for beside in _external_files(self.path):
+            shutil.copyfile(self.path.parent / beside, path.parent / beside)
+
+
+def _fed(leaf: Any) -> Any:
+    value = torch.as_tensor(leaf)
+    return array_of(torch.view_as_real(value.resolve_conj()) if value.is_complex() else value)
+
+
+def _external_files(path: Path) -> Sequence[str]:
+    import onnx
+    from onnx.external_data_helper import uses_external_data
+
+    model = onnx.load(str(path), load_external_data=False)
+    stored = (tensor for tensor in model.graph.initializer if uses_external_data(tensor))
+    names = {entry.value for tensor in stored for entry in tensor.external_data if entry.key == "location"}
+    if any(Path(name).name != name for name in names):
+        raise InputError(f"{path.name} keeps data outside its folder; store it in one file")
+    return sorted(names)

@@ -1,0 +1,1 @@
+"""What a check of shapes has to say, and what mends it."""

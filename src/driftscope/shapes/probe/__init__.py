@@ -1,0 +1,1 @@
+"""What a program does at which shapes, found by asking it."""

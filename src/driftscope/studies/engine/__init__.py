@@ -1,0 +1,1 @@
+"""Running a study: cells out, rows in, kept as they come."""

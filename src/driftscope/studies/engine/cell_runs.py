@@ -1,0 +1,72 @@
+"""Running one cell, wherever that is: in a worker, on a cluster, or here."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from driftscope.programs.loading.references import find
+from driftscope.records.environment import capture
+from driftscope.records.runs.rows import Plain, Row, checked_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a cell function gave.
+
+    Parameters
+    ----------
+    rows : tuple of dict
+        Checked: plain values, coordinates first.
+    seconds : float
+        Time inside the cell function.
+    """
+
+    rows: tuple[Row, ...]
+    seconds: float
+
+
+def run_cell(
+    function: str | Callable[..., Any], coordinates: Mapping[str, Plain], arguments: Mapping[str, Any]
+) -> Answer:
+    """Call a cell function and check what it returns.
+
+    Parameters
+    ----------
+    function : str or callable
+        A reference as ``"package.module:name"``, so that only a name travels between processes.
+    coordinates, arguments : mapping
+        Axis values, and what is fixed (the cell's seed among it).
+    """
+    call = _found(function) if isinstance(function, str) else function
+    start = time.perf_counter()
+    answer = call(**coordinates, **arguments)
+    seconds = time.perf_counter() - start
+    return Answer(tuple(checked_rows(answer, coordinates)), seconds)
+
+
+@functools.lru_cache(maxsize=64)
+def _found(reference: str) -> Callable[..., Any]:
+    found: Callable[..., Any] = find(reference)
+    # The decorator leaves a study object under the function's name.
+    return getattr(found, "function", found)
+
+
+def environment_with(modules: tuple[str, ...]) -> dict[str, Any]:
+    """Describe the environment of this process with ``modules`` imported: only then do libraries tell of themselves."""
+    for name in modules:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            importlib.import_module(name)
+    return _captured(modules, tuple(sorted(os.environ.items())))
+
+
+@functools.lru_cache(maxsize=4)
+def _captured(_modules: tuple[str, ...], _variables: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    # Asking every package for its version takes a tenth of a second; a process that runs many studies asks once.
+    return capture()

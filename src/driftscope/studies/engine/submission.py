@@ -1,0 +1,94 @@
+"""Handing cells to an executor: each row is kept before its worker begins with another cell."""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Mapping
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any
+
+from driftscope.programs.isolation.failures import Failure, failure_of
+from driftscope.records.runs.rows import OK
+from driftscope.records.runs.writers import Entry
+from driftscope.studies.engine.cell_runs import Answer, run_cell
+from driftscope.studies.engine.grid import Cell, seed_of
+from driftscope.studies.engine.plan import Plan
+from driftscope.studies.engine.pools import ClusterLost
+
+_AHEAD = 256  # tasks submitted and not finished: few enough for grids of millions
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What turns cells into entries.
+
+    Parameters
+    ----------
+    pool : Executor
+        With an attribute ``ahead`` if it should be given fewer tasks at once than it could hold.
+    plan : Plan
+    function : str or callable
+        The plan's cell function as the pool takes it.
+    """
+
+    pool: Executor
+    plan: Plan
+    function: Any
+
+    def entries(
+        self, cells: Iterable[Cell], attempts: Mapping[str, int], keep: Callable[[Entry], None]
+    ) -> Generator[Entry, None, None]:
+        """Yield entries as cells finish, a bounded number under way; ``attempts`` numbers those that are tried again.
+
+        ``keep`` is called in the thread that heard of the result, before its worker is given another cell: whoever
+        kills this process loses no more cells than were running.
+        """
+        finished: queue.SimpleQueue[Entry | Exception] = queue.SimpleQueue()
+        waiting, under_way, left = iter(cells), 0, threading.Event()
+
+        def settle(cell: Cell, future: Future[Answer]) -> None:
+            if left.is_set():  # the study is being given up; what ends now was stopped by that
+                return
+            try:
+                entry = _entry(cell, future, attempts.get(cell.name, 0))
+                keep(entry)
+                finished.put(entry)
+            except Exception as error:  # a future swallows what its callbacks raise: hand it to who waits
+                finished.put(error)
+
+        try:
+            while True:
+                while under_way < getattr(self.pool, "ahead", _AHEAD) and (cell := next(waiting, None)) is not None:
+                    future = self.pool.submit(run_cell, self.function, dict(cell.coordinates), self._arguments(cell))
+                    future.add_done_callback(functools.partial(settle, cell))
+                    under_way += 1
+                if not under_way:
+                    return
+                found = finished.get()
+                under_way -= 1
+                if isinstance(found, Exception):
+                    raise found
+                yield found
+        finally:
+            left.set()
+
+    def _arguments(self, cell: Cell) -> dict[str, Any]:
+        plan = self.plan
+        seed = {"seed": seed_of(plan.name, plan.seed, cell.name)} if plan.takes_seed else {}
+        return {**plan.fixed, **seed}
+
+
+def _entry(cell: Cell, future: Future[Answer], attempt: int) -> Entry:
+    error = future.exception()
+    if error is None:
+        answer = future.result()
+        fine = {"outcome": OK, "code": "", "words": ""}
+        return Entry(cell.name, tuple(row | fine for row in answer.rows), answer.seconds, attempt)
+    if isinstance(error, ClusterLost):  # says nothing about the cell
+        raise error
+    failure: Failure = failure_of(error)
+    row = dict(cell.coordinates) | {"outcome": str(failure.fate), "code": failure.code, "words": failure.words}
+    return Entry(cell.name, (row,), 0.0, attempt, failure.last_words)

@@ -1,0 +1,1 @@
+"""The study of ``A @ X + B`` computed in different ways."""

@@ -1,0 +1,1 @@
+"""The study of layer normalisations that are exchanged for each other."""

@@ -1,0 +1,1 @@
+"""The study of reductions whose terms are reordered."""

@@ -1,0 +1,1 @@
+"""``ds.vmap``: what torch.vmap refuses, equal to the loop."""

@@ -1,0 +1,112 @@
+"""What a run did, step by step: the calls of torch with the kinds of their results, and what a batch must not ask.
+
+Values of examples decide nothing inside ``torch.vmap``: whatever turns one into a Python decision raises there, or
+answers for the wrapper instead of the example. A guarded run sees both, also where the function swallows the
+exception. Two runs with the same steps took the same path, so that what was proved for one holds for the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from driftscope.transforms import torch_internals as internals
+
+Steps = tuple[Any, ...]
+
+_T: Any = torch.Tensor
+
+#: Calls that hand a value to Python: their answer decides what happens next.
+DECISIONS: frozenset[Any] = frozenset(
+    {
+        _T.__bool__, _T.__int__, _T.__float__, _T.__complex__, _T.__index__, _T.item, _T.tolist, _T.is_nonzero,
+        _T.numpy, _T.__array__, _T.__format__, _T.__repr__, _T.__contains__, _T.allclose, _T.equal,
+        torch.is_nonzero, torch.allclose, torch.equal,
+    }
+)  # fmt: skip
+#: Calls that answer for the memory of the batch, or for its place in a graph, instead of the example's.
+OF_THE_WRAPPER: frozenset[Any] = frozenset(
+    {
+        _T.stride, _T.storage_offset, _T.is_contiguous, _T.data_ptr, _T.untyped_storage, _T.storage, _T.__dlpack__,
+        _T.is_set_to, _T._version.__get__, _T._base.__get__, _T.is_leaf.__get__, _T.grad_fn.__get__, _T.data.__get__,
+        _T.grad.__get__, _T.retain_grad, _T.register_hook, _T.register_post_accumulate_grad_hook,
+    }
+)  # fmt: skip
+_ASKED = DECISIONS | OF_THE_WRAPPER
+
+_PLAIN = (bool, int, str, torch.Size, torch.dtype, torch.device, type(None))
+
+
+class Guard(TorchFunctionMode):
+    """Follows one run.
+
+    Attributes
+    ----------
+    steps : list
+        Each call of torch with the kind of its result.
+    hazard : str
+        The first call that a batch cannot make for its examples; "" when there was none.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[Any] = []
+        self.hazard = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ASKED and any(isinstance(arg, torch.Tensor) and internals.is_mapped(arg) for arg in args):
+            self.hazard = self.hazard or f"{internals.torch_name(func)} is asked of a mapped tensor"
+        try:
+            result = func(*args, **(kwargs or {}))
+        except Exception as error:
+            # Counted also when the function catches it: the examples alone would not all have raised.
+            self.hazard = self.hazard or f"{internals.torch_name(func)} raises {type(error).__name__}"
+            raise
+        self.steps.append((func, kind_of(result)))
+        return result
+
+
+def kind_of(result: Any) -> Any:
+    """Describe a result by what examples of one path share: dtype and shape of tensors, other values as they are."""
+    if isinstance(result, torch.Tensor):
+        return (result.dtype, result.shape)
+    if isinstance(result, _PLAIN):
+        return (type(result), result)
+    if isinstance(result, float):
+        return repr(result)  # NaN is equal to itself in words
+    if isinstance(result, (tuple, list)):
+        return tuple(map(kind_of, result))
+    return type(result)
+
+
+class Guarded:
+    """A function whose every run is followed; ``torch.vmap`` runs it once per chunk.
+
+    Parameters
+    ----------
+    function : callable
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
+        self.__name__ = internals.name_of(function)
+        self.runs: list[Guard] = []
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        guard = Guard()
+        self.runs.append(guard)
+        with guard:
+            return self._function(*args, **keywords)
+
+    @property
+    def hazard(self) -> str:
+        """The first hazard of any run."""
+        return next((guard.hazard for guard in self.runs if guard.hazard), "")
+
+    def steps(self) -> Steps | None:
+        """Return the steps that every run took, None where they took different ones or met a hazard."""
+        taken = {tuple(guard.steps) for guard in self.runs}
+        return taken.pop() if len(taken) == 1 and not self.hazard else None

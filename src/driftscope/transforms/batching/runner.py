@@ -1,0 +1,195 @@
+"""One batched function: each call is run as its plan says, and every run must keep to what was proved."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any
+
+import torch
+
+from driftscope.errors import InputError
+from driftscope.transforms import torch_internals as internals
+from driftscope.transforms.batching.audit import Audit
+from driftscope.transforms.batching.call import BatchedCall, Request, run_loop
+from driftscope.transforms.batching.guard import Guarded
+from driftscope.transforms.batching.memory import Known, Plan, Signature, plans_of, signature_of
+from driftscope.transforms.batching.paths import by_path, same_as_loop
+from driftscope.transforms.batching.refusal import refuse_random, refuse_written
+from driftscope.transforms.batching.results import put_together
+from driftscope.transforms.batching.trial import other_generators, put_back_generators, try_out
+from driftscope.transforms.world.captured import Captured
+
+#: A run that did not keep to what was proved: nothing of it is returned.
+_STRAYED = object()
+
+
+class Runner:
+    """Runs the calls of one ``ds.vmap(function)``.
+
+    Parameters
+    ----------
+    request : Request
+    audit : Audit
+    """
+
+    def __init__(self, request: Request, audit: Audit):
+        self.request = request
+        self.audit = audit
+        self.plans = plans_of(request)
+        self.captured: Captured | None = None
+
+    def theirs(self, function: Any) -> Any:
+        """Map a function with ``torch.vmap`` under the options that were asked for."""
+        wanted = self.request
+        return torch.vmap(function, wanted.in_dims, wanted.out_dims, wanted.randomness, chunk_size=wanted.chunk_size)
+
+    def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Run one call."""
+        call = BatchedCall.read(self.request, arguments, keywords)
+        if any(map(internals.is_fake, call.tensors)) or not call.size:
+            return self.without_values(call)
+        inside = any(map(internals.is_mapped, call.tensors))
+        signature = (inside, *signature_of(call))
+        self.read(call)
+        known = self.plans.get(signature)
+        if known is None or (known.plan is not Plan.TORCH and self.now.key not in known.proved):
+            known = self.learn(call, signature)
+        if inside:
+            return self.inside_another(call, signature, known)
+        rows = self.audit.chosen(call.size) if known is not None and known.plan in _BATCHED and not known.draws else []
+        result = self.as_planned(call, signature, known)
+        if rows:
+            self.audit.check(call, result, rows)
+        return result
+
+    def read(self, call: BatchedCall) -> None:
+        """Read what the function has captured, anew where it changed since the last call."""
+        others = not all(isinstance(argument, torch.Tensor) for argument in call.given)
+        if self.captured is None or others or self.captured.changed():
+            self.captured = Captured(self.request.function, call.given)
+        self.captured.mark()
+
+    @property
+    def now(self) -> Captured:
+        """What the function had captured when this call began."""
+        assert self.captured is not None
+        return self.captured
+
+    def learn(self, call: BatchedCall, signature: Signature) -> Known | None:
+        """Try the function and remember what was found; None where it raises by itself."""
+        known = try_out(call, self.theirs)
+        if known is not None:
+            before = self.plans.get(signature)
+            if before is not None and before.plan is known.plan is Plan.TORCH:
+                known.steps.update(before.steps)
+            known.proved.add(self.now.key)
+            self.plans[signature] = known
+        return known
+
+    def as_planned(self, call: BatchedCall, signature: Signature, known: Known | None) -> Any:
+        """Run a call as its plan says; what strays from it is tried anew, then run by the loop."""
+        if known is not None and known.plan is Plan.TORCH:
+            result = self.follow(call, known)
+            if result is _STRAYED:
+                known = self.learn(call, signature)
+                result = self.follow(call, known) if known is not None and known.plan is Plan.TORCH else _STRAYED
+            if result is not _STRAYED:
+                return _of_its_own(result, call)
+        if known is not None and known.plan in (Plan.PATHS, Plan.VERIFIED_PATHS):
+            result = self.by_groups(call, known)
+            if result is not _STRAYED:
+                known.plan = Plan.VERIFIED_PATHS
+                return _of_its_own(result, call)
+        return self.looped(call, known)
+
+    def follow(self, call: BatchedCall, known: Known) -> Any:
+        """Run ``torch.vmap`` along the steps that were proved."""
+        guarded, now = Guarded(self.request.function), self.now
+        fresh = now.key not in known.proved
+        drawn = other_generators() if fresh else None
+        try:
+            result = self.theirs(guarded)(*call.given, **call.keywords)
+        except Exception:  # other values took another road, where the loop may pass
+            now.restore()
+            return _STRAYED
+        if guarded.steps() not in known.steps:
+            now.restore()
+            return _STRAYED
+        if fresh:
+            if now.changed(written=True) or drawn != other_generators():
+                now.restore()
+                return _STRAYED
+            known.proved.add(now.key)
+        return result
+
+    def by_groups(self, call: BatchedCall, known: Known) -> Any:
+        """Run the examples that decide alike together; a way that changes state is left to the loop."""
+        now, drawn, printed = self.now, other_generators(), io.StringIO()
+        state = torch.get_rng_state()
+        with contextlib.redirect_stdout(printed):
+            pieces = by_path(call)
+            right = not isinstance(pieces, Plan) and same_as_loop(call, pieces, first=known.plan is Plan.PATHS)
+        if now.changed(written=True) or printed.getvalue() or drawn != other_generators():
+            if now.written():
+                raise refuse_written(call)
+            now.restore()
+            put_back_generators(drawn)
+            right = False
+        if right and not isinstance(pieces, Plan):
+            return put_together(pieces, call.size, self.request.shape)
+        torch.set_rng_state(state)
+        known.plan = pieces if isinstance(pieces, Plan) else Plan.LOOP
+        return _STRAYED
+
+    def looped(self, call: BatchedCall, known: Known | None) -> Any:
+        """Run one example after another."""
+        plan = known.plan if known is not None else Plan.LOOP
+        state = torch.get_rng_state()
+        pieces = run_loop(call, writing=plan is Plan.WRITING_LOOP)
+        if self.request.randomness == "error" and not torch.equal(state, torch.get_rng_state()):
+            torch.set_rng_state(state)
+            raise refuse_random(call, None)
+        return put_together(pieces, call.size, self.request.shape)
+
+    def without_values(self, call: BatchedCall) -> Any:
+        """Run a call that cannot be tried: no example in it, or tensors of tracing, which have no values."""
+        guarded = Guarded(self.request.function)
+        result = self.theirs(guarded)(*call.given, **call.keywords)
+        if guarded.hazard:
+            why = "a batch of no examples" if not call.size else "a traced batch"
+            name = internals.name_of(self.request.function)
+            raise InputError(
+                f"{name} cannot be batched over {why}: {guarded.hazard}, and there is no value to decide by; "
+                f"give at least one example, outside of tracing"
+            )
+        return result
+
+    def inside_another(self, call: BatchedCall, signature: Signature, known: Known | None) -> Any:
+        """Run under another vmap: values belong to it, so only what ``torch.vmap`` does right can be done here."""
+        if known is not None and known.plan is Plan.TORCH:
+            result = self.follow(call, known)
+            if result is not _STRAYED:
+                return result
+        name = internals.name_of(self.request.function)
+        raise InputError(
+            f"ds.vmap({name}) stands inside another vmap, which maps the values that {name} decides by, and torch.vmap "
+            f"alone does not give what the loop gives; map the outer axis with ds.vmap as well"
+        )
+
+
+_BATCHED = (Plan.TORCH, Plan.PATHS, Plan.VERIFIED_PATHS)
+
+
+def _of_its_own(result: Any, call: BatchedCall) -> Any:
+    """Return results in memory of their own, as the loop's are: neither the batch's nor shared by the examples."""
+    given = {internals.memory_of(tensor) for tensor in call.tensors}
+
+    def owned(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided or leaf.is_nested:
+            return leaf
+        memory = internals.memory_of(leaf)
+        shared = any(stride == 0 and size > 1 for stride, size in zip(leaf.stride(), leaf.shape, strict=True))
+        return leaf.clone(memory_format=torch.contiguous_format) if shared or memory in given else leaf
+
+    return internals.tree_map(owned, result)

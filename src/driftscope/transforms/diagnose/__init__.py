@@ -1,0 +1,1 @@
+"""From a refusal or another value to its cause and place."""

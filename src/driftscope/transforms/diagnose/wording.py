@@ -1,0 +1,229 @@
+"""Findings in words: what was seen, with the user's own names, values and expressions."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch
+
+from driftscope.records.finding import Where
+from driftscope.records.kinds.transform_report import TransformFinding
+from driftscope.transforms.diagnose import syntax
+from driftscope.transforms.diagnose.catalogue import CAUSES
+from driftscope.transforms.examination import Examination
+from driftscope.transforms.subject import Proposal, Suspect
+
+_VALUES = 4
+
+
+def finding_of(suspect: Suspect, examination: Examination, proposal: Proposal | None) -> TransformFinding:
+    """Turn a suspect, and the repair that was tried for it, into a finding."""
+    cause = CAUSES[suspect.cause]
+    place = suspect.place
+    names = _names(suspect)
+    fix = _drawing_fix(suspect, examination) or cause.fix.format(**names)
+    if proposal is not None:
+        fix = proposal.fix if proposal.verified is not False else _withdrawn(suspect, fix)
+    evidence: dict[str, Any] = dict(suspect.evidence)
+    if place is not None and place.column >= 0:
+        evidence["span"] = [place.line, place.column, place.end_line, place.end_column]
+    if suspect.birthplace is not None:
+        evidence["created"] = f"{suspect.birthplace}: {suspect.birthplace.expression}"
+    if suspect.operation:
+        evidence["operation"] = suspect.operation
+    if suspect.error is not None:
+        evidence["message"] = first_line(suspect.error)
+    if proposal is not None:
+        evidence["repair"] = dict(proposal.evidence)
+    quiet = cause.note or suspect.outcome in ("plain-refuses", "random")
+    return TransformFinding(
+        code=suspect.cause,
+        what=_what(suspect),
+        why=_sentence(cause.why.format(**names)),
+        fix=fix,
+        where=place.where if place is not None else Where(),
+        evidence=evidence,
+        note=quiet,
+        verified=proposal.verified if proposal is not None else None,
+        transform=suspect.transform,
+        cause=suspect.cause,
+        transforms=(suspect.transform,),
+        patch=proposal.patch if proposal is not None and proposal.verified else "",
+    )
+
+
+def _drawing_fix(suspect: Suspect, examination: Examination) -> str:
+    """Return what to do about random numbers under a transform; "" for other causes."""
+    if suspect.cause != "T005":
+        return ""
+    innermost = suspect.transform.rpartition("(")[2].partition("[")[0].rstrip(")")
+    if innermost == "jacfwd":
+        return 'pass randomness="different" or "same" to torch.func.jacfwd, or draw outside and pass the numbers'
+    if innermost == "hessian":
+        return 'torch.func.hessian takes no randomness: write jacfwd(jacrev(f), randomness="same"), or draw outside'
+    if examination.subject.randomness != "error":
+        return "draw outside and pass the numbers as a mapped argument, where they must be the loop's"
+    return ""
+
+
+def _withdrawn(suspect: Suspect, fix: str) -> str:
+    """Return what is left to advise where the edit itself was tried and does not give what the loop gives."""
+    if suspect.cause == "T010":
+        return (
+            "compute what depends on the number outside of the transform and pass it in: staying in tensors was tried"
+        )
+    return fix
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, with its type when it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _names(suspect: Suspect) -> dict[str, str]:
+    expression = suspect.place.expression if suspect.place is not None else ""
+    return {
+        "expression": f"`{expression}`" if expression else "this",
+        "name": f"`{suspect.subject_name}`" if suspect.subject_name else "the tensor",
+        "transform": suspect.transform,
+        "operation": f"`{suspect.operation}`" if suspect.operation else "the operation",
+        "kind": str(suspect.evidence.get("transform", "useless there")),
+        "factory": factory_edit(suspect),
+        "tensor_form": tensor_form(suspect),
+    }
+
+
+def _what(suspect: Suspect) -> str:
+    if suspect.what:
+        return suspect.what + _seen(suspect)
+    expression = f"`{suspect.place.expression}`" if suspect.place is not None and suspect.place.expression else "it"
+    if suspect.outcome == "refused":
+        return f"{suspect.transform} refuses {expression}{_seen(suspect)}"
+    if suspect.outcome == "plain-refuses":
+        return f"{suspect.transform} refuses {expression}, and so does the plain program"
+    if suspect.cause == "T020":
+        return f"no derivative flows through {expression}"
+    if suspect.outcome == "not-reproducible":
+        return "the plain program does not repeat itself"
+    difference = suspect.evidence.get("difference")
+    return f"{suspect.transform} and the plain program part at {expression}" + (f": {difference}" if difference else "")
+
+
+def _seen(suspect: Suspect) -> str:
+    """Say what the tensor at the place is: its name, whether it is mapped, its values."""
+    event = suspect.event
+    if event is None or not event.inputs or not isinstance(event.inputs[0], torch.Tensor):
+        return ""
+    index = next((i for i, mapped in enumerate(event.mapped_inputs) if mapped), 0)
+    value, mapped = event.inputs[index], event.mapped_inputs[index]
+    if not isinstance(value, torch.Tensor):
+        return ""
+    name = _receiver(suspect) if index == 0 else ""
+    subject = f"`{name}`" if name else "the tensor there"
+    if not mapped and not suspect.transform.startswith("vmap"):
+        return ""  # under a derivative a shape is no reason
+    if not mapped or not value.dim():
+        return f": {subject} has shape {tuple(value.shape)}"
+    each = value.numel() // max(value.shape[0], 1)
+    if each == 1:
+        shown = ", ".join(_number(x) for x in value.reshape(-1)[:_VALUES].tolist())
+        return f": {subject} is mapped over {value.shape[0]} examples: {shown}"
+    return f": {subject} is mapped over {value.shape[0]} examples, each of shape {tuple(value.shape[1:])}"
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _receiver(suspect: Suspect) -> str:
+    """Return the source of the tensor a conversion or method is applied to."""
+    node = syntax.node_at(suspect.place) if suspect.place is not None else None
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        owner = root = node.func.value
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(root, ast.Name) and root.id in ("torch", "math", "np", "numpy", "F", "nn"):
+            first = node.args[0] if node.args else None
+            return ast.unparse(first) if first is not None and not isinstance(first, ast.Lambda) else ""
+        if suspect.operation != f"Tensor.{node.func.attr}":
+            # A module, a Function or a helper is called here: its tensor is its argument.
+            return ast.unparse(node.args[0]) if node.args else ""
+        return ast.unparse(owner)
+    if isinstance(node, ast.Call) and node.args:
+        return ast.unparse(node.args[0])
+    return ast.unparse(node) if isinstance(node, (ast.Name, ast.Compare, ast.Attribute, ast.Subscript)) else ""
+
+
+def factory_edit(suspect: Suspect) -> str:
+    """Write a factory call with a mapped tensor's ``new_`` method: ``torch.zeros(3)`` as ``x.new_zeros(3)``."""
+    generic = "x.new_zeros(...), or torch.zeros_like(x)"
+    birth = suspect.birthplace
+    node = syntax.node_at(birth) if birth is not None else None
+    if birth is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return generic
+    if ast.unparse(node.func.value) != "torch" or node.func.attr not in ("zeros", "ones", "empty", "full", "tensor"):
+        return generic
+    mapped = _mapped_name(suspect) or "x"
+    kept = [ast.unparse(k) for k in node.keywords if k.arg not in ("dtype", "device") or not _is_of(k.value, mapped)]
+    inner = ", ".join([*(ast.unparse(a) for a in node.args), *kept])
+    return f"line {birth.line}: `{birth.expression}` -> `{mapped}.new_{node.func.attr}({inner})`"
+
+
+def _is_of(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
+
+
+def _mapped_name(suspect: Suspect) -> str:
+    """Return the name of a tensor that carries the mapped axis: the argument read in the statement of the write."""
+    place = suspect.place
+    scope = syntax.scope_of(place) if place is not None else None
+    if not isinstance(scope, (ast.FunctionDef, ast.Lambda)):
+        return ""
+    parameters = [a.arg for a in scope.args.args]
+    statement = syntax.node_at(place) if place is not None else None
+    read = [n.id for n in ast.walk(statement) if isinstance(n, ast.Name)] if statement is not None else []
+    return next((name for name in read if name in parameters), parameters[0] if parameters else "")
+
+
+_MATH = frozenset(
+    (
+        "sqrt",
+        "exp",
+        "log",
+        "sin",
+        "cos",
+        "tan",
+        "tanh",
+        "floor",
+        "ceil",
+        "pow",
+        "atan2",
+        "erf",
+        "log2",
+        "log10",
+        "log1p",
+    )
+)
+
+
+def tensor_form(suspect: Suspect) -> str:
+    """Write a conversion as tensor arithmetic: ``math.sqrt(t)`` as ``torch.sqrt(t)``, ``t.item()`` as ``t``."""
+    node = syntax.node_at(suspect.place) if suspect.place is not None else None
+    if isinstance(node, ast.Call):
+        source = ast.unparse(node)
+        if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "math" and node.func.attr in _MATH:
+            return f"`{source}` -> `torch.{node.func.attr}({', '.join(map(ast.unparse, node.args))})`"
+        if isinstance(node.func, ast.Attribute) and node.func.attr in ("item", "detach"):
+            return f"`{source}` -> `{ast.unparse(node.func.value)}`"
+        if isinstance(node.func, ast.Name) and node.func.id in ("float", "int") and node.args:
+            inner = ast.unparse(node.args[0])
+            return f"`{source}` -> `{inner if node.func.id == 'float' else f'({inner}).long()'}`"
+        if source.startswith("torch.tensor(") and node.args:
+            return f"`{source}` -> `{ast.unparse(node.args[0])}.clone()`, or torch.stack of its tensors"
+    return "use the torch function on the tensor itself"

@@ -1,0 +1,1 @@
+"""Edits of the user's code, tried before they are offered."""

@@ -1,0 +1,239 @@
+"""Whether a repair works: the edited function under its transform, and its derivative, against the plain program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from driftscope.transforms import torch_internals as internals
+from driftscope.transforms.agreement import differ
+from driftscope.transforms.derivatives import float_leaves, total
+from driftscope.transforms.diagnose.traces_left import drifts
+from driftscope.transforms.naming import levels_of
+from driftscope.transforms.subject import Subject
+from driftscope.transforms.transforming import Level, Ragged, Setting, arguments_for, lift, plain
+from driftscope.transforms.world.running import Run, cloned, run_once
+
+#: A repair that takes longer than this is not believed to be one.
+SECONDS = 20.0
+#: Examples at which derivatives that are no part of a batch are tried: they are slow.
+MOST_DERIVATIVES = 6
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a trial ended.
+
+    Parameters
+    ----------
+    works : bool
+    examples : int
+    agreement : str
+        ``"same"`` or ``"rounding"`` for the values.
+    derivative : str
+        The same for the derivative, ``"none"`` where the plain program has none.
+    reason : str
+        Why it does not work.
+    """
+
+    works: bool
+    examples: int = 0
+    agreement: str = ""
+    derivative: str = ""
+    reason: str = ""
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """The verdict as a finding keeps it."""
+        return {"examples": self.examples, "values": self.agreement, "derivative": self.derivative}
+
+
+class Trial:
+    """The plain program's answers, asked once, and repairs tried against them.
+
+    Parameters
+    ----------
+    subject : Subject
+    transform : str
+        Under which the finding was made.
+    """
+
+    def __init__(self, subject: Subject, transform: str):
+        self.subject = subject
+        self.levels = levels_of(transform)
+        self.setting = Setting(subject.in_dims, subject.randomness, subject.size)
+        self.expected = self._run(subject.function, self.levels, lifted=False)
+        self.expected.value = [_with_numbers(value) for value in self.expected.value or ()]
+        self.plain = self._twice(subject.function)
+        self.gradient_levels = self._gradient_levels()
+        self.gradient: Run | None = None
+        if self.gradient_levels:
+            self.gradient = self._run(subject.function, self.gradient_levels, lifted=False)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the plain program's results do not stack."""
+        return self.expected.error is None and any(isinstance(value, Ragged) for value in self.expected.value)
+
+    def _gradient_levels(self) -> tuple[Level, ...]:
+        """How the derivative of a repair is tried: in the same way mapped, or as it is."""
+        if any(level.kind == "derivative" for level in self.levels):
+            return ()
+        mapped = any(level.kind == "map" for level in self.levels)
+        return levels_of("vmap(grad)" if mapped else "grad")
+
+    def _run(self, function: Callable[..., Any], levels: tuple[Level, ...], *, lifted: bool) -> Run:
+        build = lift if lifted else plain
+        if lifted and any(level.kind in ("compile", "export") for level in levels):
+            torch._dynamo.reset()
+        built = build(function, levels, self.setting)
+        given = arguments_for(levels, self.subject.examples, self.subject.slices, self.setting)
+        if all(level.kind == "derivative" for level in levels):
+            given = list(self.subject.slices[:MOST_DERIVATIVES])
+        calls = [lambda args=args: built(*cloned(args)) for args in given]
+        try:
+            return run_once(self.subject.world, calls, seconds=SECONDS)
+        finally:
+            self.subject.world.rewind()
+
+    def of(self, function: Callable[..., Any], *, edited: bool = False) -> Verdict:
+        """Try a repaired function in the place of the subject's; ``edited`` says that it is to do what that does."""
+        verdict = self._judge(lambda: self._run(function, self.levels, lifted=True), lambda: self._derivative(function))
+        told = self._plainly_other(function) if verdict.works and edited else ""
+        return replace(verdict, works=False, reason=told) if told else verdict
+
+    def _twice(self, function: Callable[..., Any]) -> Run:
+        """Run a function without transforms on every example, two times over, and read what it left behind."""
+        given = [cloned(arguments) for _ in range(2) for arguments in self.subject.slices]
+        try:
+            calls = [functools.partial(function, *arguments) for arguments in given]
+            return run_once(self.subject.world, calls, seconds=SECONDS, arguments=given)
+        finally:
+            self.subject.world.rewind()
+
+    def _plainly_other(self, function: Callable[..., Any]) -> str:
+        """Say what an edit changes of the plain program: values, a second run, or what it leaves behind."""
+        got = self._twice(function)
+        if self.plain.error is not None or got.error is not None:
+            return "" if self.plain.error is not None else f"without transforms it raises {_first_line(got.error)}"  # type: ignore[arg-type]
+        difference = differ(self.plain.value, got.value)
+        if not difference.agrees:
+            return f"other values without transforms: {difference.detail}"
+        left = drifts(self.plain.state, got.state)
+        if left or self.plain.printed != got.printed:
+            return f"it leaves something else behind: {left[0].path if left else 'what it prints'}"
+        return ""
+
+    def branches_agree(self, function: Callable[..., Any]) -> bool:
+        """Whether every ``torch.where`` of a repaired function chooses between values of one shape and dtype."""
+        watch = _Choices()
+
+        def watched(*args: Any) -> Any:
+            with watch:
+                return function(*args)
+
+        for arguments in self.subject.slices:
+            self._calling(functools.partial(watched, *cloned(arguments)))
+        return watch.agree
+
+    def replacing(self, mapped: Callable[..., Any]) -> Verdict:
+        """Try a repair that takes the place of ``torch.vmap(function)`` itself."""
+        examples = self.subject.examples
+        return self._judge(lambda: self._calling(lambda: mapped(*cloned(examples))), lambda: self._through(mapped))
+
+    def _through(self, mapped: Callable[..., Any]) -> str:
+        """Compare the derivative of the mapped function's results with the plain derivative of each example."""
+        examples = self.subject.examples
+        alone = self.subject.in_dims[0] is None  # its derivative is a sum over examples, not one for each
+        if alone or self.gradient is None or self.gradient.error is not None:
+            return "none"
+
+        def taken() -> Any:
+            floats = [leaf.requires_grad_() for leaf in float_leaves(cloned(examples)[0])]
+            out = total(mapped(*_with_floats(examples, floats)))
+            if not out.requires_grad:
+                return tuple(map(torch.zeros_like, floats))
+            return torch.autograd.grad(out, floats, allow_unused=True, materialize_grads=True)
+
+        return self._compared(self._calling(taken))
+
+    def _calling(self, call: Callable[[], Any]) -> Run:
+        try:
+            return run_once(self.subject.world, [call], seconds=SECONDS)
+        finally:
+            self.subject.world.rewind()
+
+    def _judge(self, values: Callable[[], Run], derivative: Callable[[], str]) -> Verdict:
+        if self.expected.error is not None:
+            return Verdict(False, reason="the plain program refuses as well")
+        got = values()
+        if got.error is not None:
+            return Verdict(False, reason=f"still refused: {_first_line(got.error)}")
+        expected = [list(value.results) for value in self.expected.value] if self.ragged else self.expected.value
+        difference = differ(expected, got.value)
+        if not difference.agrees:
+            return Verdict(False, reason=f"other values: {difference.detail}")
+        slope, size = derivative(), self.subject.size
+        if slope.startswith("other"):
+            return Verdict(False, size, difference.kind, slope, slope)
+        return Verdict(True, size, difference.kind, slope)
+
+    def _derivative(self, function: Callable[..., Any]) -> str:
+        if self.gradient is None or self.gradient.error is not None:
+            return "none"
+        got = self._run(function, self.gradient_levels, lifted=True)
+        if got.error is not None and self.gradient_levels[0].kind == "map":
+            # The derivative of each example may be refused where the derivative of all of them is not.
+            return self._through(torch.vmap(function, self.subject.in_dims, randomness=self.subject.randomness))
+        return self._compared(got)
+
+    def _compared(self, got: Run) -> str:
+        if got.error is not None:
+            return f"other derivative: refused ({_first_line(got.error)})"
+        difference = differ(self.gradient.value if self.gradient else (), got.value, any_float=True)
+        return difference.kind if difference.agrees else f"other derivative: {difference.detail}"
+
+
+def _with_numbers(value: Any) -> Any:
+    """Stack what some examples return as a tensor without axes and others as a number."""
+    if isinstance(value, tuple):
+        return tuple(map(_with_numbers, value))
+    tensors = [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, list) else []
+    if not tensors or any(tensor.dim() for tensor in tensors):
+        return value
+    dtypes = [torch.result_type(tensors[0], item) for item in value if isinstance(item, (torch.Tensor, int, float))]
+    if len(dtypes) < len(value):
+        return value
+    return torch.stack([torch.as_tensor(item, dtype=dtype) for item, dtype in zip(value, dtypes, strict=True)])
+
+
+class _Choices(TorchFunctionMode):
+    """Sees whether the two values of every ``torch.where`` are of one shape and dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.agree = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.where and len(args) == 3:
+            tensors = [value for value in args[1:] if isinstance(value, torch.Tensor)]
+            shapes = {value.shape if isinstance(value, torch.Tensor) else () for value in args[1:]}
+            self.agree &= len(set(map(tuple, shapes))) == 1 and len({tensor.dtype for tensor in tensors}) < 2
+        return func(*args, **(kwargs or {}))
+
+
+def _with_floats(examples: tuple[Any, ...], floats: list[torch.Tensor]) -> tuple[Any, ...]:
+    """Put other tensors in the place of the floating ones of the first argument."""
+    leaves, spec = internals.tree_flatten(examples[0])
+    waiting = iter(floats)
+    kept = [next(waiting) if float_leaves(leaf) else leaf for leaf in leaves]
+    return (internals.tree_unflatten(kept, spec), *cloned(examples[1:]))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:160] or type(error).__name__

@@ -1,0 +1,1 @@
+"""Everything a function reaches: seen, rewound, and put back."""

@@ -1,0 +1,132 @@
+"""Places in the user's code: file, span and expression, from running frames and from tracebacks."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+
+from driftscope.records.finding import Where
+
+
+@dataclass(frozen=True)
+class Place:
+    """An expression in a source file.
+
+    Parameters
+    ----------
+    file : str
+        As the code object names it; ``"<stdin>"`` and notebook cells included.
+    line, end_line : int
+        From 1.
+    column, end_column : int
+        From 0, in UTF-8 bytes, as ``ast`` and code objects count. -1 when unknown.
+    code : CodeType or None
+        The function's code object.
+    """
+
+    file: str
+    line: int
+    column: int = -1
+    end_line: int = -1
+    end_column: int = -1
+    code: CodeType | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def expression(self) -> str:
+        """The source of the span, its whitespace collapsed; the stripped line when columns are unknown; else ""."""
+        text = linecache.getline(self.file, self.line)
+        if not text:
+            return ""
+        if self.column < 0 or self.end_column < 0:
+            return text.strip()
+        last = max(self.end_line, self.line)
+        lines = [linecache.getline(self.file, n).encode() for n in range(self.line, last + 1)]
+        lines[-1] = lines[-1][: self.end_column]
+        lines[0] = lines[0][self.column :]
+        return " ".join(b"".join(lines).decode(errors="replace").split())
+
+    @property
+    def where(self) -> Where:
+        """The place as a finding holds it; the column counts characters from 1."""
+        column = None
+        if self.column >= 0:
+            before = linecache.getline(self.file, self.line).encode()[: self.column]
+            column = len(before.decode(errors="replace")) + 1
+        return Where(file=self.file, line=self.line, expression=self.expression or None, column=column)
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.line}"
+
+
+@functools.cache
+def _not_users() -> tuple[str, ...]:
+    """Folders whose code is not the user's: Python's own, installed packages, and this one."""
+    paths = sysconfig.get_paths()
+    ours = str(Path(__file__).resolve().parents[2])
+    folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], ours}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.__file__:
+        folders.add(str(Path(torch.__file__).parent))
+    return tuple(f + "/" for f in folders)
+
+
+# What Python, torch.fx, torch.compile and dataclasses call the code that they make.
+_MADE = ("<frozen", "<eval_with_key", "<torch", "<__", "<attrs generated", "<makefun")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_users(file: str) -> bool:
+    """Whether a file holds the user's code: not the standard library, an installed package, or ours."""
+    if file.startswith("<"):
+        # Notebook cells and functions typed or exec'd have such names too, whatever stands between the brackets.
+        return not file.startswith(_MADE)
+    return "site-packages" not in file and not file.startswith(_not_users())
+
+
+def place_of(code: CodeType, lasti: int) -> Place:
+    """Return the span of the instruction at byte offset ``lasti`` of ``code``."""
+    try:
+        spans = _spans(code)
+    except TypeError:
+        # Code that a compiler made may hold constants that cannot be hashed, and then no cache can hold it.
+        spans = tuple(code.co_positions())
+    index = max(lasti, 0) // 2
+    line, end_line, column, end_column = spans[index] if index < len(spans) else (None, None, None, None)
+    return Place(
+        code.co_filename,
+        line or code.co_firstlineno,
+        -1 if column is None else column,
+        -1 if end_line is None else end_line,
+        -1 if end_column is None else end_column,
+        code,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _spans(code: CodeType) -> tuple[tuple[int | None, int | None, int | None, int | None], ...]:
+    return tuple(code.co_positions())
+
+
+def calling_place(frame: FrameType | None) -> Place | None:
+    """Return where the innermost frame of user code stands, starting from ``frame``."""
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return place_of(frame.f_code, frame.f_lasti)
+        frame = frame.f_back
+    return None
+
+
+def raising_place(traceback: TracebackType | None) -> Place | None:
+    """Return the innermost place of user code in a traceback, or None."""
+    found = None
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if is_users(code.co_filename):
+            found = place_of(code, traceback.tb_lasti)
+        traceback = traceback.tb_next
+    return found

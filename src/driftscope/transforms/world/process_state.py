@@ -1,0 +1,120 @@
+"""The process, put back whatever happens: random generators, torch's flags, default dtype, functorch's levels."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import types
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from driftscope.errors import Interruption
+from driftscope.programs.state import process
+from driftscope.transforms import torch_internals as internals
+
+
+def reading() -> dict[str, Any]:
+    """Read every setting; two readings are equal exactly when the process was put back."""
+    found: dict[str, Any] = {setting.name: value for setting, value in process.readings()}
+    found["vmap fallback"] = internals.fallback_enabled()
+    found["functorch levels"] = internals.stack_depth()
+    found["forward mode"] = internals.forward_mode_open()
+    found["modes"] = internals.mode_depths()
+    found["warning filters"] = tuple(map(str, warnings.filters))
+    return found
+
+
+def same_reading(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
+    """Name the settings in which two readings differ."""
+    return [name for name in left if not _equal(left[name], right[name])]
+
+
+def _equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, np.ndarray):
+        return bool(np.array_equal(left, right))
+    if isinstance(left, (tuple, list)) and isinstance(right, type(left)) and len(left) == len(right):
+        return all(_equal(a, b) for a, b in zip(left, right, strict=True))
+    return bool(left == right)
+
+
+@contextmanager
+def process_kept() -> Iterator[None]:
+    """Put the process back on the way out, whatever happened inside."""
+    depth, modes, forward = internals.stack_depth(), internals.mode_depths(), internals.forward_mode_open()
+    fallback = internals.fallback_enabled()
+    with process.state_kept():
+        try:
+            yield
+        finally:
+            internals.unwind(depth)
+            internals.pop_modes(modes)
+            if internals.forward_mode_open() and not forward:
+                internals.close_forward_mode()
+            internals.set_fallback_enabled(fallback)
+
+
+def reseed(seed: int = 0) -> None:
+    """Start every process-wide generator anew, so that two runs draw the same numbers."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+class TimeLimit(Interruption):
+    """A run did not return in time. Not an ``Exception``: a user's ``except Exception`` must not swallow it."""
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Raise :class:`TimeLimit` in the block once ``seconds`` have passed.
+
+    In the main thread an alarm interrupts also calls that wait; elsewhere it comes between two Python instructions.
+    """
+    if not seconds:
+        yield
+    elif threading.current_thread() is threading.main_thread() and signal.getitimer(signal.ITIMER_REAL)[0] == 0:
+        yield from _by_alarm(seconds)
+    else:
+        yield from _by_thread(seconds)
+
+
+def _by_alarm(seconds: float) -> Iterator[None]:
+    def ring(number: int, frame: types.FrameType | None) -> None:
+        raise TimeLimit(seconds)
+
+    kept = signal.signal(signal.SIGALRM, ring)
+    # Again and again: an exception raised inside a destructor or a weak reference's callback is swallowed.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.25)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, kept)
+
+
+def _by_thread(seconds: float) -> Iterator[None]:
+    import ctypes
+
+    here = ctypes.c_ulong(threading.get_ident())
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    done = threading.Event()
+
+    def ring() -> None:
+        wait = seconds
+        while not done.wait(wait):
+            raise_in(here, ctypes.py_object(TimeLimit))
+            wait = 0.25
+
+    threading.Thread(target=ring, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()

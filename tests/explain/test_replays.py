@@ -1,0 +1,230 @@
+"""A cause is named only when a replay predicts the native error; honest rewritings of one size get none."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import driftscope as ds
+from driftscope.explain.native.cheap_products import Changed, rounding_to
+from driftscope.explain.native.kernels_alone import KernelsAlone
+from driftscope.explain.native.pieces import Approximation, PieceDrift
+from driftscope.records.finding import Where
+
+
+class Opaque(nn.Module):
+    """A module whose inside cannot be seen: its tensors leave torch on the way."""
+
+    def __init__(self, inside: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(self.inside(torch.from_numpy(x.numpy().copy())).numpy())
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(48, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 64), nn.Tanh(), nn.Linear(64, 32)
+    ).eval()
+
+
+def batch() -> Tensor:
+    return torch.randn(48, 48, generator=torch.Generator().manual_seed(0))
+
+
+def with_linear(linear: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    module = network()
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            layer.forward = lambda x, layer=layer: linear(x, layer.weight, layer.bias)
+
+    def run(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return module(x)
+
+    return run
+
+
+def tf32(x: Tensor) -> Tensor:
+    """Round to 11 significand bits, ties away from zero, as NVIDIA's conversion does."""
+    return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def factors(rounded: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return with_linear(lambda x, w, b: F.linear(rounded(x), rounded(w), b))
+
+
+def running_sum(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        total = torch.zeros(*x.shape[:-1], w.shape[0], dtype=dtype)
+        for k in range(x.shape[-1]):
+            product = x[..., k, None].to(dtype).float() * w[:, k].to(dtype).float()
+            total = (total.float() + product).to(dtype)
+        return total.float() + b
+
+    return with_linear(linear)
+
+
+class StoredIn(TorchDispatchMode):
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return torch.utils._pytree.tree_map_only(
+            Tensor, lambda t: t.to(self.dtype).to(t.dtype) if t.dtype is torch.float32 else t,
+            function(*args, **(kwargs or {})),
+        )  # fmt: skip
+
+
+def stored(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    module = network()
+
+    def run(x: Tensor) -> Tensor:
+        with StoredIn(dtype), torch.no_grad():
+            return module(x)
+
+    return run
+
+
+def rounded_weights(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    module = network()
+    for p in module.parameters():
+        p.data = p.data.to(dtype).float()
+
+    def run(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return module(x)
+
+    return run
+
+
+TWINS = {
+    "TF32 multiplication": lambda: factors(tf32),
+    "bfloat16 multiplication": lambda: factors(lambda t: t.bfloat16().float()),
+    "float16 multiplication": lambda: factors(lambda t: t.half().float()),
+    "float16 accumulation": lambda: running_sum(torch.float16),
+    "bfloat16 accumulation": lambda: running_sum(torch.bfloat16),
+    "float16 storage": lambda: stored(torch.float16),
+    "bfloat16 storage": lambda: stored(torch.bfloat16),
+    "float16 weights": lambda: rounded_weights(torch.float16),
+    "bfloat16 weights": lambda: rounded_weights(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_an_arithmetic_that_is_really_used_is_named_with_its_side_and_its_replay(name):
+    c = ds.compare(network(), Opaque(TWINS[name]()), [batch()])
+    assert c.verdict is ds.Verdict.PRECISION
+    replay = c.first.evidence["replay"]
+    assert f"explained by {name} in B" in c.first.what or (name, replay["way"]) == (
+        "float16 multiplication",
+        "TF32 multiplication",
+    )
+    assert replay["correlation"] >= 0.9
+    assert replay["rest"] <= 1.5
+
+
+def sequential(x: Tensor) -> Tensor:
+    total = torch.zeros(x.shape[0])
+    for i in range(x.shape[1]):
+        total = total + x[:, i]
+    return total / x.shape[1]
+
+
+def welford(x: Tensor) -> Tensor:
+    mean, square = torch.zeros(x.shape[0]), torch.zeros(x.shape[0])
+    for i in range(x.shape[1]):
+        gap = x[:, i] - mean
+        mean = mean + gap / (i + 1)
+        square = square + gap * (x[:, i] - mean)
+    return (x - mean[:, None]) / torch.sqrt(square[:, None] / x.shape[1] + 1e-5)
+
+
+def plain_norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (x.shape[-1],))
+
+
+@pytest.mark.parametrize("order", ["forward", "backward"])
+@pytest.mark.parametrize("shift", [0.0, 300.0])
+def test_an_honest_rewriting_is_given_no_cheaper_format(order, shift):
+    x = torch.randn(32, 96, generator=torch.Generator().manual_seed(3)) + shift
+    pair = (plain_norm, welford) if order == "forward" else (welford, plain_norm)
+    c = ds.compare(*pair, [x])
+    assert c.verdict is not ds.Verdict.DIFFERENT
+    text = " ".join([c.reason, *(f.what + f.why for f in c.findings)])
+    assert not any(word in text for word in ("float16", "TF32"))
+
+
+@pytest.mark.parametrize("shift", [300.0, 3000.0])
+def test_a_layer_norm_far_from_zero_is_rounding_of_both_programs_in_either_order(shift):
+    x = torch.randn(16, 256, generator=torch.Generator().manual_seed(3)) + shift
+    for pair in ((plain_norm, welford), (welford, plain_norm)):
+        c = ds.compare(*pair, [x], explain=False)
+        assert c.verdict in (ds.Verdict.ROUNDING, ds.Verdict.PRECISION)
+
+
+def test_a_kernel_off_for_no_known_reason_is_not_taken_for_rounding():
+    off = PieceDrift(Where(node="n"), 9.0, 1e-3)
+    cancels = dataclasses.replace(off, approximation=Approximation(1e-4, cancels=300.0))
+    assert KernelsAlone("B", 3, [cancels]).known
+    assert not KernelsAlone("B", 3, [cancels, off]).known
+    assert not KernelsAlone("B").known
+
+
+def test_a_gelu_that_is_an_approximation_is_named_by_its_kernel_alone():
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(3)) * 0.3 - 5
+    exact = lambda v: v * 0.5 * torch.erfc(-v / math.sqrt(2))  # noqa: E731
+    gelu = lambda v: F.gelu(v)  # noqa: E731
+    for pair, side in (((gelu, exact), "A"), ((exact, gelu), "B")):
+        c = ds.compare(*pair, [x])
+        if c.verdict is ds.Verdict.ROUNDING:
+            pytest.skip("this processor's gelu keeps its digits")
+        assert "the kernel of gelu" in c.reason
+        assert f"in {side}" in c.reason
+        assert c.findings[0].evidence.get("side", side) == side
+
+
+def test_a_sum_added_one_term_after_the_other_is_recognised_though_it_cannot_be_lifted():
+    x = torch.randn(64, 2048, generator=torch.Generator().manual_seed(0))
+    c = ds.compare(lambda v: v.mean(-1), Opaque(sequential), [x])
+    assert c.verdict is ds.Verdict.ROUNDING
+
+
+def test_an_error_of_the_right_size_without_the_right_pattern_is_not_explained():
+    module = network()
+
+    def noisy(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = module(x)
+        return y + 3e-4 * torch.randn(y.shape, generator=torch.Generator().manual_seed(7))
+
+    c = ds.compare(network(), Opaque(noisy), [batch()])
+    assert "explained by" not in " ".join([c.reason, *(f.what for f in c.findings)])
+
+
+@pytest.mark.parametrize("ties", ["even", "away", "cut"])
+def test_rounding_to_tf32_keeps_eleven_bits(ties):
+    x = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = rounding_to("tf32", ties)(x)
+    assert float(((y - x) / x).abs().max()) <= 2.0 ** (-10 if ties == "cut" else -11)
+    assert torch.equal(rounding_to("tf32", ties)(y), y)
+    assert torch.equal(tf32(y.float()).double(), y)
+
+
+def test_running_sums_in_float64_change_nothing():
+    module, x = copy.deepcopy(network()).double(), batch().double()
+    plain = module(x)
+    with Changed(total=lambda t: t):
+        again = module(x)
+    assert torch.allclose(plain, again, rtol=1e-12, atol=1e-13)

@@ -1,0 +1,78 @@
+"""Files that onnxruntime saved itself, and graphs that it writes anew, are compared like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+import driftscope as ds
+
+
+def saved(model: Path, path: Path) -> Path:
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(path), 4
+    onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return path
+
+
+def exported(module: nn.Module, x: torch.Tensor, path: Path) -> Path:
+    torch.onnx.export(module, (x,), str(path), verbose=False, dynamo=False)
+    return path
+
+
+def test_a_file_saved_with_blocked_convolutions_is_compared(tmp_path):
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.AdaptiveAvgPool2d(1)
+    ).eval()
+    x = torch.randn(2, 3, 12, 12)
+    file = exported(module, x, tmp_path / "plain.onnx")
+    optimised = saved(file, tmp_path / "all.onnx")
+    assert any(node.domain == "com.microsoft.nchwc" for node in onnx.load(str(optimised)).graph.node)
+    for pair in ((module, optimised), (file, optimised), (optimised, file)):
+        assert ds.compare(*(str(p) if isinstance(p, Path) else p for p in pair), x).verdict in (
+            ds.Verdict.IDENTICAL,
+            ds.Verdict.ROUNDING,
+        )
+
+
+@pytest.mark.parametrize("level", ["disable", "all"])
+def test_a_constant_that_an_operator_implies_accuses_no_optimiser(tmp_path, level):
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Hardsigmoid(), nn.Conv2d(8, 4, 3), nn.Hardswish(), nn.Conv2d(4, 4, 1)
+    ).eval()
+    x, path = torch.randn(2, 3, 9, 9), tmp_path / "hard.onnx"
+    torch.onnx.export(module, (x,), str(path), verbose=False, dynamo=True)
+    c = ds.compare(module, ds.onnx(str(path), level=level), x)
+    assert c.verdict in (ds.Verdict.IDENTICAL, ds.Verdict.ROUNDING)
+    assert not {"O006", "O013"} & {f.code for f in c.findings}
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_a_layer_with_an_initial_state_against_one_without_is_compared(kind):
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = kind(6, 8, batch_first=True)
+
+        def forward(self, x):
+            return self.layer(x)[0]
+
+    class Started(Plain):
+        def forward(self, x):
+            h = torch.full((1, x.shape[0], 8), 1e-2)
+            return self.layer(x, (h, h) if kind is nn.LSTM else h)[0]
+
+    torch.manual_seed(0)
+    plain, started = Plain(), Started()
+    started.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 5, 6)
+    assert ds.compare(plain, started, x).verdict is ds.Verdict.DIFFERENT
+    assert ds.compare(started, plain, x).verdict is ds.Verdict.DIFFERENT
+    assert ds.compare(plain, plain, x).verdict is ds.Verdict.IDENTICAL

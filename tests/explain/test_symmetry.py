@@ -1,0 +1,114 @@
+"""compare(A, B) and compare(B, A) give one verdict and name one cause; a program against itself is IDENTICAL."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import driftscope as ds
+from driftscope.records.verdict import FailOn, Verdict
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.LayerNorm(48), nn.Linear(48, 16)).eval()
+
+
+class Narrow(nn.Module):
+    """Takes and returns float32 and computes in float16."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = copy.deepcopy(model).half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x.half()).float()
+
+
+class HalfWeights(nn.Module):
+    """Stores its weights in float16 and computes in float32."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.weight = nn.Parameter(model[0].weight.detach().half())
+        self.rest = copy.deepcopy(model)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.linear(x, self.weight.float(), self.rest[0].bias)
+        return self.rest[1:](y)
+
+
+class Chosen(nn.Module):
+    """An index chosen from what a model computes."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x).argmax(-1)
+
+
+class Moved(nn.Module):
+    """One logit moved by much more than rounding."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x) + torch.nn.functional.one_hot(torch.tensor(3), 16) * 0.5
+
+
+X = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("make", "verdict"), [(Narrow, Verdict.PRECISION), (HalfWeights, Verdict.PRECISION)])
+def test_half_storage_has_one_verdict_and_the_side_that_rounds_is_named(make, verdict):
+    model = _model()
+    there, back = ds.compare(model, make(model), X), ds.compare(make(model), model, X)
+    assert (there.verdict, back.verdict) == (verdict, verdict), (there.reason, back.reason)
+    assert " in B" in there.reason
+    assert " in A" in back.reason
+    assert there.first.code == back.first.code
+
+
+def test_a_tie_in_the_noise_of_either_side_is_rounding():
+    model = _model()
+    wide, narrow = Chosen(model), Chosen(Narrow(model))
+    rows = torch.randn(20000, 32, generator=torch.Generator().manual_seed(2))
+    assert not torch.equal(wide(rows), narrow(rows)), "the twin needs a tie"
+    differing = rows[(wide(rows) != narrow(rows))][:8]
+    for a, b in ((wide, narrow), (narrow, wide)):
+        assert ds.compare(a, b, differing).verdict is Verdict.ROUNDING
+    bug = Chosen(Moved(model))
+    for a, b in ((wide, bug), (bug, wide)):
+        assert ds.compare(a, b, X).verdict is Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_a_program_against_itself_is_identical_with_no_lifted_drift(dtype):
+    model = _model().to(dtype)
+    found = ds.compare(model, model, X.to(dtype))
+    assert found.verdict is Verdict.IDENTICAL
+    assert [o.lifted for o in found.outputs] == [0.0]
+    assert not found.functions_differ
+
+
+def test_the_same_bits_from_another_function_are_said_first_and_can_fail():
+    def guarded(v: torch.Tensor) -> torch.Tensor:
+        return v / (v.abs().sum(-1, keepdim=True) + 1e-9)
+
+    def plain(v: torch.Tensor) -> torch.Tensor:
+        return v / v.abs().sum(-1, keepdim=True)
+
+    found = ds.compare(guarded, plain, X + 5)
+    assert found.verdict is Verdict.IDENTICAL
+    assert "not the same function" in str(found).splitlines()[0]
+    assert not FailOn.PRECISION.fails(found.verdict, functions_differ=found.functions_differ)
+    assert FailOn.FUNCTION.fails(found.verdict, functions_differ=found.functions_differ)
+    same = ds.compare(plain, plain, X + 5)
+    assert not FailOn.FUNCTION.fails(same.verdict, functions_differ=same.functions_differ)

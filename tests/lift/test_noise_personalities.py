@@ -1,0 +1,56 @@
+"""The floor holds whatever instruction set, thread count or library does the work: each measured in a fresh process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOW, HIGH = 0.5, 1.5
+HERE = Path(__file__).parent
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "OPENBLAS_CORETYPE": "Haswell"}  # fmt: skip
+BASELINE = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+            "OPENBLAS_CORETYPE": "Nehalem"}  # fmt: skip
+PERSONALITIES: dict[str, dict[str, str]] = {
+    "as it is": {},
+    "two threads": {"DRIFTSCOPE_THREADS": "2"},
+    "without oneDNN": {"DRIFTSCOPE_ONEDNN": "0"},
+    "AVX2": AVX2,
+    "AVX2, two threads, without oneDNN": {**AVX2, "DRIFTSCOPE_THREADS": "2", "DRIFTSCOPE_ONEDNN": "0"},
+    "baseline": BASELINE,
+    "OpenBLAS for Zen": {"OPENBLAS_CORETYPE": "Zen"},
+    "OpenBLAS for SkylakeX": {"OPENBLAS_CORETYPE": "SkylakeX"},
+}
+SCRIPT = """
+import json, os, sys
+import torch
+torch.set_num_threads(int(os.environ.get("DRIFTSCOPE_THREADS", "1")))
+torch.backends.mkldnn.enabled = os.environ.get("DRIFTSCOPE_ONEDNN", "1") == "1"
+from calibration import Case, run_case
+from test_noise_kernels import KERNELS, error_in_noise
+words = ("gelu", "softmax 256 x1.0 axis -1", "softmax 4096", "convolution", "erf", "tanh", "exp", "rsqrt", "mm 1280",
+         "layer_norm 512 mean 1.0", "silu", "mish")
+found = {k.name: error_in_noise(k, d) for k in KERNELS if k.name.startswith(words)
+         for d in (torch.float32, torch.float16)[: 2 if k.name in ("gelu", "rsqrt", "softmax 256 x1.0 axis -1") else 1]}
+cases = [Case("encoder 1x64", torch.float32), Case("convnet", torch.float32), Case("softmax 4096", torch.float32),
+         Case("mlp", torch.bfloat16), Case("decoder 3x96", torch.float16), Case("gru 24 steps", torch.float32)]
+found |= {str(case): run_case(case).ratio for case in cases}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("personality", PERSONALITIES)
+def test_the_native_error_is_about_one_floor_under(personality: str) -> None:
+    paths = os.pathsep.join([str(HERE), *sys.path])
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": paths, **PERSONALITIES[personality]}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    ratios = json.loads(done.stdout.splitlines()[-1])
+    outside = {name: round(ratio, 2) for name, ratio in ratios.items() if not LOW <= ratio <= HIGH}
+    assert not outside

@@ -1,0 +1,170 @@
+"""Constant subgraphs are judged in their own floor: honest spellings of a table agree, another table does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import driftscope as ds
+from driftscope.lift.reconcile import subgraphs
+from driftscope.lift.steps import Constant, Origin
+from driftscope.lift.torch.tape import lift_torch
+from driftscope.records.finding import Where
+from driftscope.records.verdict import Verdict
+
+X = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Rotary(nn.Module):
+    """Attention scores with rotary positions: only differences of positions matter."""
+
+    def __init__(self, start: float = 0.0, base: float = 10000.0, spelled: str = "pow"):
+        super().__init__()
+        self.start, self.base, self.spelled = start, base, spelled
+
+    def angles(self) -> torch.Tensor:
+        share = torch.arange(0, 8, 2.0) / 8
+        pitch = self.base**-share if self.spelled == "pow" else torch.exp(-share * torch.log(torch.tensor(self.base)))
+        return (torch.arange(8.0) + self.start)[:, None] * pitch
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = self.angles()
+        c, s = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
+
+        def turn(v: torch.Tensor) -> torch.Tensor:
+            return v * c + torch.cat((-v[..., 4:], v[..., :4]), -1) * s
+
+        return turn(x) @ turn(x * 2).transpose(-1, -2)
+
+
+class Held(Rotary):
+    """The same with tables that were computed beforehand and stored."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, **options: float):
+        super().__init__(**options)
+        angles = self.angles()
+        self.register_buffer("c", angles.cos().repeat(1, 2).to(dtype))
+        self.register_buffer("s", angles.sin().repeat(1, 2).to(dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def turn(v: torch.Tensor) -> torch.Tensor:
+            return v * self.c + torch.cat((-v[..., 4:], v[..., :4]), -1) * self.s
+
+        return turn(x) @ turn(x * 2).transpose(-1, -2)
+
+
+@pytest.mark.parametrize(
+    "other", [Rotary(3.0), Rotary(spelled="exp"), Held(), Rotary(40.0)], ids=["shifted", "spelled", "stored", "far"]
+)
+def test_two_spellings_of_one_table_are_one_function_either_way(other):
+    for a, b in ((Rotary(), other), (other, Rotary())):
+        found = ds.compare(a, b, X, explain=False)
+        assert found.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING), found.reason
+        assert found.outputs[0].lifted <= found.outputs[0].lifted_threshold
+
+
+@pytest.mark.parametrize(
+    "other", [Rotary(base=10001.0), Held(base=9999.0), Rotary(base=10000.1)], ids=["base", "stored base", "close base"]
+)
+def test_another_table_is_another_function_either_way(other):
+    for a, b in ((Rotary(), other), (other, Rotary())):
+        assert ds.compare(a, b, X, explain=False).verdict is Verdict.DIFFERENT
+
+
+def _found(module: nn.Module) -> subgraphs.Subgraphs:
+    return subgraphs.evaluate(lift_torch(module, (X,), {}, module=module), {})
+
+
+def test_a_stored_table_is_matched_in_the_floor_of_what_computes_it():
+    found, table = _found(Rotary()), Held().c
+    # An ulp of the table itself: where the angle is 7 the cosine may be off by several of its own.
+    moved = torch.nextafter(table, torch.tensor(2.0))
+    assert subgraphs.stored_repairs([Constant("c", moved, Origin.WEIGHT, Where())], found, 2.5) != []
+    wrong = table.clone()
+    wrong[5, 1] += 1e-5
+    assert subgraphs.stored_repairs([Constant("c", wrong, Origin.WEIGHT, Where())], found, 2.5) == []
+
+
+class LookedUp(nn.Module):
+    """Rows of a table, moved and not computed with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(16, 8, generator=torch.Generator().manual_seed(1)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.table[torch.tensor([3, 1, 5, 2, 7, 9, 0, 4])]
+
+
+def test_a_looked_up_weight_is_the_very_bits_or_another_weight():
+    module = LookedUp()
+    rows = module.table.detach()[[3, 1, 5, 2, 7, 9, 0, 4]]
+    one_off = torch.nextafter(rows, torch.tensor(9.0))
+    assert subgraphs.stored_repairs([Constant("rows", one_off, Origin.WEIGHT, Where())], _found(module), 2.5) == []
+
+
+class HalfPitch(Rotary):
+    """As `.half()` leaves it: the pitch is stored in float16 and computed with in float32."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.register_buffer("pitch", (10000.0 ** -(torch.arange(0, 8, 2.0) / 8)).to(dtype))
+
+    def angles(self) -> torch.Tensor:
+        return torch.arange(8.0)[:, None] * self.pitch.float()
+
+
+def test_a_rounded_weight_that_only_a_table_reads_reaches_the_table():
+    for a, b in ((HalfPitch(), HalfPitch(torch.float16)), (HalfPitch(torch.float16), HalfPitch())):
+        found = ds.compare(a, b, X, explain=False)
+        assert found.verdict in (Verdict.PRECISION, Verdict.ROUNDING), found.reason
+
+
+class Positions(nn.Module):
+    """A grouped convolution whose weight has a given length along one axis, as speech models have them."""
+
+    def __init__(self, axis: int, spelled: bool = False, gain: float = 1.0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(4)
+        self.axis, self.spelled = axis, spelled
+        self.v = nn.Parameter(torch.randn(48, 24, 16, generator=generator))
+        kept = [1, 1, 1]
+        kept[axis] = self.v.shape[axis]
+        self.g = nn.Parameter(5.0 * gain * (1.0 + torch.rand(kept, generator=generator)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.spelled:
+            rest = [k for k in range(3) if k != self.axis]
+            weight = self.v * (self.g / self.v.square().sum(rest, keepdim=True).sqrt())
+        else:
+            weight = torch._weight_norm(self.v, self.g, self.axis)
+        return torch.tanh(nn.functional.conv1d(x, weight, groups=2))
+
+
+SOUND = torch.randn(2, 48, 40, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_a_weight_norm_computed_on_both_sides_is_rounding(axis):
+    one, two = Positions(axis), Positions(axis, spelled=True)
+    for a, b in ((one, two), (two, one)):
+        found = ds.compare(a, b, SOUND, explain=False)
+        assert found.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING), found.reason
+
+
+@pytest.mark.parametrize("axis", [0, 2])
+def test_a_weight_norm_of_another_gain_is_not(axis):
+    one, two = Positions(axis), Positions(axis, spelled=True, gain=1 + 2e-5)
+    for a, b in ((one, two), (two, one)):
+        assert ds.compare(a, b, SOUND, explain=False).verdict is Verdict.DIFFERENT
+
+
+def test_the_noise_of_a_weight_norm_has_the_size_of_its_error():
+    for axis in (0, 1, 2):
+        graph = lift_torch(Positions(axis), (SOUND,), {}, module=Positions(axis))
+        known = subgraphs.evaluate(graph, {})
+        constant = next(c for c in graph.constants() if c.frontier and c.name in known.exact)
+        error = constant.value.double() - known.exact[constant.name]
+        floor = sum(n.square().mean() for n in known.noise_of(constant.name)).sqrt()
+        assert 0.3 < float(error.square().mean().sqrt() / floor) < 2.0

@@ -1,0 +1,134 @@
+"""A guarded file answers only where it is right, for a reason that stands in the file; the rest is refused or run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import driftscope as ds
+from driftscope.shapes.conditions.expressions import Number, Operation, Size, operation, text
+from driftscope.shapes.conditions.phrasing import always, canonical
+from driftscope.shapes.conditions.separating import Evidence, separate
+from driftscope.shapes.conditions.solving import equation_of, steps_together
+from driftscope.shapes.covering.dispatching import NotCovered
+from driftscope.shapes.probe.axes import arguments_of
+from driftscope.shapes.probe.building import InputBuilder
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+
+class PooledToTwo(nn.Module):
+    """The converter writes the pooling windows of the example into the file."""
+
+    def forward(self, image):
+        return nn.functional.adaptive_avg_pool2d(image, 2).flatten(1)
+
+
+class Spectrum(nn.Module):
+    def forward(self, x):
+        return torch.fft.rfft(x, dim=-1)
+
+
+class Counts(nn.Module):
+    def forward(self, x):
+        return {"y": x * 2, "n": x.shape[0], "best": x.argmax(-1)}
+
+
+def test_the_conditions_are_what_the_file_was_made_for():
+    model, image = PooledToTwo(), torch.randn(2, 3, 6, 8)
+    report = ds.check_shapes(model, (image,))
+    guarded = report.guard()
+    words = " and ".join(guarded.conditions)
+    assert "image.shape[2]" in words
+    assert "image.shape[3]" in words
+    assert "image.shape[0]" not in words.replace("image.shape[0] traced", "")
+    assert guarded.tried
+    torch.testing.assert_close(guarded(image), model(image))
+    larger = torch.randn(5, 3, 6, 8)
+    torch.testing.assert_close(guarded(larger), model(larger))
+    for height, width in ((12, 8), (6, 16), (33, 40), (5, 7)):
+        with pytest.raises(NotCovered):
+            guarded(torch.randn(2, 3, height, width))
+    either = report.guard(fallback=model)
+    odd = torch.randn(2, 3, 33, 40)
+    torch.testing.assert_close(either(odd), model(odd))
+
+
+def test_complex_results_are_named_and_put_together_again():
+    model, x = Spectrum(), torch.randn(2, 7)
+    report = ds.check_shapes(model, (x,))
+    assert report.first.code == "S034"
+    assert not [f for f in report.findings if f.code == "S021"]
+    for run in (report.guard(), ds.cover(model, (x,), target="onnx")):
+        for shape in ((2, 7), (5, 8), (3, 2)):
+            y = torch.randn(*shape)
+            torch.testing.assert_close(run(y), model(y))
+
+
+def test_integers_come_back_as_integers():
+    model, x = Counts(), torch.randn(3, 5)
+    found = ds.check_shapes(model, (x,)).guard()(torch.randn(6, 5))
+    assert type(found["n"]) is int
+    assert found["n"] == 6
+    assert found["best"].dtype is torch.int64
+
+
+def axes_of(*shape: int):
+    return arguments_of(lambda x: x, (torch.zeros(*shape),)).axes
+
+
+def test_conditions_that_contradict_each_other_are_none():
+    axes = axes_of(4, 6)
+    evidence = Evidence(axes, right=[], wrong=[(4, 6), (3, 6)], unwanted=[])
+    assert separate([], evidence) is None
+
+
+def test_a_bound_that_only_fits_the_points_is_not_chosen():
+    axes = axes_of(4, 6)
+    points = [(a, b) for a in range(1, 9) for b in range(1, 9)]
+    evidence = Evidence(axes, [p for p in points if p[0] <= p[1]], [p for p in points if p[0] > p[1]], [])
+    chosen = separate([], evidence)
+    assert chosen is None or all("<=" not in text(term) for term in chosen)
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        (Operation("==", (operation("*", 40, Size("a")), operation("*", 40, Size("b")))), "a == b"),
+        (Operation("==", (operation("*", 2, Size("b")), operation("*", 2, Size("a")))), "a == b"),
+        (Operation("==", (Size("m"), operation("+", Size("p"), Size("s")))), "m == p + s"),
+        (Operation("<=", (Size("a"), Number(7))), "a <= 7"),
+    ],
+)
+def test_equations_are_said_without_their_common_factor(condition, words):
+    assert text(canonical(condition)) == words
+
+
+def test_what_cannot_fail_is_no_condition():
+    smaller = operation("min", Size("a"), Size("b"))
+    assert always(Operation("<=", (smaller, Size("a"))))
+    assert not always(Operation("<=", (Size("a"), Number(10_000))))
+    assert not always(Operation("<=", (smaller, Number(3))))
+
+
+def test_a_sum_of_sizes_is_solved_for_the_sizes_that_lead():
+    sum_ = equation_of(Operation("==", (Size("mask"), operation("+", Size("past"), Size("step")))))
+    keys = equation_of(Operation("==", (Size("past"), Size("values"))))
+    steps = steps_together([sum_, keys], {"mask": 8, "past": 5, "step": 3, "values": 5})
+    assert {frozenset(step.items()) for step in steps} == {
+        frozenset({("step", 1), ("mask", 1)}),
+        frozenset({("values", 1), ("past", 1), ("mask", 1)}),
+    }
+
+
+@pytest.mark.parametrize("length", [1, 4, 7, 24])
+def test_a_mask_of_another_size_still_means_something(length):
+    padded = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    causal = torch.zeros(6, 6).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+    builder = InputBuilder(arguments_of(lambda mask, bias: mask, (padded, causal)))
+    (mask, bias), _ = builder.at((2, length, length, length))
+    assert bool((mask.diff(dim=1) >= 0).all())
+    assert bool(mask[:, -1].all()) or length == 1
+    assert bool(torch.isfinite(bias[:, 0]).all())
