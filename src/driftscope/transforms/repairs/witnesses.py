@@ -81,7 +81,8 @@ def _finite(subject: Subject, row: Row) -> bool:
         out = derivatives.float_leaves(subject.function(*given))
         tracked = [leaf.sum() for leaf in out if leaf.requires_grad and not leaf.is_complex()]
         slopes = torch.autograd.grad(tracked, floats, allow_unused=True) if tracked and floats else ()
-        return [leaf.detach() for leaf in (*out, *(s for s in slopes if s is not None))]
+        # Sparse tensors cannot be asked whether they are finite.
+        return [leaf.detach().to_dense() for leaf in (*out, *(s for s in slopes if s is not None))]
 
     try:
         run = run_once(subject.world, [both], seconds=_SECONDS)
