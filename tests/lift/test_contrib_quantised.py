@@ -34,6 +34,14 @@ def i8(*shape: int) -> np.ndarray:
     return RNG.integers(-128, 128, shape).astype(np.int8)
 
 
+def s7(*shape: int) -> np.ndarray:
+    """Signed weights of 7 bits, for use beside unsigned activations.
+
+    A processor without VNNI adds two such products in 16 bits: with 8 bits the sum saturates there, and only there.
+    """
+    return RNG.integers(-64, 64, shape).astype(np.int8)
+
+
 def scale(value: float) -> np.ndarray:
     return np.array(value, np.float32)
 
@@ -77,7 +85,7 @@ def eight_bits(name: str) -> dict[str, OneNode]:
         "matmul": OneNode(
             "MatMulIntegerToFloat", [make(3, 8), make(8, 5), scale(0.02), scale(0.03), zero, zero, f32(5)]
         ),
-        "matmul-columns": OneNode("MatMulIntegerToFloat", [make(2, 3, 8), i8(8, 5), scale(0.02), f32(5), zero, i8(5)]),
+        "matmul-columns": OneNode("MatMulIntegerToFloat", [make(2, 3, 8), s7(8, 5), scale(0.02), f32(5), zero, s7(5)]),
         "gemm": OneNode(
             "QGemm",
             [make(3, 8), scale(0.02), zero, make(8, 6), scale(0.03), zero, bias, scale(0.5), zero],
@@ -85,7 +93,7 @@ def eight_bits(name: str) -> dict[str, OneNode]:
         ),
         "gemm-real": OneNode(
             "QGemm",
-            [make(8, 3), scale(0.02), zero, i8(5, 8), positive(5), i8(5)],
+            [make(8, 3), scale(0.02), zero, s7(5, 8), positive(5), s7(5)],
             {"transA": 1, "transB": 1},
         ),
     }
@@ -123,17 +131,17 @@ PACKED = {
 _ZERO = np.array(120, np.uint8)
 OTHERS = {
     "dynamic": OneNode("DynamicQuantizeMatMul", [f32(3, 8), u8(8, 5), scale(0.02), _ZERO, f32(5)]),
-    "dynamic-columns": OneNode("DynamicQuantizeMatMul", [f32(2, 3, 8), i8(8, 5), f32(5), i8(5)], weights=(1,)),
+    "dynamic-columns": OneNode("DynamicQuantizeMatMul", [f32(2, 3, 8), s7(8, 5), f32(5), s7(5)], weights=(1,)),
     "attention": OneNode(
         "QAttention",
-        [u8(2, 5, 8), i8(8, 24), f32(24), scale(0.01), scale(0.02), np.array([3, 5], np.int32), _ZERO],
+        [u8(2, 5, 8), s7(8, 24), f32(24), scale(0.01), scale(0.02), np.array([3, 5], np.int32), _ZERO],
         {"num_heads": 2},
     ),
     "attention-past": OneNode(
         "QAttention",
         [
             u8(2, 5, 8),
-            i8(8, 24),
+            s7(8, 24),
             f32(24),
             scale(0.01),
             0.02 * positive(24),
