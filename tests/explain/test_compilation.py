@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import driftscope as ds
-from driftscope.explain.blame.compilation import anew
 from driftscope.explain.blame.inductor_kernels import Kernel, compile_listening, kernels_of
+from driftscope.programs.runtimes.torch_compiled import in_a_frame
 
 
 def function(x):
@@ -54,7 +54,7 @@ def test_compare_names_the_backend_unasked():
 
 
 def test_a_frame_of_its_own_is_compiled_anew_and_gives_the_same():
-    one, two = anew(function), anew(function)
+    one, two = in_a_frame(function), in_a_frame(function)
     assert one.__code__ is not two.__code__
     assert torch.equal(one(X), function(X))
 
@@ -79,7 +79,7 @@ def test_kernels_are_read_from_generated_code_with_their_operators():
 
 @pytest.mark.slow
 def test_inductor_is_taken_apart_and_its_kernels_are_listed():
-    compiled = torch.compile(anew(function))
+    compiled = torch.compile(in_a_frame(function))
     result, kernels = compile_listening(lambda: compiled(X))
     assert torch.allclose(result, function(X), atol=1e-6)
     assert any(kernel.holds("tanh") for kernel in kernels)

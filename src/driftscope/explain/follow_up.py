@@ -93,7 +93,7 @@ def look_again(scene: Scene, blame: bool | None) -> list[Finding]:
 
 
 def _same_file(scene: Scene) -> bool:
-    one, other = (getattr(bound.program, "model", None) for bound in (scene.a, scene.b))
+    one, other = (bound.program.onnx_model for bound in (scene.a, scene.b))
     if one is None or other is None:
         return False
     return one.proto is other.proto or (one.path is not None and one.path == other.path)
@@ -160,11 +160,12 @@ def search(scene: Scene, *, unlimited: bool = True) -> tuple[Blame, str] | None:
 
 def exporter_findings(scene: Scene) -> list[Finding]:
     """Export A anew with and without the exporter's optimisation, where B is a file that torch exported."""
-    model: Any = getattr(getattr(scene.b.program, "model", None), "proto", None)
+    model = scene.b.program.onnx_model
     wrong = any(o.verdict is Verdict.DIFFERENT for o in scene.outputs)
     if (
         scene.a.program.kind not in ("torch", "exported")
-        or getattr(model, "producer_name", "") != "pytorch"
+        or model is None
+        or model.proto.producer_name != "pytorch"
         or not wrong
     ):
         return []
@@ -174,7 +175,7 @@ def exporter_findings(scene: Scene) -> list[Finding]:
     pairs = [(i, i) for i, _ in scene.evidence.pairs]
     evidence = Evidence(scene.evidence.a, scene.evidence.a, pairs)
     target = target_of(scene.values[0], evidence, "A", _function(scene.evidence.a, scene.seed))
-    opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), None)
+    opset = next((o.version for o in model.proto.opset_import if o.domain in ("", "ai.onnx")), None)
     try:
         found = blame_export(scene.a, target, torch_exporter(scene.a, opset))
     except (RuntimeRefused, CannotLift):
@@ -191,7 +192,8 @@ def exporter_findings(scene: Scene) -> list[Finding]:
 def _unasked(bound: Bound) -> Budget:
     if bound.program.kind == "compiled":
         return Budget(runs=_COMPILATIONS)
-    size = max(int(bound.program.model.size), 1)  # type: ignore[attr-defined]
+    model = bound.program.onnx_model
+    size = max(model.size if model is not None else 0, 1)
     return Budget(runs=max(4, min(_SESSIONS, _WEIGHTS // size)))
 
 
@@ -208,8 +210,7 @@ def _exchanged(scene: Scene) -> tuple[Evidence, Sequence[Any]]:
 def _is_optimised(bound: Bound) -> bool:
     if bound.program.kind == "compiled":
         return True
-    setup = getattr(bound.program, "setup", None)
-    return bound.program.kind == "onnx" and setup is not None and setup.level != "disable"
+    return str(bound.program.settings.get("level", "disable")) != "disable"
 
 
 def _error(scene: Scene, side: str) -> float:

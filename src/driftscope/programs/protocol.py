@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from driftscope.errors import CannotLift
+from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.programs.isolation.choice import watched
 from driftscope.records.finding import Finding
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from driftscope.programs.feeding.feeds import Inputs
+    from driftscope.programs.loading.onnx_files import OnnxModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,25 @@ class Bound:
     feeds: dict[str, Any]
     notes: tuple[Finding, ...] = ()
     inputs: Inputs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Optimised:
+    """What a runtime's graph optimisation did to a program while it was loaded.
+
+    Parameters
+    ----------
+    graph : onnx.ModelProto or None
+        The graph that runs; None where it is too large to be written and read for a look.
+    fired : tuple of str
+        Names of what changed the graph, in order.
+    sets : frozenset of str
+        Those of them that stand for a set of rewrite rules, each with a name of its own.
+    """
+
+    graph: onnx.ModelProto | None
+    fired: tuple[str, ...]
+    sets: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +253,59 @@ class Program(abc.ABC):
     def optimized_graph(self) -> Any:
         """Return the graph that the runtime made of the program and runs; None where it shows none."""
         return None
+
+    @property
+    def onnx_model(self) -> OnnxModel | None:
+        """The ONNX model that runs; None where the program is none."""
+        return None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a person may set of how it runs: a session's setup, the keywords of ``torch.compile``."""
+        return {}
+
+    @property
+    def provider(self) -> str:
+        """Full name of the execution provider that computes; empty where the runtime has none."""
+        return ""
+
+    def variant(self, **changes: Any) -> Program:
+        """Return the same program run with these of its :attr:`settings` changed, nothing of it made yet.
+
+        Raises
+        ------
+        CannotLift
+            If nothing about how it runs can be changed.
+        """
+        raise CannotLift(f"{self.name} runs on {self.runtime}, which has no settings to change")
+
+    def unoptimised(self) -> Program:
+        """Return the same program run as it is written; itself where nothing optimises it."""
+        return self
+
+    def examine(self) -> Optimised:
+        """Load the program anew and say what graph optimisation made of it.
+
+        Raises
+        ------
+        CannotLift
+            If this runtime does not say so, or optimises no graph.
+        RuntimeRefused
+            If it does not load the program.
+        """
+        raise CannotLift(f"{self.name} runs on {self.runtime}, which has no graph optimisers to leave out")
+
+    def as_is(self, graph: onnx.ModelProto) -> Program:
+        """Return a program of this runtime that runs another graph in memory, with nothing optimised.
+
+        This is how the values inside a program are read: the graph that it runs, with values marked as outputs.
+
+        Raises
+        ------
+        RuntimeRefused
+            If this runtime runs no graph as it is written.
+        """
+        raise RuntimeRefused(self.runtime, "run", "its intermediate values cannot be read")
 
     def release(self) -> None:  # noqa: B027 - most programs hold nothing between runs
         """Let go of what a run left behind (a session and its copy of the weights); the next run makes it again."""

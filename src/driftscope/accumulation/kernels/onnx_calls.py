@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from driftscope.accumulation.kernels.kernel import Kernel, Meter
@@ -22,7 +21,7 @@ from driftscope.accumulation.kernels.operand_layouts import (
     WindowLayout,
 )
 from driftscope.errors import InputError
-from driftscope.programs.loading.load import onnx_program
+from driftscope.programs.bare_sessions import bare_session, session_words
 
 Array = npt.NDArray[Any]
 
@@ -74,11 +73,11 @@ def node_kernel(name: str, call: NodeCall, dtype: str, meter: Meter) -> Kernel:
     def make(weights: Array | None) -> Callable[[Array], Array]:
         return _runner(call, _alone(call, weights, kind), weights)
 
-    return PlacedKernel(name, layout, make, dtype, f"onnxruntime {onnxruntime.__version__}", meter)
+    return PlacedKernel(name, layout, make, dtype, session_words(), meter)
 
 
 def _runner(call: NodeCall, model: onnx.ModelProto, weights: Array | None) -> Callable[[Array], Array]:
-    session = onnx_program(model, threads=call.threads).session  # type: ignore[attr-defined]
+    session = bare_session(model.SerializeToString(), call.threads)
     more = {} if weights is None or call.constant else {"b": weights}
     output = [session.get_outputs()[-1].name]
     return lambda x: np.asarray(session.run(output, {"x": x, **more})[0])

@@ -20,7 +20,7 @@ from driftscope.lift.sources import lift_source
 from driftscope.programs.feeding.feeds import make_inputs
 from driftscope.programs.feeding.pairing import pair_inputs
 from driftscope.programs.loading.load import load_program
-from driftscope.programs.protocol import Bound, Program
+from driftscope.programs.protocol import Bound
 from driftscope.programs.state.process import state_kept
 from driftscope.programs.value_trees import flatten
 from driftscope.records.kinds.left_out import Blame
@@ -74,7 +74,7 @@ def blame(
             f"{loaded.name} runs on {loaded.runtime}, and nothing optimises it there; "
             "give an ONNX model, ds.torch(module, compile=True), or a torch module to be exported"
         )
-    plain = load_program(reference) if reference is not None else _unoptimised(loaded)
+    plain = load_program(reference) if reference is not None else loaded.unoptimised()
     made = None if inputs is None else make_inputs(inputs, seed=seed)
     bound_a, bound_b, _ = pair_inputs(plain, loaded, made, seed=seed)
     say("Measuring the reference")
@@ -102,17 +102,6 @@ _UNOPTIMISED = {
     "torch": "the module itself",
     "exported": "the exported program itself",
 }
-
-
-def _unoptimised(program: Program) -> Program:
-    if program.kind in ("torch", "exported"):
-        return program
-    if program.kind == "compiled":
-        from driftscope.programs.runtimes.torch_eager import TorchProgram
-
-        return TorchProgram(program.function, program.name, program.options, program.default_inputs)  # type: ignore[attr-defined]
-    found: Program = program.variant(level="disable", disabled=())  # type: ignore[attr-defined]
-    return found
 
 
 def standalone_target(bound_a: Bound, bound_b: Bound, words: str, seed: int) -> Target:

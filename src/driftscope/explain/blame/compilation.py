@@ -8,20 +8,15 @@ kernels that it wrote are listed with the operators each one computes.
 from __future__ import annotations
 
 import time
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import torch
 
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.blame.inductor_kernels import Kernel, compile_listening, guilty_lowering
 from driftscope.explain.blame.optimisers import Budget, in_words
 from driftscope.explain.locate.targets import Distance, Target, largest_gap, same_bits
-from driftscope.programs.protocol import Bound
-from driftscope.programs.runtimes.torch_compiled import CompiledProgram
-from driftscope.programs.runtimes.torch_run import run_torch
+from driftscope.programs.protocol import Bound, Program
 from driftscope.programs.value_trees import flatten
 from driftscope.records.kinds.left_out import Blame, Suspect
 
@@ -57,7 +52,7 @@ class _Compiled:
 @dataclass(slots=True)
 class _Search:
     bound: Bound
-    program: CompiledProgram
+    program: Program
     target: Target
     budget: Budget
     start: float = field(default_factory=time.perf_counter)
@@ -67,30 +62,21 @@ class _Search:
     def spent(self) -> bool:
         return self.runs >= self.budget.runs
 
+    @property
+    def backend(self) -> str:
+        return str(self.program.describe()["compile"]["backend"])
+
     def compiled(self, settings: Mapping[str, Any]) -> _Compiled | RuntimeRefused:
         """Compile anew with these settings and run once."""
         self.runs += 1
         begin = time.perf_counter()
-        function = torch.compile(anew(self.program.as_called()), **settings)
+        again = self.program.variant(**settings)
         try:
-            tree, kernels = compile_listening(
-                lambda: run_torch(
-                    function, self.bound, module=self.program.module, runtime=f"torch.compile ({settings})"
-                )
-            )
+            tree, kernels = compile_listening(lambda: again(self.bound))
         except RuntimeRefused as refusal:
             return refusal
         outputs = [value for _, value in flatten(tree)[0]]
         return _Compiled(outputs, kernels, self.target.distance(outputs), time.perf_counter() - begin)
-
-
-def anew(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function in a frame of its own: compiled code is cached by frame, and other backends would share it."""
-
-    def frame(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs)
-
-    return types.FunctionType(frame.__code__.replace(), frame.__globals__, frame.__name__, None, frame.__closure__)
 
 
 def blame_stages(bound: Bound, target: Target, budget: Budget | None = None) -> Blame:
@@ -99,7 +85,7 @@ def blame_stages(bound: Bound, target: Target, budget: Budget | None = None) -> 
     Parameters
     ----------
     bound : Bound
-        The program, a :class:`CompiledProgram`, with its inputs.
+        A program of kind ``"compiled"`` with its inputs.
     target : Target
         What its outputs should be.
     budget : Budget or None
@@ -110,15 +96,15 @@ def blame_stages(bound: Bound, target: Target, budget: Budget | None = None) -> 
         If it does not compile as it stands.
     """
     program = bound.program
-    if not isinstance(program, CompiledProgram):
+    if program.kind != "compiled":
         raise CannotLift(f"{program.name} runs on {program.runtime}, which compiles nothing")
     search = _Search(bound, program, target, budget or Budget())
-    base = search.compiled(program.compile)
+    base = search.compiled(program.settings)
     if isinstance(base, RuntimeRefused):
         raise base
     suspects, guilty = _stages(search, base)
-    found, settings = list(suspects), dict(program.compile)
-    if program.backend == "inductor" and (guilty in ("", "inductor") or base.distance.fine):
+    found, settings = list(suspects), dict(program.settings)
+    if search.backend == "inductor" and (guilty in ("", "inductor") or base.distance.fine):
         more, better = _settings(search, base)
         found += more
         if better is not None and not base.distance.fine:
@@ -134,7 +120,7 @@ def _stages(search: _Search, base: _Compiled) -> tuple[list[Suspect], str]:
     suspects: list[Suspect] = []
     guilty, right = "", True
     names = [name for name, _ in _STAGES]
-    below = _STAGES[: names.index(search.program.backend)] if search.program.backend in names else _STAGES
+    below = _STAGES[: names.index(search.backend)] if search.backend in names else _STAGES
     for name, words in below:
         if search.spent:
             return suspects, ""
@@ -145,7 +131,7 @@ def _stages(search: _Search, base: _Compiled) -> tuple[list[Suspect], str]:
         if right and not fine and not base.distance.fine:
             guilty, right = f"{name} ({words})", False
     if not base.distance.fine and not guilty:
-        guilty = search.program.backend
+        guilty = search.backend
     return suspects, guilty
 
 
@@ -158,14 +144,14 @@ def _before(guilty: str) -> str:
 
 def _settings(search: _Search, base: _Compiled) -> tuple[list[Suspect], tuple[str, dict[str, Any]] | None]:
     """Try inductor's settings: without each that the caller gave, then with each that rounds as eager does."""
-    given = dict(search.program.compile.get("options") or {})
+    given = dict(search.program.settings.get("options") or {})
     trials = [(name, {k: v for k, v in given.items() if k != name}) for name in given]
     trials += [(f"{k}={v}", {**given, k: v}) for k, v in _SETTINGS if given.get(k) != v]
     suspects: list[Suspect] = []
     for name, options in trials:
         if search.spent:
             break
-        settings = {**search.program.compile, "options": options or None}
+        settings = {**search.program.settings, "options": options or None}
         settings.pop("mode", None)  # torch takes a mode or options, not both
         found = search.compiled(settings)
         suspect = _suspect(name, "option", base, found)
@@ -198,7 +184,7 @@ def _kernel(search: _Search, base: _Compiled) -> str:
         return ""
 
     def right() -> bool:
-        found = search.compiled(search.program.compile)
+        found = search.compiled(search.program.settings)
         return isinstance(found, _Compiled) and found.distance.fine
 
     operator = guilty_lowering(right)

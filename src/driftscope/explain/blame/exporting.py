@@ -16,7 +16,7 @@ from driftscope.explain.blame.optimisers import in_words, operator_delta, operat
 from driftscope.explain.locate.targets import Distance, Target, largest_gap, same_bits
 from driftscope.programs.loading.load import onnx_program
 from driftscope.programs.protocol import Bound
-from driftscope.programs.runtimes.torch_run import fresh, words_of
+from driftscope.programs.torch_run import fresh, words_of
 from driftscope.records.kinds.left_out import Blame, Suspect
 
 #: Exports with the exporter's optimisation, or without it.

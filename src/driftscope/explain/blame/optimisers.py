@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import onnx
@@ -19,9 +19,8 @@ import onnx
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.blame.smallest_sets import Counted, smallest_set
 from driftscope.explain.locate.targets import Distance, Target, largest_gap, same_bits
-from driftscope.programs.protocol import Bound, OnnxSource
-from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
-from driftscope.programs.runtimes.ort_log import is_rule_based
+from driftscope.programs.loading.onnx_files import OnnxModel
+from driftscope.programs.protocol import Bound, OnnxSource, Optimised, Program
 from driftscope.records.kinds.left_out import Blame, Suspect
 
 #: Operators at which each rewrite rule of onnxruntime 1.31 starts (``core/optimizer/*.h``, ``TargetOpTypes``).
@@ -55,6 +54,8 @@ _PARTNERS = {
     "GemmSumFusion": "Sum", "GemmTransposeFusion": "Transpose", "NotWhereFusion": "Not",
     "ReluQuantRewrite": "QuantizeLinear", "ClipQuantRewrite": "QuantizeLinear",
 }  # fmt: skip
+# What ``ds.onnx`` sets where nothing is said.
+_USUAL: dict[str, Any] = {"level": "all", "threads": None, "provider": "cpu", "config": {}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class _Session:
 
     outputs: list[Any]
     operators: collections.Counter[str] | None
-    fired: tuple[str, ...]
+    found: Optimised
     distance: Distance
     seconds: float
 
@@ -80,7 +81,8 @@ class _Search:
     """Sessions without one thing or another, each made once."""
 
     bound: Bound
-    program: OnnxProgram
+    program: Program
+    model: OnnxModel
     target: Target
     budget: Budget
     in_question: bool = True
@@ -99,18 +101,20 @@ class _Search:
         return self.made[key]
 
     def _create(self, names: tuple[str, ...], begin: float) -> _Session:
-        program = self.program.variant(disabled=(*self.program.setup.disabled, *names))
-        graph, heard = program.examine()
+        program = self.program.variant(disabled=(*self.program.settings["disabled"], *names))
+        found = program.examine()
+        graph = found.graph
         bound = program.bind(self.bound.inputs if self.bound.inputs is not None else self.bound.feeds)
         outputs = list(program(bound).values())
         source = None
         if graph is not None and self.in_question:
-            source = OnnxSource(graph, dict(bound.feeds), self.program.model.directory)
+            source = OnnxSource(graph, dict(bound.feeds), self.model.directory)
         distance = self.target.distance(outputs, source)
         if not names:
             # One lifted run settles whether the optimised graph is the file's function; if it is, no other is lifted.
             self.in_question = distance.lifted is not None and distance.lifted.value > distance.lifted.limit
-        return _Session(outputs, operators_of(graph), heard.fired, distance, time.perf_counter() - begin)
+        found = replace(found, graph=None)  # it holds the weights: see operators_of
+        return _Session(outputs, operators_of(graph), found, distance, time.perf_counter() - begin)
 
     def explains(self, names: Sequence[str]) -> bool:
         """Whether the result is right without these."""
@@ -129,7 +133,7 @@ def blame_optimizers(bound: Bound, target: Target, budget: Budget | None = None)
     Parameters
     ----------
     bound : Bound
-        The program, an :class:`OnnxProgram`, with its inputs.
+        A program whose runtime says what graph optimisation it did (:meth:`Program.examine`), with its inputs.
     target : Target
         What its outputs should be.
     budget : Budget or None
@@ -145,14 +149,14 @@ def blame_optimizers(bound: Bound, target: Target, budget: Budget | None = None)
         If onnxruntime does not run the program as it stands.
     """
     program = bound.program
-    if not isinstance(program, OnnxProgram):
+    if program.onnx_model is None:
         raise CannotLift(f"{program.name} runs on {program.runtime}, which has no graph optimisers to leave out")
-    search = _Search(bound, program, target, budget or Budget())
+    search = _Search(bound, program, program.onnx_model, target, budget or Budget())
     base = search.without(())
     if isinstance(base, RuntimeRefused):
         raise base
     suspects = []
-    for name, kind in _candidates(program, base):
+    for name, kind in _candidates(search, base):
         if search.spent:
             break
         suspects.append(_suspect(search, base, name, kind))
@@ -160,18 +164,18 @@ def blame_optimizers(bound: Bound, target: Target, budget: Budget | None = None)
     return _record(search, base, suspects, guilty, complete)
 
 
-def _candidates(program: OnnxProgram, base: _Session) -> list[tuple[str, str]]:
+def _candidates(search: _Search, base: _Session) -> list[tuple[str, str]]:
     """What fired, in order; for a set of rewrite rules, those whose operators the file has."""
-    operators = {node.op_type for node in program.model.proto.graph.node}
+    operators = {node.op_type for node in search.model.proto.graph.node}
     found: dict[str, str] = {}
-    for name in base.fired:
-        if not is_rule_based(name):
+    for name in base.found.fired:
+        if name not in base.found.sets:
             found[name] = "transformer"
             continue
         for rule, roots in RULES.items():
             if roots & operators and _PARTNERS.get(rule, "") in operators | {""}:
                 found.setdefault(rule, "rule")
-    return [(name, kind) for name, kind in found.items() if name not in program.setup.disabled]
+    return [(name, kind) for name, kind in found.items() if name not in search.program.settings["disabled"]]
 
 
 def _suspect(search: _Search, base: _Session, name: str, kind: str) -> Suspect:
@@ -228,14 +232,14 @@ def _guilty(search: _Search, base: _Session, suspects: Sequence[Suspect]) -> tup
 
 def _closure(search: _Search, base: _Session) -> list[str] | None:
     """Every optimiser that fires, and those that fire once those are gone; None when the budget ends it."""
-    names = [name for name, _ in _candidates(search.program, base)]
+    names = [name for name, _ in _candidates(search, base)]
     while True:
         if search.spent:
             return None
         found = search.without(names)
         if isinstance(found, RuntimeRefused):
             return names
-        more = [name for name, _ in _candidates(search.program, found) if name not in names]
+        more = [name for name, _ in _candidates(search, found) if name not in names]
         if not more:
             return names
         names += more
@@ -246,7 +250,7 @@ def _record(
 ) -> Blame:
     after = search.without(guilty) if guilty else None
     mended = after if isinstance(after, _Session) else None
-    disabled = [*search.program.setup.disabled, *guilty]
+    disabled = [*search.program.settings["disabled"], *guilty]
     lifted = [d.distance.lifted if d is not None else None for d in (base, mended)]
     return Blame(
         answer=_answer(search, base, suspects, guilty, complete),
@@ -260,7 +264,7 @@ def _record(
         floors_without=mended.distance.floors if mended is not None else None,
         lifted_without=None if lifted[1] is None else lifted[1].value,
         paste=f"disabled_optimizers={disabled}" if guilty else "",
-        program_line=_program_line(search.program, disabled) if guilty else "",
+        program_line=_program_line(search, disabled) if guilty else "",
         verified=mended.distance.fine if mended is not None else None,
         runs=len(search.made),
         complete=complete,
@@ -268,13 +272,9 @@ def _record(
     )
 
 
-def _program_line(program: OnnxProgram, disabled: Sequence[str]) -> str:
-    setup = program.setup
-    words = ["model" if program.model.path is None else repr(str(program.model.path))]
-    words += [f"level={setup.level!r}"] if setup.level != "all" else []
-    words += [f"threads={setup.threads}"] if setup.threads is not None else []
-    words += [f"provider={setup.provider!r}"] if setup.provider != "cpu" else []
-    words += [f"config={dict(setup.config)!r}"] if setup.config else []
+def _program_line(search: _Search, disabled: Sequence[str]) -> str:
+    words = ["model" if search.model.path is None else repr(str(search.model.path))]
+    words += [f"{k}={v!r}" for k, v in search.program.settings.items() if k != "disabled" and v != _USUAL.get(k)]
     return f"ds.onnx({', '.join([*words, f'disabled={list(disabled)}'])})"
 
 

@@ -17,7 +17,6 @@ from driftscope.explain.locate.targets import as_double, finite
 from driftscope.explain.native.wide_kernels import computed_wide, wide_finding
 from driftscope.lift.steps import Lifted
 from driftscope.programs.protocol import Bound
-from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
 from driftscope.records.finding import Finding, Where
 
 _ELEMENTS = {TensorProto.FLOAT16: "float16", TensorProto.BFLOAT16: "bfloat16"}
@@ -47,9 +46,9 @@ def half_findings(bound: Bound, graph: Lifted | None, values: Sequence[Any], sid
         Empty for a program that has no half format, or that was computed as declared.
     """
     program = bound.program
-    if not isinstance(program, OnnxProgram):
+    if program.onnx_model is None:
         return []
-    word = half_format(program.model.proto)
+    word = half_format(program.onnx_model.proto)
     wide = computed_wide(bound) if word else None
     if wide is None:
         return []
@@ -57,7 +56,7 @@ def half_findings(bound: Bound, graph: Lifted | None, values: Sequence[Any], sid
     if graph is None:
         return notes
     try:
-        return notes + _declared(graph, values, word, program.setup.provider_name)
+        return notes + _declared(graph, values, word, program.provider)
     except (CannotLift, DriftscopeError):
         return notes  # a replaced value can lead a graph where its lift does not follow
 

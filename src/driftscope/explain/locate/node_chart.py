@@ -25,7 +25,6 @@ from driftscope.lift.torch.native_values import keeping_natives
 from driftscope.lift.torch.tape import TorchTape
 from driftscope.numerics import error_model
 from driftscope.programs.protocol import Bound
-from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
 from driftscope.records.kinds.nodes import NodeRecord
 
 #: Elements of float64 values held at a time on each side (256 MiB); with more, the runs are repeated for each share.
@@ -78,7 +77,7 @@ def _with_natives(bound: Bound, graph: Lifted) -> tuple[Lifted, Mapping[str, tor
                 recorded = lift_bound(bound)
             if isinstance(recorded, TorchTape) and not recorded.tape.written:
                 return recorded, natives.named(recorded.tape)
-        elif isinstance(bound.program, OnnxProgram):
+        elif bound.program.onnx_model is not None:
             return graph, _observed(bound, graph)
     except (CannotLift, RuntimeRefused):
         pass  # the chart shows the other side, and the float64 drift

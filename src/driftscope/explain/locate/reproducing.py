@@ -22,8 +22,7 @@ from driftscope.errors import CannotLift, InputError, ProgramError
 from driftscope.explain.locate import reproducer_texts as texts
 from driftscope.explain.locate.cutting import OnnxPiece, cut_onnx
 from driftscope.lift.evidence import Evidence
-from driftscope.programs.protocol import Bound
-from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
+from driftscope.programs.protocol import Bound, Program
 from driftscope.records.finding import Finding
 
 _SECONDS = 120.0  # for the script that checks what was written
@@ -122,10 +121,10 @@ def _written(
 
 
 def _write_piece(a: Bound, b: Bound, evidence: Evidence, finding: Finding, folder: Path) -> str:
-    if isinstance(b.program, OnnxProgram):
+    if b.program.onnx_model is not None:
         if evidence.a.graph is None or evidence.b.graph is None:
             raise CannotLift("a side cannot be evaluated in float64")
-        cut = cut_onnx(b.program.model, finding, evidence.a.graph, evidence.b.graph, b.feeds)
+        cut = cut_onnx(b.program.onnx_model, finding, evidence.a.graph, evidence.b.graph, b.feeds)
         _write_onnx(folder, cut.model, cut.inputs, [cut.expected], b.program)
         return _words(cut)
     return _write_modules(a, b, finding, folder)
@@ -138,9 +137,9 @@ def _words(cut: OnnxPiece) -> str:
 def _write_whole(b: Bound, results: Sequence[Any], folder: Path) -> None:
     expected = [value for value in results if isinstance(value, torch.Tensor)]
     try:
-        if isinstance(b.program, OnnxProgram):
-            path = b.program.model.path
-            model = b.program.model.proto if path is None else onnx.load(str(path))
+        found = b.program.onnx_model
+        if found is not None:
+            model = found.proto if found.path is None else onnx.load(str(found.path))
             tensors = {name: value for name, value in b.feeds.items() if isinstance(value, torch.Tensor)}
             _write_onnx(folder, model, tensors, expected, b.program)
             return
@@ -159,13 +158,13 @@ def _write_onnx(
     model: onnx.ModelProto,
     inputs: dict[str, torch.Tensor],
     expected: Sequence[torch.Tensor],
-    program: OnnxProgram,
+    program: Program,
 ) -> None:
     large = model.ByteSize() > 1 << 30
     onnx.save(model, str(folder / "piece.onnx"), save_as_external_data=large)
     _save_arrays(folder / "inputs.npz", inputs)
     _save_arrays(folder / "expected.npz", {f"output_{i}": value for i, value in enumerate(expected)})
-    script = texts.onnx_script(program.setup.level, tuple(program.setup.disabled))
+    script = texts.onnx_script(program.settings.get("level", "all"), tuple(program.settings.get("disabled", ())))
     (folder / "reproduce.py").write_text(script, encoding="utf-8")
 
 

@@ -19,9 +19,7 @@ from driftscope.errors import RuntimeRefused
 from driftscope.explain.locate.targets import largest_gap, same_bits
 from driftscope.lift.onnx.element_types import storage
 from driftscope.lift.steps import Step
-from driftscope.programs.loading.onnx_files import OnnxModel
-from driftscope.programs.protocol import Bound, OnnxSource
-from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
+from driftscope.programs.protocol import Bound, OnnxSource, Program
 from driftscope.records.finding import Finding
 
 #: Bytes of intermediate values that one run may hold; with more, several runs share them.
@@ -42,8 +40,10 @@ class Observation:
 
     Parameters
     ----------
-    program : OnnxProgram
-        The graph that the session runs, with nothing left to optimise.
+    program : Program
+        What runs it.
+    graph : onnx.ModelProto
+        The graph that its session runs, with its weights.
     bound : Bound
         Its inputs.
     expected : list
@@ -56,7 +56,8 @@ class Observation:
         Whether every final output so far had the bits of the undisturbed session.
     """
 
-    program: OnnxProgram
+    program: Program
+    graph: onnx.ModelProto
     bound: Bound
     expected: list[Any]
     parts: list[list[str]]
@@ -67,7 +68,7 @@ class Observation:
     def values(self) -> Iterator[dict[str, torch.Tensor]]:
         """Run once for each part and yield its values by name, in their native formats; check the final outputs."""
         for names in self.parts:
-            found = _run_marked(self.program, self.bound, names)
+            found = self._run_marked(names)
             final = [found.pop(name) if name not in names else found[name] for name in self._final]
             if not same_bits(self.expected, final):
                 self.faithful = False
@@ -75,9 +76,18 @@ class Observation:
             self.seen += len(names)
             yield found
 
+    def _run_marked(self, names: Sequence[str]) -> dict[str, Any]:
+        """Run the graph once with these values as further outputs."""
+        marked = onnx.ModelProto()
+        marked.CopyFrom(self.graph)
+        known = {o.name for o in self.graph.graph.output}
+        marked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
+        observed = self.program.as_is(marked)
+        return dict(observed(observed.bind(_inputs(self.bound))))
+
     @property
     def _final(self) -> list[str]:
-        return list(dict.fromkeys(o.name for o in self.program.model.proto.graph.output))
+        return list(dict.fromkeys(o.name for o in self.graph.graph.output))
 
     def finding(self, side: str) -> Finding | None:
         """Say by how much observing changed the result; None when it did not."""
@@ -102,7 +112,7 @@ def observe(bound: Bound, sizes: Mapping[str, int] | None = None, held: int = HE
     Parameters
     ----------
     bound : Bound
-        An :class:`OnnxProgram` with its inputs.
+        An ONNX model with its inputs, on a runtime that says which graph it runs.
     sizes : mapping of str to int, or None
         Bytes of each value, where known; values not listed count as nothing.
     held : int
@@ -114,23 +124,20 @@ def observe(bound: Bound, sizes: Mapping[str, int] | None = None, held: int = HE
         If the optimised graph cannot be saved or run.
     """
     program = bound.program
-    if not isinstance(program, OnnxProgram):
-        raise RuntimeRefused(program.runtime, "run", "its intermediate values cannot be read")
     source = program.optimized_source(bound)
     if source is None:
         raise RuntimeRefused(program.runtime, "load", "it does not say which graph it runs")
-    plain = program.variant(level="disable", disabled=())
-    again = OnnxProgram(OnnxModel(_in_memory(source, program), program.name), plain.setup)
+    graph = _in_memory(source, program)
     expected = list(program(bound).values())
-    names = readable_values(source.model.graph)
-    return Observation(again, again.bind(_inputs(bound)), expected, _in_parts(names, sizes or {}, held))
+    names = readable_values(graph.graph)
+    return Observation(program, graph, bound, expected, _in_parts(names, sizes or {}, held))
 
 
-def _in_memory(source: OnnxSource, program: OnnxProgram) -> onnx.ModelProto:
+def _in_memory(source: OnnxSource, program: Program) -> onnx.ModelProto:
     """The graph with its weights: marked graphs are handed over in memory, which protobuf limits to 2 GiB."""
     if source.directory is None:
         return source.model
-    if program.model.size > _LARGEST:
+    if program.onnx_model is None or program.onnx_model.size > _LARGEST:
         raise RuntimeRefused("onnxruntime", "load", "its weights are too large to be handed over in memory")
     whole = onnx.ModelProto()
     whole.CopyFrom(source.model)
@@ -172,17 +179,6 @@ def _in_parts(names: Sequence[str], sizes: Mapping[str, int], held: int) -> list
         parts[-1].append(name)
         room -= size
     return parts
-
-
-def _run_marked(program: OnnxProgram, bound: Bound, names: Sequence[str]) -> dict[str, Any]:
-    """Run a graph once with these values as further outputs."""
-    proto = program.model.proto
-    marked = onnx.ModelProto()
-    marked.CopyFrom(proto)
-    known = {o.name for o in proto.graph.output}
-    marked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
-    observed = OnnxProgram(OnnxModel(marked, program.name, None, False), program.setup)
-    return dict(observed(observed.bind(_inputs(bound))))
 
 
 @dataclass(slots=True)

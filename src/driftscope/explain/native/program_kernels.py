@@ -17,7 +17,6 @@ from driftscope.lift.steps import Lifted, Step
 from driftscope.lift.torch.native_values import keeping_natives
 from driftscope.lift.torch.tape import TorchTape
 from driftscope.programs.protocol import Bound
-from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
 from driftscope.programs.value_trees import flatten
 from driftscope.records.finding import Finding, Where
 
@@ -56,7 +55,7 @@ def native_pieces_of(
     """
     if bound.program.kind in ("torch", "exported"):
         return _torch_pieces(bound, seed, side, errors)
-    if not isinstance(bound.program, OnnxProgram):
+    if bound.program.onnx_model is None:
         raise CannotLift(f"the values inside {bound.program.name} on {bound.program.runtime} cannot be read")
     source = bound.program.optimized_source(bound)
     if source is None:

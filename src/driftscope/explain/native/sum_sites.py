@@ -87,7 +87,7 @@ class SumsOfProgram:
         program: Any = bound.program
         self._onnx = program.kind == "onnx"
         self._device = _device(bound)
-        on_cpu = not self._onnx or program.setup.provider_name == "CPUExecutionProvider"
+        on_cpu = not self._onnx or program.provider == "CPUExecutionProvider"
         #: Whether the kernels are known: not those that a compiler writes, nor those of other providers.
         self.askable = on_cpu and program.kind in ("torch", "exported", "onnx") and lifted.graph is not None
 
@@ -159,7 +159,7 @@ class SumsOfProgram:
         node = self._node(site)
         if self._onnx and node is None:
             return f"{site.step} lies in a subgraph or a function"
-        threads = program.setup.threads if self._onnx else torch.get_num_threads()
+        threads = program.settings.get("threads") if self._onnx else torch.get_num_threads()
         spelled = repr(sorted(site.attributes.items())) + ("" if node is None else str(node.attribute))
         key = (program.runtime, site.operator, site.shapes, site.dtype, threads, self._device, spelled)
 

@@ -10,7 +10,6 @@ from onnx import TensorProto
 
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.programs.protocol import Bound
-from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
 from driftscope.records.finding import Finding
 
 # What onnxruntime 1.31 calls the casts it puts around operators without a kernel for a format
@@ -73,7 +72,7 @@ def computed_wide(bound: Bound) -> WideKernels | None:
     Only a session says so: of the graph that it runs, by the casts that it inserted.
     """
     program = bound.program
-    if not isinstance(program, OnnxProgram):
+    if program.onnx_model is None:
         return None
     try:
         source = program.optimized_source(bound)
@@ -88,12 +87,12 @@ def computed_wide(bound: Bound) -> WideKernels | None:
     wide = collections.Counter(operator for operator, fmt in formats if fmt == "float32")
     # What the file itself declares in float32, a norm of a mixed-precision model, was not widened.
     wide -= collections.Counter(
-        operator for operator, fmt in _float_formats(program.model.proto.graph) if fmt == "float32"
+        operator for operator, fmt in _float_formats(program.onnx_model.proto.graph) if fmt == "float32"
     )
     if not wide:
         return None
     kinds = tuple(sorted(wide, key=lambda name: (-wide[name], name)))
-    return WideKernels(wide.total(), len(formats), inserted, kinds, program.setup.provider_name)
+    return WideKernels(wide.total(), len(formats), inserted, kinds, program.provider)
 
 
 def wide_finding(found: WideKernels, name: str, fmt: str) -> Finding:

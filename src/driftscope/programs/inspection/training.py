@@ -174,7 +174,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 def _runs_under(calls: _Calls, program: _TorchProgram, bound: Bound, given: list[torch.Tensor] | None = None) -> bool:
     """Run once while ``calls`` watches; False when the program does not run, which a later run will report."""
-    from driftscope.programs.runtimes.torch_run import run_torch
+    from driftscope.programs.torch_run import run_torch
 
     function = program.as_called()
 

@@ -20,9 +20,9 @@ from driftscope.programs.inspection.onnx_signature import opsets_of, outputs_of,
 from driftscope.programs.isolation.choice import isolates
 from driftscope.programs.loading.external_data import is_external, tensors_of
 from driftscope.programs.loading.onnx_files import OnnxModel
-from driftscope.programs.protocol import Bound, OnnxSource, Program, Slot
+from driftscope.programs.protocol import Bound, OnnxSource, Optimised, Program, Slot
 from driftscope.programs.runtimes.ort_crash_site import crash_site
-from driftscope.programs.runtimes.ort_log import TALKATIVE, Heard, listening
+from driftscope.programs.runtimes.ort_log import TALKATIVE, Heard, is_rule_based, listening
 from driftscope.programs.runtimes.ort_options import SessionSetup
 from driftscope.programs.runtimes.ort_refusals import refusals
 from driftscope.programs.runtimes.ort_remote import RemoteSession
@@ -95,27 +95,38 @@ class OnnxProgram(Program):
         setup = dataclasses.replace(self.setup, **{"save_optimized": None, **changes})
         return OnnxProgram(self.model, setup, self.default_inputs)
 
-    def examine(self) -> tuple[onnx.ModelProto | None, Heard]:
-        """Create the session anew, keep the graph that it runs, and hear which transformers made it.
+    @property
+    def onnx_model(self) -> OnnxModel:
+        return self.model
 
-        Returns
-        -------
-        graph : onnx.ModelProto or None
-            None where it is too large to be written and read for a look.
-        heard : Heard
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Fields of the :class:`SessionSetup`."""
+        setup = self.setup
+        return {
+            "level": setup.level, "disabled": setup.disabled, "threads": setup.threads,
+            "provider": setup.provider, "config": dict(setup.config),
+        }  # fmt: skip
 
-        Raises
-        ------
-        RuntimeRefused
-            If onnxruntime does not load the model.
-        """
+    @property
+    def provider(self) -> str:
+        return self.setup.provider_name
+
+    def unoptimised(self) -> OnnxProgram:
+        return self.variant(level="disable", disabled=())
+
+    def as_is(self, graph: onnx.ModelProto) -> OnnxProgram:
+        return OnnxProgram(OnnxModel(graph, self.name), self.unoptimised().setup)
+
+    def examine(self) -> Optimised:
+        """Create the session anew, keep the graph that it runs, and hear which transformers made it."""
         with tempfile.TemporaryDirectory(prefix="driftscope-") as folder:
             path = FilePath(folder) / "optimized.onnx"
             small = self.model.size <= _LARGE
             heard = self._create(self._recipe(str(path) if small else None, severity=TALKATIVE), listen=True)
             graph = onnx.load(str(path), load_external_data=False) if small and path.is_file() else None
         self._optimized = self._optimized or graph
-        return graph, heard
+        return Optimised(graph, heard.fired, frozenset(filter(is_rule_based, heard.fired)))
 
     def _recipe(self, save_to: str | None = None, beside: str | None = None, severity: int = 4) -> Recipe:
         return Recipe(self.model.for_session(), self.setup, save_to, beside, severity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from torch import nn
 from driftscope.errors import ProgramError
 from driftscope.programs.protocol import TorchSource
 from driftscope.programs.runtimes.torch_eager import TorchOptions, TorchProgram
-from driftscope.programs.runtimes.torch_run import fresh, run_torch
+from driftscope.programs.torch_run import fresh, run_torch
 
 if TYPE_CHECKING:
     from driftscope.programs.feeding.feeds import Inputs
@@ -46,6 +47,7 @@ class CompiledProgram(TorchProgram):
         super().__init__(function, name, options, default_inputs)
         self.compile = dict(compile)
         self._compiled: Callable[..., Any] | None = None
+        self._framed = False
 
     @property
     def backend(self) -> str:
@@ -59,10 +61,24 @@ class CompiledProgram(TorchProgram):
 
     def __call__(self, inputs: Any = None) -> Any:
         if self._compiled is None:
-            self._compiled = torch.compile(self.as_called(), **self.compile)
+            called = self.as_called()
+            self._compiled = torch.compile(in_a_frame(called) if self._framed else called, **self.compile)
         return run_torch(
             self._compiled, self.bind(inputs), module=self.module, runtime=f"torch.compile ({self.backend})"
         )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return dict(self.compile)
+
+    def variant(self, **changes: Any) -> CompiledProgram:
+        """Return the same program compiled anew with these keywords of ``torch.compile`` alone."""
+        again = CompiledProgram(self.function, self.name, changes, self.options, self.default_inputs)
+        again._framed = True
+        return again
+
+    def unoptimised(self) -> TorchProgram:
+        return TorchProgram(self.function, self.name, self.options, self.default_inputs)
 
     def describe(self) -> dict[str, Any]:
         settings = {
@@ -73,6 +89,15 @@ class CompiledProgram(TorchProgram):
     def lift_source(self, inputs: Any = None) -> TorchSource:
         args, kwargs = fresh(self.bind(inputs))
         return TorchSource(self.as_called(), args, kwargs, self.module)
+
+
+def in_a_frame(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function in a frame of its own: compiled code is cached by frame, and other backends would share it."""
+
+    def frame(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return types.FunctionType(frame.__code__.replace(), frame.__globals__, frame.__name__, None, frame.__closure__)
 
 
 def compile_settings(compile: Any) -> dict[str, Any] | None:

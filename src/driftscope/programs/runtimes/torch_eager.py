@@ -15,7 +15,7 @@ from driftscope.programs.arrays import dtype_name
 from driftscope.programs.feeding.binding import bind_call, ready, signature_of
 from driftscope.programs.inspection.training import check_modes, table_rows
 from driftscope.programs.protocol import Bound, Program, Slot, TorchSource
-from driftscope.programs.runtimes.torch_run import fresh, run_torch
+from driftscope.programs.torch_run import fresh, run_torch
 from driftscope.programs.value_trees import flatten, unflatten
 from driftscope.records.finding import Finding
 

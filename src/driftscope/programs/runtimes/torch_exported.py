@@ -15,7 +15,7 @@ from driftscope.programs.feeding.binding import bind_slots, ready
 from driftscope.programs.feeding.feeds import Inputs
 from driftscope.programs.inspection.graph_modes import modes_of_export
 from driftscope.programs.protocol import Bound, Program, Slot, TorchSource
-from driftscope.programs.runtimes.torch_run import fresh, run_torch
+from driftscope.programs.torch_run import fresh, run_torch
 from driftscope.programs.value_trees import flatten
 from driftscope.records.finding import Finding, Where
 

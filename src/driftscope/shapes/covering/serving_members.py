@@ -12,6 +12,7 @@ import torch
 
 from driftscope.errors import DependencyMissing, InputError, RuntimeRefused
 from driftscope.programs.arrays import array_of, tensor_of
+from driftscope.programs.bare_sessions import bare_session
 from driftscope.shapes.probe.judging_runs import first_line
 
 
@@ -33,13 +34,9 @@ class OnnxMember:
     def session(self) -> Any:
         """The onnxruntime session, made when it is first needed."""
         try:
-            import onnxruntime
-        except ImportError as error:
-            raise DependencyMissing("running ONNX", "onnxruntime", "onnx") from error
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        try:
-            return onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+            return bare_session(str(self.path))
+        except DependencyMissing:
+            raise
         except Exception as error:  # onnxruntime's errors share no class of their own
             raise RuntimeRefused("onnxruntime", "load", first_line(error)) from error
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from driftscope.programs.bare_sessions import bare_session
+
 #: ("ran", arrays) or ("refused", words, class of the error)
 Served = tuple[Any, ...]
 Feed = Mapping[str, np.ndarray]
@@ -43,15 +45,10 @@ def input_names(path: str) -> list[str]:
 
 def _session(path: str) -> Any:
     if path not in _sessions:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 4
-        # One thread: the tensors are small, and other processes want the cores.
-        options.intra_op_num_threads = 1
         while len(_sessions) >= _KEPT:
             _sessions.pop(next(iter(_sessions)))
-        _sessions[path] = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        # One thread: the tensors are small, and other processes want the cores.
+        _sessions[path] = bare_session(path, threads=1)
     return _sessions[path]
 
 

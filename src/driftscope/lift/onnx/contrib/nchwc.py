@@ -23,6 +23,7 @@ from driftscope.lift.onnx.contrib.convolution import Terms
 from driftscope.lift.onnx.ops.pooling import average_pool, global_average_pool, global_max_pool, max_pool
 from driftscope.lift.onnx.registry import Node, Result, operator
 from driftscope.lift.steps import Kind, Rounding
+from driftscope.programs.bare_sessions import bare_session
 
 NCHWC = "com.microsoft.nchwc"
 
@@ -35,7 +36,6 @@ def native_block_size() -> int:
     machine it runs on, so this is also what a graph saved elsewhere means here.
     """
     import numpy as np
-    import onnxruntime
     from onnx import TensorProto, helper
 
     graph = helper.make_graph(
@@ -46,11 +46,8 @@ def native_block_size() -> int:
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(NCHWC, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
     try:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        (blocked,) = session.run(None, {"x": np.zeros((1, 4, 1, 1), np.float32)})
+        (blocked,) = bare_session(model, threads=1).run(None, {"x": np.zeros((1, 4, 1, 1), np.float32)})
     except Exception as error:  # onnxruntime's errors have no class of their own
         words = str(error).split("\n", 1)[0]
         raise CannotLift(f"onnxruntime has no blocked channels on this processor: {words}") from error
