@@ -12,8 +12,11 @@ LEVELS = ("disable", "basic", "extended", "layout", "all")
 PROVIDERS = ("cpu", "cuda", "tensorrt", "openvino", "coreml")  # and whatever the installed onnxruntime has
 
 
+_ONCE = (("--level", "level"), ("--threads", "threads"), ("--provider", "provider"), ("--runtime", "runtime"))
+
+
 def session_options(a: str, b: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of each side's onnxruntime session.
+    """Return the options of each side's session.
 
     Raises
     ------
@@ -22,11 +25,12 @@ def session_options(a: str, b: str, options: Mapping[str, Any]) -> tuple[dict[st
     """
     sides: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
     takes = (_is_onnx(a), _is_onnx(b))
-    for flag, name in (("--level", "level"), ("--threads", "threads"), ("--provider", "provider")):
+    for flag, name in _ONCE:
         for index, value in _sided(flag, options[name], takes):
             if name in sides[index]:
                 raise InputError(f"{flag} is given twice for the same side; write {flag} a:… and {flag} b:…")
-            sides[index][name] = _checked(flag, value)
+            if (name, value) != ("runtime", "onnxruntime"):
+                sides[index][name] = _checked(flag, value)
     for index, value in _sided("--disable-optimizer", options["disabled"], takes):
         sides[index]["disabled"] = (*sides[index].get("disabled", ()), value)
     return sides

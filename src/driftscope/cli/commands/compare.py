@@ -55,6 +55,8 @@ def _unanswered(died: WorkerDied, options: dict[str, Any]) -> None:
               help="An onnxruntime optimiser to leave out. Repeatable.")  # fmt: skip
 @click.option("--threads", multiple=True, metavar="N", help="Threads inside an operator.")
 @click.option("--provider", multiple=True, metavar="NAME", help=f"Execution provider: {', '.join(PROVIDERS)}.")
+@click.option("--runtime", multiple=True, metavar="NAME",
+              help="What runs an ONNX file: onnxruntime, openvino, or a plug-in's name.")  # fmt: skip
 @click.option("--blame", is_flag=True,
               help="Leave out each optimisation that acted, one at a time, and name the one that moved the result. "
                    "Done unasked, briefly, when the verdict asks for it.")  # fmt: skip
@@ -71,8 +73,8 @@ def command(a: str, b: str, *, journey: Journey, as_json: bool, output: str | No
     A is the reference. Each is an .onnx or .pt2 file, or package.module:name or file.py:name, where the name is
     a module, a callable, or a function without arguments that returns a program or a program and its inputs.
 
-    Session options (--level, --disable-optimizer, --threads, --provider) are for every side that is an .onnx file;
-    write b:VALUE or a:VALUE for one side alone.
+    Session options (--level, --disable-optimizer, --threads, --provider, --runtime) are for every side that is an
+    .onnx file; write b:VALUE or a:VALUE for one side alone.
     """
     for_a, for_b = session_options(a, b, options)
     with journey.travelling():
@@ -106,7 +108,7 @@ def command_line(a: str, b: str, options: dict[str, Any]) -> str:
     """Return the command that makes this record again; how it is shown or stored is left out."""
     words = ["driftscope", "compare", a, b]
     repeated = (("--input", "inputs"), ("--level", "level"), ("--disable-optimizer", "disabled"),
-                ("--threads", "threads"), ("--provider", "provider"))  # fmt: skip
+                ("--threads", "threads"), ("--provider", "provider"), ("--runtime", "runtime"))  # fmt: skip
     for flag, name in repeated:
         for value in options[name]:
             words += [flag, value]

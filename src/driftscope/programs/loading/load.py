@@ -112,6 +112,8 @@ def _from_text(text: str | FilePath, options: dict[str, Any]) -> Program:
         return onnx_program(path, **options)
     if suffix == ".pt2":
         return _exported_file(path, **options)
+    if suffix == ".xml":
+        return claimed_by_plugin(path, "openvino", options)
     if suffix in _OUTPUT_FILES:
         return recorded(path, **options)
     if is_torchscript(path):

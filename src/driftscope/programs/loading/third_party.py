@@ -1,10 +1,10 @@
 """Runtimes of other people, found through the entry point group ``driftscope.runtimes``.
 
 An entry point names a callable ``claim(obj, **options)`` that returns a :class:`Program` for what it can run and
-None for what it cannot::
+None for what it cannot. OpenVINO comes with driftscope and is found in this way too::
 
     [project.entry-points."driftscope.runtimes"]
-    openvino = "my_package.driftscope_runtime:claim"
+    openvino = "driftscope.programs.runtimes.openvino_compiled:claim"
 
 ``ds.program(obj)`` asks plug-ins about objects that nothing built in runs; ``ds.program(obj, runtime="openvino")``
 asks that one about any object.
