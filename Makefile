@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # One process per core, each with one thread: more of either and they wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test slow fuzz lint docs bench matrix clean
+.PHONY: demo test slow sweep fuzz lint docs bench matrix clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,10 @@ test: $(STAMP)
 
 slow: $(STAMP)
 	$(PYTEST) -m slow
+
+# Whole catalogues and grids of which the slow tests take a part: an hour on two cores.
+sweep: $(STAMP)
+	$(PYTEST) -m sweep
 
 # Damaged and dangerous files of every kind a stranger may hand over; docs/explanation/security.md has the figures.
 CASES ?= 10000

@@ -92,7 +92,7 @@ def test_what_matters_is_not_masked(one: str, other: str) -> None:
 GALLERY = sorted(p.name for p in (DOCS / "gallery").glob("*.py"))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep  # .ci/run builds the documentation, which runs them all
 @pytest.mark.parametrize("example", GALLERY)
 def test_the_gallery_runs(example: str, tmp_path: Path) -> None:
     # DRIFTSCOPE_SMALL asks an example for its smallest size; the figures are drawn, but on no screen.

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: Error over floor that a calibrated floor stays within.
-LOW, HIGH = 0.5, 1.3
+LOW, HIGH = 0.5, 1.5
 
 
 class Encoder(nn.Module):

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.comparison.measuring.spread import drift_in_floors
+from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.native.replays import reproduce
 from driftscope.lift.evidence import Evidence, SideLift, add_noise
 from driftscope.lift.noise.floor import ARITHMETICS, ORDINARY, Arithmetic, noise_samples
@@ -32,20 +33,26 @@ def test_the_native_error_is_about_one_floor(case):
     assert LOW < run_case(case).ratio < HIGH
 
 
-@pytest.mark.slow
+PARTS = [pytest.param(5, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.sweep)]
+
+
+@pytest.mark.parametrize("every", PARTS)
 @pytest.mark.parametrize("runtime", ["torch", "onnxruntime"])
-def test_the_native_error_is_about_one_floor_on_the_grid(runtime):
+def test_the_native_error_is_about_one_floor_on_the_grid(runtime, every):
+    """Saturated softmax (inputs x 30) is farthest out, and how far depends on the processor's kernels."""
     dtypes = DTYPES if runtime == "torch" else (torch.float32,)
-    rows = [run_case(case) for case in grid(runtime, dtypes)]
+    rows = [run_case(case) for case in list(grid(runtime, dtypes))[::every]]
     inside = [row for row in rows if LOW <= row.ratio <= HIGH]
     outside = [f"{row.case}: {row.ratio:.2f}" for row in rows if row not in inside]
-    assert len(inside) >= 0.95 * len(rows), f"{summary(rows)}; outside: {outside}"
+    assert len(inside) >= 0.9 * len(rows), f"{summary(rows)}; outside: {outside}"
+    # No honest kernel may come to what a verdict calls more than rounding.
+    assert max(row.ratio for row in rows) <= THRESHOLDS.large, outside
 
 
-@pytest.mark.slow
-def test_a_runtime_that_widens_float16_stays_below_its_floor():
+@pytest.mark.parametrize("every", PARTS)
+def test_a_runtime_that_widens_float16_stays_below_its_floor(every):
     """onnxruntime computes float16 graphs in float32 on the CPU: better than declared, never worse."""
-    rows = [run_case(case) for case in grid("onnxruntime", (torch.float16,))]
+    rows = [run_case(case) for case in list(grid("onnxruntime", (torch.float16,)))[::every]]
     assert max(row.ratio for row in rows) <= HIGH
 
 

@@ -16,10 +16,10 @@ from .naming import names
 IN_PIECE, THE_NODE = 0.98, 0.95
 
 
-@pytest.mark.slow
-def test_the_first_finding_names_the_guilty_node(exports: Exports):
-    missed, near = [], []
-    for bug, dtype in CASES:
+@pytest.mark.parametrize("every", [pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.sweep)])
+def test_the_first_finding_names_the_guilty_node(exports: Exports, every: int):
+    missed, near, cases = [], [], CASES[::every]
+    for bug, dtype in cases:
         architecture, native = ARCHITECTURES[bug.architecture], getattr(torch, dtype)
         broken = exports.model(bug.architecture, dtype)
         guilty = bug.plant(broken)
@@ -29,5 +29,5 @@ def test_the_first_finding_names_the_guilty_node(exports: Exports):
             missed.append(said)
         elif first is not None and first.where.node != guilty:
             near.append(said)
-    assert len(missed) <= (1 - IN_PIECE) * len(CASES), missed
-    assert len(missed) + len(near) <= (1 - THE_NODE) * len(CASES), missed + near
+    assert len(missed) <= (1 - IN_PIECE) * len(cases), missed
+    assert len(missed) + len(near) <= (1 - THE_NODE) * len(cases), missed + near
