@@ -133,6 +133,23 @@ def test_github_is_told_of_the_failure_alone(ran: Ran) -> None:
     assert "test\\_expected" in (ran.folder / "summary.md").read_text()
 
 
+def test_a_test_that_goes_elsewhere_takes_no_page_along(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+import os
+import torch
+
+def test_elsewhere(driftscope, tmp_path):
+    os.chdir(tmp_path)
+    driftscope.compare(torch.abs, torch.abs, torch.ones(2))
+    """)
+    before = os.getcwd()
+    result = pytester.runpytest_inprocess("--driftscope-report=out")
+    os.chdir(before)
+    assert result.ret == 0, result.outlines
+    assert len(list((pytester.path / "out").glob("test-a-test*.html"))) == 1
+    assert (pytester.path / "out" / "index.html").exists()
+
+
 def test_nothing_is_said_where_nothing_was_compared(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("def test_other(): pass")
     result = pytester.runpytest_inprocess("--driftscope-report=out")

@@ -33,7 +33,7 @@ def where_asked(compare: Callable[P, Comparison]) -> Callable[P, Comparison]:
     @functools.wraps(compare)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> Comparison:
         asked: Any = kwargs.get("isolate")
-        if asked and not watched() and os.name == "posix":
+        if asked and not watched():
             return _elsewhere((compare.__module__, compare.__qualname__), args, kwargs)
         with isolating(asked):
             return compare(*args, **kwargs)

@@ -22,6 +22,7 @@ __all__ = ["Checks"]
 
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 _MADE = pytest.StashKey[list[dict[str, Any]]]()  # of a test: what it compared
+_REPORT = pytest.StashKey[Path]()  # of a run: where its pages go, wherever a test may take the process meanwhile
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,8 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--driftscope-dtype: {unknown[0]!r} is not one of {', '.join(_DTYPES)}")
     folder = config.getoption("driftscope_report")
     if folder is not None:
+        config.stash[_REPORT] = Path(folder).absolute()
         try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
+            config.stash[_REPORT].mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise pytest.UsageError(f"--driftscope-report: cannot write to {folder!r}: {error.strerror}") from error
 
@@ -180,7 +182,7 @@ def _note(item: pytest.Item, comparison: Any, failed: bool | None) -> None:
 
 
 def _write_page(item: pytest.Item, comparison: Any, count: int) -> str:
-    folder = item.config.getoption("driftscope_report")
+    folder = item.config.stash.get(_REPORT, None)
     if folder is None:
         return ""
     import hashlib
@@ -188,8 +190,8 @@ def _write_page(item: pytest.Item, comparison: Any, count: int) -> str:
     # Names of parameters may be long or hold any character; the digest keeps two tests apart.
     digest = hashlib.sha256(item.nodeid.encode()).hexdigest()[:8]
     stem = f"{re.sub(r'[^A-Za-z0-9]+', '-', item.nodeid).strip('-')[:80]}-{digest}-{count + 1}"
-    comparison.save(Path(folder) / f"{stem}.json")
-    comparison.save(Path(folder) / f"{stem}.html")
+    comparison.save(folder / f"{stem}.json")
+    comparison.save(folder / f"{stem}.html")
     return f"{stem}.html"
 
 
@@ -233,10 +235,10 @@ class _Summary:
         for entry in session.entries:
             if entry.failed:
                 terminalreporter.write_line(one_line(f"{entry.verdict} {entry.test}: {entry.reason}"))
-        folder = self._config.getoption("driftscope_report")
-        if folder is not None:
-            _write_index(session, Path(folder), self._config.rootpath)
-            terminalreporter.write_line(one_line(f"pages: {Path(folder) / 'index.html'}"))
+        if _REPORT in self._config.stash:
+            _write_index(session, self._config.stash[_REPORT], self._config.rootpath)
+            shown = Path(self._config.getoption("driftscope_report")) / "index.html"
+            terminalreporter.write_line(one_line(f"pages: {shown}"))
         if os.environ.get("GITHUB_ACTIONS") == "true":
             _tell_github(session, terminalreporter, self._config.rootpath)
 

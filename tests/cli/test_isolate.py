@@ -10,7 +10,11 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
+
+from driftscope.cli import main
+from driftscope.cli.isolating import asked_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the child process is forked")
 
@@ -20,6 +24,14 @@ import torch
 
 class Own(BaseException):
     pass
+
+from driftscope.studies import study
+
+@study(axes={"a": [1, 2, 3, 4]})
+def ending(a):
+    if a == 3:
+        os._exit(0)
+    return {"b": a}
 
 def make(): return torch.nn.Linear(3, 2), (torch.ones(4, 3),)
 def ok(x): return x * 1
@@ -137,6 +149,32 @@ def test_other_commands_answer_too(folder, command):
     done = driftscope(folder, command[0], "p.py:ends", *X, *command[1:], "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["findings"][0]["code"] == "R006"
+
+
+def test_every_command_that_runs_programs_takes_limits():
+    lazy = click.Context(main)
+    takes = {
+        name: {parameter.name for parameter in main.get_command(lazy, name).params} for name in main.list_commands(lazy)
+    }
+    limited = {name for name, given in takes.items() if {"isolate", "max_seconds", "max_memory"} <= given}
+    assert set(takes) - limited == {"runs", "report", "rule", "env"}  # they read, and run nothing
+
+
+@pytest.mark.slow
+def test_a_study_that_ends_its_process_keeps_its_rows(folder):
+    done = driftscope(folder, "study", "p.py:ending", "--workers", "0", "--json")
+    record = json.loads(done.stdout)
+    assert (done.returncode, record["schema"]) == (1, "driftscope/unanswered/1")
+    assert "rows of finished cells are kept in 'runs'" in record["findings"][0]["fix"]
+    assert sum(f.read_bytes().count(b"\n") for f in (folder / "runs" / "ending-0001").glob("rows-*.jsonl")) == 2
+    named = driftscope(folder, "study", "p.py:ending", "--workers", "1", "--max-memory", "8")
+    assert (named.returncode, "1 aborted" in named.stdout) == (1, True)
+
+
+def test_a_kernel_that_does_not_return_has_a_limit():
+    words = {"threads": (None, 1), "dependence": True, "max_seconds": 20.0, "max_calls": None}
+    asked = asked_of({**words, "isolate": None, "max_memory": None})
+    assert (asked.seconds, asked.limited) == (80.0 + 60.0, False)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import random
+import tempfile
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from onnx import TensorProto, helper
 
 import driftscope as ds
 from driftscope import testing
-from driftscope.programs.state import process
+from driftscope.programs.state import modules, process
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
 
@@ -221,6 +222,58 @@ def test_a_counter_and_running_statistics_are_put_back_and_said():
     assert changed(before, snapshot(model)) == []
     assert noted(record, "A") == [["buffer calls", "buffer norm.running_mean", "buffer norm.running_var",
                                    "buffer norm.num_batches_tracked"]]  # fmt: skip
+
+
+class Drifting(torch.nn.Module):
+    """Weights of 17 MiB, of which a forward pass changes one; what it gives does not depend on that one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = torch.nn.Parameter(torch.zeros(17 << 18))
+        self.small = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.large[1] += 1
+        return x * self.small + self.large[:3].sum()
+
+
+@pytest.mark.parametrize("room", [1.0, 0.0])
+def test_a_large_parameter_is_put_back_where_there_is_room_for_a_copy(monkeypatch, room):
+    monkeypatch.setattr(modules, "_ROOM", room)
+    model = Drifting()
+    record = ds.compare(model, lambda x: x * 1, X, explain=False)
+    (said,) = noted(record, "A")
+    assert said == ["parameter large" + ("" if room else " (too large to be put back)")]
+    assert (float(model.large[1]) == 0) is bool(room)
+    assert len(modules._COPIES) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="reads /proc")
+def test_many_comparisons_leave_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])], "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    onnx_model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), len(os.listdir(tmp_path))
+
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    for turn in range(230):
+        if turn == 30:  # libraries load and fill their caches in the first
+            before, size = held(), resident()
+        b = (torch.nn.ReLU(), onnx_model, lambda x: torch.relu(x) * 1.001)[turn % 3]
+        ds.compare(torch.relu, b, X, explain=turn % 30 == 2)
+    assert held() == before
+    assert resident() - size < 20 << 20
 
 
 @pytest.mark.parametrize("quiet", [torch.nn.Linear(3, 2), torch.nn.Dropout(0.5), torch.nn.GRU(3, 4)])

@@ -17,7 +17,7 @@ import onnx
 import torch
 
 from driftscope.errors import DriftscopeError, Exit
-from hostile import exported_files, large_files, mutations
+from hostile import exported_files, large_files, mutations, running_kinds
 
 Write = Callable[[int, Path], Path]
 
@@ -299,4 +299,13 @@ KINDS: dict[str, Callable[[Path], Kind]] = {
     "run stores": _stores,
     "study files": lambda folder: _studies(),
     "commands": lambda folder: _commands(),
+    "ONNX models, compared": lambda folder: Kind(
+        running_kinds.write_model, running_kinds.comparing(_command, folder), 25
+    ),
+    "inputs of transforms": lambda folder: Kind(
+        running_kinds.write_inputs, running_kinds.on_inputs(_command, folder, "transforms", "double"), 25
+    ),
+    "inputs of shapes": lambda folder: Kind(
+        running_kinds.write_inputs, running_kinds.on_inputs(_command, folder, "shapes", "halves", "--no-onnx"), 10
+    ),
 }

@@ -30,7 +30,7 @@ class _Reporter:
 
 def test_the_summary_of_pytest_spells_escapes_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
-    config: Any = SimpleNamespace(getoption=lambda name: None)
+    config: Any = SimpleNamespace(stash=pytest.Stash())
     summary, reporter = _Summary(config), _Reporter()
     made = {"test": f"test_x[{RED}]", "verdict": "DIFFERENT", "reason": f"{RED}\nlast", "file": "a.py", "line": 1}
     summary.pytest_runtest_logreport(SimpleNamespace(driftscope=[made | {"failed": True, "page": "", "findings": []}]))  # type: ignore[arg-type]

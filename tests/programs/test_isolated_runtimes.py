@@ -177,19 +177,3 @@ def test_a_whole_comparison_elsewhere_answers_whatever_the_program_does(tmp_path
     else:
         assert record.verdict == "INCONCLUSIVE"
         assert (record.first.code, record.first.evidence["side"]) == (code, "B")
-
-
-def test_the_library_opens_where_posix_signals_and_forks_are_missing():
-    code = """import os, signal, sys
-for name in ("SIGBUS", "SIGTRAP", "SIGSYS", "SIGUSR1", "SIGKILL", "SIGALRM"):
-    delattr(signal, name)
-for name in ("fork", "setsid", "killpg", "setpgid", "memfd_create", "register_at_fork"):
-    delattr(os, name)
-sys.modules["resource"] = sys.modules["fcntl"] = None
-from driftscope.programs.isolation import breadcrumbs, choice, failures, workers
-from driftscope.programs.state import process
-from driftscope.cli.commands import compare, shapes
-from driftscope.cli.watching import can_watch
-assert not can_watch()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -12,6 +12,8 @@ import torch
 
 import driftscope as ds
 from contracts.test_documentation import script
+from driftscope.records.finding import Finding
+from driftscope.records.kinds.unanswered import Unanswered
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -35,6 +37,7 @@ KINDS: dict[str, Any] = {
     "transforms": lambda: ds.check_transforms(double, X, transforms=("vmap", "grad")),
     "study": lambda: ds.studies.reduction("mean", sizes=64, dtypes="float32", permutations=4, workers=0),
     "accumulation": lambda: ds.reveal("numpy.sum", 100),
+    "unanswered": lambda: Unanswered((Finding("R006", "the process crashed", fix="run it again"),), "driftscope x", {}),
 }
 
 

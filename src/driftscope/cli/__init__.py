@@ -30,6 +30,10 @@ COMMANDS = {
 class _LazyGroup(ExamplesFirst, click.Group):
     """A group whose commands are imported when they are asked for."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.obj = list(args)  # the command line as it was typed, for whoever must give it again
+        return super().parse_args(ctx, args)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from driftscope.cli.isolating import asked_of, no_answer, watch_options
+from driftscope.cli.isolating import asked_of, watch_options
 from driftscope.errors import DriftscopeError, Exit, ProgramError, ends_us
 from driftscope.programs.isolation.breadcrumbs import tell
 
@@ -91,7 +91,7 @@ Unanswered = Callable[["WorkerDied", dict[str, Any]], None]
 
 
 def command(
-    name: str, *, examples: tuple[tuple[str, str], ...] = (), runs: bool = False, unanswered: Unanswered | None = None
+    name: str, *, examples: tuple[tuple[str, str], ...] = (), runs: Unanswered | None = None
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command of a function: shared options added, errors turned into exit codes.
 
@@ -101,17 +101,16 @@ def command(
     ----------
     name : str
     examples : tuple of (line, purpose)
-    runs : bool
-        Whether it runs programs: then it works in a child process, which may crash, hang or fill the memory.
-    unanswered : callable or None
-        Gives the record of a child that did not live to answer; None for one sentence on stderr.
+    runs : callable or None
+        For a command that runs programs: it works in a child process, which may crash, hang or fill the memory, and
+        this gives the record of a child that did not live to answer.
     """
     from driftscope.cli.help_pages import ExamplesFirst
 
     def wrap(function: Callable[..., Any]) -> click.Command:
         @functools.wraps(function)
         def command_of(*args: Any, quiet: bool, verbose: bool, debug: bool, **kwargs: Any) -> None:
-            asked = asked_of(kwargs) if runs else None
+            asked = None if runs is None else asked_of(kwargs)
 
             def work() -> None:
                 with guard(debug):
@@ -121,15 +120,16 @@ def command(
                 ended = None if asked is None else asked.done(work)
                 if ended is None:
                     work()
-                elif ended.died is None:
+                elif ended.died is None or runs is None:
                     _pass_on(ended)
                 else:
-                    no_answer(ended, {**kwargs, "quiet": quiet}, unanswered)
+                    runs(ended.died, {**kwargs, "quiet": quiet, "told": ended.told})
+                    raise SystemExit(int(Exit.FINDING))
 
         guarded: Callable[..., Any] = command_of
         for option in reversed(_SHARED):
             guarded = option(guarded)
-        if runs:
+        if runs is not None:
             guarded = watch_options(guarded, own_seconds=name == "reveal")
         settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
         return click.command(name, cls=ExamplesFirst, examples=examples, context_settings=settings)(guarded)

@@ -36,7 +36,7 @@ _GRACE = 5.0  # seconds to clean up after the answer is given
 _TENSOR_LIBRARIES = ("numpy", "torch", "onnxruntime", "jax", "tensorflow")
 
 
-def can_watch() -> bool:
+def can_fork() -> bool:
     """Whether this process can be forked: nothing is loaded whose threads and locks a fork would break."""
     return (
         hasattr(os, "fork") and threading.active_count() == 1 and not any(n in sys.modules for n in _TENSOR_LIBRARIES)
@@ -123,7 +123,7 @@ def _be_child(work: Callable[[], None], channel: int, log: int, folder: str) -> 
         if hasattr(faulthandler, "register"):
             faulthandler.register(signal.SIGUSR1, file=log)
         heard_by(lambda facts: _send(channel, {"told": facts}))
-        code = _code_of(work)
+        code = code_of(work)
         _send(channel, {"answer": answer.getvalue(), "code": code})
         _run_exit_functions()
     finally:
@@ -137,14 +137,15 @@ def _redirected(folder: str) -> _Answer:
     shown = os.dup(1)
     os.dup2(2, 1)
     sys.__stdout__ = os.fdopen(shown, "w", closefd=False)  # type: ignore[misc]  # the width of the terminal is asked of it
-    os.environ[WATCHED] = "1"
+    os.environ[WATCHED] = str(os.getpid())
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     answer = _Answer(real)
     sys.stdout = answer
     return answer
 
 
-def _code_of(work: Callable[[], None]) -> int:
+def code_of(work: Callable[[], None]) -> int:
+    """Run a command and return its exit code."""
     import click
 
     try:

@@ -27,6 +27,8 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "driftscope/half-precision/1": (
         "driftscope.records.kinds.half_precision", "HalfPrecision", "driftscope.report.sheets.half"),
     "driftscope/study/1": ("driftscope.records.kinds.study", "StudyRecord", "driftscope.report.sheets.study"),
+    "driftscope/unanswered/1": (
+        "driftscope.records.kinds.unanswered", "Unanswered", "driftscope.report.sheets.unanswered"),
 }  # fmt: skip
 
 

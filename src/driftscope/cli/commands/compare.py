@@ -30,8 +30,7 @@ def _unanswered(died: WorkerDied, options: dict[str, Any]) -> None:
 
 @make_command(
     "compare",
-    runs=True,
-    unanswered=_unanswered,
+    runs=_unanswered,
     examples=(
         ("driftscope compare model.py:make_model model.onnx", "a model against its export, on the model's own inputs"),
         ("driftscope compare a.onnx b.onnx --input x=4x64:float32 --seed 7", "on drawn inputs"),

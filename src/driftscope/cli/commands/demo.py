@@ -5,6 +5,7 @@ from __future__ import annotations
 from driftscope.cli.answers import answer_options, give
 from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
+from driftscope.cli.unanswered import unanswered
 from driftscope.records.kinds.collection import Collection, Entry
 
 TITLE = "A digit classifier, run four ways"
@@ -12,6 +13,7 @@ TITLE = "A digit classifier, run four ways"
 
 @make_command(
     "demo",
+    runs=unanswered,
     examples=(
         ("driftscope demo", "about half a minute"),
         ("driftscope demo -o demo.html", "and look at the page"),

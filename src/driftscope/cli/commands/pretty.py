@@ -8,10 +8,12 @@ import click
 
 from driftscope.cli.surroundings import Journey, say
 from driftscope.cli.surroundings import command as make_command
+from driftscope.cli.unanswered import unanswered
 
 
 @make_command(
     "pretty",
+    runs=unanswered,
     examples=(
         ("driftscope pretty model.onnx", "one line per node, weights with shape and values"),
         ("driftscope pretty model.onnx --optimized", "what onnxruntime made of it, and runs"),

@@ -9,6 +9,7 @@ import click
 
 from driftscope.cli.surroundings import Journey, say
 from driftscope.cli.surroundings import command as make_command
+from driftscope.cli.unanswered import unanswered
 from driftscope.errors import InputError
 from driftscope.records.files import check_target
 
@@ -45,7 +46,7 @@ def _drawing(_ctx: click.Context, _parameter: click.Parameter, path: str | None)
 
 @make_command(
     "reveal",
-    runs=True,
+    runs=unanswered,
     examples=(
         ("driftscope reveal torch.sum --n 4096", "in which order are 4096 numbers added?"),
         (
@@ -65,7 +66,8 @@ def _drawing(_ctx: click.Context, _parameter: click.Parameter, path: str | None)
     "--shape", callback=_sizes, metavar="MxKxN", help="Shape of a product, or ROWSxN of a sum. Only it is run."
 )
 @click.option("--threads", callback=_threads, metavar="N[,N]", help="Threads; several are revealed and contrasted.")
-@click.option("--max-seconds", type=float, default=120.0, show_default=True, help="What asking may take.")
+@click.option("--max-seconds", type=float, default=120.0, show_default=True,
+              help="Time that asking may take; a call that does not return is stopped a minute later.")  # fmt: skip
 @click.option("--max-calls", type=int, help="Calls of the kernel that asking may take.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option(

@@ -12,6 +12,7 @@ import click
 from driftscope.cli.answers import answer_options, give
 from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
+from driftscope.cli.unanswered import unanswered
 from driftscope.errors import Exit, InputError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ FAILING = {"wrong": ("wrong", "crash"), "lost": ("wrong", "crash", "lost"), "nev
 
 @make_command(
     "shapes",
-    runs=True,
+    runs=unanswered,
     examples=(
         ("driftscope shapes model.py:make_model", "which shapes does the export keep, on the model's own inputs?"),
         ("driftscope shapes model.py:Net --input x=2x5:float32 --fail-on lost", "in CI: fail if any shape is lost"),

@@ -6,14 +6,18 @@ import inspect
 import json
 import shlex
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from driftscope.cli.answers import text_of
 from driftscope.cli.surroundings import Journey, say
 from driftscope.cli.surroundings import command as make_command
+from driftscope.cli.unanswered import unanswered
 from driftscope.errors import Exit, InputError
+
+if TYPE_CHECKING:
+    from driftscope.programs.isolation.failures import WorkerDied
 
 SUFFIXES = (".html", ".json", ".csv", ".md", ".parquet", ".jsonl", ".png", ".svg", ".pdf")
 PICTURES = (".png", ".svg", ".pdf")
@@ -36,12 +40,22 @@ def _suffixed(_ctx: click.Context, _parameter: click.Parameter, paths: Sequence[
     return paths
 
 
-def _memory(_ctx: click.Context, _parameter: click.Parameter, gib: float | None) -> int | None:
-    return None if gib is None else int(gib * 2**30)
+def _memory(ctx: click.Context, _parameter: click.Parameter, gib: float | None) -> int | None:
+    """Bytes of one cell: what was asked for it, else for the whole study."""
+    given = ctx.params.get("max_memory") if gib is None else gib
+    return None if given is None else int(given * 2**30)
+
+
+def _unanswered(died: WorkerDied, options: dict[str, Any]) -> None:
+    """Say what ended a study, and that its rows are kept."""
+    kept = f"The rows of finished cells are kept in {options['store']!r}; the same command makes the rest."
+    here = " With workers instead of --workers 0, a cell that crashes is a row and the others are made."
+    unanswered(died, options, fix=kept + (here if options["workers"] == 0 else ""))
 
 
 @make_command(
     "study",
+    runs=_unanswered,
     examples=(
         ("driftscope study reduction", "how far do reordered sums move?"),
         ("driftscope study gemm --set size=256 --dtypes float32,float16 -o gemm.png", "Gemm or MatMul + Add?"),
@@ -59,8 +73,10 @@ def _memory(_ctx: click.Context, _parameter: click.Parameter, gib: float | None)
 @click.option("--cluster", metavar="tcp://HOST:PORT", help="A Dask scheduler to run on instead.")
 @click.option("--threads", "operator_threads", type=int, default=1, show_default=True, metavar="N",
               help="Threads inside an operator; they change how sums are grouped.")  # fmt: skip
-@click.option("--seconds", type=float, metavar="S", help="Time limit of one cell.")
-@click.option("--memory", type=float, metavar="GIB", callback=_memory, help="Memory limit of one cell.")
+@click.option("--seconds", type=float, metavar="S", help="Time limit of one cell; --max-seconds is for all of them.")
+@click.option(
+    "--memory", type=float, metavar="GIB", callback=_memory, help="Memory limit of one cell.  [default: --max-memory]"
+)
 @click.option("--store", default="runs", show_default=True, metavar="FOLDER", help="Where runs are kept.")
 @click.option("--run", default="", metavar="ID", help="Id of the run to make, or to go on with.")
 @click.option("--new", "fresh", is_flag=True, help="Make a new run even if an unfinished one is there.")

@@ -13,6 +13,7 @@ import click
 from driftscope.cli.answers import answer_options, give
 from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
+from driftscope.cli.unanswered import unanswered
 from driftscope.errors import Exit, InputError
 from driftscope.records.verdict import FailOn
 
@@ -52,7 +53,7 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -
 
 @make_command(
     "transforms",
-    runs=True,
+    runs=unanswered,
     examples=(
         ("driftscope transforms model.py:loss --input x=8x4:float32", "what do vmap, grad, jacfwd ... do to it?"),
         ("driftscope transforms model.py:loss --input x=8x4:float32 --fix", "write the edits that were tried and work"),

@@ -32,7 +32,7 @@ def watched() -> bool:
 
 def isolates() -> bool:
     """Whether native runtimes run in a worker here."""
-    if os.name != "posix" or MARK in os.environ:
+    if MARK in os.environ:
         return False
     asked = _ASKED.get()
     return WATCHED not in os.environ if asked is None else asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ def resident_bytes(pid: int) -> int:
     try:
         if sys.platform == "linux":
             return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
+        if sys.platform == "win32":
+            return _working_set(pid)
         said = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=False)
         return int(said.stdout or 0) * 1024
     except (OSError, ValueError, IndexError):
@@ -57,3 +60,15 @@ def _statistic(path: str, name: str) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.split()[:1] == [name]), 0)
+
+
+def _working_set(pid: int) -> int:
+    """Resident bytes of a process on Windows, after PROCESS_MEMORY_COUNTERS of psapi.h."""
+    kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined]
+    kernel.OpenProcess.restype = ctypes.c_void_p
+    query_limited_information = 0x1000
+    handle = ctypes.c_void_p(kernel.OpenProcess(query_limited_information, False, pid))
+    counters = (ctypes.c_size_t * 10)()  # two 32-bit fields, then nine of the size of a pointer
+    kernel.K32GetProcessMemoryInfo(handle, ctypes.byref(counters), ctypes.sizeof(counters))
+    kernel.CloseHandle(handle)
+    return int(counters[2])

@@ -20,12 +20,14 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
 # Set in every worker, so that a script which starts workers at its top level is told, instead of starting more.
 MARK = "DRIFTSCOPE_WORKER"
+# By which a worker that inherits no socket shows that it is the one that was started.
+KEY = "DRIFTSCOPE_WORKER_KEY"
 
 READY, STARTED, DONE, RAISED = "ready", "started", "done", "raised"
 
@@ -49,12 +51,20 @@ class Setting:
     preload: tuple[str, ...]
 
 
-def serve(descriptor: int) -> None:
-    """Answer tasks that arrive on a socket until it closes."""
-    link = Connection(descriptor)
+def reached(where: str) -> Connection:
+    """Return the connection to the supervisor: an inherited descriptor, or an address to call."""
+    if where.isdecimal():
+        return Connection(int(where))
+    found: Any = Client(where, authkey=bytes.fromhex(os.environ.pop(KEY)))
+    return found  # type: ignore[no-any-return]
+
+
+def serve(link: Connection) -> None:
+    """Answer tasks that arrive on a connection until it closes."""
     setting: Setting = pickle.loads(link.recv_bytes())  # noqa: S301  (from the process that started this one)
     faulthandler.enable()  # names the Python line that was running when native code crashes
-    faulthandler.register(signal.SIGUSR1)  # and when the supervisor asks a hanging task where it is
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1)  # and when the supervisor asks a hanging task where it is
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which then ends its workers
     guard_machine()
     die_with(setting.parent)
@@ -102,9 +112,10 @@ def _raised(error: BaseException) -> bytes:
 
 def guard_machine() -> None:
     """Crash without a core dump, and before the supervisor when memory runs out."""
-    import resource  # POSIX only; elsewhere there are no workers, and the pool says so
+    with contextlib.suppress(ImportError):  # Windows writes no core dumps
+        import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a thousand crashing cells must not fill the disk
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a thousand crashing cells must not fill the disk
     with contextlib.suppress(OSError):
         # When memory runs out, the kernel ends the largest score first: a worker, never its supervisor.
         Path("/proc/self/oom_score_adj").write_text("800")
@@ -113,10 +124,11 @@ def guard_machine() -> None:
 def die_with(parent: int) -> None:
     """Do not outlive the supervisor, even one that was killed while a task hangs."""
     if sys.platform == "linux":
-        kill_me_too = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(kill_me_too, signal.SIGKILL)
+        kill_me_too, by_kill = 1, 9  # PR_SET_PDEATHSIG, SIGKILL
+        ctypes.CDLL(None).prctl(kill_me_too, by_kill)
     else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+        watch = _watch_handle if sys.platform == "win32" else _watch
+        threading.Thread(target=watch, args=(parent,), daemon=True).start()
     if os.getppid() != parent:  # it died before it could be watched
         os._exit(1)
 
@@ -124,4 +136,14 @@ def die_with(parent: int) -> None:
 def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1.0)
+    os._exit(1)
+
+
+def _watch_handle(parent: int) -> None:
+    # The parent's number stays when the parent is gone, so its handle is waited for.
+    import _winapi
+
+    synchronize, infinite = 0x00100000, 0xFFFFFFFF
+    handle = _winapi.OpenProcess(synchronize, False, parent)  # type: ignore[attr-defined]
+    _winapi.WaitForSingleObject(handle, infinite)  # type: ignore[attr-defined]
     os._exit(1)

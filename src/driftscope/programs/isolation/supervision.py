@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,18 +18,13 @@ from driftscope.errors import InputError
 from driftscope.programs.isolation import memory
 from driftscope.programs.isolation.breadcrumbs import SIGN
 from driftscope.programs.isolation.failures import Fate, RemoteTrace, WorkerDied, death_of, ran_out_of_memory
-from driftscope.programs.isolation.process import DONE, MARK, STARTED, Setting
+from driftscope.programs.isolation.process import DONE, STARTED, Setting
+from driftscope.programs.isolation.starting import Launch, end_with_children, start
 
 _TICK = 0.02  # seconds between two looks at memory and clock; at 10 GB/s a task gains 0.2 GB meanwhile
 _START_LIMIT = 300.0  # seconds to import what was asked to be preloaded, or what a task's function needs
 _LAST_WORDS = 4000  # characters kept of what a dying process printed
 _READ = 1 << 20  # bytes in which what it was doing is looked for
-
-# The path comes first: driftscope itself may be importable only through what the caller added to it.
-_ENTRY = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from driftscope.programs.isolation.process import serve; serve(int(sys.argv[1]))"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +47,6 @@ class Limits:
             raise InputError(f"a time limit is a positive number of seconds, not {self.seconds!r}")
         if self.memory is not None and not self.memory > 0:
             raise InputError(f"a memory limit is a positive number of bytes, not {self.memory!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How to start the process.
-
-    Parameters
-    ----------
-    log : int
-        File descriptor of where it prints: a file without a name, so that nothing stays behind.
-    main : str
-        Path of the caller's script, or ``""``.
-    preload : tuple of str
-        Modules to import first.
-    environment : mapping of str to str
-        Variables beside those of this process.
-    descriptors : tuple of int
-        Files that it shares with this process, under the same numbers.
-    """
-
-    log: int
-    main: str
-    preload: tuple[str, ...]
-    environment: Mapping[str, str]
-    descriptors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +97,7 @@ class Supervised:
         if running is None:
             return
         running.link.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(running.process.pid, signal.SIGKILL)
-        running.process.wait()
+        end_with_children(running.process)
 
     def _ask(self, message: bytes) -> Any:
         running, (kind, value) = self._handed_over(message)
@@ -165,17 +130,9 @@ class Supervised:
         if self._running is not None and self._running.process.poll() is None:
             return self._running
         self.end()
-        ours, theirs = socket.socketpair()
-        environment = {**os.environ, **self._launch.environment, MARK: "1"}
-        line = [sys.executable, "-c", _ENTRY, str(theirs.fileno()), json.dumps(sys.path)]
-        os.ftruncate(self._launch.log, 0)
-        with theirs:
-            process = subprocess.Popen(
-                line, pass_fds=[theirs.fileno(), *self._launch.descriptors], env=environment, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=self._launch.log, stderr=self._launch.log,
-            )  # fmt: skip
+        process, link = start(self._launch)
         allowed = self._limits.memory or int(0.8 * memory.available_bytes()) or sys.maxsize
-        self._running = running = _Running(process, Connection(ours.detach()), allowed, memory.kernel_kills())
+        self._running = running = _Running(process, link, allowed, memory.kernel_kills())
         setting = Setting(self._launch.main, os.getpid(), self._launch.preload)
         with contextlib.suppress(BrokenPipeError):  # it died already: waiting for its answer says of what
             running.link.send_bytes(pickle.dumps(setting))
@@ -214,16 +171,28 @@ class Supervised:
 
     def _where(self, running: _Running) -> str:
         """Have a hanging process write down the Python lines it is in, which needs no co-operation of its code."""
-        with contextlib.suppress(ProcessLookupError):
-            running.process.send_signal(signal.SIGUSR1)
-        time.sleep(0.1)
+        if hasattr(signal, "SIGUSR1"):
+            with contextlib.suppress(ProcessLookupError):
+                running.process.send_signal(signal.SIGUSR1)
+            time.sleep(0.1)
         return self._last_words()
 
     def _last_words(self) -> str:
-        size = os.fstat(self._launch.log).st_size
-        said = os.pread(self._launch.log, _READ, max(size - _READ, 0)).decode("utf-8", errors="replace")
+        said = end_of(self._launch.log, _READ)
         told = [line for line in said[:-_LAST_WORDS].splitlines() if line.startswith(SIGN)]
         return "\n".join([*told[-1:], said[-_LAST_WORDS:].strip()])
+
+
+def end_of(file: int, size: int) -> str:
+    """Return the last ``size`` bytes of an open file that another process writes to."""
+    begin = max(os.fstat(file).st_size - size, 0)
+    if hasattr(os, "pread"):
+        data = os.pread(file, size, begin)
+    else:
+        os.lseek(file, begin, os.SEEK_SET)
+        data = os.read(file, size)
+        os.lseek(file, 0, os.SEEK_END)  # the position is shared with who writes
+    return data.decode("utf-8", errors="replace")
 
 
 def gib(count: int) -> str:

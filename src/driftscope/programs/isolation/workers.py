@@ -24,7 +24,8 @@ from typing import Any, TypeVar
 
 from driftscope.errors import InputError
 from driftscope.programs.isolation.process import MARK
-from driftscope.programs.isolation.supervision import Launch, Limits, Supervised
+from driftscope.programs.isolation.starting import Launch
+from driftscope.programs.isolation.supervision import Limits, Supervised
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ class WorkerPool(Executor):
     environment : mapping of str to str
         Variables for the workers, such as ``OMP_NUM_THREADS``, beside those of this process.
     descriptors : tuple of int
-        Open files that the workers share with this process.
+        Open files that the workers share with this process, where files can be inherited.
 
     Notes
     -----
@@ -56,7 +57,7 @@ class WorkerPool(Executor):
     Raises
     ------
     InputError
-        When it is made inside a worker, or on a system without POSIX process groups.
+        When it is made inside a worker.
     """
 
     def __init__(
@@ -72,8 +73,6 @@ class WorkerPool(Executor):
             raise InputError(
                 'worker processes cannot start workers: put what starts them under `if __name__ == "__main__":`'
             )
-        if os.name != "posix":
-            raise InputError("worker processes need Linux or macOS; on Windows run inside WSL")
         count = available_cores() if workers is None else workers
         if count < 1:
             raise InputError(f"at least one worker is needed, not {count}")

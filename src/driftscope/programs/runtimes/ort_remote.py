@@ -22,6 +22,7 @@ import torch
 
 from driftscope.errors import RuntimeCrashed
 from driftscope.programs.isolation.failures import CODES, WorkerDied
+from driftscope.programs.isolation.starting import can_inherit
 from driftscope.programs.isolation.supervision import Limits
 from driftscope.programs.isolation.workers import WorkerPool
 from driftscope.programs.runtimes import ort_worker
@@ -75,7 +76,7 @@ class RemoteSession:
         """
         with _WORKER.lock:
             placed = _WORKER.arena.put({name: bindable(tensor, on_cuda=False) for name, tensor in feeds.items()})
-            job = Job(self._number, _WORKER.arena.file, _WORKER.arena.length, placed, outputs)
+            job = Job(self._number, _WORKER.arena.shared(placed), _WORKER.arena.length, placed, outputs)
             found = self._again(ort_worker.run, job)
             outputs_by_name: dict[str, torch.Tensor] = _WORKER.arena.take(*found)
             return outputs_by_name
@@ -94,10 +95,13 @@ class RemoteSession:
 
 
 class _Arena:
-    """Memory that this process and the worker both see: a file without a name, so that nothing stays behind."""
+    """Memory that this process and the worker both see: a file without a name, so that nothing stays behind.
+
+    Where the worker can inherit no file, its contents are sent to and fro.
+    """
 
     def __init__(self) -> None:
-        self.file, self.length = _nameless_file(), 0
+        self.file, self.length = _nameless_file() if can_inherit() else None, 0
         # numpy copies on one thread: torch would start its own, which then spin on the cores the runtime works on.
         self._bytes = np.empty(0, np.uint8)
 
@@ -108,32 +112,47 @@ class _Arena:
             placed.append(Placed(name, ELEMENTS[tensor.dtype], tuple(tensor.shape), start, size))
             end = start + size
         if end > self.length or not self.length:
-            length = max(end, _SMALLEST)
-            os.ftruncate(self.file, length)
-            self._map(length)
+            self._resize(max(end, _SMALLEST))
         for place, tensor in zip(placed, tensors.values(), strict=True):
             if place.size:
                 self._bytes[place.start : place.start + place.size] = tensor.reshape(-1).view(torch.uint8).numpy()
         return tuple(placed)
 
-    def take(self, length: int, outputs: tuple[Placed, ...]) -> dict[str, torch.Tensor]:
-        if length != self.length:
-            self._map(length)
+    def shared(self, placed: tuple[Placed, ...]) -> int | bytes:
+        """What the worker finds the tensors by."""
+        if self.file is not None:
+            return self.file
+        return self._bytes[: max((place.start + place.size for place in placed), default=0)].tobytes()
+
+    def take(self, whole: int | bytes, outputs: tuple[Placed, ...]) -> dict[str, torch.Tensor]:
+        if isinstance(whole, int) and whole != self.length:
+            self._map(whole)
+        held = self._bytes if isinstance(whole, int) else np.frombuffer(whole, np.uint8)
         found = {
             place.name: tensor_of_bytes(
                 place.element,
                 place.shape,
-                torch.from_numpy(self._bytes[place.start : place.start + place.size].copy()),
+                torch.from_numpy(held[place.start : place.start + place.size].copy()),
             )
             for place in outputs
         }
         if self.length > _KEPT:
-            self._map(_SMALLEST)
-            os.ftruncate(self.file, _SMALLEST)
+            self._resize(_SMALLEST)
         return found
 
+    def _resize(self, length: int) -> None:
+        if self.file is None:
+            self._bytes, self.length = np.empty(length, np.uint8), length
+            return
+        # What is cut off must not be mapped any more, and what is mapped must be there.
+        if length < self.length:
+            self._map(length)
+        os.ftruncate(self.file, length)
+        if length > self.length:
+            self._map(length)
+
     def _map(self, length: int) -> None:
-        self._bytes = np.frombuffer(mmap.mmap(self.file, length), np.uint8)
+        self._bytes = np.frombuffer(mmap.mmap(self.file or 0, length), np.uint8)
         self.length = length
 
 
@@ -157,7 +176,7 @@ class _Worker:
             if self._pool is None:
                 self._pool = WorkerPool(
                     1, limits=Limits(), preload=("driftscope.programs.runtimes.ort_worker",),
-                    descriptors=(self.arena.file,),
+                    descriptors=() if self.arena.file is None else (self.arena.file,),
                 )  # fmt: skip
             try:
                 return self._pool.submit(function, *arguments).result()

@@ -76,8 +76,8 @@ class Job:
     Parameters
     ----------
     session : int
-    arena : int
-        File descriptor of the shared memory.
+    arena : int or bytes
+        File descriptor of the shared memory; its contents where none can be shared.
     length : int
         Bytes of it that are in use.
     feeds : tuple of Placed
@@ -85,7 +85,7 @@ class Job:
     """
 
     session: int
-    arena: int
+    arena: int | bytes
     length: int
     feeds: tuple[Placed, ...]
     outputs: tuple[str, ...]
@@ -137,13 +137,14 @@ def make(number: int, recipe: Recipe, dropped: Sequence[int], listen: bool = Fal
     return Made(heard.text, heard.audible)
 
 
-def run(job: Job) -> tuple[int, tuple[Placed, ...]] | None:
+def run(job: Job) -> tuple[int | bytes, tuple[Placed, ...]] | None:
     """Run a session on tensors in shared memory and put its outputs behind them.
 
     Returns
     -------
     tuple or None
-        Length of the shared memory now, and the outputs; None where this process has no such session.
+        Length of the shared memory now, or its contents where none is shared, and the outputs; None where this
+        process has no such session.
 
     Raises
     ------
@@ -178,7 +179,7 @@ def run_objects(number: int, feeds: dict[str, Any]) -> list[Any] | None:
         return found
 
 
-def _given_back(job: Job, values: Sequence[Any]) -> tuple[int, tuple[Placed, ...]]:
+def _given_back(job: Job, values: Sequence[Any]) -> tuple[int | bytes, tuple[Placed, ...]]:
     end = max((feed.start + feed.size for feed in job.feeds), default=0)
     placed = []
     for name, value in zip(job.outputs, values, strict=True):
@@ -186,14 +187,17 @@ def _given_back(job: Job, values: Sequence[Any]) -> tuple[int, tuple[Placed, ...
         placed.append(Placed(name, value.element_type(), tuple(value.shape()), start, size))
         end = start + size
     length = max(job.length, end)
-    if length > job.length:
-        os.ftruncate(job.arena, length)
-    memory = _memory(job.arena, length)
+    if isinstance(job.arena, bytes):
+        memory = mmap.mmap(-1, max(length, 1))
+    else:
+        if length > job.length:
+            os.ftruncate(job.arena, length)
+        memory = _memory(job.arena, length)
     base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for place, value in zip(placed, values, strict=True):
         if place.size:
             ctypes.memmove(base + place.start, value.data_ptr(), place.size)
-    return length, tuple(placed)
+    return memory[:length] if isinstance(job.arena, bytes) else length, tuple(placed)
 
 
 # ONNX's number of an element type -> bits; OrtValue itself knows its size only since 1.21.
@@ -206,11 +210,15 @@ def bytes_of(element: int, shape: Sequence[int]) -> int:
     return (math.prod(shape) * _BITS.get(element, 0) + 7) // 8
 
 
-def _memory(arena: int, length: int) -> mmap.mmap:
-    found = _MAPPED.get(arena)
-    if found is None or len(found) != length:
-        _MAPPED[arena] = found = mmap.mmap(arena, length)
-    return found
+def _memory(arena: int | bytes, length: int) -> mmap.mmap:
+    if isinstance(arena, bytes):  # into whole pages, as shared memory is: kernels see the same alignment
+        found = mmap.mmap(-1, length)
+        found[: len(arena)] = arena
+        return found
+    known = _MAPPED.get(arena)
+    if known is None or len(known) != length:
+        _MAPPED[arena] = known = mmap.mmap(arena, length)
+    return known
 
 
 def aligned(end: int) -> int:

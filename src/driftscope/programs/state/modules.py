@@ -10,10 +10,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
 
-#: Parameters and gradients up to this many bytes are copied before a run; above, a change is noticed by its version
-#: counter and cannot be put back. Buffers are always copied: forward passes do write into those.
+from driftscope.programs.isolation.memory import available_bytes
+from driftscope.programs.state.process import at_end
+
+#: Parameters and gradients up to this many bytes are copied before each run. Above, one copy serves all runs of a call,
+#: and a change is noticed by its version counter. Buffers are always copied: forward passes do write into those.
 COPIED_BYTES = 16 << 20
+_ROOM = 0.25  # of the free memory, which copies for a whole call may take
+
+#: For the length of one call: a large tensor -> its version, and what it held then.
+_COPIES: Any = WeakIdKeyDictionary()
+at_end(_COPIES.clear)
 
 _CONTAINERS = (dict, list, set, deque)
 # Subclasses (of quantisation libraries, distributed tensors) have storage of their own kind.
@@ -74,16 +83,18 @@ class ModuleState:
         self._tables = [(path, table, dict(table)) for path, m in self._modules for table in _tables(m)]
         self._contents = [(held, _copied(held)) for _, _, kept in self._tables for held in kept.values()
                           if isinstance(held, _CONTAINERS)]  # fmt: skip
-        self._tensors = (
-            [] if lazy else [_Tensor(f"buffer {n}", t, copy=True) for n, t in _named(module.named_buffers())]
-        )
+        self._tensors = [] if lazy else [_Tensor(f"buffer {n}", t) for n, t in _named(module.named_buffers())]
         others = (
             []
             if lazy
             else [*((f"parameter {n}", p) for n, p in _named(module.named_parameters())), *_gradients(module)]
         )
-        small = sum(t.numel() * t.element_size() for _, t in others) <= COPIED_BYTES
-        self._tensors += [_Tensor(name, t, copy=small) for name, t in others]
+        size = sum(t.nbytes for _, t in others)
+        if size <= COPIED_BYTES:
+            self._tensors += [_Tensor(name, t) for name, t in others]
+        else:
+            fits = all(t in _COPIES for _, t in others) or size <= _ROOM * available_bytes()
+            self._tensors += [_LargeTensor(name, t, fits) for name, t in others]
         self._gradients = [] if lazy else [(name, p, p.grad) for name, p in module.named_parameters()]
 
     def put_back(self) -> list[str]:
@@ -118,23 +129,48 @@ def _gradients(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 class _Tensor:
     """A tensor and how to tell, and undo, that it was written into."""
 
-    def __init__(self, name: str, tensor: torch.Tensor, copy: bool):
+    def __init__(self, name: str, tensor: torch.Tensor):
         self.name, self.tensor = name, tensor
-        self.version = _version(tensor)
-        self.copy = tensor.detach().clone() if copy else None
+        self.copy: torch.Tensor | None = self._copied()
+
+    def _copied(self) -> torch.Tensor | None:
+        return self.tensor.detach().clone()
 
     def put_back(self) -> str:
+        """Put it back and return its name; nothing where it holds what it held."""
         if self.copy is None:
-            written = _version(self.tensor) != self.version
-            return f"{self.name} (too large to be put back)" if written else ""
+            return f"{self.name} (too large to be put back)"
         if _same_bits(self.tensor, self.copy):
             return ""
         with torch.no_grad():
             if self.tensor.shape == self.copy.shape:
                 self.tensor.copy_(self.copy)
             else:
-                self.tensor.data = self.copy
+                self.tensor.data = self.copy.clone()
         return self.name
+
+
+class _LargeTensor(_Tensor):
+    """One that is copied once for all runs of a call, where there is room, and read again only if it was written."""
+
+    def __init__(self, name: str, tensor: torch.Tensor, fits: bool):
+        self.version, self._fits = _version(tensor), fits and tensor.device.type == "cpu"
+        super().__init__(name, tensor)
+
+    def _copied(self) -> torch.Tensor | None:
+        kept: tuple[int | None, torch.Tensor | None] = _COPIES.get(self.tensor, (None, None))
+        version, copy = kept
+        if version != self.version:
+            copy = super()._copied() if self._fits else None
+            _COPIES[self.tensor] = (self.version, copy)
+        return copy
+
+    def put_back(self) -> str:
+        if _version(self.tensor) == self.version:
+            return ""
+        name = super().put_back()
+        _COPIES[self.tensor] = (_version(self.tensor), self.copy)
+        return name
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -22,11 +22,13 @@ from typing import Any
 from driftscope.programs.state.setting import Setting
 
 _ALONE = threading.RLock()
+_INSIDE = 0  # how many hold the lock, one inside the other
+_AT_END: list[Callable[[], None]] = []
 
 
 def _renew_lock() -> None:
-    global _ALONE
-    _ALONE = threading.RLock()  # of a thread that does not exist in a forked child
+    global _ALONE, _INSIDE
+    _ALONE, _INSIDE = threading.RLock(), 0  # of a thread that does not exist in a forked child
 
 
 if hasattr(os, "register_at_fork"):
@@ -56,8 +58,20 @@ def differing(kept: list[tuple[Setting, Any]]) -> list[str]:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Keep other threads out of what sets, or depends on, a setting of the process."""
+    global _INSIDE
     with _ALONE:
-        yield
+        _INSIDE += 1
+        try:
+            yield
+        finally:
+            _INSIDE -= 1
+            for function in () if _INSIDE else _AT_END:
+                function()
+
+
+def at_end(function: Callable[[], None]) -> None:
+    """Have a function called whenever the outermost public function ends: it drops what was kept for one call."""
+    _AT_END.append(function)
 
 
 @contextlib.contextmanager
@@ -69,7 +83,7 @@ def state_kept(*, exclusive: bool = True) -> Iterator[None]:
     exclusive : bool
         Also hold the lock meanwhile. False for what waits for other threads that need it.
     """
-    with _ALONE if exclusive else contextlib.nullcontext():
+    with alone() if exclusive else contextlib.nullcontext():
         kept = [*readings(), (LOGGING, LOGGING.read())]
         try:
             with warnings.catch_warnings():

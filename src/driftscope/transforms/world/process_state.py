@@ -80,10 +80,14 @@ def time_limit(seconds: float | None) -> Iterator[None]:
     """
     if not seconds:
         yield
-    elif threading.current_thread() is threading.main_thread() and signal.getitimer(signal.ITIMER_REAL)[0] == 0:
+    elif threading.current_thread() is threading.main_thread() and _alarm_is_free():
         yield from _by_alarm(seconds)
     else:
         yield from _by_thread(seconds)
+
+
+def _alarm_is_free() -> bool:
+    return hasattr(signal, "setitimer") and signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
 def _by_alarm(seconds: float) -> Iterator[None]:
