@@ -8,12 +8,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from torch import nn
 
 import driftscope as ds
+from driftscope.lift.formulas.quantisation import integer_product, sums_of_two_saturate
+from driftscope.programs.bare_sessions import bare_session
 
 
 class Batches(CalibrationDataReader):
@@ -95,3 +97,66 @@ def test_a_wrong_scale_zero_point_or_axis_is_different(tmp_path, how, target, ch
     c = ds.compare(plain, wrong, torch.randn(8, 32, generator=torch.Generator().manual_seed(1)))
     assert c.verdict is ds.Verdict.DIFFERENT
     assert "W012" in {f.code for f in c.findings}
+
+
+def saturates_here() -> bool:
+    """Whether onnxruntime, on this processor, adds two products of uint8 and int8 in 16 bits."""
+    given = [helper.make_tensor_value_info("a", TensorProto.UINT8, [4, 64])]
+    made = [helper.make_tensor_value_info("y", TensorProto.INT32, [4, 16])]
+    weights = [numpy_helper.from_array(np.full((64, 16), 127, np.int8), "b")]
+    graph = helper.make_graph([helper.make_node("MatMulInteger", ["a", "b"], ["y"])], "g", given, made, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (y,) = bare_session(model.SerializeToString()).run(None, {"a": np.full((4, 64), 255, np.uint8)})
+    return bool((y != 64 * 255 * 127).any())
+
+
+@pytest.mark.parametrize("kind", [QuantType.QInt8, QuantType.QUInt8])
+def test_integer_sums_that_saturate_are_named_where_they_do(tmp_path, kind):
+    torch.manual_seed(0)
+    weight = torch.rand(64, 32) * 0.1 + 0.05  # large integers of one sign: neighbouring products add up
+
+    class Product(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(weight)
+
+        def forward(self, x):
+            return x @ self.weight
+
+    plain, small = str(tmp_path / "plain.onnx"), str(tmp_path / "small.onnx")
+    x = torch.rand(8, 64) + 0.5
+    torch.onnx.export(Product().eval(), (x,), plain, verbose=False, dynamo=False, input_names=["x"])
+    quantize_dynamic(plain, small, weight_type=kind)
+    (ran,) = ds.program(small)(x).values()
+    off = torch.linalg.vector_norm(ran - x @ weight)
+    for pair in ((plain, small), (small, plain)):
+        c = ds.compare(*pair, x)
+        assert (c.verdict, c.first.code) == (ds.Verdict.PRECISION, "W013")
+        named = [f for f in c.findings if f.code == "N025"]
+        assert bool(named) == (saturates_here() and kind == QuantType.QInt8)
+        for finding in named:
+            assert finding.evidence["off"] == pytest.approx(float(off / torch.linalg.vector_norm(x @ weight)), rel=0.02)
+            assert finding.evidence["replay"]["rest"] < 1e-3 * finding.evidence["off"]
+
+
+def test_the_replay_of_saturating_sums_is_what_pairs_in_16_bits_give():
+    generator = np.random.default_rng(3)
+    a = generator.integers(0, 256, (5, 7)).astype(np.uint8)
+    b = generator.integers(-128, 128, (7, 4)).astype(np.int8)
+    a[0], b[:, 0] = 255, 127
+    zero_a, zero_b = np.uint8(3), np.array([1, -2, 0, 5], np.int8)
+    raw = np.zeros((5, 4))
+    for k in range(0, 7, 2):
+        two = a[:, k : k + 2].astype(np.int64) @ b[k : k + 2].astype(np.int64)
+        raw += np.clip(two, -32768, 32767)
+    wide_a, wide_b = a.astype(np.int64), b.astype(np.int64)
+    expected = raw - int(zero_a) * wide_b.sum(0) - np.outer(wide_a.sum(1), zero_b) + 7 * int(zero_a) * zero_b
+    tensors = [torch.from_numpy(np.asarray(t)) for t in (a, b, zero_a, zero_b)]
+    exact = integer_product(*tensors)
+    with sums_of_two_saturate():
+        assert np.array_equal(integer_product(*tensors).numpy(), expected)
+        # Unsigned weights are multiplied in another way, which is exact everywhere.
+        assert torch.equal(integer_product(tensors[0], tensors[1].to(torch.uint8), None, None),
+                           tensors[0].double() @ tensors[1].to(torch.uint8).double())  # fmt: skip
+    assert torch.equal(integer_product(*tensors), exact)
+    assert not np.array_equal(exact.numpy(), expected)

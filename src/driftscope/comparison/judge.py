@@ -181,7 +181,7 @@ def _quantisation(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return None
     return Judgement(
         Verdict.PRECISION,
-        f"{e.quantised}; with everything quantised the output is off by {100 * e.delta.value:.2g} %",
+        e.quantised,
         "W013",
     )
 

@@ -31,6 +31,7 @@ from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
 from driftscope.explain.native.overflow import explaining_overflow
 from driftscope.explain.native.ranges import first_overflow
 from driftscope.explain.native.replays import DECLARED, reproduce
+from driftscope.explain.quantised.running import as_run
 from driftscope.explain.quantised.undoing import quantisation_of
 from driftscope.lift.evidence import Evidence, reached_by_noise
 from driftscope.records.finding import Finding
@@ -236,10 +237,13 @@ def _quantised(results: Results, evidence: Evidence, measured: Sequence[Measured
     found = quantisation_of(results.kernels.bounds, evidence)
     if found is None:
         return []
+    findings = list(found.wrong)
     for m in parted if found.words else ():
-        m.quantised = found.words
+        run = as_run(found, evidence, m.pair, native_values(results, m.leaf))  # type: ignore[arg-type]
+        m.quantised = f"{found.words}; {run.words}"
         evidence.replays[str(m.leaf.path)] = {"kind": "quantised", "side": found.side, "layers": list(found.layers)}
-    return list(found.wrong)
+        findings += [run.saturation] if run.saturation is not None else []
+    return findings
 
 
 def _evidence(results: Results, evidence: Evidence, m: Measured) -> OutputEvidence:

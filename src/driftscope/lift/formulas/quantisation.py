@@ -2,10 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+
+_SATURATING: ContextVar[bool] = ContextVar("saturating", default=False)
+_INT16 = (-32768, 32767)
+
+
+@contextlib.contextmanager
+def sums_of_two_saturate() -> Iterator[None]:
+    """Compute integer products inside the block as x86 processors without VNNI do: see :func:`integer_product`."""
+    token = _SATURATING.set(True)
+    try:
+        yield
+    finally:
+        _SATURATING.reset(token)
+
+
+def integer_product(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor | None) -> Tensor:
+    """``(a - a_zero) @ (b - b_zero)``, whole numbers in float64.
+
+    Where unsigned ``a`` meets signed ``b``, x86 processors without an 8-bit dot product multiply with ``vpmaddubsw``:
+    two neighbouring products are added in 16 bits, which saturates at 32767 (Intel's Software Developer's Manual,
+    volume 2, PMADDUBSW). Zero points are taken off afterwards, from exact sums of rows and columns.
+
+    Parameters
+    ----------
+    a : torch.Tensor, (..., M, K)
+    b : torch.Tensor, (..., K, N)
+    a_zero, b_zero : torch.Tensor or None
+        Broadcast with ``a`` and ``b``.
+    """
+    wide_a, wide_b = a.to(torch.float64), b.to(torch.float64)
+    zero_a = 0.0 if a_zero is None else a_zero.to(torch.float64)
+    zero_b = 0.0 if b_zero is None else b_zero.to(torch.float64)
+    exact = (wide_a - zero_a) @ (wide_b - zero_b)
+    if not (_SATURATING.get() and a.dtype == torch.uint8 and b.dtype == torch.int8):
+        return exact
+    lost = torch.zeros_like(exact)
+    for k in range(0, a.shape[-1] - 1, 2):
+        two = wide_a[..., k : k + 2] @ wide_b[..., k : k + 2, :]
+        lost += two.clamp(*_INT16) - two
+    return exact + lost
 
 
 def levels(quotient: Tensor, zero: Tensor | None, limits: tuple[float, float]) -> Tensor:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from driftscope.lift.formulas.quantisation import integer_product
 from driftscope.lift.formulas.terms import dot, matmul_squares
 from driftscope.lift.onnx.contrib.activations import MICROSOFT
 from driftscope.lift.onnx.contrib.attention import attend_projected
-from driftscope.lift.onnx.contrib.quantised import quantised, real_of
+from driftscope.lift.onnx.contrib.quantised import quantised
 from driftscope.lift.onnx.element_types import round_to
 from driftscope.lift.onnx.ops.quantise import dynamic_quantize_linear
 from driftscope.lift.onnx.registry import Node, Result, axis_of, operator
@@ -29,8 +30,7 @@ class Operands:
 
     def product(self) -> torch.Tensor:
         """``(a - a_zero) @ (b - b_zero)``, whole numbers in float64."""
-        one = torch.ones((), dtype=torch.float64)
-        return real_of(self.a, one, self.a_zero) @ real_of(self.b, one, self.b_zero)
+        return integer_product(self.a, self.b, self.a_zero, self.b_zero)
 
 
 def _scaled_product(node: Node, operands: Operands, bias: torch.Tensor | None) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from driftscope.lift.formulas.quantisation import along as along_axis
-from driftscope.lift.formulas.quantisation import blockwise, dequantised, levels
+from driftscope.lift.formulas.quantisation import blockwise, dequantised, integer_product, levels
 from driftscope.lift.formulas.terms import ROUND
 from driftscope.lift.onnx.element_types import FORMAT_OF_ELEMENT, SMALL_FLOATS, Format, range_of, round_to, storage
 from driftscope.lift.onnx.ops.convolution import convolve
@@ -70,14 +70,9 @@ def dynamic_quantize_linear(node: Node, x: Tensor) -> Result:
     return Result((y, scale, zero.to(torch.uint8)), Rounding(Kind.EXACT), formats)
 
 
-def _less_zero(x: Tensor, zero: Tensor | None, *, rows: bool) -> Tensor:
-    wide = x.to(torch.float64)
-    if zero is None:
-        return wide
-    zero = zero.to(torch.float64)
-    if zero.dim() == 1 and zero.numel() > 1:
-        zero = zero.unsqueeze(-1) if rows else zero
-    return wide - (zero.reshape(()) if zero.numel() == 1 else zero)
+def _per_row(zero: Tensor | None) -> Tensor | None:
+    """A zero point for each row of a matrix, as a column."""
+    return zero.unsqueeze(-1) if zero is not None and zero.dim() == 1 and zero.numel() > 1 else zero
 
 
 @operator("MatMulInteger", since=10)
@@ -85,7 +80,7 @@ def matmul_integer(
     node: Node, a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None
 ) -> Result:
     """Matrix product of integers less their zero points, exact in int32."""
-    product = _less_zero(a, a_zero, rows=True) @ _less_zero(b, b_zero, rows=False)
+    product = integer_product(a, b, _per_row(a_zero), b_zero)
     return Result(product.to(torch.int64).to(torch.int32), formats=[torch.int32])
 
 
@@ -93,7 +88,7 @@ def matmul_integer(
 def quantized_matmul(node: Node, *inputs: Tensor) -> Result:
     """Matrix product of quantised tensors, quantised again."""
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = inputs
-    product = _less_zero(a, a_zero, rows=True) @ _less_zero(b, b_zero, rows=False)
+    product = integer_product(a, b, _per_row(a_zero), b_zero)
     factor = _row(a_scale).double() * b_scale.double() / _row(y_scale).double()
     return _requantized(product * factor, y_zero, node.format(7))
 
