@@ -23,6 +23,11 @@ ROOT = DOCS.parent
 BUILD = DOCS / "_build"
 MADE = DOCS / "auto_gallery"  # written by sphinx-gallery
 TOP_PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+# The front page is README.html, as on a code host; a folder is opened at index.html.
+_FRONT = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=README.html">'
+    '<title>driftscope</title><a href="README.html">driftscope</a>\n'
+)
 _EXTERNAL = re.compile(r"^[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
@@ -129,7 +134,9 @@ def main() -> int:
         return 1
     code = render(BUILD)
     if code == 0:
+        (BUILD / "index.html").write_text(_FRONT, encoding="utf-8")
         click.echo(f"{len(pages)} pages and the gallery in {BUILD.relative_to(ROOT)}, every link leads somewhere")
+        click.echo(f"open {BUILD / 'index.html'}")
     return code
 
 

@@ -57,3 +57,7 @@ for name in matrix.names[1:]:
 # Programs in one class cannot be told apart on these inputs.
 
 print("same bits: " + "; ".join(" = ".join(group) for group in matrix.classes))
+
+# %%
+# Related: `From a drift to the line <from_a_drift_to_the_guilty_line.html>`__,
+# `Which optimiser did it? <which_optimiser_did_it.html>`__.

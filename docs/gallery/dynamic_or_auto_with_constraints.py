@@ -69,3 +69,7 @@ print(report.spec_code)
 for columns in (20, 19, 18):
     sizes = torch.randn(4, 2), torch.randn(4, 8), torch.randn(4, columns)
     print(columns, report.status(sizes))
+
+# %%
+# Related: `Dynamic shapes and broadcasting <dynamic_shapes_and_broadcasting.html>`__,
+# `Limitations of torch.func <limitations_of_torch_func.html>`__.

@@ -10,7 +10,7 @@ what would keep them all?
 # %%
 # Two models of one line. The second one uses a size as a number, too.
 
-# sphinx_gallery_thumbnail_path = 'docs/images/shapes-light.png'
+# sphinx_gallery_thumbnail_path = 'docs/images/shapes-narrow.png'
 import torch
 
 import driftscope as ds
@@ -78,3 +78,7 @@ for model in (Product(), mean):
 # The whole domain as a picture: sizes of ``x`` down, of ``y`` across.
 
 reports["WeightedMean"]
+
+# %%
+# Related: `DYNAMIC or AUTO with constraints <dynamic_or_auto_with_constraints.html>`__,
+# `Compare an export <compare_export.html>`__.

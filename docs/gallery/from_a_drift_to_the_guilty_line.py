@@ -91,3 +91,6 @@ for name, file in broken.items():
 
 comparison = ds.compare(model, clean, x)
 print(comparison.verdict, [f.code for f in comparison.findings if not f.note])
+
+# %%
+# Related: `Compare an export <compare_export.html>`__, `Which optimiser did it? <which_optimiser_did_it.html>`__.

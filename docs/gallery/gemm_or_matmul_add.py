@@ -46,3 +46,7 @@ with tempfile.TemporaryDirectory() as folder:
 plt.figure(figsize=(picture.shape[1] / 120, picture.shape[0] / 120), dpi=120, layout="constrained")
 _ = plt.imshow(picture)
 _ = plt.axis("off")
+
+# %%
+# Related: `In which order does a kernel add? <sum_orders.html>`__,
+# `LayerNormalization implementations <layer_norm_implementations.html>`__.

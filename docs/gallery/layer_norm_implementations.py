@@ -37,3 +37,7 @@ with tempfile.TemporaryDirectory() as folder:
 plt.figure(figsize=(picture.shape[1] / 120, picture.shape[0] / 120), dpi=120, layout="constrained")
 _ = plt.imshow(picture)
 _ = plt.axis("off")
+
+# %%
+# Related: `Gemm or MatMul + Add <gemm_or_matmul_add.html>`__,
+# `Reproducible reduction <reproducible_reduction.html>`__.

@@ -301,3 +301,7 @@ try:
     ds.vmap(uses_what_it_pops)(x)
 except ds.DriftscopeError as error:
     print(error)
+
+# %%
+# Related: `Dynamic shapes and broadcasting <dynamic_shapes_and_broadcasting.html>`__,
+# `Compare an export <compare_export.html>`__.

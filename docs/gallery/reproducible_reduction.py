@@ -56,3 +56,7 @@ import numpy as np
 terms = np.random.default_rng(0).standard_normal(4096).astype(np.float32)
 exact = {float(ds.exact.sum(np.random.default_rng(seed).permutation(terms))) for seed in range(64)}
 print(f"{len(exact)} result in 64 orders")
+
+# %%
+# Related: `In which order does a kernel add? <sum_orders.html>`__,
+# `LayerNormalization implementations <layer_norm_implementations.html>`__.

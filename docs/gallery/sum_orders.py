@@ -54,3 +54,7 @@ print(f"exact         {exact.pop()!r}, in any of 8 orders" if len(exact) == 1 el
 # Does the order depend on how many rows there are, or on threads?
 
 print(found["torch.matmul"].dependence(rows=(1, 32), threads=(1, 2)))
+
+# %%
+# Related: `Reproducible reduction <reproducible_reduction.html>`__,
+# `Gemm or MatMul + Add <gemm_or_matmul_add.html>`__.

@@ -10,7 +10,7 @@ operator's kernel is outside its own rounding?
 # %%
 # A product with 4-bit weights, dequantised in blocks, then a Gelu. The session is allowed to approximate Gelu.
 
-# sphinx_gallery_thumbnail_path = 'docs/images/comparison-light.png'
+# sphinx_gallery_thumbnail_path = 'docs/images/comparison-narrow.png'
 import numpy as np
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -68,3 +68,7 @@ for finding in comparison.findings:
 
 honest = ds.onnx(model, disabled=["QDQSelectorActionTransformer"])
 print(ds.blame(honest, x))
+
+# %%
+# Related: `From a drift to the line <from_a_drift_to_the_guilty_line.html>`__,
+# `LayerNormalization implementations <layer_norm_implementations.html>`__.

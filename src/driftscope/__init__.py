@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from driftscope.programs.feeding.feeds import make_inputs as inputs
     from driftscope.programs.inspection.listing import listing_of as pretty
     from driftscope.programs.loading.load import load_program as program
-    from driftscope.programs.loading.load import onnx_program as onnx
+    from driftscope.programs.loading.load import onnx_program as onnx  # noqa: F401
     from driftscope.programs.loading.load import recorded as recorded
-    from driftscope.programs.loading.load import torch_program as torch
+    from driftscope.programs.loading.load import torch_program as torch  # noqa: F401
     from driftscope.programs.protocol import Program as Program
     from driftscope.records.finding import Finding as Finding
     from driftscope.records.finding import Where as Where
@@ -97,6 +97,7 @@ _HOME = {
     "vmap": ("driftscope.transforms.batching.batched", "vmap"),
 }
 
+# `from driftscope import *` takes no name that its user has given to torch or onnx; `ds.torch` and `ds.onnx` are there.
 __all__ = [
     "Comparison",
     "CoveredProgram",
@@ -130,7 +131,6 @@ __all__ = [
     "exact",
     "inputs",
     "max_diff",
-    "onnx",
     "pretty",
     "program",
     "recorded",
@@ -138,7 +138,6 @@ __all__ = [
     "reveal",
     "studies",
     "testing",
-    "torch",
     "vmap",
 ]
 
@@ -160,4 +159,4 @@ if not TYPE_CHECKING:
         return found
 
     def __dir__() -> list[str]:
-        return __all__
+        return sorted({*__all__, *_HOME})

@@ -19,6 +19,7 @@ from driftscope.programs.isolation.failures import CODES, WorkerDied
 from driftscope.programs.isolation.workers import WorkerPool
 from driftscope.records.environment import capture
 from driftscope.records.kinds.comparison import Comparison
+from driftscope.records.kinds.output import Outputs
 from driftscope.records.verdict import Verdict
 
 P = ParamSpec("P")
@@ -86,7 +87,7 @@ def unanswered(
     return Comparison(
         verdict=Verdict.INCONCLUSIVE,
         reason=found.what,
-        outputs=(),
+        outputs=Outputs(),
         findings=(found,),
         programs={side: {"name": name, "isolated": True} for side, name in zip("ab", names, strict=False)},
         environment=capture(),

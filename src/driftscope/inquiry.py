@@ -33,7 +33,7 @@ from driftscope.programs.feeding.feeds import make_inputs
 from driftscope.programs.feeding.pairing import pair_inputs
 from driftscope.programs.isolation.breadcrumbs import tell
 from driftscope.programs.loading.load import load_program
-from driftscope.programs.protocol import Bound, Program
+from driftscope.programs.protocol import Bound, InputsLike, Program, ProgramLike
 from driftscope.programs.state.effects import Effects, advance_generators, finding_of, generator_states, witnessed
 from driftscope.programs.state.process import state_kept
 from driftscope.programs.value_trees import flatten
@@ -42,7 +42,7 @@ from driftscope.records.finding import Finding
 from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.matrix import DriftMatrix
 from driftscope.records.kinds.nodes import NodeRecord
-from driftscope.records.kinds.output import OutputRecord
+from driftscope.records.kinds.output import OutputRecord, Outputs
 from driftscope.records.verdict import Verdict, worst
 
 Progress = Callable[[str], None]
@@ -74,9 +74,9 @@ class _Case:
 @state_kept()
 @where_asked
 def compare(
-    a: Any,
-    b: Any,
-    inputs: Any = None,
+    a: ProgramLike,
+    b: ProgramLike,
+    inputs: InputsLike | None = None,
     *,
     explain: bool = True,
     blame: bool | None = None,
@@ -189,7 +189,7 @@ def compare(
 
 
 @state_kept()
-def compare_all(programs: Mapping[str, Any], inputs: Any = None, **options: Any) -> DriftMatrix:
+def compare_all(programs: Mapping[str, ProgramLike], inputs: InputsLike | None = None, **options: Any) -> DriftMatrix:
     """Compare several programs pairwise on the same inputs.
 
     Parameters
@@ -253,7 +253,7 @@ def compare_values(a: Any, b: Any) -> Comparison:
         outputs.append(output_record(leaf, evidence, judge(evidence), ((), ()), (None, None)))
     verdict = _verdict(outputs)
     return Comparison(
-        verdict, _reason(outputs, verdict), tuple(outputs), environment=capture(), thresholds=THRESHOLDS.to_dict()
+        verdict, _reason(outputs, verdict), Outputs(outputs), environment=capture(), thresholds=THRESHOLDS.to_dict()
     )
 
 
@@ -354,7 +354,7 @@ def _record(
     return Comparison(
         verdict=verdict,
         reason=reason,
-        outputs=tuple(outputs),
+        outputs=Outputs(outputs),
         findings=reasons.ordered([*findings, *case.findings]),
         programs={"a": case.a.program.describe(), "b": case.b.program.describe()},
         inputs=case.a.inputs.recipe if case.a.inputs is not None else {},

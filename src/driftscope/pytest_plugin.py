@@ -165,12 +165,16 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def _note(item: pytest.Item, comparison: Any, failed: bool | None) -> None:
     """Keep what a comparison said, as plain data: it travels to the process that reports."""
     from driftscope.records.plain import to_plain
+    from driftscope.records.user_code import calling_line, written
 
     made = item.stash.setdefault(_MADE, [])
+    root = item.config.rootpath
     file, line, _ = item.location
+    call = calling_line(root) or (file, None if line is None else line + 1)
     entry = {
-        "test": item.nodeid, "verdict": str(comparison.verdict), "reason": comparison.reason, "file": file,
-        "line": None if line is None else line + 1, "failed": failed, "page": _write_page(item, comparison, len(made)),
+        "test": item.nodeid, "verdict": str(comparison.verdict), "reason": comparison.answer,
+        "file": written(call[0], root), "line": call[1], "failed": failed,
+        "page": _write_page(item, comparison, len(made)),
         "findings": [to_plain(f) for f in comparison.findings if not f.note],
     }  # fmt: skip
     made.append(entry)
@@ -261,5 +265,8 @@ def _write_index(session: Any, folder: Path, root: Path) -> None:
 
     session.save(folder / "index.html")
     session.save(folder / "index.json")
-    findings = [f for entry in session.entries for f in entry.findings]
-    (folder / "findings.sarif").write_text(json.dumps(sarif_of(findings, root), indent=2) + "\n", encoding="utf-8")
+    placed = [(f, (e.file, e.line) if e.file and e.line else None) for e in session.entries for f in e.findings]
+    findings, calls = [f for f, _ in placed], [call for _, call in placed]
+    (folder / "findings.sarif").write_text(
+        json.dumps(sarif_of(findings, root, calls), indent=2) + "\n", encoding="utf-8"
+    )

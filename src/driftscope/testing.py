@@ -22,6 +22,7 @@ from driftscope.comparison.measuring.discrepancy import HISTOGRAM, combine, inco
 from driftscope.comparison.measuring.metrics import Drift
 from driftscope.comparison.pairing import pair_leaves
 from driftscope.comparison.thresholds import THRESHOLDS
+from driftscope.programs.protocol import InputsLike, ProgramLike
 from driftscope.programs.value_trees import flatten
 from driftscope.records.listeners import listeners
 from driftscope.records.verdict import FailOn, FailOnName
@@ -87,7 +88,14 @@ def assert_close(
     raise AssertionError(msg(text) if callable(msg) else text)
 
 
-def assert_same(a: Any, b: Any, inputs: Any = None, *, fail_on: FailOnName = "precision", **options: Any) -> None:
+def assert_same(
+    a: ProgramLike,
+    b: ProgramLike,
+    inputs: InputsLike | None = None,
+    *,
+    fail_on: FailOnName = "precision",
+    **options: Any,
+) -> None:
     """Assert that two programs are the same program on these inputs.
 
     Parameters

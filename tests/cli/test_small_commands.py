@@ -10,6 +10,8 @@ import pytest
 import record_examples
 from driftscope.records.kinds.collection import Collection, Entry
 from driftscope.records.rules import RULES
+from driftscope.records.words import WORDS, word
+from driftscope.report.terminal.comparison import _COLUMNS, _DETAILS
 
 
 def test_report_turns_each_form_into_each_other(run, tmp_path: Path) -> None:
@@ -49,12 +51,26 @@ def test_report_may_overwrite_the_page_it_reads(run, tmp_path: Path) -> None:
 
 def test_rule_lists_and_explains(run) -> None:
     listing = run("rule").stdout.splitlines()
-    assert [line.split()[0] for line in listing] == list(RULES)
+    assert [line.split()[0] for line in listing] == [*RULES, *WORDS]
     assert max(map(len, listing)) <= 120
     assert run("rule", "n001").stdout.startswith("# N001: different function")
     assert json.loads(run("rule", "N001", "--json").stdout)["page"] == RULES["N001"].page
     assert len(json.loads(run("rule", "--json").stdout)) == len(RULES)
     assert run("rule", "N001", "-q").stdout.startswith("N001 different function: ")
+
+
+@pytest.mark.parametrize(("typed", "name"), [("floors", "floors"), ("Lifted", "lifted"), ("in-float64", "lifted"),
+                                              ("ulps", "ulp"), ("noise floor", "floor")])  # fmt: skip
+def test_rule_explains_the_words_of_an_answer(run, typed: str, name: str) -> None:
+    assert run("rule", typed).stdout.startswith(f"# {name}\n")
+    assert run("rule", typed, "-q").stdout.startswith(f"{name}: ")
+    assert json.loads(run("rule", typed, "--json").stdout)["word"] == name
+
+
+def test_every_column_of_an_answer_has_its_word() -> None:
+    assert {"floors", "ulp", "in float64", "closer"} <= {c.title for c in (*_COLUMNS, *_DETAILS)}
+    assert all(word(title) for title in ("floors", "ulp", "in float64", "closer"))
+    assert word("verdict") is None
 
 
 def test_rule_in_colour_is_formatted(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -21,36 +21,35 @@ WIDEST = 120
 
 
 def answer_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--json`` and ``-o``."""
+    """Add ``--json`` and a repeatable ``-o``."""
     function = click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")(function)
     return click.option(
-        "-o", "--output", callback=_writable, metavar="FILE",
-        help="Also write FILE: a page (.html), the record (.json), a summary (.md) or SARIF (.sarif).",
+        "-o", "--output", "outputs", multiple=True, callback=_writable, metavar="FILE",
+        help="Also write FILE: a page (.html), the record (.json), a summary (.md) or SARIF (.sarif). Repeatable.",
     )(function)  # fmt: skip
 
 
-def _writable(_ctx: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
-    if path is None:
-        return None
+def _writable(_ctx: click.Context, _parameter: click.Parameter, paths: Sequence[str]) -> Sequence[str]:
     from driftscope.errors import InputError
 
-    try:
-        check_target(path)
-    except InputError as error:
-        raise click.BadParameter(str(error)) from error
-    return path
+    for path in paths:
+        try:
+            check_target(path)
+        except InputError as error:
+            raise click.BadParameter(str(error)) from error
+    return paths
 
 
-def give(record: Any, *, as_json: bool, output: str | None, quiet: bool, details: bool = False) -> None:
-    """Write the record to ``output`` first, then the answer to stdout."""
-    if output is not None:
-        record.save(output)
+def give(record: Any, *, as_json: bool, outputs: Sequence[str], quiet: bool, details: bool = False) -> None:
+    """Write the record to every file of ``outputs`` first, then the answer to stdout."""
+    for path in outputs:
+        record.save(path)
     if as_json:
         say(json.dumps(record.to_dict(), indent=2))
         return
     say(text_of(record, quiet=quiet, details=details))
-    if output is not None and not quiet:
-        click.echo(f"Wrote {output}", err=True)
+    for path in () if quiet else outputs:
+        click.echo(f"Wrote {path}", err=True)
 
 
 def text_of(record: Any, *, quiet: bool, details: bool = False) -> str:

@@ -8,21 +8,30 @@ out the graph to be lifted.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.programs.isolation.choice import watched
 from driftscope.records.finding import Finding
 
 if TYPE_CHECKING:
+    import numpy as np
     import onnx
     import torch
 
     from driftscope.programs.feeding.feeds import Inputs
     from driftscope.programs.loading.onnx_files import OnnxModel
+
+#: What :func:`ds.program` loads, and what :func:`ds.inputs` makes inputs of; a tensor or array, and containers of them.
+ProgramLike: TypeAlias = (
+    "Program | torch.nn.Module | torch.export.ExportedProgram | onnx.ModelProto | Callable[..., Any] | str | FilePath"
+)
+InputsLike: TypeAlias = (
+    "Inputs | Mapping[str, Any] | Sequence[Any] | torch.Tensor | np.ndarray[Any, Any] | str | FilePath"
+)
 
 
 @dataclass(frozen=True, slots=True)

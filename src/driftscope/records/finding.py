@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Where:
     """A place: as much of it as is known.
 
@@ -34,13 +34,17 @@ class Where:
     expression: str | None = None
     column: int | None = None
 
+    def __repr__(self) -> str:
+        known = {f.name: getattr(self, f.name) for f in fields(self)}
+        return f"Where({', '.join(f'{name}={value!r}' for name, value in known.items() if value is not None)})"
+
     def __str__(self) -> str:
         source = f"{self.file}:{self.line}" if self.file and self.line else self.file
         node = f"{self.node} ({self.operator})" if self.node and self.operator else self.node or self.operator
         return ", ".join(p for p in (self.output, node, self.module, source) if p)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Finding:
     """One thing a person should know.
 
@@ -72,6 +76,10 @@ class Finding:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     note: bool = False
     verified: bool | None = None
+
+    def __repr__(self) -> str:
+        # What a prompt shows of ``c.findings``: one line each, not every measurement.
+        return f"<{type(self).__name__}{' (note)' if self.note else ''} {self}>"
 
     def __str__(self) -> str:
         place = str(self.where)

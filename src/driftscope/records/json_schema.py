@@ -9,6 +9,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from driftscope.records.plain import tuple_of
+
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SCALARS: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -59,6 +61,8 @@ def _type(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if origin is Mapping:
         values = {} if args[1] is Any else _type(args[1], definitions)
         return {"type": "object", "additionalProperties": values or True}
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return _array(tuple_of(kind), definitions)
     if kind in _SCALARS:
         return _SCALARS[kind]
     if isinstance(kind, type) and issubclass(kind, enum.Enum):

@@ -65,6 +65,8 @@ def _build(kind: Any, data: Any) -> Any:
         return _build_optional(kind, data)
     if origin is tuple:
         return _build_tuple(typing.get_args(kind), data)
+    if isinstance(kind, type) and issubclass(kind, tuple):  # one of our own, as Outputs(tuple[OutputRecord, ...])
+        return kind(_build_tuple(tuple_of(kind), data))
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(data)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
@@ -77,6 +79,12 @@ def _build(kind: Any, data: Any) -> Any:
     if kind is float:
         float(data)  # a whole number may be too large to be one
     return data
+
+
+def tuple_of(kind: type[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return what a class derived from a tuple holds, as the arguments of ``tuple``."""
+    (base,) = getattr(kind, "__orig_bases__", (tuple[Any, ...],))
+    return typing.get_args(base)
 
 
 _ACCEPTED: dict[Any, tuple[type, ...]] = {

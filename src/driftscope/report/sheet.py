@@ -1,4 +1,4 @@
-"""What a page shows of any record: a headline, a few figures, findings, and sections of four kinds.
+"""What a page shows of any record: a headline, a few figures, findings, and sections of five kinds.
 
 Each kind of record has one function that turns it into a :class:`Sheet`; drawing a sheet is done once, for all of them,
 on the page, in a notebook and as Markdown.
@@ -86,7 +86,16 @@ class Listing:
     note: str = ""
 
 
-Section = Table | HeatMap | Picture | Listing
+@dataclass(frozen=True, slots=True)
+class Points:
+    """A short list of sentences: conclusions."""
+
+    title: str
+    items: tuple[str, ...]
+    note: str = ""
+
+
+Section = Table | HeatMap | Picture | Listing | Points
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +121,8 @@ class Sheet:
         What reproduces the record.
     panels : mapping of str to JSON values
         Details drawn as lists: environment, options.
+    sign : str
+        One character before the headline; that of the tone where it is empty.
     """
 
     title: str
@@ -123,3 +134,4 @@ class Sheet:
     sections: tuple[Section, ...] = ()
     command: str = ""
     panels: Mapping[str, Any] = field(default_factory=dict)
+    sign: str = ""

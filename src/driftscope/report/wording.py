@@ -11,6 +11,7 @@ from typing import Any
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.output import OutputRecord, Side, Tolerance
+from driftscope.records.user_code import written
 from driftscope.records.verdict import Verdict
 
 NOTHING = "–"  # not measured
@@ -147,10 +148,8 @@ def program_line(description: object) -> str:
 
 
 def place(where: Where) -> str:
-    """Write a place for a terminal: of a long source path only the end, which is where people look."""
-    parts = (where.file or "").replace("\\", "/").split("/")
-    short = "/".join(parts[-2:]) if len(parts) > 3 else where.file
-    return one_line(replace(where, file=short))
+    """Write a place, its source path from the project's folder."""
+    return one_line(replace(where, file=written(where.file) if where.file else None))
 
 
 def seriousness(finding: Finding) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,8 +12,10 @@ from driftscope.cli.answers import answer_options, give
 from driftscope.cli.sessions import LEVELS, PROVIDERS, session_options
 from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
-from driftscope.errors import Exit
+from driftscope.errors import Exit, InputError
 from driftscope.records.files import PAGE_SUFFIXES
+from driftscope.records.kinds.collection import Collection, Entry
+from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.verdict import FailOn
 
 if TYPE_CHECKING:
@@ -25,7 +28,7 @@ def _unanswered(died: WorkerDied, options: dict[str, Any]) -> None:
 
     a, b = options["a"], options["b"]
     record = unanswered(died, (a, b), command_line(a, b, options), options["told"])
-    give(record, as_json=options["as_json"], output=options["output"], quiet=options["quiet"])
+    give(record, as_json=options["as_json"], outputs=options["outputs"], quiet=options["quiet"])
 
 
 @make_command(
@@ -66,41 +69,56 @@ def _unanswered(died: WorkerDied, options: dict[str, Any]) -> None:
                    "driftscope into DIR.")  # fmt: skip
 @click.option("--no-explain", is_flag=True, help="Give the verdict without looking for the place.")
 @answer_options
-def command(a: str, b: str, *, journey: Journey, as_json: bool, output: str | None, **options: Any) -> None:
+def command(a: str, b: str, *, journey: Journey, as_json: bool, outputs: Sequence[str], **options: Any) -> None:
     """Say whether B is still the program A, and where it is not.
 
     A is the reference. Each is an .onnx or .pt2 file, or package.module:name or file.py:name, where the name is
-    a module, a callable, or a function without arguments that returns a program or a program and its inputs.
+    a module, a callable, or a function without arguments that returns a program or a program and its inputs;
+    file.py:Net@weights.safetensors puts weights into it. Of two folders that hold several .onnx files, those of
+    the same name are compared.
 
     Session options (--level, --disable-optimizer, --threads, --provider, --runtime) are for every side that is an
     .onnx file; write b:VALUE or a:VALUE for one side alone.
     """
-    for_a, for_b = session_options(a, b, options)
     with journey.travelling():
         journey("Loading the tensor libraries")
-        from driftscope.inquiry import compare
-        from driftscope.programs.isolation.breadcrumbs import tell
-        from driftscope.programs.loading.load import load_program
+        from driftscope.programs.loading.folders import pairs_in
 
-        tell(stage="load", side="A", program=a)
-        program_a = load_program(a, **for_a)
-        tell(stage="load", side="B", program=b)
-        program_b = load_program(b, **for_b)
-        record = compare(
-            program_a, program_b, list(options["inputs"]) or None,
-            explain=not options["no_explain"],
-            blame=True if options["blame"] else None, nodes=_wants_nodes(options["nodes"], output),
-            reproduce=options["reproduce"],
-            seed=options["seed"], progress=journey, command=command_line(a, b, options),
-        )  # fmt: skip
-    give(record, as_json=as_json, output=output, quiet=journey.quiet, details=journey.verbose)
-    failed = FailOn(options["fail_on"]).fails(record.verdict, functions_differ=record.functions_differ)
+        pairs = pairs_in(a, b)
+        if pairs:
+            if options["reproduce"]:
+                raise InputError("--reproduce writes one case; give the two files instead of their folders")
+            entries = [Entry(name, "", _compared(str(x), str(y), journey, outputs, options)) for name, x, y in pairs]
+            record: Any = Collection(f"{a} and {b}", tuple(entries))
+        else:
+            record = _compared(a, b, journey, outputs, options)
+    give(record, as_json=as_json, outputs=outputs, quiet=journey.quiet, details=journey.verbose)
+    each = [entry.comparison for entry in record.entries] if pairs else [record]
+    failed = any(FailOn(options["fail_on"]).fails(c.verdict, functions_differ=c.functions_differ) for c in each)
     raise SystemExit(int(Exit.FINDING if failed else Exit.SAME))
 
 
-def _wants_nodes(asked: bool | None, output: str | None) -> bool:
+def _compared(a: str, b: str, journey: Journey, outputs: Sequence[str], options: dict[str, Any]) -> Comparison:
+    """Load both programs and compare them."""
+    for_a, for_b = session_options(a, b, options)  # what cannot be is said before a tensor library is loaded
+    from driftscope.inquiry import compare
+    from driftscope.programs.isolation.breadcrumbs import tell
+    from driftscope.programs.loading.load import load_program
+
+    tell(stage="load", side="A", program=a)
+    program_a = load_program(a, **for_a)
+    tell(stage="load", side="B", program=b)
+    program_b = load_program(b, **for_b)
+    return compare(
+        program_a, program_b, list(options["inputs"]) or None, explain=not options["no_explain"],
+        blame=True if options["blame"] else None, nodes=_wants_nodes(options["nodes"], outputs),
+        reproduce=options["reproduce"], seed=options["seed"], progress=journey, command=command_line(a, b, options),
+    )  # fmt: skip
+
+
+def _wants_nodes(asked: bool | None, outputs: Sequence[str]) -> bool:
     """A page shows the way through the programs unless told not to; on the terminal nobody would see it."""
-    return asked if asked is not None else output is not None and output.lower().endswith(PAGE_SUFFIXES)
+    return asked if asked is not None else any(path.lower().endswith(PAGE_SUFFIXES) for path in outputs)
 
 
 def command_line(a: str, b: str, options: dict[str, Any]) -> str:

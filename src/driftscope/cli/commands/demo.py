@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from driftscope.cli.answers import answer_options, give
 from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
@@ -20,7 +22,7 @@ TITLE = "A digit classifier, run four ways"
     ),
 )
 @answer_options
-def command(*, journey: Journey, as_json: bool, output: str | None) -> None:
+def command(*, journey: Journey, as_json: bool, outputs: Sequence[str]) -> None:
     """Run the main job on real digits, without network.
 
     A small transformer that reads handwritten digits is exported to ONNX and run in onnxruntime: as it is, with two
@@ -32,4 +34,4 @@ def command(*, journey: Journey, as_json: bool, output: str | None) -> None:
 
         scenes = run_demo(journey)
     entries = tuple(Entry(scene.title, scene.comment, scene.comparison) for scene in scenes)
-    give(Collection(TITLE, entries), as_json=as_json, output=output, quiet=journey.quiet, details=journey.verbose)
+    give(Collection(TITLE, entries), as_json=as_json, outputs=outputs, quiet=journey.quiet, details=journey.verbose)

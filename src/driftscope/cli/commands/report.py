@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from driftscope.errors import InputError
 @click.option("--measure", type=click.Choice(["drift", "floors"]), default="drift", show_default=True,
               help="What --node-data holds: drift between the sides in float64, or B's error in floors.")  # fmt: skip
 @answer_options
-def command(record: str, *, journey: Journey, as_json: bool, output: str | None, **options: Any) -> None:
+def command(record: str, *, journey: Journey, as_json: bool, outputs: Sequence[str], **options: Any) -> None:
     """Show a stored record again, or turn it into a page.
 
     Nothing is run, no tensor library is needed (but for --annotate), and the exit code is 0 whatever the verdict was.
@@ -45,7 +46,7 @@ def command(record: str, *, journey: Journey, as_json: bool, output: str | None,
         count = _annotate(loaded, *map(Path, options["annotate"]))
         if not journey.quiet:
             click.echo(f"Wrote {options['annotate'][1]}: {count} nodes annotated", err=True)
-    give(loaded, as_json=as_json, output=output, quiet=journey.quiet, details=journey.verbose)
+    give(loaded, as_json=as_json, outputs=outputs, quiet=journey.quiet, details=journey.verbose)
 
 
 def _write_node_data(loaded: Any, target: Path, measure: str) -> None:

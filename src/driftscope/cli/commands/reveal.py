@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -34,14 +35,14 @@ def _threads(_ctx: click.Context, _parameter: click.Parameter, text: str | None)
     return tuple(int(part) for part in parts)
 
 
-def _drawing(_ctx: click.Context, _parameter: click.Parameter, path: str | None) -> str | None:
-    if path is None or path.lower().endswith(DRAWN):
-        return path
-    try:
-        check_target(path)
-    except InputError as error:
-        raise click.BadParameter(f"{error}, or .svg or .png for the tree alone") from error
-    return path
+def _drawing(_ctx: click.Context, _parameter: click.Parameter, paths: Sequence[str]) -> Sequence[str]:
+    for path in paths:
+        try:
+            if not path.lower().endswith(DRAWN):
+                check_target(path)
+        except InputError as error:
+            raise click.BadParameter(f"{error}, or .svg or .png for the tree alone") from error
+    return paths
 
 
 @make_command(
@@ -73,14 +74,16 @@ def _drawing(_ctx: click.Context, _parameter: click.Parameter, path: str | None)
 @click.option(
     "-o",
     "--output",
+    "outputs",
+    multiple=True,
     callback=_drawing,
     metavar="FILE",
-    help="Also draw the tree (.svg, .png) or write a page (.html) or the record (.json).",
+    help="Also draw the tree (.svg, .png) or write a page (.html) or the record (.json). Repeatable.",
 )
 @click.option("--device", help="Where torch computes, as cuda.")
 @click.option("--sketch", is_flag=True, help="Ask for some hundred of the terms only; for very long sums.")
 @click.option("--dependence", is_flag=True, help="Also try other numbers of rows and threads.")
-def command(kernel: str, *, journey: Journey, as_json: bool, output: str | None, **options: Any) -> None:
+def command(kernel: str, *, journey: Journey, as_json: bool, outputs: Sequence[str], **options: Any) -> None:
     """Say in which order a kernel adds, in which format, and whether with FMA.
 
     KERNEL is torch.sum, torch.mean, torch.matmul, torch.linear, torch.bmm, numpy.sum or numpy.matmul; model.onnx:output
@@ -89,7 +92,7 @@ def command(kernel: str, *, journey: Journey, as_json: bool, output: str | None,
 
     The order is verified: adding in it gives the kernel's bits on every row that was tried.
     """
-    if output is not None and len(options["threads"]) > 1:
+    if outputs and len(options["threads"]) > 1:
         raise InputError("-o writes one answer; give one number of --threads")
     with journey.travelling():
         journey("Loading the tensor libraries")
@@ -102,8 +105,8 @@ def command(kernel: str, *, journey: Journey, as_json: bool, output: str | None,
             limits["sketch"] = True if options["sketch"] else None
             found.append(reveal_sum(kernel, options["n"], threads=threads, **limits))
         tried = [one.dependence() for one in found] if options["dependence"] else []
-    if output is not None:
-        found[0].draw(output) if output.lower().endswith(DRAWN) else found[0].save(output)
+    for path in outputs:
+        found[0].draw(path) if path.lower().endswith(DRAWN) else found[0].save(path)
     if as_json:
         plain = [one.to_dict() for one in found]
         for record, each in zip(plain, tried, strict=False):
@@ -116,5 +119,5 @@ def command(kernel: str, *, journey: Journey, as_json: bool, output: str | None,
             say(f"\nthis order  {each}")
         for other in found[1:]:
             say(f"\n{found[0].explain(other)}")
-        if output is not None:
-            click.echo(f"Wrote {output}", err=True)
+        for path in outputs:
+            click.echo(f"Wrote {path}", err=True)

@@ -16,25 +16,34 @@ from driftscope.cli.surroundings import command as make_command
     "rule",
     examples=(
         ("driftscope rule N001", "what N001 means and what to do about it"),
-        ("driftscope rule", "all codes, one line each"),
+        ("driftscope rule floors", "what a word of an answer means: floors, lifted, ulp, exactness"),
+        ("driftscope rule", "all codes and words, one line each"),
     ),
 )
-@click.argument("code", required=False)
+@click.argument("code", required=False, metavar="[CODE|WORD]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(code: str | None, *, journey: Journey, as_json: bool) -> None:
-    """Explain a finding code, or list them all.
+    """Explain a finding code or a word of an answer, or list them all.
 
     N: numerics. W: weights. O: observation, optimisers and binding. R: what a runtime refuses or cannot do.
     """
     from driftscope.records.rules import RULES, rule
+    from driftscope.records.words import WORDS, word
 
     if code is None:
         if as_json:
             say(json.dumps([asdict(r) for r in RULES.values()], indent=2))
             return
         widest = max(len(r.title) for r in RULES.values())
-        lines = (f"{r.code}  {r.title:<{widest}}  {r.meaning}" for r in RULES.values())
+        lines = [f"{r.code}  {r.title:<{widest}}  {r.meaning}" for r in RULES.values()]
+        lines += [f"      {w.name:<{widest}}  {w.meaning}" for w in WORDS.values()]
         say("\n".join(map(_cut, lines)))
+        return
+    explained = word(code)
+    if explained is not None:
+        whole = {"word": explained.name, "meaning": explained.meaning, "page": explained.page}
+        text = f"{explained.name}: {explained.meaning}" if journey.quiet else _formatted(explained.page)
+        say(json.dumps(whole, indent=2) if as_json else text)
         return
     found = rule(code)
     if as_json:

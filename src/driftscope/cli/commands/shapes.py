@@ -47,7 +47,7 @@ FAILING = {"wrong": ("wrong", "crash"), "lost": ("wrong", "crash", "lost"), "nev
 @click.option("--fail-on", type=click.Choice(list(FAILING)), default="wrong", show_default=True,
               help="Mildest outcome that ends with exit code 1: lost includes wrong.")  # fmt: skip
 @answer_options
-def command(target: str, *, journey: Journey, as_json: bool, output: str | None, **options: Any) -> None:
+def command(target: str, *, journey: Journey, as_json: bool, outputs: Sequence[str], **options: Any) -> None:
     """Say which shapes a model keeps when it is exported, and why it loses the others.
 
     TARGET is package.module:name or file.py:name: a module, a callable, or a function without arguments that returns
@@ -59,7 +59,7 @@ def command(target: str, *, journey: Journey, as_json: bool, output: str | None,
     with journey.travelling():
         journey("Loading the tensor libraries")
         record = _checked(target, options, journey)
-    give(record, as_json=as_json, output=output, quiet=journey.quiet)
+    give(record, as_json=as_json, outputs=outputs, quiet=journey.quiet)
     raise SystemExit(int(Exit.FINDING if fails(record, options["fail_on"]) else Exit.SAME))
 
 

@@ -81,7 +81,7 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, text: str | None) -
               help="Mildest outcome that ends with exit code 1: different is a wrong value; precision also a refusal "
                    "or a finding; rounding also rounding.")  # fmt: skip
 @answer_options
-def command(function: str, *, journey: Journey, as_json: bool, output: str | None, **options: Any) -> None:
+def command(function: str, *, journey: Journey, as_json: bool, outputs: Sequence[str], **options: Any) -> None:
     """Say what function transforms do to a function, on which line, and the edit.
 
     FUNCTION is package.module:name or file.py:name, a function of one example or a module; a function without
@@ -93,7 +93,7 @@ def command(function: str, *, journey: Journey, as_json: bool, output: str | Non
     with journey.travelling():
         journey("Loading the tensor libraries")
         record = _checked(function, options, journey)
-    give(record, as_json=as_json, output=output, quiet=journey.quiet)
+    give(record, as_json=as_json, outputs=outputs, quiet=journey.quiet)
     if options["fix"]:
         _write_patch(record, options["patch"], quiet=journey.quiet)
     from driftscope.report.terminal.transforms import record_fails

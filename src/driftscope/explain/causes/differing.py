@@ -138,13 +138,17 @@ class _Case:
         return Finding(
             change.alteration.code,
             f"{constant.name} is not the reference's {partner.name}: it is that tensor, {words}",
-            f"The two programs hold other numbers here (lifted drift at the output {self.output.lifted:.1e}).",
+            f"The two programs hold other numbers here{self._at_the_end()}.",
             f"Store {partner.name} of A in {constant.name} again.",
             where,
             {**self.numbers, "weight": constant.name, "reference": partner.name, "what was done": words,
              "created": place.created if place else None},
             verified=verified,
         )  # fmt: skip
+
+    def _at_the_end(self) -> str:
+        lifted = self.output.lifted
+        return "" if lifted is None or lifted != lifted else f"; the program's output is off by {share(lifted)}"
 
     # -- places -------------------------------------------------------------------------------------------------
 
@@ -205,8 +209,8 @@ class _Case:
         )  # fmt: skip
         amount = "" if place.created is None else f" by {share(place.created)}"
         what = (
-            f"not the same function from {step.name} ({step.operator}) on: given A's inputs, its output is off{amount} "
-            f"(lifted drift at the output {self.output.lifted:.1e})"
+            f"not the same function from {step.name} ({step.operator}) on: given A's inputs, its output is off{amount}"
+            f"{self._at_the_end()}"
         )
         why = f"Its counterpart in A is {other.operator} ({other.name})." if other is not None else ""
         if cause is not None:

@@ -1,19 +1,20 @@
 """Drift along the way through two programs: node by node, each side against float64, and the sides against each other.
 
-Every value of B is put beside the value of A that an alignment gives it. Both programs run on their *own* values, so a
-number here is what has come together up to that node, not what the node made itself (that is what localisation tells).
+Every value of B is put beside the value of A that an alignment gives it, twice: with both programs on their *own*
+values, which is what has come together up to that node, and with B *fed* A's, which is what the node itself adds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from driftscope.comparison.measuring.spread import rms
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.locate.alignment import Alignment, align
+from driftscope.explain.locate.fed_values import Fed, ancestors, relative
 from driftscope.explain.locate.fingerprints import Trail, Visited
 from driftscope.explain.locate.targets import as_double, finite
 from driftscope.explain.native.observation import Sizes, observe
@@ -46,7 +47,7 @@ def node_records(a: Bound, b: Bound, evidence: Evidence, seed: int = 0) -> tuple
     -------
     tuple of NodeRecord
         In the order in which B computes; empty when a side cannot be lifted. Costs three float64 runs of each side,
-        one native run, and again two of each for every 2**25 elements.
+        a fourth of B, one native run, and again two of each for every 2**25 elements.
     """
     if evidence.a.graph is None or evidence.b.graph is None:
         return ()
@@ -60,13 +61,33 @@ def node_records(a: Bound, b: Bound, evidence: Evidence, seed: int = 0) -> tuple
     trail_a, trail_b = _trail(graph_a), _trail(graph_b)
     aligned = align(trail_a, trail_b, {})
     shown = [step for step in trail_b.steps if not step.inside and step.outputs and step.shapes]
+    partners = {step.name: p for step in shown if (p := _partner(step, trail_a, aligned)) is not None}
+    reads_b = ancestors(trail_b.steps, {step.name for step in shown})
+    reads_a = ancestors(trail_a.steps, {p.name for p in partners.values()})
     records: list[NodeRecord] = []
-    for share in _shares(shown):
-        partners = [_partner(step, trail_a, aligned) for step in share]
-        side_a = _Side(graph_a, native_a, seed, [p.outputs[0] for p in partners if p is not None], repaired[0])
+    shares = list(_shares(shown))
+    for share in shares:
+        wanted = [name for step in share if step.name in partners for name in partners[step.name].outputs if name]
+        side_a = _Side(graph_a, native_a, seed, wanted, repaired[0])
         side_b = _Side(graph_b, native_b, seed, [step.outputs[0] for step in share], repaired[1])
-        records += [_record(step, partner, side_a, side_b) for step, partner in zip(share, partners, strict=True)]
+        pairs = [(step, partners.get(step.name)) for step in share]
+        names = {step.outputs[0]: _output(step, partner, side_a, side_b) for step, partner in pairs if partner}
+        fed = Fed({name: side_a.common[other] for name, other in names.items() if other in side_a.common})
+        if len(shares) == 1:  # else A's values before this share are not at hand
+            graph_b.run(observe=fed, replace=repaired[1])
+        for step, partner in pairs:
+            record = _record(step, partner, names.get(step.outputs[0], ""), side_a, side_b)
+            found = fed.drift.get(step.outputs[0])
+            reads = reads_b.get(step.name, ()), reads_a.get(partner.name, ()) if partner else ()
+            records.append(replace(record, fed=_short(found), reads=reads[0], counterpart_reads=reads[1]))
     return tuple(records)
+
+
+def _output(step: Visited, partner: Visited, side_a: _Side, side_b: _Side) -> str:
+    """Name the output of ``partner`` that ``step`` computes: of several (a split's parts) the nearest one."""
+    mine = side_b.common.get(step.outputs[0])
+    usable = {name: d for name in partner.outputs if (d := relative(side_a.common.get(name), mine)) is not None}
+    return min(usable, key=lambda name: usable[name]) if usable else partner.outputs[0]
 
 
 def _with_natives(bound: Bound, graph: Lifted) -> tuple[Lifted, Mapping[str, torch.Tensor]]:
@@ -183,9 +204,8 @@ class _Side:
         return 0.0 if drift == 0.0 else None  # a step that only moves rounded inputs of the program
 
 
-def _record(step: Visited, partner: Visited | None, side_a: _Side, side_b: _Side) -> NodeRecord:
+def _record(step: Visited, partner: Visited | None, other: str, side_a: _Side, side_b: _Side) -> NodeRecord:
     name = step.outputs[0]
-    other = partner.outputs[0] if partner is not None else ""
     # The reference's source is what a person can edit; an exporter may have written it into B as well.
     sources = [where for where in (step.where, partner.where if partner is not None else None) if where is not None]
     placed = next((where for where in sources if where.file), sources[0])
@@ -199,7 +219,7 @@ def _record(step: Visited, partner: Visited | None, side_a: _Side, side_b: _Side
         line=placed.line,
         expression=placed.expression,
         counterpart=partner.name if partner is not None else "",
-        lifted=_short(_relative(side_a.common.get(other), side_b.common.get(name))),
+        lifted=_short(relative(side_a.common.get(other), side_b.common.get(name))),
         error_a=_short(side_a.error(other)) if other else None,
         error_b=_short(side_b.error(name)),
     )
@@ -208,16 +228,3 @@ def _record(step: Visited, partner: Visited | None, side_a: _Side, side_b: _Side
 def _short(value: float | None) -> float | None:
     """Three digits: thousands of nodes are kept, and nobody reads more of a size."""
     return None if value is None else float(f"{value:.3g}")
-
-
-def _relative(mine: torch.Tensor | None, theirs: torch.Tensor | None) -> float | None:
-    """rms(theirs - mine) / rms(mine); None when one of them is missing or they cannot be values of one thing."""
-    if mine is None or theirs is None or mine.numel() != theirs.numel() or not mine.is_floating_point():
-        return None
-    one, other = mine.detach(), theirs.detach()
-    if one.shape != other.shape:
-        # Another layout: in order of size the same elements stand at the same places.
-        one, other = one.flatten().sort().values, other.flatten().sort().values
-    size = rms(finite(one))
-    drift = rms(finite(other - one))
-    return drift / size if size else (0.0 if drift == 0.0 else None)

@@ -8,6 +8,7 @@ import re
 from onnx import NodeProto
 
 from driftscope.records.finding import Where
+from driftscope.records.user_code import innermost
 
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*(?:\n[ \t]+(?P<expression>(?!File ")[^\n]+))?')
 _LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]")
@@ -44,9 +45,10 @@ def _source(trace: str) -> tuple[str | None, int | None, str | None]:
     frames = list(_FRAME.finditer(trace))
     if not frames:
         return None, None, None
-    # Innermost frame of the model's own code: torch's module internals say nothing the module path does not.
-    own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
-    frame = (own or frames)[-1]
+    own = innermost([frame["file"] for frame in frames])
+    # A model that a library holds: torch's module internals say nothing the module path does not.
+    others = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
+    frame = frames[own] if own is not None else (others or frames)[-1]
     expression = frame["expression"]
     return frame["file"], int(frame["line"]), expression.strip() if expression else None
 

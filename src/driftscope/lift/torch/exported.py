@@ -12,6 +12,7 @@ from driftscope.lift.torch.control import control_flow
 from driftscope.lift.torch.entries import Place
 from driftscope.lift.torch.places import is_internal
 from driftscope.lift.torch.record import Recorder
+from driftscope.records.user_code import innermost
 
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*\n(?:\s+(?P<code>[^\n]+))?')
 _SKIPPED = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
@@ -110,7 +111,8 @@ def place_of(node: Node, outer: Place) -> Place:
     module = str(stack[-1][0]) if stack else outer.module
     if not frames:
         return Place(module, outer.file, outer.line, outer.expression)
-    last = frames[-1]
+    own = innermost([m["file"] for m in frames])
+    last = frames[-1 if own is None else own]
     return Place(module, last["file"], int(last["line"]), (last["code"] or "").strip() or None)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from driftscope.lift.torch.entries import Place
+from driftscope.records.user_code import is_users
 
 _LIFT = os.path.dirname(os.path.dirname(__file__))
 _ROOTS = tuple(os.path.join(folder, "") for folder in (os.path.dirname(torch.__file__), _LIFT))
@@ -72,10 +73,18 @@ class Places:
             self._stack.clear()
 
     def here(self, stop: CodeType) -> Place:
-        """Find the place of the call in progress, not looking beyond the frame that runs `stop`."""
+        """Find the place of the call in progress: the user's innermost line, not beyond the frame that runs `stop`.
+
+        Where the model is a library's alone, the library's innermost line.
+        """
+        module = self._stack[-1] if self._stack else None
+        library: Place | None = None
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not stop:
-            if not is_internal(frame.f_code.co_filename):
-                return Place(self._stack[-1] if self._stack else None, frame.f_code.co_filename, frame.f_lineno)
+            file = frame.f_code.co_filename
+            if not is_internal(file):
+                if is_users(file):
+                    return Place(module, file, frame.f_lineno)
+                library = library or Place(module, file, frame.f_lineno)
             frame = frame.f_back
-        return Place(self._stack[-1] if self._stack else None)
+        return library or Place(module)

@@ -50,6 +50,23 @@ def refuse_known(path: Path) -> None:
         raise ProgramError(f"{path} is {what}, which driftscope cannot run: {_RECORDED}{polygraphy}")
 
 
+def pairs_in(a: str, b: str) -> list[tuple[str, Path, Path]]:
+    """Pair the ONNX files of two folders by name: name, path in each; empty unless both hold several.
+
+    Raises
+    ------
+    ProgramError
+        If both hold several and no name is in both.
+    """
+    found = [{f.name: f for f in sorted(Path(p).glob("*.onnx"))} if Path(p).is_dir() else {} for p in (a, b)]
+    if not all(len(files) > 1 for files in found):
+        return []
+    common = [name for name in found[0] if name in found[1]]
+    if not common:
+        raise ProgramError(f"{a} and {b} hold no .onnx file of the same name")
+    return [(name, found[0][name], found[1][name]) for name in common]
+
+
 def model_in(folder: Path) -> Path | Any:
     """Find the model in a folder: an ONNX file, or a Hugging Face model built with transformers.
 

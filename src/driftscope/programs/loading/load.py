@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from driftscope.programs.loading.folders import is_torchscript, model_in, refuse
 from driftscope.programs.loading.frameworks import framework_of
 from driftscope.programs.loading.references import is_reference, resolve
 from driftscope.programs.loading.third_party import claimed_by_any, claimed_by_plugin
+from driftscope.programs.loading.weights import parted, with_weights
 from driftscope.programs.protocol import Program
 from driftscope.programs.state.process import alone
 
@@ -31,8 +33,9 @@ def load_program(obj: Any, **options: Any) -> Program:
     obj : object
         A module, a function of torch, numpy or JAX arrays, an ``ExportedProgram``, a ``ModelProto``, an onnx-ir
         model, an ``ONNXProgram``, a path to ``.onnx`` or ``.pt2``, ``"package.module:name"``, ``"file.py:name"``
-        (an object, or a factory that returns a program or a program and its inputs), a path to recorded outputs,
-        or a Program, which comes back as it is.
+        (an object, or a factory that returns a program or a program and its inputs), the same with weights to put
+        in, ``"file.py:Net@weights.safetensors"``, a path to recorded outputs, or a Program, which comes back as it
+        is.
     **options
         Those of :func:`onnx_program` or :func:`torch_program`; ``framework`` (``"torch"``, ``"numpy"``, ``"jax"``)
         for functions; ``name``; ``runtime`` for the name of a third-party runtime.
@@ -103,6 +106,9 @@ def _is_exported(obj: Any) -> bool:
 def _from_text(text: str | FilePath, options: dict[str, Any]) -> Program:
     if isinstance(text, str) and is_reference(text):
         return _from_reference(text, options)
+    parts = parted(text) if isinstance(text, str) else None
+    if parts is not None:
+        return _from_reference(parts[0], options, parts[1])
     path = FilePath(text)
     refuse_known(path)
     if text and path.is_dir():
@@ -134,8 +140,11 @@ def _from_text(text: str | FilePath, options: dict[str, Any]) -> Program:
     )
 
 
-def _from_reference(text: str, options: dict[str, Any]) -> Program:
+def _from_reference(text: str, options: dict[str, Any], weights: FilePath | None = None) -> Program:
     found = resolve(text)
+    if weights is not None:
+        found = replace(found, program=with_weights(found.program, weights, text))
+        options = {"name": f"{found.name}@{weights.name}", **options}
     program = load_program(found.program, **_named(options, found.name, found.program))
     if found.inputs is not None:
         program.default_inputs = make_inputs(found.inputs)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.output import OutputRecord
+from driftscope.records.user_code import written
 from driftscope.records.verdict import Verdict
 
 
@@ -47,13 +48,14 @@ def _what_differs(finding: Finding) -> str:
     if finding.code == "N001" and place:
         return f"B computes something else from {place} on" + (f": {cause}" if cause else "")
     if finding.code.startswith("W"):
-        return finding.what.strip().rstrip(".")
+        said = finding.what.strip().rstrip(".")
+        return f"at {place}, {said}" if place else said
     return ""
 
 
 def place_of(where: Where) -> str:
-    """Write a place as ``node (module, file:line)``, as much of it as is known; of a path only its end."""
-    file = "/".join((where.file or "").replace("\\", "/").split("/")[-2:])
+    """Write a place as ``node (module, file:line)``, as much of it as is known."""
+    file = written(where.file) if where.file else ""
     source = f"{file}:{where.line}" if file and where.line else file
     first, *others = [part for part in (where.node, where.module, source) if part] or [""]
     return f"{first} ({', '.join(others)})" if others else first

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from driftscope.errors import RecordError
 from driftscope.records.finding import Finding
 from driftscope.records.frames import frame
 from driftscope.records.kinds.answer import answer_of
 from driftscope.records.kinds.nodes import NodeRecord
-from driftscope.records.kinds.output import OutputRecord
+from driftscope.records.kinds.output import Outputs, Tolerance, widest_tolerance
 from driftscope.records.plain import from_plain, to_plain
 from driftscope.records.showing import Shown
 from driftscope.records.verdict import Verdict
@@ -22,7 +23,8 @@ SCHEMA = "driftscope/comparison/1"
 class Comparison(Shown):
     """Whether two programs are the same program, with the evidence.
 
-    ``findings`` come most important first; ``first`` is the one to read. ``programs`` describes both sides,
+    ``findings`` come most important first; ``first`` is the one to read. ``outputs`` are found by path too:
+    ``outputs["out['logits']"]``; ``tolerance`` fits them all. ``programs`` describes both sides,
     ``inputs`` lets the same inputs be made anywhere, ``thresholds`` are the ones that were used, ``evidence``
     holds what the lift and the floor measured, ``times`` seconds per step (the only part of a record that
     differs between two equal runs).
@@ -30,7 +32,7 @@ class Comparison(Shown):
 
     verdict: Verdict
     reason: str
-    outputs: tuple[OutputRecord, ...]
+    outputs: Outputs
     findings: tuple[Finding, ...] = ()
     programs: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -42,6 +44,9 @@ class Comparison(Shown):
     nodes: tuple[NodeRecord, ...] = ()
     schema: str = SCHEMA
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outputs", Outputs(self.outputs))
+
     @property
     def first(self) -> Finding | None:
         """The most important finding, or None."""
@@ -51,6 +56,20 @@ class Comparison(Shown):
     def functions_differ(self) -> bool:
         """Whether some output has the same bits on these inputs although its function is another one."""
         return any(f.code == "N016" for f in self.findings)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """A tolerance that fits every output: the widest of theirs.
+
+        Raises
+        ------
+        RecordError
+            If no output has one: none is of floating point, or nothing was decided.
+        """
+        found = widest_tolerance(self.outputs)
+        if found is None or found.tolerance is None:
+            raise RecordError(f"no output of this {self.verdict} comparison has a tolerance: {self.reason}")
+        return found.tolerance
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain JSON data (NaN and infinities as the strings "nan", "inf", "-inf")."""

@@ -24,9 +24,16 @@ class NodeRecord:
     lifted : float or None
         rms(B64 - A64) / rms(A64) of the two values in float64, each program on its own values; elements are compared
         in order of size where the shapes differ. None without a counterpart.
+    fed : float or None
+        The same with B given A's values wherever A has them: what this node, and those before it without a
+        counterpart, add themselves. None where that was not measured.
     error_a, error_b : float or None
         Distance of the native value from the side's own float64 value, in floors of that value: 1 is ordinary
         rounding of everything before it. None where the native value cannot be read.
+    reads : tuple of str
+        Nodes of B whose values this one reads.
+    counterpart_reads : tuple of str
+        Nodes of A, among the counterparts, whose values the counterpart reads, directly or through others.
     """
 
     name: str
@@ -41,3 +48,6 @@ class NodeRecord:
     lifted: float | None = None
     error_a: float | None = None
     error_b: float | None = None
+    fed: float | None = None
+    reads: tuple[str, ...] = ()
+    counterpart_reads: tuple[str, ...] = ()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import SupportsIndex, overload
 
 from driftscope.records.verdict import Verdict
 
@@ -96,3 +98,35 @@ class OutputRecord:
     a: Side | None = None
     b: Side | None = None
     tolerance: Tolerance | None = None
+
+
+class Outputs(tuple[OutputRecord, ...]):
+    """The outputs of a comparison in the program's order, found by path too: ``outputs["out['logits']"]``."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, key: SupportsIndex) -> OutputRecord: ...
+    @overload
+    def __getitem__(self, key: slice) -> tuple[OutputRecord, ...]: ...
+    @overload
+    def __getitem__(self, key: str) -> OutputRecord: ...
+
+    def __getitem__(self, key: SupportsIndex | slice | str) -> OutputRecord | tuple[OutputRecord, ...]:
+        """Return an output by position or by path; of a path the last name is enough where only one output has it."""
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        found = [o for o in self if o.path == key] or [o for o in self if o.path.endswith((f"[{key!r}]", f".{key}"))]
+        if len(found) == 1:
+            return found[0]
+        several = f"{len(found)} outputs end in {key!r}" if found else f"there is no output {key!r}"
+        raise KeyError(f"{several}; the outputs are {', '.join(o.path for o in self) or 'none'}")
+
+
+def widest_tolerance(outputs: Iterable[OutputRecord]) -> OutputRecord | None:
+    """Return the output whose tolerance is the widest, the one to use when one is used for all; None for none.
+
+    What could not be judged has no tolerance to use.
+    """
+    known = [o for o in outputs if o.tolerance is not None and o.verdict is not Verdict.INCONCLUSIVE]
+    return max(known, key=lambda o: (o.tolerance.rtol, o.tolerance.atol) if o.tolerance else (0.0, 0.0), default=None)

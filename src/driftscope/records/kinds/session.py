@@ -23,7 +23,7 @@ class SessionEntry:
     test : str
         Node id of the test, as pytest prints it.
     verdict, reason
-        Of the comparison.
+        Of the comparison; the reason in plain words: place, cause and size.
     findings : tuple of Finding
         Without the notes.
     failed : bool
@@ -31,7 +31,7 @@ class SessionEntry:
     page : str
         File name of the page, relative to the report; empty when none was written.
     file, line : str, int or None
-        Where the test stands.
+        The line of the user's that made the comparison; where none is known, the test's.
     """
 
     test: str

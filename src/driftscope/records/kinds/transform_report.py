@@ -24,7 +24,7 @@ OUTCOMES: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class TransformFinding(Finding):
     """One thing a person should know about a function under a transform.
 

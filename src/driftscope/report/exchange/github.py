@@ -8,7 +8,7 @@ from pathlib import Path
 from driftscope.records.finding import Finding
 from driftscope.records.kinds.session import Session, SessionEntry
 from driftscope.report import kinds, wording
-from driftscope.report.exchange.sarif import relative
+from driftscope.report.exchange.sarif import at_users_line, relative
 from driftscope.report.pages import sheet_view
 
 
@@ -30,8 +30,9 @@ def summary(session: Session) -> str:
 
 
 def _command(finding: Finding, entry: SessionEntry, root: Path) -> str:
-    placed = finding.where.file and finding.where.line
-    file, line = (finding.where.file, finding.where.line) if placed else (entry.file, entry.line)
+    call = (entry.file, entry.line) if entry.file and entry.line else None
+    where = at_users_line(finding, call).where
+    file, line = (where.file, where.line) if where.file and where.line else (entry.file, entry.line)
     said = (finding.what, finding.why, finding.fix and f"Fix: {finding.fix}")
     return _write(file, line, f"driftscope {finding.code}", (t for t in said if t), root)
 

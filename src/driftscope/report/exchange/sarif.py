@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from driftscope.records.finding import Finding
 from driftscope.records.rules import RULES
+from driftscope.records.user_code import is_users
 from driftscope.report import wording
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-def sarif_of(findings: Iterable[Finding], root: str | Path | None = None) -> dict[str, Any]:
+def sarif_of(
+    findings: Iterable[Finding], root: str | Path | None = None, called: Sequence[tuple[str, int] | None] = ()
+) -> dict[str, Any]:
     """Write findings that stand on a line of source as a SARIF log.
 
     Parameters
@@ -27,6 +31,8 @@ def sarif_of(findings: Iterable[Finding], root: str | Path | None = None) -> dic
         Those without file and line are left out: SARIF results are shown on a line.
     root : path or None
         Folder that the files are named relative to; the current one when None.
+    called : sequence of (file, line) or None
+        For each finding the line that made the comparison: it stands there where no line of the user's own is known.
 
     Returns
     -------
@@ -34,11 +40,23 @@ def sarif_of(findings: Iterable[Finding], root: str | Path | None = None) -> dic
         Plain JSON data of one run. Notes have level ``note``, everything else ``warning``.
     """
     base = Path(root or os.getcwd())
-    placed = [f for f in findings if f.where.file and f.where.line]
+    given = list(findings)
+    calls = list(called) or [None] * len(given)
+    placed = [
+        p for f, call in zip(given, calls, strict=True) if (p := at_users_line(f, call)).where.line and p.where.file
+    ]
     codes = sorted({f.code for f in placed})
     driver = {"name": "driftscope", "rules": [_rule(code) for code in codes]}
     results = [_result(f, codes.index(f.code), base) for f in placed]
     return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [{"tool": {"driver": driver}, "results": results}]}
+
+
+def at_users_line(finding: Finding, call: tuple[str, int] | None) -> Finding:
+    """Place a finding on a line of the user's own: where it stands, else where the comparison was made."""
+    where = finding.where
+    if call is None or (where.file and where.line and is_users(where.file)):
+        return finding
+    return replace(finding, where=replace(where, file=call[0], line=call[1], expression=None, column=None))
 
 
 def _rule(code: str) -> dict[str, Any]:

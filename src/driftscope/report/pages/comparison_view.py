@@ -48,7 +48,7 @@ def entry(source: Entry, anchor: str) -> dict[str, Any]:
         "verdict": str(record.verdict),
         "glyph": GLYPHS[record.verdict],
         "meaning": record.verdict.meaning,
-        "reason": wording.one_line(record.reason),
+        "reason": wording.one_line(record.answer),
         "sides": _sides(record),
         "figures": _figures(record),
         "findings": [f for f in findings if not f["note"]],
@@ -56,6 +56,7 @@ def entry(source: Entry, anchor: str) -> dict[str, Any]:
         "outputs": [output(o) for o in record.outputs],
         "tally": _tally(record),
         "way": node_chart.way_of(record, anchor),
+        "closer": bool(wording.closer_sentence(record.outputs)),
         "open": len(record.outputs) <= _OPEN_DETAILS,
         "limits": wording.thresholds_line(record.thresholds, record.outputs),
         "command": wording.clean(record.command),
@@ -131,7 +132,7 @@ def _figures(record: Comparison) -> list[tuple[str, str, str]]:
 
 def _closer_figure(record: Comparison) -> list[tuple[str, str, str]]:
     sides = Counter(wording.closer(o) for o in record.outputs if o.closer)
-    if not sides:
+    if not sides or not wording.closer_sentence(record.outputs):
         return []
     (side, count), total = sides.most_common(1)[0], sides.total()
     if total == 1:

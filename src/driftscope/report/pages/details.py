@@ -9,6 +9,7 @@ from typing import Any
 from driftscope.records.finding import Finding
 from driftscope.records.plain import to_plain
 from driftscope.records.rules import RULES
+from driftscope.records.user_code import written
 from driftscope.report import wording
 
 _DEEPEST = 4  # levels of a mapping drawn as a list; deeper ones are written as JSON
@@ -18,11 +19,12 @@ def finding(record: Finding) -> dict[str, Any]:
     """Return one finding in the words of the page."""
     rule = RULES.get(record.code)
     where = record.where
+    source = written(where.file) if where.file else ""
     place = (
         ("output", where.output),
         ("node", f"{where.node or ''} {f'({where.operator})' if where.operator else ''}".strip()),
         ("module", where.module),
-        ("source", f"{where.file}:{where.line}" if where.file and where.line else where.file),
+        ("source", source + (f":{where.line}" if source and where.line else "")),
     )
     tried = {True: "tried: it works", False: "tried: not enough", None: ""}[record.verified]
     return {

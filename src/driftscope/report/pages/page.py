@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from driftscope.records.json_text import TooDeep, parse_json
 from driftscope.records.kinds.collection import COLLECTION_SCHEMA, Collection
 from driftscope.records.kinds.comparison import SCHEMA, Comparison
 from driftscope.records.kinds.verification import Verification
+from driftscope.records.user_code import portable
 from driftscope.report import kinds, wording
 from driftscope.report.exchange.sarif import sarif_of
 from driftscope.report.pages import comparison_view, gauges, sheet_view, shell
@@ -30,15 +32,18 @@ def render(record: Any) -> str:
         Works offline, without scripts too; its Content-Security-Policy allows nothing but the page's own style and
         script, by hash. :func:`read` gets the record back.
     """
+    # A page is sent to others: it holds no path of the machine it was made on.
+    data = portable(record.to_dict())
+    record = _record_of(data, "page")
     if record.schema not in _SPECIAL:
         drawn = sheet_view.document(kinds.sheet_of(record))
-        return shell.page("sheet.html", record.to_dict(), drawn, scripts=("copying.js", "sheet.js"))
+        return shell.page("sheet.html", data, drawn, scripts=("copying.js", "sheet.js"))
     context = comparison_view.document(record) | {
         "gauge_width": gauges.WIDTH,
         "rounding_x": gauges.floors_position(1.5),
         "large_x": gauges.floors_position(2.5),
     }
-    return shell.page("page.html", record.to_dict(), context, scripts=("copying.js", "page.js", "sheet.js"))
+    return shell.page("page.html", data, context, scripts=("copying.js", "page.js", "sheet.js"))
 
 
 def fragment(record: Any) -> str:
@@ -98,7 +103,8 @@ def load(path: str | Path) -> Any:
     RecordError
         As :func:`read`, and if the record's schema is unknown.
     """
-    data = read(path)
-    if data.get("schema") == COLLECTION_SCHEMA:
-        return Collection.from_dict(data)
-    return kinds.record_of(data, str(path))
+    return _record_of(read(path), str(path))
+
+
+def _record_of(data: Mapping[str, Any], name: str) -> Any:
+    return Collection.from_dict(data) if data.get("schema") == COLLECTION_SCHEMA else kinds.record_of(data, name)

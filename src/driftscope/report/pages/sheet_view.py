@@ -9,7 +9,7 @@ from typing import Any
 from driftscope.records.finding import Finding
 from driftscope.report import wording
 from driftscope.report.pages import details, shell
-from driftscope.report.sheet import Cell, HeatMap, Listing, Mark, Picture, Section, Sheet, Table
+from driftscope.report.sheet import Cell, HeatMap, Listing, Mark, Picture, Points, Section, Sheet, Table
 
 GLYPHS = {"good": "=", "fair": "≈", "bad": "≠", "unsure": "?", "": ""}
 DRAWN_AT_ONCE = 300  # rows; of a longer table the rest is drawn by the script as one scrolls
@@ -23,7 +23,7 @@ def document(sheet: Sheet) -> dict[str, Any]:
     return {
         "title": wording.one_line(sheet.title),
         "tone": sheet.tone,
-        "glyph": GLYPHS[sheet.tone],
+        "glyph": sheet.sign or GLYPHS[sheet.tone],
         "headline": wording.one_line(sheet.headline),
         "reason": wording.one_line(sheet.reason),
         "figures": [tuple(map(wording.one_line, figure)) for figure in sheet.figures],
@@ -65,6 +65,8 @@ def section(content: Section, anchor: str) -> dict[str, Any]:
             return drawn | {"source": shell.picture_source(content.svg)}
         case Listing():
             return drawn | {"text": wording.clean(content.text)}
+        case Points():
+            return drawn | {"items": [wording.one_line(item) for item in content.items]}
 
 
 def _table(table: Table) -> dict[str, Any]:
@@ -154,6 +156,8 @@ def markdown(sheet: Sheet) -> str:
         elif part["kind"] == "HeatMap":
             rows = [[name, *(s["text"] for s in squares)] for name, squares in part["lines"]]
             blocks += [f"**{_escaped(part['title'])}**", _grid(["", *part["columns"]], rows)]
+        elif part["kind"] == "Points":
+            blocks += [f"**{_escaped(part['title'])}**", "\n".join(f"- {_escaped(item)}" for item in part["items"])]
         elif part["kind"] == "Listing":
             blocks += [f"**{_escaped(part['title'])}**", _fenced(part["text"])]
     return "\n\n".join(blocks) + "\n"

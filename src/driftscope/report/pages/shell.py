@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from importlib import resources
 from typing import Any
@@ -81,7 +82,13 @@ def templates() -> jinja2.Environment:
     return environment
 
 
+_LONG = 20  # letters; shorter names stand on one line everywhere
+
+
 def _breakable(path: str) -> Markup:
-    """Allow a path to be broken where it steps down rather than anywhere in a word."""
-    step = Markup("<wbr>")
-    return Markup.escape(path).replace(".", step + ".").replace("[", step + "[")
+    """Allow a long name to be broken where a part of it begins or ends rather than anywhere in a word."""
+    if len(path) <= _LONG or " " in path:
+        return Markup.escape(path)
+    # Escaped piece by piece: an escape holds no character at which it may be broken.
+    parts = re.split(r"(?<=[/_:])|(?=[.\[(])", path)
+    return Markup("<wbr>").join(Markup.escape(part) for part in parts if part)

@@ -36,6 +36,7 @@ def sheet_of(record: AccumulationRecord) -> Sheet:
             ("Asked", wording.counted(record.calls, "call"), f"{record.rows:,} rows, {1e3 * record.seconds:.3g} ms"),
         ),
         sections=tuple(sections),
+        sign="Σ",
     )
 
 

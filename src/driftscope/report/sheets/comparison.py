@@ -27,7 +27,7 @@ def sheet_of(record: Comparison) -> Sheet:
         title=" vs ".join(names),
         tone=TONE[record.verdict],
         headline=str(record.verdict),
-        reason=record.reason,
+        reason=record.answer,
         findings=record.findings,
         sections=(Table("Outputs", ("output", "verdict", "floors", "in float64", "ulp", "max abs", "reason"), rows),),
         command=record.command,

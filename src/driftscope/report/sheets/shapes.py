@@ -64,6 +64,7 @@ def sheet_of(record: ShapeRecord) -> Sheet:
         sections=tuple(s for s in sections if not isinstance(s, Table) or s.rows),
         command=record.command,
         panels={"environment": dict(record.environment)} if record.environment else {},
+        sign={"not exported": "⊘", "shapes lost": "⊂"}.get(headline_of(record), ""),
     )
 
 

@@ -14,7 +14,7 @@ from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.study import StudyRecord, columns_of
 from driftscope.records.runs.rows import OK
 from driftscope.report import wording
-from driftscope.report.sheet import Cell, Mark, Picture, Section, Sheet, Table
+from driftscope.report.sheet import Cell, Mark, Picture, Points, Section, Sheet, Table
 from driftscope.report.terminal.lines import MIN_WIDTH, Lines, wrap
 from driftscope.report.terminal.runs import table
 
@@ -33,7 +33,7 @@ def sheet_of(record: StudyRecord) -> Sheet:
     classes = Counter(str(row["verdict"]).lower() for row in finished if row.get("verdict"))
     sections: list[Section] = [
         *(Table(shown.title, shown.columns, shown.rows) for shown in record.tables),
-        Table("What it shows", ("",), tuple((statement.text,) for statement in record.statements)),
+        Points("What it shows", tuple(statement.text for statement in record.statements)),
         *(Picture(f"The study {title}", svg, note=_caption(record)) for title, svg in record.pictures.items()),
         _rows(record),
     ]
@@ -52,6 +52,7 @@ def sheet_of(record: StudyRecord) -> Sheet:
         sections=tuple(sections),
         command=record.command,
         panels={"environment": record.environment, "fixed": {**record.fixed, "seed": record.seed}},
+        sign="✓" if headline_of(record) == "FINISHED" else "…" if record.missing else "✗",
     )
 
 

@@ -24,6 +24,7 @@ def sheet_of(record: TransformReport) -> Sheet:
         title=record.function,
         tone=tone,
         headline=headline,
+        sign="⊘" if headline == "refused" else "",
         reason=reason,
         figures=(
             ("Transforms", f"{agreeing} of {len(record.outcomes)}", "give the plain program's values"),

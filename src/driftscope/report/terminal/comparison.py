@@ -10,7 +10,7 @@ from rich.text import Text
 
 from driftscope.records.kinds.collection import Collection
 from driftscope.records.kinds.comparison import Comparison
-from driftscope.records.kinds.output import OutputRecord
+from driftscope.records.kinds.output import OutputRecord, widest_tolerance
 from driftscope.records.verdict import Verdict
 from driftscope.report import wording
 from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, wrap
@@ -168,7 +168,7 @@ class _Lines(Lines):
         """Append the tolerance; with details also which side is closer, and the limits used."""
         if self.lines or comparison.outputs or comparison.findings:
             self.blank()
-        best = _tolerance(comparison.outputs)
+        best = widest_tolerance(comparison.outputs)
         if best is not None and best.tolerance is not None:
             t = best.tolerance
             where = f" for {wording.one_line(best.path)}" if len(comparison.outputs) > 1 else ""
@@ -182,12 +182,6 @@ class _Lines(Lines):
         limits = wording.thresholds_line(comparison.thresholds, comparison.outputs)
         if limits and comparison.outputs:
             self.labelled("limits", limits, "dim")
-
-
-def _tolerance(outputs: tuple[OutputRecord, ...]) -> OutputRecord | None:
-    """Return the output whose tolerance must be the widest: the one to use when one is used for all."""
-    known = [o for o in outputs if wording.usable_tolerance(o) is not None]
-    return max(known, key=lambda o: (o.tolerance.rtol, o.tolerance.atol) if o.tolerance else (0.0, 0.0), default=None)
 
 
 def _fitting(outputs: tuple[OutputRecord, ...], columns: list[_Column], width: int) -> list[tuple[list[_Column], int]]:

@@ -13,6 +13,7 @@ from driftscope.report import wording
 
 MAX_LINES = 25
 MIN_WIDTH = 40
+_JOINT = "\ue000"  # stands for a space at which no line breaks
 _LABEL = 11  # the column in which labels such as "tolerance" stand
 
 
@@ -78,8 +79,10 @@ def _fix(finding: Finding) -> str:
 
 def wrap(text: str, width: int) -> list[str]:
     """Break ``text`` at words into lines of ``width`` columns."""
-    lines = Text(text).wrap(Console(width=width, file=io.StringIO()), width)
-    return [line.plain.rstrip() for line in lines] or [""]
+    # A number is not parted from its percent sign.
+    joined = text.replace(" %", f"{_JOINT}%")
+    lines = Text(joined).wrap(Console(width=width, file=io.StringIO()), width)
+    return [line.plain.rstrip().replace(_JOINT, " ") for line in lines] or [""]
 
 
 def shorten(text: str, width: int, lines: int) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 from driftscope.records.finding import Finding
 from driftscope.report import wording
 from driftscope.report.pages import sheet_view
-from driftscope.report.sheet import HeatMap, Listing, Mark, Picture, Section, Sheet, Table
+from driftscope.report.sheet import HeatMap, Listing, Mark, Picture, Points, Section, Sheet, Table
 from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, shorten, wrap
 
 STYLES = {"good": "bold green", "fair": "bold yellow", "bad": "bold red", "unsure": "bold magenta", "": ""}
@@ -80,6 +80,8 @@ def _section(page: Lines, section: Section, lines: int) -> bool:
         drawn = wording.clean(section.text).split("\n")
         page.lines.extend(f"  {wording.elide(line, page.width - 2)}".rstrip() for line in drawn[:room])
         return len(drawn) <= room
+    if isinstance(section, Points):
+        return _points(page, section, room)
     heads, rows = _cells(section)
     columns = Columns(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for index, head in enumerate(heads):
@@ -88,7 +90,20 @@ def _section(page: Lines, section: Section, lines: int) -> bool:
     for row in shown:
         columns.add_row(*(Text(text, STYLES[tone]) for text, tone in row))
     page.add(columns, limit=room)
+    if isinstance(section, HeatMap) and section.legend:
+        page.paragraph("; ".join(wording.one_line(words) for _, words in section.legend), "dim", indent=2)
     return len(shown) == len(rows)
+
+
+def _points(page: Lines, section: Points, room: int) -> bool:
+    """Append as many sentences as ``room`` holds whole."""
+    for item in section.items:
+        drawn = wrap(wording.one_line(item), page.width - 4)
+        if len(drawn) > room:
+            return False
+        room -= len(drawn)
+        page.lines += [f"  {'·' if index == 0 else ' '} {line}" for index, line in enumerate(drawn)]
+    return True
 
 
 def _height(section: Section) -> int:
@@ -99,6 +114,8 @@ def _height(section: Section) -> int:
             return len(section.rows) + 1
         case Listing():
             return section.text.count("\n") + 1
+        case Points():
+            return len(section.items)
     return 0
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import linecache
-import sys
-import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
 from driftscope.records.finding import Where
+from driftscope.records.user_code import is_users
 
 
 @dataclass(frozen=True)
@@ -61,31 +60,6 @@ class Place:
 
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.line}"
-
-
-@functools.cache
-def _not_users() -> tuple[str, ...]:
-    """Folders whose code is not the user's: Python's own, installed packages, and this one."""
-    paths = sysconfig.get_paths()
-    ours = str(Path(__file__).resolve().parents[2])
-    folders = {paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], ours}
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.__file__:
-        folders.add(str(Path(torch.__file__).parent))
-    return tuple(f + "/" for f in folders)
-
-
-# What Python, torch.fx, torch.compile and dataclasses call the code that they make.
-_MADE = ("<frozen", "<eval_with_key", "<torch", "<__", "<attrs generated", "<makefun")
-
-
-@functools.lru_cache(maxsize=4096)
-def is_users(file: str) -> bool:
-    """Whether a file holds the user's code: not the standard library, an installed package, or ours."""
-    if file.startswith("<"):
-        # Notebook cells and functions typed or exec'd have such names too, whatever stands between the brackets.
-        return not file.startswith(_MADE)
-    return "site-packages" not in file and not file.startswith(_not_users())
 
 
 def place_of(code: CodeType, lasti: int) -> Place:

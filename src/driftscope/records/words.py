@@ -1,0 +1,86 @@
+"""The words of an answer that are not everybody's: what each means, with the numbers that decide something."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word that answers use.
+
+    Parameters
+    ----------
+    name : str
+    meaning : str
+        One line.
+    text : str
+        Two or three paragraphs.
+    """
+
+    name: str
+    meaning: str
+    text: str
+
+    @property
+    def page(self) -> str:
+        """The whole explanation as Markdown."""
+        return f"# {self.name}\n\n{self.meaning}\n\n{self.text}\n"
+
+
+_TABLE = (
+    Word(
+        "floors",
+        "The difference of two results in units of ordinary rounding: about 1 is what rounding alone makes.",
+        """\
+floors = rms(B - A) / sqrt(floor_A^2 + floor_B^2), where the floor of a side is the root-mean-square
+error that ordinary rounding of this very program, in its own dtype, causes at that value. It is
+measured: the program is run in float64 with the noise of one rounding added after each step.
+
+Up to 1.5 floors is ROUNDING, up to 2.5 is rounding but unusual, more needs a cause. A bug can be
+smaller than a floor (in float16 it often is): look at `in float64` for that.""",
+    ),
+    Word(
+        "floor",
+        "The error that ordinary rounding of this program, in this dtype, causes at a value: its noise floor.",
+        """\
+It is measured with noise of one rounding after each step of a float64 run, and is an absolute
+root-mean-square number. `driftscope rule floors` says what is made of it.""",
+    ),
+    Word(
+        "lifted",
+        "Evaluated in float64 with the stored weights, where rounding all but disappears; printed as `in float64`.",
+        """\
+The lifted drift is rms(B - A) / rms(A) with both programs evaluated in float64, each with its own
+graph and its own stored weights. Two programs that compute the same function agree there to about
+1e-15; what is left after that is another function, however small the difference in float32 is.
+
+What the exporter rounded when it stored a constant is put back first and told as a note.""",
+    ),
+    Word(
+        "ulp",
+        "Unit in the last place: one step from a floating-point number to the next one of its format.",
+        """\
+A distance of 3 ulp means that two other numbers of the format lie between the two values. Near 1 an
+ulp is 1.2e-07 in float32, 9.8e-04 in float16 and 7.8e-03 in bfloat16; near 0 it is far smaller, so
+many ulp there may be nothing at all. Compare with `floors` before you worry.""",
+    ),
+    Word(
+        "exactness",
+        "Which side is nearer to its own float64 run; said only where the two errors differ by more than 10 %.",
+        """\
+It is nothing to choose a runtime by: both are rounding of the same function. Where the verdict is
+DIFFERENT it is not said, because the two programs have different exact results.""",
+    ),
+)
+
+WORDS = {word.name: word for word in _TABLE}
+#: Other spellings, as they stand in a table's head or in a record.
+_SAME_AS = {"in float64": "lifted", "float64": "lifted", "lift": "lifted", "ulps": "ulp", "noise floor": "floor",
+            "closer": "exactness", "rho": "floors"}  # fmt: skip
+
+
+def word(name: str) -> Word | None:
+    """Return the explanation of a word, however it is spelled; None for one that is not explained."""
+    plain = " ".join(name.lower().replace("_", " ").replace("-", " ").split())
+    return WORDS.get(_SAME_AS.get(plain, plain))

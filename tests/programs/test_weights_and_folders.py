@@ -1,0 +1,90 @@
+"""Weights with the class they belong to, and folders of models paired by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import driftscope as ds
+from driftscope.errors import ProgramError
+from driftscope.programs.loading.folders import pairs_in
+
+SOURCE = """
+import torch
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Linear(4, 3).eval(), torch.ones(2, 4)
+
+def pair():
+    return 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "net.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_weights_are_put_into_the_class_they_belong_to(folder: Path, suffix: str) -> None:
+    tensors = {"weight": torch.full((3, 4), 2.0), "bias": torch.zeros(3)}
+    save_file(tensors, "w.safetensors") if suffix == "safetensors" else torch.save(tensors, "w.pt")
+    program = ds.program(f"net.py:net@w.{suffix}")
+    assert program.name == f"net@w.{suffix}"
+    comparison = ds.compare("net.py:net", program)
+    assert comparison.verdict == "DIFFERENT"
+    assert comparison.first is not None
+    assert comparison.first.code.startswith("W")
+
+
+def test_the_same_weights_give_the_same_program(folder: Path) -> None:
+    torch.manual_seed(0)
+    save_file(torch.nn.Linear(4, 3).state_dict(), "w.safetensors")
+    assert ds.compare("net.py:net", "net.py:net@w.safetensors").verdict == "IDENTICAL"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"weight": torch.ones(3, 4)}, "lacks bias"),
+        ({"weight": torch.ones(3, 4), "bias": torch.ones(3), "scale": torch.ones(1)}, "holds scale besides"),
+        ({"weight": torch.ones(4, 3), "bias": torch.ones(3)}, "other shapes for weight"),
+    ],
+)
+def test_weights_that_do_not_fit_are_named(folder: Path, tensors: dict[str, torch.Tensor], words: str) -> None:
+    save_file(tensors, "w.safetensors")
+    with pytest.raises(ProgramError, match=words):
+        ds.program("net.py:net@w.safetensors")
+
+
+def test_what_is_no_module_and_what_is_no_file_are_said(folder: Path) -> None:
+    with pytest.raises(ProgramError, match="no such file"):
+        ds.program("net.py:net@missing.safetensors")
+    save_file({"bias": torch.ones(1)}, "w.safetensors")
+    with pytest.raises(ProgramError, match="holds no weights"):
+        ds.program("net.py:pair@w.safetensors")
+
+
+def test_a_pickle_of_anything_else_is_refused(folder: Path) -> None:
+    torch.save(torch.nn.Linear(2, 2), "w.pt")
+    with pytest.raises(ProgramError, match="pickled Python objects"):
+        ds.program("net.py:net@w.pt")
+
+
+def test_folders_with_several_models_are_paired_by_name(tmp_path: Path) -> None:
+    for side, names in (("a", "xyz"), ("b", "yzw"), ("c", "q"), ("d", "uv")):
+        (tmp_path / side).mkdir()
+        for name in names:
+            (tmp_path / side / f"{name}.onnx").touch()
+    a, b, c, d = (str(tmp_path / side) for side in "abcd")
+    assert [name for name, _, _ in pairs_in(a, b)] == ["y.onnx", "z.onnx"]
+    assert pairs_in(a, c) == []  # one model: that is the one
+    assert pairs_in(a, "model.onnx") == []
+    with pytest.raises(ProgramError, match="of the same name"):
+        pairs_in(a, d)
