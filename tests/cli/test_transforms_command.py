@@ -136,7 +136,7 @@ def test_a_page_and_a_stored_record_show_the_same(module, run):
         (("mine.py:root",), "needs example inputs"),
         (("mine.py:root", "--input", "y=4x3"), "has no argument y; it has x"),
         (("mine.py:two", "--input", "x=4x3"), "needs an input for w"),
-        (("mine.py:KEPT", "--input", "x=4x3"), "is no function or module but list"),
+        (("mine.py:KEPT", "--input", "x=4x3"), "is not a function or module but list"),
         (("mine.py:gone", "--input", "x=4x3"), "has no 'gone'"),
         (("mine.py:root", "--input", "x=4x3", "--transforms", "vnap"), "did you mean vmap"),
         (("mine.py:root", "--input", "x=4x3", "--in-dims", "one"), "is not of the form"),

@@ -110,7 +110,7 @@ def test_branches_of_an_exported_program_are_indented():
 def test_what_has_no_graph_is_said():
     with pytest.raises(ds.ProgramError, match="has no graph to list; export it first"):
         ds.pretty(ds.program(nn.Identity()))
-    with pytest.raises(ds.ProgramError, match="class int is no ONNX model"):
+    with pytest.raises(ds.ProgramError, match="class int is not an ONNX model"):
         ds.pretty(3)
 
 

@@ -59,7 +59,10 @@ def test_place_and_fix_and_every_column_are_whole_however_narrow_it_is(width: in
             {"evidence": {"cause": "epsilon is 0.001, in A 1e-05."}},
             "B computes something else from node_layer_norm_3 (blocks.1.norm1, digits.py:42) on: epsilon is 0.001",
         ),
-        ({"code": "W004", "what": "fc.weight differs in row 3."}, "fc.weight differs in row 3. In float64"),
+        (
+            {"code": "W004", "what": "fc.weight differs in row 3."},
+            "at node_layer_norm_3 (blocks.1.norm1, digits.py:42), fc.weight differs in row 3. In float64",
+        ),
         ({"code": "R003"}, "not the same function: in float64"),
         ({"note": True}, "not the same function: in float64"),
     ],

@@ -9,13 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from driftscope.records.user_code import is_users
 from driftscope.transforms import derivatives
 from driftscope.transforms.agreement import differ
 from driftscope.transforms.diagnose import syntax
 from driftscope.transforms.diagnose.divergence import first_divergence
 from driftscope.transforms.naming import levels_of
 from driftscope.transforms.transforming import Level, Ragged, Setting, plain, stacked
-from driftscope.transforms.world.places import Place, calling_place, is_users
+from driftscope.transforms.world.places import Place, calling_place
 from driftscope.transforms.world.trace import Bounded, Trace, is_question
 
 X = torch.tensor([0.3, -1.2, 2.0], dtype=torch.float64)

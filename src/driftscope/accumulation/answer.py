@@ -172,7 +172,7 @@ class Accumulation:
             If shapes or dtypes do not fit, or the order of an element is not known.
         """
         if self.terms is not None:
-            raise InputError(f"only {len(self.terms)} of the {self.n} terms were asked; a sketch cannot be replayed")
+            raise InputError(f"only {len(self.terms)} of the {self.n} terms were probed; a sketch cannot be replayed")
         terms, factors = _array(x, self.dtype), None if weights is None else _array(weights, self.dtype)
         if terms.ndim != 2 or terms.shape[1] != self.n:
             raise InputError(f"replay takes (rows, {self.n}), not {terms.shape}")

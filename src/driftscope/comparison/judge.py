@@ -260,7 +260,7 @@ def _caused(e: OutputEvidence, measured: str, t: Thresholds) -> Judgement | None
 
 def _floors(rho: Ratio) -> str:
     if math.isinf(rho.value):
-        return "a drift where rounding makes none"
+        return "a difference that rounding cannot make"
     place = "" if rho.place == "tensor" else f" ({rho.place})"
     value = rho.whole if rho.place == "tensor" and not math.isnan(rho.whole) else rho.value
     return f"{value:.2g} floors{place}"

@@ -149,7 +149,7 @@ def lift_notes(evidence: Evidence) -> list[Finding]:
                     f"{name} cannot be evaluated in float64: {side.reason}",
                     "Its own code was run on float64 inputs instead; a constant that it rounds to float32 is not seen."
                     if told
-                    else "Without its lift, a bug smaller than the noise floor cannot be told from rounding.",
+                    else "Without its lift, a bug smaller than the noise floor cannot be distinguished from rounding.",
                     note=True,
                 )
             )

@@ -28,4 +28,4 @@ def lift_source(source: TorchSource | OnnxSource) -> Lifted:
         from driftscope.lift.torch.tape import lift_torch
 
         return lift_torch(source.function, source.args, source.kwargs, module=source.module, exported=source.exported)
-    raise CannotLift(f"a {type(source).__name__} is no graph driftscope can evaluate in float64")
+    raise CannotLift(f"a {type(source).__name__} is not a graph driftscope can evaluate in float64")

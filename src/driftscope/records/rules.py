@@ -134,7 +134,7 @@ _TABLE = (
     ("T004", "randomness unknown to torch",
      "Random numbers of numpy or Python are drawn once under the transform, and once per example in the loop."),
     ("T005", "randomness not chosen",
-     "vmap refuses a random operation because it was not told whether examples share their random numbers."),
+     "vmap refuses a random operation because nothing says whether examples share their random numbers."),
     ("T006", "write into unmapped factory",
      "A tensor made inside the function by a factory has no mapped axis, and a value that has one is written into it."),
     ("T007", "write into outer tensor",

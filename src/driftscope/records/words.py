@@ -55,7 +55,7 @@ The lifted drift is rms(B - A) / rms(A) with both programs evaluated in float64,
 graph and its own stored weights. Two programs that compute the same function agree there to about
 1e-15; what is left after that is another function, however small the difference in float32 is.
 
-What the exporter rounded when it stored a constant is put back first and told as a note.""",
+What the exporter rounded when it stored a constant is put back first and noted.""",
     ),
     Word(
         "ulp",

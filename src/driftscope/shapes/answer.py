@@ -118,7 +118,7 @@ class ShapeReport:
         """
         check = self._check
         if check.capture is None or check.original is None:
-            raise InputError("no way of exporting this model was accepted, so there is no program to speak of")
+            raise InputError("no way of exporting this model was accepted, so there is no program")
         one = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], (tuple, list, Mapping, Inputs)) else inputs
         try:
             arguments = arguments_of(check.model, one)

@@ -15,6 +15,7 @@ from driftscope.programs.state.process import state_kept
 from driftscope.records.environment import capture
 from driftscope.records.finding import Finding
 from driftscope.records.kinds.transform_report import TransformFinding, TransformReport, TransformRun
+from driftscope.records.user_code import is_users
 from driftscope.transforms import outcomes
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.diagnose import drifts, module_calls, refusals, slow, tangents, traces_left
@@ -23,7 +24,7 @@ from driftscope.transforms.examination import Examination, Question, subject_of
 from driftscope.transforms.naming import levels_of
 from driftscope.transforms.subject import Proposal, Subject, Suspect
 from driftscope.transforms.transforming import DEFAULT_TRANSFORMS, Level
-from driftscope.transforms.world.places import Place, is_users, place_of
+from driftscope.transforms.world.places import Place, place_of
 from driftscope.transforms.world.process_state import process_kept
 from driftscope.transforms.world.reach import unwrapped
 from driftscope.transforms.world.running import timed_out

@@ -296,7 +296,7 @@ def layer_norm(
     sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if not sizes or tuple(tensor.shape[-len(sizes) :]) != sizes:
         raise InputError(
-            f"{what} was asked to normalise the last axes of sizes {sizes}, but the input has the shape "
+            f"{what} is to normalise the last axes of sizes {sizes}, but the input has the shape "
             f"{tuple(tensor.shape)}: give its last sizes."
         )
     factors = [None if f is None else tensor_of(f, what).to(tensor.device, torch.float64) for f in (weight, bias)]

@@ -160,7 +160,7 @@ class Kernel(abc.ABC):
             result = result[:, 0]
         if result.shape[:1] != (rows,) or result.ndim != 1 + every_column:
             raise RevealError(
-                f"{self.name} is no reduction of the last axis: shape ({rows}, {self.n}) gave {result.shape},"
+                f"{self.name} does not reduce the last axis: shape ({rows}, {self.n}) gave {result.shape},"
                 f" not ({rows},)"
             )
         if result.dtype.kind not in "fV":
@@ -230,7 +230,7 @@ class CallableKernel(Kernel):
         results = [self._out_of(self.function(self._into(row))) for row in x]
         odd = next((r.shape for r in results if r.size != 1), None)
         if odd is not None:
-            raise RevealError(f"{self.name} is no reduction: a row of shape ({self.n},) gave {odd}, not one number")
+            raise RevealError(f"{self.name} does not reduce: a row of shape ({self.n},) gave {odd}, not one number")
         return np.stack([r.reshape(()) for r in results])
 
 

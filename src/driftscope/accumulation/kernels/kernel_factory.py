@@ -74,7 +74,9 @@ def open_kernel(
             return open_node(kernel, n, name, shape, threads, meter)
         kernel = _resolved(kernel)
     if not callable(kernel):
-        raise InputError(f"a {type(kernel).__name__} is no kernel; give a function of one array, or a name")
+        raise InputError(
+            f"a {type(kernel).__name__} is not a kernel driftscope can call; give a function of one array, or a name"
+        )
     words = getattr(kernel, "__name__", None) or type(kernel).__name__
     return checked_rows(CallableKernel(words, *_with_last_axis(kernel), n, name, meter, device=where), shape)
 

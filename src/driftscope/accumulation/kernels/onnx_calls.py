@@ -124,20 +124,20 @@ def _layout(name: str, call: NodeCall) -> Layout:
         if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1:
             raise InputError(f"{name} transposes or scales its first operand (transA, alpha); that is not supported")
         if min(len(shapes[0]), len(shapes[1])) < 2:
-            raise InputError(f"{name}: the order of products with a vector cannot be asked")
+            raise InputError(f"{name}: the order of products with a vector cannot be revealed")
         return ProductLayout(shapes[0], shapes[1], transposed=bool(attribute(node, "transB", 0)))
     if node.op_type == "LayerNormalization":
         first = int(attribute(node, "axis", -1)) % len(shapes[0])
         return AxesLayout(shapes[0], tuple(range(first, len(shapes[0]))))
     if node.op_type == "Conv":
         return _window(name, node, shapes)
-    raise InputError(f"{name} is computed by {node.op_type}; an order can be asked of {', '.join(OPERATORS)}")
+    raise InputError(f"{name} is computed by {node.op_type}; an order can be revealed for {', '.join(OPERATORS)}")
 
 
 def _window(name: str, node: onnx.NodeProto, shapes: list[Sizes]) -> Layout:
     many = len(shapes[0]) - 2
     if attribute(node, "auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-        raise InputError(f"{name}: the order of a convolution with auto_pad cannot be asked; spell its pads out")
+        raise InputError(f"{name}: the order of a convolution with auto_pad cannot be revealed; spell its pads out")
     return WindowLayout(
         shapes[0], shapes[1],
         tuple(attribute(node, "strides", [1] * many)), tuple(attribute(node, "dilations", [1] * many)),

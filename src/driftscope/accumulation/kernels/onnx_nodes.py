@@ -57,7 +57,7 @@ def open_node(text: str, n: int, dtype: str, shape: Any, threads: int | None, me
         names = [name for node in model.graph.node if node.op_type in OPERATORS for name in node.output[:1]]
         raise InputError(f"{path} computes no {output!r}; sums and products in it: {', '.join(names[:12]) or 'none'}")
     if node.op_type not in OPERATORS:
-        raise InputError(f"{text} is computed by {node.op_type}; an order can be asked of {', '.join(OPERATORS)}")
+        raise InputError(f"{text} is computed by {node.op_type}; an order can be revealed for {', '.join(OPERATORS)}")
     _check_type(model, node, dtype, text)
     asked = None if shape is None else sizes_of(shape)
     axes: Sizes | None = None
@@ -149,7 +149,7 @@ def _reduction(
         axes = given.ravel().tolist() if given is not None else attribute(node, "axes", None)
     whole = axes is None and rank == 1
     if not whole and (axes is None or len(axes) != 1 or axes[0] not in ([-1] if rank is None else [-1, rank - 1])):
-        raise InputError(f"{text} reduces axes {axes}; an order can be asked of the last axis alone")
+        raise InputError(f"{text} reduces axes {axes}; an order can be revealed for the last axis alone")
     if asked is not None and (len(asked) != 2 or asked[1] != n):
         raise InputError(f"{text} adds the last axis of (rows, n): shape {asked} does not end with n={n}")
     shapes: list[Sizes] = [asked or (_ROWS, n)]

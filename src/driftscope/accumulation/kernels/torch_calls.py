@@ -78,14 +78,14 @@ def _call(operator: str, shapes: list[Sizes], attributes: Mapping[str, Any]) -> 
         return AxesLayout(shapes[0], axes), lambda x, _: function(x, axes)
     if operator == "convolution":
         return _convolution(shapes, attributes)
-    raise InputError(f"aten.{operator}: no order can be asked of it")
+    raise InputError(f"aten.{operator}: it has no order that can be revealed")
 
 
 def _product(operator: str, shapes: list[Sizes], transposed: bool) -> tuple[Layout, Callable[..., Any]]:
     added = operator in ("addmm", "baddbmm")
     left, right = shapes[1:3] if added else shapes[:2]
     if len(left) < 2 or len(right) < 2:
-        raise InputError(f"aten.{operator}: the order of products with a vector cannot be asked")
+        raise InputError(f"aten.{operator}: the order of products with a vector cannot be revealed")
     bias = shapes[0] if added else shapes[2] if operator == "linear" and len(shapes) > 2 else None
     if operator == "linear" or (transposed and len(right) == 2):
         stored = right if operator == "linear" else right[::-1]
@@ -108,7 +108,7 @@ def _axes(dim: Any, rank: int) -> Sizes:
 
 def _convolution(shapes: list[Sizes], attributes: Mapping[str, Any]) -> tuple[Layout, Callable[..., Any]]:
     if attributes.get("transposed"):
-        raise InputError("aten.convolution: the order of a transposed convolution cannot be asked")
+        raise InputError("aten.convolution: the order of a transposed convolution cannot be revealed")
     image, filters = shapes[0], shapes[1]
     many = len(image) - 2
     stride, padding, dilation = (_each(attributes.get(word, default), many) for word, default in _DEFAULTS)

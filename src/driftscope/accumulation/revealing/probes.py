@@ -94,7 +94,7 @@ class Units:
         most = min(countable, int(min(mask / unit * 2.0**-accumulator, 2.0**52)))
         if most < _FEWEST:
             raise RevealError(
-                f"units and masks do not fit into {terms}: too few of them can be told apart; reveal the sum instead"
+                f"units and masks do not fit into {terms}: too few of them can be distinguished; reveal the sum instead"
                 " of the mean, or a smaller n"
             )
         return cls(mask, unit, most)

@@ -120,7 +120,7 @@ class TreeBuilder:
         while source.spine is None and source.like is not None:
             source = source.like
         if source.spine is None:
-            raise RevealError("a group of terms was never asked for its order")
+            raise RevealError("the order of a group of terms was never probed")
         key = (id(source.spine), source.height)
         if key in self._built:
             return self._copy(self._built[key], start)

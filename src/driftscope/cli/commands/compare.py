@@ -63,7 +63,7 @@ def _unanswered(died: WorkerDied, options: dict[str, Any]) -> None:
               help="Leave out each optimisation that acted, one at a time, and name the one that moved the result. "
                    "Done unasked, briefly, when the verdict asks for it.")  # fmt: skip
 @click.option("--nodes/--no-nodes", default=None,
-              help="Also measure every value on the way. Done for a page unless told not to.")  # fmt: skip
+              help="Also measure every value on the way. The default for a page.")  # fmt: skip
 @click.option("--reproduce", type=click.Path(), metavar="DIR",
               help="Write the smallest piece that shows the drift, its inputs and a script that does not need "
                    "driftscope into DIR.")  # fmt: skip

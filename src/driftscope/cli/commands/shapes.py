@@ -85,7 +85,7 @@ def _checked(target: str, options: dict[str, Any], journey: Journey) -> ShapeRec
 
     found = resolve(target)
     if not callable(found.program):
-        raise InputError(f"{target} is no module or function but {type(found.program).__name__}")
+        raise InputError(f"{target} is not a module or function but {type(found.program).__name__}")
     given = list(options["inputs"]) or found.inputs
     if given is None:
         raise InputError(f"{target} needs example inputs: --input NAME=2x5:float32 for each argument")

@@ -108,7 +108,7 @@ def _checked(function: str, options: dict[str, Any], journey: Journey) -> Transf
 
     found = resolve(function)
     if not callable(found.program):
-        raise InputError(f"{function} is no function or module but {type(found.program).__name__}")
+        raise InputError(f"{function} is not a function or module but {type(found.program).__name__}")
     given = list(options["inputs"]) or found.inputs
     if given is None:
         raise InputError(f"{function} needs example inputs: --input NAME=8x4:float32 for each argument")

@@ -65,7 +65,7 @@ def check_half(
     """
     say = progress or (lambda _text: None)
     if dtype and dtype not in _FORMATS:
-        raise InputError(f"dtype={dtype!r} is no half format; choose float16 or bfloat16")
+        raise InputError(f"dtype={dtype!r} is not a half format; choose float16 or bfloat16")
     loaded = load_program(program)
     from driftscope.programs.feeding.feeds import make_inputs
 

@@ -101,7 +101,7 @@ def wide_finding(found: WideKernels, name: str, fmt: str) -> Finding:
         "O008",
         f"{found.wide} of {found.total} rounding operators that {name} ran were computed in float32 by "
         f"{found.provider}, not in {fmt}: it has no kernels for it, and {found.casts} casts were inserted",
-        "A small error here is no promise for a device that computes as declared.",
+        "A small error here promises nothing for a device that computes as declared.",
         evidence={"wide": found.wide, "total": found.total, "casts": found.casts, "operators": list(found.operators)},
         note=True,
     )

@@ -157,7 +157,7 @@ class GraphEvaluation:
         try:
             outputs = list(operator.function(node, *values))
             if not all(isinstance(v, Value) for v in outputs):
-                raise TypeError("its input is no sequence")
+                raise TypeError("its input is not a sequence")
         except Exception as error:
             if self._is_said(error):
                 raise

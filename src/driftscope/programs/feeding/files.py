@@ -74,7 +74,7 @@ def _read_npz(path: FilePath) -> dict[str, Any]:
     with opened(path, str(path), InputError) as archive:
         for name in archive.names:
             if not name.endswith(".npy"):
-                raise InputError(f"{path} is not an .npz archive: it has a member {name[:80]!r}, which is no array")
+                raise InputError(f"{path} is not an .npz archive: it has a member {name[:80]!r}, which is not an array")
             with archive.stream(name) as stream:
                 _check_header(f"{path}: array {name[:-4][:80]!r}", stream, archive.size(name))
     with np.load(path, allow_pickle=False) as arrays:

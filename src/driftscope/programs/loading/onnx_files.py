@@ -169,6 +169,6 @@ def model_of(obj: Any) -> OnnxModel:
         except (ValueError, TypeError, onnx_ir.serde.SerdeError) as error:
             raise ProgramError(f"the onnx-ir model cannot be written as ONNX: {error}") from error
     raise ProgramError(
-        f"an object of class {type(obj).__name__} is no ONNX model;"
+        f"an object of class {type(obj).__name__} is not an ONNX model;"
         " give a path, ModelProto, onnx_ir.Model or ONNXProgram"
     )

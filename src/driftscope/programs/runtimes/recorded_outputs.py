@@ -61,7 +61,9 @@ def read_outputs(path: FilePath) -> RecordedProgram:
     """
     try:
         if not is_input_file(path):
-            raise ProgramError(f"{path} is no file of outputs; give .npz, .npy, .pt, .safetensors or Polygraphy JSON")
+            raise ProgramError(
+                f"{path} is not a file of outputs; give .npz, .npy, .pt, .safetensors or Polygraphy JSON"
+            )
         if path.suffix.lower() != ".json":
             tree, digest = read_inputs(path)
             return RecordedProgram(tree, path.name, {"path": str(path), "sha256": digest})

@@ -80,7 +80,7 @@ def _value(info: Any) -> VerifiedValue:
     )
     missing = [name for name in fields if told.get(name) is None]
     if missing:
-        raise InputError(f"this is no VerificationInfo of torch.onnx.verification: it has no {missing[0]}")
+        raise InputError(f"this is not a VerificationInfo of torch.onnx.verification: it has no {missing[0]}")
     return VerifiedValue(
         str(told["name"]), float(told["max_abs_diff"]), float(told["max_rel_diff"]), str(told["expected_dtype"]),
         str(told["actual_dtype"]),

@@ -69,11 +69,11 @@ def ask(runs: Sequence[RunFolder], sql: str) -> tuple[list[str], list[tuple[Any,
         except duckdb.Error as error:
             raise InputError(f"DuckDB does not understand the query: {error}") from error
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-            raise InputError("a query is one SELECT statement: stored rows are asked, never changed")
+            raise InputError("a query is one SELECT statement: stored rows are read, never changed")
         try:
             _define(database, runs, sql.lower())
         except duckdb.Error as error:
-            raise InputError(f"the stored rows cannot be asked, they are damaged: {error}") from error
+            raise InputError(f"the stored rows cannot be read, they are damaged: {error}") from error
         try:
             answer = database.execute(sql)
             return [column[0] for column in answer.description], answer.fetchall()

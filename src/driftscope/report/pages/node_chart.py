@@ -16,7 +16,7 @@ WIDTH, HEIGHT = 1000.0, 150.0  # of one panel, in its own units
 _TOP_FLOORS = 2500.0
 _FLOORS_AT = (1.0, 1.5, 2.5, 25.0, 250.0)
 _DECADES_AT = (-16, -12, -8, -4, 0)
-_MOST_TIPS = 400  # columns that say what stands there when pointed at; more nodes share them
+_MOST_TIPS = 200  # columns that say what stands there when pointed at; more nodes share them
 
 
 def way_of(record: Comparison, anchor: str) -> dict[str, Any] | None:

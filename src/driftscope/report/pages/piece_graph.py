@@ -41,11 +41,11 @@ def piece_of(nodes: Sequence[NodeRecord], first: int, limit: float | None) -> di
         node = nodes[index]
         tone = _tone(node, index == first, limit)
         boxes.append(_box("b", row, node.name, _second(node, tone), tone, index == first))
-        lines += [("flow", _edge("b", rows[name], row)) for name in node.reads if name in rows]
+        lines += [("flow", _edge("b", rows[name], row, set(rows.values()))) for name in node.reads if name in rows]
         if node.counterpart:
             boxes.append(_box("a", row, node.counterpart, "", "", False))
             reads = [partners[name] for name in node.counterpart_reads if name in partners]
-            lines += [("flow", _edge("a", before, row)) for before in reads if before < row]
+            lines += [("flow", _edge("a", before, row, set(partners.values()))) for before in reads if before < row]
             lines.append(("pair", f"M{_left('a') + _LANE:.0f} {_middle(row):.0f}H{_left('b'):.0f}"))
     return {
         "width": round(2 * _LANE + _GAP + 2 * _MARGIN),
@@ -113,11 +113,11 @@ def _middle(row: int) -> float:
     return 26 + row * _ROW + _BOX / 2
 
 
-def _edge(lane: str, start: int, end: int) -> str:
-    """Return a line from one row to a later one: straight to the next, in an arc on the outer side past others."""
+def _edge(lane: str, start: int, end: int, taken: set[int]) -> str:
+    """Return a line from one row to a later one: straight where nothing stands between, else in an arc outside."""
     top, bottom = _middle(start) + _BOX / 2, _middle(end) - _BOX / 2
     centre = _left(lane) + _LANE / 2
-    if end == start + 1:
+    if not taken & set(range(start + 1, end)):
         return f"M{centre:.0f} {top:.0f}V{bottom - 1:.0f}"
     side = _left(lane) if lane == "a" else _left(lane) + _LANE
     out = side + (-1 if lane == "a" else 1) * min(22, 8 + 3 * (end - start))

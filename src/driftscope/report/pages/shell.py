@@ -79,6 +79,7 @@ def templates() -> jinja2.Environment:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["breakable"] = _breakable
+    environment.filters["whole"] = _whole
     return environment
 
 
@@ -92,3 +93,17 @@ def _breakable(path: str) -> Markup:
     # Escaped piece by piece: an escape holds no character at which it may be broken.
     parts = re.split(r"(?<=[/_:])|(?=[.\[(])", path)
     return Markup("<wbr>").join(Markup.escape(part) for part in parts if part)
+
+
+# Numbers in which a browser sees a place to break: a sign inside, or a percent sign apart.
+_NUMBER = re.compile(r"\d[\d.,]*(?:e[-+]\d+| %)")
+
+
+def _whole(text: str) -> Markup:
+    """Keep each number of a sentence on one line."""
+    parts, end = [], 0
+    for found in _NUMBER.finditer(text):
+        number = Markup('<span class="whole">{}</span>').format(found.group())
+        parts += [Markup.escape(text[end : found.start()]), number]
+        end = found.end()
+    return Markup("").join([*parts, Markup.escape(text[end:])])

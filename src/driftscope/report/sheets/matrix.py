@@ -34,7 +34,7 @@ def sheet_of(matrix: DriftMatrix) -> Sheet:
         reason=_reason(matrix),
         figures=(
             ("Programs", str(len(matrix.names)), "each run on the same inputs"),
-            ("Classes of equal bits", str(len(matrix.classes)), "programs in one class cannot be told apart"),
+            ("Classes of equal bits", str(len(matrix.classes)), "programs in one class cannot be distinguished"),
             *_closest(matrix),
         ),
         findings=findings,

@@ -190,7 +190,8 @@ def _spec_leaves(example: Arguments, dynamic: Any) -> list[tuple[int, Any]]:
         dynamic = dict(zip(arguments, dynamic, strict=False))
     if not isinstance(dynamic, Mapping):
         raise InputError(
-            f"dynamic={dynamic!r} is no spec; give 'all', or per parameter a dict from axis to Dim as for torch.export"
+            f"dynamic={dynamic!r} is not a spec; give 'all', or per parameter a dict from axis to Dim as for"
+            " torch.export"
         )
     unknown = [name for name in dynamic if name not in arguments]
     if unknown:

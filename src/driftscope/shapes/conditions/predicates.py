@@ -108,7 +108,7 @@ def from_json(data: Any) -> Term:
         return Size(data)
     if isinstance(data, list) and len(data) > 1 and isinstance(data[0], str) and data[0] in OPERATORS:
         return Operation(data[0], tuple(from_json(part) for part in data[1:]))
-    raise RecordError(f"{str(data)[:60]!r} is no condition on sizes; was the manifest written by driftscope?")
+    raise RecordError(f"{str(data)[:60]!r} is not a condition on sizes; was the manifest written by driftscope?")
 
 
 def condition(symbol: str, left: Term, right: Term | int) -> Term:

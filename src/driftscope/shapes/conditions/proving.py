@@ -136,7 +136,7 @@ def statement(words: str, relations: Relations) -> Term:
     try:
         return parse_text(words, lambda source: Size(names[source]) if source in names else None)
     except Unreadable as error:
-        raise InputError(f"{words!r}: {error} is no size; the sizes are {', '.join(names.values())}") from error
+        raise InputError(f"{words!r}: {error} is not a size; the sizes are {', '.join(names.values())}") from error
 
 
 def prove(relations: Relations, words: str, *, least: int = 0, seconds: float = 5.0) -> Proof:

@@ -149,7 +149,7 @@ def _manifest(source: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RecordError(f"{str(path)!r} cannot be read: {error}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-        raise RecordError(f"{str(path)!r} is no manifest of schema {SCHEMA!r}; was it written by driftscope?")
+        raise RecordError(f"{str(path)!r} is not a manifest of schema {SCHEMA!r}; was it written by driftscope?")
     return data
 
 

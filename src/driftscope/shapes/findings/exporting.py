@@ -110,7 +110,7 @@ _REASONS = (
     ("Could not guard on data-dependent", "the model's Python decides by a value that is only known at run time"),
     ("Could not extract specialized integer from data-dependent", "a size depends on values, not on shapes"),
     ("data-dependent", "the model's Python decides by values of tensors, which a trace does not have"),
-    ("Unsupported input type", "one of the inputs is no container that torch can look into"),
+    ("Unsupported input type", "one of the inputs is not a container that torch can look into"),
 )
 
 
@@ -227,7 +227,7 @@ def _decided(one: Clause) -> Finding:
     return Finding(
         "S011",
         f"{text(one.condition)} was taken for granted while tracing and is checked by nothing",
-        why="torch traces sizes as 2 or more unless told otherwise; a comparison that this decides leaves no guard",
+        why="torch traces sizes as 2 or more by default; a comparison that this decides leaves no guard",
         fix="write the branch with torch.cond, export with backed_size_oblivious, or refuse such sizes in the caller",
         where=Where(file=line.file, line=line.line) if line else Where(),
         evidence={"condition": text(one.condition)},
@@ -250,7 +250,7 @@ def _remarks(check: Check) -> Iterator[Finding]:
         yield Finding(
             "S009",
             f"a size depends on values of the inputs, not on their shapes: {', '.join(c.text for c in by_data)}",
-            why="which shapes are right cannot be told from shapes alone there",
+            why="which shapes are right does not follow from shapes alone there",
             where=_where(by_data[0]),
             note=True,
         )

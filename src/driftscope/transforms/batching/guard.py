@@ -58,7 +58,7 @@ class Guard(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ASKED and any(isinstance(arg, torch.Tensor) and internals.is_mapped(arg) for arg in args):
-            self.hazard = self.hazard or f"{internals.torch_name(func)} is asked of a mapped tensor"
+            self.hazard = self.hazard or f"{internals.torch_name(func)} is called on a mapped tensor"
         try:
             result = func(*args, **(kwargs or {}))
         except Exception as error:

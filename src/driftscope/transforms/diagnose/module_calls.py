@@ -72,7 +72,7 @@ def _misfit(module: torch.nn.Module, values: dict[str, Any]) -> str:
     missing = [key for key, _ in module.named_parameters() if key not in values]
     shapes = [k for k, v in values.items() if k in own and isinstance(v, torch.Tensor) and v.shape != own[k].shape]
     if unknown:
-        told.append(f"{', '.join(unknown[:3])} is no key of the module and is ignored")
+        told.append(f"{', '.join(unknown[:3])} is not a key of the module and is ignored")
     if missing and values:
         told.append(f"{', '.join(missing[:3])} is missing, so the module's own value is used")
     if shapes:

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from driftscope.records.user_code import is_users
 from driftscope.transforms.diagnose import syntax
 from driftscope.transforms.examination import Examination, Question
 from driftscope.transforms.subject import Suspect
-from driftscope.transforms.world.places import Place, is_users, place_of, raising_place
+from driftscope.transforms.world.places import Place, place_of, raising_place
 from driftscope.transforms.world.process_state import process_kept
 from driftscope.transforms.world.trace import CONVERSIONS, Event
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from driftscope.transforms.world.places import is_users
+from driftscope.records.user_code import is_users
 
 # A function that reaches more than this reaches a data set: what lies deeper is left alone and said so.
 MAX_THINGS = 5000

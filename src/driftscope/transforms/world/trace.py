@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from driftscope.records.user_code import is_users
 from driftscope.transforms import torch_internals as internals
-from driftscope.transforms.world.places import Place, is_users, place_of
+from driftscope.transforms.world.places import Place, place_of
 
 # A run that asks more of torch than this is recorded without values from there on.
 MAX_EVENTS = 20_000

@@ -50,7 +50,7 @@ def container_name(text: str) -> str:
         If it is not one.
     """
     if not _DOTTED.fullmatch(text):
-        raise NotContainer(f"{text[:80]!r} is no name of a class")
+        raise NotContainer(f"{text[:80]!r} is not the name of a class")
     return text
 
 

@@ -181,11 +181,11 @@ def _symbol_leaf(node: ast.AST, walk: Callable[[ast.AST], _Growth]) -> _Growth:
     if isinstance(node, ast.Name):
         if node.id in _CONSTANTS or _BARE_SYMBOL.fullmatch(node.id):
             return _Growth()
-        raise NotArithmetic(f"{node.id[:40]!r} is no symbol")
+        raise NotArithmetic(f"{node.id[:40]!r} is not a symbol")
     if isinstance(node, ast.Tuple):
         return _opaque([walk(part) for part in node.elts])
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise NotArithmetic(f"a {type(node).__name__} is no part of it")
+        raise NotArithmetic(f"a {type(node).__name__} is not a part of it")
     name = node.func.id
     if name in ("Symbol", "Dummy"):
         return _symbol(node)
@@ -207,7 +207,7 @@ def _call(name: str, args: list[ast.expr], walk: Callable[[ast.AST], _Growth]) -
         base = walk(args[0])
         return _Growth(base.terms, base.bits + int(abs(_small_number(args[1], "a shift")))).checked()
     if name not in FUNCTIONS and not _OPAQUE.fullmatch(name):
-        raise NotArithmetic(f"{name[:40]!r} is no function of shape arithmetic")
+        raise NotArithmetic(f"{name[:40]!r} is not a function of shape arithmetic")
     parts = [walk(part) for part in args]
     return _sum(parts) if name == "Add" else _product(parts) if name == "Mul" else _opaque(parts)
 
@@ -225,7 +225,7 @@ def _symbol(node: ast.Call) -> _Growth:
     for keyword in node.keywords:
         value = keyword.value.value if isinstance(keyword.value, ast.Constant) else ()
         if keyword.arg not in ASSUMPTIONS or value not in (True, False, None):
-            raise NotArithmetic(f"{str(keyword.arg)[:40]!r} is no assumption about a symbol")
+            raise NotArithmetic(f"{str(keyword.arg)[:40]!r} is not an assumption about a symbol")
     return _Growth()
 
 
@@ -233,11 +233,11 @@ def _float(node: ast.Call) -> _Growth:
     """``Float('0.5', precision=53)``."""
     value = node.args[0].value if len(node.args) == 1 and isinstance(node.args[0], ast.Constant) else None
     if not isinstance(value, str) or not _NUMBER_TEXT.fullmatch(value) or not abs(float(value)) < 1e30:
-        raise NotArithmetic("a Float is no number of ordinary size")
+        raise NotArithmetic("a Float is not a number of ordinary size")
     for keyword in node.keywords:
         bits = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
         if keyword.arg not in ("precision", "dps") or type(bits) is not int or not 1 <= bits <= 64:
-            raise NotArithmetic("a Float has an odd precision")
+            raise NotArithmetic("a Float has an unknown precision")
     return _Growth(1, 64)
 
 
@@ -261,14 +261,14 @@ def _guard_leaf(node: ast.AST, walk: Callable[[ast.AST], _Growth]) -> _Growth:
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "math":
         if node.attr in ("inf", "nan"):
             return _Growth()
-        raise NotArithmetic(f"math.{node.attr[:40]} is no number")
+        raise NotArithmetic(f"math.{node.attr[:40]} is not a number")
     if isinstance(node, ast.Name) and node.id == "inf":
         return _Growth()
     if isinstance(node, ast.Subscript) and isinstance(_signed(node.slice), int) and _is_sizes(node.value):
         return _Growth(1, 64)
     if _is_place(node):
         return _Growth(1, 64)
-    raise NotArithmetic("it is no arithmetic on sizes")
+    raise NotArithmetic("it is not arithmetic on sizes")
 
 
 def _guard_call(node: ast.Call, walk: Callable[[ast.AST], _Growth]) -> _Growth:
@@ -277,14 +277,14 @@ def _guard_call(node: ast.Call, walk: Callable[[ast.AST], _Growth]) -> _Growth:
     if isinstance(node.func, ast.Name):
         if node.func.id in _GUARD_CALLS | {"IsNonOverlappingAndDenseIndicator", "cast_symbool_to_symint_guardless"}:
             return _opaque([walk(part) for part in node.args])
-        raise NotArithmetic(f"{node.func.id[:40]!r} is no function of a guard")
+        raise NotArithmetic(f"{node.func.id[:40]!r} is not a function of a guard")
     if isinstance(node.func, ast.Attribute):
         owner = node.func.value
         if isinstance(owner, ast.Name) and owner.id == "math" and node.func.attr in _GUARD_MATHS:
             return _opaque([walk(part) for part in node.args])
         if node.func.attr in _GUARD_METHODS and not node.args and _is_place(owner):
             return _Growth(1, 64)
-    raise NotArithmetic("it calls what is no function of a guard")
+    raise NotArithmetic("it calls what is not a function of a guard")
 
 
 def _is_sizes(node: ast.AST) -> bool:

@@ -64,13 +64,13 @@ def _symbols(text: str) -> str:
     try:
         return symbol_text(text)
     except NotArithmetic as error:
-        raise Refused(f"it has a shape expression that is no arithmetic, {text[:80]!r}: {error}") from error
+        raise Refused(f"it has a shape expression that is not arithmetic, {text[:80]!r}: {error}") from error
 
 
 def _range_name(text: str) -> str:
     """The symbol, or the expression as sympy prints it, that a range belongs to; torch compares the text."""
     if re.search(r"\d{7}", text):  # torch counts up to the number of an unbacked symbol
-        raise Refused(f"it has a range for an odd symbol, {text[:80]!r}")
+        raise Refused(f"it has a range for an unknown symbol, {text[:80]!r}")
     if not _IDENTIFIER.fullmatch(text):
         _symbols(text)
     return text
@@ -80,7 +80,7 @@ def _guard(text: str) -> str:
     try:
         return guard_text(text)
     except NotArithmetic as error:
-        raise Refused(f"it has a guard that is no arithmetic, {text[:80]!r}: {error}") from error
+        raise Refused(f"it has a guard that is not arithmetic, {text[:80]!r}: {error}") from error
 
 
 def _operator(text: str) -> str:
@@ -118,14 +118,14 @@ TEXTS: Mapping[tuple[str, str], Callable[[str], str]] = {
     ("ExportedProgram", "range_constraints"): _range_name,
     ("ExportedProgram", "guards_code"): _guard,
     ("ExportedProgram", "verifiers"): _dialect,
-    ("ExportedProgram", "torch_version"): _matching(_VERSION, "it names an odd version of torch"),
+    ("ExportedProgram", "torch_version"): _matching(_VERSION, "it names an unknown version of torch"),
     ("Node", "target"): _operator,
     ("Argument", "as_operator"): _operator,
     ("Argument", "as_string"): _string,
     ("Argument", "as_strings"): _string,
     ("Argument", "as_string_to_argument"): _plain,
     ("ConstantValue", "as_string"): _plain,
-    ("Device", "type"): _matching(_DEVICE, "it names an odd device"),
+    ("Device", "type"): _matching(_DEVICE, "it names an unknown device"),
     ("NamedArgument", "name"): _identifier_or_nothing,
     ("TensorArgument", "name"): _identifier_or_nothing,
     ("ModuleCallSignature", "in_spec"): _containers,

@@ -43,7 +43,7 @@ def checked_operator(target: str) -> str:
         return target
     parts = _DISPATCHED.fullmatch(target)
     if parts is None or parts["space"] == "higher_order":
-        raise NotAllowed(f"it calls {target[:80]!r}, which is no operator of torch")
+        raise NotAllowed(f"it calls {target[:80]!r}, which is not an operator of torch")
     if parts["space"] not in _NAMESPACES:
         raise NotAllowed(
             f"it calls {target[:80]!r}, a custom operator, which may do anything; if you trust the file, load it"

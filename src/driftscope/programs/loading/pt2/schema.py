@@ -86,7 +86,7 @@ def _mapping(kind: Any, data: Any, owner: str, field: str) -> dict[str, Any]:
 def _union(kind: type, data: Any, owner: str, field: str) -> dict[str, Any]:
     hints = _hints(kind)
     if not isinstance(data, Mapping) or len(data) != 1 or next(iter(data)) not in hints:
-        raise Refused(f"its {owner}.{field} is no {kind.__name__}")
+        raise Refused(f"its {owner}.{field} is not a {kind.__name__}")
     ((name, value),) = data.items()
     return {name: _checked(hints[name], value, kind.__name__, name)}
 
@@ -123,7 +123,7 @@ def _scalar(kind: Any, data: Any, owner: str, field: str) -> Any:
     whole = _of(int, data, owner, field)
     if isinstance(kind, type) and issubclass(kind, enum.IntEnum):
         if whole not in kind._value2member_map_:
-            raise Refused(f"its {owner}.{field} is {whole}, which is no {kind.__name__}")
+            raise Refused(f"its {owner}.{field} is {whole}, which is not one of {kind.__name__}")
     elif not abs(whole) <= _LARGEST:
         raise Refused(f"its {owner}.{field} has a number of more than 64 bits")
     return whole
