@@ -6,6 +6,8 @@ when a generated reference page is out of date, or when Sphinx warns.
 
 from __future__ import annotations
 
+import html
+import json
 import posixpath
 import re
 import subprocess
@@ -28,6 +30,20 @@ _FRONT = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=README.html">'
     '<title>driftscope</title><a href="README.html">driftscope</a>\n'
 )
+_MAIN = re.compile(r"<(?:article|div)[^>]*role=\"main\"[^>]*>(.*?)</(?:article|main|body)>", re.DOTALL)
+_TAG = re.compile(r"<(script|style)\b.*?</\1>|<[^>]+>", re.DOTALL)
+_EXCERPT = 6000  # characters of a page in which the search looks for its words
+_READ_KEPT = """\
+if (location.protocol === "file:") {
+  const texts = TEXTS;
+  const fetched = window.fetch;
+  const here = new URL(".", location.href).href;
+  window.fetch = (address, ...rest) => {
+    const name = decodeURI(new URL(address, location.href).href.replace(here, "").split(/[#?]/)[0]);
+    return name in texts ? Promise.resolve(new Response(texts[name])) : fetched(address, ...rest);
+  };
+}
+"""
 _EXTERNAL = re.compile(r"^[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
@@ -119,6 +135,24 @@ def render(build: Path) -> int:
     return subprocess.run(command, check=False).returncode
 
 
+def keep_excerpts(build: Path) -> None:
+    """Let the search show excerpts without a server: it reads other pages, which a browser refuses to file://."""
+    texts = {}
+    for page in sorted(build.rglob("*.html")):
+        body = _MAIN.search(page.read_text(encoding="utf-8"))
+        if body:
+            plain = " ".join(html.unescape(_TAG.sub(" ", body[1])).split())
+            texts[page.relative_to(build).as_posix()] = f'<div role="main">{html.escape(plain[:_EXCERPT])}</div>'
+    script = _READ_KEPT.replace("TEXTS", json.dumps(texts).replace("<", "\\u003c"))
+    (build / "_static").mkdir(exist_ok=True)
+    (build / "_static" / "excerpts.js").write_text(script, encoding="utf-8")
+    search = build / "search.html"
+    with_script = search.read_text(encoding="utf-8").replace(
+        "</head>", '<script src="_static/excerpts.js"></script>\n</head>', 1
+    )
+    search.write_text(with_script, encoding="utf-8")
+
+
 def main() -> int:
     """Check, then build; return the exit code."""
     sys.path.insert(0, str(DOCS))
@@ -135,6 +169,7 @@ def main() -> int:
     code = render(BUILD)
     if code == 0:
         (BUILD / "index.html").write_text(_FRONT, encoding="utf-8")
+        keep_excerpts(BUILD)
         click.echo(f"{len(pages)} pages and the gallery in {BUILD.relative_to(ROOT)}, every link leads somewhere")
         click.echo(f"open {BUILD / 'index.html'}")
     return code

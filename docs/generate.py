@@ -59,7 +59,7 @@ def api() -> str:
     parts = ["Python API\n==========\n\n``import driftscope as ds``; every name below is opened when it is first used."]
     kinds: dict[str, list[str]] = {"Functions": [], "Records and programs": [], "Errors": []}
     modules = []
-    for name in sorted(set(driftscope.__all__) - {"__version__"}):
+    for name in sorted(set(dir(driftscope)) - {"__version__"}):
         found = getattr(driftscope, name)
         if inspect.ismodule(found):
             modules.append((name, list(found.__all__)))

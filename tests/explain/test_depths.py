@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,10 @@ def test_drift_begins_at_the_planted_node() -> None:
     assert drifts[-1] is not None
     assert drifts[-1] > 1e-6
     assert max(node.error_b or 0.0 for node in record.nodes) < 3
+    # Given the reference's values, the planted node alone differs; and what reads what is known on both sides.
+    assert [i for i, node in enumerate(record.nodes) if (node.fed or 0.0) > 1e-11] == [first]
+    assert record.nodes[first].reads
+    assert record.nodes[first].counterpart_reads
 
 
 def test_an_honest_export_is_ordinary_rounding_all_the_way(exported: Path) -> None:
@@ -85,7 +90,10 @@ def test_shares_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ds.torch(encoder(), dtype="float16")
     whole = ds.compare(encoder(), other, X, nodes=True).nodes
     monkeypatch.setattr(node_chart, "_HELD", 500)
-    assert ds.compare(encoder(), other, X, nodes=True).nodes == whole
+    shared = ds.compare(encoder(), other, X, nodes=True).nodes
+    # What a node adds is measured where all values can be held at once.
+    assert shared == tuple(dataclasses.replace(node, fed=None) for node in whole)
+    assert any(node.fed is not None for node in whole)
 
 
 def test_what_was_rounded_in_storage_does_not_count_as_drift() -> None:

@@ -288,7 +288,7 @@ def test_twenty_thousand_rows_are_usable(opened: Opened) -> None:
 def test_the_way_is_drawn_and_its_nodes_can_be_searched(opened: Opened) -> None:
     nodes = tuple(NodeRecord(f"n{i}", "Add", f"v{i}", (2,), lifted=0.0, error_a=1.0, error_b=1.2) for i in range(1_000))
     tab = opened(replace(record_examples.different(), nodes=nodes))
-    box = tab.locator(".way .line-b").first.bounding_box()
+    box = tab.locator(".way .wide .w-b").first.bounding_box()
     assert box is not None
     assert box["width"] > 600
     tab.fill("section.rows input", "n999")
