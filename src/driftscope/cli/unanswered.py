@@ -34,7 +34,7 @@ def unanswered(died: WorkerDied, options: dict[str, Any], *, fix: str = "") -> N
     if fix:
         found = replace(found, fix=fix)
     record = Unanswered((found,), shlex.join(["driftscope", *arguments()]), capture())
-    for output in (options.get("output"), *(options.get("outputs") or ())):
-        if output and output.lower().endswith(SUFFIXES):  # a picture or a table of nothing is not made
+    for output in options.get("outputs") or ():
+        if output.lower().endswith(SUFFIXES):  # a picture or a table of nothing is not made
             record.save(output)
-    give(record, as_json=bool(options.get("as_json")), output=None, quiet=options["quiet"])
+    give(record, as_json=bool(options.get("as_json")), outputs=(), quiet=options["quiet"])
