@@ -1,5 +1,7 @@
 """Ratios of drift to floor: honest noise stays near 1 wherever it is looked at, a local bug does not."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -64,6 +66,17 @@ def test_lifted_drift_finds_one_wrong_channel():
     found = lifted_drift(a, b, None, relative=1e-11, multiple=100.0)
     assert found.value > found.limit
     assert found.place == "axis 1, index 5"
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200, 1e300])
+def test_numbers_whose_squares_leave_float64_are_measured_all_the_same(size):
+    a = torch.tensor([1.0, -0.5, 0.25], dtype=torch.float64) * size
+    assert lifted_drift(a, a.clone(), None, relative=1e-13, multiple=100.0).value == 0.0
+    found = lifted_drift(a, a * 1.25, None, relative=1e-13, multiple=100.0)
+    assert found.value == pytest.approx(0.25)
+    noise = 2.0**-20 * a
+    assert drift_in_floors(noise, [noise]).whole == pytest.approx(1.0)
+    assert rms(a) == pytest.approx(size * math.sqrt((1 + 0.25 + 0.0625) / 3))
 
 
 def test_lifted_drift_of_float64_rounding_is_within_its_limit():

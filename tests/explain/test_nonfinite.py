@@ -9,8 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import driftscope as ds
+from driftscope.comparison.leaves import compare_leaves
+from driftscope.explain.native.nonfinite import origin_findings
+from driftscope.lift.evidence import Evidence, SideLift
+from driftscope.lift.torch.tape import lift_torch
 from driftscope.records.finding import Finding
 from driftscope.records.kinds.comparison import Comparison
+from driftscope.records.paths import Path
 
 
 class Body(nn.Module):
@@ -74,3 +79,17 @@ def test_the_same_infinities_on_both_sides_are_only_noted():
     found = origins(ds.compare(log, Body(lambda t: torch.log(t.clamp(min=0))), (X,)))
     assert found
     assert all(f.note for f in found)
+
+
+def test_a_kernel_that_leaves_the_range_on_the_way_is_told_from_a_result_that_does():
+    x = torch.tensor([1.0, 89.0, 95.0])  # cosh: 2.2e38, which float32 holds, and 9.1e40, which it does not
+    side = SideLift(graph := lift_torch(torch.cosh, (x,), {}), clean=graph.run())
+    right = torch.cosh(x.double()).float()
+    early = right.clone()
+    early[1] = torch.inf
+    leaves = compare_leaves([(Path(()), right)], [(Path(()), early)], flat=False)
+    found = origin_findings(Evidence(side, side, [(0, 0)]), leaves, ([right], [early]))
+    serious = [f for f in found if not f.note]
+    assert [f.code for f in serious] == ["R003"]
+    assert serious[0].what.startswith("B returns NaN or infinity at 1 elements")
+    assert {f.code for f in found if f.note} == {"N017"}

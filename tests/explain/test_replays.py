@@ -17,6 +17,7 @@ import driftscope as ds
 from driftscope.explain.native.cheap_products import Changed, rounding_to
 from driftscope.explain.native.kernels_alone import KernelsAlone
 from driftscope.explain.native.pieces import Approximation, PieceDrift
+from driftscope.explain.native.replays import _rest
 from driftscope.records.finding import Where
 
 
@@ -228,3 +229,11 @@ def test_running_sums_in_float64_change_nothing():
     with Changed(total=lambda t: t):
         again = module(x)
     assert torch.allclose(plain, again, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(("rows", "alike", "explained"), [(2, 0.999, True), (2, 0.95, False), (20, 0.999, False)])
+def test_a_few_values_that_turned_over_do_not_unmake_an_explanation(rows, alike, explained):
+    draw = torch.Generator().manual_seed(0)
+    noise, left = (torch.randn(40, 32, generator=draw, dtype=torch.float64) for _ in range(2))
+    left[:rows] *= 100.0
+    assert (_rest(left, [noise], alike) <= 1.5) is explained

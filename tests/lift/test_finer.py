@@ -41,6 +41,48 @@ REWRITINGS = {
 }
 
 
+IMAGE, FILTER = torch.randn(1, 2, 5, 6, generator=G), torch.randn(3, 2, 3, 3, generator=G)
+HEADS = torch.randn(1, 2, 5, 4, generator=G)
+
+
+EXTREME = {
+    "log1p-of-tiny": (lambda v: torch.log1p(v), lambda v: torch.log(1 + v), TAIL.abs() * 1e-38),
+    "expm1-of-tiny": (lambda v: torch.expm1(v), lambda v: torch.exp(v) - 1, TAIL.abs() * 1e-38),
+}
+
+
+@pytest.mark.parametrize("name", EXTREME)
+def test_where_float64_loses_everything_finer_arithmetic_decides(name):
+    one, two, x = EXTREME[name]
+    for a, b in ((one, two), (two, one)):
+        found = ds.compare(a, b, x, explain=False)
+        assert found.verdict in SAME, found.reason
+        assert found.evidence["reconciled"]["finer"]
+    found = ds.compare(one, lambda v: two(v) * (1 + 1e-9), x, explain=False)
+    assert found.verdict is Verdict.DIFFERENT or found.functions_differ, found.reason
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_balls_convolve_as_torch_does(stride):
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x, FILTER[:, :1], FILTER[:, 0, 0, 0], stride=stride, padding=(1, 2), dilation=(1, 2), groups=1)
+
+    lifted = lift_torch(function, (IMAGE[:, :1],), {})
+    (fine,) = evaluate(lifted, [])
+    assert fine is not None
+    assert fine.bound < 1e-50
+    torch.testing.assert_close(fine.value, lifted.run()[0].value, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_balls_attend_as_torch_does(causal):
+    lifted = lift_torch(lambda q: F.scaled_dot_product_attention(q, q + 1, q, is_causal=causal), (HEADS,), {})
+    (fine,) = evaluate(lifted, [])
+    assert fine is not None
+    assert fine.bound < 1e-50
+    torch.testing.assert_close(fine.value, lifted.run()[0].value, rtol=1e-13, atol=1e-14)
+
+
 @pytest.mark.parametrize("name", REWRITINGS)
 def test_a_cancelling_rewriting_is_the_same_function_either_way(name):
     one, two, x = REWRITINGS[name]

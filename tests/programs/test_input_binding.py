@@ -288,3 +288,16 @@ def test_a_cache_reaches_an_exported_program_whole():
     assert grown.get_seq_length() == 3
     assert given.get_seq_length() == 2, "the caller's cache was changed"
     assert list(program.bind({"x": x, "past": given}).feeds) == ["x", "past.layers.0.keys", "past.layers.0.values"]
+
+
+@pytest.mark.parametrize("builtin", [torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.linear])
+def test_a_built_in_function_tells_no_names_and_is_bound_by_order(builtin):
+    def written(one, two, three):
+        return one
+
+    x = torch.randn(3, 3)
+    a, b, notes = pair_inputs(ds.program(written), ds.program(builtin), (x, x + 1, x[0]))
+    assert [tuple(v.shape) for v in b.args] == [(3, 3), (3, 3), (3,)]
+    assert not b.kwargs
+    assert list(a.arguments) == ["one", "two", "three"]
+    assert not notes

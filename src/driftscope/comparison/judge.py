@@ -171,7 +171,7 @@ def _same_bits(e: OutputEvidence, t: Thresholds) -> Judgement | None:
 
 
 def _reference_not_lifted(e: OutputEvidence, t: Thresholds) -> Judgement | None:
-    if e.cannot_a:
+    if e.cannot_a and e.delta is None:
         return Judgement(Verdict.INCONCLUSIVE, f"the reference cannot be evaluated in float64: {e.cannot_a}", "R004")
     return None
 
@@ -191,7 +191,8 @@ def _function(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return None
     drift, limit = e.delta.value, e.delta.limit
     # Beyond the limit, a hundred times the noise that was measured, even a program that amplifies rounding is another.
-    if limit > t.chaotic and not drift > limit:
+    # Two that give the same bits in float64 although they amplify its rounding do the same operations.
+    if limit > t.chaotic and not drift > limit and drift:
         return Judgement(
             Verdict.INCONCLUSIVE,
             f"the program amplifies float64 rounding itself (limit {limit:.1e}): no function can be certified",
@@ -213,8 +214,10 @@ def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     lifted = e.delta is not None
     rho = e.rho.value
     ground = f"same function (lifted drift {e.delta.value:.1e})" if e.delta is not None else "by floor only"
-    if e.delta is not None and e.cannot_b:
-        ground = f"its own code, run in float64, gives the same (drift {e.delta.value:.1e})"
+    unlifted = e.cannot_b or e.cannot_a
+    if e.delta is not None and unlifted:
+        whose = "its" if e.cannot_b else "A's"
+        ground = f"{whose} own code, run in float64, gives the same (drift {e.delta.value:.1e})"
     if rho <= t.rounding:
         return Judgement(Verdict.ROUNDING, f"{ground}, {_floors(e.rho)}: ordinary rounding", "" if lifted else "R005")
     if rho <= t.large:
@@ -227,7 +230,7 @@ def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     found = _caused(e, f"{ground}, {_floors(e.rho)}", t)
     if found is not None:
         return found
-    if lifted and e.cannot_b:
+    if lifted and unlifted:
         return Judgement(Verdict.ROUNDING, f"{ground}, {_floors(e.rho)}: rounding that grows", "N013")
     where = "the runtime does not compute its graph" if lifted else "more than rounding, and B could not be lifted"
     return Judgement(Verdict.DIFFERENT, f"{ground}, but {_floors(e.rho)}: {where}", "R003")

@@ -79,7 +79,9 @@ def measure(results: Results, evidence: Evidence, leaf: LeafComparison, pair: in
         return m
     (a, a_again), (b, b_again) = ([wide(v) for v in side] for side in sides)
     m.drift = finite_part(b - a)
-    m.noises = (evidence.noise_a(pair), evidence.noise_b(pair) or evidence.noise_a(pair))
+    # A side without a lift of its own is measured with the other's noise.
+    own, other = evidence.noise_a(pair), evidence.noise_b(pair)
+    m.noises = (own or other, other or own)
     m.errors = (_error(a, evidence.lifted_a(pair)), _error(b, evidence.lifted_b(pair)))
     m.repeats = (_repeat(m, 0, finite_part(a_again - a)), _repeat(m, 1, finite_part(b_again - b)))
     if m.noises[0] and m.drift.shape == m.noises[0][0].shape:
@@ -110,7 +112,7 @@ def _repeat(m: Measured, side: int, repeat: torch.Tensor) -> float:
         m.random = (
             m.random or f"{name} does not repeat itself: two runs on the same inputs differ by more than rounding"
         )
-    # A new list: without a lift of its own B is measured with A's noise, which stays as it is.
+    # A new list: a side without a lift of its own is measured with the other's noise, which stays as it is.
     noises = [list(noise) for noise in m.noises]
     noises[side].append(repeat)
     m.noises = (noises[0], noises[1])

@@ -116,7 +116,7 @@ class Evidence:
     replays : dict of str to dict
         What was run again to explain an output, by its path: correlation with the native drift, what is left.
     floor64 : list of Tensor or None
-        Per output of A: its float64 noise, where B has no graph and was run on float64 inputs.
+        Per output of the lifted side: its float64 noise, where the other has no graph and was run on float64 inputs.
     """
 
     a: SideLift
@@ -170,12 +170,15 @@ class Evidence:
         return worst
 
     def _widened_delta(self, pair: int) -> Ratio | None:
+        """The lifted side against the other's own code in float64, whichever of the two has no graph."""
         i, j = self.pairs[pair]
-        expected = self.lifted_a(pair)
-        if j >= len(self.b.widened) or (got := self.b.widened[j]) is None or expected is None:
+        expected, widened, k, own = self.lifted_a(pair), self.b.widened, j, i
+        if expected is None:
+            expected, widened, k, own = self.lifted_b(pair), self.a.widened, i, j
+        if k >= len(widened) or (got := widened[k]) is None or expected is None:
             return None
-        floor64 = self.floor64[i] if self.floor64 else None
-        return widened_drift(expected, got, self.noise_a(pair), floor64)
+        floor64 = self.floor64[own] if self.floor64 else None
+        return widened_drift(expected, got, self.noise_a(pair) or self.noise_b(pair), floor64)
 
     def noise_a(self, pair: int) -> list[torch.Tensor]:
         """Noise samples of A at this pair, all scaled so that their squares add up to one floor squared.
@@ -255,6 +258,9 @@ def gather(
     elif side_a.graph is not None:
         side_b.widened = widened_outputs(b, seed)
         found.floor64 = _floor64(side_a, seed) if side_b.widened else []
+    elif side_b.graph is not None:
+        side_a.widened = widened_outputs(a, seed)
+        found.floor64 = _floor64(side_b, seed + 1000) if side_a.widened else []
     if side_b.graph is not None:
         _check_optimized(found, b, seed, thresholds, progress)
     return found

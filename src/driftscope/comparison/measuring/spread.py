@@ -48,7 +48,21 @@ def rms(x: torch.Tensor) -> float:
     """Root mean square of a real or complex tensor; 0.0 when empty."""
     if x.numel() == 0:
         return 0.0
-    return float(_square(x).mean().sqrt())
+    factor = _factor(x)
+    return float(_square(x * factor).mean().sqrt()) / factor
+
+
+def _factor(*values: torch.Tensor) -> float:
+    """A power of two by which values are multiplied so that their squares stay in range; 1 where they do anyway."""
+    sizes = [v.abs() for v in values if v.numel()]
+    top = max((float(v[torch.isfinite(v)].max()) for v in sizes if bool(torch.isfinite(v).any())), default=0.0)
+    if top == 0.0 or _SQUARES[0] < top < _SQUARES[1]:
+        return 1.0
+    return math.ldexp(1.0, max(-1000, min(1000, -math.frexp(top)[1])))
+
+
+# Squares, and fourth powers of what is 1e-8 times smaller, of numbers between these are numbers of float64.
+_SQUARES = (1e-60, 1e70)
 
 
 def floor_of(samples: Sequence[torch.Tensor]) -> float | None:
@@ -112,6 +126,9 @@ def drift_in_floors(drift: torch.Tensor, noises: list[torch.Tensor]) -> Ratio:
     """
     if drift.numel() == 0:
         return Ratio(0.0)
+    factor = _factor(drift, *noises)
+    if factor != 1.0:
+        drift, noises = drift * factor, [n * factor for n in noises]
     moved = _square(drift)
     total = float(moved.mean())
     if total == 0.0:
@@ -179,6 +196,9 @@ def lifted_drift(
     base = torch.where(keep, a, torch.zeros((), dtype=a.dtype, device=a.device))
     zero = torch.zeros_like(base)
     noise = zero if floor64 is None else torch.where(keep, floor64, zero)
+    factor = _factor(drift, base)
+    if factor != 1.0:
+        drift, base, noise = drift * factor, base * factor, noise * factor
     d, y, f = _square(drift), _square(base), _square(noise)
     whole_d, whole_y, whole_f = (float(t.mean()) if t.numel() else 0.0 for t in (d, y, f))
     worst = _against_limit(whole_d, whole_y, whole_f, relative, multiple, "tensor")

@@ -17,8 +17,8 @@ import torch
 from driftscope.comparison.leaves import LeafComparison
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.locate.operators import family
-from driftscope.lift.evidence import Evidence
-from driftscope.lift.steps import Kind, Lifted, Step
+from driftscope.lift.evidence import Evidence, SideLift
+from driftscope.lift.steps import Kind, Lifted, LiftedOutput, Step
 from driftscope.records.finding import Finding, Where
 
 
@@ -144,8 +144,24 @@ def _cause(
     return "", ""
 
 
-def origin(graph: Lifted) -> dict[str, Event]:
-    """Find for every output of a lifted graph that is not finite where that began; {} when all are finite."""
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where the outputs of a graph become NaN or infinite in its declared formats.
+
+    Parameters
+    ----------
+    events : dict of str to Event
+        By the path of the output; empty when all are finite.
+    outputs : list of LiftedOutput
+        What the graph gives when every result is rounded to its format.
+    """
+
+    events: dict[str, Event]
+    outputs: list[LiftedOutput]
+
+
+def origins(graph: Lifted) -> Origins:
+    """Find for every output of a lifted graph that is not finite where that began."""
     watch = _Origins()
     outputs = graph.run(observe=watch)
     found = {str(leaf.path): watch.source.get(leaf.name) for leaf in outputs}
@@ -157,7 +173,7 @@ def origin(graph: Lifted) -> dict[str, Event]:
             value = leaf.value
             if str(leaf.path) in missing and value is not None and value.dtype.is_floating_point:
                 found[str(leaf.path)] = last if not bool(torch.isfinite(value).all()) else None
-    return {path: event for path, event in found.items() if event is not None}
+    return Origins({path: event for path, event in found.items() if event is not None}, outputs)
 
 
 def origin_findings(
@@ -165,29 +181,79 @@ def origin_findings(
 ) -> list[Finding]:
     """Say on each side where NaN or infinity in its results comes from.
 
-    A note where both sides have them in the same places, unless a result is NaN all over.
+    A note where the other side has them in the same places, unless a result is NaN all over.
     """
     found = []
-    serious = any(leaf.kind == "nan" or leaf.all_nan for leaf in leaves)
-    for name, side, results in (("A", evidence.a, values[0]), ("B", evidence.b, values[1])):
+    all_nan = any(leaf.all_nan for leaf in leaves)
+    for k, (name, side) in enumerate((("A", evidence.a), ("B", evidence.b))):
+        results = values[k]
         if side.graph is None or not any(_broken(v) for v in results):
             continue
         try:
-            events = origin(side.graph)
+            seen = origins(side.graph)
         except (CannotLift, DriftscopeError, RuntimeError):
             continue  # what cannot be evaluated in its own formats has said so before
-        for path, event in list(events.items())[:1]:
-            found.append(_finding(name, path, event, not serious))
+        alone = [(leaf, mark) for leaf in leaves if (mark := _alone(leaf, values, k)) is not None and bool(mark.any())]
+        caused = any(_reaches(seen, _index(leaf, k), mark) for leaf, mark in alone)
+        for path, event in list(seen.events.items())[:1]:
+            found.append(_finding(name, path, event, not (all_nan or caused)))
+        if not caused:
+            found += [f for leaf, mark in alone if (f := _kernel_finding(name, side, leaf, _index(leaf, k), mark))][:1]
     return found
 
 
-def _broken(value: Any) -> bool:
+def _index(leaf: LeafComparison, side: int) -> int:
+    return int((leaf.index_b if side else leaf.index_a) or 0)
+
+
+def _alone(leaf: LeafComparison, values: tuple[Sequence[Any], Sequence[Any]], side: int) -> torch.Tensor | None:
+    """Mark the elements that are NaN or infinite on this side and not on the other."""
+    if leaf.kind != "nan" or leaf.index_a is None or leaf.index_b is None:
+        return None
+    own, other = values[side][_index(leaf, side)], values[1 - side][_index(leaf, 1 - side)]
+    if not _floats(own) or not _floats(other) or own.shape != other.shape:
+        return None
+    return (~torch.isfinite(_readable(own)) & torch.isfinite(_readable(other)).to(own.device)).cpu()
+
+
+def _reaches(seen: Origins, index: int, mark: torch.Tensor) -> bool:
+    """Whether the graph in its own formats has one of these elements as NaN or infinite too."""
+    value = seen.outputs[index].value if index < len(seen.outputs) else None
+    if value is None or value.shape != mark.shape:
+        return True  # nothing says that it has not
+    return bool((~torch.isfinite(value).cpu() & mark).any())
+
+
+def _kernel_finding(name: str, side: SideLift, leaf: LeafComparison, index: int, mark: torch.Tensor) -> Finding | None:
+    """Say that a side leaves the range of its format where neither its results nor what leads to them do."""
+    exact, fmt = side.clean[index].value, side.clean[index].format
+    if exact is None or fmt is None or exact.shape != mark.shape or not fmt.is_floating_point:
+        return None
+    peak = exact.cpu()[mark].abs()
+    if not bool(torch.isfinite(_declared(peak, fmt)).all()):  # type: ignore[arg-type]
+        return None
+    return Finding(
+        "R003",
+        f"{name} returns NaN or infinity at {int(mark.sum())} elements whose exact values, up to "
+        f"{float(peak.max()):.3g}, {str(fmt).removeprefix('torch.')} can hold",
+        "No operator of its graph leaves the range of its format there: a kernel does inside.",
+        where=Where(output=str(leaf.path)),
+        evidence={"side": name, "count": int(mark.sum()), "exact": float(peak.max())},
+    )
+
+
+def _floats(value: Any) -> bool:
     floating = isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-    if not floating or value.layout is not torch.strided or value.is_nested:
-        return False
+    return floating and value.layout is torch.strided and not value.is_nested
+
+
+def _readable(value: torch.Tensor) -> torch.Tensor:
     # torch looks for infinities in no format of one byte; float32 holds all their values.
-    readable = value.float() if value.element_size() == 1 else value
-    return not bool(torch.isfinite(readable).all())
+    return value.float() if value.element_size() == 1 else value
+
+
+def _broken(value: Any) -> bool:
+    return _floats(value) and not bool(torch.isfinite(_readable(value)).all())
 
 
 def _finding(side: str, path: str, event: Event, note: bool) -> Finding:

@@ -8,78 +8,16 @@ left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import flint
 import numpy as np
 import torch
 
+from driftscope.lift.finer.given import Balls, Given, NoRule, each
+from driftscope.lift.finer.windows import attention, convolution
 from driftscope.lift.steps import Step
-
-Balls: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
-
-
-class NoRule(Exception):
-    """A step, or this way of calling it, has no ball rule."""
-
-
-@dataclass(slots=True)
-class Given:
-    """What a rule sees of a step.
-
-    Parameters
-    ----------
-    step : Step
-    inputs : sequence of ball arrays or None
-        None for inputs that are no reals.
-    shape : tuple of int
-        Of the first output.
-    numbers : mapping
-        Numbers in force instead of the step's attributes, by their names.
-    """
-
-    step: Step
-    inputs: Sequence[Balls | None]
-    shape: tuple[int, ...]
-    numbers: dict[str, float]
-
-    def real(self, position: int) -> Balls:
-        """Give an input's balls."""
-        value = self.inputs[position] if position < len(self.inputs) else None
-        if value is None:
-            raise NoRule
-        return value
-
-    def attribute(self, *names: str) -> Any:
-        """Give the first attribute of these names; None without one."""
-        for name in names:
-            if f"{self.step.name}.{name}" in self.numbers:
-                return self.numbers[f"{self.step.name}.{name}"]
-            if name in self.step.attributes:
-                return self.step.attributes[name]
-        return None
-
-    def other(self, *names: str) -> Any:
-        """Give the second operand: an input's balls, or a number of the call."""
-        if len(self.inputs) > 1 and self.inputs[1] is not None:
-            return self.inputs[1]
-        number = self.attribute(*names)
-        if number is None or isinstance(number, bool):
-            raise NoRule
-        return flint.arb(float(number))
-
-    def axes(self, ndim: int) -> tuple[int, ...]:
-        """Give the axes of a reduction."""
-        found = self.attribute("dim", "axis", "axes")
-        if found is None and len(self.step.inputs) > 1 and self.step.inputs[1] is not None:
-            held = self.step.inputs[1]
-            found = [int(v) for v in held.reshape(-1)] if not held.is_floating_point() else None
-        if found is None or found == []:
-            return tuple(range(ndim))
-        return tuple(int(k) % ndim for k in (found if isinstance(found, list | tuple) else [found]))
-
 
 Rule: TypeAlias = Callable[[Given], Balls]
 
@@ -92,13 +30,8 @@ def ball_array(value: torch.Tensor) -> Balls:
     return found.reshape(tuple(value.shape))
 
 
-def _each(function: Callable[..., Any]) -> Callable[..., Any]:
-    mapped: Callable[..., Any] = np.frompyfunc(function, 1, 1)
-    return mapped
-
-
 def _unary(function: Callable[[Any], Any]) -> Rule:
-    mapped = _each(function)
+    mapped = each(function)
     return lambda g: mapped(g.real(0))
 
 
@@ -107,9 +40,9 @@ def _gelu(g: Given) -> Balls:
     half = flint.arb(1) / 2
     if kind in ("tanh", b"tanh"):
         scale, cubic = (flint.arb(2) / flint.arb.pi()).sqrt(), flint.arb(44715) / 1000000
-        return _each(lambda v: v * half * (1 + (scale * (v + cubic * v * v * v)).tanh()))(x)  # type: ignore[no-any-return]
+        return each(lambda v: v * half * (1 + (scale * (v + cubic * v * v * v)).tanh()))(x)  # type: ignore[no-any-return]
     root = flint.arb(2).sqrt()
-    return _each(lambda v: v * half * (-v / root).erfc())(x)  # type: ignore[no-any-return]
+    return each(lambda v: v * half * (-v / root).erfc())(x)  # type: ignore[no-any-return]
 
 
 def _add(sign: int) -> Rule:
@@ -127,9 +60,9 @@ def _pow(g: Given) -> Balls:
     exponent = float(held) if number is None and held is not None and held.numel() == 1 else number
     if not isinstance(exponent, int | float) or exponent != int(exponent):
         if exponent == 0.5:
-            return _each(lambda v: v.sqrt())(g.real(0))  # type: ignore[no-any-return]
+            return each(lambda v: v.sqrt())(g.real(0))  # type: ignore[no-any-return]
         raise NoRule
-    return _each(lambda v: v ** int(exponent))(g.real(0))  # type: ignore[no-any-return]
+    return each(lambda v: v ** int(exponent))(g.real(0))  # type: ignore[no-any-return]
 
 
 def _reduce(g: Given, mean: bool) -> Balls:
@@ -144,9 +77,9 @@ def _softmax(g: Given, log: bool) -> Balls:
     x = g.real(0)
     axis = g.axes(x.ndim)
     shifted = x - np.vectorize(float)(x).max(axis=axis, keepdims=True).astype(object)
-    powers = _each(lambda v: v.exp())(shifted)
+    powers = each(lambda v: v.exp())(shifted)
     total = np.add.reduce(powers, axis=axis, keepdims=True)
-    return shifted - _each(lambda v: v.log())(total) if log else powers / total  # type: ignore[no-any-return]
+    return shifted - each(lambda v: v.log())(total) if log else powers / total  # type: ignore[no-any-return]
 
 
 def _layer_norm(g: Given) -> Balls:
@@ -158,7 +91,7 @@ def _layer_norm(g: Given) -> Balls:
     size, eps = math.prod(x.shape[k] for k in axes), g.attribute("eps", "epsilon")
     centred = x - np.add.reduce(x, axis=axes, keepdims=True) / size
     variance = np.add.reduce(centred * centred, axis=axes, keepdims=True) / size
-    found = centred * _each(lambda v: v.rsqrt())(variance + flint.arb(float(1e-5 if eps is None else eps)))
+    found = centred * each(lambda v: v.rsqrt())(variance + flint.arb(float(1e-5 if eps is None else eps)))
     rest = [v for v in g.inputs[1:] if v is not None]
     found = found * rest[0] if rest else found
     return np.asarray(found + rest[1] if len(rest) > 1 else found, dtype=object)
@@ -224,16 +157,71 @@ def _addmm(g: Given) -> Balls:
     return g.real(0) + g.real(1) @ g.real(2)  # type: ignore[no-any-return]
 
 
-def _chosen(larger: bool) -> Rule:
-    def pick(one: Any, two: Any) -> Any:
-        first = float(one) >= float(two)
-        return one if first is larger else two
-
+def _chosen(pick: Callable[[Any, Any], Any]) -> Rule:
     return lambda g: np.frompyfunc(pick, 2, 1)(g.real(0), g.other("other"))
 
 
 def _log1pexp(v: Any) -> Any:
     return (1 + v.exp()).log() if float(v) < 0 else v + (1 + (-v).exp()).log()
+
+
+def _remainder(towards_zero: bool) -> Rule:
+    def one(x: Any, y: Any) -> Any:
+        quotient = x / y
+        whole = quotient.ceil() if towards_zero and float(quotient) < 0 else quotient.floor()
+        return x - y * whole
+
+    return lambda g: np.frompyfunc(one, 2, 1)(g.real(0), g.other("other"))
+
+
+def _mod(g: Given) -> Balls:
+    return _remainder(bool(g.attribute("fmod")))(g)
+
+
+def _where(g: Given) -> Balls:
+    chosen = g.step.inputs[0]
+    if chosen is None or chosen.dtype is not torch.bool:
+        raise NoRule
+    return np.asarray(np.where(chosen.cpu().numpy(), g.real(1), g.real(2)), dtype=object)
+
+
+def _clamped(g: Given) -> Balls:
+    found, bounds = g.real(0), (g.attribute("min", "min_val"), g.attribute("max", "max_val"))
+    for k, bound in enumerate(bounds, start=1):
+        held = g.inputs[k] if len(g.inputs) > k else None
+        if bound is None and held is None:
+            continue
+        limit = held if held is not None else flint.arb(float(bound))
+        found = np.frompyfunc(_larger if k == 1 else _smaller, 2, 1)(found, limit)
+    return np.asarray(found, dtype=object)
+
+
+def _larger(one: Any, two: Any) -> Any:
+    return one if float(one) >= float(two) else two
+
+
+def _smaller(one: Any, two: Any) -> Any:
+    return two if float(one) >= float(two) else one
+
+
+def _logsumexp(g: Given) -> Balls:
+    x = g.real(0)
+    axes = g.axes(x.ndim)
+    top = np.vectorize(float)(x).max(axis=axes, keepdims=True).astype(object)
+    total = np.add.reduce(each(lambda v: v.exp())(x - top), axis=axes, keepdims=True)
+    return np.asarray(top + each(lambda v: v.log())(total), dtype=object).reshape(g.shape)
+
+
+def _extreme(pick: Callable[[Any, Any], Any]) -> Rule:
+    function = np.frompyfunc(pick, 2, 1)
+
+    def rule(g: Given) -> Balls:
+        found = g.real(0)
+        for axis in g.axes(found.ndim):
+            found = function.reduce(found, axis=axis, keepdims=True)
+        return np.asarray(found, dtype=object).reshape(g.shape)
+
+    return rule
 
 
 ELEMENTWISE: dict[str, Callable[[Any], Any]] = {
@@ -243,8 +231,14 @@ ELEMENTWISE: dict[str, Callable[[Any], Any]] = {
     "log1p": lambda v: (1 + v).log(), "expm1": lambda v: v.expm1(), "sigmoid": lambda v: 1 / (1 + (-v).exp()),
     "silu": lambda v: v / (1 + (-v).exp()), "log_sigmoid_forward": lambda v: -_log1pexp(-v), "softplus": _log1pexp,
     "relu": lambda v: v if float(v) > 0 else flint.arb(0), "sinh": lambda v: v.sinh(), "cosh": lambda v: v.cosh(),
+    "floor": lambda v: v.floor(), "ceil": lambda v: v.ceil(),
+    "trunc": lambda v: v.floor() if float(v) >= 0 else v.ceil(), "tan": lambda v: v.tan(), "atan": lambda v: v.atan(),
     "exp2": lambda v: (v * flint.arb.const_log2()).exp(), "log2": lambda v: v.log() / flint.arb.const_log2(),
 }  # fmt: skip
+
+ATTENTION = (
+    "scaled_dot_product_attention", "scaled_dot_product_flash_attention_for_cpu", "scaled_dot_product_attention_math"
+)  # fmt: skip
 
 RULES: dict[str, Rule] = {
     **{name: _unary(function) for name, function in ELEMENTWISE.items()},
@@ -257,8 +251,14 @@ RULES: dict[str, Rule] = {
     "softmax": lambda g: _softmax(g, False), "log_softmax": lambda g: _softmax(g, True),
     "logsoftmax": lambda g: _softmax(g, True), "linear": _linear, "addmm": _addmm,
     "mm": lambda g: g.real(0) @ g.real(1), "bmm": lambda g: g.real(0) @ g.real(1),
-    "matmul": lambda g: g.real(0) @ g.real(1), "maximum": _chosen(True), "max": _chosen(True),
-    "minimum": _chosen(False), "min": _chosen(False),
+    "matmul": lambda g: g.real(0) @ g.real(1), "maximum": _chosen(_larger), "max": _chosen(_larger),
+    "minimum": _chosen(_smaller), "min": _chosen(_smaller),
+    "remainder": _remainder(False), "fmod": _remainder(True), "mod": _mod, "where": _where,
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "clip", "hardtanh"), _clamped),
+    "logsumexp": _logsumexp, "reducelogsumexp": _logsumexp, "amax": _extreme(_larger), "amin": _extreme(_smaller),
+    "reducemax": _extreme(_larger), "reducemin": _extreme(_smaller),
+    **dict.fromkeys(("convolution", "conv", "conv1d", "conv2d", "mkldnn_convolution"), convolution),
+    **dict.fromkeys(ATTENTION, attention),
     **dict.fromkeys(
         ("view", "unsafe_view", "reshape", "unsqueeze", "squeeze", "flatten", "clone", "to_copy", "contiguous", "cast",
          "identity", "alias", "detach", "dropout"), _moved,
@@ -266,5 +266,17 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("transpose", "permute", "t"), _permuted),
     "expand": _expanded, "select": _selected, "slice": _sliced, "cat": _joined, "concat": _joined,
 }  # fmt: skip
-# Rules whose work is more than one operation for each element of their output: by the length of what is summed.
-PRODUCTS = frozenset({"linear", "addmm", "mm", "bmm", "matmul"})
+
+
+def operations(name: str, step: Step) -> int:
+    """Scalar operations that a rule takes for a step, about."""
+    output, first = step.outputs[0], step.inputs[0] if step.inputs else None
+    second = step.inputs[1] if len(step.inputs) > 1 else None
+    count, given = output.numel() if output is not None else 0, first.numel() if first is not None else 0
+    if name in ("linear", "mm", "bmm", "matmul", "addmm") and first is not None and second is not None:
+        return count * (second if name == "addmm" else first).shape[-1]
+    if RULES.get(name) is convolution and second is not None:
+        return count * second[0].numel()
+    if name in ATTENTION and second is not None:
+        return 2 * count * second.shape[-2]
+    return max(count, given)

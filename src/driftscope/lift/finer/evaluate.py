@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 BITS = 212
 _UNIT = 2.0**-53
 # Scalar operations that one evaluation may take, about two microseconds each.
-_MOST = 1_000_000
+MOST = 1_000_000
 # A ball and the float64 value beside it are the same value up to the rounding of float64, however badly it cancels.
 _FAR = 1e-2
+# What float64 may lose of a result, relative to the operands, before a rule is taken to misread the step.
+_LOST = 2.0**-48
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +71,8 @@ class Loss:
     subtracts: bool
 
 
-def evaluate(graph: Lifted, repairs: Sequence[Repair]) -> list[Fine | None]:
-    """Evaluate a lifted program in balls, with repaired constants.
+def evaluate(graph: Lifted, repairs: Sequence[Repair], work: int = MOST) -> list[Fine | None]:
+    """Evaluate a lifted program in balls, with repaired constants and at most ``work`` scalar operations.
 
     Returns
     -------
@@ -85,7 +87,7 @@ def evaluate(graph: Lifted, repairs: Sequence[Repair]) -> list[Fine | None]:
     flint.ctx.prec = BITS
     try:
         replace = {r.name: r.value for r in repairs}
-        run = _BallRun({r.name: float(r.value) for r in repairs if r.value.numel() == 1})
+        run = _BallRun({r.name: float(r.value) for r in repairs if r.value.numel() == 1}, most=work)
         outputs = graph.run(observe=run, replace=replace)
         return [run.fine(output.name, output.value) for output in outputs]
     except (_TooLong, CannotLift):
@@ -103,6 +105,7 @@ class _BallRun:
     """The observer."""
 
     numbers: Mapping[str, float]
+    most: int = MOST
     values: dict[str, Balls] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     work: int = 0
@@ -120,10 +123,8 @@ class _BallRun:
         if rule is None or any(n in self.lost for n in step.input_names) or not bool(torch.isfinite(output).all()):
             self._lose(step)
             return
-        first = step.inputs[0]
-        summed = first.shape[-1] if name in balls.PRODUCTS and first is not None and first.dim() else 1
-        self.work += max(output.numel() * summed, 0 if first is None else first.numel())
-        if self.work > _MOST:
+        self.work += balls.operations(name, step)
+        if self.work > self.most:
             raise _TooLong
         inputs = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
         given = balls.Given(step, inputs, tuple(output.shape), dict(self.numbers))
@@ -132,7 +133,7 @@ class _BallRun:
         except (balls.NoRule, ValueError, ZeroDivisionError, IndexError):
             self._lose(step)
             return
-        if found.shape != tuple(output.shape) or not _beside(found, output):
+        if found.shape != tuple(output.shape) or not _beside(found, output, step.inputs):
             self._lose(step)
             return
         self.values[step.output_names[0]] = found
@@ -175,12 +176,22 @@ class _BallRun:
         return Fine(rounded, widest / largest if largest else widest, self.loss)
 
 
-def _beside(found: Balls, value: torch.Tensor) -> bool:
-    """Whether balls are, roughly, the float64 values beside them: a rule that misreads a step must not count."""
+def _beside(found: Balls, value: torch.Tensor, inputs: Sequence[torch.Tensor | None]) -> bool:
+    """Whether balls are, roughly, the float64 values beside them: a rule that misreads a step must not count.
+
+    Where the result is small beside what it was made of, float64 may have lost all of it: `log(1 + 1e-38)`.
+    """
     flat, wanted = found.reshape(-1), value.reshape(-1)
     count = len(flat)
-    scale = float(wanted.abs().max()) if count else 0.0
-    return all(abs(float(flat[k].mid()) - float(wanted[k])) <= _FAR * scale + 1e-300 for k in _places(count))
+    given = max((_largest(v) for v in inputs if v is not None and v.is_floating_point()), default=0.0)
+    apart = _FAR * _largest(value) + _LOST * given + 1e-300
+    return all(abs(float(flat[k].mid()) - float(wanted[k])) <= apart for k in _places(count))
+
+
+def _largest(value: torch.Tensor) -> float:
+    """The largest finite magnitude."""
+    kept = value[torch.isfinite(value)]
+    return float(kept.abs().max()) if kept.numel() else 0.0
 
 
 def _places(count: int) -> Sequence[int]:

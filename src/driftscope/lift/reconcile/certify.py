@@ -134,19 +134,21 @@ def reconcile(
     return result
 
 
-# A limit above this hides more than rounded constants do, and a drift below that may be float64's own rounding.
+# A limit above this hides more than rounded constants do. A drift above that is seldom float64's own rounding (all of
+# `log(1 + x)` at 1e-38 is): less work is spent on the question.
 _WEAK, _SMALL = 1e-11, 1e-6
+_LITTLE = 100_000
 
 
 def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: Pairing, thresholds: Thresholds) -> None:
     """Where float64 cannot decide, evaluate both programs finer: rounding shrinks, another function stays."""
-    disputed = [
-        k for k, d in enumerate(result.drifts) if d.value and (d.limit > _WEAK or d.limit < d.value < _SMALL)
-    ]  # fmt: skip
+    disputed = [k for k, d in enumerate(result.drifts) if d.value and (d.limit > _WEAK or d.value > d.limit)]
     if not disputed:
         return
-    fine_a = finer.evaluate(a, result.repairs_a)
-    fine_b = finer.evaluate(b, result.repairs_b) if fine_a else []
+    near = any(d.limit > _WEAK or d.value < _SMALL for d in (result.drifts[k] for k in disputed))
+    work = finer.MOST if near else _LITTLE
+    fine_a = finer.evaluate(a, result.repairs_a, work)
+    fine_b = finer.evaluate(b, result.repairs_b, work) if fine_a else []
     drifts = list(result.drifts)
     for k in disputed:
         i, j = pairing.indices[k]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -158,7 +159,7 @@ def _match(feeds: Mapping[str, Any], slots: Sequence[Slot], b: Program) -> tuple
 
 def _follow_call(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:
     arguments = {name: value for name, value in bound_a.arguments.items() if value is not None}
-    if not any(name.isdecimal() for name in arguments):
+    if not any(name.isdecimal() for name in arguments) and not _by_position_only(bound_a, b):
         try:
             bound = b.bind(Inputs(kwargs=dict(arguments)))
         except InputError:
@@ -170,6 +171,13 @@ def _follow_call(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:
     names = list(zip(arguments, bound.arguments, strict=False))
     known = [(x, y) for x, y in names if not x.isdecimal() and not y.isdecimal()]
     return bound, _said_of_order(known, bound_a.feeds, b)
+
+
+def _by_position_only(bound_a: Bound, b: Program) -> bool:
+    """Whether ``b`` tells no names (a built-in function) and the inputs came without any: their names are only a's."""
+    parameters = getattr(b, "signature", inspect.Signature([])).parameters.values()
+    nameless = all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters) and bool(parameters)
+    return nameless and bound_a.inputs is not None and not bound_a.inputs.kwargs
 
 
 def _by_order(bound_a: Bound, arguments: Mapping[str, Any], b: Program) -> Bound:
