@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import driftscope as ds
 from driftscope.records.verdict import Verdict
 
 from .architectures import build
+from .bugs import BUGS
 from .tools import TOOLS, quiet
 
 TRIED = ("dynamo", "decomposed", "saved-extended", "saved-all", "half-onnxruntime", "channels-last")
@@ -23,61 +21,6 @@ CHEAPER = ("half-onnxruntime",)
 #: torch's own decomposition of this model cannot be run: its attention returns another layout.
 REFUSED = {("gpt2", "decomposed")}
 MADE = ("perceptron", "recurrent", "resnet", "bert", "gpt2", "wav2vec2")
-Plant = Callable[[nn.Module], None]
-
-
-def _matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The weights that layers multiply with: no tables, of which an input may use no row, and no factors."""
-    named = model.named_parameters()
-    return [
-        p for name, p in named if p.ndim >= 2 and p[0].numel() > 1 and not re.search(r"emb|wte|wpe|original0", name)
-    ]
-
-
-def _vectors(model: nn.Module) -> list[nn.Parameter]:
-    """Biases and gains in use; of the two biases of a recurrent layer, which are added, only one."""
-    return [p for name, p in model.named_parameters() if p.ndim == 1 and not re.search("bias_hh|masked", name)]
-
-
-def _scale_row(model: nn.Module) -> None:
-    _matrices(model)[1][2] *= 1 + 1e-3
-
-
-def _transpose(model: nn.Module) -> None:
-    """Turn a square weight; where there is none, turn a filter's numbers round."""
-    square = [p for p in _matrices(model) if p.ndim == 2 and p.shape[0] == p.shape[1]]
-    weight = square[0] if square else _matrices(model)[-1]
-    weight.copy_(weight.T.clone() if square else weight.flip(-1))
-
-
-def _swap_rows(model: nn.Module) -> None:
-    weight = _matrices(model)[1]
-    weight[[0, 1]] = weight[[1, 0]]
-
-
-def _lose_bias(model: nn.Module) -> None:
-    _vectors(model)[0].zero_()
-
-
-def _flip_bit(model: nn.Module) -> None:
-    """Change the eighth bit behind the point of one number."""
-    number = _matrices(model)[1].view(-1)[3:4]
-    number.copy_((number.view(torch.int32) ^ (1 << 15)).view(torch.float32))
-
-
-def _exchange(model: nn.Module) -> None:
-    """Exchange two vectors of one shape: the biases of two directions or layers, the weight and bias of a norm."""
-    vectors = _vectors(model)
-    one, two = next((a, b) for k, a in enumerate(vectors) for b in vectors[k + 1 :] if a.shape == b.shape)
-    kept = one.clone()
-    one.copy_(two)
-    two.copy_(kept)
-
-
-BUGS: dict[str, Plant] = {
-    "scaled row": _scale_row, "transposed": _transpose, "swapped rows": _swap_rows, "lost bias": _lose_bias,
-    "one bit": _flip_bit, "exchanged": _exchange,
-}  # fmt: skip
 
 
 @pytest.mark.slow

@@ -1,0 +1,96 @@
+"""Real architectures through real tools: honest pairs that must not be DIFFERENT, and planted bugs that must be found.
+
+Named alone: it takes hours. ``DRIFTSCOPE_ONLY='bert|llama'`` takes some architectures; rows are kept, and a sweep that
+was stopped goes on. What is printed is the table of the tools and every honest pair that is not answered rightly.
+"""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.zoo.architectures import ARCHITECTURES, build
+from tests.zoo.bugs import BUGS
+from tests.zoo.tools import TOOLS, quiet
+from torch import nn
+
+import driftscope as ds
+from benchmarks.verdicts.sweep import HONEST, Case, Refused, sweep, tally, troubles
+
+#: Tools that compute or store in a narrower format on purpose.
+CHEAPER = ("half", "bfloat16")
+
+
+def cases(group: str) -> Iterator[Case]:
+    """Every tool and every bug of one architecture; bugs also the other way round."""
+    try:
+        with quiet():
+            model, inputs = build(group)
+            with torch.no_grad():
+                model(*inputs)
+    except Exception as error:  # this version of the library has no such model
+        raise Refused(f"{type(error).__name__}: {error}") from error
+    with tempfile.TemporaryDirectory() as folder:
+        for tool in TOOLS:
+            yield Case(tool, partial(_honest, model, inputs, tool, Path(folder)))
+        try:
+            exported = TOOLS["dynamo"](model, inputs, Path(folder))
+        except Exception as error:
+            raise Refused(f"dynamo: {type(error).__name__}: {error}") from error
+        for name, plant in BUGS.items():
+            yield Case(f"bug-{name}", partial(_planted, model, plant, exported, inputs, False), f"bug {name}")
+            yield Case(f"bug-{name}-reversed", partial(_planted, model, plant, exported, inputs, True), f"bug {name}")
+
+
+def _honest(model: nn.Module, inputs: tuple[torch.Tensor, ...], tool: str, folder: Path) -> Any:
+    try:
+        made = TOOLS[tool](model, inputs, folder)
+    except Exception as error:  # what a tool refuses is no pair
+        raise Refused(f"{type(error).__name__}: {error}") from error
+    return ds.compare(model, made, inputs)
+
+
+def _planted(
+    model: nn.Module, plant: Callable[[nn.Module], None], exported: Any, inputs: tuple[torch.Tensor, ...], back: bool
+) -> Any:
+    broken = copy.deepcopy(model)
+    try:
+        with torch.no_grad():
+            plant(broken)
+    except (IndexError, StopIteration) as error:
+        raise Refused("this model has no such weight") from error
+    return ds.compare(exported, broken, inputs) if back else ds.compare(broken, exported, inputs)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The tools as a Markdown table: clean, false, refused and crashed pairs, and seconds for one comparison."""
+    lines = ["| tool | clean | answered wrongly | inconclusive | refused by the tool | crash | s |", "|---" * 7 + "|"]
+    for tool in TOOLS:
+        own = [r for r in rows if r["case"].rsplit("/", 1)[-1] == tool]
+        by = {
+            v: sum(r["verdict"] == v for r in own) for v in (*HONEST, "DIFFERENT", "INCONCLUSIVE", "REFUSED", "CRASH")
+        }
+        seconds = sorted(r["seconds"] for r in own if r["verdict"] in (*HONEST, "DIFFERENT"))
+        middle = f"{seconds[len(seconds) // 2]:.1f}" if seconds else ""
+        clean = sum(by.get(v, 0) for v in HONEST)
+        wrong = " | ".join(str(by.get(v, 0)) for v in ("DIFFERENT", "INCONCLUSIVE", "REFUSED", "CRASH"))
+        lines.append(f"| {tool} | {clean} | {wrong} | {middle} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the sweep; the number of honest pairs answered wrongly and of bugs not found."""
+    rows = sweep("zoo", "benchmarks.zoo", list(ARCHITECTURES))
+    found = troubles(rows, narrow=lambda case: any(word in case for word in CHEAPER))
+    planted = [r for r in rows if r["expected"].startswith("bug") and r["verdict"] not in ("REFUSED", "END")]
+    missed = [r for r in planted if r["verdict"] != "DIFFERENT"]
+    print(table(rows))
+    print("\n".join([*found, *(f"missed       {r['case']}: {r['verdict']} {r['reason'][:120]}" for r in missed)]))
+    print(f"{len(rows)} rows; {tally(rows)}; {len(found)} honest pairs answered wrongly;"
+          f" {len(planted) - len(missed)} of {len(planted)} bugs found")  # fmt: skip
+    return len(found) + len(missed)
