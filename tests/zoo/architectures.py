@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+
+from . import families
 
 Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
@@ -37,13 +41,9 @@ def _text(kind: str, model: str | None = None, **more: Any) -> Made:
     config = _small(kind, vocab_size=99, **more)
     made = getattr(transformers, model or f"{kind}Model")(config)
     ids = torch.randint(3, 99, (2, 11), generator=torch.Generator().manual_seed(1))
-    return Picked(made, "last_hidden_state", use_cache=False) if _decodes(config) else Picked(
-        made, "last_hidden_state"
-    ), (ids,)
-
-
-def _decodes(config: Any) -> bool:
-    return config.model_type in ("llama", "gemma", "gemma2", "gpt2", "qwen2", "mistral", "phi", "gpt_neox", "opt")
+    # What a cache holds would be returned beside the states.
+    cached = "use_cache" in inspect.signature(made.forward).parameters
+    return Picked(made, "last_hidden_state", **({"use_cache": False} if cached else {})), (ids,)
 
 
 def _image(kind: str, model: str | None = None, size: int = 32, **more: Any) -> Made:
@@ -135,6 +135,8 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "wav2vec2": _wav2vec2,
     "resnet": _small_resnet,
     "mobilenet": _mobilenet,
+    **{name.lower(): functools.partial(_text, name, **more) for name, more in families.TEXT.items()},
+    **{name.lower(): functools.partial(_image, name, **more) for name, more in families.IMAGE.items()},
     "perceptron": lambda: _plain(Perceptron(), 8, 16),
     "recurrent": lambda: _plain(Recurrent(), 2, 7, 16),
 }
