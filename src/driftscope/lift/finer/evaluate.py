@@ -22,7 +22,7 @@ from driftscope.lift.steps import Lifted, Step
 from driftscope.records.finding import Where
 
 if TYPE_CHECKING:
-    from driftscope.lift.finer.balls import Balls
+    from driftscope.lift.finer.given import Balls
 
 BITS = 212
 _UNIT = 2.0**-53
@@ -114,6 +114,7 @@ class _BallRun:
 
     def __call__(self, step: Step) -> None:
         from driftscope.lift.finer import balls
+        from driftscope.lift.finer.given import Given, NoRule
 
         output = step.outputs[0] if step.outputs else None
         if step.constant or output is None or not output.is_floating_point() or not any(step.input_names):
@@ -127,10 +128,10 @@ class _BallRun:
         if self.work > self.most:
             raise _TooLong
         inputs = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
-        given = balls.Given(step, inputs, tuple(output.shape), dict(self.numbers))
+        given = Given(step, inputs, tuple(output.shape), dict(self.numbers))
         try:
             found = np.asarray(rule(given), dtype=object)
-        except (balls.NoRule, ValueError, ZeroDivisionError, IndexError):
+        except (NoRule, ValueError, ZeroDivisionError, IndexError):
             self._lose(step)
             return
         if found.shape != tuple(output.shape) or not _beside(found, output, step.inputs):
