@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
@@ -147,11 +146,11 @@ def _node(operator: str, inputs: list[str], output: str, itype: int) -> onnx.Nod
 def _in_onnxruntime(variant: Variant, a: torch.Tensor, x: torch.Tensor, b: torch.Tensor, threads: int) -> Computed:
     dtype = str(a.dtype).removeprefix("torch.")
     model = onnx_model(variant.kind, dtype, (a.shape[0], a.shape[1], x.shape[1]))
-    program: Any = onnx_program(
+    program = onnx_program(
         model, level=variant.level, threads=threads, provider="cuda" if a.is_cuda else "cpu", name=variant.name
     )
     try:
-        graph, _ = program.examine()
+        graph = program.examine().graph
         y = program({"A": a, "X": x, "B": b})["Y"]
     except RuntimeRefused as error:
         return Computed(None, " ".join(str(error).split())[:300])

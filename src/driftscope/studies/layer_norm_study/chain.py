@@ -13,6 +13,7 @@ import torch
 
 from driftscope.errors import RuntimeRefused
 from driftscope.programs.loading.load import onnx_program
+from driftscope.programs.protocol import Program
 from driftscope.studies.layer_norm_study.implementations import EPSILON
 from driftscope.studies.onnx_graphs import Changes, changes_between, rounding_operators
 
@@ -113,7 +114,7 @@ class Kernels:
         model = chain_model(OPERATORS, self.dtype, self.operands)
         program = self._program(model, "all" if name.endswith("[all]") else "disable")
         try:
-            graph, _ = program.examine()
+            graph = program.examine().graph
             y = program(dict(self.operands))["y"].cpu()
         except RuntimeRefused as error:
             return Chain(name, None, (), " ".join(str(error).split())[:300])
@@ -121,7 +122,7 @@ class Kernels:
             return Chain(name, y)
         return Chain(name, y, rounding_operators(graph, self.dtype), changes=changes_between(model, graph))
 
-    def _program(self, model: onnx.ModelProto, level: str) -> Any:
+    def _program(self, model: onnx.ModelProto, level: str) -> Program:
         provider = "cuda" if self.operands["x"].is_cuda else "cpu"
         return onnx_program(model, level=level, threads=self.threads, provider=provider, name="layer_norm")
 
