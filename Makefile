@@ -51,7 +51,7 @@ docs: $(VENV)/.docs
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
-# One environment of constraints/, made and tested: make matrix VERSION=oldest
+# One environment of constraints/, made and tested: make matrix VERSION=torch2.8
 VERSION ?= newest
 matrix:
 	$(PYTHON) docs/compatibility.py run $(VERSION)

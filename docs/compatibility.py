@@ -1,9 +1,13 @@
 """Which versions driftscope works with: measured, one environment per file of ``constraints/``.
 
-``python docs/compatibility.py run oldest`` makes ``.venv-oldest``, installs driftscope with ``constraints/oldest.txt``,
-runs the quick tests there and keeps what came of it in ``docs/measurements/compatibility``; ``... table`` writes the
-page from everything that is kept. ``make matrix VERSION=oldest`` does both. Builds of torch other than the one in
-``constraints.txt`` bring several gigabytes of CUDA libraries along.
+``python docs/compatibility.py run torch2.8`` makes ``.venv-torch2.8``, installs driftscope with
+``constraints/torch2.8.txt``, runs the tests of what depends on versions there (``SUITE``: the six commands, the
+runtimes, the files, the libraries' kernels; a few minutes) and keeps what came of it in
+``docs/measurements/compatibility``; ``... table`` writes the page from everything that is kept.
+``make matrix VERSION=torch2.8`` does both; ``VERSION=oldest`` and ``VERSION=newest`` are the oldest and newest torch.
+Other tests may be named behind it: ``python docs/compatibility.py run torch2.8 tests`` runs every quick test.
+Builds of torch other than the one in ``constraints.txt`` bring several gigabytes of CUDA libraries along. Where uv is
+installed it makes the environments, in a third of the time.
 """
 
 from __future__ import annotations
@@ -13,15 +17,26 @@ import collections
 import datetime
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "measurements" / "compatibility"
 PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 _SHOWN = ("torch", "onnxruntime", "onnx", "numpy", "transformers")
+# What depends on the versions of libraries, and is short: every command, every runtime, every kind of file.
+SUITE = (
+    "tests/cli/test_compare_command.py", "tests/cli/test_shapes_command.py", "tests/cli/test_transforms_command.py",
+    "tests/cli/test_reveal_command.py", "tests/cli/test_study_command.py", "tests/cli/test_small_commands.py",
+    "tests/programs/test_onnx_runtime.py", "tests/programs/test_torch_runtimes.py", "tests/programs/test_pt2_files.py",
+    "tests/explain/test_compilation.py", "tests/lift/test_tape_transformers.py",
+    "tests/accumulation/test_reveal_libraries.py", "tests/test_testing.py",
+)  # fmt: skip
 _ASK = """
 import importlib.metadata as m, json, platform, sys
 from driftscope.records.environment import capture
@@ -30,30 +45,46 @@ print(json.dumps({"python": python, "versions": found["versions"], "processor": 
 """
 
 
-def environment(name: str, python: str) -> Path:
+def known() -> list[str]:
+    """Return the names of the environments, by torch's version and then the others'."""
+    names = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "constraints").glob("*.txt")}
+    return sorted(names, key=lambda name: [_numbers(_pinned(names[name], of)) for of in _SHOWN])
+
+
+def _pinned(constraints: str, package: str) -> str:
+    found = re.search(rf"^{package}==(\S+)", constraints, re.MULTILINE)
+    return found[1] if found else "0"
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version.split("+")[0])]
+
+
+def environment(name: str, python: str, folder: Path) -> Path:
     """Make an environment with driftscope and what its constraints name; return its interpreter."""
     constraints = ROOT / "constraints" / f"{name}.txt"
     if not constraints.is_file():
-        known = ", ".join(sorted(path.stem for path in constraints.parent.glob("*.txt")))
-        raise SystemExit(f"no constraints/{name}.txt; there are {known}")
-    folder = ROOT / f".venv-{name}"
+        raise SystemExit(f"no constraints/{name}.txt; there are {', '.join(known())}, oldest and newest")
     inside = folder / "bin" / "python"
     if not inside.is_file():
         subprocess.check_call([python, "-m", "venv", str(folder)])
-    install = [str(inside), "-m", "pip", "install", "--quiet", "--no-compile", "-c", str(constraints)]
-    subprocess.check_call([*install, "-e", f"{ROOT}[test]"])
+    quick = shutil.which("uv")
+    install = [quick, "pip", "install", "--python", str(inside)] if quick else [str(inside), "-m", "pip", "install"]
+    options = ["--quiet", *([] if quick else ["--no-compile"]), "-c", str(constraints)]
+    subprocess.check_call([*install, *options, "-e", f"{ROOT}[test]"])
     return inside
 
 
-def measure(name: str, python: str, tests: list[str]) -> None:
-    """Run the quick tests in the environment of that name and keep the numbers."""
-    inside = environment(name, python)
-    junit = ROOT / f".venv-{name}" / "junit.xml"
-    workers = ["-n", "auto", "--dist", "worksteal"]
-    command = [str(inside), "-m", "pytest", "-q", *workers, f"--junitxml={junit}", *tests]
-    subprocess.call(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+def measure(name: str, python: str, tests: list[str], folder: Path) -> None:
+    """Run tests in the environment of that name and keep the numbers."""
+    inside = environment(name, python, folder)
+    junit = folder / "junit.xml"
+    workers = ["-n", os.environ.get("WORKERS", "auto"), "--dist", "worksteal"]
+    command = [str(inside), "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, f"--junitxml={junit}"]
+    junit.unlink(missing_ok=True)
+    subprocess.call([*command, *(tests or SUITE)], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
     row = json.loads(subprocess.check_output([str(inside), "-c", _ASK], text=True))
-    row |= {"name": name, "date": datetime.date.today().isoformat(), "tests": tests or ["tests"], **counted(junit)}
+    row |= {"name": name, "date": datetime.date.today().isoformat(), "tests": tests or ["suite"], **counted(junit)}
     KEPT.mkdir(parents=True, exist_ok=True)
     (KEPT / f"{name}.json").write_text(json.dumps(row, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -76,26 +107,46 @@ def counted(junit: Path) -> dict[str, object]:
 def table() -> str:
     """Return the page: one row per environment, what failed and what was skipped below."""
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in KEPT.glob("*.json")]
-    rows.sort(key=lambda row: [int(part) for part in row["versions"]["torch"].split("+")[0].split(".")])
+    rows.sort(key=lambda row: [_numbers(row["versions"].get(of, "0")) for of in _SHOWN])
     lines = [
         "# Which versions it works with",
         "",
         "Measured with `make matrix VERSION=NAME`, one environment per file of `constraints/`. A newer version than",
-        "the newest here is not refused; `driftscope env` says that it was not tried.",
+        "the newest here is not refused; `driftscope env` says that it was not tried. The suite is what depends on",
+        "versions: the six commands, every runtime, every kind of file, the libraries' kernels.",
         "",
-        f"| python | {' | '.join(_SHOWN)} | tests | passed | failed | skipped | measured |",
-        f"|---|{'---|' * len(_SHOWN)}---|---|---|---|---|",
+        f"| environment | python | {' | '.join(_SHOWN)} | tests | passed | failed | skipped | measured |",
+        f"|---|---|{'---|' * len(_SHOWN)}---|---|---|---|---|",
     ]
     for row in rows:
         versions = " | ".join(row["versions"].get(name, "-") for name in _SHOWN)
         numbers = f"{row['passed']} | {len(row['failed'])} | {sum(row['skipped'].values())}"
-        lines.append(f"| {row['python']} | {versions} | {', '.join(row['tests'])} | {numbers} | {row['date']} |")
+        tests = ", ".join(row["tests"])
+        lines.append(f"| {row['name']} | {row['python']} | {versions} | {tests} | {numbers} | {row['date']} |")
+    lines += ["", f"Processors: {', '.join(sorted({row['processor'] for row in rows}))}.", ""] if rows else []
+    lines += _not_run(rows)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _not_run(rows: list[dict[str, Any]]) -> list[str]:
+    """Return what failed and what was skipped, and in which environments."""
+    failed, skipped = collections.defaultdict(list), collections.defaultdict(list)
     for row in rows:
-        if row["failed"] or row["skipped"]:
-            lines += ["", f"## torch {row['versions']['torch']}, onnxruntime {row['versions']['onnxruntime']}", ""]
-            lines += [f"* failed: `{name}`" for name in row["failed"]]
-            lines += [f"* {count} skipped: {reason}" for reason, count in row["skipped"].items()]
-    return "\n".join(lines) + "\n"
+        for test in row["failed"]:
+            failed[test].append(row["name"])
+        for reason in row["skipped"]:
+            # A reason may name an address in memory or a line of a test: neither says more here.
+            skipped[re.sub(r"^.*Skipped: |0x[0-9a-f]+", "", reason)].append(row["name"])
+    lines = []
+    for title, found in (("What failed", failed), ("What was skipped", skipped)):
+        if found:
+            lines += [f"## {title}", "", "| what | where |", "|---|---|"]
+            everywhere = len(rows)
+            for what, names in sorted(found.items()):
+                where = "everywhere" if len(names) == everywhere else ", ".join(names)
+                lines.append(f"| {what.replace('|', '/')} | {where} |")
+            lines.append("")
+    return lines
 
 
 def main() -> None:
@@ -104,9 +155,11 @@ def main() -> None:
     parser.add_argument("what", choices=("run", "table"))
     parser.add_argument("name", nargs="?", default="newest")
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--environment", type=Path, help="an environment to change instead of .venv-NAME")
     given, tests = parser.parse_known_args()
     if given.what == "run":
-        measure(given.name, given.python, tests)
+        name = {"oldest": known()[0], "newest": known()[-1]}.get(given.name, given.name)
+        measure(name, given.python, tests, given.environment or ROOT / f".venv-{name}")
     PAGE.write_text(table(), encoding="utf-8")
 
 
