@@ -30,7 +30,8 @@ def exported(request: pytest.FixtureRequest) -> Callable[[str], ModelProto]:
     folder: Path = request.config.cache.mkdir("transformer-exports")
 
     def get(name: str) -> ModelProto:
-        path = folder / f"{name}-{torch.__version__}.onnx"
+        # The instruction set too: by it, seeded weights differ in their last bits.
+        path = folder / f"{name}-{torch.__version__}-{torch.backends.cpu.get_cpu_capability()}.onnx"
         if not path.exists():
             module, inputs = made(name)
             onnx.save(torch.onnx.export(module, inputs, dynamo=True, verbose=False).model_proto, path)

@@ -17,8 +17,10 @@ from .architectures import ARCHITECTURES
 
 OPSET = 20
 _SOURCE = Path(__file__).with_name("architectures.py").read_bytes()
+_VERSIONS = [version(name) for name in ("torch", "onnx", "onnxscript")]
+# Seeded weights differ by an ulp from one instruction set to another: torch draws normal numbers with its own kernels.
 _STAMP = hashlib.blake2b(
-    _SOURCE + ",".join(version(name) for name in ("torch", "onnx", "onnxscript")).encode(), digest_size=8
+    _SOURCE + ",".join([*_VERSIONS, torch.backends.cpu.get_cpu_capability()]).encode(), digest_size=8
 ).hexdigest()
 
 
