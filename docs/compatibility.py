@@ -84,6 +84,8 @@ def measure(name: str, python: str, tests: list[str], folder: Path) -> None:
     command = [str(inside), "-m", "pytest", "-q", *workers, f"--junitxml={junit}"]
     junit.unlink(missing_ok=True)
     subprocess.call([*command, *(tests or SUITE)], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if not junit.is_file():
+        raise SystemExit(f"{name}: the tests ended before they were counted; nothing was kept")
     row = json.loads(subprocess.check_output([str(inside), "-c", _ASK], text=True))
     row |= {"name": name, "date": datetime.date.today().isoformat(), "tests": tests or ["suite"], **counted(junit)}
     KEPT.mkdir(parents=True, exist_ok=True)
