@@ -1,8 +1,8 @@
 """Which versions driftscope works with: measured, one environment per file of ``constraints/``.
 
 ``python docs/compatibility.py run torch2.8`` makes ``.venv-torch2.8``, installs driftscope with
-``constraints/torch2.8.txt``, runs the tests of what depends on versions there (``SUITE``: the six commands, the
-runtimes, the files, the libraries' kernels; a few minutes) and keeps what came of it in
+``constraints/torch2.8.txt``, runs the tests of what depends on versions there (``SUITE``: a walk through
+all commands with what the installed torch exports; half a minute) and keeps what came of it in
 ``docs/measurements/compatibility``; ``... table`` writes the page from everything that is kept.
 ``make matrix VERSION=torch2.8`` does both; ``VERSION=oldest`` and ``VERSION=newest`` are the oldest and newest torch.
 Other tests may be named behind it: ``python docs/compatibility.py run torch2.8 tests`` runs every quick test.
@@ -29,15 +29,8 @@ ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "measurements" / "compatibility"
 PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 _SHOWN = ("torch", "onnxruntime", "onnx", "numpy", "transformers")
-# What depends on the versions of libraries, and is short: every command, the runtimes, the kinds of file.
-SUITE = (
-    "tests/cli/test_compare_command.py", "tests/cli/test_transforms_command.py", "tests/cli/test_reveal_command.py",
-    "tests/cli/test_shapes_command.py::test_its_neighbour_loses_nothing",
-    "tests/cli/test_shapes_command.py::test_onnx_is_written_and_wrong_and_the_cover_is_saved",
-    "tests/cli/test_study_command.py::test_a_study_is_run_kept_listed_shown_and_asked",
-    "tests/cli/test_small_commands.py", "tests/programs/test_onnx_runtime.py", "tests/programs/test_torch_runtimes.py",
-    "tests/programs/test_pt2_files.py::test_rich_programs_load_and_run", "tests/lift/test_tape_transformers.py",
-)  # fmt: skip
+# What depends on the versions of libraries, and is short: every command, what this torch exports, this onnxruntime.
+SUITE = ("tests/cli/test_walk.py",)
 _ASK = """
 import importlib.metadata as m, json, platform, sys
 from driftscope.records.environment import capture
@@ -76,18 +69,27 @@ def environment(name: str, python: str, folder: Path) -> Path:
     return inside
 
 
-def measure(name: str, python: str, tests: list[str], folder: Path) -> None:
+def measure(name: str, python: str, tests: list[str], folder: Path, ready: bool) -> None:
     """Run tests in the environment of that name and keep the numbers."""
-    inside = environment(name, python, folder)
+    inside = folder / "bin" / "python" if ready else environment(name, python, folder)
     junit = folder / "junit.xml"
     workers = ["-n", os.environ.get("WORKERS", "auto"), "--dist", "worksteal"]
-    command = [str(inside), "-m", "pytest", "-q", *workers, f"--junitxml={junit}"]
+    command = [
+        str(inside),
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "slow or not slow" if not tests else "not slow",
+        *workers,
+        f"--junitxml={junit}",
+    ]
     junit.unlink(missing_ok=True)
     subprocess.call([*command, *(tests or SUITE)], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if not junit.is_file():
         raise SystemExit(f"{name}: the tests ended before they were counted; nothing was kept")
     row = json.loads(subprocess.check_output([str(inside), "-c", _ASK], text=True))
-    row |= {"name": name, "date": datetime.date.today().isoformat(), "tests": tests or ["suite"], **counted(junit)}
+    row |= {"name": name, "date": datetime.date.today().isoformat(), "tests": tests or ["walk"], **counted(junit)}
     KEPT.mkdir(parents=True, exist_ok=True)
     (KEPT / f"{name}.json").write_text(json.dumps(row, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -115,8 +117,8 @@ def table() -> str:
         "# Which versions it works with",
         "",
         "Measured with `make matrix VERSION=NAME`, one environment per file of `constraints/`. A newer version than",
-        "the newest here is not refused; `driftscope env` says that it was not tried. The suite is what depends on",
-        "versions: the six commands, every runtime, every kind of file, the libraries' kernels.",
+        "the newest here is not refused; `driftscope env` says that it was not tried. The walk is",
+        "`tests/cli/test_walk.py`: every command, with what the torch of that environment exports, on its onnxruntime.",
         "",
         f"| environment | python | {' | '.join(_SHOWN)} | tests | passed | failed | skipped | measured |",
         f"|---|---|{'---|' * len(_SHOWN)}---|---|---|---|---|",
@@ -159,10 +161,11 @@ def main() -> None:
     parser.add_argument("name", nargs="?", default="newest")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--environment", type=Path, help="an environment to change instead of .venv-NAME")
+    parser.add_argument("--ready", action="store_true", help="the environment holds what it should: install nothing")
     given, tests = parser.parse_known_args()
     if given.what == "run":
         name = {"oldest": known()[0], "newest": known()[-1]}.get(given.name, given.name)
-        measure(name, given.python, tests, given.environment or ROOT / f".venv-{name}")
+        measure(name, given.python, tests, given.environment or ROOT / f".venv-{name}", given.ready)
     PAGE.write_text(table(), encoding="utf-8")
 
 

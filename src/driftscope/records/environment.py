@@ -212,8 +212,24 @@ def _blas() -> list[dict[str, Any]]:
 
 def _gpus() -> list[dict[str, Any]]:
     torch = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "cuda") or not torch.cuda.is_available():
+    if torch is None or not hasattr(torch, "cuda"):
         return []
+    return [*(_cuda_devices(torch) if torch.cuda.is_available() else ()), *_other_devices(torch)]
+
+
+def _other_devices(torch: Any) -> list[dict[str, Any]]:
+    """Intel's and Apple's: their names, where torch knows them."""
+    found: list[dict[str, Any]] = []
+    xpu = getattr(torch, "xpu", None)
+    if xpu is not None and xpu.is_available():
+        found += ({"name": xpu.get_device_name(index), "kind": "xpu"} for index in range(xpu.device_count()))
+    mps = getattr(getattr(torch, "backends", None), "mps", None)
+    if mps is not None and mps.is_available():
+        found.append({"name": platform.processor() or "mps", "kind": "mps"})
+    return found
+
+
+def _cuda_devices(torch: Any) -> list[dict[str, Any]]:
     driver = _nvidia_driver()
     found = []
     for index in range(torch.cuda.device_count()):

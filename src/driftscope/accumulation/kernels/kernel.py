@@ -237,13 +237,11 @@ class CallableKernel(Kernel):
 def library_words(framework: str, device: str | None = None) -> str:
     """Return for example ``"numpy 2.4.6"``, or ``"torch 2.13.0 on NVIDIA H100"``."""
     words = f"{framework} {importlib.import_module(framework).__version__}"
-    return words if device in (None, "cpu") else f"{words} on {_device_words(str(device))}"
+    if device in (None, "cpu"):
+        return words
+    from driftscope.programs.torch_devices import device_words
 
-
-def _device_words(device: str) -> str:
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else device
+    return f"{words} on {device_words(str(device))}"
 
 
 def _numpy_conversion(_device: str | None = None) -> tuple[Callable[[Array], Any], Callable[[Any], Array]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from driftscope.programs.torch_devices import DEVICES, present
 from driftscope.records.kinds.study import ShownTable, Statement, StudyRecord
 from driftscope.records.runs.tables import frame_of
 from driftscope.studies.arguments import one_of, some_of, whole
@@ -14,7 +15,6 @@ from driftscope.studies.engine.plan import Plan, Reading
 from driftscope.studies.gemm_study.cell import gemm_cell, shape_of
 from driftscope.studies.gemm_study.variants import VARIANTS
 from driftscope.studies.places import PLACE, pair_values, places
-from driftscope.studies.torch_devices import DEVICES, present
 
 DATA = ("normal", "bias")
 FLOATS = ("float32", "float16", "bfloat16")

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from driftscope.errors import RuntimeRefused
+from driftscope.programs.torch_devices import device_of
 from driftscope.studies import pairwise
 from driftscope.studies.engine.grid import seed_of
 from driftscope.studies.layer_norm_study.chain import OPERATORS, WHOLE, Chain, Kernels, mixtures, run_chain
 from driftscope.studies.layer_norm_study.floors import Scales, floor_of_chain, floor_of_normalisation, scales_of
 from driftscope.studies.layer_norm_study.implementations import MOMENTS, exact, normalise, rows_of
-from driftscope.studies.torch_devices import device_of
 
 NOT_AVAILABLE, NOT_FINITE = "not available", "not finite"
 HALF_WIDTH, BINS = 4.0, 33  # the histogram reaches from -4 to 4 units in the last place

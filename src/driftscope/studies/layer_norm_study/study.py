@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from driftscope.programs.torch_devices import DEVICES, present
 from driftscope.records.kinds.study import Statement, StudyRecord
 from driftscope.records.runs.tables import frame_of
 from driftscope.studies.arguments import one_of, some_of, whole
@@ -14,7 +15,6 @@ from driftscope.studies.engine.plan import Plan, Reading
 from driftscope.studies.layer_norm_study.cell import layer_norm_cell
 from driftscope.studies.layer_norm_study.implementations import DATA
 from driftscope.studies.places import PLACE, places
-from driftscope.studies.torch_devices import DEVICES, present
 
 FLOATS = ("float32", "float16")
 
