@@ -8,9 +8,14 @@ STAMP := $(VENV)/.installed
 # One process per core, each with one thread: more of either and they wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test slow sweep fuzz lint docs bench matrix clean
+.PHONY: demo test slow sweep fuzz lint docs bench gpu matrix changelog clean
+
+# One sentence instead of a traceback from pip or a half-made environment.
+OLD := $(shell $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || echo old)
+needs_python = $(if $(OLD),$(error driftscope needs Python 3.11 or newer and '$(PYTHON)' is not: make PYTHON=python3.12 $@))
 
 $(STAMP): pyproject.toml constraints.txt
+	$(needs_python)
 	$(PYTHON) -m venv $(VENV)
 	# --no-compile: byte-compiling torch and sympy is most of an installation's time.
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
@@ -51,9 +56,20 @@ docs: $(VENV)/.docs
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
 
+# Everything that needs an accelerator, in less than eight minutes; without one it says so.
+gpu: $(STAMP)
+	$(BIN)/python -m benchmarks accelerator
+
+# The fragments of changelog.d become the next version's part of CHANGELOG.md.
+NEXT ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+changelog: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt towncrier
+	$(BIN)/towncrier build --yes --version $(NEXT)
+
 # One environment of constraints/, made and tested: make matrix VERSION=torch2.8
 VERSION ?= newest
 matrix:
+	$(needs_python)
 	$(PYTHON) docs/compatibility.py run $(VERSION)
 
 clean:

@@ -144,7 +144,7 @@ def tf32(device: str) -> Answer:
 
 
 def half(device: str) -> Answer:
-    """Float16 and bfloat16 on tensor cores, with and without reduced-precision accumulation: rounding of that format."""
+    """Float16 and bfloat16 on tensor cores, reduced-precision accumulation on and off: rounding of that format."""
     pairs = {}
     for dtype in (torch.float16, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
@@ -191,7 +191,7 @@ def exact(device: str) -> Answer:
 def orders(device: str) -> Answer:
     """The order in which the device's kernels add: sums, products in three formats, a compiled sum."""
     questions: dict[str, tuple[Any, int, dict[str, Any]]] = {
-        f"{kernel}, {n} of {dtype}": (kernel, n, {"dtype": dtype, **({"shape": (16, n, 16)} if kernel in PRODUCTS else {})})
+        f"{kernel}, {n} of {dtype}": (kernel, n, {"dtype": dtype})
         for kernel, n, dtype in (
             ("torch.sum", 1000, "float32"), ("torch.mean", 4096, "float32"), ("torch.matmul", 512, "float32"),
             ("torch.matmul", 512, "float16"), ("torch.matmul", 512, "bfloat16"), ("torch.linear", 300, "float32"),
@@ -200,6 +200,8 @@ def orders(device: str) -> Answer:
     questions["torch.compile of a sum, 1000 of float32"] = (torch.compile(lambda x: x.sum(-1)), 1000, {})
     found: dict[str, str] = {}
     for name, (kernel, n, options) in questions.items():
+        if kernel in PRODUCTS:
+            options["shape"] = (16, n, 16)
         try:
             answer = ds.reveal(kernel, n, device=device, max_seconds=15.0, **options)
             found[name] = f"{answer.pattern}, accumulator {answer.accumulator}" if answer.verified else "not verified"

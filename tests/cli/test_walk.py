@@ -51,7 +51,7 @@ def other():
 def branch(x):
     return x * 2 if x.sum() > 0 else -x
 """
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sweep
 
 SPEC = ("--input", "x=2x5x16:float32")
 

@@ -93,7 +93,7 @@ def gemm(
     dtypes : names
         ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"float64"``. The reference is always the product in float64.
     devices : names or None
-        ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"mps"``; by default those this machine has. One it lacks gives rows that say so.
+        ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"mps"``; by default those there are. One that is not gives rows that say so.
     data : names
         ``"normal"``: unit normal. ``"bias"``: A and X at most 1 and a bias that climbs to 16 from column to column.
     variants : names
