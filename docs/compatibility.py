@@ -74,16 +74,8 @@ def measure(name: str, python: str, tests: list[str], folder: Path, ready: bool)
     inside = folder / "bin" / "python" if ready else environment(name, python, folder)
     junit = folder / "junit.xml"
     workers = ["-n", os.environ.get("WORKERS", "auto"), "--dist", "worksteal"]
-    command = [
-        str(inside),
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "slow or not slow" if not tests else "not slow",
-        *workers,
-        f"--junitxml={junit}",
-    ]
+    chosen = ["-m", "not slow and not sweep" if tests else "sweep"]
+    command = [str(inside), "-m", "pytest", "-q", *chosen, *workers, f"--junitxml={junit}"]
     junit.unlink(missing_ok=True)
     subprocess.call([*command, *(tests or SUITE)], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if not junit.is_file():
