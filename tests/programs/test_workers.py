@@ -20,6 +20,7 @@ from driftscope.programs.isolation.workers import Limits, WorkerPool
 from programs import worker_tasks as tasks
 
 LIMITS = Limits(seconds=3.0, memory=300 << 20)
+AMPLE = Limits(seconds=120.0, memory=300 << 20)  # on a busy machine filling the memory takes a while
 
 DEATHS = [
     (tasks.abort, Fate.ABORTED, "R006", "SIGABRT in abort (worker_tasks.py:"),
@@ -38,9 +39,9 @@ DEATHS = [
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """Every death and twenty honest tasks in one pool of two processes."""
-    with WorkerPool(2, limits=LIMITS) as pool:
-        deaths = [pool.submit(task) for task, *_ in DEATHS]
+    """Every death and twenty honest tasks in one pool of two processes; the hang, whose time is short, in another."""
+    with WorkerPool(2, limits=AMPLE) as pool, WorkerPool(1, limits=LIMITS) as short:
+        deaths = [(short if task is tasks.hang else pool).submit(task) for task, *_ in DEATHS]
         honest = [pool.submit(tasks.square, x) for x in range(20)]
         return [future.exception() for future in deaths], [future.result() for future in honest]
 
@@ -68,7 +69,7 @@ def test_a_hang_says_which_line_it_hangs_in(outcomes):
 
 
 def test_what_stays_within_its_limits_is_not_stopped():
-    with WorkerPool(1, limits=LIMITS) as pool:
+    with WorkerPool(1, limits=AMPLE) as pool:
         assert pool.submit(tasks.hold, 100).result() == 100 << 20
         assert pool.submit(time.sleep, 0.5).result() is None
 

@@ -239,6 +239,7 @@ def test_a_record_read_on_another_processor_says_so():
 
     assert made_elsewhere(capture()) == ""
     assert made_elsewhere({}) == ""
+    assert made_elsewhere({"processor": {"model": "Odd", "flags": -1}}).startswith("made on Odd, not on this")
     assert made_elsewhere(processor_of("Ancient", "DEFAULT")).startswith("made on Ancient (no AVX2 used), not on this")
 
 

@@ -107,7 +107,8 @@ def processor_words(environment: Mapping[str, Any]) -> str:
     processor = environment.get("processor")
     if not isinstance(processor, Mapping) or not processor.get("model"):
         return ""
-    flags = set(map(str, processor.get("flags") or ()))
+    named = processor.get("flags")
+    flags = set(map(str, named)) if isinstance(named, (list, tuple)) else set()
     # What was allowed counts more than what is there: variables can tell the libraries to use less.
     torch = environment.get("torch")
     allowed = str(torch.get("cpu_capability") or "") if isinstance(torch, Mapping) else ""
