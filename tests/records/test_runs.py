@@ -265,10 +265,14 @@ def test_a_line_that_is_no_row_is_passed_over(tmp_path, line):
     assert list(run.entries()) == ["size=0"]
 
 
-def test_a_header_without_axes_is_damaged(tmp_path):
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [("", "names no study or no axes"), (', "axes": {"size": true}', "an axis has no list of values")],
+)
+def test_a_header_without_axes_is_damaged(tmp_path, more, words):
     run = make_run(tmp_path, [1.0])
-    (run.path / "run.json").write_text('{"schema": "driftscope/run/1", "study": "x"}')
-    with pytest.raises(RecordError, match="names no study or no axes"):
+    (run.path / "run.json").write_text('{"schema": "driftscope/run/1", "study": "x"' + more + "}")
+    with pytest.raises(RecordError, match=words):
         open_run(tmp_path, str(run.path))
 
 

@@ -64,6 +64,8 @@ class RunFolder:
         axes = self.header.get("axes")
         if not isinstance(self.header.get("study"), str) or not isinstance(axes, dict):
             raise RecordError(f"{str(path / 'run.json')!r} is damaged: it names no study or no axes")
+        if not all(isinstance(values, list) for values in axes.values()):
+            raise RecordError(f"{str(path / 'run.json')!r} is damaged: an axis has no list of values")
         for name, kind in _HEADER.items():
             value = self.header.get(name)
             if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
