@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("user_script.py")
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep  # mypy reads torch from the start, which takes it a minute
 def test_a_script_passes_strictly_and_its_mistakes_are_found(tmp_path):
     wrong = tmp_path / "wrong.py"
     text = SCRIPT.read_text(encoding="utf-8").replace("return found.verdict.value", "return found.verdict_value")
