@@ -156,3 +156,24 @@ def test_functions_of_one_code_with_other_defaults_or_closures_are_other_functio
     other.__code__ = with_default.__code__
     assert torch.equal(ds.vmap(with_default)(X), X.sin())
     assert torch.equal(ds.vmap(other)(X), looped(other, X))
+
+
+def test_a_mistake_of_our_own_is_not_hidden_by_the_loop(monkeypatch):
+    from driftscope.transforms.batching import guard
+
+    def f(x):
+        return x.sin() * x.size(0)
+
+    monkeypatch.setattr(guard, "_PLAIN", "no type")
+    with pytest.raises(TypeError, match="must be a type"):
+        ds.vmap(f)(torch.randn(4, 3))
+
+
+def test_an_error_of_the_users_function_is_the_users():
+    def f(x):
+        return x + "1"
+
+    with pytest.raises(TypeError) as mine:
+        f(torch.randn(3))
+    with pytest.raises(TypeError, match=str(mine.value)[:20].replace("(", ".")):
+        ds.vmap(f)(torch.randn(4, 3))

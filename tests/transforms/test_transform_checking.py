@@ -12,6 +12,7 @@ import torch
 import driftscope as ds
 from driftscope.errors import InputError
 from driftscope.records.kinds.transform_report import TransformReport
+from driftscope.transforms import investigation
 from driftscope.transforms.world.process_state import reading, same_reading
 
 X = torch.arange(12.0, dtype=torch.float64).reshape(3, 4) / 7 - 0.6
@@ -280,7 +281,7 @@ def test_randomness_that_was_given_is_not_advised_again():
     assert "torch.func.hessian takes no randomness" in told["hessian"]
 
 
-def test_a_check_of_a_memoising_function_makes_one_check():
+def test_a_check_of_a_memoising_function_makes_one_check(monkeypatch):
     memo = {}
 
     def f(x):
@@ -289,13 +290,89 @@ def test_a_check_of_a_memoising_function_makes_one_check():
             memo[key] = 1.0
         return x * memo[key]
 
-    from driftscope.transforms import checking
-
     made = []
-    real = checking.subject_of
-    checking.subject_of = lambda *args: made.append(1) or real(*args)
-    try:
-        ds.check_transforms(f, X, transforms=("vmap",))
-    finally:
-        checking.subject_of = real
+    real = investigation.Investigation.fill
+    monkeypatch.setattr(investigation.Investigation, "fill", lambda self: made.append(1) or real(self))
+    report = ds.check_transforms(f, X, transforms=("vmap",))
     assert len(made) <= 2, "the check asked ds.vmap, which asked the check"
+    assert all(finding.where.line for finding in report.findings)
+
+
+@pytest.mark.parametrize("transforms", [("grad",), ("vmap", "jvp")])
+def test_a_memo_that_is_filled_whatever_the_transform_is_noted(transforms):
+    memo = {}
+
+    def f(x):
+        if len(x) not in memo:
+            memo[len(x)] = 0.5
+        return x * memo[len(x)]
+
+    report = ds.check_transforms(f, X, transforms=transforms)
+    (finding,) = report.findings
+    assert (finding.code, finding.note) == ("T035", True)
+    assert "`memo`" in finding.what
+    assert "memo[len(x)]" in finding.where.expression
+    assert not memo
+    twin = ds.check_transforms(lambda x: x * {4: 0.5}[len(x)], X, transforms=transforms)
+    assert not twin.findings
+
+
+def test_a_derivative_that_is_zero_but_for_rounding_is_no_drift():
+    def standardised(x):
+        return (x - x.mean()) / x.std()
+
+    report = ds.check_transforms(standardised, X.float() + 0.3 * X.float() ** 2, transforms=("grad", "hessian"))
+    assert set(report.outcomes.values()) <= {"same", "rounding"}
+    assert not report.findings
+
+
+def test_a_small_slope_that_is_wrong_is_not_taken_for_rounding():
+    class Slanted(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x.sin()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx, slope):
+            return slope * ctx.saved_tensors[0].cos()
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            return tangent * ctx.saved_tensors[0].cos() * 1.0002
+
+    report = ds.check_transforms(lambda x: Slanted.apply(x), X.float(), transforms=("jvp",))
+    assert report.outcomes == {"jvp": "wrong"}
+
+
+def test_every_finding_has_a_line_and_an_expression():
+    def f(x):
+        with torch.no_grad():
+            m = x.mean()
+            s = x.std()
+        return (x - m) / s * float(x.sum())
+
+    report = ds.check_transforms(f, X)
+    assert report.findings
+    for finding in report.findings:
+        assert finding.where.line
+        assert finding.where.expression
+        assert "m = x.mean()" not in finding.where.expression, "a block is no expression"
+
+
+def test_a_gradient_beside_values_that_are_read_later_keeps_them():
+    def f(x):
+        y = x.detach().requires_grad_()
+        aux = y * 2
+        loss = (aux**2).sum()
+        (g,) = torch.autograd.grad(loss, y)
+        return g, aux.detach()
+
+    (finding,) = (f for f in ds.check_transforms(f, X, transforms=("vmap",)).findings if not f.note)
+    assert finding.verified
+    assert "has_aux=True" in finding.patch
+    assert "return loss, (aux,)" in finding.patch

@@ -172,6 +172,17 @@ class Examination:
             trace.tensors.clear()
         return run
 
+    def nearby_run(self, levels: tuple[Level, ...], which: int, *, lifted: bool) -> Run:
+        """Run the transform, or its plain reference, at inputs one rounding away; other numbers ``which``, other way.
+
+        Where an answer is zero but for rounding, this is how far ordinary rounding moves it.
+        """
+        examples = tuple(internals.tree_map(functools.partial(_one_rounding_away, which=which), self.fresh()[0]))
+        slices = tuple(slices_of(examples, self.subject.in_dims, self.subject.size))
+        arguments = arguments_for(levels, examples, slices, self.setting)
+        build = lift if lifted else plain
+        return self.run(self.subject.function, arguments, traced=False, build=lambda f: build(f, levels, self.setting))
+
     def plain_run(self, levels: tuple[Level, ...]) -> Run:
         """Return the run of the plain reference of a composition."""
         arguments = arguments_for(levels, *self.fresh(), self.setting)
@@ -200,3 +211,10 @@ class Examination:
             untraced = self.run(function, arguments, traced=False, build=build, listen=listen)
             return untraced if untraced.error is None else run
         return run
+
+
+def _one_rounding_away(leaf: Any, which: int) -> Any:
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        return leaf
+    sign = torch.cos(torch.arange(leaf.numel(), dtype=torch.float64) * (which + 1.7)).sign().reshape(leaf.shape)
+    return leaf.detach() * (1 + sign.to(leaf.dtype) * torch.finfo(leaf.dtype).eps)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
+from driftscope.comparison.agreement import agreement
 from driftscope.transforms import derivatives
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import differ
@@ -43,8 +45,55 @@ def judge(question: Question, examination: Examination) -> tuple[str, str]:
         return "rounding", f"rounding: at most {difference.max_abs:.3g} apart"
     if _only_random(question, examination):
         return "random", "other random numbers, as was asked for"
+    if _within_noise(question, examination):
+        return "rounding", f"rounding: at most {difference.max_abs:.3g} apart, as far as a rounded input moves it"
     told = tangents.convention(question, examination) if derivative else ""
     return ("same", told) if told else ("wrong", difference.detail)
+
+
+#: Times that the inputs are moved by one rounding to measure what it does to an answer.
+_MOVES = 2
+
+
+def _within_noise(question: Question, examination: Examination) -> bool:
+    """Whether rounding of the inputs moves the answers as far as they are apart: they are zero but for rounding."""
+    difference, eager = question.difference, all(lv.kind not in ("compile", "export") for lv in question.levels)
+    if difference is None or difference.kind != "value" or not eager:
+        return False
+    apart = _float_pairs(_results(question.plain), _results(question.lifted))
+    if apart is None or not all(_small(one, other) for one, other in apart):
+        return False
+    noises: list[list[torch.Tensor]] = [[] for _ in apart]
+    for which in range(_MOVES):
+        for lifted in (False, True):
+            run = examination.nearby_run(question.levels, which, lifted=lifted)
+            still = _results(question.lifted if lifted else question.plain)
+            moved = _float_pairs(still, _results(run)) if run.error is None else None
+            if moved is None or len(moved) != len(apart):
+                return False
+            for noise, (one, other) in zip(noises, moved, strict=True):
+                noise.append(other - one)
+    return all(agreement(*pair, noises=noise).agrees for pair, noise in zip(apart, noises, strict=True))
+
+
+def _float_pairs(plain: object, other: object) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+    """Return the leaves of two trees in float64, None where they are not all finite floats of equal shapes."""
+    left, right = internals.tree_leaves(plain), internals.tree_leaves(other)
+    pairs = []
+    for a, b in zip(left, right, strict=False):
+        both = (a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape else ()
+        if not both or not all(x.is_floating_point() and bool(torch.isfinite(x).all()) for x in both):
+            return None
+        pairs.append((a.detach().double(), b.detach().double()))
+    return pairs if len(left) == len(right) else None
+
+
+def _small(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a difference is small enough to be asked: what jumps when an input is rounded is not rounding."""
+    if not one.numel():
+        return True
+    scale = max(1.0, float(one.abs().max()))
+    return float((other - one).abs().max()) <= scale * math.sqrt(torch.finfo(torch.float32).eps)
 
 
 def _uninitialised(examination: Examination) -> bool:

@@ -40,6 +40,7 @@ class Measured:
     auto: int = 0
     kept: int = 0
     cover_wrong: int = 0
+    file_right: int = 0
     guard_right: int = 0
     guard_wrong: int = 0
     changed: bool = False
@@ -50,7 +51,7 @@ class Measured:
         took = " ".join(f"{name} {seconds:.1f}s" for name, seconds in self.seconds.items())
         return (
             f"{self.name:20} status {self.status}/{self.points}  of {self.running}: auto {self.auto} cover {self.kept}"
-            f" (wrong {self.cover_wrong}) guard {self.guard_right} (wrong {self.guard_wrong})"
+            f" (wrong {self.cover_wrong}) guard {self.guard_right} of {self.file_right} (wrong {self.guard_wrong})"
             f"{' CHANGED' if self.changed else ''}  {took}"
         )
 
@@ -179,6 +180,7 @@ def _guard(report: Any, points: Any, inputs: Any, truth: Any, found: Measured) -
         found.words.append(f"no guard: {error}")
         return
     for point, one, wanted in zip(points, inputs, truth, strict=True):
+        found.file_right += _right(wanted, run(guarded.without_checks, one))
         answer = run(guarded, one)
         if isinstance(wanted, Exception) or isinstance(answer, Exception):
             continue
@@ -231,7 +233,8 @@ def main(names: list[str]) -> None:
     print(
         f"status {status}/{points}  cover {kept}/{running}, wrong {sum(f.cover_wrong for f in every)},"
         f" below AUTO {[f.name for f in every if f.kept < f.auto]}"
-        f"  guard wrong {sum(f.guard_wrong for f in every)}"
+        f"  guard {sum(f.guard_right for f in every)}/{sum(f.file_right for f in every)},"
+        f" wrong {sum(f.guard_wrong for f in every)}"
         f"  changed {[f.name for f in every if f.changed]}"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -159,3 +159,22 @@ def run_loop(
             outputs.append(guarded(*arguments, **keywords))
             watched.append(tuple(guarded.runs[0].steps))
     return piece_of_examples(outputs, list(rows))
+
+
+@dataclass
+class Trial:
+    """What one loop over the tried examples did."""
+
+    pieces: list[Piece]
+    changed: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    printed: str = ""
+    drew_torch: bool = False
+    drew_others: bool = False
+    wrote_mapped: bool = False
+    wrote_shared: list[str] = field(default_factory=list)
+    calls: set[str] = field(default_factory=set)
+    steps: list[Steps | None] = field(default_factory=list)
+    cached: list[str] = field(default_factory=list)
+    grown: list[int] = field(default_factory=list)

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from driftscope.programs import pytrees as pytree
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching.guard import DECISIONS, OF_THE_WRAPPER, kind_of
+from driftscope.transforms.world.places import is_own_mistake
 
 
 class Split(BaseException):
@@ -203,9 +204,12 @@ class PathMode(TorchFunctionMode):
             return answer
         try:
             answers = self.quick(func, args[0]) if len(args) == 1 and not keywords else None
-            return self.agree(self.per_example(func, args, keywords) if answers is None else answers)
-        except Exception as error:
+            answers = self.per_example(func, args, keywords) if answers is None else answers
+        except Exception as error:  # whatever torch or the example raises, the loop shall raise
+            if is_own_mistake(error):
+                raise
             raise Unbatchable(str(error)) from error
+        return self.agree(answers)
 
     def quick(self, func: Any, tensor: Any) -> Sequence[Any] | None:
         """All answers at once where each example holds one number; None for the rest."""

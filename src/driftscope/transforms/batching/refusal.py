@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,13 +12,11 @@ from driftscope.programs import pytrees as pytree
 from driftscope.records.finding import Finding, Where
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import differ
-from driftscope.transforms.batching.call import BatchedCall
+from driftscope.transforms.batching.call import BatchedCall, Trial
 from driftscope.transforms.batching.results import Piece
+from driftscope.transforms.investigation import findings_without_repairs
 from driftscope.transforms.world.reach import unwrapped
 from driftscope.transforms.world.snapshot import Escaped, same_bits
-
-if TYPE_CHECKING:
-    from driftscope.transforms.batching.trial import Trial
 
 
 def same_state(left: Any, right: Any) -> bool:
@@ -81,9 +79,6 @@ def refuse_random(call: BatchedCall, error: Exception | None) -> ImpureFunction:
 
 def _placed(finding: Finding, call: BatchedCall) -> Finding:
     """Put a finding on the expression that causes it, where the check of transforms finds the same cause."""
-    # The check offers ds.vmap among its repairs, so it stands above this file.
-    from driftscope.transforms.checking import findings_without_repairs
-
     if call.keywords:
         return finding
     examples = pytree.tree_unflatten(call.leaves, call.spec)

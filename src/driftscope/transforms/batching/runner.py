@@ -19,6 +19,7 @@ from driftscope.transforms.batching.refusal import refuse_random, refuse_written
 from driftscope.transforms.batching.results import put_together
 from driftscope.transforms.batching.trial import other_generators, put_back_generators, try_out
 from driftscope.transforms.world.captured import Captured
+from driftscope.transforms.world.places import is_own_mistake
 
 #: A run that did not keep to what was proved: nothing of it is returned.
 _STRAYED = object()
@@ -110,8 +111,10 @@ class Runner:
         drawn = other_generators() if fresh else None
         try:
             result = self.theirs(guarded)(*call.given, **call.keywords)
-        except Exception:  # other values took another road, where the loop may pass
+        except Exception as error:  # other values took another road, where the loop may pass
             now.restore()
+            if is_own_mistake(error):
+                raise
             return _STRAYED
         if guarded.steps() not in known.steps:
             now.restore()

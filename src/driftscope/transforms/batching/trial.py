@@ -7,7 +7,7 @@ import io
 import random
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,16 @@ import torch
 from driftscope.errors import InputError
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import differ
-from driftscope.transforms.batching.call import BatchedCall, run_loop
+from driftscope.transforms.batching.call import BatchedCall, Trial, run_loop
 from driftscope.transforms.batching.guard import Guard, Guarded, Steps
 from driftscope.transforms.batching.memory import Known, Plan
 from driftscope.transforms.batching.mode import PathMode
 from driftscope.transforms.batching.paths import by_path
 from driftscope.transforms.batching.refusal import refuse_impure, refuse_random, same_state
-from driftscope.transforms.batching.results import Piece, put_together
+from driftscope.transforms.batching.results import put_together
 from driftscope.transforms.batching.slopes import Wanted, agree_in_rounding, agrees, wanted_derivatives
 from driftscope.transforms.world.captured import Captured
+from driftscope.transforms.world.places import is_own_mistake
 from driftscope.transforms.world.process_state import process_kept, reseed
 from driftscope.transforms.world.reach import Reached, names_in, reach
 from driftscope.transforms.world.snapshot import Escaped, World, held_by_cache
@@ -38,25 +39,6 @@ Theirs = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 #: Examples tried before a plan is made.
 TRIED = 4
-
-
-@dataclass
-class Trial:
-    """What one loop over the tried examples did."""
-
-    pieces: list[Piece]
-    changed: list[str] = field(default_factory=list)
-    written: list[str] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
-    printed: str = ""
-    drew_torch: bool = False
-    drew_others: bool = False
-    wrote_mapped: bool = False
-    wrote_shared: list[str] = field(default_factory=list)
-    calls: set[str] = field(default_factory=set)
-    steps: list[Steps | None] = field(default_factory=list)
-    cached: list[str] = field(default_factory=list)
-    grown: list[int] = field(default_factory=list)
 
 
 def try_out(call: BatchedCall, theirs: Theirs) -> Known | None:
@@ -82,8 +64,10 @@ def try_out(call: BatchedCall, theirs: Theirs) -> Known | None:
         world = World(call.request.function, call.given)
         try:
             first, second = _twice(call, rows, world)
-        except Exception:
+        except Exception as error:
             world.rewind()
+            if is_own_mistake(error):
+                raise
             return None
         if first.cached and not _in_any_order(call, rows, world, first):
             first = replace(first, changed=[*first.changed, *first.cached], kept=[*first.kept, *first.cached])
@@ -97,9 +81,11 @@ def try_out(call: BatchedCall, theirs: Theirs) -> Known | None:
 def _twice(call: BatchedCall, rows: list[int], world: World) -> list[Trial]:
     try:
         return [_tried(call.plain(rows), world, watch=True) for _ in range(2)]
-    except Exception:
+    except Exception as error:
         # Higher-order operators are traced by Dynamo, which refuses to work while calls are watched.
         world.rewind()
+        if is_own_mistake(error):
+            raise
         return [_tried(call.plain(rows), world, watch=False) for _ in range(2)]
 
 
@@ -136,6 +122,8 @@ class _Proof:
         try:
             got = self._run(lambda call: self.theirs(guarded)(*call.given, **call.keywords))
         except Exception as error:
+            if is_own_mistake(error):
+                raise
             if loop.drew_torch and request.randomness == "error":
                 raise refuse_random(self.call.plain(self.rows), error) from error
             return self.without_torch()
@@ -184,8 +172,10 @@ class _Proof:
             got = self._run(lambda _: mapped(*call.given, **call.keywords))
             reseed()
             pieces = run_loop(call, writing=True)
-        except Exception:  # torch draws a mapped distribution for all examples at once, or not at all: the loop can
-            return False
+        except Exception as error:
+            if is_own_mistake(error):
+                raise
+            return False  # torch draws a mapped distribution for all examples at once, or not at all: the loop can
         finally:
             self.world.rewind()
         return agrees(got, pieces, call.request.out_dims)
@@ -198,8 +188,10 @@ class _Proof:
             reseed()
             try:
                 found.append(self.derivatives.of(run, self.call.plain(self.rows)))
-            except Exception:  # what torch cannot differentiate in a batch, the loop may
-                return False
+            except Exception as error:
+                if is_own_mistake(error):
+                    raise
+                return False  # what torch cannot differentiate in a batch, the loop may
             finally:
                 self.world.rewind()
         return agree_in_rounding(*found)

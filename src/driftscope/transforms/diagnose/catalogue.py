@@ -190,7 +190,10 @@ _TABLE = (
         "T034", "the function is built in C, so no place in it can be shown.", "wrap it in a Python function", note=True
     ),
     Cause(
-        "T035", "the function writes to its arguments.", "clone the argument first, or return the new value", note=True
+        "T035",
+        "the function changes what its caller holds, whatever the transform.",
+        "clone the argument first, or return the new value; a memo that only saves time may stay",
+        note=True,
     ),
     Cause("T099", "the cause was not identified; the evidence shows where the values part.", ""),
 )

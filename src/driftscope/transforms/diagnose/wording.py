@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from driftscope.transforms.diagnose import syntax
 from driftscope.transforms.diagnose.catalogue import CAUSES
 from driftscope.transforms.examination import Examination
 from driftscope.transforms.subject import Proposal, Suspect
+from driftscope.transforms.world.places import definition_of
+from driftscope.transforms.world.reach import unwrapped
 
 _VALUES = 4
 
@@ -42,7 +45,7 @@ def finding_of(suspect: Suspect, examination: Examination, proposal: Proposal | 
         what=_what(suspect),
         why=_sentence(cause.why.format(**names)),
         fix=fix,
-        where=place.where if place is not None else Where(),
+        where=_where(suspect, examination),
         evidence=evidence,
         note=quiet,
         verified=proposal.verified if proposal is not None else None,
@@ -51,6 +54,13 @@ def finding_of(suspect: Suspect, examination: Examination, proposal: Proposal | 
         transforms=(suspect.transform,),
         patch=proposal.patch if proposal is not None and proposal.verified else "",
     )
+
+
+def _where(suspect: Suspect, examination: Examination) -> Where:
+    """Return the place, or where the function is defined for what was seen of the whole function."""
+    function = unwrapped(examination.subject.function)
+    place = suspect.place or (definition_of(function) if isinstance(function, FunctionType) else None)
+    return place.where if place is not None else Where()
 
 
 def _drawing_fix(suspect: Suspect, examination: Examination) -> str:
@@ -126,9 +136,11 @@ def _seen(suspect: Suspect) -> str:
         return ""
     name = _receiver(suspect) if index == 0 else ""
     subject = f"`{name}`" if name else "the tensor there"
-    if not mapped and not suspect.transform.startswith("vmap"):
-        return ""  # under a derivative a shape is no reason
-    if not mapped or not value.dim():
+    if not mapped:
+        # Where nothing is mapped a shape is no reason, but for what a batch is written into.
+        written = suspect.cause in ("T006", "T007") and suspect.transform.startswith("vmap")
+        return f": {subject} of shape {tuple(value.shape)} has no mapped axis" if written else ""
+    if not value.dim():
         return f": {subject} has shape {tuple(value.shape)}"
     each = value.numel() // max(value.shape[0], 1)
     if each == 1:

@@ -120,16 +120,21 @@ def _as_objective(
     if not all(isinstance(s, (ast.Assign, ast.AugAssign)) for s in between):
         return None
     indent = " " * block[g].col_offset
+    kept = _read_later(source, between, block[g])
     lines = [] if value == variable else [f"{variable} = {value}"]
     lines.append(f"def objective({variable}):")
     lines += [f"    {line}" for s in between for line in source.segment(s).splitlines()]
-    lines.append(f"    return {loss}")
+    lines.append(f"    return {loss}" + (f", ({', '.join(kept)},)" if kept else ""))
     gradient = f"{torch}.func.grad(objective)({variable}){cut}"
+    if kept:
+        lines.append(f"{variable}_grad, ({', '.join(kept)},) = {torch}.func.grad(objective, has_aux=True)({variable})")
+        gradient = f"{variable}_grad{cut}"
     replacements = []
     if result:
         lines.append(_one_of(result.format(f"({gradient},)"), gradient))
     else:
-        lines.append(f"{variable}_grad = {gradient}")
+        if gradient != f"{variable}_grad":
+            lines.append(f"{variable}_grad = {gradient}")
         for node in (n for s in block[g + 1 :] for n in ast.walk(s)):
             if isinstance(node, ast.Attribute) and node.attr == "grad" and source.segment(node.value) == variable:
                 replacements.append(Replacement(node, node, f"{variable}_grad"))
@@ -137,6 +142,19 @@ def _as_objective(
             return None
     replacements.append(Replacement(block[k], block[g], f"\n{indent}".join(lines)))
     return Edit(tuple(replacements))
+
+
+def _read_later(source: Source, between: list[ast.stmt], taken: ast.stmt) -> list[str]:
+    """Return the names that the statements before a gradient give a value and that are read after it."""
+    nodes = [n for s in between for n in ast.walk(s) if isinstance(n, ast.Name)]
+    made = dict.fromkeys(n.id for n in nodes if isinstance(n.ctx, ast.Store))
+    end = taken.end_lineno or taken.lineno
+    read = {
+        n.id
+        for n in ast.walk(source.scope)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.lineno > end
+    }
+    return [name for name in made if name in read]
 
 
 def _one_of(text: str, gradient: str) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import linecache
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType, FunctionType, TracebackType
 
 from driftscope.records.finding import Where
 from driftscope.records.user_code import is_users
@@ -37,7 +38,10 @@ class Place:
 
     @property
     def expression(self) -> str:
-        """The source of the span, its whitespace collapsed; the stripped line when columns are unknown; else ""."""
+        """The source of the span, its whitespace collapsed; the stripped line when columns are unknown; else "".
+
+        Of a statement with a block (``with``, ``if``, ``for``) it is the first line.
+        """
         text = linecache.getline(self.file, self.line)
         if not text:
             return ""
@@ -47,7 +51,8 @@ class Place:
         lines = [linecache.getline(self.file, n).encode() for n in range(self.line, last + 1)]
         lines[-1] = lines[-1][: self.end_column]
         lines[0] = lines[0][self.column :]
-        return " ".join(b"".join(lines).decode(errors="replace").split())
+        whole = " ".join(b"".join(lines).decode(errors="replace").split())
+        return whole if len(lines) == 1 or _is_expression(whole) else lines[0].decode(errors="replace").strip()
 
     @property
     def where(self) -> Where:
@@ -60,6 +65,24 @@ class Place:
 
     def __str__(self) -> str:
         return f"{Path(self.file).name}:{self.line}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_expression(text: str) -> bool:
+    try:
+        ast.parse(f"({text})", mode="eval")
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def definition_of(function: FunctionType) -> Place | None:
+    """Return the line where a user's function begins, None for what is not written by the user."""
+    code = function.__code__
+    return Place(code.co_filename, code.co_firstlineno, code=code) if is_users(code.co_filename) else None
+
+
+_OWN = str(Path(__file__).resolve().parents[1])
 
 
 def place_of(code: CodeType, lasti: int) -> Place:
@@ -104,3 +127,19 @@ def raising_place(traceback: TracebackType | None) -> Place | None:
             found = place_of(code, traceback.tb_lasti)
         traceback = traceback.tb_next
     return found
+
+
+#: Functions of this package that call the user's function, or torch in its name: what they raise is not their own.
+_CALLING = frozenset(("__torch_function__", "__call__", "run_loop", "per_example", "native"))
+_MISTAKES = (TypeError, AttributeError, NameError, LookupError, AssertionError)
+
+
+def is_own_mistake(error: BaseException) -> bool:
+    """Whether an error was raised by a mistake in this package, and not by the user's function or by torch."""
+    traceback = error.__traceback__
+    if traceback is None or not isinstance(error, _MISTAKES):
+        return False
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    code = traceback.tb_frame.f_code
+    return code.co_filename.startswith(_OWN) and code.co_name not in _CALLING
