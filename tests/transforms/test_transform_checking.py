@@ -326,6 +326,11 @@ def test_a_derivative_that_is_zero_but_for_rounding_is_no_drift():
     assert not report.findings
 
 
+def test_what_a_half_format_inside_rounds_is_no_drift():
+    report = ds.check_transforms(lambda x: x.half().float().sum(), X.float(), transforms=("jvp", "jacfwd"))
+    assert set(report.outcomes.values()) <= {"same", "rounding"}
+
+
 def test_a_small_slope_that_is_wrong_is_not_taken_for_rounding():
     class Slanted(torch.autograd.Function):
         @staticmethod

@@ -45,10 +45,27 @@ def judge(question: Question, examination: Examination) -> tuple[str, str]:
         return "rounding", f"rounding: at most {difference.max_abs:.3g} apart"
     if _only_random(question, examination):
         return "random", "other random numbers, as was asked for"
+    if coarse := _within_inner_format(question, examination):
+        return "rounding", f"rounding: at most {difference.max_abs:.3g} apart, and the function computes in {coarse}"
     if _within_noise(question, examination):
         return "rounding", f"rounding: at most {difference.max_abs:.3g} apart, as far as a rounded input moves it"
     told = tangents.convention(question, examination) if derivative else ""
     return ("same", told) if told else ("wrong", difference.detail)
+
+
+def _within_inner_format(question: Question, examination: Examination) -> str:
+    """Return a coarser format that the function computes in, where the answers agree to it; "" where they do not."""
+    difference = question.difference
+    if difference is None or difference.kind != "value":
+        return ""
+    apart = _float_pairs(_results(question.plain), _results(question.lifted))
+    made = [value for event in examination.loop.events for value in event.outputs if isinstance(value, torch.Tensor)]
+    coarse = [value.dtype for value in made if value.dtype in (torch.float16, torch.bfloat16)]
+    if apart is None or not coarse:
+        return ""
+    coarsest = max(coarse, key=lambda dtype: torch.finfo(dtype).eps)
+    agreeing = all(agreement(one.to(coarsest), other.to(coarsest)).agrees for one, other in apart)
+    return str(coarsest).removeprefix("torch.") if agreeing else ""
 
 
 #: Times that the inputs are moved by one rounding to measure what it does to an answer.

@@ -115,8 +115,8 @@ def custom_new_style(x):
 
 @case(floats(4))
 def no_grad_statistics(x):
-    with torch.no_grad():  #! jvp jacfwd linear
-        m = x.mean()
+    with torch.no_grad():
+        m = x.mean()  #! jvp jacfwd hess linear
         s = x.std()
     return (x - m) / s
 
@@ -138,7 +138,7 @@ def data_attribute(x):
 
 @case(floats(4))
 def checkpointed(x):
-    return checkpoint(torch.tanh, x, use_reentrant=False).sum()
+    return checkpoint(torch.tanh, x, use_reentrant=False).sum()  #! grad vjp jacrev hess
 
 
 @case(floats(4))
@@ -321,7 +321,7 @@ def requires_grad_branch(x):
 @case(floats(4))
 def hook_on_hidden(x):
     h = x * 3
-    if h.requires_grad:
+    if h.requires_grad:  #!
         h.register_hook(lambda g: g.clamp(-0.5, 0.5))  #!
     return h.sum()
 

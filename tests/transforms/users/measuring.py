@@ -7,6 +7,7 @@ is computed here by plain loops and plain autograd, with nothing of ``driftscope
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import importlib.util
 import io
@@ -114,7 +115,7 @@ def lifted(function: Callable[..., Any], transform: str, batch: tuple[Any, ...],
     if transform == "vjp":
         out, pull = torch.func.vjp(one, first)
         return pull(tree_map(torch.ones_like, out))[0]
-    return getattr(torch.func, transform)(one)(first)
+    return getattr(torch.func, transform)(tensors_alone(function))(first, *rest)
 
 
 def plain(
@@ -125,7 +126,7 @@ def plain(
         found = [function(*row) for row in rows_of(batch, case.in_dims)]
         flat = [tree_flatten(one) for one in found]
         columns = zip(*(leaves for leaves, _ in flat), strict=True)
-        return [column if isinstance(column[0], (str, type(None))) else _stacked(column) for column in columns]
+        return [_stacked(c) if isinstance(c[0], (torch.Tensor, int, float)) else list(c) for c in columns]
     first, *rest = rows_of(batch, case.in_dims)[0]
     leaf = first.detach().requires_grad_()
     x = leaf * 1.0 if through else leaf
@@ -187,8 +188,9 @@ def _numbers(tree: Any) -> list[torch.Tensor]:
 
 def truth(function: Any, transform: str, batch: tuple[Any, ...], case: UserCase, *, through: bool = False) -> str:
     """Return same, wrong, refused or plain-refuses."""
-    expected = quietly(lambda: plain(function, transform, copied(batch), case, through=through))
-    got = quietly(lambda: lifted(function, transform, copied(batch), case))
+    # Copies, since a module that keeps what it saw would keep the transform's own tensors; functions copy as they are.
+    expected = quietly(lambda: plain(copy.deepcopy(function), transform, copied(batch), case, through=through))
+    got = quietly(lambda: lifted(copy.deepcopy(function), transform, copied(batch), case))
     if isinstance(got, Exception):
         return "plain-refuses" if isinstance(expected, Exception) else "refused"
     if isinstance(expected, Exception):

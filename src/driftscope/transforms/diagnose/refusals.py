@@ -60,7 +60,8 @@ _LATER_WORDS: tuple[tuple[str, str], ...] = (
     (r"deepcopy|data pointer|storage|data_ptr|storage_offset", "T022"),
     (r"inplace arithmetic|in-place|inplace|doesn't match the broadcast shape|more elements than", "T006"),
     (r"forward AD|forward-mode|derivative (for|of).*not implemented|batching rule|vmap fallback|not implemented"
-     r"|received complex|do not yet support|Could not run 'aten::|Expected FakeTensor|higher.order|HigherOrder",
+     r"|received complex|do not yet support|saved tensor hooks"
+     r"|Could not run 'aten::|Expected FakeTensor|higher.order|HigherOrder",
      "T015"),
     (r"numpy|np\.random|random", "T004"),
     (r"data-dependent branching|data-dependent control flow", "T009"),

@@ -245,6 +245,8 @@ class Bounded:
     def __init__(self, function: Callable[..., Any], trace: Trace | None):
         self.function = function
         self.trace = trace
+        # torch names the function that it refuses.
+        self.__name__ = internals.name_of(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.trace is None:
