@@ -181,7 +181,7 @@ _TABLE = (
     ("T033", "cannot be put back",
      "The function reaches a running generator, an open file, or more objects than are looked at."),
     ("T034", "no source", "The function is built in C; refusals cannot be placed on a line."),
-    ("T035", "changes what its caller holds", "The function writes to an argument or to what lives outside."),
+    ("T035", "changes what callers hold", "The function writes to an argument or to what lives outside."),
     ("T099", "cause not identified", "The transform refuses or differs, and none of the known causes was found."),
 )  # fmt: skip
 
