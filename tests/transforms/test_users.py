@@ -11,7 +11,7 @@ from transforms.users.batching import Batches, hold
 from transforms.users.measuring import Score, every_case, measure
 
 #: A few of each file; the others are measured by the scripts.
-EVERY = 9
+EVERY = 10
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +24,13 @@ def score():
 
 @pytest.mark.slow
 def test_outcomes_are_what_torch_does(score):
-    assert score.outcomes >= 150
+    assert score.outcomes >= 130
     assert score.right_outcomes >= 0.98 * score.outcomes, score.words
 
 
 @pytest.mark.slow
 def test_places_are_the_marked_lines(score):
-    assert score.places >= 30
+    assert score.places >= 20
     assert score.right_places >= 0.98 * score.places, score.words
 
 
@@ -45,6 +45,6 @@ def test_no_batch_is_silently_wrong():
     counted = Batches()
     for case in every_case()[::EVERY]:
         hold(case, counted)
-    assert counted.run >= 400
+    assert counted.run >= 350
     assert not counted.wrong
     assert counted.refused < counted.run / 2
