@@ -128,3 +128,24 @@ def test_balls_say_what_float64_says_where_nothing_cancels():
     assert found is not None
     assert found.bound < 2.0**-180
     torch.testing.assert_close(found.value, lifted.run()[0].value, rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("order", ["torch first", "torch second"])
+def test_an_epsilon_that_a_kernel_rounds_to_float32_is_the_same_number(order):
+    def divided(v: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+        return v / torch.sqrt((v * v).sum(-1, keepdim=True) / v.shape[-1] + eps)
+
+    def kernel(v: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(v, (16,), eps=1e-6)
+
+    def pair(one, two):
+        return (one, two) if order == "torch first" else (two, one)
+
+    found = ds.compare(*pair(kernel, divided), SMALL, explain=False)
+    assert found.verdict in SAME, found.reason
+    assert not found.functions_differ
+    found = ds.compare(*pair(kernel, lambda v: divided(v, 1.000001e-6)), SMALL, explain=False)
+    assert found.verdict is Verdict.DIFFERENT or found.functions_differ, found.reason
+    # A program that computes in float64 is another one with that epsilon.
+    wide = ds.compare(*pair(lambda v: divided(v, 9.999999974752427e-07), divided), SMALL.double(), explain=False)
+    assert wide.verdict is not Verdict.ROUNDING, wide.reason

@@ -172,8 +172,10 @@ _PROVEN = 2.0**-60
 class _Side:
     """One program's constants, and which of them are nothing of the other's."""
 
-    def __init__(self, graph: Lifted):
+    def __init__(self, graph: Lifted, outputs: Sequence[LiftedOutput]):
         self.graph = graph
+        floats = [o.format for o in outputs if o.format is not None and o.format.is_floating_point]
+        self.single = bool(floats) and all(f.itemsize <= 4 for f in floats)
         self.constants = matching.as_stored(graph.constants())
         self.index = WeightIndex(self.constants)
         self.left: list[Constant] = []
@@ -185,7 +187,7 @@ class _Attempt:
     """One attempt at making two programs the same function, step by step."""
 
     def __init__(self, a: Lifted, b: Lifted, result: Reconciled, pairing: Pairing, thresholds: Thresholds):
-        self.a, self.b = _Side(a), _Side(b)
+        self.a, self.b = _Side(a, result.plain_a), _Side(b, result.plain_b)
         self.result, self.pairing, self.thresholds = result, pairing, thresholds
 
     def take(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
@@ -261,7 +263,7 @@ def _exact_matches(side: _Side, others: Sequence[Constant], index: WeightIndex) 
             found = _match_tensor(constant, index) if _may_be_rounded(constant) else None
             side.inner += [] if found is None else [found]
             continue
-        candidates = scalars.scalar_candidates(constant, pool)
+        candidates = scalars.scalar_candidates(constant, pool, side.single)
         if len(candidates) == 1 or (candidates and not candidates[0].derived):
             value = torch.full(constant.value.shape, candidates[0].value, dtype=torch.float64)
             repairs.append(Repair(constant.name, value, "scalar", candidates[0].words, constant))

@@ -75,16 +75,21 @@ def _derive(value: float) -> Iterator[tuple[float, str]]:
         yield value**0.25, f"{value!r}**0.25"
 
 
-def scalar_candidates(constant: Constant, pool: Sequence[Number]) -> list[Number]:
+def scalar_candidates(constant: Constant, pool: Sequence[Number], single: bool = False) -> list[Number]:
     """Return the numbers whose rounding to the constant's own format is the constant; [] when it is exact.
 
     A number written by the other program wins over derived ones. A constant that the other program holds with
-    the same value needs no repair.
+    the same value needs no repair. In a program that computes in ``single`` precision at most, a literal that float32
+    holds was rounded on its way through a kernel (torch's rms_norm does so to its epsilon).
     """
     number = uniform(constant)
     fmt = constant.value.dtype
-    if number is None or number == 0.0 or fmt == torch.float64:
+    if number is None or number == 0.0:
         return []
+    if fmt == torch.float64:
+        if not single or significant_bits(number) > _SINGLE or significant_bits(number) <= SIMPLE_BITS:
+            return []
+        pool, fmt = [n for n in pool if not n.derived and significant_bits(n.value) > _SINGLE], torch.float32
     spacing = float(ulp(torch.tensor(number, dtype=torch.float64), fmt))
     close = [n for n in pool if n.value != 0.0 and abs(n.value - number) <= HALF_ULP * spacing]
     close += [n for n in pool if not n.derived and n not in close and clamped(n.value, number, fmt)]
@@ -93,11 +98,15 @@ def scalar_candidates(constant: Constant, pool: Sequence[Number]) -> list[Number
     direct = [n for n in close if not n.derived]
     if significant_bits(number) <= SIMPLE_BITS:
         return direct
+    if constant.value.dtype == torch.float64:
+        return direct
     return direct or _distinct(n for n in close if n.value != number) or _distinct(_replayed(number, fmt, pool))
 
 
 # A number of this many significant bits or fewer (0.5, 3, 0.125) was meant as it stands.
 SIMPLE_BITS = 5
+# Significant bits of float32.
+_SINGLE = 24
 
 
 def significant_bits(number: float) -> int:
