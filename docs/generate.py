@@ -26,6 +26,7 @@ _FAMILIES = {
     "O": "observation, optimisers and binding",
     "S": "shapes",
     "T": "transforms",
+    "I": "invariance",
     "R": "what a runtime refuses or cannot do",
 }
 _WIDTH = 98

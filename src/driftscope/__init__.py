@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from driftscope.inquiry import compare as compare
     from driftscope.inquiry import compare_all as compare_all
     from driftscope.inquiry import compare_values as compare_values
+    from driftscope.invariance.checking import check_invariance as check_invariance
     from driftscope.programs.feeding.feeds import Inputs as Inputs
     from driftscope.programs.feeding.feeds import make_inputs as inputs
     from driftscope.programs.inspection.listing import listing_of as pretty
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from driftscope.records.finding import Finding as Finding
     from driftscope.records.finding import Where as Where
     from driftscope.records.kinds.comparison import Comparison as Comparison
+    from driftscope.records.kinds.invariance_report import InvarianceReport as InvarianceReport
     from driftscope.records.kinds.output import OutputRecord as OutputRecord
     from driftscope.records.kinds.output import Side as Side
     from driftscope.records.kinds.output import Tolerance as Tolerance
@@ -62,6 +64,7 @@ _HOME = {
     "Finding": ("driftscope.records.finding", "Finding"),
     "InputError": ("driftscope.errors", "InputError"),
     "Inputs": ("driftscope.programs.feeding.feeds", "Inputs"),
+    "InvarianceReport": ("driftscope.records.kinds.invariance_report", "InvarianceReport"),
     "OutputRecord": ("driftscope.records.kinds.output", "OutputRecord"),
     "Program": ("driftscope.programs.protocol", "Program"),
     "ProgramError": ("driftscope.errors", "ProgramError"),
@@ -76,6 +79,7 @@ _HOME = {
     "Where": ("driftscope.records.finding", "Where"),
     "blame": ("driftscope.explain.blame.blaming", "blame"),
     "check_half": ("driftscope.explain.half.range", "check_half"),
+    "check_invariance": ("driftscope.invariance.checking", "check_invariance"),
     "check_shapes": ("driftscope.shapes.checking", "check_shapes"),
     "check_transforms": ("driftscope.transforms.checking", "check_transforms"),
     "compare": ("driftscope.inquiry", "compare"),
@@ -107,6 +111,7 @@ __all__ = [
     "Finding",
     "InputError",
     "Inputs",
+    "InvarianceReport",
     "OutputRecord",
     "Program",
     "ProgramError",
@@ -122,6 +127,7 @@ __all__ = [
     "__version__",
     "blame",
     "check_half",
+    "check_invariance",
     "check_shapes",
     "check_transforms",
     "compare",

@@ -121,6 +121,13 @@ class Checks:
 
         assert_same(a, b, inputs, **options)
 
+    def assert_invariant(self, model: Any, inputs: Any = None, **options: Any) -> None:
+        """As ``ds.testing.assert_invariant``, with the seed of this run."""
+        __tracebackhide__ = True
+        from driftscope.testing import assert_invariant
+
+        assert_invariant(model, inputs, **{"seed": self.seed, **options})
+
     def assert_close(self, actual: Any, expected: Any, **options: Any) -> None:
         """As ``ds.testing.assert_close``."""
         __tracebackhide__ = True

@@ -7,6 +7,7 @@
     ds.testing.assert_close(actual, expected)            # torch.testing's signature and decisions, all mismatches
     ds.testing.assert_same(model, "model.onnx", inputs)  # the verdict of ds.compare as an assertion
     ds.testing.assert_transforms(loss, batch)            # vmap, grad, ... are still the plain program
+    ds.testing.assert_invariant(model, inputs)           # batch, threads, layout, run ... do not change the result
     ds.max_diff(expected, got, hist=True)                # {"abs": ..., "rel": ..., "sum": ..., "n": ..., "dnan": ...}
 """
 
@@ -27,7 +28,7 @@ from driftscope.programs.value_trees import flatten
 from driftscope.records.listeners import listeners
 from driftscope.records.verdict import FailOn, FailOnName
 
-__all__ = ["assert_close", "assert_same", "assert_transforms", "max_diff"]
+__all__ = ["assert_close", "assert_invariant", "assert_same", "assert_transforms", "max_diff"]
 
 Floor = float | Mapping[str, float]
 
@@ -181,6 +182,50 @@ def assert_transforms(
     found = acting and any(not f.note and set(f.transforms or (f.transform,)) & set(others) for f in record.findings)
     if surprises or failing or found:
         raise AssertionError("\n".join([*surprises, render(record)]))
+
+
+def assert_invariant(
+    model: Any, inputs: Any = None, *, fail_on: FailOnName = "precision", expect: Mapping[str, str] | None = None,
+    **options: Any,
+) -> None:  # fmt: skip
+    """Assert that a result does not depend on how the program is run.
+
+    Parameters
+    ----------
+    model : anything ``ds.program`` accepts
+    inputs : anything ``ds.inputs`` accepts
+    fail_on : {"different", "precision", "rounding", "never"}
+        ``different``: values that rounding does not explain, and rows that meet. ``precision``: also refusals.
+        ``rounding``: unless all bits are the same.
+    expect : mapping of str to str or None
+        Axes whose outcome is known and accepted, as ``{"batch": "different"}``; another outcome of these fails.
+    options
+        As for ``ds.check_invariance``: ``axes``, ``batch``.
+
+    Raises
+    ------
+    AssertionError
+        With the outcomes, the place and the change that was tried.
+    ValueError
+        If ``fail_on`` is none of the four.
+    """
+    __tracebackhide__ = True
+    limit = FailOn(fail_on)
+    from dataclasses import replace
+
+    from driftscope.invariance.checking import check_invariance
+    from driftscope.report.sheets.invariance import record_fails, render
+
+    record = check_invariance(model, inputs, **options)
+    known = {axis: outcome for axis, outcome in (expect or {}).items() if axis in record.outcomes}
+    surprises = [
+        f"{axis}: {record.outcomes[axis]}, expected {outcome}"
+        for axis, outcome in known.items()
+        if record.outcomes[axis] != outcome
+    ]
+    others = {axis: outcome for axis, outcome in record.outcomes.items() if axis not in known}
+    if surprises or record_fails(replace(record, outcomes=others), limit):
+        raise AssertionError("\n".join([*surprises, render(record, width=100, color=False)]))
 
 
 def max_diff(expected: Any, got: Any, hist: bool | Iterable[float] | None = None) -> dict[str, Any]:

@@ -31,6 +31,7 @@ VERBS = (
     "vmap",
     "check_transforms",
     "check_shapes",
+    "check_invariance",
     "cover",
 )
 RECORDS = (
@@ -47,6 +48,7 @@ RECORDS = (
     "Inputs",
     "Program",
     "ShapeReport",
+    "InvarianceReport",
     "CoveredProgram",
 )
 ERRORS = ("DriftscopeError", "InputError", "ProgramError", "RecordError", "RuntimeRefused", "DependencyMissing")

@@ -77,6 +77,7 @@ CALLS = {
     "compare_all": lambda m: ds.compare_all({"a": m, "b": lambda x: m(x)}, X),
     "check_shapes": lambda m: ds.check_shapes(m, X, targets=()),
     "check_transforms": lambda m: ds.check_transforms(lambda x: x.sin().sum(), X, transforms=("vmap", "grad")),
+    "check_invariance": lambda m: ds.check_invariance(m, X),
     "vmap": lambda m: ds.vmap(torch.sin)(X),
     "cover": lambda m: ds.cover(m.linear, X),
     "reveal": lambda m: ds.reveal("torch.sum", 16, threads=1),
@@ -89,7 +90,7 @@ CALLS = {
     "assert_same": lambda m: testing.assert_same(m, m, X),
     "assert_close": lambda m: testing.assert_close(X, X.clone()),
 }
-SLOW = {"cover", "check_half", "check_shapes", "blame", "study", "check_transforms", "pretty"}
+SLOW = {"cover", "check_half", "check_shapes", "blame", "study", "check_transforms", "check_invariance", "pretty"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CALLS])

@@ -20,7 +20,7 @@ def used() -> dict[str, str]:
     """Return the codes in the sources, each with a file that uses it."""
     found = {}
     for source in sorted(PACKAGE.rglob("*.py")):
-        for code in re.findall(r"""["']([NWOSTR]\d{3})["']""", source.read_text(encoding="utf-8")):
+        for code in re.findall(r"""["']([NWOSTRI]\d{3})["']""", source.read_text(encoding="utf-8")):
             if source.name != "rules.py":
                 found[code] = source.name
     return found
@@ -57,14 +57,14 @@ def test_a_page_says_everything_it_should(code: str) -> None:
 @pytest.mark.parametrize("code", RULES)
 def test_a_code_is_in_the_list_in_one_line(code: str) -> None:
     r = RULES[code]
-    assert re.fullmatch(r"[NWOSTR]\d{3}", code)
+    assert re.fullmatch(r"[NWOSTRI]\d{3}", code)
     assert r.meaning.endswith(".")
     assert len(r.title) <= 28
     assert not r.title.endswith(".")
 
 
 def test_codes_are_in_order_within_their_family() -> None:
-    for letter in "NWOSTR":
+    for letter in "NWOSTRI":
         family = [code for code in RULES if code.startswith(letter)]
         assert family == sorted(family)
 

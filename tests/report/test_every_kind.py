@@ -35,6 +35,7 @@ KINDS: dict[str, Any] = {
     "matrix": lambda: ds.compare_all({"a": Double(), "b": Double()}, X),
     "shapes": lambda: ds.check_shapes(Double(), (X,), targets=()),
     "transforms": lambda: ds.check_transforms(double, X, transforms=("vmap", "grad")),
+    "invariance": lambda: ds.check_invariance(Double(), X, axes=("batch",)),
     "study": lambda: ds.studies.reduction("mean", sizes=64, dtypes="float32", permutations=4, workers=0),
     "accumulation": lambda: ds.reveal("numpy.sum", 100),
     "unanswered": lambda: Unanswered((Finding("R006", "the process crashed", fix="run it again"),), "driftscope x", {}),

@@ -9,8 +9,8 @@ from driftscope.accumulation.answer import Accumulation
 from driftscope.accumulation.kernels.kernel import Kernel, Meter
 from driftscope.accumulation.revealing.refusal import BudgetSpentError, RevealError
 from driftscope.accumulation.revealing.reveal_kernel import accumulation_of
-from driftscope.accumulation.threads import thread_count
 from driftscope.errors import InputError, ProgramError, RuntimeRefused
+from driftscope.programs.state.threads import thread_count
 
 #: Answers kept; the oldest go first.
 _KEPT = 256

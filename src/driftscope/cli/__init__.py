@@ -19,6 +19,7 @@ COMMANDS = {
     "study": ("driftscope.cli.commands.study", "Run many variants of one computation."),
     "runs": ("driftscope.cli.commands.runs", "List, show, compare and query stored runs."),
     "transforms": ("driftscope.cli.commands.transforms", "Say what vmap, grad and friends do to a function."),
+    "invariance": ("driftscope.cli.commands.invariance", "Say whether a result depends on its batch, threads, run."),
     "report": ("driftscope.cli.commands.report", "Show a stored record again, or turn it into a page."),
     "pretty": ("driftscope.cli.commands.pretty", "List the graph of a model, as stored or as it runs."),
     "rule": ("driftscope.cli.commands.rule", "Explain a finding code."),

@@ -8,13 +8,15 @@ out the graph to be lifted.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.programs.isolation.choice import watched
+from driftscope.programs.state.threads import thread_count
 from driftscope.records.finding import Finding
 
 if TYPE_CHECKING:
@@ -93,6 +95,9 @@ class Bound:
         What a person should know about the fit (O001, O002, O005, O009, O010).
     inputs : Inputs or None
         What they were made of.
+    laid : callable or None
+        How each tensor is laid out in memory when the program is called: takes a tensor and returns one with the same
+        values. None for a plain copy.
     """
 
     program: Program
@@ -102,6 +107,7 @@ class Bound:
     feeds: dict[str, Any]
     notes: tuple[Finding, ...] = ()
     inputs: Inputs | None = None
+    laid: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +321,24 @@ class Program(abc.ABC):
             If this runtime runs no graph as it is written.
         """
         raise RuntimeRefused(self.runtime, "run", "its intermediate values cannot be read")
+
+    @contextlib.contextmanager
+    def on_threads(self, count: int) -> Iterator[Program]:
+        """Give this program with its operators on so many threads, for as long as the context lasts."""
+        if "threads" in self.settings:
+            yield self.variant(threads=count)
+            return
+        with thread_count(count):
+            yield self
+
+    def flushing_denormals(self) -> Program | None:
+        """Return this program with denormal numbers taken as zero; None where it cannot be told to."""
+        return None
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """Which of :attr:`Bound.laid`'s layouts reach it: of ``"strides"`` and ``"alignment"``."""
+        return ()
 
     def release(self) -> None:  # noqa: B027 - most programs hold nothing between runs
         """Let go of what a run left behind (a session and its copy of the weights); the next run makes it again."""

@@ -10,8 +10,9 @@ from torch import nn
 
 from driftscope.errors import DriftscopeError, RuntimeRefused, ends_us
 from driftscope.programs.arrays import tensor_of
-from driftscope.programs.protocol import Bound
+from driftscope.programs.protocol import Bound, Program
 from driftscope.programs.state.effects import contained
+from driftscope.programs.state.torch_settings import flushes_denormals
 from driftscope.programs.value_trees import flatten, unflatten
 
 
@@ -25,7 +26,8 @@ def fresh(bound: Bound) -> tuple[tuple[Any, ...], dict[str, Any]]:
     copies: dict[int, Any] = {}
     for _, leaf in leaves:
         if isinstance(leaf, torch.Tensor) and id(leaf) not in copies:
-            copies[id(leaf)] = leaf.detach().clone().requires_grad_(leaf.requires_grad)
+            copy = leaf.detach().clone() if bound.laid is None else bound.laid(leaf.detach())
+            copies[id(leaf)] = copy.requires_grad_(leaf.requires_grad)
     args, kwargs = unflatten([copies.get(id(leaf), leaf) for _, leaf in leaves], spec)
     return args, kwargs
 
@@ -87,3 +89,35 @@ def words_of(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the program called sys.exit({error.code!r})"
     return words if isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}"
+
+
+class FlushingProgram(Program):
+    """A torch program whose operators take denormal numbers as zero.
+
+    The mode belongs to each thread, and only the calling thread's can be set: it runs on one thread.
+    """
+
+    def __init__(self, inner: Program):
+        super().__init__(inner.name, inner.default_inputs)
+        self.inner, self.kind, self.flat = inner, inner.kind, inner.flat
+
+    @property
+    def runtime(self) -> str:
+        return f"{self.inner.runtime}, denormals flushed to zero"
+
+    def bind(self, inputs: Any = None) -> Bound:
+        return self.inner.bind(inputs)
+
+    def __call__(self, inputs: Any = None) -> Any:
+        with self.inner.on_threads(1) as program:
+            before = flushes_denormals()
+            torch.set_flush_denormal(True)
+            try:
+                return program(inputs)
+            finally:
+                torch.set_flush_denormal(before)
+
+
+def can_flush() -> bool:
+    """Whether this processor can take denormal numbers as zero; the mode is left as it is."""
+    return bool(torch.set_flush_denormal(flushes_denormals()))

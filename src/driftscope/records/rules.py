@@ -2,6 +2,7 @@
 
 A code is a letter and three digits and never changes its meaning. N: numerics. W: weights. O: observation,
 optimisers and binding. R: what a runtime refuses or cannot do. S: shapes. T: function transforms.
+I: invariance.
 """
 
 from __future__ import annotations
@@ -126,6 +127,12 @@ _TABLE = (
     ("S032", "plain ONNX silently wrong", "The ONNX file of a plain export is silently wrong at these shapes."),
     ("S033", "model changes itself", "A call changes what the model holds, so that a later call meets another model."),
     ("S034", "complex results as pairs", "An ONNX file returns complex numbers as real ones with one more axis of 2."),
+    ("I001", "rows meet", "A row's result depends on the content of the other rows of its batch."),
+    ("I002", "batch size changes result", "A row's result changes with the size of its batch, by more than rounding."),
+    ("I005", "circumstances change result", "Order, threads, layout or process change a result by more than rounding."),
+    ("I006", "does not repeat itself", "The same call on the same inputs gives another result."),
+    ("I007", "depends by rounding", "A result depends on how it is run, by no more than rounding."),
+    ("I008", "variant refused", "The program refuses a variant that was asked about, as another batch size."),
     ("T001", "tensor escapes",
      "A tensor that only makes sense inside a transform is kept by a global, an attribute or a container."),
     ("T002", "Python state differs",

@@ -22,6 +22,8 @@ KINDS: dict[str, tuple[str, str, str]] = {
     "driftscope/transforms/1": (
         "driftscope.records.kinds.transform_report", "TransformReport", "driftscope.report.sheets.transforms"),
     "driftscope/shapes/1": ("driftscope.records.kinds.shape_report", "ShapeRecord", "driftscope.report.sheets.shapes"),
+    "driftscope/invariance/1": (
+        "driftscope.records.kinds.invariance_report", "InvarianceReport", "driftscope.report.sheets.invariance"),
     "driftscope/matrix/1": ("driftscope.records.kinds.matrix", "DriftMatrix", "driftscope.report.sheets.matrix"),
     "driftscope/blame/1": ("driftscope.records.kinds.left_out", "Blame", "driftscope.report.sheets.blame"),
     "driftscope/half-precision/1": (
@@ -37,6 +39,7 @@ OWN_WORDS: dict[str, str] = {
     "driftscope/comparison/1": "driftscope.report.terminal.comparison",
     "driftscope/shapes/1": "driftscope.report.terminal.shapes",
     "driftscope/transforms/1": "driftscope.report.terminal.transforms",
+    "driftscope/invariance/1": "driftscope.report.sheets.invariance",
     "driftscope/blame/1": "driftscope.report.sheets.blame",
     "driftscope/half-precision/1": "driftscope.report.sheets.half",
     "driftscope/study/1": "driftscope.report.sheets.study",

@@ -12,10 +12,10 @@ import numpy as np
 from driftscope.accumulation.kernels.kernel import Kernel, Meter
 from driftscope.accumulation.replaying import replayed
 from driftscope.accumulation.revealing.refusal import BudgetSpentError, RevealError
-from driftscope.accumulation.threads import thread_count
 from driftscope.numerics.trees.balanced import balanced_rows, scale_for
 from driftscope.numerics.trees.replay import Arithmetic
 from driftscope.numerics.trees.tree import SumTree
+from driftscope.programs.state.threads import thread_count
 
 #: Rows on which a setting must agree with the revealed order to be called the same.
 ROWS = 32

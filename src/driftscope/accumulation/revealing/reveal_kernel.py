@@ -31,11 +31,11 @@ from driftscope.accumulation.revealing.refusal import BudgetSpentError, RevealEr
 from driftscope.accumulation.revealing.sketching import LONGEST, SketchKernel, sketched_terms
 from driftscope.accumulation.revealing.subnormals import subnormal_rows, subnormal_words
 from driftscope.accumulation.revealing.verification import Verified, verify
-from driftscope.accumulation.threads import thread_count
 from driftscope.errors import InputError
 from driftscope.numerics.trees.replay import Arithmetic
 from driftscope.numerics.trees.tree import SumTree
 from driftscope.programs.state.process import state_kept
+from driftscope.programs.state.threads import thread_count
 
 #: Trying without the guess that equal shapes have equal orders costs more rows, and is done when that guess failed.
 _ATTEMPTS = ({"copying": True, "refinements": 2}, {"copying": False, "refinements": 6})

@@ -99,6 +99,14 @@ class OnnxProgram(Program):
     def onnx_model(self) -> OnnxModel:
         return self.model
 
+    def flushing_denormals(self) -> Program:
+        return self.variant(config=(*self.setup.config, ("session.set_denormal_as_zero", "1")))
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        # Tensors are handed over densely; a worker receives a copy, which lies where the worker puts it.
+        return () if self.isolated else ("alignment",)
+
     @property
     def settings(self) -> dict[str, Any]:
         """Fields of the :class:`SessionSetup`."""
@@ -166,7 +174,7 @@ class OnnxProgram(Program):
         bound = self.bind(inputs)
         plain = all(slot.kind == "tensor" and slot.dtype != "string" for slot in (*self._slots, *self._outputs))
         if not self.isolated:
-            return self._run_bound(bound.feeds) if plain else self._run_objects(bound.feeds, self._run_here)
+            return self._run_bound(bound.feeds, bound.laid) if plain else self._run_objects(bound.feeds, self._run_here)
         try:
             if not plain:
                 return self._run_objects(bound.feeds, self._remotely().run_objects)
@@ -177,10 +185,12 @@ class OnnxProgram(Program):
             node, operator = crash_site(self.model.proto, self.model.directory, self.setup, bound.feeds)
             raise crash.at(node, operator) from crash
 
-    def _run_bound(self, feeds: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _run_bound(
+        self, feeds: dict[str, torch.Tensor], laid: Callable[[torch.Tensor], torch.Tensor] | None
+    ) -> dict[str, torch.Tensor]:
         session = self.session
         on_cuda = self.setup.provider_name == "CUDAExecutionProvider" and torch.cuda.is_available()
-        held = {name: bindable(tensor, on_cuda) for name, tensor in feeds.items()}
+        held = {name: bindable(tensor if laid is None else laid(tensor), on_cuda) for name, tensor in feeds.items()}
         with refusals("run"):
             binding = session.io_binding()
             for name, tensor in held.items():

@@ -15,7 +15,7 @@ from driftscope.programs.arrays import dtype_name
 from driftscope.programs.feeding.binding import bind_call, ready, signature_of
 from driftscope.programs.inspection.training import check_modes, table_rows
 from driftscope.programs.protocol import Bound, Program, Slot, TorchSource
-from driftscope.programs.torch_run import fresh, run_torch
+from driftscope.programs.torch_run import FlushingProgram, can_flush, fresh, run_torch
 from driftscope.programs.value_trees import flatten, unflatten
 from driftscope.records.finding import Finding
 
@@ -80,6 +80,13 @@ class TorchProgram(Program):
         if self.module is not None:
             devices = {p.device for p in self.module.parameters()} or devices
         return " and ".join(sorted(str(d).upper() for d in devices)) or "the inputs' device"
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return ("strides", "alignment")
+
+    def flushing_denormals(self) -> Program | None:
+        return FlushingProgram(self) if can_flush() else None
 
     def bind(self, inputs: Any = None) -> Bound:
         if isinstance(inputs, Bound) and inputs.program is self:

@@ -15,7 +15,7 @@ from driftscope.programs.feeding.binding import bind_slots, ready
 from driftscope.programs.feeding.feeds import Inputs
 from driftscope.programs.inspection.graph_modes import modes_of_export
 from driftscope.programs.protocol import Bound, Program, Slot, TorchSource
-from driftscope.programs.torch_run import fresh, run_torch
+from driftscope.programs.torch_run import FlushingProgram, can_flush, fresh, run_torch
 from driftscope.programs.value_trees import flatten
 from driftscope.records.finding import Finding, Where
 
@@ -55,6 +55,13 @@ class ExportedTorchProgram(Program):
     @property
     def runtime(self) -> str:
         return f"torch {torch.__version__} export"
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        return ("strides", "alignment")
+
+    def flushing_denormals(self) -> Program | None:
+        return FlushingProgram(self) if can_flush() else None
 
     def slots(self) -> list[Slot]:
         return self._slots

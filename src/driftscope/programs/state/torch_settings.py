@@ -31,7 +31,7 @@ def torch_settings() -> tuple[Setting, ...]:
         Setting("torch's gradient mode", torch.is_grad_enabled, _set_grad_enabled),
         Setting("torch's anomaly mode", _anomaly, lambda kept: torch.set_anomaly_enabled(*kept)),
         Setting("torch's autocast", _autocast, _set_autocast),
-        Setting("flushing of denormal numbers", _flushes, torch.set_flush_denormal),
+        Setting("flushing of denormal numbers", flushes_denormals, torch.set_flush_denormal),
         Setting("torch's print options", lambda: dict(vars(torch._tensor_str.PRINT_OPTS)), _set_print_options),
     )  # fmt: skip
 
@@ -124,7 +124,8 @@ def _set_autocast(kept: tuple[Any, ...]) -> None:
     torch.set_autocast_cache_enabled(kept[-1])
 
 
-def _flushes() -> bool:
+def flushes_denormals() -> bool:
+    """Whether this thread takes denormal numbers as zero."""
     # torch has no word for it; the mode belongs to the processor and the thread, so Python's own product shows it.
     return math.prod(_HALF_OF_SMALLEST) == 0.0
 

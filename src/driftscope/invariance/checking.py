@@ -1,0 +1,156 @@
+"""``check_invariance``: the same program, run in ways that should not matter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from driftscope.comparison.thresholds import AGREEMENT, THRESHOLDS
+from driftscope.errors import InputError, RuntimeRefused
+from driftscope.invariance.choices import choices_of
+from driftscope.invariance.examination import Asked, Examination
+from driftscope.invariance.judging import Answer
+from driftscope.invariance.places import meeting_of
+from driftscope.invariance.repairs import repair_of
+from driftscope.invariance.trials.trial import Trial
+from driftscope.invariance.wording import finding_of, refused
+from driftscope.programs.loading.load import load_program
+from driftscope.programs.state.process import state_kept
+from driftscope.records.environment import capture
+from driftscope.records.kinds.invariance_report import AXES, OUTCOMES, InvarianceFinding, InvarianceReport
+
+#: What is looked at unless told otherwise.
+DEFAULT_AXES = tuple(AXES)
+
+Progress = Callable[[str], None]
+
+
+@state_kept()
+def check_invariance(
+    model: Any,
+    inputs: Any = None,
+    *,
+    axes: Sequence[str] | str = DEFAULT_AXES,
+    batch: Any = None,
+    explain: bool = True,
+    seed: int = 0,
+    progress: Progress = lambda _text: None,
+) -> InvarianceReport:
+    """Say on what a result depends beside its inputs' values: batch, order, threads, run, layout.
+
+    Parameters
+    ----------
+    model : anything ``ds.program`` accepts
+        A module or function, an exported program, an ONNX file with its session options, a compiled module.
+    inputs : anything ``ds.inputs`` accepts
+        None for the program's own. Two rows or more show more than one.
+    axes : sequence of str, or str
+        Any of ``repeat``, ``batch``, ``order``, ``threads``, ``layout`` and ``denormals``; all of them by default.
+    batch : str, mapping or None
+        The batch axis of each input that has one: ``"x=0,mask=0"``. None takes axis 0 of the inputs of the commonest
+        length there; outputs are found by running on another number of rows.
+    explain : bool
+        Look for the first operator whose bits change, and try what takes the dependence away.
+    seed : int
+        Names the noise of the floors.
+    progress : callable
+        Told what happens next.
+
+    Returns
+    -------
+    InvarianceReport
+        ``outcomes`` by axis (``same``, ``rounding``, ``different``, ``refused``, ``not-applicable``) and ``findings``.
+        The process and the model are as they were before.
+
+    Raises
+    ------
+    InputError
+        If an axis, an input or an axis of an input does not exist.
+    ProgramError
+        If the model cannot be loaded.
+    RuntimeRefused
+        If the program does not run on the inputs as given.
+
+    Notes
+    -----
+    Two laws, with two right answers. At equal shapes the content of other rows must not change one bit of a row: one
+    bit is a leak, and no rounding excuses it. Joining a batch may cost rounding, because another size may take another
+    kernel: it is measured in noise floors, and where float64 shows the same difference it is not rounding.
+    """
+    start = time.perf_counter()
+    wanted = _wanted(axes)
+    program = load_program(model)
+    progress("Running the program as given")
+    examination = Examination(program, inputs, Asked(wanted, batch, seed))
+    if not examination.runner.base.ran:
+        raise RuntimeRefused(program.runtime, "run", examination.runner.base.refusal)
+    answers: dict[str, Answer] = {}
+    for axis in wanted:
+        progress(f"Varying {axis}: {AXES[axis]}")
+        answers[axis] = examination.examine(axis)
+        if axis == "repeat" and answers[axis].outcome == "different":
+            others = Answer("not-applicable", "the same call gives another result, so nothing else can be told")
+            answers |= {name: others for name in wanted if name != "repeat"}
+            break
+    progress("Looking for where it begins")
+    findings = _findings(examination, answers, explain)
+    return _record(examination, answers, findings, time.perf_counter() - start)
+
+
+def _wanted(axes: Sequence[str] | str) -> tuple[str, ...]:
+    names = [a.strip() for a in axes.split(",")] if isinstance(axes, str) else list(axes)
+    unknown = [name for name in names if name not in AXES]
+    if unknown or not names:
+        raise InputError(f"axes: {unknown[0]!r} is not one of {', '.join(AXES)}" if unknown else "axes: none was named")
+    # Whether the same call repeats itself decides what equal bits mean for all others.
+    return tuple(axis for axis in AXES if axis in {*names, "repeat"})
+
+
+def _findings(
+    examination: Examination, answers: dict[str, Answer], explain: bool
+) -> tuple[InvarianceFinding, ...]:  # fmt: skip
+    found = []
+    for axis, answer in answers.items():
+        tried = examination.answers.get(axis, [])
+        if answer.outcome in ("rounding", "different"):
+            trial, worst = _shown(tried, answer)
+            meeting = meeting_of(examination.runner, trial) if explain else None
+            repair = repair_of(examination, trial, worst.outcome) if explain else None
+            found.append(finding_of(trial, worst, meeting, repair))
+        elif answer.outcome == "refused":
+            found.append(refused(axis, answer))
+    return tuple(sorted(found, key=lambda f: (f.note, f.code == "I008")))
+
+
+def _shown(tried: Sequence[tuple[Trial, Answer]], answer: Answer) -> tuple[Trial, Answer]:
+    """Return the trial that explains an axis best: of those as bad as the worst, one at equal shapes if any is."""
+    worst = [(t, a) for t, a in tried if a.outcome == answer.outcome]
+    strict = [(t, a) for t, a in worst if t.strict and "NaN" not in t.name] or [(t, a) for t, a in worst if t.strict]
+    return (strict or [(t, a) for t, a in worst if a is answer] or worst)[0]
+
+
+def _record(
+    examination: Examination,
+    answers: dict[str, Answer],
+    findings: tuple[InvarianceFinding, ...],
+    seconds: float,
+) -> InvarianceReport:
+    runner = examination.runner
+    program = runner.program
+    trials = [a.trial(axis, t.name) for axis, tried in examination.answers.items() for t, a in tried]
+    order = [axis for axis in AXES if axis in answers]
+    return InvarianceReport(
+        program=f"{program.name} on {program.runtime}",
+        outcomes={axis: answers[axis].outcome for axis in order},
+        reasons={axis: answers[axis].reason or OUTCOMES[answers[axis].outcome] for axis in order},
+        findings=findings,
+        trials=tuple(trials),
+        axes=examination.axes_words(),
+        choices=choices_of(examination),
+        runs=runner.runs,
+        inputs=runner.inputs.recipe,
+        environment=capture(),
+        thresholds=THRESHOLDS.to_dict() | {name: [a.relative, a.of_scale] for name, a in AGREEMENT.items()},
+        times={"check": seconds},
+    )

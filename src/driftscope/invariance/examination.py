@@ -1,0 +1,183 @@
+"""The trials of a check, run and judged: each variant once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from driftscope.invariance.judging import Answer, Judge, with_lifted, worst_of
+from driftscope.invariance.rows import Rows, find_rows
+from driftscope.invariance.running import Leaves, Result, Runner
+from driftscope.invariance.trials.batch import batch, order
+from driftscope.invariance.trials.circumstances import denormals, layout, repeat, threads
+from driftscope.invariance.trials.trial import Plan, Trial, Variant
+from driftscope.programs.protocol import Program
+from driftscope.records.kinds.invariance_report import OUTCOMES
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a check was asked to look at.
+
+    Parameters
+    ----------
+    axes : tuple of str
+    batch : str, mapping or None
+        Axes named by the user.
+    seed : int
+    """
+
+    axes: tuple[str, ...]
+    batch: Any = None
+    seed: int = 0
+
+
+class Examination:
+    """One program under every trial that was asked for.
+
+    Parameters
+    ----------
+    program : Program
+    inputs : anything ``ds.inputs`` accepts
+    asked : Asked
+
+    Attributes
+    ----------
+    answers : dict of str to list of (Trial, Answer)
+        By axis.
+    plans : dict of str to Plan
+    repeatable : bool
+        Whether the same call gave the same bits each time.
+    """
+
+    def __init__(self, program: Program, inputs: Any, asked: Asked):
+        self.runner, self.asked = Runner(program, inputs), asked
+        self.judge = Judge(self.runner, asked.seed)
+        self.base = Variant()
+        self.answers: dict[str, list[tuple[Trial, Answer]]] = {}
+        self.plans: dict[str, Plan] = {}
+        self.repeatable = True
+        self._rows: Rows | str | None = None
+        self._results: dict[tuple[int, ...], Result] = {}
+        self._kept: list[Variant] = []  # the keys of _results are their ids
+
+    @property
+    def rows(self) -> Rows | str:
+        """The batch, or why there is none."""
+        if self._rows is None:
+            self._rows = find_rows(self.runner, self.asked.batch)
+        return self._rows
+
+    def plan(self, axis: str) -> Plan:
+        """Return the trials of an axis."""
+        makers: dict[str, Callable[[], Plan]] = {
+            "repeat": lambda: repeat(self.runner, self.base),
+            "batch": lambda: batch(self.rows, self.base),
+            "order": lambda: order(self.rows, self.base),
+            "threads": lambda: threads(self.runner, self.base),
+            "layout": lambda: layout(self.runner, self.base),
+            "denormals": lambda: denormals(self.runner, self.base),
+        }
+        return makers[axis]()
+
+    def examine(self, axis: str) -> Answer:
+        """Run the trials of one axis and return the worst answer."""
+        plan = self.plans[axis] = self.plan(axis)
+        found = [(trial, self.attempt(trial)) for trial in plan.trials]
+        found = [(t, a) for t, a in found if not (t.optional and a.outcome == "refused")]
+        self.answers[axis] = found = self._with_lifted(found)
+        answers = [a for _, a in found]
+        answers += [Answer("refused", f"{name}: {words}") for name, words in plan.refusals]
+        if not answers:
+            return Answer("not-applicable", plan.reason)
+        if axis == "repeat":
+            self.repeatable = all(a.outcome == "same" for a in answers)
+        return worst_of(answers)
+
+    def attempt(self, trial: Trial) -> Answer:
+        """Run a trial and judge it by what the native runs gave."""
+        one, other = self.result(trial.one), self.result(trial.other)
+        for result in (one, other):
+            if not result.ran:
+                return Answer("refused", result.refusal)
+        expected, actual = (
+            _selected(result.leaves, trial.positions, variant)
+            for result, variant in ((one, trial.one), (other, trial.other))
+        )
+        if expected is None or actual is None:
+            return Answer("different", f"{len(one.leaves)} outputs, and {len(other.leaves)}, or of other shapes")
+        if trial.strict and self.repeatable:
+            return self.judge.bits(expected, actual)
+        return self.judge.values(expected, actual, positions=trial.positions, select=trial.based)
+
+    def result(self, variant: Variant) -> Result:
+        """Run a variant, or return what it gave before."""
+        if variant.again:
+            return variant.run(self.runner)
+        key = _key(variant)
+        if key not in self._results:
+            self._results[key] = self.runner.base if key == () else variant.run(self.runner)
+            self._kept.append(variant)
+        return self._results[key]
+
+    def _with_lifted(self, found: list[tuple[Trial, Answer]]) -> list[tuple[Trial, Answer]]:
+        """Ask float64 about the trial that differs most, of those between different shapes."""
+        if any(t.strict and a.outcome == "different" for t, a in found):
+            return found  # known by its bits
+        rank = list(OUTCOMES).index
+        asked = [k for k, (t, a) in enumerate(found) if t.resized and a.outcome in ("rounding", "different")]
+        asked.sort(key=lambda k: (rank(found[k][1].outcome), found[k][1].floors or 0.0), reverse=True)
+        different = [k for k in asked if found[k][1].outcome == "different"]
+        found = list(found)
+        for k in different or asked[:1]:
+            trial, answer = found[k]
+            share = self.judge.lifted(trial.other.changed or {}, trial.positions, trial.based, trial.other.select)
+            found[k] = trial, with_lifted(answer, share)
+            if found[k][1].outcome == "different":
+                break
+        return found
+
+    def compared(self, trial: Trial) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the pairs of tensors that a trial compared, from results already at hand."""
+        if trial.one.again or trial.other.again:
+            return []
+        one, other = self.result(trial.one), self.result(trial.other)
+        left = _selected(one.leaves, trial.positions, trial.one) or []
+        right = _selected(other.leaves, trial.positions, trial.other) or []
+        return [
+            (x, y)
+            for (_, x), (_, y) in zip(left, right, strict=False)
+            if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
+        ]
+
+    def axes_words(self) -> dict[str, str]:
+        """Return which axes were taken for what, as far as that was looked at."""
+        return {"batch": self._rows.words} if isinstance(self._rows, Rows) else {}
+
+    def again(self, trial: Trial, program: Program) -> Answer:
+        """Attempt a trial with another program in place of this one, on the same inputs."""
+        other = Examination(program, self.runner.inputs, replace(self.asked))
+        other.repeatable = self.repeatable
+        return other.attempt(trial)
+
+
+def _key(variant: Variant) -> tuple[int, ...]:
+    """Variants that run alike share one run, whatever of it they compare; ``()`` is the run on the inputs as given."""
+    ways = tuple(id(way) for way in (variant.setting, variant.laid, variant.runs) if way is not None)
+    return ways + tuple(number for k, x in sorted((variant.changed or {}).items()) for number in (k, id(x)))
+
+
+def _selected(leaves: Leaves, positions: Sequence[int], variant: Variant) -> Leaves | None:
+    found = []
+    for k in positions:
+        if k >= len(leaves):
+            return None
+        path, leaf = leaves[k]
+        try:
+            found.append((path, variant.select(k, leaf) if isinstance(leaf, torch.Tensor) else leaf))
+        except (IndexError, RuntimeError):  # fewer rows than were put in
+            return None
+    return found

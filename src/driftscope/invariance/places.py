@@ -1,0 +1,271 @@
+"""The first operator whose bits change between two ways of running a program, and the value through which rows meet."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.explain.native.observation import observe
+from driftscope.invariance.rows import same_bits
+from driftscope.invariance.running import Runner
+from driftscope.invariance.trials.trial import RowMap, Trial, Variant
+from driftscope.lift.torch.places import Places
+from driftscope.programs.protocol import Bound, OnnxSource, Program, TorchSource
+from driftscope.programs.pytrees import tree_leaves
+from driftscope.programs.state.effects import contained
+from driftscope.programs.value_trees import flatten
+from driftscope.records.finding import Where
+
+#: Bytes of intermediate values that one traced run may hold.
+HELD = 1 << 29
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where a result begins to depend on how the program was run.
+
+    Parameters
+    ----------
+    where : Where
+        The first operator whose result differs.
+    words : str
+        One sentence for people.
+    value : str
+        The value without a batch axis through which rows reach each other; empty where there is none.
+    evidence : mapping
+    """
+
+    where: Where
+    words: str
+    value: str = ""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One operator of a traced run and the tensors it returned."""
+
+    name: str
+    operator: str
+    where: Where
+    outputs: tuple[torch.Tensor, ...]
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+
+def meeting_of(runner: Runner, trial: Trial) -> Meeting | None:
+    """Trace both runs of a trial and find where their values part; None where that cannot be told.
+
+    Parameters
+    ----------
+    runner : Runner
+    trial : Trial
+        One that was seen to differ.
+    """
+    if trial.one.runs is not None or trial.other.runs is not None:
+        return None
+    try:
+        one, other = _traced(runner, trial.one), _traced(runner, trial.other)
+        rows = trial.rows
+        shapes = None
+        if rows is not None and rows.counts[0] == rows.counts[1]:
+            # At equal shapes nothing tells the batch axis of a value: a run on one row does.
+            shapes = _doubled(runner, trial, rows)
+            if shapes is None:
+                return None
+    except (CannotLift, DriftscopeError, RuntimeError, ValueError, TypeError, NotImplementedError):
+        return None
+    return _first(one, other, rows, shapes)
+
+
+def _doubled(runner: Runner, trial: Trial, rows: RowMap) -> list[Seen] | None:
+    if trial.one.changed is None and trial.other.changed is None:
+        return None
+    tensors = {k: (trial.one.changed or {}).get(k, runner.tensors[k]) for k, _ in rows.axes}
+    # Twice the rows rather than one: BatchNorm in train mode refuses one.
+    doubled = {k: torch.cat([tensors[k]] * 2, dim=dim) for k, dim in rows.axes}
+    found = []
+    for seen in _traced(runner, Variant(doubled)):
+        found.append(replace(seen, shapes=tuple(tuple(x.shape) for x in seen.outputs)))
+    return found
+
+
+def _first(one: Sequence[Seen], other: Sequence[Seen], rows: RowMap | None, alone: Sequence[Seen] | None) -> (
+    Meeting | None
+):  # fmt: skip
+    """Walk both runs in order and stop at the first value that differs in the row that is compared."""
+    counterpart = _aligned(one, alone) if alone is not None else {}
+    shared: Seen | None = None
+    for i, j in _aligned(one, other).items():
+        a, b = one[i], other[j]
+        for k, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)):
+            if rows is None:
+                if not same_bits(x, y):
+                    return _at(a, b, None)
+                continue
+            single = _single_shape(alone, counterpart.get(i), k, x, y, rows)
+            mine = _row(x, single, rows.one, rows.counts[0])
+            theirs = _row(y, single, rows.other, rows.counts[1])
+            if mine is None or theirs is None:
+                if single is not None and x.shape == y.shape and not same_bits(x, y):
+                    shared = shared or a
+                continue
+            if not any(same_bits(m, t) for m, t in zip(mine, theirs, strict=False)):
+                return _at(a, b, shared, meets=rows.one == rows.other and alone is not None)
+    return _at(shared, shared, shared) if shared is not None else None
+
+
+def _single_shape(
+    alone: Sequence[Seen] | None, at: int | None, k: int, x: torch.Tensor, y: torch.Tensor, rows: RowMap
+) -> tuple[int, ...] | None:
+    """Shape of the value for one row; None where it is not known."""
+    if alone is not None:
+        if at is None or k >= len(alone[at].shapes) or len(alone[at].shapes[k]) != x.dim():
+            return None
+        grown = alone[at].shapes[k]
+        return tuple(n // rows.counts[0] if m == 2 * n and n else n for n, m in zip(x.shape, grown, strict=True))
+    # Runs of different sizes tell it themselves.
+    if x.dim() != y.dim():
+        return None
+    changed = [d for d in range(x.dim()) if x.shape[d] != y.shape[d]]
+    if not changed:
+        return tuple(x.shape)
+    if len(changed) > 1 or x.shape[changed[0]] * rows.counts[1] != y.shape[changed[0]] * rows.counts[0]:
+        return None
+    shape = list(x.shape)
+    shape[changed[0]] //= rows.counts[0]
+    return tuple(shape)
+
+
+def _row(x: torch.Tensor, single: tuple[int, ...] | None, row: int, count: int) -> list[torch.Tensor] | None:
+    """What a value holds of one row, with the batch outermost and innermost in its axis; None without such an axis."""
+    if single is None or len(single) != x.dim():
+        return None
+    axes = [d for d in range(x.dim()) if x.shape[d] != single[d]]
+    if not axes:
+        return [x] if count == 1 and tuple(x.shape) == single else None
+    if len(axes) > 1 or x.shape[axes[0]] != count * single[axes[0]]:
+        return None
+    dim, inner = axes[0], single[axes[0]]
+    head, tail = x.shape[:dim], x.shape[dim + 1 :]
+    outermost = x.reshape(*head, count, inner, *tail).select(dim, row)
+    innermost = x.reshape(*head, inner, count, *tail).select(dim + 1, row)
+    return [outermost, innermost]
+
+
+def _at(a: Seen, b: Seen, shared: Seen | None, *, meets: bool = False) -> Meeting:
+    place = shared or a
+    shape = "x".join(map(str, place.outputs[0].shape)) or "scalar" if place.outputs else ""
+    evidence = {"operator": a.operator, "shapes": [list(x.shape) for x in (*a.outputs[:1], *b.outputs[:1])]}
+    if shared is not None:
+        words = f"{shared.operator} returns one value for all rows ({shape}), and each row is computed from it"
+        return Meeting(shared.where, words, f"{shared.name} ({shape})", evidence)
+    if meets:
+        return Meeting(
+            a.where, f"rows meet inside {a.operator}: its result for a row depends on the others", "", evidence
+        )
+    changed = f" of {_shape(a)} and of {_shape(b)}" if _shape(a) != _shape(b) else ""
+    return Meeting(a.where, f"{a.operator} is the first operator whose bits change{changed}", "", evidence)
+
+
+def _shape(seen: Seen) -> str:
+    return "x".join(map(str, seen.outputs[0].shape)) if seen.outputs else ""
+
+
+def _aligned(one: Sequence[Seen], other: Sequence[Seen] | None) -> dict[int, int]:
+    """Pair the operators of two runs: by order where they are the same, else by the longest common runs."""
+    other = other or []
+    left, right = [s.operator for s in one], [s.operator for s in other]
+    if left == right:
+        return {i: i for i in range(len(left))}
+    blocks = difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
+    return {block.a + k: block.b + k for block in blocks for k in range(block.size)}
+
+
+# --- tracing ---------------------------------------------------------------------------------------------------------
+
+
+def _traced(runner: Runner, variant: Variant) -> list[Seen]:
+    """Run a variant once more and keep what every operator returned."""
+    bound = runner.binding(variant.changed, variant.laid)
+    if variant.setting is None:
+        return _operators(bound.program, bound)
+    with variant.setting(runner.program) as program:
+        # Only the setting of the process reaches a traced run; a program that is another one cannot be traced.
+        if program is not runner.program and program.kind != "onnx":
+            raise CannotLift("it runs in a mode of its own")
+        return _operators(program, program.bind(bound.inputs))
+
+
+def _operators(program: Program, bound: Bound) -> list[Seen]:
+    source = program.lift_source(bound)
+    if isinstance(source, OnnxSource):
+        return list(_onnx_values(bound, source))
+    return _torch_values(source)
+
+
+def _onnx_values(bound: Bound, source: OnnxSource) -> Iterator[Seen]:
+    """Read every value of the graph that the session runs; nothing where reading changes the result."""
+    watched = observe(bound)
+    makers = {name: node for node in watched.graph.graph.node for name in node.output}
+    found = [(name, value) for part in watched.values() for name, value in part.items()]
+    if not watched.faithful:
+        raise CannotLift("reading its values changes the result")
+    for name, value in found:
+        node = makers.get(name)
+        if node is not None and isinstance(value, torch.Tensor):
+            where = Where(node=node.name or name, operator=node.op_type)
+            yield Seen(name, node.op_type, where, (value,), (tuple(value.shape),))
+
+
+def _torch_values(source: TorchSource) -> list[Seen]:
+    module = source.module
+    places = Places(module)
+    recorder = _Recorder(places)
+    with contained(source.function if module is None else module), torch.no_grad():
+        recorder.run(source)
+    return recorder.seen
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps what every operator of torch returned, up to a number of bytes."""
+
+    def __init__(self, places: Places):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places, self.seen, self._room = places, list[Seen](), HELD
+
+    def run(self, source: TorchSource) -> Any:
+        with self.places.following(), self:
+            return flatten(source.function(*source.args, **source.kwargs))[0]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        outputs = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and x.layout is torch.strided]
+        if (
+            not outputs
+            or "empty" in func._schema.name
+            or any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        ):
+            return result  # views hold what is known already
+        name = f"{func._schema.name.replace('::', '.')}"
+        place = self.places.here(_Recorder.run.__code__)
+        kept = tuple(self._copy(x) for x in outputs)
+        where = Where(node=f"{name.rpartition('.')[2]}_{len(self.seen)}", operator=name, module=place.module or None,
+                      file=place.file, line=place.line)  # fmt: skip
+        shapes = tuple(tuple(x.shape) for x in outputs)
+        self.seen.append(Seen(str(where.node), name, where, tuple(x for x in kept if x is not None), shapes))
+        return result
+
+    def _copy(self, x: torch.Tensor) -> torch.Tensor | None:
+        self._room -= x.numel() * x.element_size()
+        if self._room < 0:
+            return None
+        with contextlib.suppress(RuntimeError):
+            return x.detach().clone(memory_format=torch.contiguous_format)
+        return None

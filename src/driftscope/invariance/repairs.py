@@ -1,0 +1,107 @@
+"""What takes a dependence away: tried on the trial that showed it, and named only if that trial then has equal bits."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from driftscope.errors import DriftscopeError
+from driftscope.invariance.examination import Examination
+from driftscope.invariance.trials.trial import Trial
+from driftscope.programs.loading.load import load_program
+from driftscope.programs.protocol import Program
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """A change after which a trial has equal bits.
+
+    Parameters
+    ----------
+    words : str
+        What to do.
+    evidence : mapping
+        The outcome before and after.
+    """
+
+    words: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+def repair_of(examination: Examination, trial: Trial, outcome: str) -> Repair | None:
+    """Try what is known to help, cheapest first, and return the first that does.
+
+    Parameters
+    ----------
+    examination : Examination
+    trial : Trial
+        One that differed.
+    outcome : str
+        How: a change must take away all of it, but may leave rounding where the trial was different.
+    """
+    for words, make in _CANDIDATES:
+        program = make(examination.runner.program)
+        if program is None:
+            continue
+        try:
+            after = examination.again(trial, program).outcome
+        except (DriftscopeError, RuntimeError, ValueError, TypeError):
+            continue
+        enough = ("same",) if outcome == "rounding" or trial.strict else ("same", "rounding")
+        if after in enough:
+            return Repair(words, {"before": outcome, "after": after})
+    return None
+
+
+def _evaluating(program: Program) -> Program | None:
+    """The same module in evaluation mode, as a copy."""
+    module = getattr(program, "module", None)
+    if program.kind != "torch" or not isinstance(module, torch.nn.Module) or not module.training:
+        return None
+    with contextlib.suppress(RuntimeError, TypeError):
+        return load_program(copy.deepcopy(module).eval(), name=program.name)
+    return None
+
+
+def _reproducible(program: Program) -> Program | None:
+    """The same function with torch's sums in a fixed order."""
+    function: Any = getattr(program, "function", None)
+    if program.kind != "torch" or not callable(function):
+        return None
+    from driftscope.accumulation.exact.mode import reproducible
+
+    class _Fixed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = function
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            with reproducible():
+                return self.inner(*args, **kwargs)
+
+    fixed = _Fixed()
+    fixed.train(bool(getattr(function, "training", False)))
+    found = load_program(fixed, name=program.name)
+    found.signature = program.signature  # type: ignore[attr-defined]
+    return found
+
+
+def _one_thread(program: Program) -> Program | None:
+    return program.variant(threads=1) if "threads" in program.settings else None
+
+
+def _without_optimisation(program: Program) -> Program | None:
+    return program.unoptimised() if "level" in program.settings else None
+
+
+_CANDIDATES: tuple[tuple[str, Callable[[Program], Program | None]], ...] = (
+    ("call .eval() on the module first", _evaluating),
+    ("run it inside `with ds.reproducible():`", _reproducible),
+    ("give the session one thread: ds.onnx(model, threads=1)", _one_thread),
+    ("switch graph optimisation off: ds.onnx(model, level='disable')", _without_optimisation),
+)

@@ -1,0 +1,1 @@
+"""What is varied along each axis: one file per axis that needs more than a few lines."""

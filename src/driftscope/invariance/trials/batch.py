@@ -1,0 +1,165 @@
+"""A row alone, in batches of other sizes, beside other rows, and at other places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from driftscope.invariance.judging import Select
+from driftscope.invariance.rows import Rows, same_bits, take
+from driftscope.invariance.trials.trial import Plan, RowMap, Trial, Variant
+
+#: Batches that one row is repeated to. Kernels work on tiles of 4, 6, 8, 12, 14 or 16 rows and have others for one row
+#: or two; 17 and 33 leave one row over from any of them.
+SIZES = (2, 3, 8, 16, 17, 32, 33)
+_LARGE = 1e4
+
+#: Inputs whose content says how others are to be read; they are left as they are.
+_STRUCTURE = ("mask", "position", "length", "cu_seqlens", "token_type")
+
+
+def batch(rows: Rows | str, base: Variant) -> Plan:
+    """Vary the company of a row: two of them stay, the others change; then the size of the batch."""
+    if isinstance(rows, str):
+        return Plan("batch", reason=rows)
+    trials = _content(rows, base)
+    if not rows.resizable:
+        if not trials:
+            return Plan("batch", reason=f"the batch has one row and cannot be another: {rows.refusal}")
+        return Plan("batch", trials, refusals=(("another number of rows", rows.refusal),))
+    return Plan("batch", [*trials, *_joining(rows, base)])
+
+
+def order(rows: Rows | str, base: Variant) -> Plan:
+    """Put the rows in another order, and the results back."""
+    if isinstance(rows, str):
+        return Plan("order", reason=rows)
+    if rows.count < 2:
+        return Plan("order", reason="the batch has one row")
+    n, axes = rows.count, tuple(rows.inputs.items())
+    orders = {"rows in reverse": [*range(n)][::-1], "rows moved on by one": [n - 1, *range(n - 1)]}
+    trials = []
+    for name, moved in orders.items():
+        back = sorted(range(n), key=moved.__getitem__)
+        at = selecting(rows, back)
+        trials.append(
+            Trial("order", name, base, Variant(rows.taking(moved), at), tuple(rows.outputs), whole_of(rows),
+                  rows=RowMap(0, moved.index(0), (n, n), axes))
+        )  # fmt: skip
+    return Plan("order", trials)
+
+
+def selecting(rows: Rows, at: Sequence[int]) -> Select:
+    """Return what picks these rows of an output."""
+
+    def select(position: int, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.index_select(rows.outputs[position], torch.tensor(list(at), device=tensor.device))
+
+    return select
+
+
+def whole_of(rows: Rows) -> Select:
+    """Return what picks every row."""
+    return selecting(rows, range(rows.count))
+
+
+# --- other rows change -----------------------------------------------------------------------------------------------
+
+
+def _content(rows: Rows, base: Variant) -> list[Trial]:
+    tensors = {k: rows.runner.tensors[k] for k in rows.inputs}
+    count, start, kept = rows.count, base, sorted({0, rows.count - 1})
+    if count == 1:
+        if not rows.resizable:
+            return []
+        count, kept = 3, [0]
+        tensors = take(rows.runner.tensors, rows.inputs, [0, 0, 0])
+        start = Variant(tensors)
+    trials = []
+    for row in kept:
+        for words, change in _CHANGES.items():
+            changed = _with_others(rows, tensors, row, change)
+            if changed is None:
+                continue
+            at = selecting(rows, [row])
+            based = at if count == rows.count else selecting(rows, [0])
+            one, other = replace(start, select=at), Variant({**tensors, **changed}, at)
+            trials.append(
+                Trial("batch", f"row {row} kept, the others {words}", one, other, tuple(rows.outputs), based, strict=True, optional=words.startswith("NaN"),
+                      rows=RowMap(row, row, (count, count), tuple(rows.inputs.items())), ways="content")
+            )  # fmt: skip
+    return trials
+
+
+Change = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+def _other_values(x: torch.Tensor) -> torch.Tensor | None:
+    """The tensor's own values at other places: legal wherever they were."""
+    if x.dtype is torch.bool:
+        return None
+    other = x.flatten().flip(0).roll(1).reshape(x.shape)
+    if same_bits(x, other) and x.is_floating_point():
+        return x * 0.5 + 0.25
+    return other
+
+
+def _scaled(x: torch.Tensor) -> torch.Tensor | None:
+    return x * _LARGE if x.is_floating_point() else None
+
+
+def _not_a_number(x: torch.Tensor) -> torch.Tensor | None:
+    return torch.full_like(x, torch.nan) if x.is_floating_point() else None
+
+
+_CHANGES: dict[str, Change] = {
+    "given other values": _other_values,
+    f"scaled by {_LARGE:.0e}".replace("e+0", "e"): _scaled,
+    "NaN": _not_a_number,
+}
+
+
+def _with_others(
+    rows: Rows, tensors: Mapping[int, torch.Tensor], kept: int, change: Change
+) -> dict[int, torch.Tensor] | None:
+    changed = {}
+    for k, dim in rows.inputs.items():
+        if any(word in rows.runner.names[k].lower() for word in _STRUCTURE):
+            continue
+        tensor = tensors[k]
+        other = change(tensor)
+        if other is None or same_bits(tensor, other):
+            continue
+        shape = [-1 if d == dim else 1 for d in range(tensor.dim())]
+        keep = (torch.arange(tensor.shape[dim], device=tensor.device) == kept).reshape(shape)
+        mixed = torch.where(keep, tensor, other.to(tensor.dtype))
+        if not same_bits(mixed, tensor):
+            changed[k] = mixed
+    return changed or None
+
+
+# --- other sizes -----------------------------------------------------------------------------------------------------
+
+
+def _joining(rows: Rows, base: Variant) -> list[Trial]:
+    trials = []
+    outputs = tuple(rows.outputs)
+    alone = {row: Variant(rows.taking([row]), selecting(rows, [0])) for row in {0, rows.count - 1}}
+    if rows.count > 1:
+        for row, variant in sorted(alone.items()):
+            at = selecting(rows, [row])
+            trials.append(
+                Trial("batch", f"row {row} alone", replace(base, select=at), variant, outputs, at, resized=True,
+                      rows=RowMap(row, 0, (rows.count, 1)), ways="joining")
+            )  # fmt: skip
+    for size in SIZES:
+        repeated = [0] * size
+        first = Variant(alone[0].changed, selecting(rows, repeated))
+        other = Variant(rows.taking(repeated), selecting(rows, range(size)))
+        trials.append(
+            Trial("batch", f"row 0 repeated to a batch of {size}", first, other, outputs, selecting(rows, repeated),
+                  resized=True, rows=RowMap(0, size - 1, (1, size)), ways="joining")
+        )  # fmt: skip
+    return trials

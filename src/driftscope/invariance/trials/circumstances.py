@@ -1,0 +1,115 @@
+"""The same call again: repeated, on other threads, with inputs that lie elsewhere in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import torch
+
+from driftscope.invariance.running import Laid, Runner
+from driftscope.invariance.trials.trial import Plan, Setting, Trial, Variant
+from driftscope.programs.protocol import Program
+
+_REPEATS = 2
+#: Bytes by which inputs are moved from where an allocator puts them: the widths of one float, SSE and AVX-512.
+_OFFSETS = (4, 16, 64)
+_ALIGNED = 128
+
+
+def repeat(runner: Runner, base: Variant) -> Plan:
+    """Call again."""
+    names = [f"run {k + 2}" for k in range(_REPEATS)]
+    return Plan("repeat", [Trial("repeat", name, base, Variant(again=True), _outputs(runner)) for name in names])
+
+
+def threads(runner: Runner, base: Variant) -> Plan:
+    """Run on 1, 2 and as many threads as there are processors."""
+    counts = sorted({1, 2, os.cpu_count() or 1})
+    return Plan(
+        "threads",
+        [
+            Trial("threads", f"{n} thread{'s' * (n > 1)}", base, Variant(setting=_on(n)), _outputs(runner))
+            for n in counts
+        ],
+    )
+
+
+def _on(count: int) -> Setting:
+    def enter(program: Program) -> contextlib.AbstractContextManager[Program]:
+        return program.on_threads(count)
+
+    return enter
+
+
+def denormals(runner: Runner, base: Variant) -> Plan:
+    """Take denormal numbers as zero, on one thread: the mode belongs to the thread."""
+    if runner.program.flushing_denormals() is None:
+        return Plan("denormals", reason="this runtime cannot be told to take denormal numbers as zero")
+
+    @contextlib.contextmanager
+    def flushing(program: Program) -> Iterator[Program]:
+        yield program.flushing_denormals() or program
+
+    return Plan(
+        "denormals",
+        [Trial("denormals", "denormal numbers taken as zero", Variant(setting=_on(1)), Variant(setting=flushing),
+               _outputs(runner))],
+    )  # fmt: skip
+
+
+def layout(runner: Runner, base: Variant) -> Plan:
+    """Let the inputs lie otherwise in memory."""
+    ways = runner.program.layouts
+    if not ways:
+        return Plan("layout", reason="this runtime copies its inputs to memory of its own")
+    laid: dict[str, Laid] = {}
+    if "strides" in ways:
+        if any(x.dim() >= 2 for x in runner.tensors):
+            laid["last two axes exchanged in memory"] = _exchanged
+        if any(x.dim() == 4 for x in runner.tensors):
+            laid["channels last"] = _channels_last
+        laid["every second element of a larger tensor"] = _spread
+    for offset in _OFFSETS:
+        laid[f"moved by {offset} bytes"] = _moved(offset)
+    return Plan(
+        "layout", [Trial("layout", name, base, Variant(laid=way), _outputs(runner)) for name, way in laid.items()]
+    )
+
+
+def _outputs(runner: Runner) -> tuple[int, ...]:
+    return tuple(range(len(runner.base.leaves)))
+
+
+def _plain(x: torch.Tensor) -> bool:
+    return x.layout is torch.strided and not x.is_quantized and x.numel() > 0
+
+
+def _exchanged(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2) if _plain(x) and x.dim() >= 2 else x.clone()
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if _plain(x) and x.dim() == 4 else x.clone()
+
+
+def _spread(x: torch.Tensor) -> torch.Tensor:
+    if not _plain(x) or not x.dim():
+        return x.clone()
+    wide = x.new_zeros((*x.shape[:-1], 2 * x.shape[-1]))
+    wide[..., ::2] = x
+    return wide[..., ::2]
+
+
+def _moved(offset: int) -> Laid:
+    def move(x: torch.Tensor) -> torch.Tensor:
+        size = x.element_size()
+        if not _plain(x) or offset % size or x.device.type != "cpu":
+            return x.clone()
+        room = x.new_empty(x.numel() + (offset + _ALIGNED) // size)
+        start = (-room.data_ptr() % _ALIGNED + offset) // size
+        there = room[start : start + x.numel()].view(x.shape)
+        return there.copy_(x)
+
+    return move

@@ -1,0 +1,134 @@
+"""A trial: two ways of running one program, and what of their results must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.invariance.judging import Select
+from driftscope.invariance.running import Laid, Result, Runner
+from driftscope.programs.protocol import Program
+
+Setting = Callable[[Program], AbstractContextManager[Program]]
+
+
+def whole(_position: int, tensor: torch.Tensor) -> torch.Tensor:
+    """Select everything."""
+    return tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variant:
+    """One way of running a program.
+
+    Parameters
+    ----------
+    changed : mapping of int to Tensor, or None
+        Input tensors to be replaced, by position.
+    select : callable
+        What of each output is compared.
+    setting : callable or None
+        Enters a context that gives the program to run.
+    laid : callable or None
+        Layout of the inputs in memory.
+    runs : callable or None
+        Runs it in a way of its own, instead of one call.
+    again : bool
+        Run it even if it was run before.
+    """
+
+    changed: Mapping[int, torch.Tensor] | None = None
+    select: Select = whole
+    setting: Setting | None = None
+    laid: Laid | None = None
+    runs: Callable[[Runner], Result] | None = None
+    again: bool = False
+
+    def run(self, runner: Runner) -> Result:
+        """Run the program this way."""
+        if self.runs is not None:
+            return self.runs(runner)
+        if self.setting is None:
+            return runner.run(self.changed, laid=self.laid)
+        with self.setting(runner.program) as program:
+            return runner.run(self.changed, program=program, laid=self.laid)
+
+
+@dataclass(frozen=True, slots=True)
+class RowMap:
+    """Which row of the first run is which of the second; for tracing operators.
+
+    Parameters
+    ----------
+    one, other : int
+        A row of each run.
+    counts : tuple of int
+        Rows of the first and of the second run.
+    axes : tuple of (int, int)
+        Batch axes of the inputs, by position.
+    """
+
+    one: int
+    other: int
+    counts: tuple[int, int]
+    axes: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Two ways of running a program, and what must agree.
+
+    Parameters
+    ----------
+    axis, name : str
+        ``name`` in words: ``"row 0 repeated to a batch of 32"``.
+    one, other : Variant
+    positions : tuple of int
+        Outputs that are compared.
+    based : callable
+        What of an output on the inputs as given the compared values correspond to: their floor is taken from there.
+    strict : bool
+        Not one bit may differ.
+    resized : bool
+        The two runs have other shapes, so float64 can decide whether they compute the same function.
+    optional : bool
+        A refusal says nothing.
+    rows : RowMap or None
+    ways : str
+        ``"content"``, ``"joining"``, ``"values"`` or ``""``: what kind of dependence a difference shows.
+    """
+
+    axis: str
+    name: str
+    one: Variant
+    other: Variant
+    positions: tuple[int, ...]
+    based: Select = whole
+    strict: bool = False
+    resized: bool = False
+    optional: bool = False
+    rows: RowMap | None = None
+    ways: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The trials of one axis.
+
+    Parameters
+    ----------
+    axis : str
+    trials : list of Trial
+    reason : str
+        Why there are none.
+    refusals : tuple of (str, str)
+        What could not be tried: a trial's name and what the runtime said.
+    """
+
+    axis: str
+    trials: list[Trial] = field(default_factory=list)
+    reason: str = ""
+    refusals: tuple[tuple[str, str], ...] = ()

@@ -1,0 +1,95 @@
+"""A check of invariance as a sheet: one line per axis, the findings, every trial."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from driftscope.records.kinds.invariance_report import AXES, OUTCOMES, InvarianceReport
+from driftscope.records.verdict import FailOn
+from driftscope.report.sheet import Mark, Section, Sheet, Table
+from driftscope.report.terminal import sheet as terminal
+
+TONE = {"not-applicable": "", "same": "good", "rounding": "good", "refused": "fair", "different": "bad"}
+WORDS = {"same": "same bits", "not-applicable": "not applicable"}
+
+
+def sheet_of(record: InvarianceReport) -> Sheet:
+    """Draw a check."""
+    asked = [o for o in record.outcomes.values() if o != "not-applicable"]
+    sections: list[Section] = [_axes(record), *([_choices(record)] if record.choices else []), _trials(record)]
+    return Sheet(
+        title=record.program,
+        tone=TONE[record.worst] or "unsure",
+        headline=WORDS.get(record.worst, record.worst),
+        reason=_reason(record),
+        figures=(
+            ("Same bits", f"{asked.count('same')} of {len(asked)}", "axes that could be varied"),
+            ("Runs", str(record.runs), "of the program"),
+        ),
+        findings=record.findings,
+        sections=tuple(sections),
+        command=record.command,
+        panels={"axes": dict(record.axes), "inputs": record.inputs, "environment": record.environment},
+    )
+
+
+def record_fails(record: InvarianceReport, limit: FailOn) -> bool:
+    """Whether a check ends with exit code 1."""
+    bad = {
+        FailOn.DIFFERENT: {"different"},
+        FailOn.PRECISION: {"different", "refused"},
+        FailOn.FUNCTION: {"different", "refused"},
+        FailOn.ROUNDING: {"different", "refused", "rounding"},
+        FailOn.NEVER: set[str](),
+    }
+    return any(outcome in bad[limit] for outcome in record.outcomes.values())
+
+
+def _reason(record: InvarianceReport) -> str:
+    first = record.first
+    if first is not None and not first.note:
+        return first.what
+    by_rounding = [axis for axis, outcome in record.outcomes.items() if outcome == "rounding"]
+    if by_rounding:
+        return f"the result depends on {', '.join(by_rounding)} by rounding alone"
+    same = [axis for axis, outcome in record.outcomes.items() if outcome == "same"]
+    return f"the same bits whatever the {', '.join(same)}" if same else "nothing could be varied"
+
+
+def _axes(record: InvarianceReport) -> Table:
+    order = list(OUTCOMES)
+    rows = tuple(
+        (axis, Mark(WORDS.get(outcome, outcome), TONE[outcome], tip=OUTCOMES[outcome], sort=order.index(outcome)),
+         record.reasons.get(axis, ""), AXES.get(axis, ""))
+        for axis, outcome in record.outcomes.items()
+    )  # fmt: skip
+    return Table("What the result depends on", ("axis", "outcome", "why", "what was varied"), rows)
+
+
+def _trials(record: InvarianceReport) -> Table:
+    rows = tuple(
+        (t.axis, t.trial, Mark(WORDS.get(t.outcome, t.outcome), TONE[t.outcome]), t.floors, t.max_abs, t.reason)
+        for t in record.trials
+    )
+    note = "Floors: the difference over sqrt(2) times the rms error that ordinary rounding causes there."
+    return Table("Every trial", ("axis", "trial", "outcome", "floors", "max abs", "why"), rows, note)
+
+
+def _choices(record: InvarianceReport) -> Table:
+    rows = tuple(
+        (axis, told["choices"], told["flips"], told["smallest_margin"], told["expected_steps"])
+        for axis, told in record.choices.items()
+    )
+    note = (
+        "The largest score along the last axis. Margin: between the two largest, over the largest change of any score;"
+        " steps: expected until one of a row of such choices is another."
+    )
+    columns = ("axis", "choices", "changed", "smallest margin", "expected steps")
+    return Table("Does it matter", columns, rows, note)
+
+
+def render(record: InvarianceReport, *, width: int, color: bool) -> str:
+    """Write a check for a terminal: the sheet without its table of trials."""
+    drawn = sheet_of(record)
+    kept = tuple(s for s in drawn.sections if s.title != "Every trial")
+    return terminal.render(replace(drawn, sections=kept, figures=()), width=width, color=color)
