@@ -87,7 +87,8 @@ def _content(rows: Rows, base: Variant) -> list[Trial]:
             based = at if count == rows.count else selecting(rows, [0])
             one, other = replace(start, select=at), Variant({**tensors, **changed}, at)
             trials.append(
-                Trial("batch", f"row {row} kept, the others {words}", one, other, tuple(rows.outputs), based, strict=True, optional=words.startswith("NaN"),
+                Trial("batch", f"row {row} kept, the others {words}", one, other, tuple(rows.outputs), based,
+                      strict=True, optional=words.startswith("NaN"),
                       rows=RowMap(row, row, (count, count), tuple(rows.inputs.items())), ways="content")
             )  # fmt: skip
     return trials
