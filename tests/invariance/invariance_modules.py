@@ -51,12 +51,11 @@ def _quantised(x: torch.Tensor, linear: nn.Module, *, rows: bool) -> torch.Tenso
 
 
 def _capacity(x: torch.Tensor, gate: nn.Module, *, shared: bool) -> torch.Tensor:
-    """Two experts; the first takes two rows of the batch, or any."""
-    chosen = gate(x).argmax(-1)
-    first = chosen == 0
+    """Two experts, each of which takes one row of the batch, or any; rows that find no place are passed on."""
+    chosen = F.one_hot(gate(x).argmax(-1), 2)
     if shared:
-        first = first & (first.cumsum(0) <= 2)
-    return torch.where(first[:, None], x * 2.0, x * 3.0)
+        chosen = chosen * (chosen.cumsum(0) <= 1)
+    return x + chosen[:, :1] * x * 2.0 + chosen[:, 1:] * x * 3.0
 
 
 def _attention(x: torch.Tensor, *, across: bool) -> torch.Tensor:

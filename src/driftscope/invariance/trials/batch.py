@@ -94,10 +94,16 @@ def _content(rows: Rows, base: Variant) -> list[Trial]:
     return trials
 
 
-Change = Callable[[torch.Tensor], torch.Tensor | None]
+#: Takes an input tensor, its batch axis and the row that stays.
+Change = Callable[[torch.Tensor, int, int], torch.Tensor | None]
 
 
-def _other_values(x: torch.Tensor) -> torch.Tensor | None:
+def _made_equal(x: torch.Tensor, dim: int, kept: int) -> torch.Tensor:
+    """Rows that want the same of what they share: the place in an expert, a bucket."""
+    return x.index_select(dim, torch.tensor([kept] * x.shape[dim], device=x.device))
+
+
+def _other_values(x: torch.Tensor, _dim: int, _kept: int) -> torch.Tensor | None:
     """The tensor's own values at other places: legal wherever they were."""
     if x.dtype is torch.bool:
         return None
@@ -107,16 +113,17 @@ def _other_values(x: torch.Tensor) -> torch.Tensor | None:
     return other
 
 
-def _scaled(x: torch.Tensor) -> torch.Tensor | None:
+def _scaled(x: torch.Tensor, _dim: int, _kept: int) -> torch.Tensor | None:
     return x * _LARGE if x.is_floating_point() else None
 
 
-def _not_a_number(x: torch.Tensor) -> torch.Tensor | None:
+def _not_a_number(x: torch.Tensor, _dim: int, _kept: int) -> torch.Tensor | None:
     return torch.full_like(x, torch.nan) if x.is_floating_point() else None
 
 
 _CHANGES: dict[str, Change] = {
     "given other values": _other_values,
+    "made equal to it": _made_equal,
     f"scaled by {_LARGE:.0e}".replace("e+0", "e"): _scaled,
     "NaN": _not_a_number,
 }
@@ -130,7 +137,7 @@ def _with_others(
         if any(word in rows.runner.names[k].lower() for word in _STRUCTURE):
             continue
         tensor = tensors[k]
-        other = change(tensor)
+        other = change(tensor, dim, kept)
         if other is None or same_bits(tensor, other):
             continue
         shape = [-1 if d == dim else 1 for d in range(tensor.dim())]
