@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 from driftscope.cli.answers import answer_options, give
 from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
+from driftscope.cli.unanswered import unanswered
 from driftscope.errors import Exit
 from driftscope.records.kinds.invariance_report import AXES
 from driftscope.records.verdict import FailOn
@@ -20,7 +22,7 @@ _FAIL_ON = [f.value for f in FailOn if f is not FailOn.FUNCTION]
 
 @make_command(
     "invariance",
-    runs=True,
+    runs=unanswered,
     examples=(
         ("driftscope invariance model.py:make_model", "does a row depend on its batch, the threads, the run?"),
         ("driftscope invariance model.onnx --input x=4x64:float32 --axes batch,threads", "of an ONNX file"),
@@ -38,7 +40,7 @@ _FAIL_ON = [f.value for f in FailOn if f is not FailOn.FUNCTION]
 @click.option("--fail-on", type=click.Choice(_FAIL_ON), default="precision", show_default=True,
               help="Mildest outcome that ends with exit code 1: precision is different or refused.")  # fmt: skip
 @answer_options
-def command(program: str, *, journey: Journey, as_json: bool, output: str | None, **options: Any) -> None:
+def command(program: str, *, journey: Journey, as_json: bool, outputs: Sequence[str], **options: Any) -> None:
     """Say on what a result depends beside its inputs' values: batch, order, threads, run, layout.
 
     PROGRAM is an .onnx or .pt2 file, or package.module:name or file.py:name, where the name is a module, a callable,
@@ -60,7 +62,7 @@ def command(program: str, *, journey: Journey, as_json: bool, output: str | None
             explain=not options["no_explain"], seed=options["seed"], progress=journey,
         )  # fmt: skip
         record = replace(record, command=command_line(program, options))
-    give(record, as_json=as_json, output=output, quiet=journey.quiet)
+    give(record, as_json=as_json, outputs=outputs, quiet=journey.quiet)
     from driftscope.report.sheets.invariance import record_fails
 
     raise SystemExit(int(Exit.FINDING if record_fails(record, FailOn(options["fail_on"])) else Exit.SAME))
