@@ -6,10 +6,13 @@ from dataclasses import replace
 
 from driftscope.records.kinds.invariance_report import AXES, OUTCOMES, InvarianceReport
 from driftscope.records.verdict import FailOn
+from driftscope.report import wording
 from driftscope.report.sheet import Mark, Section, Sheet, Table
 from driftscope.report.terminal import sheet as terminal
 
 TONE = {"not-applicable": "", "same": "good", "rounding": "good", "refused": "fair", "different": "bad"}
+#: Characters of a reason in the table of axes; whole ones stand in the findings and in the table of trials.
+_WHY = 66
 WORDS = {"same": "same bits", "not-applicable": "not applicable"}
 
 
@@ -60,10 +63,11 @@ def _axes(record: InvarianceReport) -> Table:
     order = list(OUTCOMES)
     rows = tuple(
         (axis, Mark(WORDS.get(outcome, outcome), TONE[outcome], tip=OUTCOMES[outcome], sort=order.index(outcome)),
-         record.reasons.get(axis, ""), AXES.get(axis, ""))
+         wording.elide(wording.one_line(record.reasons.get(axis, "")), _WHY))
         for axis, outcome in record.outcomes.items()
     )  # fmt: skip
-    return Table("What the result depends on", ("axis", "outcome", "why", "what was varied"), rows)
+    varied = "; ".join(f"{axis}, {AXES[axis]}" for axis in record.outcomes if axis in AXES)
+    return Table("What the result depends on", ("axis", "outcome", "why"), rows, f"Varied: {varied}.")
 
 
 def _trials(record: InvarianceReport) -> Table:
