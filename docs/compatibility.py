@@ -122,7 +122,11 @@ def table() -> str:
         lines.append(f"| {row['name']} | {row['python']} | {versions} | {tests} | {numbers} | {row['date']} |")
     lines += ["", f"Processors: {', '.join(sorted({row['processor'] for row in rows}))}.", ""] if rows else []
     waiting = [name for name in known() if name not in {row["name"] for row in rows}]
-    lines += [f"Made, but not run on this version of driftscope yet: {', '.join(waiting)}.", ""] if waiting else []
+    lines += (
+        [f"In `constraints/`, but not run with this version of driftscope yet: {', '.join(waiting)}.", ""]
+        if waiting
+        else []
+    )
     lines += _not_run(rows)
     return "\n".join(lines).rstrip() + "\n"
 

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from driftscope.programs.feeding.feeds import make_inputs as inputs
     from driftscope.programs.inspection.listing import listing_of as pretty
     from driftscope.programs.loading.load import load_program as program
-    from driftscope.programs.loading.load import onnx_program as onnx  # noqa: F401
+    from driftscope.programs.loading.load import onnx_program, torch_program
     from driftscope.programs.loading.load import recorded as recorded
-    from driftscope.programs.loading.load import torch_program as torch  # noqa: F401
     from driftscope.programs.protocol import Program as Program
     from driftscope.records.finding import Finding as Finding
     from driftscope.records.finding import Where as Where
@@ -53,6 +52,10 @@ if TYPE_CHECKING:
     from driftscope.testing import max_diff as max_diff
     from driftscope.transforms.batching.batched import vmap as vmap
     from driftscope.transforms.checking import check_transforms as check_transforms
+
+    # Not in __all__, and so no export to a type checker unless they are defined here.
+    onnx = onnx_program
+    torch = torch_program
 
 # public name -> (module, name there); an empty name is the module itself
 _HOME = {

@@ -10,7 +10,7 @@ import driftscope as ds
 
 def check(a: torch.nn.Module, b: str) -> str:
     """Compare, and use what comes back."""
-    found: ds.Comparison = ds.compare(a, ds.onnx(b, level="all"), {"x": torch.ones(2, 3)})
+    found: ds.Comparison = ds.compare(ds.torch(a), ds.onnx(b, level="all"), {"x": torch.ones(2, 3)})
     first: ds.Finding | None = found.first
     where: ds.Where | None = first.where if first is not None else None
     total: torch.Tensor | np.ndarray = ds.exact.sum(torch.ones(3), dim=0)
