@@ -87,7 +87,8 @@ def others() -> Iterator[tuple[str, Callable[[int], str]]]:
     from driftscope.report import kinds
 
     def text(record: Any) -> Callable[[int], str]:
-        return lambda width: kinds.text_of(record, width=width, color=False)
+        plain = getattr(record, "record", record)  # reports that hold a program keep their record beside it
+        return lambda width: kinds.text_of(plain, width=width, color=False)
 
     model, inputs = make()
     torch.manual_seed(0)

@@ -66,6 +66,7 @@ def photograph(page: Path, target: Path, look: tuple[int, int, str]) -> int:
             [executable, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
              f"--user-data-dir={profile}", "--hide-scrollbars", f"--window-size={width},{height}",
              f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}",
+             "--run-all-compositor-stages-before-draw", "--virtual-time-budget=2000",
              f"--screenshot={target.resolve()}", page.resolve().as_uri()],
             check=True, capture_output=True, timeout=300,
         )  # fmt: skip
