@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from driftscope.comparison.judge import OutputEvidence, judge
 from driftscope.comparison.leaves import compare_leaves
+from driftscope.comparison.overall import overall_reason, overall_verdict
 from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.elsewhere import where_asked
-from driftscope.errors import InputError, RuntimeRefused
-from driftscope.explain import reasons, refusals
+from driftscope.errors import InputError, ends_us
+from driftscope.explain import reasons
 from driftscope.explain.causes import differing
 from driftscope.explain.follow_up import Scene, look_again
 from driftscope.explain.judging import judge_outputs
@@ -28,47 +25,24 @@ from driftscope.explain.locate.reproducing import reproduce as write_reproducer
 from driftscope.explain.measured import Results
 from driftscope.explain.native import accumulations, nonfinite
 from driftscope.explain.native.kernels_alone import KernelLooks
+from driftscope.explain.native_runs import Case, Progress, judged_by_values, run_natively
+from driftscope.lift.counting import counting
 from driftscope.lift.evidence import Evidence, gather
+from driftscope.programs.budget import Budget, BudgetSpent
 from driftscope.programs.feeding.feeds import make_inputs
 from driftscope.programs.feeding.pairing import pair_inputs
 from driftscope.programs.isolation.breadcrumbs import tell
+from driftscope.programs.isolation.choice import watched
 from driftscope.programs.loading.load import load_program
 from driftscope.programs.protocol import Bound, InputsLike, Program, ProgramLike
-from driftscope.programs.state.effects import Effects, advance_generators, finding_of, generator_states, witnessed
 from driftscope.programs.state.process import state_kept
 from driftscope.programs.value_trees import flatten
 from driftscope.records.environment import capture
 from driftscope.records.finding import Finding
 from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.matrix import DriftMatrix
-from driftscope.records.kinds.nodes import NodeRecord
 from driftscope.records.kinds.output import OutputRecord, Outputs
-from driftscope.records.verdict import Verdict, worst
-
-Progress = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class _Case:
-    """One comparison under way."""
-
-    a: Bound
-    b: Bound
-    seed: int
-    say: Progress
-    findings: list[Finding]
-    times: dict[str, float] = field(default_factory=dict)
-    results: list[list[Any]] = field(default_factory=list)
-
-    @contextmanager
-    def step(self, name: str, words: str) -> Iterator[None]:
-        self.say(words)
-        tell(stage=name, step=words)
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.times[name] = self.times.get(name, 0.0) + time.perf_counter() - start
+from driftscope.records.verdict import Verdict
 
 
 @state_kept()
@@ -84,6 +58,8 @@ def compare(
     reproduce: str | Path | None = None,
     seed: int = 0,
     isolate: bool | None = None,
+    budget_seconds: float | None = None,
+    budget_memory: float | None = None,
     progress: Progress | None = None,
     command: str = "",
 ) -> Comparison:
@@ -113,8 +89,15 @@ def compare(
         (onnxruntime); a module or function in memory runs here, and the record says so (``["isolated"]`` of its
         program). True: the whole comparison, whose programs and inputs must be files, names or picklable. False:
         nothing.
+    budget_seconds : float or None
+        Wall-clock time the comparison should take. What is not expected to fit is left out, in the order explain,
+        nodes, repeated noise runs, and a note (O022) says so; the verdict is from what was measured, INCONCLUSIVE
+        where that does not decide.
+    budget_memory : float or None
+        GiB that this process should hold, likewise.
     progress : callable or None
-        Told in a few words what happens next.
+        Told in a few words what happens next. Where it has a method ``count(done, total)``, that is told how many
+        nodes of a float64 run are evaluated.
     command : str
         The command line to print for reproduction.
 
@@ -130,62 +113,130 @@ def compare(
     """
     del isolate  # read by the decorator
     say = progress or (lambda _text: None)
-    folder = None if reproduce is None else check_folder(reproduce)
+    budget = Budget(budget_seconds, budget_memory)
+    wanted = _Wanted(explain, blame, nodes, None if reproduce is None else check_folder(reproduce))
     say("Loading both programs")
     program_a, program_b = _loaded("A", a), _loaded("B", b)
     made = None if inputs is None else make_inputs(inputs, seed=seed)
     tell(stage="bind")
     bound_a, bound_b, notes = pair_inputs(program_a, program_b, made, seed=seed)
     findings = [*notes, *_checked("A", bound_a), *_checked("B", bound_b)]
-    case = _Case(bound_a, bound_b, seed, say, findings)
-    refused = _run_natively(case)
+    case = Case(bound_a, bound_b, seed, say, findings, budget)
+    release = [program for given, program in ((a, program_a), (b, program_b)) if given is not program]
+    try:
+        with counting(getattr(progress, "count", None)):
+            refused = _inquire(case, wanted, release)
+    except KeyboardInterrupt as error:
+        # Somebody who watches this process wants to know what is known; anybody else wants the exception.
+        if not watched() or not ends_us(error):
+            raise
+        refused = None
+        case.budget.left_out[case.stage or "comparing"] = "interrupted"
     if refused is not None:
-        return _record(case, Verdict.INCONCLUSIVE, refused.what, [], Evidence.none(), command, [refused])
-    for given, program in ((a, program_a), (b, program_b)):
-        if given is not program:  # loaded here: nobody else will run it, and its weights are held twice
-            program.release()
-    leaves = compare_leaves(case.results[0], case.results[2], flat=program_a.flat or program_b.flat)
-    pairs = [(leaf.index_a, leaf.index_b) for leaf in leaves]
-    measured = [k for k, (i, j) in enumerate(pairs) if i is not None and j is not None]
-    with case.step("lift", "Lifting both programs to float64"):
-        evidence = gather(
-            bound_a, bound_b, [(pairs[k][0] or 0, pairs[k][1] or 0) for k in measured], seed=seed, progress=say
-        )
-    slots = {k: n for n, k in enumerate(measured)}
-    with case.step("sums", "Asking in which order sums are added"):
-        natively = accumulations.Natively(case.results[0], case.results[2], leaves, slots)
-        sums = accumulations.ask_sums((bound_a, bound_b), evidence, natively, seed) if explain else accumulations.Sums()
-    looks = KernelLooks((bound_a, bound_b), evidence, seed)
+        return _record(case, Verdict.INCONCLUSIVE, refused.what, command, [refused])
+    if case.judged is None:
+        why = "; ".join(f"{step}: {words}" for step, words in case.budget.left_out.items())
+        case.judged = judged_by_values(case.leaves, why)
+        if not case.leaves:
+            return _record(case, Verdict.INCONCLUSIVE, why, command, _left_out(case))
+    verdict = overall_verdict(case.outputs)
+    return _record(case, verdict, overall_reason(case.outputs, verdict), command, [*case.found, *_left_out(case)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What was asked for beside the verdict."""
+
+    explain: bool
+    blame: bool | None
+    nodes: bool
+    folder: Path | None
+
+
+def _inquire(case: Case, wanted: _Wanted, release: Sequence[Program]) -> Finding | None:
+    """Gather the evidence in order and judge; what is known is in the case at any time."""
+    refused = run_natively(case)
+    if refused is not None:
+        return refused
+    for program in release:  # loaded here: nobody else will run it, and its weights are held twice
+        program.release()
+    case.leaves = compare_leaves(case.results[0], case.results[2], flat=case.a.program.flat or case.b.program.flat)
+    if not case.budget.allows(_LIFT, 4.0 * case.times["run"]):
+        return None
+    sums = _measure(case, wanted)
+    evidence = case.evidence or Evidence.none()
+    looks = KernelLooks((case.a, case.b), evidence, case.seed)
     with case.step("judge", "Judging"):
-        judged, notes = judge_outputs(
-            Results(case.results[0], case.results[1], case.results[2], case.results[3], seed, say, looks),
-            evidence,
-            leaves,
-            slots,
-        )
+        results = Results(*case.results[:4], case.seed, case.say, looks)
+        case.judged, notes = judge_outputs(results, evidence, case.leaves, case.slots)
         case.findings.extend(notes)
+        case.findings.extend(sums.explaining(case.outputs, case.slots))
+    _explain(case, wanted, looks)
+    if wanted.nodes and case.budget.allows("nodes", case.times["lift"]):
+        with case.step("nodes", "Measuring every value on the way"):
+            case.nodes = node_records(case.a, case.b, evidence, case.seed)
+    return None
+
+
+_LIFT = "float64 evaluation"
+
+
+def _measure(case: Case, wanted: _Wanted) -> accumulations.Sums:
+    """Evaluate both programs in float64, and ask in which order sums are added."""
+    pairs = [(leaf.index_a, leaf.index_b) for leaf in case.leaves]
+    measured = [k for k, (i, j) in enumerate(pairs) if i is not None and j is not None]
+    case.slots = {k: n for n, k in enumerate(measured)}
+    differ = wanted.explain and any(leaf.floating and not leaf.same_bits for leaf in case.leaves)
+    seen = accumulations.sums_seen((case.a, case.b)) if differ else None
+    with case.step("lift", "Lifting both programs to float64"):
+        case.evidence = gather(
+            case.a, case.b, [(pairs[k][0] or 0, pairs[k][1] or 0) for k in measured],
+            seed=case.seed, progress=case.say, watch=seen, allows=case.budget.allows,
+        )  # fmt: skip
+    if seen is None or not case.budget.allows("explain", case.times["lift"]):
+        return accumulations.Sums()
+    with case.step("sums", "Asking in which order sums are added"):
+        natively = accumulations.Natively(case.results[0], case.results[2], case.leaves, case.slots)
+        return accumulations.ask_sums(seen, case.evidence, natively, case.seed)
+
+
+def _explain(case: Case, wanted: _Wanted, looks: KernelLooks) -> None:
+    """Say where the programs part and why, as far as the budget goes."""
+    evidence = case.evidence or Evidence.none()
+    reserved = case.times["lift"] if wanted.nodes else 0.0
+    explain = wanted.explain and "explain" not in case.budget.left_out
+    explain = explain and case.budget.allows("explain", case.times["lift"] + reserved)
     with case.step("explain", "Looking for the place"):
-        outputs = [record for record, _ in judged]
-        case.findings.extend(sums.explaining(outputs, slots))
-        codes = [j.code for _, j in judged]
-        findings = _findings(evidence, outputs, codes, explain)
-        if explain or blame:
-            values = [v for _, v in case.results[0]], [v for _, v in case.results[2]]
-            findings += nonfinite.origin_findings(evidence, leaves, values)
-            scene = Scene(bound_a, bound_b, values, evidence, outputs, codes, seed, say, looks)
-            findings += look_again(scene, blame)
-    if folder is not None and any(o.verdict in (Verdict.PRECISION, Verdict.DIFFERENT) for o in outputs):
+        case.found = _findings(evidence, case.outputs, case.codes, explain)
+        try:
+            if explain or wanted.blame:
+                values = [v for _, v in case.results[0]], [v for _, v in case.results[2]]
+                case.found += nonfinite.origin_findings(evidence, case.leaves, values)
+
+                def say(text: str) -> None:
+                    case.budget.check("explain")
+                    case.say(text)
+
+                scene = Scene(case.a, case.b, values, evidence, case.outputs, case.codes, case.seed, say, looks)
+                case.found += look_again(scene, wanted.blame)
+        except BudgetSpent:
+            pass  # it is in the record; what was found stays
+    if wanted.folder is not None and any(o.verdict in (Verdict.PRECISION, Verdict.DIFFERENT) for o in case.outputs):
         with case.step("reproduce", "Writing a reproducer"):
             expected = [value for _, value in case.results[0]]
-            ranked = reasons.ordered([*findings, *case.findings])
-            findings.append(write_reproducer(bound_a, bound_b, evidence, ranked, expected, folder))
-    way: tuple[NodeRecord, ...] = ()
-    if nodes:
-        with case.step("nodes", "Measuring every value on the way"):
-            way = node_records(bound_a, bound_b, evidence, seed)
-    verdict = _verdict(outputs)
-    record = _record(case, verdict, _reason(outputs, verdict), outputs, evidence, command, findings)
-    return replace(record, nodes=way) if way else record
+            ranked = reasons.ordered([*case.found, *case.findings])
+            case.found.append(write_reproducer(case.a, case.b, evidence, ranked, expected, wanted.folder))
+
+
+def _left_out(case: Case) -> list[Finding]:
+    """Say what the budget, or Ctrl-C, left out."""
+    if not case.budget.left_out:
+        return []
+    named = ", ".join(case.budget.left_out)
+    why = "; ".join(f"{step}: {words}" for step, words in case.budget.left_out.items())
+    fix = "Give it more time or memory, or none of the limits." if case.budget.set else "Run it again to the end."
+    evidence = {"left_out": dict(case.budget.left_out)}
+    return [Finding("O022", f"left out: {named}", why, fix, evidence=evidence, note=True)]
 
 
 @state_kept()
@@ -251,10 +302,11 @@ def compare_values(a: Any, b: Any) -> Comparison:
             cannot_a="only its results were given", formats=(leaf.a_dtype or "", leaf.b_dtype or ""),
         )  # fmt: skip
         outputs.append(output_record(leaf, evidence, judge(evidence), ((), ()), (None, None)))
-    verdict = _verdict(outputs)
+    verdict = overall_verdict(outputs)
     return Comparison(
-        verdict, _reason(outputs, verdict), Outputs(outputs), environment=capture(), thresholds=THRESHOLDS.to_dict()
-    )
+        verdict, overall_reason(outputs, verdict), Outputs(outputs), environment=capture(),
+        thresholds=THRESHOLDS.to_dict(),
+    )  # fmt: skip
 
 
 def _loaded(side: str, given: Any) -> Program:
@@ -266,39 +318,6 @@ def _loaded(side: str, given: Any) -> Program:
 def _checked(side: str, bound: Bound) -> list[Finding]:
     tell(stage="run", side=side, program=bound.program.name, runtime=bound.program.runtime)
     return bound.program.check(bound)
-
-
-# --- native runs -----------------------------------------------------------------------------------------------
-
-
-def _run_natively(case: _Case) -> Finding | None:
-    """Run each side twice; what a runtime refuses becomes a finding, unless the program cannot be used at all."""
-    for side, bound in (("A", case.a), ("B", case.b)):
-        with case.step("run", f"Running {side}: {bound.program.name} on {bound.program.runtime}"):
-            effects = Effects()
-            tell(stage="run", side=side, program=bound.program.name, runtime=bound.program.runtime)
-            try:
-                with witnessed(effects):
-                    advance_generators()
-                    states = [generator_states()]
-                    for _ in (1, 2):
-                        case.results.append(_leaves(bound.program, bound))
-                        states.append(generator_states())
-                effects.note_seeds(states)
-            except RuntimeRefused as refusal:
-                unusable = refusals.unusable(side, bound.program.name, refusal)
-                if unusable is not None:
-                    raise unusable from refusal
-                return refusals.refusal_finding(side, refusal)
-            finally:
-                case.findings += finding_of(effects, side)
-    return None
-
-
-def _leaves(program: Program, bound: Bound) -> list[Any]:
-    with torch.no_grad():
-        leaves, _ = flatten(program(bound))
-    return [(path, v.detach() if isinstance(v, torch.Tensor) else v) for path, v in leaves]
 
 
 # --- the record ------------------------------------------------------------------------------------------------
@@ -316,53 +335,26 @@ def _findings(
     return found
 
 
-def _verdict(outputs: Sequence[OutputRecord]) -> Verdict:
-    return Verdict.INCONCLUSIVE if _nothing(outputs) else worst(o.verdict for o in outputs)
-
-
-def _nothing(outputs: Sequence[OutputRecord]) -> bool:
-    """Whether there is nothing to compare: no output at all, or None alone on both sides."""
-    return all(o.verdict is Verdict.IDENTICAL and o.a is not None and o.a.dtype == "None" for o in outputs)
-
-
-def _reason(outputs: Sequence[OutputRecord], verdict: Verdict) -> str:
-    """The sentence of the worst output; with its path when there are several."""
-    if _nothing(outputs):
-        return "neither program returns anything: nothing was compared"
-    alike_first = [o for o in outputs if o.verdict is verdict]
-    # The same bits from another function are told before the same bits from the same one.
-    first = next((o for o in alike_first if _function_differs(o)), alike_first[0])
-    if len(outputs) == 1:
-        return first.reason
-    alike = sum(o.verdict is verdict for o in outputs)
-    return f"{first.path}: {first.reason} ({alike} of {len(outputs)} outputs {verdict})"
-
-
-def _function_differs(output: OutputRecord) -> bool:
-    return output.lifted is not None and output.lifted > (output.lifted_threshold or 0.0)
-
-
 def _record(
-    case: _Case,
+    case: Case,
     verdict: Verdict,
     reason: str,
-    outputs: Sequence[OutputRecord],
-    evidence: Evidence,
     command: str,
     findings: Sequence[Finding],
 ) -> Comparison:
     return Comparison(
         verdict=verdict,
         reason=reason,
-        outputs=Outputs(outputs),
+        outputs=Outputs(case.outputs),
         findings=reasons.ordered([*findings, *case.findings]),
         programs={"a": case.a.program.describe(), "b": case.b.program.describe()},
         inputs=case.a.inputs.recipe if case.a.inputs is not None else {},
         environment=capture(),
         thresholds=THRESHOLDS.to_dict(),
-        evidence=evidence.to_dict(),
+        evidence=(case.evidence or Evidence.none()).to_dict(),
         times={k: round(v, 4) for k, v in case.times.items()},
         command=command,
+        nodes=case.nodes,
     )
 
 

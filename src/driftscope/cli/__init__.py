@@ -14,6 +14,7 @@ from driftscope.cli.help_pages import ExamplesFirst, suggestion
 
 COMMANDS = {
     "compare": ("driftscope.cli.commands.compare", "Say whether two programs are the same program."),
+    "compare-many": ("driftscope.cli.commands.compare_many", "Compare many pairs of programs, and give one table."),
     "reveal": ("driftscope.cli.commands.reveal", "Say in which order a kernel adds."),
     "shapes": ("driftscope.cli.commands.shapes", "Say which shapes an export keeps, and why it loses others."),
     "study": ("driftscope.cli.commands.study", "Run many variants of one computation."),

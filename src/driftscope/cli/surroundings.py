@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from driftscope.cli.isolating import asked_of, watch_options
+from driftscope.cli.progress import StepBar
 from driftscope.errors import DriftscopeError, Exit, ProgramError, ends_us
 from driftscope.programs.isolation.breadcrumbs import tell
+from driftscope.programs.isolation.choice import WATCHED
 
 if TYPE_CHECKING:
     from driftscope.cli.watching import Ended
@@ -30,22 +32,28 @@ class Journey:
     Parameters
     ----------
     quiet, verbose : bool
-        Quiet says nothing. Otherwise a terminal shows the present step and erases it; where stderr is not a
-        terminal nothing is said unless verbose, which writes every step on a line of its own.
+        Quiet says nothing. Otherwise a terminal shows the present step, after two seconds with a bar of its nodes
+        and the time left, and erases it; where stderr is not a terminal nothing is said unless verbose, which writes
+        every step on a line of its own.
     """
 
     def __init__(self, quiet: bool, verbose: bool):
         self.quiet = quiet
         self.verbose = verbose
-        self._status: Any = None
+        self._bar: StepBar | None = None
 
     def __call__(self, text: str) -> None:
         """Name the step that begins."""
         tell(stage="", step=text)
         if self.verbose:
             click.echo(f"{text} ...", err=True)
-        elif self._status is not None:
-            self._status.update(text)
+        elif self._bar is not None:
+            self._bar.step(text)
+
+    def count(self, done: int, total: int) -> None:
+        """Say how many nodes of the present step are evaluated."""
+        if self._bar is not None:
+            self._bar.count(done, total)
 
     @contextlib.contextmanager
     def travelling(self) -> Iterator[Journey]:
@@ -60,7 +68,7 @@ class Journey:
                 from rich.console import Console
 
                 console = Console(stderr=True, highlight=False, markup=False)
-                self._status = stack.enter_context(console.status("Loading", spinner="dots"))
+                self._bar = stack.enter_context(StepBar(console, "Loading"))
             try:
                 yield self
             except SystemExit as error:
@@ -71,7 +79,7 @@ class Journey:
                     raise
                 raise ProgramError(f"the program raised {type(error).__name__}: {error}".rstrip(": ")) from error
             finally:
-                self._status = None
+                self._bar = None
 
 
 def _pass_on(ended: Ended) -> NoReturn:
@@ -79,6 +87,15 @@ def _pass_on(ended: Ended) -> NoReturn:
     if ended.text:
         say(ended.text.removesuffix("\n"))
     raise SystemExit(ended.code)
+
+
+def _interrupted(ended: Ended) -> NoReturn:
+    """Give what a child knew when Ctrl-C came, or say where it was; the exit code is that of an interruption."""
+    if ended.text:
+        say(ended.text.removesuffix("\n"))
+    step = str(ended.told.get("step") or ended.told.get("stage") or "")
+    click.echo(f"interrupted: {step}" if step else "interrupted", err=True)
+    raise SystemExit(INTERRUPTED)
 
 
 _SHARED = (
@@ -120,6 +137,8 @@ def command(
                 ended = None if asked is None else asked.done(work)
                 if ended is None:
                     work()
+                elif ended.interrupted:
+                    _interrupted(ended)
                 elif ended.died is None or runs is None:
                     _pass_on(ended)
                 else:
@@ -145,7 +164,8 @@ def guard(debug: bool) -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit):
         raise
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+        if WATCHED not in os.environ:  # else who watches says it
+            click.echo("interrupted", err=True)
         raise SystemExit(INTERRUPTED) from None
     except DriftscopeError as error:
         _complain(str(error), debug)

@@ -33,6 +33,7 @@ from driftscope.programs.isolation.supervision import Limits, gib
 
 _TICK = 0.05  # seconds between two looks at memory and clock
 _GRACE = 5.0  # seconds to clean up after the answer is given
+_LAST_WORDS = 1.5  # seconds to say what is known after Ctrl-C
 _TENSOR_LIBRARIES = ("numpy", "torch", "onnxruntime", "jax", "tensorflow")
 
 
@@ -56,12 +57,15 @@ class Ended:
     died : WorkerDied or None
     told : dict
         What it was doing last.
+    interrupted : bool
+        Whether Ctrl-C ended it; ``text`` is what it knew by then.
     """
 
     text: str = ""
     code: int | None = None
     died: WorkerDied | None = None
     told: dict[str, Any] = field(default_factory=dict)
+    interrupted: bool = False
 
 
 def watched(work: Callable[[], None], limits: Limits) -> Ended:
@@ -86,8 +90,11 @@ def watched(work: Callable[[], None], limits: Limits) -> Ended:
         with contextlib.suppress(OSError):
             os.setpgid(child, child)  # here too: whoever is first
         with _janitor(child, folder):
+            watch = _Watch(child, channel, log.fileno(), limits)
             try:
-                return _Watch(child, channel, log.fileno(), limits).wait()
+                return watch.wait()
+            except KeyboardInterrupt:
+                return watch.last_words()
             finally:
                 _end(child)
                 os.close(channel)
@@ -203,6 +210,17 @@ class _Watch:
         if self._ended.code is not None:
             _wait_for(self._child, _GRACE)
         return self._ended
+
+    def last_words(self) -> Ended:
+        """Interrupt the child and give what it knows; it has little time, and none after a second Ctrl-C."""
+        told = dict(self._ended.told)
+        with contextlib.suppress(OSError):
+            os.kill(self._child, signal.SIGINT)
+        self._seconds = time.monotonic() - self._begun + _LAST_WORDS
+        with contextlib.suppress(KeyboardInterrupt):
+            self.wait()
+        answered = self._ended.code is not None
+        return Ended(self._ended.text if answered else "", told=told, interrupted=True)
 
     def _hear(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")

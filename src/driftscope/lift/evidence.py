@@ -16,12 +16,14 @@ from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.errors import CannotLift, DriftscopeError, RuntimeRefused
 from driftscope.lift.noise.floor import (
     ORDINARY,
+    Allows,
     NoiseSample,
+    Watch,
     floor64_sample,
     noise_samples,
     noisy_run,
 )
-from driftscope.lift.reconcile.certify import Pairing, Reconciled, reconcile
+from driftscope.lift.reconcile.certify import Pairing, Reconciled, measure, reconcile, within
 from driftscope.lift.sources import lift_bound, lift_source
 from driftscope.lift.steps import Lifted, LiftedOutput
 from driftscope.lift.widened import widened_drift, widened_outputs
@@ -73,16 +75,22 @@ def _attempt(build: Callable[[], Lifted]) -> SideLift:
         return SideLift(reason=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
 
 
-def add_noise(side: SideLift, seed: int, revealed: Mapping[str, Growth] | None = None) -> None:
+def add_noise(
+    side: SideLift,
+    seed: int,
+    revealed: Mapping[str, Growth] | None = None,
+    watch: Watch | None = None,
+    allows: Allows = lambda _step, _seconds: True,
+) -> None:
     """Run the lifted program with the noise of ordinary rounding; more often when few elements carry it.
 
     With ``revealed``, by the names of steps, the noise of sums whose trees are known is that of these trees, and
-    takes the place of what was measured before.
+    takes the place of what was measured before. ``watch`` sees every step of the first run.
     """
     if side.graph is None or (side.noises and revealed is None):
         return
     try:
-        side.noises = noise_samples(side.graph, side.clean, seed=seed, revealed=revealed)
+        side.noises = noise_samples(side.graph, side.clean, seed=seed, revealed=revealed, watch=watch, allows=allows)
     except CannotLift as error:  # an operator that only the observed run takes apart
         side.graph, side.clean, side.reason = None, [], error.reason
 
@@ -226,6 +234,8 @@ def gather(
     seed: int = 0,
     thresholds: Thresholds = THRESHOLDS,
     progress: Progress = lambda _text: None,
+    watch: tuple[Watch, Watch] | None = None,
+    allows: Allows = lambda _step, _seconds: True,
 ) -> Evidence:
     """Lift both sides, measure their floors, reconcile their constants.
 
@@ -240,15 +250,20 @@ def gather(
     thresholds : Thresholds
     progress : callable
         Told what happens next.
+    watch : pair of callables or None
+        Each sees every step of its side once, in a run that is made anyway; the values carry noise.
+    allows : callable
+        ``allows(step, seconds)``: whether repeated noise runs, expected to take so long, may be made.
     """
+    watch_a, watch_b = watch or (None, None)
     progress("Lifting A to float64")
     side_a = lift_side(a)
     progress("Lifting B to float64")
     side_b = lift_side(b)
     found = Evidence(side_a, side_b, list(pairs))
     progress("Measuring the noise floor")
-    add_noise(side_a, seed)
-    add_noise(side_b, seed + 1000)
+    add_noise(side_a, seed, watch=watch_a, allows=allows)
+    add_noise(side_b, seed + 1000, watch=watch_b, allows=allows)
     if side_a.graph is not None and side_b.graph is not None:
         progress("Reconciling constants")
         floor64 = _floor64(side_a, seed)
@@ -296,12 +311,16 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
         return
     same = [(k, k) for k in range(min(len(found.b.clean), len(optimized.clean)))]
     floor64 = _floor64(found.b, seed)
-    theirs = _floor64(optimized, seed + 1000)
-    pairing = Pairing(same, [_together(floor64[k], theirs[k]) for k, _ in same])
+    pairing = Pairing(same, [floor64[k] for k, _ in same])
+    if not all(map(within, measure(found.b.clean, optimized.clean, pairing, thresholds))):
+        # Nearly always the file's own floor is enough, and saves a run of the optimised graph.
+        theirs = _floor64(optimized, seed + 1000)
+        pairing = Pairing(same, [_together(floor64[k], theirs[k]) for k, _ in same])
     found.optimized = reconcile(found.b.graph, optimized.graph, (found.b.clean, optimized.clean), pairing, thresholds)
     if not found.optimized.same_function and found.a.graph is not None and found.reconciled is not None:
         # A constant that the file implies (the 1/6 of HardSwish) and the optimiser writes out is A's, rounded.
         first = _floor64(found.a, seed)
+        theirs = _floor64(optimized, seed + 1000)
         pairs = [(i, j) for i, j in found.pairs if j < len(optimized.clean)]
         whole = Pairing(pairs, [_together(first[i], theirs[j]) for i, j in pairs])
         through = reconcile(found.a.graph, optimized.graph, (found.a.clean, optimized.clean), whole, thresholds)

@@ -1,6 +1,7 @@
 """Many questions at once: a grid, a pure cell function, rows that are kept.
 
-``gemm``, ``layer_norm`` and ``reduction`` come with driftscope; :func:`study` makes a study of a function of your own,
+``gemm``, ``layer_norm`` and ``reduction`` come with driftscope; :func:`comparisons` compares many pairs of programs;
+:func:`study` makes a study of a function of your own,
 :func:`load` of a YAML or TOML file. Names are opened when they are first used.
 """
 
@@ -10,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from driftscope.studies.comparison_study.study import comparisons as comparisons
     from driftscope.studies.engine.plan import Plan as Plan
     from driftscope.studies.engine.result import Study as Study
     from driftscope.studies.engine.stored import open_study as open_study
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Plan": "driftscope.studies.engine.plan",
     "Study": "driftscope.studies.engine.result",
+    "comparisons": "driftscope.studies.comparison_study.study",
     "gemm": "driftscope.studies.shipped",
     "layer_norm": "driftscope.studies.shipped",
     "load": "driftscope.studies.user_studies",
@@ -30,7 +33,7 @@ _HOME = {
     "study": "driftscope.studies.user_studies",
 }
 
-__all__ = ["Plan", "Study", "gemm", "layer_norm", "load", "open_study", "reduction", "study"]
+__all__ = ["Plan", "Study", "comparisons", "gemm", "layer_norm", "load", "open_study", "reduction", "study"]
 
 if not TYPE_CHECKING:
 

@@ -67,6 +67,15 @@ def _unanswered(died: WorkerDied, options: dict[str, Any]) -> None:
 @click.option("--reproduce", type=click.Path(), metavar="DIR",
               help="Write the smallest piece that shows the drift, its inputs and a script that does not need "
                    "driftscope into DIR.")  # fmt: skip
+@click.option("--budget-seconds", type=click.FloatRange(min=0, min_open=True), metavar="S",
+              help="Time it should take: what does not fit is left out (explain, then nodes, then repeated noise "
+                   "runs), and the record says what.")  # fmt: skip
+@click.option(
+    "--budget-memory",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GIB",
+    help="Memory it should hold, likewise.",
+)
 @click.option("--no-explain", is_flag=True, help="Give the verdict without looking for the place.")
 @answer_options
 def command(a: str, b: str, *, journey: Journey, as_json: bool, outputs: Sequence[str], **options: Any) -> None:
@@ -112,7 +121,9 @@ def _compared(a: str, b: str, journey: Journey, outputs: Sequence[str], options:
     return compare(
         program_a, program_b, list(options["inputs"]) or None, explain=not options["no_explain"],
         blame=True if options["blame"] else None, nodes=_wants_nodes(options["nodes"], outputs),
-        reproduce=options["reproduce"], seed=options["seed"], progress=journey, command=command_line(a, b, options),
+        reproduce=options["reproduce"], seed=options["seed"],
+        budget_seconds=options["budget_seconds"], budget_memory=options["budget_memory"],
+        progress=journey, command=command_line(a, b, options),
     )  # fmt: skip
 
 
@@ -130,6 +141,9 @@ def command_line(a: str, b: str, options: dict[str, Any]) -> str:
         for value in options[name]:
             words += [flag, value]
     words += ["--seed", str(options["seed"])]
+    for flag, name in (("--budget-seconds", "budget_seconds"), ("--budget-memory", "budget_memory")):
+        if options[name] is not None:
+            words += [flag, f"{options[name]:g}"]
     words += [flag for flag, name in (("--blame", "blame"), ("--no-explain", "no_explain"), ("--nodes", "nodes"))
               if options[name]]  # fmt: skip
     return shlex.join(words)

@@ -46,16 +46,43 @@ def _memory(ctx: click.Context, _parameter: click.Parameter, gib: float | None) 
     return None if given is None else int(given * 2**30)
 
 
-def _unanswered(died: WorkerDied, options: dict[str, Any]) -> None:
+def rows_kept(died: WorkerDied, options: dict[str, Any]) -> None:
     """Say what ended a study, and that its rows are kept."""
     kept = f"The rows of finished cells are kept in {options['store']!r}; the same command makes the rest."
     here = " With workers instead of --workers 0, a cell that crashes is a row and the others are made."
     unanswered(died, options, fix=kept + (here if options["workers"] == 0 else ""))
 
 
+_PLACE = (
+    click.option("--workers", type=int, metavar="N", help="Processes; one for each core by default, 0 for this one."),
+    click.option("--cluster", metavar="tcp://HOST:PORT", help="A Dask scheduler to run on instead."),
+    click.option(
+        "--threads", "operator_threads", type=int, default=1, show_default=True, metavar="N",
+        help="Threads inside an operator; they change how sums are grouped.",
+    ),
+    click.option(
+        "--seconds", type=float, metavar="S", help="Time limit of one cell; --max-seconds is for all of them."
+    ),
+    click.option(
+        "--memory", type=float, metavar="GIB", callback=_memory,
+        help="Memory limit of one cell.  [default: --max-memory]",
+    ),
+    click.option("--store", default="runs", show_default=True, metavar="FOLDER", help="Where runs are kept."),
+    click.option("--run", default="", metavar="ID", help="Id of the run to make, or to go on with."),
+    click.option("--new", "fresh", is_flag=True, help="Make a new run even if an unfinished one is there."),
+)  # fmt: skip
+
+
+def place_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add where, under which limits and into which store cells are run."""
+    for option in reversed(_PLACE):
+        function = option(function)
+    return function
+
+
 @make_command(
     "study",
-    runs=_unanswered,
+    runs=rows_kept,
     examples=(
         ("driftscope study reduction", "how far do reordered sums move?"),
         ("driftscope study gemm --set size=256 --dtypes float32,float16 -o gemm.png", "Gemm or MatMul + Add?"),
@@ -69,17 +96,7 @@ def _unanswered(died: WorkerDied, options: dict[str, Any]) -> None:
 @click.option("--dtypes", metavar="NAME[,NAME]", help="The same as --set dtypes=…")
 @click.option("--devices", metavar="NAME[,NAME]", help="The same as --set devices=…: cpu, cuda.")
 @click.option("--seed", type=int, help="Seed of the data.")
-@click.option("--workers", type=int, metavar="N", help="Processes; one for each core by default, 0 for this one.")
-@click.option("--cluster", metavar="tcp://HOST:PORT", help="A Dask scheduler to run on instead.")
-@click.option("--threads", "operator_threads", type=int, default=1, show_default=True, metavar="N",
-              help="Threads inside an operator; they change how sums are grouped.")  # fmt: skip
-@click.option("--seconds", type=float, metavar="S", help="Time limit of one cell; --max-seconds is for all of them.")
-@click.option(
-    "--memory", type=float, metavar="GIB", callback=_memory, help="Memory limit of one cell.  [default: --max-memory]"
-)
-@click.option("--store", default="runs", show_default=True, metavar="FOLDER", help="Where runs are kept.")
-@click.option("--run", default="", metavar="ID", help="Id of the run to make, or to go on with.")
-@click.option("--new", "fresh", is_flag=True, help="Make a new run even if an unfinished one is there.")
+@place_options
 @click.option("--json", "as_json", is_flag=True, help="Print the record as JSON.")
 @outputs_option
 def command(study: str, *, journey: Journey, as_json: bool, outputs: Sequence[str], **options: Any) -> None:

@@ -93,13 +93,19 @@ class Natively:
         return found
 
 
-def ask_sums(bounds: tuple[Bound, Bound], evidence: Evidence, natively: Natively, seed: int) -> Sums:
+def sums_seen(bounds: tuple[Bound, Bound]) -> tuple[SumsOfProgram, SumsOfProgram] | None:
+    """Give an observer of each side's sums; None where the kernels behind them are not known."""
+    sides = SumsOfProgram(bounds[0]), SumsOfProgram(bounds[1])
+    return sides if all(side.askable for side in sides) else None
+
+
+def ask_sums(sides: tuple[SumsOfProgram, SumsOfProgram], evidence: Evidence, natively: Natively, seed: int) -> Sums:
     """Ask the sums of both programs for their order; measure floors again where an order decides.
 
     Parameters
     ----------
-    bounds : pair of Bound
-        A and B.
+    sides : pair of SumsOfProgram
+        What was seen of A and of B (:func:`sums_seen`).
     evidence : Evidence
         Its floors may change.
     natively : Natively
@@ -111,12 +117,9 @@ def ask_sums(bounds: tuple[Bound, Bound], evidence: Evidence, natively: Natively
     found = Sums()
     if not pairs or evidence.a.graph is None or evidence.b.graph is None:
         return found
-    sides = [SumsOfProgram(bound, side) for bound, side in zip(bounds, (evidence.a, evidence.b), strict=True)]
-    if not all(side.askable for side in sides):
-        return found
     known: tuple[dict[str, Growth], dict[str, Growth]] = {}, {}
-    for one, other in _chosen(*(side.collect() for side in sides)):
-        reach = {p for p in pairs if sides[1].feeds(other, evidence.pairs[p][1])}
+    for one, other in _chosen(sides[0].sites, sides[1].sites):
+        reach = {p for p in pairs if sides[1].feeds(other, evidence.b.clean[evidence.pairs[p][1]].name)}
         answers = [side.ask(site) for side, site in zip(sides, (one, other), strict=True)] if reach else []
         for answer, site, growths in zip(answers, (one, other), known, strict=False):
             if isinstance(answer, Accumulation):

@@ -16,7 +16,6 @@ from driftscope.accumulation.kernels.kernel_factory import FORMATS_TAKEN
 from driftscope.accumulation.kernels.onnx_calls import OPERATORS, NodeCall, node_kernel
 from driftscope.accumulation.kernels.torch_calls import PRODUCTS, REDUCTIONS, torch_call
 from driftscope.comparison.measuring.spread import rms
-from driftscope.lift.evidence import SideLift
 from driftscope.lift.steps import Kind, Step
 from driftscope.programs.protocol import Bound, OnnxSource
 from driftscope.records.finding import Where
@@ -70,36 +69,28 @@ class Site:
 
 
 class SumsOfProgram:
-    """The sums of one program.
+    """The sums of one program: an observer that notes them as a run passes by.
 
     Parameters
     ----------
     bound : Bound
-    lifted : SideLift
     """
 
-    def __init__(self, bound: Bound, lifted: SideLift):
-        self._bound, self._lifted = bound, lifted
+    def __init__(self, bound: Bound):
+        self._bound = bound
         self._source: OnnxSource | None = None
         self._needs: dict[str, tuple[str, ...]] = {}
         self._made_by: dict[str, str] = {}
-        self._sites: list[Site] = []
+        self.sites: list[Site] = []
         program: Any = bound.program
         self._onnx = program.kind == "onnx"
         self._device = _device(bound)
         on_cpu = not self._onnx or program.provider == "CPUExecutionProvider"
         #: Whether the kernels are known: not those that a compiler writes, nor those of other providers.
-        self.askable = on_cpu and program.kind in ("torch", "exported", "onnx") and lifted.graph is not None
+        self.askable = on_cpu and program.kind in ("torch", "exported", "onnx")
 
-    def collect(self) -> list[Site]:
-        """Run the lifted graph once and note its sums."""
-        if self._onnx:
-            self._source = self._bound.program.lift_source(self._bound)  # type: ignore[assignment]
-        if self._lifted.graph is not None:
-            self._lifted.graph.run(observe=self._see)
-        return self._sites
-
-    def _see(self, step: Step) -> None:
+    def __call__(self, step: Step) -> None:
+        """Note a step that adds up something."""
         if step.constant:
             return
         needs = tuple(step.input_names)
@@ -117,7 +108,7 @@ class SumsOfProgram:
         dtype = str(step.formats[0]).removeprefix("torch.")
         n = _terms(step, operator, added)
         if dtype in FORMATS_TAKEN and 2 < n <= _TERMS:
-            self._sites.append(
+            self.sites.append(
                 Site(
                     step.name, step.operator, step.where, step.rounding.kind, n, tuple(tuple(x.shape) for x in given),
                     dtype, tuple(sorted(rms(x) for x in added)), self._facts(step, operator, given),
@@ -141,9 +132,9 @@ class SumsOfProgram:
         # Weights are transposed by steps that are constant, and those have no entry.
         return self._made_by.get(name, "aten.t") in ("aten.t", "aten.transpose", "aten.permute", "aten.numpy_T")
 
-    def feeds(self, site: Site, output: int) -> bool:
-        """Whether an output, numbered as the lifted program numbers them, depends on a sum."""
-        stack, seen = [self._lifted.clean[output].name], set()
+    def feeds(self, site: Site, output: str) -> bool:
+        """Whether an output, named as the lifted program names it, depends on a sum."""
+        stack, seen = [output], set()
         while stack:
             name = stack.pop()
             if name in site.outputs:
@@ -156,6 +147,8 @@ class SumsOfProgram:
     def ask(self, site: Site) -> Accumulation | str:
         """Reveal a sum as this program runs it, or say why not."""
         program: Any = self._bound.program
+        if self._onnx and self._source is None:
+            self._source = program.lift_source(self._bound)
         node = self._node(site)
         if self._onnx and node is None:
             return f"{site.step} lies in a subgraph or a function"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch
 from driftscope.lift.noise.arithmetics import ARITHMETICS, ORDINARY, Arithmetic
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.noise.measured import TORCH
-from driftscope.lift.steps import Lifted, LiftedOutput
+from driftscope.lift.steps import Lifted, LiftedOutput, Step
 from driftscope.numerics import error_model
 from driftscope.numerics.error_model import Growth, Kernels
 
@@ -32,6 +33,9 @@ __all__ = [
     "noise_samples",
     "noisy_run",
 ]
+
+Watch = Callable[[Step], object]
+Allows = Callable[[str, float], bool]
 
 FLOAT64_UNIT = 2.0**-53
 #: Floors at ``FLOAT64_UNIT`` come from a run at this unit roundoff, scaled: anything smaller drowns in float64 itself.
@@ -97,6 +101,7 @@ def noise_sample(
     seed: int = 0,
     replace: Mapping[str, torch.Tensor] | None = None,
     revealed: Mapping[str, Growth] | None = None,
+    watch: Watch | None = None,
 ) -> NoiseSample:
     """Sample the rounding error of a program at its outputs: a noisy run minus the clean one.
 
@@ -109,15 +114,19 @@ def noise_sample(
         As for :func:`noisy_run`.
     revealed : mapping of str to Growth, or None
         What the known trees of additions do, by the name of their step.
+    watch : callable or None
+        Sees every step of one run, so that looking at a program needs no run of its own; its values carry noise.
     """
     kernels = _kernels(lifted) if revealed is None else dataclasses.replace(_kernels(lifted), revealed=revealed)
     doubles = [output.format in (torch.float64, torch.complex128) for output in clean]
     sample = NoiseSample([None] * len(clean))
     if not all(doubles):
-        sample = _sample(lifted, clean, NoiseInjector(arithmetic, seed, kernels=kernels), replace)
+        sample = _sample(lifted, clean, NoiseInjector(arithmetic, seed, kernels=kernels, watch=watch), replace)
     if any(doubles):
         # Noise of half an ulp of float64 would itself be rounded away: amplify it, and divide again.
-        wide = NoiseInjector(arithmetic, seed, SMALL_UNIT / FLOAT64_UNIT, kernels=kernels)
+        wide = NoiseInjector(
+            arithmetic, seed, SMALL_UNIT / FLOAT64_UNIT, kernels=kernels, watch=watch if all(doubles) else None
+        )
         fine = _sample(lifted, clean, wide, replace)
         unit = fine.unit if all(doubles) else None
         sample = NoiseSample((f if d else s for s, f, d in zip(sample, fine, doubles, strict=True)), unit)
@@ -131,6 +140,8 @@ def noise_samples(
     arithmetic: Arithmetic = ORDINARY,
     seed: int = 0,
     revealed: Mapping[str, Growth] | None = None,
+    watch: Watch | None = None,
+    allows: Allows = lambda _step, _seconds: True,
 ) -> list[NoiseSample]:
     """Take as many noise samples as a floor needs: one, or more where few elements carry the noise.
 
@@ -139,15 +150,20 @@ def noise_samples(
 
     Parameters
     ----------
-    lifted, clean, arithmetic, revealed
+    lifted, clean, arithmetic, revealed, watch
         As for :func:`noise_sample`.
     seed : int
         Of the first sample; the others follow it.
+    allows : callable
+        ``allows("noise repeats", seconds)``: whether more than one may be taken.
     """
     options: dict[str, Any] = {"arithmetic": arithmetic, "revealed": revealed}
-    first = noise_sample(lifted, clean, seed=seed, **options)
+    begun = time.perf_counter()
+    first = noise_sample(lifted, clean, seed=seed, watch=watch, **options)
+    took = time.perf_counter() - begun
     fewest = min((carriers(noise) for noise in first if noise is not None), default=math.inf)
-    more = range(seed + 1, seed + RUNS) if fewest < FEW_CARRIERS else ()
+    repeated = fewest < FEW_CARRIERS and allows("noise repeats", (RUNS - 1) * took)
+    more = range(seed + 1, seed + RUNS) if repeated else ()
     return [first, *(noise_sample(lifted, clean, seed=s, **options) for s in more)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -45,6 +45,8 @@ class NoiseInjector:
         Groupings of additions, see :mod:`driftscope.numerics.error_model`.
     units : set of Units
         Filled during the run: which unit roundoffs acted.
+    watch : callable or None
+        Sees every step before its noise is added.
     """
 
     arithmetic: Arithmetic = ORDINARY
@@ -53,10 +55,13 @@ class NoiseInjector:
     unit: float | None = None
     kernels: Kernels = TORCH
     units: set[Units] = field(default_factory=set)
+    watch: Callable[[Step], object] | None = None
     _generator: torch.Generator = field(default_factory=torch.Generator, repr=False)
 
     def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
         """Return the step's outputs with noise, or None to leave them as they are."""
+        if self.watch is not None:
+            self.watch(step)
         if step.constant or step.rounding.kind is Kind.EXACT:
             return None
         self._generator.manual_seed(_seed_of(self.seed, self.arithmetic.name, step.index, step.name))

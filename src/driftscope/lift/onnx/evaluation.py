@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.lift.constant_cache import LiftedConstants
+from driftscope.lift.counting import counted
 from driftscope.lift.formulas.terms import Number
 from driftscope.lift.onnx.element_types import Format, lifted_storage, storage, wrap_integer
 from driftscope.lift.onnx.plan import GraphPlan, NodePlan
@@ -43,6 +45,8 @@ class GraphEvaluation:
         Collects the constants met.
     observe : Observer or None
     replace : mapping of str to torch.Tensor
+    cache : LiftedConstants or None
+        Stored constants that stay lifted from one evaluation to the next.
     """
 
     def __init__(
@@ -52,7 +56,9 @@ class GraphEvaluation:
         seen: Seen,
         observe: Observer | None,
         replace: Mapping[str, torch.Tensor],
+        cache: LiftedConstants | None = None,
     ):
+        self._cache = LiftedConstants() if cache is None else cache
         self.device = device
         self.observed = observe is not None
         self._observe = observe
@@ -62,15 +68,18 @@ class GraphEvaluation:
         self._stored = seen.stored
         self._values: dict[str, Value] = {}
         self._index = 0
+        self._begun = False
         self._interrupted: BaseException | None = None
 
     # -- graphs -------------------------------------------------------------------------------------------
 
     def graph(self, plan: GraphPlan, arguments: Mapping[str, Value]) -> list[Value]:
         """Evaluate a graph with values for its inputs; inputs not given must be stored."""
+        nodes = plan.nodes if self._begun else counted(plan.nodes)
+        self._begun = True
         self._stored.update(plan.stored)
         self._values.update(arguments)
-        for node in plan.nodes:
+        for node in nodes:
             self._node(node)
             for name in node.release:
                 self._values.pop(name, None)
@@ -222,7 +231,18 @@ class GraphEvaluation:
             if replacement is not None:
                 return Value(replacement.to(device=self.device, dtype=torch.float64), value.format, False)
         dtype = value.data.dtype if value.format is None else lifted_storage(value.format)
-        return Value(value.data.to(device=self.device, dtype=dtype), value.format, False)
+        return Value(self._up_cast(value.data, dtype, name), value.format, False)
+
+    def _up_cast(self, data: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
+        """Lift a constant; a stored one stays lifted while there is room."""
+        if dtype == data.dtype or name not in self._stored:
+            return data.to(device=self.device, dtype=dtype)
+        held = self._cache.get(name)
+        if held is None:
+            held = data.to(device=self.device, dtype=dtype)
+            if self._cache.takes(held.numel()):
+                self._cache.hold(name, held)
+        return held
 
     def attribute(self, node: Node, name: str, stored: float) -> Number:
         """The value of a float attribute: its replacement, or the stored float32 as a float."""

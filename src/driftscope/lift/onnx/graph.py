@@ -11,6 +11,7 @@ import onnx
 import torch
 
 from driftscope.errors import InputError
+from driftscope.lift.constant_cache import LiftedConstants
 from driftscope.lift.onnx import contrib as _contrib  # noqa: F401  (fills the table of operators)
 from driftscope.lift.onnx import ops as _operators  # noqa: F401  (fills the table of operators)
 from driftscope.lift.onnx.element_types import Format, is_float, lifted_storage, storage, to_format, to_storage
@@ -67,6 +68,7 @@ class LiftedOnnx:
         tensors = [f.data for f in self._feeds.values() if isinstance(f.data, torch.Tensor)]
         self._device = tensors[0].device if tensors else torch.device("cpu")
         self._seen: Seen | None = None
+        self._cache = LiftedConstants()
 
     def constants(self) -> Sequence[Constant]:
         """Every constant: stored ones, float attributes, and results of constant subgraphs at the frontier.
@@ -105,7 +107,7 @@ class LiftedOnnx:
         """Evaluate once and return the graph's outputs as they are, sequences and strings included."""
         replace = self._checked(replace or {})
         seen = Seen()
-        evaluation = GraphEvaluation(self._device, self._expand, seen, observe, replace)
+        evaluation = GraphEvaluation(self._device, self._expand, seen, observe, replace, self._cache)
         outputs = evaluation.graph(self._plan, self._feeds)
         if self._seen is None and not replace:
             self._seen = seen

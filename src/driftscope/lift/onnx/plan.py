@@ -19,7 +19,7 @@ from driftscope.errors import ProgramError
 from driftscope.lift.onnx.order import in_order
 from driftscope.lift.onnx.registry import Operator, find_operator
 from driftscope.lift.onnx.source_places import traced_of, where_of
-from driftscope.lift.onnx.stored import Stored
+from driftscope.lift.onnx.stored import Room, Stored
 from driftscope.records.finding import Where
 
 
@@ -119,21 +119,25 @@ class Planner:
         Where external data may lie.
     functions : mapping of (domain, name, overload) to FunctionProto
         The model's own functions.
+    names : Names
+    room : Room
+        For decoded constants.
     """
 
     directory: Path | None
     functions: Mapping[tuple[str, str, str], FunctionProto]
     names: Names = field(default_factory=lambda: Names(set(), set()))
+    room: Room = field(default_factory=Room)
 
     def graph(self, proto: GraphProto, opsets: Mapping[str, int], names: Names) -> GraphPlan:
         """Plan a main graph or a subgraph."""
         stored: dict[str, Stored] = {}
         for tensor in proto.initializer:
             unique = names.define(tensor.name)
-            stored[unique] = Stored(unique, tensor, self.directory)
+            stored[unique] = Stored(unique, tensor, self.directory, room=self.room)
         for sparse in proto.sparse_initializer:
             unique = names.define(sparse.values.name)
-            stored[unique] = Stored(unique, sparse, self.directory)
+            stored[unique] = Stored(unique, sparse, self.directory, room=self.room)
         inputs = [
             names.visible[i.name] if names.visible.get(i.name) in stored else names.define(i.name) for i in proto.input
         ]
@@ -172,7 +176,7 @@ class Planner:
             value = _constant_tensor(proto)
             if value is not None:
                 unique = names.define(proto.output[0])
-                stored[unique] = Stored(unique, value, self.directory, in_node=True)
+                stored[unique] = Stored(unique, value, self.directory, in_node=True, room=self.room)
                 continue
             name = names.node(proto, index)
             attributes, subgraphs = self._attributes(proto, name, opsets, names, given)

@@ -1,22 +1,55 @@
-"""Initializers: decoded when a node uses them and dropped again; external data is read from the model's folder."""
+"""Initializers: decoded when a node uses them; external data is mapped from the model's folder, not read.
+
+What is decoded stays while a program's small budget lasts; above, it is dropped after each use.
+"""
 
 from __future__ import annotations
 
 import math
+import mmap
+import os
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import onnx
 import torch
 from onnx import TensorProto, numpy_helper
 
 from driftscope.errors import ProgramError
+from driftscope.lift.constant_cache import HELD_BYTES
 from driftscope.lift.onnx.element_types import FORMAT_OF_ELEMENT, STRING_ELEMENT, Format, array_to_tensor, storage
 from driftscope.lift.onnx.registry import Value, strings
 
 _PLAIN = frozenset({1, 2, 3, 5, 6, 7, 9, 10, 11, 14, 15, 16})  # elements whose storage has the file's own bits
 _KEPT_BYTES = 1 << 16
+# Below this a tensor is read: a mapping is made of pages.
+_MAPPED_BYTES = 1 << 14
+_ALIGNED = 16
+# Mapped bytes read between two times that memory is given back.
+_RESIDENT_BYTES = 1 << 28
+# One mapping for each file, as long as a tensor refers to it: a mapping holds a file descriptor.
+_MAPPINGS: weakref.WeakValueDictionary[tuple[object, ...], mmap.mmap] = weakref.WeakValueDictionary()
+
+
+@dataclass(slots=True)
+class Room:
+    """Bytes of decoded constants that one program may keep, and of mapped ones that stay resident."""
+
+    left: int = HELD_BYTES
+    touched: int = 0
+
+    def touch(self, size: int) -> None:
+        """Note that so many mapped bytes are read; now and then what was read before is given back.
+
+        Pages that are needed again come from the system's cache. Nobody writes into them.
+        """
+        self.touched += size
+        if self.touched > _RESIDENT_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+            self.touched = size
+            for mapping in list(_MAPPINGS.values()):
+                mapping.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(slots=True)
@@ -31,6 +64,8 @@ class Stored:
         Where external data may lie.
     in_node : bool
         True for the tensor of a Constant node.
+    room : Room or None
+        What its program may still keep.
     """
 
     name: str
@@ -38,6 +73,7 @@ class Stored:
     directory: Path | None = None
     in_node: bool = False
     kept: Value | None = None
+    room: Room | None = None
 
     @property
     def format(self) -> Format:
@@ -53,14 +89,33 @@ class Stored:
     def load(self) -> Value:
         """Decode the constant: a tensor in host memory, in the storage of its format."""
         if self.kept is not None:
+            if self._mapped and self.room is not None:
+                self.room.touch(self.kept.data.nbytes)
             return self.kept
         if isinstance(self.proto, TensorProto):
             value = decode(self.proto, self.name, self.directory)
         else:
             value = _decode_sparse(self.proto, self.name, self.directory)
-        if isinstance(value.data, torch.Tensor) and value.data.nbytes <= _KEPT_BYTES:
+        if self._mapped and self.room is not None and isinstance(value.data, torch.Tensor):
+            self.room.touch(value.data.nbytes)
+        if isinstance(value.data, torch.Tensor) and self._may_stay(value.data.nbytes):
             self.kept = value
         return value
+
+    def _may_stay(self, size: int) -> bool:
+        if size <= _KEPT_BYTES or self._mapped:
+            return True
+        if self.room is None or size > self.room.left:
+            return False
+        self.room.left -= size
+        return True
+
+    @property
+    def _mapped(self) -> bool:
+        proto = self.proto
+        if not isinstance(proto, TensorProto) or proto.data_location != TensorProto.EXTERNAL:
+            return False
+        return proto.data_type in _PLAIN and _offset(proto) % _ALIGNED == 0
 
 
 def format_of_element(element: int, name: str) -> Format:
@@ -108,7 +163,7 @@ def _to_tensor(proto: TensorProto, name: str) -> torch.Tensor:
     return array_to_tensor(_to_array(proto, name))
 
 
-def _view(raw: bytearray, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> torch.Tensor:
+def _view(raw: bytearray | memoryview, shape: tuple[int, ...], dtype: torch.dtype, name: str) -> torch.Tensor:
     expected = math.prod(shape) * dtype.itemsize
     if len(raw) != expected:
         raise ProgramError(
@@ -120,23 +175,42 @@ def _view(raw: bytearray, shape: tuple[int, ...], dtype: torch.dtype, name: str)
     return torch.frombuffer(raw, dtype=dtype).reshape(shape)
 
 
-def read_external(proto: TensorProto, name: str, directory: Path | None) -> bytearray:
-    """Read a tensor's bytes from a file in the model's folder, and from nowhere else."""
+def read_external(proto: TensorProto, name: str, directory: Path | None) -> bytearray | memoryview:
+    """Map a tensor's bytes from a file in the model's folder, and from nowhere else; a small one is read."""
     entries = {entry.key: entry.value for entry in proto.external_data}
     location = entries.get("location", "")
     path = _inside(location, name, directory)
-    offset = int(entries.get("offset", 0))
+    offset = _offset(proto)
     length = int(entries["length"]) if entries.get("length") else None
     try:
         with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = max(size - offset, 0) if length is None else max(min(length, size - offset), 0)
+            # Memory that is not aligned to its elements is slow at best.
+            if length >= _MAPPED_BYTES and offset % _ALIGNED == 0:
+                return memoryview(_mapping(file, path))[offset : offset + length]
             file.seek(offset)
-            data = bytearray(file.read() if length is None else file.read(length))
-    except OSError as error:
+            return bytearray(file.read(length))
+    except (OSError, ValueError) as error:
+        words = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ProgramError(
-            f"External data of constant {name!r} cannot be read from {location!r}: {error.strerror or error}. "
+            f"External data of constant {name!r} cannot be read from {location!r}: {words}. "
             "Put the file next to the model."
         ) from error
-    return data
+
+
+def _offset(proto: TensorProto) -> int:
+    return next((int(entry.value) for entry in proto.external_data if entry.key == "offset"), 0)
+
+
+def _mapping(file: BinaryIO, path: Path) -> mmap.mmap:
+    state = os.fstat(file.fileno())
+    key = (path, state.st_ino, state.st_size, state.st_mtime_ns)
+    mapping = _MAPPINGS.get(key)
+    if mapping is None:
+        # Nobody writes into it; torch takes memory that cannot be written with a warning only.
+        mapping = _MAPPINGS[key] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    return mapping
 
 
 def _inside(location: str, name: str, directory: Path | None) -> Path:

@@ -21,6 +21,7 @@ import torch
 
 from driftscope.lift.steps import Constant, Origin
 
+_EXPONENT = 0x7FF0 << 48
 # Half an ulp, and a little for conversions that pass through float32 on their way to float16.
 HALF_ULP = 0.5 * (1.0 + 2.0**-12)
 
@@ -61,10 +62,9 @@ def ulp(values: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
     Muller et al., *Handbook of Floating-Point Arithmetic*, 2nd ed., section 2.3.2 (Harrison's ulp).
     """
     info = torch.finfo(fmt)
-    exact = values.to(torch.float64)
-    exponent = torch.frexp(exact)[1] - 1
-    spacing = torch.ldexp(torch.full_like(exact, info.eps), exponent)
-    return torch.clamp(spacing, min=info.smallest_normal * info.eps)
+    # The bits of a float64's exponent alone are its power of two; infinities and NaN have no spacing.
+    power = (values.to(torch.float64).contiguous().view(torch.int64) & _EXPONENT).view(torch.float64)
+    return power.nan_to_num_(posinf=0.0).mul_(info.eps).clamp_(min=info.smallest_normal * info.eps)
 
 
 def narrower(fmt: torch.dtype, other: torch.dtype) -> bool:
@@ -90,12 +90,15 @@ def as_stored(constants: Sequence[Constant]) -> list[Constant]:
     A runtime that computes in float32 casts float16 constants first. Their rounding is that of float16: the
     format in which they are stored.
     """
-    narrow = [c for c in constants if c.origin is Origin.WEIGHT and c.value.dtype.is_floating_point]
+    stored: dict[int, list[Constant]] = {}
+    for c in constants:
+        if c.origin is Origin.WEIGHT and c.value.dtype.is_floating_point:
+            stored.setdefault(c.value.numel(), []).append(c)
     found = []
     for constant in constants:
         fmt = constant.value.dtype
         if constant.origin is Origin.COMPUTED and fmt.is_floating_point:
-            sources = [c for c in narrow if c.value.numel() == constant.value.numel() and narrower(c.value.dtype, fmt)]
+            sources = [c for c in stored.get(constant.value.numel(), ()) if narrower(c.value.dtype, fmt)]
             key = fingerprint(constant.value) if sources else None
             for source in sources:
                 if fingerprint(source.value.to(fmt)) == key:
@@ -112,7 +115,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 # Elements fingerprinted at a time: weights are large, and int64 copies of them twice as large.
-_PIECE = 1 << 18
+_PIECE = 1 << 16
 _WORD = (1 << 64) - 1
 
 
@@ -123,7 +126,7 @@ def fingerprint(value: torch.Tensor) -> tuple[int, int, int]:
         bits = _bits(piece).to(torch.int64)
         plain += int(bits.sum())
         # Wraps modulo 2**64, so any fixed odd multiplier serves.
-        mixed += int((bits * 0x9E3779B97F4A7C1 ^ (bits >> 7)).sum())
+        mixed += int((bits * 0x9E3779B97F4A7C1).bitwise_xor_(bits >> 7).sum())
     return value.numel(), plain & _WORD, mixed & _WORD
 
 
@@ -186,6 +189,7 @@ class WeightIndex:
 
     def __init__(self, constants: Iterable[Constant]):
         self._weights = [c for c in constants if c.value.dtype.is_floating_point and c.value.numel() > 1]
+        self._formats = {c.value.dtype for c in self._weights}
         self._tables: dict[torch.dtype, dict[tuple[int, int, int], list[Constant]]] = {}
         self._own: dict[int, tuple[int, int, int]] = {}
 
@@ -196,6 +200,8 @@ class WeightIndex:
         for c in self._table(fmt).get(key, ()):
             if self._fingerprint(c) == (bits if c.value.dtype == fmt else fingerprint(value.to(c.value.dtype))):
                 return True
+        if not any(narrower(own, fmt) for own in self._formats):
+            return False
         shorter = [c for c in self._weights if c.value.numel() == value.numel() and narrower(c.value.dtype, fmt)]
         return any(fingerprint(c.value.to(fmt)) == bits for c in shorter)
 
@@ -207,7 +213,7 @@ class WeightIndex:
 
     def wider_than(self, fmt: torch.dtype) -> bool:
         """Whether any tensor is stored in a wider format."""
-        return any(narrower(fmt, c.value.dtype) for c in self._weights)
+        return any(narrower(fmt, own) for own in self._formats)
 
     def rounded_partners(self, value: torch.Tensor) -> list[Constant]:
         """Tensors of a wider format whose rounding to ``value``'s format has the same bits in some order."""

@@ -126,6 +126,8 @@ def stored_repairs(left: Sequence[Constant], found: Subgraphs, limit: float) -> 
 def _match(
     constant: Constant, found: Subgraphs, candidates: Sequence[tuple[str, tuple[float, float]]], limit: float
 ) -> Repair | None:
+    if not candidates:
+        return None
     stored = _wide(constant.value)
     own = _norms(stored)
     for name, norms in candidates:
@@ -163,8 +165,9 @@ def _is_rounding(native: torch.Tensor, exact: torch.Tensor, noises: Sequence[tor
 
 
 def _norms(value: torch.Tensor) -> tuple[float, float]:
-    flat = _finite(value).reshape(-1)
-    return float(torch.linalg.vector_norm(flat, 1.0)), float(torch.linalg.vector_norm(flat, 2.0))
+    flat = value.reshape(-1)
+    norms = float(torch.linalg.vector_norm(flat, 1.0)), float(torch.linalg.vector_norm(flat, 2.0))
+    return norms if math.isfinite(norms[0]) else _norms(_finite(flat))
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:

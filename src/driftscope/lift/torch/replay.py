@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from driftscope.errors import CannotLift
+from driftscope.lift.constant_cache import LiftedConstants
+from driftscope.lift.counting import counted
 from driftscope.lift.steps import Kind, Observer, Rounding, Step
 from driftscope.lift.torch.call import Call, Inputs, Operand, default_dtype, lift_native, split_arguments
 from driftscope.lift.torch.entries import Entry, Ref, Tape, Value, lifted_dtype, references
@@ -19,27 +21,6 @@ from driftscope.lift.torch.ops import rules
 
 # What a part of a fused kernel would be called on its own.
 _OPERATORS = {Kind.DOT: "aten.matmul", Kind.SOFTMAX: "aten._softmax"}
-_SMALL = 1 << 20  # bytes of one constant that may stay lifted from one run to the next
-_ALL_SMALL = 1 << 24  # bytes of all of them
-
-
-class LiftedConstants:
-    """Small constants that stay lifted; large ones are up-cast for each use, which keeps memory near the weights'."""
-
-    def __init__(self) -> None:
-        self._held: dict[int, torch.Tensor] = {}
-        self.bytes = 0
-
-    def get(self, number: int) -> torch.Tensor | None:
-        """Give a constant if it is held."""
-        return self._held.get(number)
-
-    def offer(self, number: int, tensor: torch.Tensor) -> None:
-        """Hold a constant if there is room."""
-        size = tensor.numel() * tensor.element_size()
-        if size <= _SMALL and self.bytes + size <= _ALL_SMALL:
-            self._held[number] = tensor
-            self.bytes += size
 
 
 class Replay:
@@ -79,7 +60,7 @@ class Replay:
             self.values[number] = self._own(self.tape.values[number], self.tape.values[number].stored)
         self.values.update(self.replacements)
         with default_dtype(torch.float64):
-            for entry in self.tape.entries:
+            for entry in counted(self.tape.entries):
                 if not entry.constant or entry.index in self.active:
                     self._evaluate(entry)
                 for number in last_uses.get(entry.index, ()):
@@ -166,8 +147,8 @@ class Replay:
             raise CannotLift(f"The value {value.name} was not kept; the program cannot be replayed.")
         held = self._cache.get(number)
         operand = Operand(value.name, value.format, value.stored, held)
-        if held is None and value.stored.numel() * 8 <= _SMALL and lifted_dtype(value.format) != value.format:
-            self._cache.offer(number, operand.lifted())
+        if held is None and lifted_dtype(value.format) != value.format and self._cache.takes(value.stored.numel()):
+            self._cache.hold(number, operand.lifted())
         return operand
 
     def show(

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.lift.constant_cache import LiftedConstants
 from driftscope.lift.steps import Constant, LiftedOutput, Observer, Step
 from driftscope.lift.torch.constants import Constants
 from driftscope.lift.torch.entries import Tape, references
@@ -26,7 +27,7 @@ from driftscope.lift.torch.exported import GraphWalk, graph_arguments
 from driftscope.lift.torch.origin import changed, doubtful, moved
 from driftscope.lift.torch.places import Places
 from driftscope.lift.torch.record import Recorder
-from driftscope.lift.torch.replay import LiftedConstants, Replay
+from driftscope.lift.torch.replay import Replay
 from driftscope.lift.torch.state import compilation_off, escapes_refused, generators_kept
 from driftscope.programs.state.effects import contained
 from driftscope.programs.value_trees import Spec, flatten, unflatten

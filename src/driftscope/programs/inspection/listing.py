@@ -48,6 +48,8 @@ def listing_of(model: Any, *, optimized: bool = False) -> str:
         If there is no graph to list.
     """
     model = _optimized(model) if optimized else _inside(model)
+    if optimized and isinstance(model, ModelProto):
+        return "\n".join(_model_lines(model))  # its weights may lie in a file that only its program knows
     if isinstance(model, ExportedProgram):
         return "\n".join(_exported_lines(model))
     if isinstance(model, torch.fx.GraphModule):

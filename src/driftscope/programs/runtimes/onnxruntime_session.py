@@ -33,8 +33,10 @@ from driftscope.records.finding import Finding, Where
 if TYPE_CHECKING:
     from driftscope.programs.feeding.feeds import Inputs
 
-# protobuf cannot hold more than 2 GiB; beyond this the optimised graph's weights go beside it.
+# protobuf cannot hold more than 2 GiB.
 _LARGE = 1_500_000_000
+# Beyond this the optimised graph's weights go beside it, where they are mapped rather than read.
+_BESIDE = 64 << 20
 
 
 class OnnxProgram(Program):
@@ -58,6 +60,7 @@ class OnnxProgram(Program):
         self._session: Any = None
         self._remote: RemoteSession | None = None
         self._optimized: onnx.ModelProto | None = None
+        self._beside: tempfile.TemporaryDirectory[str] | None = None
         self._slots = slots_of(model.proto)
         self._outputs = outputs_of(model.proto)
 
@@ -266,9 +269,10 @@ class OnnxProgram(Program):
             If onnxruntime does not load the model, or cannot write what it made of it.
         """
         graph = self.optimized_graph()
-        # Weights that the optimiser left alone still lie where the file keeps them.
+        # Weights that the optimiser left alone still lie where the file keeps them, unless all went beside the graph.
         external = any(map(is_external, tensors_of(graph)))
-        return OnnxSource(graph, self._tensor_feeds(inputs), self.model.directory if external else None)
+        home = self.model.directory if self._beside is None else FilePath(self._beside.name)
+        return OnnxSource(graph, self._tensor_feeds(inputs), home if external else None)
 
     def optimized_graph(self) -> onnx.ModelProto:
         """Return the graph alone that :meth:`optimized_source` returns with its feeds."""
@@ -277,9 +281,10 @@ class OnnxProgram(Program):
         return self._optimized
 
     def _save_and_load(self) -> onnx.ModelProto:
-        with tempfile.TemporaryDirectory(prefix="driftscope-") as folder:
-            path = FilePath(folder) / "optimized.onnx"
-            large = self.model.size > _LARGE
+        folder = tempfile.TemporaryDirectory(prefix="driftscope-")
+        try:
+            path = FilePath(folder.name) / "optimized.onnx"
+            large = self.model.size > _BESIDE
             recipe = self._recipe(str(path), "weights.bin" if large else None)
             if self.isolated:
                 RemoteSession(lambda: recipe).make()
@@ -287,7 +292,13 @@ class OnnxProgram(Program):
                 new_session(recipe)
             if not path.is_file():
                 raise RuntimeRefused("onnxruntime", "load", "it did not write its optimised graph")
-            return onnx.load(str(path), load_external_data=large)
+            graph = onnx.load(str(path), load_external_data=False)
+            if large:
+                self._beside = folder  # as long as the program lives
+            return graph
+        finally:
+            if self._beside is not folder:
+                folder.cleanup()
 
 
 def _object_in(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -77,25 +77,24 @@ class ModuleState:
     """
 
     def __init__(self, module: nn.Module):
+        modules = list(module.named_modules())
+        parameters, buffers = list(module.named_parameters()), list(module.named_buffers())
         # A lazy module becomes another one in its first run: there is nothing to go back to.
-        lazy = any(nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers()))
-        self._modules = [] if lazy else list(module.named_modules())
-        self._tables = [(path, table, dict(table)) for path, m in self._modules for table in _tables(m)]
+        if any(nn.parameter.is_lazy(t) for _, t in (*parameters, *buffers)):
+            modules, parameters, buffers = [], [], []
+        self._tables = [(path, table, dict(table)) for path, m in modules for table in _tables(m)]
         self._contents = [(held, _copied(held)) for _, _, kept in self._tables for held in kept.values()
                           if isinstance(held, _CONTAINERS)]  # fmt: skip
-        self._tensors = [] if lazy else [_Tensor(f"buffer {n}", t) for n, t in _named(module.named_buffers())]
-        others = (
-            []
-            if lazy
-            else [*((f"parameter {n}", p) for n, p in _named(module.named_parameters())), *_gradients(module)]
-        )
+        self._gradients = [(name, p, p.grad) for name, p in parameters]
+        self._tensors = [_Tensor(f"buffer {n}", t) for n, t in _named(buffers)]
+        others = [(f"parameter {n}", p) for n, p in _named(parameters)]
+        others += [(f"the gradient of {name}", grad) for name, _, grad in self._gradients if grad is not None]
         size = sum(t.nbytes for _, t in others)
         if size <= COPIED_BYTES:
             self._tensors += [_Tensor(name, t) for name, t in others]
         else:
             fits = all(t in _COPIES for _, t in others) or size <= _ROOM * available_bytes()
             self._tensors += [_LargeTensor(name, t, fits) for name, t in others]
-        self._gradients = [] if lazy else [(name, p, p.grad) for name, p in module.named_parameters()]
 
     def put_back(self) -> list[str]:
         """Put everything back and name what a person would call a change; what only fills a cache is not named."""
@@ -116,14 +115,10 @@ def _tables(module: nn.Module) -> list[dict[str, Any]]:
     return [table for table in own if isinstance(table, dict)]
 
 
-def _named(pairs: Iterator[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+def _named(pairs: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
     return [
         (name, t) for name, t in pairs if type(t) in _PLAIN and t.layout is torch.strided and t.device.type != "meta"
     ]
-
-
-def _gradients(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [(f"the gradient of {name}", p.grad) for name, p in module.named_parameters() if p.grad is not None]
 
 
 class _Tensor:
@@ -213,6 +208,8 @@ def _copied(held: Any) -> Any:
 
 
 def _refill(held: Any, kept: Any) -> None:
+    if not held and not kept:  # tables of hooks, nearly always
+        return
     if isinstance(held, dict):
         if len(held) != len(kept) or any(k not in kept or held[k] is not kept[k] for k in held):
             held.clear()

@@ -1,0 +1,208 @@
+"""What a comparison costs at real sizes: seconds in native forwards, and peak memory in weights.
+
+Run with ``python -m benchmarks sizes``. ``SIZES=small`` takes the small models alone, ``SIZES=large`` adds the model of
+1 GiB; ``SIZES_PLOT=docs/images/cost.svg`` also draws seconds and memory over nodes, weights and tokens. Each model runs
+in a process of its own (a peak is for ever), forward and comparison turn about, in processor time of this process and
+of the runtime's worker. Exports are not timed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks.comparison import encoder, export
+from benchmarks.size_models import Densenet, Efficientnet, Llama, Resnet18, settled
+
+FORWARDS, SECONDS = 40.0, 1.0
+#: Peak resident memory over the weights, for weights above this many MiB.
+WEIGHTS, FROM_MIB = 2.5, 512
+ROUNDS = 3
+
+Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
+
+
+def _llama(width: int, layers: int, tokens: int = 16) -> Made:
+    return Llama(width, layers).eval(), (torch.randint(0, 1000, (1, tokens)),)
+
+
+def _encoder(depth: int, tokens: int = 32) -> Made:
+    return encoder(depth), (torch.randn(2, tokens, 128),)
+
+
+def _image(module: nn.Module, batch: int, size: int) -> Made:
+    return settled(module), (torch.randn(batch, 3, size, size),)
+
+
+SMALL: dict[str, Callable[[], Made]] = {
+    "encoder, 2 layers": lambda: _encoder(2),
+    "encoder, 4 layers": lambda: _encoder(4),
+    "llama, 4 MiB": lambda: _llama(128, 4),
+}
+USUAL: dict[str, Callable[[], Made]] = {
+    **SMALL,
+    "encoder, 8 layers": lambda: _encoder(8),
+    "encoder, 4 layers, 128 tokens": lambda: _encoder(4, 128),
+    "encoder, 4 layers, 512 tokens": lambda: _encoder(4, 512),
+    "resnet18, 2x3x64x64": lambda: _image(Resnet18(), 2, 64),
+    "densenet121, 1x3x64x64": lambda: _image(Densenet(), 1, 64),
+    "efficientnet_b0, 1x3x64x64": lambda: _image(Efficientnet(), 1, 64),
+    "llama, 13 MiB": lambda: _llama(256, 4),
+    "llama, 48 MiB": lambda: _llama(512, 4),
+    "llama, 180 MiB": lambda: _llama(1024, 4),
+}
+LARGE: dict[str, Callable[[], Made]] = {**USUAL, "llama, 1 GiB": lambda: _llama(2048, 6)}
+
+
+def measure(name: str, folder: str) -> dict[str, float]:
+    """Compare one model with its export; called in a process of its own."""
+    import onnxruntime  # noqa: F401 - imported before the baseline is read
+
+    import driftscope as ds
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    path = Path(folder) / "model.onnx"
+    ds.compare(nn.ReLU(), nn.ReLU(), (torch.randn(3),))
+    baseline = _peak()
+    module, inputs = LARGE[name]()
+    weights = sum(t.numel() * t.element_size() for t in module.state_dict().values())
+    forwards, compares = [], []
+    for _ in range(ROUNDS if weights < 2**29 else 1):
+        forwards.append(_taken(lambda: module(*inputs)))
+        compares.append(_taken(lambda: ds.compare(module, path, inputs)))
+    import onnx
+
+    nodes = len(onnx.load(str(path), load_external_data=False).graph.node)
+    return {
+        "nodes": nodes, "weights": weights / 2**20, "tokens": float(_rows(inputs[0])),
+        "forward": statistics.median(forwards), "seconds": statistics.median(compares),
+        "memory": (_peak() - baseline + weights) / 2**20,
+    }  # fmt: skip
+
+
+def _rows(x: torch.Tensor) -> int:
+    """Tokens, or positions that have channels: pixels of an image."""
+    return x.numel() if not x.is_floating_point() else x.numel() // x.shape[1 if x.ndim == 4 else -1]
+
+
+def write(name: str, folder: str) -> None:
+    """Export one model; called in a process of its own."""
+    torch.manual_seed(0)
+    module, inputs = LARGE[name]()
+    with torch.no_grad():
+        if len(inputs) == 1:
+            export(module, inputs[0], Path(folder) / "model.onnx")
+
+
+def _taken(call: Callable[[], object]) -> float:
+    begun = _processor()
+    with torch.no_grad():
+        call()
+    return _processor() - begun
+
+
+def _processor() -> float:
+    """Processor seconds of this process and of the workers it started."""
+    import psutil
+
+    now = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    times = [p.cpu_times() for p in now]
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return sum(t.user + t.system for t in times) + ended.ru_utime + ended.ru_stime
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def fitted(rows: list[dict[str, float]]) -> tuple[float, float, float, float]:
+    """Fit seconds = s + f forwards + n nodes + w weights, each not below 0, to relative errors.
+
+    Returns
+    -------
+    tuple of float
+        Seconds; native forwards; seconds per 1,000 nodes; seconds per GiB.
+    """
+    columns = [[1.0, r["forward"], r["nodes"] / 1e3, r["weights"] / 1024] for r in rows]
+    a = np.array(columns) / np.array([[r["seconds"]] for r in rows])
+    kept = list(range(4))
+    while True:  # drop what would be negative: a cost is none
+        solved = np.linalg.lstsq(a[:, kept], np.ones(len(rows)), rcond=None)[0]
+        if (solved >= 0).all() or len(kept) == 1:
+            break
+        kept.pop(int(np.argmin(solved)))
+    found = np.zeros(4)
+    found[kept] = np.maximum(solved, 0.0)
+    return tuple(float(v) for v in found)  # type: ignore[return-value]
+
+
+def draw(rows: dict[str, dict[str, float]], path: str) -> None:
+    """Draw seconds and peak memory over nodes, weights and tokens."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, grid = plt.subplots(2, 3, figsize=(10, 5.5), sharex="col")
+    shown = {"nodes": "nodes", "weights": "weights [MiB]", "tokens": "tokens or pixels"}
+    for column, (key, label) in enumerate(shown.items()):
+        for axis, (value, unit) in zip(grid[:, column], (("seconds", "CPU s"), ("memory", "peak [MiB]")), strict=True):
+            axis.loglog([r[key] for r in rows.values()], [r[value] for r in rows.values()], "o", ms=4)
+            axis.set_ylabel(unit if column == 0 else "")
+            axis.grid(alpha=0.3)
+        axis.set_xlabel(label)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def main() -> int:
+    """Print promise and measurement side by side; return the number of broken promises."""
+    asked = os.environ.get("SIZES", "usual")
+    models = {"small": SMALL, "usual": USUAL, "large": LARGE}[asked]
+    print(f"compare(model, its export): <= {FORWARDS:g} forwards + {SECONDS:g} s; peak <= {WEIGHTS:g} x weights above")
+    print(f"{FROM_MIB} MiB of weights; processor time on one thread, median of {ROUNDS}")
+    print(f"{'model':32s}{'nodes':>6s}{'weights':>9s}{'forward':>9s}{'promise':>9s}{'seconds':>9s}{'ratio':>7s}"
+          f"{'ms/node':>9s}{'peak':>9s}{'x':>6s}")  # fmt: skip
+    rows, broken = {}, 0
+    for name in models:
+        with tempfile.TemporaryDirectory(prefix="driftscope-sizes-") as folder:
+            _elsewhere("write", name, folder)
+            rows[name] = r = _elsewhere("measure", name, folder)
+        promise = FORWARDS * r["forward"] + SECONDS
+        times = r["memory"] / r["weights"]
+        broken += r["seconds"] > promise
+        broken += r["weights"] > FROM_MIB and times > WEIGHTS
+        print(f"{name:32s}{r['nodes']:6.0f}{r['weights']:7.0f} M{1e3 * r['forward']:6.1f} ms{promise:7.2f} s"
+              f"{r['seconds']:7.2f} s{r['seconds'] / promise:7.2f}{1e3 * r['seconds'] / r['nodes']:9.2f}"
+              f"{r['memory']:7.0f} M{times:6.1f}", flush=True)  # fmt: skip
+    if len(rows) >= 5:
+        s, f, n, w = fitted(list(rows.values()))
+        print(f"fitted: {s:.2f} s + {f:.0f} forwards + {n:.2f} s per 1,000 nodes + {w:.1f} s per GiB of weights")
+    if os.environ.get("SIZES_PLOT"):
+        draw(rows, os.environ["SIZES_PLOT"])
+    return broken
+
+
+def _elsewhere(step: str, name: str, folder: str) -> dict[str, float]:
+    code = f"import json; from benchmarks import sizes; print(json.dumps(sizes.{step}({name!r}, {folder!r})))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise RuntimeError(f"{name}: {run.stderr.strip().splitlines()[-1]}")
+    found: dict[str, float] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,146 @@
+"""A comparison under way, and its first step: both programs run twice, as their runtimes run them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from driftscope.comparison.judge import Judgement, OutputEvidence, judge
+from driftscope.comparison.leaves import LeafComparison
+from driftscope.comparison.recording import output_record
+from driftscope.errors import RuntimeRefused
+from driftscope.explain import refusals
+from driftscope.lift.evidence import Evidence
+from driftscope.programs.budget import Budget
+from driftscope.programs.isolation.breadcrumbs import tell
+from driftscope.programs.protocol import Bound, Program
+from driftscope.programs.state.effects import Effects, advance_generators, finding_of, generator_states, witnessed
+from driftscope.programs.value_trees import flatten
+from driftscope.records.finding import Finding
+from driftscope.records.kinds.nodes import NodeRecord
+from driftscope.records.kinds.output import OutputRecord
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Case:
+    """One comparison under way: what is known so far, so that it can be told at any time.
+
+    Parameters
+    ----------
+    a, b : Bound
+    seed : int
+    say : callable
+        Told what happens next.
+    findings : list of Finding
+    budget : Budget
+    stage : str
+        The step under way, in words.
+    times : dict of str to float
+        Seconds per step.
+    results : list of leaves
+        Of A, A again, B, B again.
+    leaves : list of LeafComparison
+    slots : dict of int to int
+        For each leaf that both sides have, its pair in the evidence.
+    evidence : Evidence or None
+    judged : list of (OutputRecord, Judgement) or None
+    found : list of Finding
+        From the evidence, beside ``findings`` from the programs themselves.
+    nodes : tuple of NodeRecord
+    """
+
+    a: Bound
+    b: Bound
+    seed: int
+    say: Progress
+    findings: list[Finding]
+    budget: Budget = field(default_factory=Budget)
+    stage: str = ""
+    times: dict[str, float] = field(default_factory=dict)
+    results: list[list[Any]] = field(default_factory=list)
+    leaves: list[LeafComparison] = field(default_factory=list)
+    slots: dict[int, int] = field(default_factory=dict)
+    evidence: Evidence | None = None
+    judged: list[tuple[OutputRecord, Judgement]] | None = None
+    found: list[Finding] = field(default_factory=list)
+    nodes: tuple[NodeRecord, ...] = ()
+
+    @contextmanager
+    def step(self, name: str, words: str) -> Iterator[None]:
+        """Say what begins, and take its time."""
+        self.say(words)
+        tell(stage=name, step=words)
+        self.stage = words
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.times[name] = self.times.get(name, 0.0) + time.perf_counter() - start
+
+    @property
+    def outputs(self) -> list[OutputRecord]:
+        """The outputs as judged."""
+        return [record for record, _ in self.judged or ()]
+
+    @property
+    def codes(self) -> list[str]:
+        """The code behind each output's verdict."""
+        return [judgement.code for _, judgement in self.judged or ()]
+
+
+def judged_by_values(leaves: Sequence[LeafComparison], why: str) -> list[tuple[OutputRecord, Judgement]]:
+    """Judge outputs of which only native values are known: what is the same or cannot be compared is decided.
+
+    Parameters
+    ----------
+    leaves : sequence of LeafComparison
+    why : str
+        Why nothing else is known.
+    """
+    judged = []
+    for leaf in leaves:
+        open_question = leaf.kind == "value" and not leaf.same_bits
+        evidence = OutputEvidence(
+            "opaque" if open_question else leaf.kind, f"{leaf.detail}; {why}" if open_question else leaf.detail,
+            leaf.floating, leaf.same_bits, leaf.all_nan, cannot_a=why, formats=(leaf.a_dtype or "", leaf.b_dtype or ""),
+        )  # fmt: skip
+        judgement = judge(evidence)
+        judged.append((output_record(leaf, evidence, judgement, ((), ()), (None, None)), judgement))
+    return judged
+
+
+def run_natively(case: Case) -> Finding | None:
+    """Run each side twice; what a runtime refuses becomes a finding, unless the program cannot be used at all."""
+    for side, bound in (("A", case.a), ("B", case.b)):
+        with case.step("run", f"Running {side}: {bound.program.name} on {bound.program.runtime}"):
+            effects = Effects()
+            tell(stage="run", side=side, program=bound.program.name, runtime=bound.program.runtime)
+            try:
+                with witnessed(effects):
+                    advance_generators()
+                    states = [generator_states()]
+                    for _ in (1, 2):
+                        case.results.append(_leaves(bound.program, bound))
+                        states.append(generator_states())
+                effects.note_seeds(states)
+            except RuntimeRefused as refusal:
+                unusable = refusals.unusable(side, bound.program.name, refusal)
+                if unusable is not None:
+                    raise unusable from refusal
+                return refusals.refusal_finding(side, refusal)
+            finally:
+                case.findings += finding_of(effects, side)
+    return None
+
+
+def _leaves(program: Program, bound: Bound) -> list[Any]:
+    with torch.no_grad():
+        leaves, _ = flatten(program(bound))
+    return [(path, v.detach() if isinstance(v, torch.Tensor) else v) for path, v in leaves]

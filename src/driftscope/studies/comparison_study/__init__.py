@@ -1,0 +1,1 @@
+"""Many comparisons as one study: pairs of programs listed in a file, or found in a folder."""

@@ -1,0 +1,87 @@
+"""What is shown on the way, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+
+import pytest
+from rich.console import Console
+
+from driftscope.cli import progress
+from driftscope.cli.progress import StepBar
+from driftscope.cli.surroundings import Journey
+from driftscope.cli.watching import _Watch, watched
+from driftscope.lift.counting import counted, counting
+from driftscope.programs.isolation.breadcrumbs import tell
+from driftscope.programs.isolation.supervision import Limits
+
+
+def drawn(patience: float, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(progress, "PATIENCE", patience)
+    out = io.StringIO()
+    with StepBar(Console(file=out, force_terminal=True, width=100, color_system=None), "Loading") as bar:
+        bar.step("Lifting A to float64")
+        bar.count(3, 12)
+        bar._progress.refresh()
+    return out.getvalue()
+
+
+def test_a_bar_counts_nodes_once_a_step_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = drawn(0.0, monkeypatch)
+    assert "Lifting A to float64" in text
+    assert "3 of 12 nodes" in text
+
+
+def test_the_step_alone_is_named_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = drawn(3600.0, monkeypatch)
+    assert "Lifting A to float64" in text
+    assert "nodes" not in text
+
+
+def test_a_pipe_gets_a_line_for_each_step_with_verbose_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for verbose in (False, True):
+        journey = Journey(quiet=False, verbose=verbose)
+        with journey.travelling():
+            journey("Lifting A to float64")
+            journey.count(1, 2)
+        assert capsys.readouterr().err == ("Lifting A to float64 ...\n" if verbose else "")
+
+
+def test_nodes_are_counted_where_somebody_listens() -> None:
+    told: list[tuple[int, int]] = []
+    assert list(counted("abc")) == ["a", "b", "c"]
+    with counting(lambda done, total: told.append((done, total))):
+        assert list(counted("abc")) == ["a", "b", "c"]
+    assert told == [(0, 3), (1, 3), (2, 3)]
+    assert counted("abc") == "abc"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("answers", [True, False])
+def test_after_ctrl_c_a_child_says_what_it_knows_or_is_ended(answers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("driftscope.cli.watching._LAST_WORDS", 20.0 if answers else 0.2)
+
+    hear = _Watch._hear
+
+    def interrupted_once(self: _Watch, data: bytes) -> None:
+        hear(self, data)
+        monkeypatch.setattr(_Watch, "_hear", hear)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Watch, "_hear", interrupted_once)
+
+    def work() -> None:
+        try:
+            tell(stage="lift", step="Lifting A to float64")
+            time.sleep(60)
+        except KeyboardInterrupt:
+            if not answers:
+                time.sleep(60)
+            print("known so far")
+
+    ended = watched(work, Limits(None, None))
+    assert ended.interrupted
+    assert ended.told["step"] == "Lifting A to float64"
+    assert ended.text == ("known so far\n" if answers else "")

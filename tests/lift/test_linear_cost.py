@@ -1,0 +1,73 @@
+"""What reconciling and lifting cost, counted: passes over the weights and runs of the graphs, not seconds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import driftscope as ds
+from driftscope.lift.onnx.graph import LiftedOnnx
+from driftscope.lift.reconcile import matching
+from driftscope.lift.reconcile.certify import _exact_matches, _Side
+from driftscope.lift.reconcile.matching import ulp
+from driftscope.lift.steps import Constant, Origin
+from driftscope.lift.torch.tape import TorchTape
+from driftscope.records.finding import Where
+
+
+class Weights:
+    """A lifted program of which only the constants are asked."""
+
+    def __init__(self, count: int, seed: int):
+        drawn = torch.Generator().manual_seed(seed)
+        self._constants = [
+            Constant(f"w{k}", torch.randn(8, 8, generator=drawn), Origin.WEIGHT, Where()) for k in range(count)
+        ]
+
+    def constants(self) -> list[Constant]:
+        return self._constants
+
+
+def fingerprints(count: int, other_seed: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Count the tensors read to match as many of one program with those of another."""
+    read: list[int] = []
+    real = matching.fingerprint
+    monkeypatch.setattr(matching, "fingerprint", lambda value: read.append(value.numel()) or real(value))
+    a, b = _Side(Weights(count, 0)), _Side(Weights(count, other_seed))  # type: ignore[arg-type]
+    _exact_matches(b, a.constants, a.index)
+    _exact_matches(a, b.constants, b.index)
+    monkeypatch.undo()
+    return len(read)
+
+
+@pytest.mark.parametrize("other_seed", [0, 1], ids=["same weights", "other weights"])
+def test_matching_reads_each_weight_a_fixed_number_of_times(other_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {n: fingerprints(n, other_seed, monkeypatch) for n in (4, 8, 16, 32)}
+    assert counts == {n: n * counts[4] // 4 for n in counts}
+    assert counts[4] <= 6 * 4
+
+
+def test_the_spacing_of_a_format_is_exact() -> None:
+    for fmt in (torch.float16, torch.bfloat16, torch.float32):
+        values = torch.tensor([1.0, 1.5, 0.75, 3.0, 1000.0, torch.finfo(fmt).tiny / 2, 0.0])
+        above = torch.nextafter(values.to(fmt), torch.tensor(torch.inf, dtype=fmt))
+        assert torch.equal(ulp(values.to(fmt).double(), fmt), above.double() - values.to(fmt).double())
+    odd = torch.tensor([torch.inf, -torch.inf, torch.nan], dtype=torch.float64)
+    assert bool((ulp(odd, torch.float32) < 1e-40).all())
+
+
+def test_a_clean_comparison_evaluates_each_graph_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[str] = []
+    for kind, name in ((LiftedOnnx, "values"), (TorchTape, "run")):
+        real = getattr(kind, name)
+        monkeypatch.setattr(
+            kind, name, lambda self, *a, real=real, kind=kind, **k: runs.append(kind.__name__) or real(self, *a, **k)
+        )
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).eval()
+    again = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).eval()
+    again.load_state_dict(model.state_dict())
+    record = ds.compare(model, lambda x: again(x.clone()), torch.randn(16, 64))
+    assert record.verdict is ds.Verdict.IDENTICAL
+    assert len(runs) == 4  # each side clean, and once with noise
