@@ -167,7 +167,8 @@ def _inquire(case: Case, wanted: _Wanted, release: Sequence[Program]) -> Finding
     evidence = case.evidence or Evidence.none()
     looks = KernelLooks((case.a, case.b), evidence, case.seed)
     with case.step("judge", "Judging"):
-        results = Results(*case.results[:4], case.seed, case.say, looks)
+        a, a_again, b, b_again = case.results
+        results = Results(a, a_again, b, b_again, case.seed, case.say, looks)
         case.judged, notes = judge_outputs(results, evidence, case.leaves, case.slots)
         case.findings.extend(notes)
         case.findings.extend(sums.explaining(case.outputs, case.slots))
