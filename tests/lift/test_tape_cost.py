@@ -50,11 +50,13 @@ def test_activations_are_freed_after_their_last_use():
     assert max(alive) <= 2
 
 
-def test_only_small_constants_stay_lifted():
+def test_constants_stay_lifted_while_there_is_room(monkeypatch):
     model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).eval()
-    tape = lift(model, torch.randn(2, 512))
-    tape.run()
-    assert tape._cache.bytes == 2 * 512 * 8
+    for room, held in ((1 << 27, 2 * (512 + 512 * 512) * 8), (512 * 1024, 2 * 512 * 8)):
+        monkeypatch.setattr("driftscope.lift.constant_cache.HELD_BYTES", room)
+        tape = lift(model, torch.randn(2, 512))
+        tape.run()
+        assert tape._cache.bytes == held
 
 
 def test_the_tape_keeps_no_native_activations():
