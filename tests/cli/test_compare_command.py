@@ -13,7 +13,7 @@ from driftscope.cli.sessions import session_options
 from driftscope.errors import InputError
 from driftscope.report.pages import page
 
-NO_OPTIONS = {"level": (), "threads": (), "provider": (), "disabled": ()}
+NO_OPTIONS = {"level": (), "threads": (), "provider": (), "runtime": (), "disabled": ()}
 SPEC = ("--input", "x=4x8:float32")
 
 

@@ -190,7 +190,7 @@ def test_a_record_is_read_back_and_an_unknown_format_is_refused():
     found = ds.check_half(root_mean_square(200.0), half_batch())
     assert HalfPrecision.from_dict(found.to_dict()).keep == found.keep
     assert "square" in str(found)
-    with pytest.raises(ds.InputError, match="no half format"):
+    with pytest.raises(ds.InputError, match="not a half format"):
         ds.check_half(root_mean_square(1.0), half_batch(), dtype="float8")
 
 

@@ -34,7 +34,7 @@ def fingerprints(count: int, other_seed: int, monkeypatch: pytest.MonkeyPatch) -
     read: list[int] = []
     real = matching.fingerprint
     monkeypatch.setattr(matching, "fingerprint", lambda value: read.append(value.numel()) or real(value))
-    a, b = _Side(Weights(count, 0)), _Side(Weights(count, other_seed))  # type: ignore[arg-type]
+    a, b = _Side(Weights(count, 0), []), _Side(Weights(count, other_seed), [])  # type: ignore[arg-type]
     _exact_matches(b, a.constants, a.index)
     _exact_matches(a, b.constants, b.index)
     monkeypatch.undo()

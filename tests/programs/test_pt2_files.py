@@ -105,13 +105,13 @@ def set_guards(tree):
         (added("data/constants/model.pt", saved(Payload())), "pickled Python objects"),
         (added("data/aotinductor/model/model.so", b"x"), "compiled code"),
         (added("extra/lib.so", b"x"), "compiled code"),
-        (text_edit("Symbol('s77', positive=True, integer=True)", MARK.replace("'", "")), "no arithmetic"),
-        (text_edit("Symbol('s77', positive=True, integer=True)", "().__class__"), "no arithmetic"),
-        (text_edit("torch.ops.aten.add.Tensor", "torch.hub.load"), "no operator of torch"),
-        (text_edit("torch.ops.aten.add.Tensor", "torch.ops.load_library"), "no operator of torch"),
+        (text_edit("Symbol('s77', positive=True, integer=True)", MARK.replace("'", "")), "not arithmetic"),
+        (text_edit("Symbol('s77', positive=True, integer=True)", "().__class__"), "not arithmetic"),
+        (text_edit("torch.ops.aten.add.Tensor", "torch.hub.load"), "not an operator of torch"),
+        (text_edit("torch.ops.aten.add.Tensor", "torch.ops.load_library"), "not an operator of torch"),
         (text_edit('"as_string": "gram"', f'"as_string": "a\' or {MARK} or \'"'), "could become code"),
         (text_edit('"mode"', f'"mode=[{MARK}]"'), "could become code"),
-        (json_edit("models/model.json", set_guards), "no arithmetic"),
+        (json_edit("models/model.json", set_guards), "not arithmetic"),
     ],
 )
 def test_what_would_run_code_is_refused(rich, pt2, tmp_path, edit, message, capsys):

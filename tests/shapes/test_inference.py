@@ -74,7 +74,7 @@ def test_derived_dims_of_a_spec():
     [
         ({"door": {0: Dim.AUTO}}, "door"),
         ({"x": {7: Dim.AUTO}}, "axis 7"),
-        (3, "no spec"),
+        (3, "not a spec"),
         ({"x": Dim.AUTO}, "dict from axis"),
     ],
 )

@@ -51,7 +51,7 @@ def test_json_keeps_a_condition(condition):
 
 @pytest.mark.parametrize("data", [None, [], ["=="], ["import", 1], [["=="], 1], {"a": 1}])
 def test_other_json_is_refused(data):
-    with pytest.raises(RecordError, match="no condition"):
+    with pytest.raises(RecordError, match="not a condition"):
         from_json(data)
 
 

@@ -90,7 +90,7 @@ def check_invariance(
         progress(f"Varying {axis}: {AXES[axis]}")
         answers[axis] = examination.examine(axis)
         if axis == "repeat" and answers[axis].outcome == "different":
-            others = Answer("not-applicable", "the same call gives another result, so nothing else can be told")
+            others = Answer("not-applicable", "the same call gives another result, so nothing else can be found out")
             answers |= {name: others for name in wanted if name != "repeat"}
             break
     progress("Looking for where it begins")

@@ -133,7 +133,7 @@ _TABLE = (
     ("I005", "circumstances change result", "Order, threads, layout or process change a result by more than rounding."),
     ("I006", "does not repeat itself", "The same call on the same inputs gives another result."),
     ("I007", "depends by rounding", "A result depends on how it is run, by no more than rounding."),
-    ("I008", "variant refused", "The program refuses a variant that was asked about, as another batch size."),
+    ("I008", "variant refused", "The program refuses a variant that it was tried on, as another batch size."),
     ("T001", "tensor escapes",
      "A tensor that only makes sense inside a transform is kept by a global, an attribute or a container."),
     ("T002", "Python state differs",

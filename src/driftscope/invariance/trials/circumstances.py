@@ -46,7 +46,7 @@ def _on(count: int) -> Setting:
 def denormals(runner: Runner, base: Variant) -> Plan:
     """Take denormal numbers as zero, on one thread: the mode belongs to the thread."""
     if runner.program.flushing_denormals() is None:
-        return Plan("denormals", reason="this runtime cannot be told to take denormal numbers as zero")
+        return Plan("denormals", reason="this runtime cannot be set to take denormal numbers as zero")
 
     @contextlib.contextmanager
     def flushing(program: Program) -> Iterator[Program]:

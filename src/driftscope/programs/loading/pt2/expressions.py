@@ -185,7 +185,7 @@ def _symbol_leaf(node: ast.AST, walk: Callable[[ast.AST], _Growth]) -> _Growth:
     if isinstance(node, ast.Tuple):
         return _opaque([walk(part) for part in node.elts])
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        raise NotArithmetic(f"a {type(node).__name__} is not a part of it")
+        raise NotArithmetic(f"{type(node).__name__} is not a part of it")
     name = node.func.id
     if name in ("Symbol", "Dummy"):
         return _symbol(node)
