@@ -11,7 +11,7 @@ from driftscope.records.verdict import Verdict
 from driftscope.report.pages import page
 
 
-@pytest.mark.slow
+@pytest.mark.sweep  # the README's own run of the demo is in the slow suite
 def test_the_demo_writes_one_page_with_every_scene(run, tmp_path: Path) -> None:
     result = run("demo", "-o", tmp_path / "demo.html")
     assert result.exit_code == 0, result.stderr

@@ -128,7 +128,7 @@ def test_a_program_that_only_computes_is_compared(folder, name, status):
 @pytest.mark.slow
 def test_a_hang_ends_at_the_time_limit_with_its_line(folder):
     # Much time: the import of torch is part of it.
-    check(folder, "hangs", "R009", "in hangs (p.py:", "--max-seconds", "60")
+    check(folder, "hangs", "R009", "in hangs (p.py:", "--max-seconds", "30")
 
 
 @pytest.mark.slow

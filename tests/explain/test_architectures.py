@@ -115,8 +115,8 @@ def test_a_bug_is_named_with_module_and_line(name: str, _bug: str, plant: Plant,
 
 
 def _source(node: NodeProto) -> tuple[str, str, int]:
-    """Module path, file and line of a node, read from what torch's exporter wrote."""
+    """Module path of a node, and the innermost line outside of libraries, read from what torch's exporter wrote."""
     written = {p.key: p.value for p in node.metadata_props}
     frames = re.findall(r'File "([^"]+)", line (\d+)', written["pkg.torch.onnx.stack_trace"])
-    file, line = [f for f in frames if "/site-packages/torch/" not in f[0]][-1]
+    file, line = [f for f in frames if "/site-packages/" not in f[0]][-1]
     return ast.literal_eval(written["pkg.torch.onnx.name_scopes"])[-2], file, int(line)

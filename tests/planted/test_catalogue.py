@@ -44,7 +44,7 @@ def test_bug_changes_the_function(bug: Bug, exports: Exports):
     _changes_the_function(bug, exports, "float32")
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("bug", _cases("float16"), ids=lambda bug: bug.id)
 def test_bug_changes_the_function_in_float16(bug: Bug, exports: Exports):
     _changes_the_function(bug, exports, "float16")

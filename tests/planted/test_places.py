@@ -16,7 +16,7 @@ from .naming import names
 IN_PIECE, THE_NODE = 0.98, 0.95
 
 
-@pytest.mark.parametrize("every", [pytest.param(3, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("every", [pytest.param(6, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.sweep)])
 def test_the_first_finding_names_the_guilty_node(exports: Exports, every: int):
     missed, near, cases = [], [], CASES[::every]
     for bug, dtype in cases:

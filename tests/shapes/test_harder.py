@@ -9,7 +9,8 @@ from shapes.harder.small import CASES
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
-pytestmark = pytest.mark.slow
+#: A minute of processor time; the rest is left to the sweep.
+IN_CI = ("with-past", "pixel-unshuffle", "shrinks")
 
 SLOW = (
     "positions",
@@ -23,7 +24,11 @@ SLOW = (
 )
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.name in SLOW], ids=lambda c: c.name)
+def marked(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.slow if name in IN_CI else pytest.mark.sweep
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marked(c.name)) for c in CASES if c.name in SLOW])
 def test_what_is_promised_holds(case):
     found = measure(case)
     assert found.points >= 40

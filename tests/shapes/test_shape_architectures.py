@@ -8,7 +8,7 @@ import torch
 import driftscope as ds
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.sweep
 
 
 def check(model, inputs):

@@ -218,7 +218,7 @@ def test_a_small_study_has_a_picture_and_a_page(tmp_path):
     assert "float16" in page
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_pictures_and_pages(gemms, norms, tmp_path):
     for name, study in (("gemm", gemms), ("norm", norms)):
         assert study.plot(tmp_path / f"{name}.png").stat().st_size > 20_000

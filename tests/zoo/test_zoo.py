@@ -20,10 +20,11 @@ TRIED = ("dynamo", "decomposed", "saved-extended", "saved-all", "half-onnxruntim
 CHEAPER = ("half-onnxruntime",)
 #: torch's own decomposition of this model cannot be run: its attention returns another layout.
 REFUSED = {("gpt2", "decomposed")}
-MADE = ("perceptron", "recurrent", "resnet", "bert", "gpt2", "wav2vec2")
+IN_CI, LEFT = ("perceptron", "recurrent", "bert"), ("resnet", "gpt2", "wav2vec2")
+MADE = [pytest.param(name, marks=pytest.mark.slow) for name in IN_CI]
+MADE += [pytest.param(name, marks=pytest.mark.sweep) for name in LEFT]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", MADE)
 def test_what_tools_make_is_the_same_function_and_a_bug_is_not(architecture: str, tmp_path: Path):
     model, inputs = build(architecture)
