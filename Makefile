@@ -29,7 +29,7 @@ test: $(STAMP)
 	$(PYTEST)
 
 slow: $(STAMP)
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not sweep"
 
 # Whole catalogues and grids of which the slow tests take a part: an hour on two cores.
 sweep: $(STAMP)

@@ -113,7 +113,9 @@ def test_what_a_program_does_to_its_process_is_a_finding(folder, name, code, wor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "code", "words"), [*CASES[1:], *MORE])
+@pytest.mark.parametrize(
+    ("name", "code", "words"), [*CASES[1:], *(pytest.param(*case, marks=pytest.mark.sweep) for case in MORE)]
+)
 def test_what_else_a_program_does_is_a_finding(folder, name, code, words):
     check(folder, name, code, words)
 

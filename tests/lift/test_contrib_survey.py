@@ -209,7 +209,10 @@ def test_every_level_of_a_small_network_can_be_lifted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [pytest.param(torch.float32, id="float32"), pytest.param(torch.float16, id="float16", marks=pytest.mark.sweep)],
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_level_of_every_model_can_be_lifted(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     survey_exported(name, dtype, tmp_path)
