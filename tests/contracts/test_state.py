@@ -322,11 +322,16 @@ def test_whatever_a_program_raises_is_a_finding_about_its_side(error, side):
 
 
 def test_an_interrupt_from_outside_is_not_the_programs():
-    def waiting(x):
-        import signal
+    import signal
 
+    def waiting(x):
         signal.raise_signal(signal.SIGINT)
         return x
 
-    with pytest.raises(KeyboardInterrupt):
-        ds.compare(waiting, torch.sin, X)
+    # A shell starts background jobs with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ds.compare(waiting, torch.sin, X)
+    finally:
+        signal.signal(signal.SIGINT, before)
