@@ -89,7 +89,7 @@ def check_invariance(
     for axis in wanted:
         progress(f"Varying {axis}: {AXES[axis]}")
         answers[axis] = examination.examine(axis)
-        if axis == "repeat" and answers[axis].outcome == "different":
+        if axis == "repeat" and answers[axis].outcome == "different" and not examination.repeatable:
             others = Answer("not-applicable", "the same call gives another result, so nothing else can be found out")
             answers |= {name: others for name in wanted if name != "repeat"}
             break
@@ -117,7 +117,7 @@ def _findings(
             trial, worst = _shown(tried, answer)
             meeting = meeting_of(examination.runner, trial) if explain else None
             repair = repair_of(examination, trial, worst.outcome) if explain else None
-            found.append(finding_of(trial, worst, meeting, repair))
+            found.append(finding_of(trial, worst, meeting, repair, examination.advice(trial)))
         elif answer.outcome == "refused":
             found.append(refused(axis, answer))
     return tuple(sorted(found, key=lambda f: (f.note, f.code == "I008")))

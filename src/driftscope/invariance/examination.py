@@ -50,7 +50,7 @@ class Examination:
         By axis.
     plans : dict of str to Plan
     repeatable : bool
-        Whether the same call gave the same bits each time.
+        Whether the same call, of a module in the same state, gave the same bits each time.
     """
 
     def __init__(self, program: Program, inputs: Any, asked: Asked):
@@ -94,7 +94,7 @@ class Examination:
         if not answers:
             return Answer("not-applicable", plan.reason)
         if axis == "repeat":
-            self.repeatable = all(a.outcome == "same" for a in answers)
+            self.repeatable = all(a.outcome == "same" for t, a in found if t.ways != "state")
         return worst_of(answers)
 
     def attempt(self, trial: Trial) -> Answer:
@@ -152,6 +152,16 @@ class Examination:
             for (_, x), (_, y) in zip(left, right, strict=False)
             if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
         ]
+
+    def advice(self, trial: Trial) -> str:
+        """Say which guess a finding rests on, and how to state it instead."""
+        if trial.axis not in ("batch", "order") or self.asked.batch is not None or not isinstance(self._rows, Rows):
+            return ""
+        first, dim = next(iter(self._rows.inputs.items()))
+        name, other = self.runner.names[first], 1 - min(dim, 1)
+        if self.runner.tensors[first].dim() < 2:
+            return f"axis {dim} of {name} was taken for the batch; if it is none, leave out the axes batch and order"
+        return f"axis {dim} of {name} was taken for the batch; if another one is, say batch='{name}={other}'"
 
     def axes_words(self) -> dict[str, str]:
         """Return which axes were taken for what, as far as that was looked at."""

@@ -13,6 +13,7 @@ import torch
 from driftscope.errors import DriftscopeError
 from driftscope.invariance.examination import Examination
 from driftscope.invariance.trials.trial import Trial
+from driftscope.invariance.wrapping import called_by
 from driftscope.programs.loading.load import load_program
 from driftscope.programs.protocol import Program
 
@@ -70,25 +71,13 @@ def _evaluating(program: Program) -> Program | None:
 
 def _reproducible(program: Program) -> Program | None:
     """The same function with torch's sums in a fixed order."""
-    function: Any = getattr(program, "function", None)
-    if program.kind != "torch" or not callable(function):
-        return None
     from driftscope.accumulation.exact.mode import reproducible
 
-    class _Fixed(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = function
+    def fixed(function: Any, *args: Any, **kwargs: Any) -> Any:
+        with reproducible():
+            return function(*args, **kwargs)
 
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            with reproducible():
-                return self.inner(*args, **kwargs)
-
-    fixed = _Fixed()
-    fixed.train(bool(getattr(function, "training", False)))
-    found = load_program(fixed, name=program.name)
-    found.signature = program.signature  # type: ignore[attr-defined]
-    return found
+    return called_by(program, fixed)
 
 
 def _one_thread(program: Program) -> Program | None:

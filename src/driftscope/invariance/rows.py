@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -80,7 +80,7 @@ def find_rows(runner: Runner, asked: object = None) -> Rows | str:
     runner : Runner
     asked : str, mapping or None
         ``"x=0,mask=0"``: name of input to its axis. None takes axis 0 of every input that has the commonest length
-        there.
+        there, or axis 1 where modules say ``batch_first=False`` and rows meet along axis 0.
 
     Returns
     -------
@@ -92,9 +92,18 @@ def find_rows(runner: Runner, asked: object = None) -> Rows | str:
     InputError
         If an axis that was asked for does not exist, or the lengths differ.
     """
-    dims = read_axes(asked, runner, "batch") if asked is not None else _leading(runner.tensors)
-    if not dims:
+    if asked is not None:
+        return _rows_along(runner, read_axes(asked, runner, "batch"))
+    found = [_rows_along(runner, dims) for dims in _guesses(runner)]
+    usable = [rows for rows in found if isinstance(rows, Rows) and rows.resizable]
+    if not found:
         return "no input has an axis that could be a batch; name it, as batch='x=0'"
+    # Of several possible axes the batch is the one along which rows do not meet.
+    apart = usable if len(usable) < 2 else [rows for rows in usable if not _meet(rows)]
+    return (apart or usable or found)[0]
+
+
+def _rows_along(runner: Runner, dims: Mapping[int, int]) -> Rows | str:
     counts = {runner.tensors[k].shape[dim] for k, dim in dims.items()}
     if len(counts) > 1:
         raise InputError(f"batch: the axes named have different lengths, {', '.join(map(str, sorted(counts)))}")
@@ -113,8 +122,61 @@ def find_rows(runner: Runner, asked: object = None) -> Rows | str:
         return Rows(dims, guessed, count, runner, False, probe.refusal)
     outputs = _following(runner.base.leaves, probe.leaves, count, len(order))
     if not outputs:
-        return "no output has an axis that follows the batch"
+        return _unfollowed(runner.base.leaves, probe.leaves, count, len(order))
     return Rows(dims, outputs, count, runner)
+
+
+def _unfollowed(base: Leaves, probe: Leaves, count: int, probed: int) -> str:
+    """Say of what shapes the outputs were, where none has one row for each of the batch."""
+    shapes = [
+        f"{path} is {_shape(one)} for {count} rows and {_shape(other)} for {probed}"
+        for (path, one), (_, other) in zip(base, probe, strict=False)
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    ]
+    return f"no output has one axis with an entry for each row: {shapes[0]}" if shapes else "no output is a tensor"
+
+
+def _shape(x: torch.Tensor) -> str:
+    return "x".join(map(str, x.shape)) or "a scalar"
+
+
+def _guesses(runner: Runner) -> Iterator[dict[int, int]]:
+    """Yield what may be the batch: axis 0 of inputs of one length; axis 1 where modules are told ``batch_first=False``.
+
+    Where the program takes no other number of rows in all of them, one input may be a weight that happens to be as
+    long; each is then tried alone.
+    """
+    leading = _leading(runner.tensors)
+    if not leading:
+        return
+    yield leading
+    if len(leading) > 1 and not runner.run(take(runner.tensors, leading, [0])).ran:
+        yield from ({k: dim} for k, dim in leading.items())
+    if _sequence_first(runner):
+        lengths = Counter(x.shape[1] for x in runner.tensors if x.dim() >= 3)
+        for length, _ in lengths.most_common(1):
+            second = {k: 1 for k, x in enumerate(runner.tensors) if x.dim() >= 3 and x.shape[1] == length}
+            masks = {k: 0 for k, x in enumerate(runner.tensors) if x.dim() in (1, 2) and x.shape[0] == length}
+            yield second | {k: dim for k, dim in masks.items() if runner.tensors[k].dim() == 1 or "mask" not in
+                            runner.names[k].lower() or runner.tensors[k].shape[1] != length}  # fmt: skip
+
+
+def _sequence_first(runner: Runner) -> bool:
+    """Whether modules of the program say that the batch is not their first axis."""
+    module = getattr(runner.program, "module", None)
+    parts = module.modules() if isinstance(module, torch.nn.Module) else ()
+    return any(getattr(part, "batch_first", None) is False for part in parts)
+
+
+def _meet(rows: Rows) -> bool:
+    """Whether the last row or the first changes when all others are made equal to it."""
+    for kept in (rows.count - 1, 0):  # the first step of a sequence does not see the others, the last does
+        alike = rows.runner.run(rows.taking([kept] * rows.count))
+        for k, dim in rows.outputs.items():
+            one, other = rows.runner.base.leaves[k][1], alike.leaves[k][1] if alike.ran else None
+            if other is not None and not same_bits(one.select(dim, kept), other.select(dim, kept)):
+                return True
+    return False
 
 
 def _leading(tensors: Sequence[torch.Tensor]) -> dict[int, int]:

@@ -13,15 +13,20 @@ from driftscope.records.kinds.invariance_report import AXES, InvarianceFinding
 _CODES = {"batch": "I002", "repeat": "I006"}
 
 
-def finding_of(trial: Trial, answer: Answer, meeting: Meeting | None, repair: Repair | None) -> InvarianceFinding:
-    """Write the finding of an axis: the trial that differs most, where it begins, and what was tried."""
+def finding_of(
+    trial: Trial, answer: Answer, meeting: Meeting | None, repair: Repair | None, advice: str = ""
+) -> InvarianceFinding:
+    """Write the finding of an axis: the trial that differs most, where it begins, and what was tried.
+
+    ``advice`` stands where no change that was tried helps.
+    """
     where = meeting.where if meeting is not None else Where(output=answer.path)
     why = meeting.words if meeting is not None else ""
     return InvarianceFinding(
         code=_code(trial, answer),
         what=_what(trial, answer),
         why=why,
-        fix=repair.words if repair is not None else "",
+        fix=repair.words if repair is not None else advice if answer.outcome == "different" else "",
         where=where,
         evidence={
             "trial": trial.name, "floors": answer.floors, "max_abs": answer.max_abs, "worst": list(answer.worst or ()),
@@ -56,6 +61,8 @@ def _what(trial: Trial, answer: Answer) -> str:
         return f"{_LEADS.get(trial.axis, AXES[trial.axis])} changes the last bits ({trial.name}): {answer.reason}"
     if trial.ways == "content":
         return f"a row depends on the other rows of its batch: with {trial.name}, {answer.reason}"
+    if trial.ways == "state":
+        return f"a second call gives another result: the module keeps something of the first; {answer.reason}"
     if trial.axis == "repeat":
         return f"the same call gives another result: {answer.reason}"
     return f"{_LEADS.get(trial.axis, AXES[trial.axis])} changes the result ({trial.name}): {answer.reason}"

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from driftscope.invariance.running import Laid, Runner
 from driftscope.invariance.trials.trial import Plan, Setting, Trial, Variant
+from driftscope.invariance.wrapping import called_by, copied
 from driftscope.programs.protocol import Program
 
 _REPEATS = 2
+#: The trial in which a module keeps what a call left in it.
+AFTER_ITSELF = "a second call of the same module"
 #: Bytes by which inputs are moved from where an allocator puts them: the widths of one float, SSE and AVX-512.
 _OFFSETS = (4, 16, 64)
 _ALIGNED = 128
@@ -21,7 +25,19 @@ _ALIGNED = 128
 def repeat(runner: Runner, base: Variant) -> Plan:
     """Call again."""
     names = [f"run {k + 2}" for k in range(_REPEATS)]
-    return Plan("repeat", [Trial("repeat", name, base, Variant(again=True), _outputs(runner)) for name in names])
+    trials = [Trial("repeat", name, base, Variant(again=True), _outputs(runner)) for name in names]
+    second = called_by(runner.program, _second_call)
+    if second is not None:
+        # Between the runs of a check modules are put back; a user who calls twice does not do that.
+        follows = Variant(setting=lambda _program: contextlib.nullcontext(second))
+        trials.append(Trial("repeat", AFTER_ITSELF, base, follows, _outputs(runner), ways="state"))
+    return Plan("repeat", trials)
+
+
+def _second_call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    own_args, own_kwargs = copied((args, kwargs))
+    function(*own_args, **own_kwargs)
+    return function(*args, **kwargs)
 
 
 def threads(runner: Runner, base: Variant) -> Plan:
