@@ -11,7 +11,7 @@ import pytest
 import record_examples
 import sheet_examples
 from driftscope.records.kinds.collection import Collection, Entry
-from driftscope.records.kinds.nodes import NodeRecord
+from driftscope.records.kinds.comparison import NodeRecord
 from driftscope.report.sheet import HeatMap, Mark, Table
 
 Opened = Callable[..., Any]

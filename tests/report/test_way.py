@@ -8,8 +8,7 @@ import pytest
 
 import record_examples
 from driftscope.records.finding import Where
-from driftscope.records.kinds.comparison import Comparison
-from driftscope.records.kinds.nodes import NodeRecord
+from driftscope.records.kinds.comparison import Comparison, NodeRecord
 from driftscope.report.pages import node_chart, page, piece_graph
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from driftscope.errors import InputError
+from driftscope.numerics.seeds import seed_of
 from driftscope.records.kinds.study import StudyRecord, rows_text
 from driftscope.records.runs.store import open_run, runs_in
-from driftscope.studies.engine.grid import make_grid, seed_of
+from driftscope.studies.engine.grid import make_grid
 from driftscope.studies.engine.options import running_of
 from driftscope.studies.engine.plan import Plan
 from driftscope.studies.engine.result import perform, stored_study

@@ -16,7 +16,7 @@ import torch
 
 from driftscope.comparison.leaves import LeafComparison, compare_leaf, place_words
 from driftscope.comparison.measuring.operands import operand
-from driftscope.comparison.measuring.spread import Ratio, drift_in_floors
+from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finite
 from driftscope.comparison.thresholds import THRESHOLDS, Allowance, Thresholds, allowance
 from driftscope.records.paths import Path
 
@@ -104,7 +104,7 @@ def agreement(
         return _refused(leaf)
     a, b = _wide(x.tensor), _wide(y.tensor)
     if noises:
-        rho = drift_in_floors(_finite(b - a), list(noises))
+        rho = drift_in_floors(finite(b - a), list(noises))
         kind = "rounding" if rho.value <= thresholds.large else "value"
         return Agreement(kind, place, leaf.detail, rho.value / thresholds.large, _largest(leaf), (), rho)
     return _within(leaf, a, b, allowance(leaf.a_dtype or "", leaf.b_dtype or ""), scale)
@@ -140,7 +140,3 @@ def _within(
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
-
-
-def _finite(x: torch.Tensor) -> torch.Tensor:
-    return torch.where(torch.isfinite(x), x, torch.zeros((), dtype=x.dtype, device=x.device))

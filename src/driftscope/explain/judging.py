@@ -13,14 +13,13 @@ import torch
 
 from driftscope.comparison.judge import Judgement, OutputEvidence, judge
 from driftscope.comparison.leaves import LeafComparison
-from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, floor_of, rms
+from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finite, floor_of, rms
 from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.causes.narrowing import Narrowing, first_narrowing
 from driftscope.explain.measured import (
     Measured,
     Results,
-    finite_part,
     measure,
     native_values,
     same_function,
@@ -31,7 +30,7 @@ from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
 from driftscope.explain.native.overflow import explaining_overflow
 from driftscope.explain.native.ranges import first_overflow
 from driftscope.explain.native.replays import DECLARED, reproduce
-from driftscope.explain.quantised.running import as_run
+from driftscope.explain.quantised.running import Running
 from driftscope.explain.quantised.undoing import quantisation_of
 from driftscope.lift.evidence import Evidence, reached_by_noise
 from driftscope.records.finding import Finding
@@ -237,20 +236,18 @@ def _quantised(results: Results, evidence: Evidence, measured: Sequence[Measured
     found = quantisation_of(results.kernels.bounds, evidence)
     if found is None:
         return []
-    findings = list(found.wrong)
+    run = Running(found.side, evidence)
     for m in parted if found.words else ():
-        run = as_run(found, evidence, m.pair, native_values(results, m.leaf))  # type: ignore[arg-type]
-        m.quantised = f"{found.words}; {run.words}"
+        m.quantised = f"{found.words}; {run.words(m.pair, native_values(results, m.leaf))}"  # type: ignore[arg-type]
         evidence.replays[str(m.leaf.path)] = {"kind": "quantised", "side": found.side, "layers": list(found.layers)}
-        findings += [run.saturation] if run.saturation is not None else []
-    return findings
+    return [*found.wrong, *run.findings()]
 
 
 def _evidence(results: Results, evidence: Evidence, m: Measured) -> OutputEvidence:
     leaf, pair = m.leaf, m.pair
     delta = evidence.delta(pair) if pair is not None else None
     floor = floor_of(m.noises[0])
-    size = rms(finite_part(wide(native_values(results, leaf)[0]))) if m.drift is not None else 0.0
+    size = rms(finite(wide(native_values(results, leaf)[0]))) if m.drift is not None else 0.0
     return OutputEvidence(
         kind=leaf.kind,
         detail=leaf.detail,

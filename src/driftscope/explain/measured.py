@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from driftscope.comparison.leaves import LeafComparison, compare_leaves
-from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, floor_of, rms
+from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finite, floor_of, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.native.kernels_alone import KernelLooks
 from driftscope.lift.evidence import Evidence
@@ -78,12 +78,12 @@ def measure(results: Results, evidence: Evidence, leaf: LeafComparison, pair: in
     if m.random or pair is None or not leaf.floating or leaf.kind in ("shape", "structure", "kind"):
         return m
     (a, a_again), (b, b_again) = ([wide(v) for v in side] for side in sides)
-    m.drift = finite_part(b - a)
+    m.drift = finite(b - a)
     # A side without a lift of its own is measured with the other's noise.
     own, other = evidence.noise_a(pair), evidence.noise_b(pair)
     m.noises = (own or other, other or own)
     m.errors = (_error(a, evidence.lifted_a(pair)), _error(b, evidence.lifted_b(pair)))
-    m.repeats = (_repeat(m, 0, finite_part(a_again - a)), _repeat(m, 1, finite_part(b_again - b)))
+    m.repeats = (_repeat(m, 0, finite(a_again - a)), _repeat(m, 1, finite(b_again - b)))
     if m.noises[0] and m.drift.shape == m.noises[0][0].shape:
         m.rho = drift_in_floors(m.drift, [*m.noises[0], *m.noises[1]])
     return m
@@ -146,14 +146,10 @@ def wide(value: Any) -> torch.Tensor:
     return tensor.detach().cpu().to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
-def finite_part(x: torch.Tensor) -> torch.Tensor:
-    return torch.where(torch.isfinite(x), x, torch.zeros((), dtype=x.dtype))
-
-
 def _error(native: torch.Tensor, lifted: torch.Tensor | None) -> float | None:
     if lifted is None or lifted.shape != native.shape:
         return None
-    return rms(finite_part(native - lifted.cpu()))
+    return rms(finite(native - lifted.cpu()))
 
 
 def same_function(evidence: Evidence, pair: int) -> bool:

@@ -22,7 +22,7 @@ from driftscope.programs.protocol import Bound, Program
 from driftscope.programs.state.effects import Effects, advance_generators, finding_of, generator_states, witnessed
 from driftscope.programs.value_trees import flatten
 from driftscope.records.finding import Finding
-from driftscope.records.kinds.nodes import NodeRecord
+from driftscope.records.kinds.comparison import NodeRecord
 from driftscope.records.kinds.output import OutputRecord
 
 Progress = Callable[[str], None]

@@ -92,6 +92,12 @@ def array_of(value: Any) -> Any:
     return tensor.numpy()
 
 
+def real_array_of(leaf: Any) -> Any:
+    """Return what a runtime without complex numbers is fed: their real and imaginary parts along a last axis."""
+    value = torch.as_tensor(leaf)
+    return array_of(torch.view_as_real(value.resolve_conj()) if value.is_complex() else value)
+
+
 def jax_available() -> bool:
     """Whether JAX can be imported."""
     return importlib.util.find_spec("jax") is not None

@@ -1,13 +1,16 @@
-"""What every record can do with itself: be written as a page or as JSON, and show itself in a notebook."""
+"""What every record can do with itself: be written as a page or as JSON, read back, and show itself in a notebook."""
 
 from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from driftscope.records.files import PAGE_SUFFIXES, check_target, write_whole
+from driftscope.records.plain import from_plain, to_plain
 
 
 class Shown:
@@ -55,6 +58,29 @@ class Shown:
     def _repr_markdown_(self) -> str:
         text: str = _pages().markdown(self)
         return text
+
+
+class Record(Shown):
+    """A dataclass whose fields are what it holds; its field ``schema`` has the schema's name for a default."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain JSON data (NaN and infinities as the strings "nan", "inf", "-inf")."""
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Read a record back; refuses a schema it does not know.
+
+        Raises
+        ------
+        RecordError
+            If ``data`` is not a record of this kind and schema, or is damaged.
+        """
+        schema = {field.name: field.default for field in fields(cls)}["schema"]  # type: ignore[arg-type]
+        return from_plain(cls, data, str(schema))
 
 
 def _pages() -> Any:

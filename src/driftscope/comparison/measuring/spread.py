@@ -44,6 +44,11 @@ class Ratio:
     whole: float = math.nan
 
 
+def finite(x: torch.Tensor) -> torch.Tensor:
+    """The tensor with zeros where it is not finite."""
+    return torch.where(torch.isfinite(x), x, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
 def rms(x: torch.Tensor) -> float:
     """Root mean square of a real or complex tensor; 0.0 when empty."""
     if x.numel() == 0:

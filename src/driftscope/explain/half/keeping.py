@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from driftscope.comparison.measuring.spread import rms
+from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.explain.blame.smallest_sets import Counted, smallest_set
 from driftscope.explain.half.simulation import Anatomy, Simulation, anatomy_of, simulate
-from driftscope.explain.locate.targets import finite
 from driftscope.lift.steps import Lifted, LiftedOutput
 from driftscope.records.kinds.half_precision import OperatorCost
 

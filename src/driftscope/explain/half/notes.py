@@ -8,12 +8,12 @@ from typing import Any
 
 from onnx import ModelProto, TensorProto
 
-from driftscope.comparison.measuring.spread import rms
+from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.half.keeping import HalfRuns, Kept, smallest_keep
 from driftscope.explain.half.range import incident_findings, paste_lines
 from driftscope.explain.half.simulation import Simulation
-from driftscope.explain.locate.targets import as_double, finite
+from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.wide_kernels import computed_wide, wide_finding
 from driftscope.lift.steps import Lifted
 from driftscope.programs.protocol import Bound

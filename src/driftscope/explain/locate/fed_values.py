@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from driftscope.comparison.measuring.spread import rms
+from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.explain.locate.fingerprints import Visited
-from driftscope.explain.locate.targets import finite
 from driftscope.lift.steps import Step
 
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from driftscope.comparison.measuring.spread import rms
+from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.locate.alignment import Alignment, align
 from driftscope.explain.locate.fed_values import Fed, ancestors, relative
 from driftscope.explain.locate.fingerprints import Trail, Visited
-from driftscope.explain.locate.targets import as_double, finite
+from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.observation import Sizes, observe
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.noise.injector import NoiseInjector
@@ -26,7 +26,7 @@ from driftscope.lift.torch.native_values import keeping_natives
 from driftscope.lift.torch.tape import TorchTape
 from driftscope.numerics import error_model
 from driftscope.programs.protocol import Bound
-from driftscope.records.kinds.nodes import NodeRecord
+from driftscope.records.kinds.comparison import NodeRecord
 
 #: Elements of float64 values held at a time on each side (256 MiB); with more, the runs are repeated for each share.
 _HELD = 1 << 25

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, rms
+from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.lift.steps import LiftedOutput
 
@@ -114,11 +114,6 @@ def _stand_in(wanted: torch.Tensor, got: torch.Tensor, x: torch.Tensor) -> torch
 def as_double(value: torch.Tensor) -> torch.Tensor:
     """A native value in float64, on the CPU."""
     return value.detach().cpu().to(torch.float64)
-
-
-def finite(x: torch.Tensor) -> torch.Tensor:
-    """The tensor with zeros where it is not finite."""
-    return torch.where(torch.isfinite(x), x, torch.zeros((), dtype=x.dtype))
 
 
 def same_bits(one: Sequence[Any], other: Sequence[Any]) -> bool:

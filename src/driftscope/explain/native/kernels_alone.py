@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from driftscope.comparison.measuring.spread import drift_in_floors
+from driftscope.comparison.measuring.spread import drift_in_floors, finite
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
-from driftscope.explain.locate.targets import finite
 from driftscope.explain.native.pieces import PieceDrift, outside_their_floor, with_errors
 from driftscope.explain.native.program_kernels import native_pieces_of, placed
 from driftscope.explain.native.replays import correlation

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
-from driftscope.comparison.measuring.spread import rms
+from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.errors import CannotLift
 from driftscope.explain.half.keeping import HalfRuns
-from driftscope.explain.locate.targets import finite
 from driftscope.explain.native.ranges import Overflow, first_overflow
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.steps import Lifted

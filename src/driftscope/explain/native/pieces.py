@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from driftscope.comparison.measuring.spread import drift_in_floors, rms
+from driftscope.comparison.measuring.spread import drift_in_floors, finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
-from driftscope.explain.locate.targets import as_double, finite
+from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.cheap_products import rounding_to
 from driftscope.explain.native.replays import WAYS, Way, correlation
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic

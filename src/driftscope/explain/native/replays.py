@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 
-from driftscope.comparison.measuring.spread import drift_in_floors, rms
+from driftscope.comparison.measuring.spread import drift_in_floors, finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.half.simulation import Anatomy, DeclaredFormats, anatomy_of
-from driftscope.explain.locate.targets import finite
 from driftscope.explain.native.cheap_products import Changed, rounding_to
 from driftscope.lift.evidence import Evidence, SideLift
 from driftscope.lift.noise.injector import NoiseInjector

@@ -6,16 +6,15 @@ what the runtime gave.
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
 
 import torch
 
-from driftscope.comparison.measuring.spread import rms
-from driftscope.explain.locate.targets import finite
-from driftscope.explain.quantised.undoing import Quantisation
+from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.formulas.quantisation import sums_of_two_saturate
+from driftscope.lift.steps import LiftedOutput
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.answer import share
 
@@ -24,55 +23,59 @@ from driftscope.records.kinds.answer import share
 _MATERIAL, _LEFT = 0.1, 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class AsRun:
-    """One output of a quantised side as the runtime computed it.
+class Running:
+    """The outputs of a quantised side as its runtime computed them.
 
     Parameters
     ----------
-    words : str
-        By how much it is off, and what of that the integers themselves make.
-    saturation : Finding or None
-        Where a replay with saturating sums gives what the runtime gave.
-    """
-
-    words: str
-    saturation: Finding | None = None
-
-
-def as_run(found: Quantisation, evidence: Evidence, pair: int, native: tuple[torch.Tensor, torch.Tensor]) -> AsRun:
-    """Measure one output of the quantised side against the other side, natively and with exact integers.
-
-    Parameters
-    ----------
-    found : Quantisation
+    side : str
+        ``"A"`` or ``"B"``, the quantised one.
     evidence : Evidence
-    pair : int
-        Index into ``evidence.pairs``.
-    native : pair of torch.Tensor
-        What A and B natively gave.
     """
-    k = "AB".index(found.side)
-    sides, places = (evidence.a, evidence.b), evidence.pairs[pair]
-    exact, other = (sides[i].clean[places[i]].value for i in (k, 1 - k))
-    if exact is None or other is None:
-        return AsRun("with everything quantised the output is off")
-    size = rms(finite(other)) or math.inf
-    ran = native[k].to(exact)
-    promised = rms(finite(exact - other)) / size
-    off = rms(finite(ran - other)) / size
-    added = rms(finite(ran - exact)) / size
-    words = f"with everything quantised the output is off by {share(off)}"
-    graph = sides[k].graph
-    if graph is None or added <= _MATERIAL * promised:
-        return AsRun(words)
-    words += f", {share(promised)} if its integers were multiplied exactly"
-    with sums_of_two_saturate():
-        again = graph.run()[places[k]].value
-    left = math.inf if again is None else rms(finite(ran - again)) / size
-    if left > _LEFT * added:
-        return AsRun(words)
-    return AsRun(words, _saturates(found.side, off, promised, left))
+
+    def __init__(self, side: str, evidence: Evidence):
+        self.side, self.evidence = side, evidence
+        self._seen: list[Finding] = []
+
+    def words(self, pair: int, native: tuple[torch.Tensor, torch.Tensor]) -> str:
+        """Say by how much an output is off, and, where a replay shows it, what of that saturating sums make.
+
+        Parameters
+        ----------
+        pair : int
+            Index into ``evidence.pairs``.
+        native : pair of torch.Tensor
+            What A and B natively gave.
+        """
+        k = "AB".index(self.side)
+        sides, places = (self.evidence.a, self.evidence.b), self.evidence.pairs[pair]
+        exact, other = (sides[i].clean[places[i]].value for i in (k, 1 - k))
+        if exact is None or other is None:
+            return "its error with everything quantised could not be measured"
+        size = rms(finite(other)) or math.inf
+        ran = native[k].to(exact)
+        promised, off, added = (rms(finite(d)) / size for d in (exact - other, ran - other, ran - exact))
+        words = f"with everything quantised the output is off by {share(off)}"
+        if added <= _MATERIAL * promised:
+            return words
+        again = self._saturating[places[k]].value
+        left = math.inf if again is None else rms(finite(ran - again)) / size
+        if left > _LEFT * added:
+            return f"{words}, {share(promised)} where its graph is evaluated in float64"
+        self._seen.append(_saturates(self.side, off, promised, left))
+        return f"{words}, {share(promised)} if its integers were multiplied exactly"
+
+    def findings(self) -> list[Finding]:
+        """The output that saturating sums moved most; none where no replay showed it."""
+        return sorted(self._seen, key=lambda f: -float(f.evidence["off"]))[:1]
+
+    @functools.cached_property
+    def _saturating(self) -> list[LiftedOutput]:
+        """One run of the graph with sums held to 16 bits, for all outputs."""
+        graph = (self.evidence.a, self.evidence.b)["AB".index(self.side)].graph
+        assert graph is not None  # its outputs were there
+        with sums_of_two_saturate():
+            return graph.run()
 
 
 def _saturates(side: str, off: float, promised: float, left: float) -> Finding:

@@ -16,10 +16,9 @@ import onnx
 import torch
 from onnx import helper, numpy_helper
 
-from driftscope.comparison.measuring.spread import rms
+from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
-from driftscope.explain.locate.targets import finite
 from driftscope.explain.quantised.weights import Graph, Quantised
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.certify import Pairing, reconcile

@@ -6,7 +6,6 @@ to constants, which were evaluated natively. NaN, infinities, integers and boole
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from driftscope.lift.steps import Kind, Rounding, Step
 from driftscope.numerics import error_model
 from driftscope.numerics.error_model import Kernels, Spread, Units
 from driftscope.numerics.formats import Format, format_of
+from driftscope.numerics.seeds import seed_of
 
 #: Standard deviation of bytes -128 ... 127.
 _BYTE_SPREAD = math.sqrt((256**2 - 1) / 12)
@@ -64,7 +64,7 @@ class NoiseInjector:
             self.watch(step)
         if step.constant or step.rounding.kind is Kind.EXACT:
             return None
-        self._generator.manual_seed(_seed_of(self.seed, self.arithmetic.name, step.index, step.name))
+        self._generator.manual_seed(seed_of(self.seed, self.arithmetic.name, step.index, step.name))
         model = Model(self.kernels, self.arithmetic, self.unit)
         noisy: list[torch.Tensor | None] = []
         for position, (value, dtype) in enumerate(zip(step.outputs, step.formats, strict=True)):
@@ -243,11 +243,6 @@ def _squares(step: Step, shape: torch.Size) -> torch.Tensor | None:
 def _parts(step: Step) -> torch.Tensor | None:
     """Square of what a kernel cancels on the way to each element, where its step says it."""
     return None if step.rounding.parts is None else step.rounding.parts().to(torch.float64).square()
-
-
-def _seed_of(*names: object) -> int:
-    digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def _exactly_stored(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from driftscope.comparison.measuring.spread import drift_in_floors, shared_sentinels
+from driftscope.comparison.measuring.spread import drift_in_floors, finite, shared_sentinels
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.reconcile.matching import Repair, rearrangements
 from driftscope.lift.steps import Constant, Lifted, Origin
@@ -71,7 +71,7 @@ def evaluate(graph: Lifted, repaired: Mapping[str, torch.Tensor], seed: int = 0)
     noises = []
     for run in range(runs):
         noisy = graph.constant_values(observe=NoiseInjector(seed=seed + run, kernels=kernels))
-        noises.append({name: _finite(noisy[name] - value) for name, value in exact.items() if name in noisy})
+        noises.append({name: finite(noisy[name] - value) for name, value in exact.items() if name in noisy})
     return Subgraphs(exact, meant, noises)
 
 
@@ -137,7 +137,7 @@ def _match(
         noises = [*found.noise_of(name), _storing(exact, constant.value.dtype)]
         largest = max(float(n.abs().max()) for n in noises)
         for arranged, *samples, meant in _alike([exact, *noises, found.meant.get(name, exact)], stored.shape):
-            near = float(_finite(stored - arranged).abs().max()) <= 8.0 * limit * largest
+            near = float(finite(stored - arranged).abs().max()) <= 8.0 * limit * largest
             if near and _is_rounding(stored, arranged, samples, limit):
                 words = f"{name}, computed natively"
                 return Repair(constant.name, meant.contiguous(), "table", words, constant, (name,))
@@ -151,7 +151,7 @@ def _alike(tensors: Sequence[torch.Tensor], shape: torch.Size) -> Iterator[tuple
 
 def _storing(exact: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
     """What storing a value in a format does to it."""
-    return _finite(_wide(exact.to(fmt)) - exact) if fmt.is_floating_point or fmt.is_complex else exact.new_zeros(())
+    return finite(_wide(exact.to(fmt)) - exact) if fmt.is_floating_point or fmt.is_complex else exact.new_zeros(())
 
 
 def _is_rounding(native: torch.Tensor, exact: torch.Tensor, noises: Sequence[torch.Tensor], limit: float) -> bool:
@@ -161,18 +161,14 @@ def _is_rounding(native: torch.Tensor, exact: torch.Tensor, noises: Sequence[tor
     if bool((~torch.isfinite(native) & keep).any()):
         return False  # it left the range of its format
     gap = torch.where(keep, native - exact, exact.new_zeros(()))
-    return drift_in_floors(_finite(gap), [torch.where(keep, n, n.new_zeros(())) for n in noises]).value <= limit
+    return drift_in_floors(finite(gap), [torch.where(keep, n, n.new_zeros(())) for n in noises]).value <= limit
 
 
 def _norms(value: torch.Tensor) -> tuple[float, float]:
     flat = value.reshape(-1)
     norms = float(torch.linalg.vector_norm(flat, 1.0)), float(torch.linalg.vector_norm(flat, 2.0))
-    return norms if math.isfinite(norms[0]) else _norms(_finite(flat))
+    return norms if math.isfinite(norms[0]) else _norms(finite(flat))
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
     return value.to(torch.complex128 if value.is_complex() else torch.float64)
-
-
-def _finite(x: torch.Tensor) -> torch.Tensor:
-    return torch.where(torch.isfinite(x), x, torch.zeros((), dtype=x.dtype, device=x.device))

@@ -9,7 +9,7 @@ import onnx
 
 from driftscope.errors import InputError
 from driftscope.programs.loading.onnx_files import read_model
-from driftscope.records.kinds.nodes import NodeRecord
+from driftscope.records.kinds.comparison import NodeRecord
 
 PREFIX = "driftscope."
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from driftscope.records.plain import from_plain, to_plain
-from driftscope.records.showing import Shown
+from driftscope.records.showing import Record
 
 ACCUMULATION_SCHEMA = "driftscope/accumulation/1"
 
@@ -33,7 +30,7 @@ class OtherOrder:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class AccumulationRecord(Shown):
+class AccumulationRecord(Record):
     """One revealed order of additions.
 
     Parameters
@@ -94,22 +91,6 @@ class AccumulationRecord(Shown):
     others: tuple[OtherOrder, ...] = ()
     map: tuple[str, ...] = ()
     schema: str = ACCUMULATION_SCHEMA
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain JSON data."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> AccumulationRecord:
-        """Read a record back.
-
-        Raises
-        ------
-        RecordError
-            If ``data`` is not such a record.
-        """
-        return from_plain(cls, data, ACCUMULATION_SCHEMA)
 
     def __str__(self) -> str:
         return f"{self.kernel}, {self.n} terms of {self.dtype}: {self.family}"

@@ -10,17 +10,63 @@ from driftscope.errors import RecordError
 from driftscope.records.finding import Finding
 from driftscope.records.frames import frame
 from driftscope.records.kinds.answer import answer_of
-from driftscope.records.kinds.nodes import NodeRecord
 from driftscope.records.kinds.output import Outputs, Tolerance, widest_tolerance
-from driftscope.records.plain import from_plain, to_plain
-from driftscope.records.showing import Shown
+from driftscope.records.showing import Record
 from driftscope.records.verdict import Verdict
 
 SCHEMA = "driftscope/comparison/1"
 
 
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """One value along the way through B, beside A's.
+
+    Parameters
+    ----------
+    name, operator : str
+        B's node.
+    value : str
+        Name of B's value.
+    shape : tuple of int
+    module, file, expression : str or None
+        As far as either graph knows them.
+    line : int or None
+    counterpart : str
+        A's node that does the same; empty when none was found.
+    lifted : float or None
+        rms(B64 - A64) / rms(A64) of the two values in float64, each program on its own values; elements are compared
+        in order of size where the shapes differ. None without a counterpart.
+    fed : float or None
+        The same with B given A's values wherever A has them: what this node, and those before it without a
+        counterpart, add themselves. None where that was not measured.
+    error_a, error_b : float or None
+        Distance of the native value from the side's own float64 value, in floors of that value: 1 is ordinary
+        rounding of everything before it. None where the native value cannot be read.
+    reads : tuple of str
+        Nodes of B whose values this one reads.
+    counterpart_reads : tuple of str
+        Nodes of A, among the counterparts, whose values the counterpart reads, directly or through others.
+    """
+
+    name: str
+    operator: str
+    value: str
+    shape: tuple[int, ...] = ()
+    module: str | None = None
+    file: str | None = None
+    line: int | None = None
+    expression: str | None = None
+    counterpart: str = ""
+    lifted: float | None = None
+    error_a: float | None = None
+    error_b: float | None = None
+    fed: float | None = None
+    reads: tuple[str, ...] = ()
+    counterpart_reads: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Comparison(Shown):
+class Comparison(Record):
     """Whether two programs are the same program, with the evidence.
 
     ``findings`` come most important first; ``first`` is the one to read. ``outputs`` are found by path too:
@@ -70,22 +116,6 @@ class Comparison(Shown):
         if found is None or found.tolerance is None:
             raise RecordError(f"no output of this {self.verdict} comparison has a tolerance: {self.reason}")
         return found.tolerance
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain JSON data (NaN and infinities as the strings "nan", "inf", "-inf")."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Comparison:
-        """Read a record back; refuses a schema it does not know.
-
-        Raises
-        ------
-        RecordError
-            If ``data`` is not a comparison record of a known schema.
-        """
-        return from_plain(cls, data, SCHEMA)
 
     def to_pandas(self) -> Any:
         """Return one row per output as a pandas DataFrame (needs ``driftscope[frames]``)."""

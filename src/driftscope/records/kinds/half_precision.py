@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from driftscope.records.finding import Finding, Where
-from driftscope.records.plain import from_plain, to_plain
-from driftscope.records.showing import Shown
+from driftscope.records.showing import Record
 
 HALF_SCHEMA = "driftscope/half-precision/1"
 
@@ -59,7 +56,7 @@ class OperatorCost:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class HalfPrecision(Shown):
+class HalfPrecision(Record):
     """What a half format does to a program on a device that computes as declared.
 
     Parameters
@@ -109,22 +106,6 @@ class HalfPrecision(Shown):
     def fits(self) -> bool:
         """Whether every value that float64 has is a number in this format too."""
         return not self.failures
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain JSON data."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> HalfPrecision:
-        """Read a record back.
-
-        Raises
-        ------
-        RecordError
-            If ``data`` is not such a record.
-        """
-        return from_plain(cls, data, HALF_SCHEMA)
 
     def __str__(self) -> str:
         rows = [self.answer]

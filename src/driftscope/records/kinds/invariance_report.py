@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from driftscope.records.finding import Finding
-from driftscope.records.plain import from_plain, to_plain
-from driftscope.records.showing import Shown
+from driftscope.records.showing import Record
 
 INVARIANCE_SCHEMA = "driftscope/invariance/1"
 
@@ -85,7 +84,7 @@ class InvarianceTrial:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class InvarianceReport(Shown):
+class InvarianceReport(Record):
     """What a program's result depends on beside its inputs' values.
 
     Parameters
@@ -139,22 +138,6 @@ class InvarianceReport(Shown):
     def of_axis(self, axis: str) -> tuple[InvarianceTrial, ...]:
         """Return the trials along one axis."""
         return tuple(trial for trial in self.trials if trial.axis == axis)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain JSON data (NaN and infinities as the strings "nan", "inf", "-inf")."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> InvarianceReport:
-        """Read a record back; refuses a schema it does not know.
-
-        Raises
-        ------
-        RecordError
-            If ``data`` is not an invariance report of a known schema.
-        """
-        return from_plain(cls, data, INVARIANCE_SCHEMA)
 
     def __str__(self) -> str:
         return f"{self.program}: {', '.join(f'{axis} {outcome}' for axis, outcome in self.outcomes.items())}"

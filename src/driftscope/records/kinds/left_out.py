@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from driftscope.errors import InputError
-from driftscope.records.plain import from_plain, to_plain
-from driftscope.records.showing import Shown
+from driftscope.records.showing import Record
 
 BLAME_SCHEMA = "driftscope/blame/1"
 
@@ -64,7 +62,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Blame(Shown):
+class Blame(Record):
     """Which optimisation moved a result, as far as leaving each one out can tell.
 
     Parameters
@@ -121,22 +119,6 @@ class Blame(Shown):
                 return suspect
         known = ", ".join(s.name for s in self.suspects) or "nothing"
         raise InputError(f"{name!r} was not left out in this search; {known} was")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain JSON data."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Blame:
-        """Read a record back.
-
-        Raises
-        ------
-        RecordError
-            If ``data`` is not such a record.
-        """
-        return from_plain(cls, data, BLAME_SCHEMA)
 
     def __str__(self) -> str:
         rows = [self.answer]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from driftscope.records.finding import Finding
-from driftscope.records.plain import from_plain, to_plain
-from driftscope.records.showing import Shown
+from driftscope.records.showing import Record
 from driftscope.records.verdict import Verdict, worst
 
 SESSION_SCHEMA = "driftscope/session/1"
@@ -45,7 +42,7 @@ class SessionEntry:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Session(Shown):
+class Session(Record):
     """Every comparison of a run of tests, in the order of the tests."""
 
     entries: tuple[SessionEntry, ...]
@@ -55,19 +52,3 @@ class Session(Shown):
     def verdict(self) -> Verdict:
         """The most severe verdict."""
         return worst(e.verdict for e in self.entries)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the session as plain JSON data."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Session:
-        """Read a session back.
-
-        Raises
-        ------
-        RecordError
-            If ``data`` is not a session of a known schema.
-        """
-        return from_plain(cls, data, SESSION_SCHEMA)

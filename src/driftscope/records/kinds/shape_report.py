@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from driftscope.records.finding import Finding
-from driftscope.records.plain import from_plain, to_plain
-from driftscope.records.showing import Shown
+from driftscope.records.showing import Record
 
 SHAPES_SCHEMA = "driftscope/shapes/1"
 
@@ -120,7 +119,7 @@ class ShapeBroadcast:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ShapeRecord(Shown):
+class ShapeRecord(Record):
     """At which shapes a program exported with dynamic shapes is right, lost or wrong, and why.
 
     Parameters
@@ -177,22 +176,6 @@ class ShapeRecord(Shown):
     def count(self, target: str, outcome: str) -> int:
         """At how many probed points a target had this outcome."""
         return sum(point.outcomes.get(target) == outcome for point in self.points)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain JSON data."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> ShapeRecord:
-        """Read a record back.
-
-        Raises
-        ------
-        RecordError
-            If ``data`` is not a record of this schema.
-        """
-        return from_plain(cls, data, SHAPES_SCHEMA)
 
     def __str__(self) -> str:
         return self.headline

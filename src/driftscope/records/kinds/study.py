@@ -6,12 +6,12 @@ import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from driftscope.errors import RecordError
-from driftscope.records.plain import from_plain, to_plain
+from driftscope.records.plain import from_plain
 from driftscope.records.runs.rows import OK, Row, restored, spelled, sql_type, wider
-from driftscope.records.showing import Shown
+from driftscope.records.showing import Record
 
 STUDY_SCHEMA = "driftscope/study/1"
 
@@ -50,7 +50,7 @@ class ShownTable:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class StudyRecord(Shown):
+class StudyRecord(Record):
     """The rows of a study in grid order.
 
     Parameters
@@ -107,13 +107,8 @@ class StudyRecord(Shown):
         """The statements, one to a line."""
         return "\n".join(statement.text for statement in self.statements)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain JSON data."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> StudyRecord:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read a record back.
 
         Raises

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from driftscope.records.finding import Finding
-from driftscope.records.plain import from_plain, to_plain
-from driftscope.records.showing import Shown
+from driftscope.records.showing import Record
 
 SCHEMA = "driftscope/transforms/1"
 
@@ -79,7 +78,7 @@ class TransformRun:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class TransformReport(Shown):
+class TransformReport(Record):
     """What function transforms do to one function, compared with the plain program.
 
     Parameters
@@ -119,22 +118,6 @@ class TransformReport(Shown):
         """The most serious outcome of all transforms."""
         order = list(OUTCOMES)
         return max(self.outcomes.values(), key=order.index, default="same")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain JSON data (NaN and infinities as the strings "nan", "inf", "-inf")."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> TransformReport:
-        """Read a record back; refuses a schema it does not know.
-
-        Raises
-        ------
-        RecordError
-            If ``data`` is not a transform report of a known schema.
-        """
-        return from_plain(cls, data, SCHEMA)
 
     def __str__(self) -> str:
         told = ", ".join(f"{name} {outcome}" for name, outcome in self.outcomes.items())

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from driftscope.errors import RecordError
 from driftscope.records.finding import Finding
-from driftscope.records.plain import from_plain, to_plain
-from driftscope.records.showing import Shown
+from driftscope.records.plain import from_plain
+from driftscope.records.showing import Record
 
 UNANSWERED_SCHEMA = "driftscope/unanswered/1"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Unanswered(Shown):
+class Unanswered(Record):
     """What is known instead of an answer.
 
     Parameters
@@ -38,13 +38,8 @@ class Unanswered(Shown):
         """What ended the process, in one sentence."""
         return self.findings[0].what
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain JSON data."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Unanswered:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read a record back.
 
         Raises

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from driftscope.errors import InputError
-from driftscope.records.plain import from_plain, to_plain
-from driftscope.records.showing import Shown
+from driftscope.records.showing import Record
 
 VERIFICATION_SCHEMA = "driftscope/verification/1"
 
@@ -26,7 +25,7 @@ class VerifiedValue:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Verification(Shown):
+class Verification(Record):
     """A list of ``torch.onnx.verification.VerificationInfo``, in the verifier's order."""
 
     values: tuple[VerifiedValue, ...]
@@ -55,22 +54,6 @@ class Verification(Shown):
             for v in self.values
             if not math.isfinite(v.max_abs_diff) or v.expected_dtype.split(".")[-1] != v.actual_dtype.split(".")[-1]
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record as plain JSON data."""
-        plain: dict[str, Any] = to_plain(self)
-        return plain
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Verification:
-        """Read a record back.
-
-        Raises
-        ------
-        RecordError
-            If ``data`` is not such a record.
-        """
-        return from_plain(cls, data, VERIFICATION_SCHEMA)
 
 
 def _value(info: Any) -> VerifiedValue:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from driftscope.records.kinds.comparison import Comparison
-from driftscope.records.kinds.nodes import NodeRecord
+from driftscope.records.kinds.comparison import Comparison, NodeRecord
 from driftscope.report import wording
 from driftscope.report.pages import gauges, piece_graph, sheet_view
 from driftscope.report.sheet import Mark, Table

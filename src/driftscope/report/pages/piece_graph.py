@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from driftscope.records.kinds.nodes import NodeRecord
+from driftscope.records.kinds.comparison import NodeRecord
 from driftscope.report import wording
 
 _SHOWN = 10  # nodes of B

@@ -8,10 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from driftscope.errors import DependencyMissing, InputError, RuntimeRefused
-from driftscope.programs.arrays import array_of, tensor_of
+from driftscope.programs.arrays import real_array_of, tensor_of
 from driftscope.programs.bare_sessions import bare_session
 from driftscope.shapes.probe.judging_runs import first_line
 
@@ -53,7 +51,7 @@ class OnnxMember:
         RuntimeRefused
             In onnxruntime's words.
         """
-        feeds = {name: _fed(leaves[place]) for name, place in self.inputs}
+        feeds = {name: real_array_of(leaves[place]) for name, place in self.inputs}
         try:
             found = self.session.run(None, feeds)
         except Exception as error:  # as above
@@ -65,11 +63,6 @@ class OnnxMember:
         shutil.copyfile(self.path, path)
         for beside in _external_files(self.path):
             shutil.copyfile(self.path.parent / beside, path.parent / beside)
-
-
-def _fed(leaf: Any) -> Any:
-    value = torch.as_tensor(leaf)
-    return array_of(torch.view_as_real(value.resolve_conj()) if value.is_complex() else value)
 
 
 def _external_files(path: Path) -> Sequence[str]:

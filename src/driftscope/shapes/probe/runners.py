@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from driftscope.errors import DependencyMissing, DriftscopeError, InputError, RuntimeRefused
 from driftscope.programs import pytrees as pytree
-from driftscope.programs.arrays import array_of, tensor_of
+from driftscope.programs.arrays import real_array_of, tensor_of
 from driftscope.programs.isolation.failures import WorkerDied
 from driftscope.programs.isolation.supervision import Limits
 from driftscope.programs.isolation.workers import WorkerPool
@@ -158,7 +158,7 @@ class OnnxFeeder:
     def feed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return arrays by the file's input names."""
         leaves = pytree.tree_leaves((args, kwargs))
-        return {name: _array(leaves[place]) for name, place in self.places.items()}
+        return {name: real_array_of(leaves[place]) for name, place in self.places.items()}
 
 
 def is_complex(value: Any) -> bool:
@@ -170,11 +170,6 @@ def from_pairs(value: Any, wanted: bool) -> Any:
     """Complex numbers from a last axis of real and imaginary part, where the model has complex ones."""
     pairs = isinstance(value, torch.Tensor) and value.is_floating_point() and value.shape[-1:] == (2,)
     return torch.view_as_complex(value.contiguous()) if wanted and pairs else value
-
-
-def _array(leaf: Any) -> Any:
-    value = torch.as_tensor(leaf)
-    return array_of(torch.view_as_real(value.resolve_conj()) if value.is_complex() else value)
 
 
 def _served(path: str, feeds: list[dict[str, Any]]) -> list[Answer]:

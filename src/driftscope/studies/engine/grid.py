@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -85,12 +84,6 @@ def make_grid(axes: Mapping[str, Any]) -> Grid:
 def cell_name(coordinates: Mapping[str, Plain]) -> str:
     """Return the name of a cell, ``"all"`` for a grid without axes."""
     return " ".join(f"{axis}={value}" for axis, value in coordinates.items()) or "all"
-
-
-def seed_of(*names: object) -> int:
-    """Return a seed made of names, 63 bits: the same stream on every machine, in any order, on any worker."""
-    digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
 
 
 def _values(values: Any) -> tuple[Plain, ...]:

@@ -10,11 +10,12 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
+from driftscope.numerics.seeds import seed_of
 from driftscope.programs.isolation.failures import Failure, failure_of
 from driftscope.records.runs.rows import OK
 from driftscope.records.runs.writers import Entry
 from driftscope.studies.engine.cell_runs import Answer, run_cell
-from driftscope.studies.engine.grid import Cell, seed_of
+from driftscope.studies.engine.grid import Cell
 from driftscope.studies.engine.plan import Plan
 from driftscope.studies.engine.pools import ClusterLost
 

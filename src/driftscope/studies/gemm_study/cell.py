@@ -13,9 +13,9 @@ from driftscope.errors import InputError, RuntimeRefused
 from driftscope.lift.noise.arithmetics import ARITHMETICS, ORDINARY, Arithmetic
 from driftscope.numerics.error_model import ROUNDING_RMS, Units, dot, sequential
 from driftscope.numerics.formats import FORMATS
+from driftscope.numerics.seeds import seed_of
 from driftscope.programs.torch_devices import device_of
 from driftscope.studies import pairwise
-from driftscope.studies.engine.grid import seed_of
 from driftscope.studies.gemm_study.orders import Order, orders_of
 from driftscope.studies.gemm_study.variants import Computed, Variant, compute, variants_of
 

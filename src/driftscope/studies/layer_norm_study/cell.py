@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from driftscope.errors import RuntimeRefused
+from driftscope.numerics.seeds import seed_of
 from driftscope.programs.torch_devices import device_of
 from driftscope.studies import pairwise
-from driftscope.studies.engine.grid import seed_of
 from driftscope.studies.layer_norm_study.chain import OPERATORS, WHOLE, Chain, Kernels, mixtures, run_chain
 from driftscope.studies.layer_norm_study.floors import Scales, floor_of_chain, floor_of_normalisation, scales_of
 from driftscope.studies.layer_norm_study.implementations import MOMENTS, exact, normalise, rows_of

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from driftscope.errors import InputError
-from driftscope.studies.engine.grid import seed_of
+from driftscope.numerics.seeds import seed_of
 
 EPSILON = 1e-5
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from driftscope.errors import InputError
+from driftscope.numerics.seeds import seed_of
 from driftscope.programs.loading.references import find, is_reference
-from driftscope.studies.engine.grid import seed_of
 
 Array = npt.NDArray[Any]
 Law = Callable[[np.random.Generator, int], Array]

@@ -7,7 +7,7 @@ import dis
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -246,8 +246,3 @@ def call_place(examination: Examination, names: tuple[str, ...]) -> Place | None
                 if name in names:
                     return syntax.place_of_node(near, node)
     return None
-
-
-def called_names(code: CodeType) -> set[str]:
-    """Return the names that a function and its inner functions mention."""
-    return {name for c in codes_of(code) for name in c.co_names}
