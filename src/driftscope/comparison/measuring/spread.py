@@ -53,17 +53,29 @@ def rms(x: torch.Tensor) -> float:
     """Root mean square of a real or complex tensor; 0.0 when empty."""
     if x.numel() == 0:
         return 0.0
+    x = x if x.is_floating_point() or x.is_complex() else x.to(torch.float64)
     factor = _factor(x)
-    return float(_square(x * factor).mean().sqrt()) / factor
+    scaled = x if factor == 1.0 else x * factor
+    wide = torch.complex128 if x.is_complex() else torch.float64
+    return float(torch.linalg.vector_norm(scaled, dtype=wide)) / math.sqrt(x.numel()) / factor
 
 
 def _factor(*values: torch.Tensor) -> float:
     """A power of two by which values are multiplied so that their squares stay in range; 1 where they do anyway."""
-    sizes = [v.abs() for v in values if v.numel()]
-    top = max((float(v[torch.isfinite(v)].max()) for v in sizes if bool(torch.isfinite(v).any())), default=0.0)
+    top = max((_largest(v) for v in values if v.numel()), default=0.0)
     if top == 0.0 or _SQUARES[0] < top < _SQUARES[1]:
         return 1.0
     return math.ldexp(1.0, max(-1000, min(1000, -math.frexp(top)[1])))
+
+
+def _largest(x: torch.Tensor) -> float:
+    """The largest finite magnitude; one pass over the usual tensor, which holds nothing else."""
+    top = float(torch.linalg.vector_norm(x, math.inf))
+    if math.isfinite(top):
+        return top
+    sizes = x.abs()
+    sizes = sizes[torch.isfinite(sizes)]
+    return float(sizes.max()) if sizes.numel() else 0.0
 
 
 # Squares, and fourth powers of what is 1e-8 times smaller, of numbers between these are numbers of float64.
