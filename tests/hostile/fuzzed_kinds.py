@@ -199,7 +199,7 @@ def _stores(folder: Path) -> Kind:
     (folder / "cells.py").write_text("def cell(a, b):\n    return {'sum': a + b, 'name': str(a)}\n")
     (folder / "s.yaml").write_text("study: s\ncell: cells.py:cell\naxes: {a: [1, 2], b: [3, 4]}\n")
     _command("study", folder / "s.yaml", "--store", honest, "--workers", "0")
-    files = [path for path in honest.rglob("*") if path.is_file()]
+    files = sorted(path for path in honest.rglob("*") if path.is_file())
     assert files, "no run was stored"
 
     def write(number: int, place: Path) -> Path:

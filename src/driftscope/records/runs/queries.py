@@ -72,12 +72,13 @@ def ask(runs: Sequence[RunFolder], sql: str) -> tuple[list[str], list[tuple[Any,
             raise InputError("a query is one SELECT statement: stored rows are read, never changed")
         try:
             _define(database, runs, sql.lower())
-        except duckdb.Error as error:
+        except (duckdb.Error, RuntimeError) as error:
             raise InputError(f"the stored rows cannot be read, they are damaged: {error}") from error
         try:
             answer = database.execute(sql)
+            # A text that is not Unicode ends in C++'s bad_cast, a RuntimeError and not one of DuckDB's own.
             return [column[0] for column in answer.description], answer.fetchall()
-        except duckdb.Error as error:
+        except (duckdb.Error, RuntimeError) as error:
             raise InputError(f"DuckDB cannot answer the query: {error}") from error
 
 
