@@ -177,3 +177,31 @@ def test_an_error_of_the_users_function_is_the_users():
         f(torch.randn(3))
     with pytest.raises(TypeError, match=str(mine.value)[:20].replace("(", ".")):
         ds.vmap(f)(torch.randn(4, 3))
+
+
+@pytest.mark.parametrize("branch", [False, True], ids=["straight", "branches"])
+@pytest.mark.parametrize("name", ["max", "min", "median", "nanmedian"])
+def test_ties_share_the_derivative_as_in_the_loop(name, branch):
+    def f(x):
+        if branch and x.sum() > 100:
+            return x.sum()
+        return getattr(x, name)() * 2
+
+    def slope(mapped, x):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(mapped(x).sum(), x)[0]
+
+    mapped = ds.vmap(f)
+    apart, tied = torch.tensor([[1.0, 3, 2], [5, 4, 6]]), torch.tensor([[1.0, 1, 1], [2, 2, 2]])
+    for x in (apart, tied, 20 * tied):
+        assert torch.equal(slope(mapped, x), slope(lambda x: torch.stack([f(row) for row in x]), x))
+        assert torch.equal(mapped(x), torch.stack([f(row) for row in x]))
+
+
+def test_an_extreme_along_an_axis_is_left_to_torch():
+    def f(x):
+        return x.max(0).values.sum()
+
+    x = torch.ones(3, 4, 2, requires_grad=True)
+    loop = torch.autograd.grad(torch.stack([f(row) for row in x]).sum(), x)[0]
+    assert torch.equal(torch.autograd.grad(ds.vmap(f)(x).sum(), x)[0], loop)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import random
 from collections import deque
 
@@ -14,7 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.diagnose.traces_left import drifts
+from driftscope.transforms.world.process_state import process_kept, reseed
+from driftscope.transforms.world.running import run_once
 from driftscope.transforms.world.snapshot import Escaped, World, same_bits
 
 KEPT: list = []
@@ -238,3 +242,35 @@ def test_same_bits_knows_nan_and_signed_zero(values):
         other = tensor.clone()
         other[0] = -other[0]
         assert not same_bits(tensor, other)
+
+
+def test_many_runs_leave_nothing_queued_for_devices_that_are_not_there():
+    if internals.accelerated():
+        pytest.skip("the generators of the device are seeded as well")
+    torch.manual_seed(0)
+    before = len(torch.cuda._queued_calls), torch.rand(1)
+    reseed(3)
+    drawn = torch.rand(1), np.random.rand(), random.random()
+    reseed(3)
+    assert (torch.rand(1), np.random.rand(), random.random()) == drawn
+    torch.manual_seed(0)
+    reseed(0)
+    assert torch.rand(1) == before[1]
+    assert len(torch.cuda._queued_calls) <= before[0] + 1
+
+
+def test_a_run_is_seeded_whatever_was_drawn_before_and_the_process_is_as_it_was():
+    world = World(torch.rand)
+    state = torch.get_rng_state()
+    with process_kept():
+        first = run_once(world, [lambda: torch.rand(2), lambda: os.environ.update(DRIFTSCOPE_X="1")])
+        torch.rand(5)
+        second = run_once(world, [lambda: torch.rand(2), lambda: os.environ.get("DRIFTSCOPE_X")])
+    assert torch.equal(first.value[0], second.value[0])
+    assert first.moved == second.moved == {"torch"}
+    assert second.value[1] is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_run_that_draws_nothing_moves_nothing():
+    assert run_once(World(torch.sin), [lambda: torch.zeros(2).sin()]).moved == frozenset()

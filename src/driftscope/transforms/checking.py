@@ -25,6 +25,7 @@ from driftscope.transforms.transforming import DEFAULT_TRANSFORMS
 from driftscope.transforms.world.places import Place, place_of
 from driftscope.transforms.world.process_state import process_kept
 from driftscope.transforms.world.reach import unwrapped
+from driftscope.transforms.world.running import logs_silenced
 
 
 @state_kept()
@@ -102,7 +103,7 @@ def _proposal(suspect: Suspect, examination: Examination) -> Proposal | None:
     if suspect.outcome not in ("refused", "wrong"):
         return None
     examination.subject.world.rewind()
-    with process_kept():
+    with process_kept(), logs_silenced():
         found = propose(examination.subject, suspect)
     examination.subject.world.rewind()
     return found

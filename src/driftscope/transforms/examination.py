@@ -14,9 +14,9 @@ from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import Difference, differ
 from driftscope.transforms.subject import Subject
 from driftscope.transforms.transforming import Level, Setting, arguments_for, lift, plain, plain_key, slices_of
-from driftscope.transforms.world.running import Run, cloned, outliving, run_once
+from driftscope.transforms.world.running import Run, cloned, outliving, run_once, timed_out
 from driftscope.transforms.world.snapshot import World
-from driftscope.transforms.world.trace import Bounded, Trace
+from driftscope.transforms.world.trace import Bounded, Trace, peeled
 
 # Three examples show every difference that more would, at a fraction of the time; two could agree by chance.
 EXAMPLES = 3
@@ -106,6 +106,13 @@ class Question:
     lifted: Run
     difference: Difference | None = None
 
+    def compared(self) -> Question:
+        """Compare what both runs returned, if both did."""
+        if self.plain.error is None and self.lifted.error is None:
+            derivative = any(level.kind == "derivative" for level in self.levels)
+            self.difference = differ(self.plain.result, self.lifted.result, any_float=derivative)
+        return self
+
 
 @dataclass
 class Examination:
@@ -131,24 +138,28 @@ class Examination:
         """What the transforms share."""
         return Setting(self.subject.in_dims, self.subject.randomness, self.subject.size)
 
-    def fresh(self) -> tuple[tuple[Any, ...], tuple[tuple[Any, ...], ...]]:
-        """Return a copy of the examples and its slices: views of it, as a loop over the batch would see them."""
-        examples = cloned(self.subject.examples)
-        return examples, tuple(slices_of(examples, self.subject.in_dims, self.subject.size))
+    def fresh(self) -> tuple[Any, ...]:
+        """Return a copy of the examples."""
+        examples: tuple[Any, ...] = cloned(self.subject.examples)
+        return examples
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return the slices of a copy of the examples: views of it, as a loop over the batch would see them."""
+        return slices_of(self.fresh(), self.subject.in_dims, self.subject.size)
 
     def begin(self) -> None:
         """Run the loop twice: does it run, can it be traced, does it repeat itself?"""
         internals.warm()
         self.start_state = self.subject.world.fingerprint()
         function = self.subject.function
-        self.loop = self.run(function, self.fresh()[1], traced=True)
+        self.loop = self.run(function, self.rows(), traced=True)
         if self.loop.error is not None:
-            untraced = self.run(function, self.fresh()[1], traced=False)
+            untraced = self.run(function, self.rows(), traced=False)
             if untraced.error is None:
                 # Higher-order operators such as torch.cond refuse to run under a TorchFunctionMode.
                 self.traceable, self.loop = False, untraced
         if self.loop.error is None:
-            again = self.run(function, self.fresh()[1], traced=False)
+            again = self.run(function, self.rows(), traced=False)
             self.reproducible = again.error is None and differ(self.loop.value, again.value).agrees
 
     def run(
@@ -157,11 +168,12 @@ class Examination:
         arguments: Sequence[tuple[Any, ...]],
         *,
         traced: bool,
+        values: bool = True,
         build: Any = None,
         listen: Any = None,
     ) -> Run:
         """Run ``build(function)`` on each of the arguments in turn; it may write to them."""
-        trace = Trace() if traced and self.traceable else None
+        trace = Trace(peeled if values else None) if traced and self.traceable else None
         built = build(Bounded(function, trace)) if build is not None else Bounded(function, trace)
         flat = tuple(argument for call in arguments for argument in call)
         calls = [functools.partial(built, *call) for call in arguments]
@@ -172,30 +184,41 @@ class Examination:
             trace.tensors.clear()
         return run
 
+    def question(self, name: str, levels: tuple[Level, ...]) -> Question:
+        """Run a transform beside its plain reference; what was called with which values is kept where they differ."""
+        plain, lifted = self.plain_run(levels, traced=False), self.lifted_run(levels, values=False)
+        question = Question(name, levels, plain, lifted).compared()
+        if question.difference is not None and question.difference.agrees:
+            return question
+        if not timed_out(plain) and any(level.kind != "map" for level in levels):  # the loop was traced before
+            plain = self.plain_run(levels)
+        return Question(name, levels, plain, lifted if timed_out(lifted) else self.lifted_run(levels)).compared()
+
     def nearby_run(self, levels: tuple[Level, ...], which: int, *, lifted: bool) -> Run:
         """Run the transform, or its plain reference, at inputs one rounding away; other numbers ``which``, other way.
 
         Where an answer is zero but for rounding, this is how far ordinary rounding moves it.
         """
-        examples = tuple(internals.tree_map(functools.partial(_one_rounding_away, which=which), self.fresh()[0]))
-        slices = tuple(slices_of(examples, self.subject.in_dims, self.subject.size))
-        arguments = arguments_for(levels, examples, slices, self.setting)
+        examples = tuple(internals.tree_map(functools.partial(_one_rounding_away, which=which), self.fresh()))
+        arguments = arguments_for(levels, examples, self.setting)
         build = lift if lifted else plain
         return self.run(self.subject.function, arguments, traced=False, build=lambda f: build(f, levels, self.setting))
 
-    def plain_run(self, levels: tuple[Level, ...]) -> Run:
+    def plain_run(self, levels: tuple[Level, ...], *, traced: bool = True) -> Run:
         """Return the run of the plain reference of a composition."""
-        arguments = arguments_for(levels, *self.fresh(), self.setting)
-        key = (plain_key(levels), len(arguments))
+        arguments = arguments_for(levels, self.fresh(), self.setting)
+        key = (plain_key(levels), len(arguments), traced)
         if key not in self._plain:
             self._plain[key] = self.run(
-                self.subject.function, arguments, traced=True, build=lambda f: plain(f, levels, self.setting)
+                self.subject.function, arguments, traced=traced, build=lambda f: plain(f, levels, self.setting)
             )
         return self._plain[key]
 
-    def lifted_run(self, levels: tuple[Level, ...], *, traced: bool = True, listen: Any = None) -> Run:
-        """Run the transform; ``listen`` receives its warnings."""
-        arguments = arguments_for(levels, *self.fresh(), self.setting)
+    def lifted_run(
+        self, levels: tuple[Level, ...], *, traced: bool = True, values: bool = True, listen: Any = None
+    ) -> Run:
+        """Run the transform; ``values`` of its calls are kept on demand, ``listen`` receives its warnings."""
+        arguments = arguments_for(levels, self.fresh(), self.setting)
         eager = all(level.kind not in ("compile", "export") for level in levels)
         function = self.subject.function
         if not eager:
@@ -204,10 +227,10 @@ class Examination:
         def build(bounded: Any) -> Any:
             return lift(bounded if eager else function, levels, self.setting)
 
-        run = self.run(function, arguments, traced=traced and eager, build=build, listen=listen)
+        run = self.run(function, arguments, traced=traced and eager, values=values, build=build, listen=listen)
         if run.error is not None and traced and eager and self.traceable:
             # Compiled functions and operators that take functions refuse the trace, not the transform.
-            arguments = arguments_for(levels, *self.fresh(), self.setting)
+            arguments = arguments_for(levels, self.fresh(), self.setting)
             untraced = self.run(function, arguments, traced=False, build=build, listen=listen)
             return untraced if untraced.error is None else run
         return run

@@ -25,7 +25,7 @@ from driftscope.transforms.subject import Subject, Suspect
 from driftscope.transforms.transforming import Level
 from driftscope.transforms.world.process_state import process_kept
 from driftscope.transforms.world.reach import unwrapped
-from driftscope.transforms.world.running import timed_out
+from driftscope.transforms.world.running import logs_silenced, timed_out
 
 # Seconds that one run may take where nobody says otherwise.
 SECONDS = 60.0
@@ -36,7 +36,7 @@ Transforms = list[tuple[str, tuple[Level, ...]]]
 
 def investigated(subject: Subject, wanted: Transforms, time_limit: float | None) -> Investigation:
     """Run every transform and judge it; the world is as it was afterwards."""
-    with process_kept():
+    with process_kept(), logs_silenced():
         examination = Examination(subject, time_limit)
         try:
             examination.begin()
@@ -96,7 +96,7 @@ class Investigation:
     def answer(self, name: str, levels: tuple[Level, ...]) -> None:
         """Run one transform, judge it and look for causes."""
         examination = self.examination
-        question = Question(name, levels, examination.plain_run(levels), examination.lifted_run(levels))
+        question = examination.question(name, levels)
         outcome, reason = outcomes.judge(question, examination)
         difference = question.difference
         self.runs.append(
@@ -143,7 +143,7 @@ class Investigation:
         """Return where plain autograd misses a derivative that finite differences see."""
         if not derived or not self.examination.reproducible:
             return None
-        plain = self.examination.plain_run((Level("jvp"),))
+        plain = self.examination.plain_run((Level("jvp"),), traced=False)
         if plain.error is not None or tangents.agrees_with_quotients(plain, self.examination) is not False:
             return None
         return tangents.cut_of(self.examination, derived[0])

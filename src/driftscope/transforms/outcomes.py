@@ -19,7 +19,7 @@ from driftscope.transforms.world.running import Run
 
 
 def judge(question: Question, examination: Examination) -> tuple[str, str]:
-    """Return the outcome and one sentence of reason; ``question.difference`` is filled in.
+    """Return the outcome and one sentence of reason; ``question.difference`` is what it was judged by.
 
     A transform that answers where plain autograd refuses is held against finite differences.
     """
@@ -31,10 +31,10 @@ def judge(question: Question, examination: Examination) -> tuple[str, str]:
     if plain.error is not None:
         return _without_reference(question, examination)
     derivative = any(level.kind == "derivative" for level in question.levels)
-    question.difference = differ(_results(plain), _results(lifted), any_float=derivative)
-    if derivative and not question.difference.agrees and _leaves_its_domain(examination):
-        question.difference = differ(*_where_finite(plain, lifted), any_float=True)
-    difference = question.difference
+    difference = question.difference or differ(plain.result, lifted.result, any_float=derivative)
+    if derivative and not difference.agrees and _leaves_its_domain(examination):
+        difference = differ(*_where_finite(plain, lifted), any_float=True)
+    question.difference = difference
     if not examination.reproducible and _uninitialised(examination):
         return "same", "uninitialised memory, whose values decide nothing"
     if not examination.reproducible:
@@ -58,7 +58,7 @@ def _within_inner_format(question: Question, examination: Examination) -> str:
     difference = question.difference
     if difference is None or difference.kind != "value":
         return ""
-    apart = _float_pairs(_results(question.plain), _results(question.lifted))
+    apart = _float_pairs(question.plain.result, question.lifted.result)
     made = [value for event in examination.loop.events for value in event.outputs if isinstance(value, torch.Tensor)]
     coarse = [value.dtype for value in made if value.dtype in (torch.float16, torch.bfloat16)]
     if apart is None or not coarse:
@@ -77,15 +77,15 @@ def _within_noise(question: Question, examination: Examination) -> bool:
     difference, eager = question.difference, all(lv.kind not in ("compile", "export") for lv in question.levels)
     if difference is None or difference.kind != "value" or not eager:
         return False
-    apart = _float_pairs(_results(question.plain), _results(question.lifted))
+    apart = _float_pairs(question.plain.result, question.lifted.result)
     if apart is None or not all(_small(one, other) for one, other in apart):
         return False
     noises: list[list[torch.Tensor]] = [[] for _ in apart]
     for which in range(_MOVES):
         for lifted in (False, True):
             run = examination.nearby_run(question.levels, which, lifted=lifted)
-            still = _results(question.lifted if lifted else question.plain)
-            moved = _float_pairs(still, _results(run)) if run.error is None else None
+            still = (question.lifted if lifted else question.plain).result
+            moved = _float_pairs(still, run.result) if run.error is None else None
             if moved is None or len(moved) != len(apart):
                 return False
             for noise, (one, other) in zip(noises, moved, strict=True):
@@ -136,11 +136,6 @@ def _where_finite(plain: Run, lifted: Run) -> tuple[list[Any], list[Any]]:
         left.append(a)
         right.append(b)
     return left, right
-
-
-def _results(run: Run) -> object:
-    """One call's result, or those of several calls in a row stacked when they can be."""
-    return run.value[0] if len(run.value) == 1 else list(run.value)
 
 
 def _without_reference(question: Question, examination: Examination) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,6 +37,12 @@ def unwind(depth: int) -> None:
 def warm() -> None:
     """Let torch import what its transforms import on first use: a time limit must not cut an import in half."""
     torch.vmap(torch.func.grad(torch.sin))(torch.zeros(1))
+
+
+@functools.cache
+def accelerated() -> bool:
+    """Whether this machine has a device other than the processor, with generators of its own."""
+    return torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available()
 
 
 def forget_compiled() -> None:
@@ -131,9 +138,16 @@ def is_mapped(tensor: torch.Tensor) -> bool:
     return False
 
 
+#: Names of torch's own functions; torch takes longer to look a name up than most functions take to run.
+_NAMES: dict[Any, str] = {}
+
+
 def torch_name(function: Any) -> str:
     """Name a torch function as a user would: ``"torch.add"``, ``"Tensor.add_"``."""
-    name: str = resolve_name(function) or getattr(function, "__qualname__", "") or getattr(function, "__name__", "")
+    known = _NAMES.get(function)
+    if known is None and (known := resolve_name(function)):
+        _NAMES[function] = known
+    name: str = known or getattr(function, "__qualname__", "") or getattr(function, "__name__", "")
     return name.removeprefix("torch.") if name.startswith("torch.Tensor.") else name
 
 

@@ -228,13 +228,12 @@ def plain_key(levels: tuple[Level, ...]) -> tuple[str, ...]:
     return tuple("jvp" if name == "linearize" else name for name in names)
 
 
-def arguments_for(
-    levels: tuple[Level, ...], examples: tuple[Any, ...], slices: tuple[tuple[Any, ...], ...], setting: Setting
-) -> list[tuple[Any, ...]]:
+def arguments_for(levels: tuple[Level, ...], examples: tuple[Any, ...], setting: Setting) -> list[tuple[Any, ...]]:
     """Return the arguments of each call: the batch under ``vmap``, else one example, or all where calls repeat."""
     maps = sum(level.kind == "map" for level in levels)
     if not maps:
-        return list(slices) if levels[0].kind in ("compile", "export", "call") else [slices[0]]
+        size = setting.size if levels[0].kind in ("compile", "export", "call") else 1
+        return slices_of(examples, setting.in_dims, size)
     batch = examples
     for _ in range(maps - 1):
         batch = tuple(_doubled(arg, dim) for arg, dim in zip(batch, setting.in_dims, strict=True))

@@ -23,12 +23,13 @@ from driftscope.programs.state.setting import Setting
 
 _ALONE = threading.RLock()
 _INSIDE = 0  # how many hold the lock, one inside the other
+_KEEPING = 0  # how many of those keep the state
 _AT_END: list[Callable[[], None]] = []
 
 
 def _renew_lock() -> None:
-    global _ALONE, _INSIDE
-    _ALONE, _INSIDE = threading.RLock(), 0  # of a thread that does not exist in a forked child
+    global _ALONE, _INSIDE, _KEEPING
+    _ALONE, _INSIDE, _KEEPING = threading.RLock(), 0, 0  # of a thread that does not exist in a forked child
 
 
 if hasattr(os, "register_at_fork"):
@@ -75,20 +76,27 @@ def at_end(function: Callable[[], None]) -> None:
 
 
 @contextlib.contextmanager
-def state_kept(*, exclusive: bool = True) -> Iterator[None]:
+def state_kept(*, exclusive: bool = True, generators: bool = True) -> Iterator[None]:
     """Leave the process as it was; as a decorator, around a public function.
 
     Parameters
     ----------
     exclusive : bool
         Also hold the lock meanwhile. False for what waits for other threads that need it.
+    generators : bool
+        Also put the random generators back. False for one of many runs that are each seeded, inside of another call.
     """
+    global _KEEPING
     with alone() if exclusive else contextlib.nullcontext():
-        kept = [*readings(), (LOGGING, LOGGING.read())]
+        kept = readings(generators=generators)
+        if not (exclusive and _KEEPING):  # once around all: there are as many loggers as modules
+            kept.append((LOGGING, LOGGING.read()))
+        _KEEPING += exclusive
         try:
             with warnings.catch_warnings():
                 yield
         finally:
+            _KEEPING -= exclusive
             put_back(kept)
 
 
@@ -98,6 +106,10 @@ def _equal(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
     if isinstance(left, (tuple, list)):
+        try:
+            return bool(left == right)  # in C where nothing inside is an array
+        except (ValueError, RuntimeError):
+            pass
         return len(left) == len(right) and all(_equal(a, b) for a, b in zip(left, right, strict=True))
     if hasattr(left, "tobytes"):  # numpy arrays
         return bool(left.tobytes() == right.tobytes())
@@ -122,7 +134,14 @@ def _go_back(folder: str | None) -> None:
             os.chdir(folder)
 
 
-def _put_environment_back(kept: dict[str, str]) -> None:
+def _environment() -> dict[Any, Any]:
+    # As it is stored: decoding every variable, many times a second, is most of what reading the process takes.
+    return dict(getattr(os.environ, "_data", os.environ))
+
+
+def _put_environment_back(kept: dict[Any, Any]) -> None:
+    if hasattr(os.environ, "_data"):
+        kept = {os.environ.decodekey(name): os.environ.decodevalue(value) for name, value in kept.items()}
     for name in [name for name in os.environ if name not in kept]:
         del os.environ[name]
     for name, value in kept.items():
@@ -187,7 +206,7 @@ LOGGING = Setting("logging levels", _log_levels, _set_log_levels)
 _PYTHON = (
     Setting("the state of Python's random", random.getstate, random.setstate, random=True),
     Setting("the working folder", _folder, _go_back),
-    Setting("environment variables", lambda: dict(os.environ), _put_environment_back),
+    Setting("environment variables", _environment, _put_environment_back),
     Setting("the module search path", lambda: tuple(sys.path), _restore_list(sys.path)),
     Setting("standard streams", _streams, _set_streams),
     Setting("signal handlers", _handlers, _set_handlers),

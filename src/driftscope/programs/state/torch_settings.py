@@ -65,7 +65,10 @@ _BACKENDS: tuple[tuple[Any, str], ...] = (
 
 
 def _backend_flags() -> tuple[Any, ...]:
-    return tuple(_flag(lambda: getattr(home, name), print)[0]() for home, name in _BACKENDS)  # noqa: B023
+    try:
+        return tuple([getattr(home, name) for home, name in _BACKENDS])
+    except RuntimeError:
+        return tuple(_flag(lambda: getattr(home, name), print)[0]() for home, name in _BACKENDS)  # noqa: B023
 
 
 def _set_backend_flags(kept: tuple[Any, ...]) -> None:

@@ -37,6 +37,21 @@ OF_THE_WRAPPER: frozenset[Any] = frozenset(
 )  # fmt: skip
 _ASKED = DECISIONS | OF_THE_WRAPPER
 
+#: Extremes of a whole tensor, and what gives the same with a batching rule that shares the derivative among ties as
+#: the plain call does: torch's rule for these gives all of it to one of the equal elements.
+OVER_ALL: dict[Any, Any] = {
+    torch.max: torch.amax, _T.max: torch.amax, torch.min: torch.amin, _T.min: torch.amin,
+    torch.median: None, _T.median: None, torch.nanmedian: None, _T.nanmedian: None,
+}  # fmt: skip
+
+
+def shares_among_ties(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call takes an extreme of a whole mapped tensor whose derivative is wanted."""
+    if func not in OVER_ALL or len(args) != 1 or kwargs or not torch.is_grad_enabled():
+        return False
+    return internals.is_mapped(args[0]) and internals.wants_derivative(args[0])
+
+
 _PLAIN = (bool, int, str, torch.Size, torch.dtype, torch.device, type(None))
 
 
@@ -59,8 +74,12 @@ class Guard(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ASKED and any(isinstance(arg, torch.Tensor) and internals.is_mapped(arg) for arg in args):
             self.hazard = self.hazard or f"{internals.torch_name(func)} is called on a mapped tensor"
+        called = func
+        if shares_among_ties(func, args, kwargs):
+            called = OVER_ALL[func] or func
+            self.hazard = self.hazard or ("" if OVER_ALL[func] else f"{internals.torch_name(func)} may meet ties")
         try:
-            result = func(*args, **(kwargs or {}))
+            result = called(*args, **(kwargs or {}))
         except Exception as error:
             # Counted also when the function catches it: the examples alone would not all have raised.
             self.hazard = self.hazard or f"{internals.torch_name(func)} raises {type(error).__name__}"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from driftscope.transforms import torch_internals as internals
+from driftscope.transforms.batching.guard import OVER_ALL, shares_among_ties
 from driftscope.transforms.batching.mode import PathMode, Unbatchable, rewrites
 
 _T = torch.Tensor
@@ -97,6 +98,15 @@ def _where(mode: PathMode, func: Any, args: tuple[Any, ...], keywords: dict[str,
     if len(args) == 1 and not keywords and args[0].dim():
         return tuple(true_positions(mode, args[0]))
     return mode.native(func, args, keywords)
+
+
+@rewrites(*OVER_ALL)
+def _over_all(mode: PathMode, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    if not shares_among_ties(func, args, keywords):
+        return mode.native(func, args, keywords)
+    if OVER_ALL[func] is None:
+        raise Unbatchable("its derivative is shared among ties")
+    return mode.native(OVER_ALL[func], args, {})
 
 
 @rewrites(torch.repeat_interleave, _T.repeat_interleave)

@@ -77,7 +77,7 @@ def _compilations(function: Any, examination: Examination, question: Question, *
     subject.world.rewind()
     try:
         if transform_first and levels:
-            for call in arguments_for(levels, subject.examples, subject.slices, examination.setting):
+            for call in arguments_for(levels, subject.examples, examination.setting):
                 lift(compiled, levels, examination.setting)(*cloned(call))
         compiled(*cloned(subject.slices[0]))
     except (RuntimeError, TypeError, ValueError):

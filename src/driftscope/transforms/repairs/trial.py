@@ -92,7 +92,7 @@ class Trial:
         if lifted and any(level.kind in ("compile", "export") for level in levels):
             torch._dynamo.reset()
         built = build(function, levels, self.setting)
-        given = arguments_for(levels, self.subject.examples, self.subject.slices, self.setting)
+        given = arguments_for(levels, self.subject.examples, self.setting)
         if all(level.kind == "derivative" for level in levels):
             given = list(self.subject.slices[:MOST_DERIVATIVES])
         calls = [lambda args=args: built(*cloned(args)) for args in given]

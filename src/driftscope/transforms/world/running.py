@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import logging
@@ -63,6 +64,11 @@ class Run:
     escaped: tuple[tuple[Event | None, Any], ...] = ()
     seconds: float = 0.0
 
+    @property
+    def result(self) -> object:
+        """One call's result, or those of several calls in a row."""
+        return self.value[0] if len(self.value) == 1 else list(self.value)
+
 
 def cloned(tree: Any) -> Any:
     """Clone the tensors of a tree and copy its containers, so that a run cannot reach the caller's."""
@@ -98,9 +104,9 @@ def run_once(
     run = Run()
     out = io.StringIO()
     start, depth = time.perf_counter(), internals.stack_depth()
-    with process_kept(), _heard(listen), _logs_silenced():
+    with process_kept(generators=False), _heard(listen), logs_silenced():
         reseed(SEED)
-        before = _generator_states()
+        before = _seeded_states()
         values, cuts = [], [0]
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), time_limit(seconds):
@@ -136,9 +142,12 @@ def _heard(listen: Callable[..., None] | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _logs_silenced() -> Iterator[None]:
+def logs_silenced() -> Iterator[None]:
     # torch's compilers log every graph break and failed guard; the report says what matters of it.
     kept = logging.root.manager.disable
+    if kept >= logging.CRITICAL:  # silenced around many runs: every change empties the cache of every logger
+        yield
+        return
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -155,6 +164,12 @@ def _argument_state(arguments: Any) -> dict[str, Any]:
         if isinstance(argument, (list, dict, set)):
             found[f"length of argument {i}"] = str(len(argument))
     return found
+
+
+@functools.cache
+def _seeded_states() -> dict[str, Any]:
+    """Return the generators' states right after they were seeded, the same for every run."""
+    return _generator_states()
 
 
 def _generator_states() -> dict[str, Any]:

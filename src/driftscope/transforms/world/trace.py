@@ -106,6 +106,11 @@ def _is_iadd(name: str) -> bool:
 
 def peeled(tensor: torch.Tensor) -> tuple[Any, bool]:
     """Return a detached clone of the value under the wrappers, mapped axes in front, and whether it has any."""
+    if type(tensor) is torch.Tensor and not internals.stack_depth() and not internals.is_wrapped(tensor):
+        if tensor.numel() > MAX_ELEMENTS:
+            return None, False
+        with internals.unseen():
+            return tensor.detach().clone(), False
     with internals.beneath_transforms():
         plain, mapped = internals.peel(tensor)
         if plain.numel() > MAX_ELEMENTS or internals.is_fake(plain):
@@ -120,7 +125,7 @@ class Trace(TorchFunctionMode):
     ----------
     observe : callable or None
         What to keep of a tensor, ``observe(tensor) -> (value, mapped)``; by default :func:`peeled`. None keeps names
-        and places alone.
+        and places, and which tensors are alive, alone.
     """
 
     def __init__(self, observe: Callable[[torch.Tensor], tuple[Any, bool]] | None = peeled):
@@ -135,9 +140,10 @@ class Trace(TorchFunctionMode):
         place, function_place = _standing(sys._getframe(1))
         event = Event(name, place, question=is_question(name), function_place=function_place)
         self.events.append(event)
-        keep = not event.question and self._observe is not None and len(self.events) < MAX_EVENTS
-        tensors, texts = _flat(args, kwargs)
+        alive = not event.question and len(self.events) < MAX_EVENTS
+        keep = alive and self._observe is not None
         if keep:
+            tensors, texts = _flat(args, kwargs)
             event.inputs, event.mapped_inputs = self._look(tensors)
             event.plain_arguments = ", ".join(texts)
             event.input_ids = tuple(map(identity, tensors))
@@ -147,6 +153,7 @@ class Trace(TorchFunctionMode):
         if keep:
             event.outputs, event.mapped_outputs = self._look(made)
             event.output_ids = tuple(map(identity, made))
+        if alive:
             self.tensors += [(weakref.ref(t), event) for t in made]
         event.plain_result = ", ".join(answers)
         return result
