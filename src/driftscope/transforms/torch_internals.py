@@ -144,8 +144,8 @@ _NAMES: dict[Any, str] = {}
 
 def torch_name(function: Any) -> str:
     """Name a torch function as a user would: ``"torch.add"``, ``"Tensor.add_"``."""
-    known = _NAMES.get(function)
-    if known is None and (known := resolve_name(function)):
+    known: str = _NAMES.get(function) or resolve_name(function) or ""
+    if known:
         _NAMES[function] = known
     name: str = known or getattr(function, "__qualname__", "") or getattr(function, "__name__", "")
     return name.removeprefix("torch.") if name.startswith("torch.Tensor.") else name
