@@ -45,6 +45,7 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	! $(BIN)/vulture | grep '^src/'
 
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[docs]'

@@ -12,8 +12,6 @@ from typing import Any
 
 from driftscope.records.finding import Finding
 
-TONES = ("good", "fair", "bad", "unsure")
-
 
 @dataclass(frozen=True, slots=True)
 class Mark:

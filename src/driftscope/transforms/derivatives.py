@@ -286,29 +286,3 @@ PLAIN: dict[str, Callable[[Function], Function]] = {
     "jacfwd": _plain_jacobian,
     "hessian": _plain_hessian,
 }
-
-
-# ---- by finite differences -----------------------------------------------------------------------------------------
-
-
-def difference_quotient(function: Function, args: tuple[Any, ...], step: float) -> list[torch.Tensor] | None:
-    """Return the central difference quotient of the outputs along :func:`probe`, or None where structures differ.
-
-    ``(f(x + h t) - f(x - h t)) / 2h``; its error is O(h**2) where f is smooth.
-    """
-    ends = []
-    for sign in (1.0, -1.0):
-        first = internals.tree_map(lambda leaf, s=sign: _moved(leaf, s * step), args[0])
-        rest = internals.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, args[1:])
-        ends.append(outputs_of(function)(first, *rest))
-    if len(ends[0]) != len(ends[1]) or any(a.shape != b.shape for a, b in zip(*ends, strict=True)):
-        return None
-    return [(a.detach().double() - b.detach().double()) / (2 * step) for a, b in zip(*ends, strict=True)]
-
-
-def _moved(leaf: Any, distance: float) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    if not (leaf.is_floating_point() or leaf.is_complex()):
-        return leaf.clone()
-    return leaf.detach() + distance * probe(leaf)

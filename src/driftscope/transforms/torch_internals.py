@@ -255,10 +255,6 @@ def map_over(rows: torch.Tensor, level: int) -> torch.Tensor:
     return wrapped
 
 
-#: What ``torch.vmap(function, in_dims, out_dims, randomness, chunk_size=...)`` calls with these and the arguments.
-vmap_call: Callable[..., Any] = vmap_rules.vmap_impl
-
-
 def read_arguments(
     function: Any, in_dims: Any, arguments: tuple[Any, ...]
 ) -> tuple[int, list[int | None], list[Any], Any]:

@@ -12,7 +12,6 @@ import torch
 
 from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.lift.steps import LiftedOutput
 
 # Without a lift there is no floor: this many roundings of the format, relative to the output, stand in for it.
 _ROUNDINGS = 8.0
@@ -148,8 +147,3 @@ def largest_gap(one: Sequence[Any], other: Sequence[Any]) -> float:
         gap = torch.where(as_double(x) == as_double(y), torch.zeros((), dtype=gap.dtype), gap)
         worst = max(worst, float(gap.max()) if not bool(torch.isnan(gap).any()) else math.inf)
     return worst
-
-
-def lifted_outputs(outputs: Sequence[LiftedOutput]) -> list[torch.Tensor | None]:
-    """The float64 values of a lifted run."""
-    return [output.value for output in outputs]

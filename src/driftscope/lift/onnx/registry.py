@@ -321,11 +321,6 @@ def find_operator(domain: str, name: str, version: int) -> Operator | None:
     return next((e for e in entries if e.since <= version), None)
 
 
-def known_operators() -> list[tuple[str, str]]:
-    """Every (domain, name) in the table, sorted."""
-    return sorted(_TABLE)
-
-
 def integers_of(tensor: torch.Tensor | None) -> list[int] | None:
     """The elements of a small integer tensor as Python ints; None for an input left out."""
     if tensor is None:

@@ -16,7 +16,6 @@ from driftscope.programs.feeding.feeds import Inputs
 from driftscope.programs.inspection.graph_modes import modes_of_export
 from driftscope.programs.protocol import Bound, Program, Slot, TorchSource
 from driftscope.programs.torch_run import FlushingProgram, can_flush, fresh, run_torch
-from driftscope.programs.value_trees import flatten
 from driftscope.records.finding import Finding, Where
 
 if TYPE_CHECKING:
@@ -197,8 +196,3 @@ def _tables(node: Node) -> list[int]:
         elif target.startswith(_CARRIERS) and user.args[0] is node:
             found += _tables(user)
     return found
-
-
-def outputs_of_call(tree: Any) -> list[Any]:
-    """Return the leaves of an output tree."""
-    return [leaf for _, leaf in flatten(tree)[0]]

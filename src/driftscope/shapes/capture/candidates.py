@@ -79,9 +79,6 @@ class Candidate:
         return (gained, -_ORDER.index(self.capture.mode))
 
 
-Measure = Callable[[Capture], Coverage]
-
-
 class CandidateSearch:
     """Tries ways of exporting one model.
 

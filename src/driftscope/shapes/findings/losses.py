@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from driftscope.shapes.conditions.expressions import holds
 from driftscope.shapes.conditions.relations import Clause, Relations
-from driftscope.shapes.probe.domain import LOST, RIGHT, WRONG, Domain
+from driftscope.shapes.probe.domain import RIGHT, Domain
 from driftscope.shapes.probe.original import Point
 
 
@@ -123,15 +123,6 @@ def _plainest(points: Iterable[Point], example: Point) -> tuple[Point, ...]:
 def needless(group: Group, domain: Domain, unguarded: str) -> bool:
     """Whether the program without its checks is right at every one of these points."""
     return group.count(domain, unguarded, RIGHT) == len(group.points)
-
-
-def groups_of_all(
-    domain: Domain, relations: Relations, example: Point, targets: Sequence[str], order: Sequence[str] = (WRONG, LOST)
-) -> Iterator[Group]:
-    """Groups of every target, wrong ones first."""
-    for outcome in order:
-        for target in targets:
-            yield from groups(domain, relations, example, target, outcome)
 
 
 Changed = Callable[[Point], list[tuple[str, int]]]

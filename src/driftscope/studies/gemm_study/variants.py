@@ -36,7 +36,6 @@ ONNX_VARIANTS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("Cast", "A", "a"), ("Cast", "X", "x"), ("Cast", "B", "b"), ("Gemm", "a x b", "y"), ("Back", "y", "Y"),
     ),
 }  # fmt: skip
-TORCH_VARIANTS = ("F.linear", "a @ x + b", "torch.compile")
 VARIANTS = ("F.linear", *ONNX_VARIANTS, "a @ x + b", "torch.compile", "numpy", "exact")
 
 

@@ -18,7 +18,6 @@ from driftscope.studies.layer_norm_study.implementations import EPSILON
 from driftscope.studies.onnx_graphs import Changes, changes_between, rounding_operators
 
 OPERATORS = ("LayerNormalization", "MatMul", "Add")
-RUNTIMES = ("torch", "onnxruntime")
 WHOLE = ("onnxruntime whole", "onnxruntime whole [all]")
 
 _ITYPE = {

@@ -121,12 +121,6 @@ def handler_around(place: Place) -> ast.Try | None:
     return None
 
 
-def has_handler(place: Place) -> bool:
-    """Whether the innermost function around a place contains a ``try`` with an ``except``."""
-    scope = scope_of(place)
-    return scope is not None and any(isinstance(node, ast.Try) and node.handlers for node in ast.walk(scope))
-
-
 def scope_of(place: Place) -> ast.AST | None:
     """Return the function definition or lambda that holds a place."""
     found = _tree(place.file)

@@ -95,11 +95,19 @@ def slopes_of(examination: Examination) -> Slopes | None:
 
 
 def _run_at(examination: Examination, arguments: tuple[Any, ...], distance: float) -> Run:
-    first = internals.tree_map(lambda leaf: derivatives._moved(leaf, distance), arguments[0])
+    first = internals.tree_map(lambda leaf: _moved(leaf, distance), arguments[0])
     moved = (first, *cloned(arguments[1:]))
     trace = Trace()
     function = derivatives.outputs_of(Bounded(examination.subject.function, trace))
     return run_once(examination.subject.world, [lambda: function(*moved)], trace, seconds=examination.seconds)
+
+
+def _moved(leaf: Any, distance: float) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if not (leaf.is_floating_point() or leaf.is_complex()):
+        return leaf.clone()
+    return leaf.detach() + distance * derivatives.probe(leaf)
 
 
 def _slope(row: tuple[Event, ...]) -> Slope:
