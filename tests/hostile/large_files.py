@@ -107,6 +107,15 @@ def unusual(path: Path, name: str, data: bytes) -> None:
         archive.writestr(name, data)
 
 
+def outside(path: Path, name: str, data: bytes) -> None:
+    """An archive whose directory stands 63 bytes before the place it names, and its first member before the file."""
+    _npz(path, data, name)
+    raw = bytearray(path.read_bytes())
+    at = raw.rindex(b"PK\x05\x06") + 16
+    raw[at : at + 4] = struct.pack("<I", struct.unpack_from("<I", raw, at)[0] + 63)
+    path.write_bytes(bytes(raw))
+
+
 def saved(tree: object) -> bytes:
     """What ``torch.save`` makes of a tree."""
     stream = io.BytesIO()
@@ -142,6 +151,8 @@ INPUTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "shape.npz": (lambda p: _npz(p, npy((1 << 40,))), "but there are"),
     "encrypted.npz": (lambda p: encrypted(p, "x.npy", npy((4, 8), bytes(128))), "encrypted"),
     "unusual.npz": (lambda p: unusual(p, "x.npy", npy((4, 8), bytes(128))), "method 14"),
+    "outside.npz": (lambda p: outside(p, "x.npy", npy((4, 8), bytes(128))), "outside of the file"),
+    "outside.pt": (lambda p: outside(p, "archive/data.pkl", bytes(8)), "outside of the file"),
     "doubled.pt": (lambda p: _bytes(p, saved({"x": doubled(40)})), "more than 100,000 values"),
     "deep.pt": (lambda p: _bytes(p, saved(_deep(300))), "deep"),
     "lying.safetensors": (lambda p: _bytes(p, lying_safetensors()), "not a whole safetensors file"),
@@ -162,9 +173,9 @@ def _bytes(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def _npz(path: Path, data: bytes) -> None:
+def _npz(path: Path, data: bytes, name: str = "x.npy") -> None:
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("x.npy", data)
+        archive.writestr(name, data)
 
 
 def _polygraphy(data: bytes) -> bytes:

@@ -101,6 +101,8 @@ def _complaints(entries: list[zipfile.ZipInfo], size: int) -> Iterator[str]:
             yield f"has an encrypted member, {entry.filename[:80]!r}"
         if entry.compress_type not in _METHODS:
             yield f"has a member compressed by method {entry.compress_type}, {entry.filename[:80]!r}"
+        if not 0 <= entry.header_offset < size:
+            yield f"has a member that would begin outside of the file, {entry.filename[:80]!r}"
         if entry.filename.casefold() in seen:
             yield f"has two members called {entry.filename[:80]!r}, perhaps in upper and lower case"
         seen.add(entry.filename.casefold())

@@ -32,8 +32,8 @@ def is_torchscript(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.partition("/")[2].startswith("code/") for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile):
-        return False
+    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError, OverflowError):
+        return False  # no archive that can be listed: whoever reads it says what it is
 
 
 def refuse_known(path: Path) -> None:
