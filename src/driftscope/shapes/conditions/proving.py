@@ -161,22 +161,3 @@ def prove(relations: Relations, words: str, *, least: int = 0, seconds: float = 
     """
     premises = [c.condition for c in relations.recorded if c.enforced and c.names]
     return implied(premises, statement(words, relations), least=least, seconds=seconds)
-
-
-def same_domain(one: Relations, other: Relations, *, least: int = 0, seconds: float = 5.0) -> Proof:
-    """Decide whether two exports of one model let the same sizes pass.
-
-    Returns
-    -------
-    Proof
-        Refuted with sizes that one lets pass and the other does not.
-    """
-    ours = [c.condition for c in one.recorded if c.enforced and c.names]
-    theirs = [c.condition for c in other.recorded if c.enforced and c.names]
-    for premises, conclusions in ((ours, theirs), (theirs, ours)):
-        if not conclusions:
-            continue
-        proof = implied(premises, operation("and", *conclusions), least=least, seconds=seconds)
-        if not proof:
-            return proof
-    return Proof(PROVED)
