@@ -26,6 +26,7 @@ from driftscope.explain.measured import Results
 from driftscope.explain.native import accumulations, nonfinite
 from driftscope.explain.native.kernels_alone import KernelLooks
 from driftscope.explain.native_runs import Case, Progress, judged_by_values, run_natively
+from driftscope.explain.weight_files import both_weights, compare_weights, reason_of
 from driftscope.lift.counting import counting
 from driftscope.lift.evidence import Evidence, gather
 from driftscope.programs.budget import Budget, BudgetSpent
@@ -117,6 +118,8 @@ def compare(
     wanted = _Wanted(explain, blame, nodes, None if reproduce is None else check_folder(reproduce))
     say("Loading both programs")
     program_a, program_b = _loaded("A", a), _loaded("B", b)
+    if both_weights(program_a, program_b):
+        return _weights(program_a, program_b, command)
     made = None if inputs is None else make_inputs(inputs, seed=seed)
     tell(stage="bind")
     bound_a, bound_b, notes = pair_inputs(program_a, program_b, made, seed=seed)
@@ -307,6 +310,16 @@ def compare_values(a: Any, b: Any) -> Comparison:
     return Comparison(
         verdict, overall_reason(outputs, verdict), Outputs(outputs), environment=capture(),
         thresholds=THRESHOLDS.to_dict(),
+    )  # fmt: skip
+
+
+def _weights(a: Program, b: Program, command: str) -> Comparison:
+    outputs, findings = compare_weights(a, b)
+    verdict = overall_verdict(outputs)
+    return Comparison(
+        verdict, reason_of(outputs, findings), Outputs(outputs), tuple(findings),
+        programs={"a": a.describe(), "b": b.describe()}, environment=capture(), thresholds=THRESHOLDS.to_dict(),
+        command=command,
     )  # fmt: skip
 
 

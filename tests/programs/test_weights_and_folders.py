@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,3 +89,60 @@ def test_folders_with_several_models_are_paired_by_name(tmp_path: Path) -> None:
     assert pairs_in(a, "model.onnx") == []
     with pytest.raises(ProgramError, match="of the same name"):
         pairs_in(a, d)
+
+
+WEIGHTS = {"head.weight": torch.arange(12.0).reshape(3, 4) / 7, "head.bias": torch.ones(3)}
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_two_files_of_weights_are_compared_as_weights(folder: Path, suffix: str) -> None:
+    save_file(WEIGHTS, "a.safetensors")
+    changed = {**WEIGHTS, "head.weight": WEIGHTS["head.weight"].clone()}
+    changed["head.weight"][1, 2] += 0.01
+    for name, tensors in (("same", WEIGHTS), ("changed", changed)):
+        file = f"{name}.{suffix}"
+        save_file(tensors, file) if suffix == "safetensors" else torch.save(tensors, file)
+    same = ds.compare("a.safetensors", f"same.{suffix}")
+    assert same.verdict is ds.Verdict.IDENTICAL
+    assert same.answer == "the same bits in 2 tensors"
+    assert not same.findings
+    other = ds.compare("a.safetensors", f"changed.{suffix}")
+    assert other.verdict is ds.Verdict.DIFFERENT
+    assert [f.code for f in other.findings] == ["W004"]
+    assert other.answer.startswith("head.weight is A's tensor, +0.01 added in element [1, 2]")
+    assert other.outputs["out['head.bias']"].verdict is ds.Verdict.IDENTICAL
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "code", "words"),
+    [
+        (lambda t: t.half(), "PRECISION", "W003", "stored in float16, rounded"),
+        (lambda t: t.double(), "ROUNDING", "W003", "every number kept"),
+        (lambda t: t.half().float(), "PRECISION", "W007", "rounded to float16"),
+        (lambda t: t * 2, "DIFFERENT", "W008", "multiplied by 2"),
+        (torch.zeros_like, "DIFFERENT", "W009", "set to zero"),
+    ],
+)
+def test_what_was_done_to_a_tensor_is_named(folder: Path, change: Any, verdict: str, code: str, words: str) -> None:
+    save_file(WEIGHTS, "a.safetensors")
+    save_file({**WEIGHTS, "head.weight": change(WEIGHTS["head.weight"])}, "b.safetensors")
+    comparison = ds.compare("a.safetensors", "b.safetensors")
+    assert comparison.verdict.name == verdict
+    assert comparison.findings[0].code == code
+    assert words in comparison.findings[0].what
+
+
+def test_a_tensor_that_only_one_file_has_is_a_difference(folder: Path) -> None:
+    save_file(WEIGHTS, "a.safetensors")
+    save_file({"head.weight": WEIGHTS["head.weight"]}, "b.safetensors")
+    comparison = ds.compare("a.safetensors", "b.safetensors")
+    assert comparison.verdict is ds.Verdict.DIFFERENT
+    assert "head.bias" in comparison.answer
+
+
+def test_weights_alone_are_no_program_and_outputs_are_no_weights(folder: Path) -> None:
+    save_file(WEIGHTS, "w.safetensors")
+    with pytest.raises(ProgramError, match=r"holds weights, not a program.*model\.py:Net@w\.safetensors"):
+        ds.compare("net.py:net", "w.safetensors")
+    save_file({"logits": torch.ones(2, 3)}, "out.safetensors")  # recorded outputs still stand for a program
+    assert ds.compare("net.py:net", "out.safetensors").outputs

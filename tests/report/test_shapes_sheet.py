@@ -98,3 +98,16 @@ def test_a_record_survives_json_and_is_read_by_its_schema(tmp_path):
     again = kinds.record_of(json.loads(path.read_text()), str(path))
     assert again == record()
     assert "x.shape[0] != 1" in record().save(tmp_path / "shapes.html").read_text()
+
+
+def test_code_to_paste_is_never_broken_and_the_map_has_its_legend():
+    spec = (
+        "dynamic_shapes = {\n    'x': {0: Dim.AUTO},\n}\n\ndef export():\n    with a.very.long.name.of.a.setting."
+        + ("that.does.not.fit(backed_size_oblivious=True):\n")
+    )
+    text = kinds.text_of(record(spec_code=spec), width=60, color=False)
+    assert "that.does.not.fit(backed_size_oblivious=True):" in text
+    assert "W wrong without an error" in text
+    assert "takes its process down" not in text  # only what is drawn is explained
+    fine = tuple(ShapePoint((n, m), True, {"export": "right"}) for n in range(3) for m in range(3))
+    assert "refuses" not in kinds.text_of(record(points=fine, targets=("export",), findings=()), width=60, color=False)

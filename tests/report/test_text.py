@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 import record_examples
+from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.collection import Collection, Entry
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict
@@ -244,3 +245,36 @@ def test_closer_counts_outputs() -> None:
     assert wording.closer_sentence([one]).startswith("B is closer to float64: rms error")
     assert wording.closer_sentence([one, one, two]) == "closer to float64: A on 1, B on 2 of 3 outputs"
     assert wording.closer_sentence([unknown]) == ""
+
+
+def test_cheaper_arithmetic_is_said_with_its_cause_and_size_and_no_unit_to_look_up() -> None:
+    record = record_examples.precision()
+    assert record.answer == (
+        "the same function; they differ by 690 times ordinary rounding, explained by TF32 products"
+    )
+    cast = "same function (in float64 they differ by 8e-16), 1.5e+03 floors (axis 0, index 0): consistent with "
+    cast += "rounding to float16 at narrowed (Cast) in B, 0.61 floors of that format"
+    output = dataclasses.replace(record.outputs[0], reason=cast, floors=1502.0)
+    finding = dataclasses.replace(record.findings[0], where=Where("out", "narrowed", "Cast", "net.norm", "net.py", 7))
+    said = dataclasses.replace(record, outputs=(output,), findings=(finding,), reason=cast).answer
+    assert said.startswith("the same function; they differ by 1,502 times ordinary rounding, consistent with rounding")
+    assert said.endswith("to float16 at narrowed (Cast) in B (net.norm, net.py:7)")
+    # Where nothing was found to make it, nothing is said to make it.
+    unknown = dataclasses.replace(output, reason="same function, 690 floors: rounding, unusually large")
+    assert dataclasses.replace(record, outputs=(unknown,), reason=unknown.reason).answer == unknown.reason
+
+
+def test_the_sentences_of_a_finding_are_parted_on_one_line() -> None:
+    finding = Finding("N001", "epsilon differs", "It is 1e-3 here", "Set it to 1e-5.", verified=True)
+    assert wording.message(finding) == "epsilon differs. It is 1e-3 here. Fix: Set it to 1e-5. (tried: it works)"
+    assert wording.message(Finding("N001", "epsilon differs")) == "epsilon differs"
+
+
+def test_a_note_and_both_programs_stand_whole_at_60_columns() -> None:
+    record = record_examples.rounding()
+    words = " ".join(f"constant{k}" for k in range(40))
+    named = {"a": {"name": "x" * 30, "runtime": "a runtime of many words and options, CPU, optimisation level all"}}
+    note = Finding("W001", words, note=True)
+    text = comparison.render(dataclasses.replace(record, findings=(note,), programs=named), width=60)
+    assert "…" not in text
+    assert "optimisation level all" in " ".join(text.split())

@@ -213,7 +213,7 @@ def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return None
     lifted = e.delta is not None
     rho = e.rho.value
-    ground = f"same function (lifted drift {e.delta.value:.1e})" if e.delta is not None else "by floor only"
+    ground = "by floor only" if e.delta is None else f"same function (in float64 they differ by {e.delta.value:.1e})"
     unlifted = e.cannot_b or e.cannot_a
     if e.delta is not None and unlifted:
         whose = "its" if e.cannot_b else "A's"

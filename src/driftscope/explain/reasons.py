@@ -114,7 +114,8 @@ def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
         notes.append(
             Finding(
                 code,
-                f"{len(members)} {words} in {side}: {first.name} is {first.partner}{others}",
+                f"{side} {words.format(count=len(members), s='' if len(members) == 1 else 's')}: {first.name} is"
+                f" {'A' if side == 'B' else 'B'}'s {first.partner}{others}",
                 why,
                 where=Where(node=first.constant.where.node, operator=first.constant.where.operator),
                 evidence={"constants": [f"{r.name} = {r.partner}" for r in members[:20]], "count": len(members)},
@@ -126,13 +127,14 @@ def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
 
 _REPAIR_NOTES = {
     ("scalar", "solved"): (
-        "W001", "constant(s) rounded to storage", "Exporters store numbers in the model's dtype or in float32."
+        "W001", "stores {count} constant{s} rounded", "Exporters store numbers in the model's dtype or in float32."
     ),
     ("table", "fold"): (
-        "W002", "constant(s) computed natively", "A constant subgraph or a fold was evaluated in the model's dtype."
+        "W002", "computed {count} constant{s} ahead of time, in its own format",
+        "A constant subgraph or a fold was evaluated in the model's dtype.",
     ),
     ("weight",): (
-        "W003", "weight(s) stored in a narrower format", "Each is the other side's weight, rounded once."
+        "W003", "stores {count} weight{s} in a narrower format", "Each is the other side's weight, rounded once."
     ),
 }  # fmt: skip
 

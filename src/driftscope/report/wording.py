@@ -152,6 +152,22 @@ def place(where: Where) -> str:
     return one_line(replace(where, file=written(where.file) if where.file else None))
 
 
+def fix_of(finding: Finding) -> str:
+    """Write what to change, and whether that was tried."""
+    if not finding.fix:
+        return ""
+    tried = {True: " (tried: it works)", False: " (tried: it is not enough)", None: ""}[finding.verified]
+    return f"{finding.fix}{tried}"
+
+
+def message(finding: Finding) -> str:
+    """Write a finding as sentences on one line, for hosts that show one line: what, why, and what to change."""
+    fix = fix_of(finding)
+    said = [one_line(text) for text in (finding.what, finding.why, fix and f"Fix: {fix}") if text]
+    ended = [text if text.endswith((".", "!", "?")) else f"{text}." for text in said[:-1]]
+    return " ".join([*ended, *said[-1:]])
+
+
 def seriousness(finding: Finding) -> int:
     """Order in which findings are shown: things to act on before notes."""
     return 1 if finding.note else 0

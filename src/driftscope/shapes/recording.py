@@ -70,8 +70,7 @@ def headline(check: Check) -> str:
     if not probed:
         return f"{name} exported by {check.capture.mode} could not be tried at any shape"
     if not lost and not wrong:
-        plain = f"no drift on {probed} shapes: {name} exported by {check.capture.mode} is right wherever it runs itself"
-        return plain + _elsewhere(check)
+        return f"{name} exported by {check.capture.mode} is right at all {probed} shapes tried{_elsewhere(check)}"
     parts = [f"{wrong} silently wrong"] if wrong else []
     parts += [f"{lost} lost"] if lost else []
     told = f"{name} exported by {check.capture.mode}: {right} of {probed} shapes right, {' and '.join(parts)}"
@@ -79,13 +78,13 @@ def headline(check: Check) -> str:
 
 
 def _elsewhere(check: Check) -> str:
-    """What is silently wrong in what the program was converted to."""
-    told = [
-        f"; {title} silently wrong at {check.domain.count(target, WRONG)}"
-        for target, title in ((ONNX, "ONNX"), (AOTI, "AOTInductor"))
-        if check.domain.count(target, WRONG)
-    ]
-    return "".join(told)
+    """What goes wrong in what the program was converted to, so that no answer says less than its headline."""
+    said = ""
+    for target, title in ((ONNX, "the ONNX file"), (AOTI, "the compiled package")):
+        wrong, lost = (check.domain.count(target, outcome) for outcome in (WRONG, LOST))
+        said += f"; {title} is silently wrong at {wrong}" if wrong else ""
+        said += f"{' and' if wrong else f'; {title}'} refuses {lost}" if lost else ""
+    return said
 
 
 def relation_record(clause: Clause) -> ShapeRelation:

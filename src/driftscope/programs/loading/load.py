@@ -128,16 +128,32 @@ def _from_text(text: str | FilePath, options: dict[str, Any]) -> Program:
             f" torch.jit.load({path.name!r})"
         )
     if suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
-        raise ProgramError(
-            f"{path} holds pickled Python objects, which are not loaded; give file.py:name for the module,"
-            " or export it (torch.export.save to .pt2, or torch.onnx.export to .onnx)"
-        )
+        return _saved(path, options)
     if suffix == ".py":
         raise ProgramError(f"{path} needs the name of an object or a factory inside: {path}:name")
     raise ProgramError(
         f"{str(text)!r} is not a program driftscope can load: give a path to .onnx or .pt2, a folder with a model,"
         " package.module:name, or file.py:name"
     )
+
+
+def _saved(path: FilePath, options: dict[str, Any]) -> Program:
+    """Take a file of ``torch.save`` as weights, if it holds tensors by name; a whole pickled module is not loaded."""
+    from driftscope.programs.feeding.files import file_digest
+    from driftscope.programs.loading.weights import read_weights
+    from driftscope.programs.runtimes.recorded_outputs import RecordedProgram
+
+    if not path.is_file():
+        raise ProgramError(f"{path}: no such file")
+    _refuse_unknown("file of weights", options)
+    try:
+        tensors = read_weights(path)
+    except ProgramError as error:
+        raise ProgramError(
+            f"{path} holds pickled Python objects, which are not loaded; give file.py:name for the module,"
+            " or export it (torch.export.save to .pt2, or torch.onnx.export to .onnx)"
+        ) from error
+    return RecordedProgram(dict(tensors), path.name, {"path": str(path), "sha256": file_digest(path)})
 
 
 def _from_reference(text: str, options: dict[str, Any], weights: FilePath | None = None) -> Program:

@@ -40,7 +40,7 @@ def with_weights(module: Any, file: Path, reference: str) -> Any:
     """
     if not hasattr(module, "load_state_dict"):
         raise ProgramError(f"{reference} gives a {type(module).__name__}, which holds no weights; give a module")
-    tensors = _tensors(file)
+    tensors = read_weights(file)
     own = module.state_dict()
     problems = [f"lacks {_few(sorted(set(own) - set(tensors)))}"] if set(own) - set(tensors) else []
     problems += [f"holds {_few(sorted(set(tensors) - set(own)))} besides"] if set(tensors) - set(own) else []
@@ -53,7 +53,14 @@ def with_weights(module: Any, file: Path, reference: str) -> Any:
     return filled
 
 
-def _tensors(file: Path) -> Mapping[str, Any]:
+def read_weights(file: Path) -> Mapping[str, Any]:
+    """Read the tensors of a file by name, without unpickling anything else.
+
+    Raises
+    ------
+    ProgramError
+        If the file is missing, damaged, or holds anything but tensors by name.
+    """
     if not file.is_file():
         raise ProgramError(f"{file}: no such file")
     if file.suffix.lower() == ".safetensors":

@@ -13,6 +13,9 @@ from driftscope.programs.feeding.files import file_digest, is_input_file, read_i
 from driftscope.programs.protocol import Bound, Program
 from driftscope.programs.value_trees import flatten, unflatten
 
+# Every layer that stores numbers has a tensor whose name ends like this; no output is called so.
+_OF_WEIGHTS = (".weight", ".weight_g", ".in_proj_weight", ".weight_ih_l0")
+
 
 class RecordedProgram(Program):
     """Outputs at hand, which stand for a program that is not here.
@@ -37,7 +40,7 @@ class RecordedProgram(Program):
 
     @property
     def runtime(self) -> str:
-        return str(self.origin.get("runner", "recorded outputs"))
+        return str(self.origin.get("runner", "weights" if self.holds_weights else "recorded outputs"))
 
     def bind(self, inputs: Any = None) -> Bound:
         """Accept anything: the outputs were computed already."""
@@ -49,6 +52,11 @@ class RecordedProgram(Program):
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | self.origin
+
+    @property
+    def holds_weights(self) -> bool:
+        """Whether this is a file of weights: told from its names, as a state_dict has them."""
+        return "path" in self.origin and self.flat and any(str(n).endswith(_OF_WEIGHTS) for n in self.outputs)
 
 
 def read_outputs(path: FilePath) -> RecordedProgram:

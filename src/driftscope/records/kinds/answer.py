@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from driftscope.records.finding import Finding, Where
@@ -23,6 +24,8 @@ def answer_of(verdict: Verdict, reason: str, findings: Sequence[Finding], output
         return _different(findings, outputs) or reason
     if verdict is Verdict.ROUNDING:
         return _rounding(outputs) or reason
+    if verdict is Verdict.PRECISION:
+        return _precision(findings, outputs) or reason
     return reason
 
 
@@ -79,4 +82,29 @@ def _rounding(outputs: Sequence[OutputRecord]) -> str:
     large = next((o for o in drifting if not o.reason.endswith("ordinary rounding")), None)
     if large is not None:
         return ""
-    return f"the same function; they differ by {worst.floors:.2g} times ordinary rounding"
+    return f"the same function; they differ by {_times(worst.floors or 0.0)} ordinary rounding"
+
+
+# How the judge ends its sentence on a drift above rounding: its size in floors, where, and what was found to make it.
+_CAUSED = re.compile(r" floors(?: \([^)]*\))?: (?P<how>consistent with|explained by) (?P<cause>.+)$")
+
+
+def _precision(findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> str:
+    first = next((f for f in findings if not f.note and f.code == "N003"), None)
+    output = next((o for o in outputs if first is not None and o.path == first.where.output), None)
+    found = _CAUSED.search(output.reason) if output is not None else None
+    if first is None or output is None or found is None or not output.floors:
+        return ""
+    # What is left of it in floors of that format is for those who ask how it was judged.
+    cause = re.sub(r", [^,]* floors of that format$", "", found["cause"])
+    node = first.where.node or ""
+    around = place_of(first.where).removeprefix(node).strip() if node in cause else ""  # the cause names the node
+    place = f" {around}" if around else ""
+    return f"the same function; they differ by {_times(output.floors)} ordinary rounding, {found['how']} {cause}{place}"
+
+
+def _times(floors: float) -> str:
+    """Write a multiple with the two digits that a measured floor is good for."""
+    if floors >= 100:
+        return f"{floors:,.0f} times"
+    return f"{floors:.1f} times" if 1.0 <= floors < 9.95 else f"{floors:.2g} times"

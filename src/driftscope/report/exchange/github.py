@@ -33,8 +33,7 @@ def _command(finding: Finding, entry: SessionEntry, root: Path) -> str:
     call = (entry.file, entry.line) if entry.file and entry.line else None
     where = at_users_line(finding, call).where
     file, line = (where.file, where.line) if where.file and where.line else (entry.file, entry.line)
-    said = (finding.what, finding.why, finding.fix and f"Fix: {finding.fix}")
-    return _write(file, line, f"driftscope {finding.code}", (t for t in said if t), root)
+    return _write(file, line, f"driftscope {finding.code}", (wording.message(finding),), root)
 
 
 def _bare(entry: SessionEntry, root: Path) -> str:

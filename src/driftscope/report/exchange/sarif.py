@@ -82,14 +82,13 @@ def _result(finding: Finding, index: int, base: Path) -> dict[str, Any]:
         "physicalLocation": {"artifactLocation": {"uri": relative(str(where.file), base)}, "region": region},
         "logicalLocations": [{"fullyQualifiedName": name, "kind": kind} for name, kind in names if name],
     }
-    said = (finding.what, finding.why, finding.fix and f"Fix: {finding.fix}")
     # The same finding on the same line stays the same alert, whatever its numbers are today.
     identity = "|".join((finding.code, str(where.file), where.expression or str(where.line), where.module or ""))
     return {
         "ruleId": finding.code,
         "ruleIndex": index,
         "level": "note" if finding.note else "warning",
-        "message": {"text": " ".join(wording.one_line(text) for text in said if text)},
+        "message": {"text": wording.message(finding)},
         "locations": [location],
         "partialFingerprints": {"driftscope/v1": hashlib.sha256(identity.encode()).hexdigest()[:32]},
     }

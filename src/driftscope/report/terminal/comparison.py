@@ -112,8 +112,8 @@ class _Lines(Lines):
         """Append one line for each side."""
         for side in ("a", "b"):
             if side in comparison.programs:
-                line = wording.elide(wording.program_line(comparison.programs[side]), self.width - 4)
-                self.add(Text.assemble(("  ", ""), (side.upper(), "bold"), " ", line))
+                for index, line in enumerate(wrap(wording.program_line(comparison.programs[side]), self.width - 4)):
+                    self.add(Text.assemble("  ", (side.upper() if index == 0 else " ", "bold"), " ", line))
 
     def outputs(self, outputs: tuple[OutputRecord, ...], wanted: tuple[_Column, ...]) -> None:
         """Append the table of outputs, the worst ones when there are many, and what its columns mean."""

@@ -62,19 +62,11 @@ class Lines:
         style = "dim" if finding.note else "bold red"
         for index, line in enumerate(wrap(wording.place(finding.where), self.width - len(head) - 1)):
             self.add(Text.assemble((head if index == 0 else " " * len(head), style), " ", line))
-        # A note is one sentence by nature: it stays on two lines even when its author wrote more.
-        for label, text in (("what", finding.what), ("why", finding.why), ("fix", _fix(finding))):
+        for label, text in (("what", finding.what), ("why", finding.why), ("fix", wording.fix_of(finding))):
             # What the first line of all says already is not said again, if anything else is left to say.
             repeated = label == "what" and text == said and (finding.why or finding.fix)
             if text and not repeated and not (finding.note and label != "what"):
-                self.labelled(f"  {label}", wording.one_line(text), indent=7, limit=2 if finding.note else MAX_LINES)
-
-
-def _fix(finding: Finding) -> str:
-    if not finding.fix:
-        return ""
-    tried = {True: " (tried: it works)", False: " (tried: it is not enough)", None: ""}[finding.verified]
-    return f"{finding.fix}{tried}"
+                self.labelled(f"  {label}", wording.one_line(text), indent=7, limit=MAX_LINES)
 
 
 def wrap(text: str, width: int) -> list[str]:

@@ -7,12 +7,18 @@ from rich.text import Text
 from driftscope.records.kinds.shape_report import ShapeRecord
 from driftscope.report import wording
 from driftscope.report.sheets import shapes
-from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines
+from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, wrap
 from driftscope.report.terminal.sheet import STYLES
 
 #: outcome -> what stands for it in the small picture
 _LETTERS = {
     "right": "✓", "lost": "L", "wrong": "W", "crash": "C", "more": "+", "–": "·", "?": "?", "": " ", "✓": "✓",
+}  # fmt: skip
+#: what a square says -> what that means
+_MEANINGS = {
+    "✓": "right", "lost": "the model runs, the target refuses", "wrong": "wrong without an error",
+    "crash": "takes its process down", "more": "only the target answers", "–": "neither runs", "?": "not tried",
+    "": "blank: no such shape tried",
 }  # fmt: skip
 _ROWS = 9  # of the picture
 _RELATIONS = 5
@@ -76,8 +82,11 @@ def _picture(page: Lines, record: ShapeRecord, lines: int) -> None:
     target = max(targets, key=lambda name: (record.count(name, "wrong"), record.count(name, "lost")))
     grid = shapes.domain_picture(record, target, pair)
     page.blank()
-    page.add(Text(wording.elide(grid.title, page.width), "bold"), limit=1)
-    room = min(lines - len(page.lines) - 2, _ROWS)
+    for line in wrap(wording.one_line(grid.title), page.width):
+        page.add(Text(line, "bold"), limit=1)
+    shown = {mark.text for squares in grid.squares for mark in squares}
+    legend = "; ".join(f"{_LETTERS[text]} {words}" for text, words in _MEANINGS.items() if text in shown)
+    room = min(lines - len(page.lines) - 3 - len(legend) // page.width, _ROWS)
     if len(grid.columns) > 1:
         page.add(Text("".join([" " * 6, *(f"{name:>4}" for name in grid.columns)]), "dim"), limit=1)
     for name, squares in list(zip(grid.rows, grid.squares, strict=True))[:room]:
@@ -85,6 +94,7 @@ def _picture(page: Lines, record: ShapeRecord, lines: int) -> None:
         for mark in squares:
             drawn.append(f"{_LETTERS.get(mark.text, mark.text[:1]):>4}", STYLES[mark.tone])
         page.add(drawn, limit=1)
+    page.paragraph(legend, "dim", indent=2)
 
 
 def _relations(page: Lines, record: ShapeRecord) -> None:
@@ -102,4 +112,4 @@ def _spec(page: Lines, record: ShapeRecord, lines: int) -> None:
     if code and len(code) + len(page.lines) < lines - 6:
         page.blank()
         for line in code:
-            page.add(Text(line, no_wrap=True, overflow="ignore"))
+            page.lines.append(wording.clean(line))  # whole, however narrow the terminal: it is there to be pasted

@@ -50,8 +50,13 @@ def _answer(page: Lines, sheet: Sheet) -> None:
     page.add(Text(f"  {wording.elide(wording.one_line(sheet.title), page.width - 2)}", "dim"))
     for label, value, remark in sheet.figures[:4]:
         page.add(
-            Text(f"  {wording.one_line(label)}: {wording.one_line(value)} {wording.one_line(remark)}".rstrip()), limit=1
+            Text(f"  {wording.one_line(label)}: {wording.one_line(value)}{_remark(wording.one_line(remark))}"), limit=1
         )
+
+
+def _remark(text: str) -> str:
+    """Set a remark off from its number, so that "3" and "programs in one class ..." are not read as one phrase."""
+    return f" ({text})" if text else ""
 
 
 def _findings(page: Lines, findings: Sequence[Finding], lines: int, said: str) -> int:

@@ -74,7 +74,7 @@ class DomainFindings:
         return self._finding(
             _WRONG[group.target],
             group,
-            what=f"{name} silently gives something else at {self._share(group)}, such as {self._at(point)}: {said}",
+            what=f"{name} is wrong, without an error, at {self._share(group)}, such as {self._at(point)}: {said}",
             why=self._why_wrong(group),
             remedy=remedy,
         )
@@ -109,7 +109,7 @@ class DomainFindings:
             f"the ONNX file returns {which} of complex numbers as real ones with one more axis of 2 at the end",
             why="ONNX operators compute with real numbers; the exporter keeps real and imaginary part side by side",
             fix="torch.view_as_complex(output), or call the file through report.guard(path), which does it"
-            + (f": the values are then right at all {right} probed shapes" if not wrong else ""),
+            + (f": the values are then right at all {right} shapes tried" if not wrong else ""),
             evidence={"target": ONNX, "outputs": outputs, "right": right, "wrong": wrong},
             verified=True if right and not wrong else None,
         )
@@ -211,7 +211,7 @@ class DomainFindings:
         running = len(self.check.domain.running)
         count = len(group.points)
         total = probed - running if group.outcome == MORE else running
-        return f"{count} of {total} probed shapes" if count != 1 else f"1 of {total} probed shapes"
+        return f"{count} of {total} shapes tried" if count != 1 else f"1 of {total} shapes tried"
 
     def _at(self, point: tuple[int, ...]) -> str:
         return ", ".join(f"{name}={size}" for name, size in changed_sizes(point, self.example, self.names)[:6])

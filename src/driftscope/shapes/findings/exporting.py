@@ -170,7 +170,7 @@ def _not_followed(candidate: Candidate, check: Check) -> Iterator[Finding]:
         yield Finding(
             "S002",
             f"torch suggests {suggestion}, which {'freezes' if freezes else 'thins out'} that axis and loses"
-            f" {len(excluded)} of {len(check.running)} probed shapes; not followed",
+            f" {len(excluded)} of {len(check.running)} shapes tried; not followed",
             why="a suggestion makes a spec acceptable, it does not keep the sizes at which the model runs",
             fix=f"{name} left to Dim.DYNAMIC",
             note=True,
