@@ -1,8 +1,9 @@
 """Which versions driftscope works with: measured, one environment per file of ``constraints/``.
 
 ``python docs/compatibility.py run torch2.8`` makes ``.venv-torch2.8``, installs driftscope with
-``constraints/torch2.8.txt``, runs the tests of what depends on versions there (``SUITE``: a walk through
-all commands with what the installed torch exports; half a minute) and keeps what came of it in
+``constraints/torch2.8.txt``, runs the tests of what depends on versions there (``SUITE``: a walk through all
+commands with what the installed torch exports, onnxruntime's levels, ``.pt2`` files, what lifts; a minute or two) and
+keeps what came of it in
 ``docs/measurements/compatibility``; ``... table`` writes the page from everything that is kept.
 ``make matrix VERSION=torch2.8`` does both; ``VERSION=oldest`` and ``VERSION=newest`` are the oldest and newest torch.
 Other tests may be named behind it: ``python docs/compatibility.py run torch2.8 tests`` runs every quick test.
@@ -30,7 +31,15 @@ KEPT = ROOT / "docs" / "measurements" / "compatibility"
 PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 _SHOWN = ("torch", "onnxruntime", "onnx", "numpy", "transformers")
 # What depends on the versions of libraries, and is short: every command, what this torch exports, this onnxruntime.
-SUITE = ("tests/cli/test_walk.py",)
+SUITE = (
+    "tests/cli/test_walk.py",
+    "tests/programs/test_onnx_runtime.py",
+    "tests/programs/test_pt2_files.py",
+    "tests/lift/test_tape_exported.py",
+    "tests/lift/test_onnx_lift.py",
+    "tests/records/test_environment.py",
+    "tests/comparison/test_judge.py",
+)
 _ASK = """
 import importlib.metadata as m, json, platform, sys
 from driftscope.records.environment import capture
@@ -74,14 +83,15 @@ def measure(name: str, python: str, tests: list[str], folder: Path, ready: bool)
     inside = folder / "bin" / "python" if ready else environment(name, python, folder)
     junit = folder / "junit.xml"
     workers = ["-n", os.environ.get("WORKERS", "auto"), "--dist", "worksteal"]
-    chosen = ["-m", "not slow and not sweep" if tests else "sweep"]
+    # The walk is marked as a sweep.
+    chosen = ["-m", "not slow and not sweep" if tests else "not slow"]
     command = [str(inside), "-m", "pytest", "-q", *chosen, *workers, f"--junitxml={junit}"]
     junit.unlink(missing_ok=True)
     subprocess.call([*command, *(tests or SUITE)], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if not junit.is_file():
         raise SystemExit(f"{name}: the tests ended before they were counted; nothing was kept")
     row = json.loads(subprocess.check_output([str(inside), "-c", _ASK], text=True))
-    row |= {"name": name, "date": datetime.date.today().isoformat(), "tests": tests or ["walk"], **counted(junit)}
+    row |= {"name": name, "date": datetime.date.today().isoformat(), "tests": tests or ["suite"], **counted(junit)}
     KEPT.mkdir(parents=True, exist_ok=True)
     (KEPT / f"{name}.json").write_text(json.dumps(row, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -109,8 +119,9 @@ def table() -> str:
         "# Which versions it works with",
         "",
         "Measured with `make matrix VERSION=NAME`, one environment per file of `constraints/`. A newer version than",
-        "the newest here is not refused; `driftscope env` says that it was not tried. The walk is",
-        "`tests/cli/test_walk.py`: every command, with what the torch of that environment exports, on its onnxruntime.",
+        "the newest here is not refused; `driftscope env` says that it was not tried. The suite is every command with what",
+        "the torch of that environment exports on its onnxruntime, and the tests of levels, `.pt2` files and lifts:",
+        f"{', '.join(f'`{test}`' for test in SUITE)}.",
         "",
         f"| environment | python | {' | '.join(_SHOWN)} | tests | passed | failed | skipped | measured |",
         f"|---|---|{'---|' * len(_SHOWN)}---|---|---|---|---|",

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import driftscope as ds
 from driftscope.comparison.measuring.spread import drift_in_floors, lifted_drift, rms, shared_sentinels
 
 SHAPES = [(8,), (4, 10), (64, 10), (3, 16, 64), (512, 1152), (2, 3, 17, 19), (1, 1000), (4096,)]
@@ -114,3 +115,50 @@ def test_shared_sentinels_do_not_drown_the_rest():
     # The twin: a sentinel on one side only is a drift.
     b[1, 1] = 0.0
     assert lifted_drift(a, b, None, relative=1e-11, multiple=100.0).value > 0.5
+
+
+def parallel(axis, seed, scale=1.0):
+    """Noise of a table divided by one number per slice: all elements of a slice are off by the same factor."""
+    shape = [1, 1, 1]
+    shape[axis] = 40
+    return normal((40, 40, 40), 7) * normal(shape, seed, scale)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("sides", [1, 2])
+def test_an_error_that_a_slice_shares_is_one_number_and_may_be_anything(axis, sides):
+    ratios = [
+        drift_in_floors(parallel(axis, s), [parallel(axis, s + 99 + 50 * k) for k in range(sides)]).value
+        for s in range(20)
+    ]
+    assert max(ratios) <= 1.5
+
+
+def test_a_slice_far_outside_what_its_neighbours_share_is_seen():
+    drift = parallel(1, 1)
+    drift[:, 7] += 40.0 * normal((40, 40, 40), 7)[:, 7]
+    assert drift_in_floors(drift, [parallel(1, 2)]).value > 2.5
+
+
+def test_elements_with_errors_of_their_own_keep_a_slice_as_sharp_as_before():
+    drift = normal((400, 64), 1)
+    drift[:, 5] *= 4.0
+    assert drift_in_floors(drift, [normal((400, 64), 2)]).value > 2.5
+    twice = drift[:, 5].clone()
+    drift[:, 5] = normal((400,), 3) + 4.0 * twice / rms(twice)
+    assert drift_in_floors(drift, [normal((400, 64), 2)]).value > 2.5
+
+
+def test_a_softmax_along_a_long_first_axis_is_one_program_in_any_order_of_its_sums():
+    x = normal((4000, 64), 3).float()
+
+    def plain(v):
+        return torch.softmax(v, 0)
+
+    def running(v):
+        e = torch.exp(v)
+        return e / e.cumsum(0)[-1:]
+
+    for pair in ((plain, running), (running, plain)):
+        found = ds.compare(*pair, x, explain=False)
+        assert found.verdict in (ds.Verdict.IDENTICAL, ds.Verdict.ROUNDING), found.reason

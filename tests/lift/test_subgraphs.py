@@ -124,9 +124,9 @@ def test_a_rounded_weight_that_only_a_table_reads_reaches_the_table():
 class Positions(nn.Module):
     """A grouped convolution whose weight has a given length along one axis, as speech models have them."""
 
-    def __init__(self, axis: int, spelled: bool = False, gain: float = 1.0):
+    def __init__(self, axis: int, spelled: bool = False, gain: float = 1.0, seed: int = 4):
         super().__init__()
-        generator = torch.Generator().manual_seed(4)
+        generator = torch.Generator().manual_seed(seed)
         self.axis, self.spelled = axis, spelled
         self.v = nn.Parameter(torch.randn(48, 24, 16, generator=generator))
         kept = [1, 1, 1]
@@ -145,9 +145,11 @@ class Positions(nn.Module):
 SOUND = torch.randn(2, 48, 40, generator=torch.Generator().manual_seed(5))
 
 
+@pytest.mark.parametrize("seed", range(4, 9))
 @pytest.mark.parametrize("axis", [0, 2])
-def test_a_weight_norm_computed_on_both_sides_is_rounding(axis):
-    one, two = Positions(axis), Positions(axis, spelled=True)
+def test_a_weight_norm_computed_on_both_sides_is_rounding(axis, seed):
+    # A length is one number, and its error is in every weight of its channel: the largest of 48 lies far out.
+    one, two = Positions(axis, seed=seed), Positions(axis, spelled=True, seed=seed)
     for a, b in ((one, two), (two, one)):
         found = ds.compare(a, b, SOUND, explain=False)
         assert found.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING), found.reason

@@ -3,13 +3,14 @@
 A bug in one channel disappears in the root mean square over a million elements, so every ratio here is the
 largest over the whole tensor and over the slices along each axis. A slice has few elements and there are many
 slices, so what chance alone explains is taken off (:func:`_allowance`), and the floor of a slice, known from
-one noise sample, is drawn towards the floor of the tensor.
+one noise sample, is drawn towards the floor of the tensor. Where all elements of a slice share one error (a
+column divided by one sum), a slice is one number however many elements it has (:func:`_shared`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,8 @@ _PRIOR = 8.0
 _NEGLIGIBLE = 1e-4
 # The largest |drift| / local floor of honest pairs reached 2.8 times that of the noise sample itself.
 _TAIL_SLACK = 4.0
+# Beside 2 ln m, what n times the squared cosine of independent errors stays below: a chi-squared of one degree.
+_LUCK = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,42 @@ def _effective(mean: torch.Tensor, size: float, fourth: torch.Tensor) -> torch.T
     return (3.0 * ratio - 2.0).clamp(min=1.0, max=size)
 
 
+def _shared(drift: torch.Tensor, noises: Sequence[torch.Tensor], axis: int | None) -> torch.Tensor:
+    """How many elements a slice is worth where its elements share errors: between 1 and all that it has.
+
+    A slice divided by one norm has one error, ``c * v``, in the drift and another, ``d * v``, in the noise: the two
+    are parallel, and the ratio of ``c`` to ``d`` is that of two single numbers. Elements with errors of their own are
+    not parallel, but for chance: the squared cosine of n of them is 1/n. With a share f of what is shared in both, the
+    squared cosine is f^2, and a mean square varies as that of 1 / (f^2 + (1 - f)^2 / n) elements.
+
+    Parameters
+    ----------
+    drift : Tensor, shape S
+    noises : sequence of Tensor, shape S
+    axis : int or None
+        Along which the slices lie; None for the whole tensor as one slice.
+
+    Returns
+    -------
+    Tensor, float64
+        One number per slice.
+    """
+
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        return x.sum() if axis is None else x.sum([k for k in range(x.ndim) if k != axis])
+
+    along = [sums((drift * n.conj()).real if drift.is_complex() else drift * n).square() for n in noises]
+    moved, noise = sums(_square(drift)), sums(torch.stack([_square(n) for n in noises]).sum(0))
+    elements = drift.numel() / max(1, moved.numel())
+    tiny = torch.finfo(torch.float64).tiny
+    squared = (torch.stack(along).sum(0) / (moved * noise).clamp(min=tiny)).clamp(max=1.0)
+    # What all slices show together is known better; one slice alone has to show more than the luckiest of them would.
+    mean = ((elements * squared.mean() - 1.0) / max(elements - 1.0, 1.0)).clamp(min=0.0, max=1.0)
+    lucky = (2.0 * math.log(max(squared.numel(), 2)) + _LUCK) / elements
+    squared = torch.where(squared > lucky, torch.maximum(squared, mean), mean)
+    return 1.0 / (squared + (1.0 - squared.sqrt()).square() / elements)
+
+
 def drift_in_floors(drift: torch.Tensor, noises: list[torch.Tensor]) -> Ratio:
     """Return rho: rms(drift) over the root of the summed squared floors, largest over tensor, slices and tail.
 
@@ -157,32 +196,54 @@ def drift_in_floors(drift: torch.Tensor, noises: list[torch.Tensor]) -> Ratio:
     whole = math.sqrt(total / floor)
     # Scaled to a floor of 1, so that fourth powers stay in range.
     moved, noise = moved / floor, noise / floor
-    fourth = noise.square()
-    rests_on = _effective(noise.mean(), float(noise.numel()), fourth.mean())
+    found = _largest(moved, noise, whole)
+    if found.value <= 1.0:
+        return found
+    axes = [axis for axis in range(moved.ndim) if 1 < moved.shape[axis] < moved.numel()]
+    shared = {axis: _shared(drift, noises, axis) for axis in axes}
+    return min(found, _largest(moved, noise, whole, shared, float(_shared(drift, noises, None))), key=lambda r: r.value)
+
+
+def _largest(
+    moved: torch.Tensor,
+    noise: torch.Tensor,
+    whole: float,
+    shared: Mapping[int, torch.Tensor] | None = None,
+    worth: float = math.inf,
+) -> Ratio:
+    """The largest ratio over the tensor, its slices and the tail, of squares scaled to a mean floor of 1.
+
+    ``shared`` and ``worth`` are what slices, by axis, and the tensor are worth in elements, where elements share errors.
+    """
+    fourth, shared = noise.square(), shared or {}
+    rests_on = min(_effective(noise.mean(), float(noise.numel()), fourth.mean()), torch.tensor(worth))
     best = Ratio(whole / float(_allowance(1, rests_on)), whole=whole)
+    local = torch.ones_like(moved)
     for axis, (m, n, q) in enumerate(zip(*map(_slice_means, (moved, noise, fourth)), strict=True)):
         if m.numel() == 0:
             continue
-        size = _effective(n, moved.numel() / m.numel(), q)
-        local = (size * n + _PRIOR) / (size + _PRIOR)
-        ratio = (m / local).sqrt() / _allowance(m.numel(), size)
+        count = moved.numel() / m.numel()
+        most = shared.get(axis, torch.tensor(count, dtype=n.dtype))
+        size = torch.minimum(_effective(n, count, q), most)
+        ratio = (m / _drawn(n, size)).sqrt() / _allowance(m.numel(), size)
         index = int(ratio.argmax())
         if float(ratio[index]) > best.value:
             best = Ratio(float(ratio[index]), f"axis {axis}, index {index}", whole=whole)
-    tail = _tail(moved, noise)
+        shape = [1] * moved.ndim
+        shape[axis] = -1
+        # Outer-product form: rows and columns each scale the floor by their own share.
+        local = local * _drawn(n, most).reshape(shape)
+    tail = _tail(moved, noise, local)
     return Ratio(tail, "tail", whole=whole) if tail > best.value else best
 
 
-def _tail(moved: torch.Tensor, noise: torch.Tensor) -> float:
+def _drawn(floor: torch.Tensor, elements: torch.Tensor) -> torch.Tensor:
+    """The squared floor of slices, drawn towards the tensor's, which is 1, the more the fewer elements tell of it."""
+    return (elements * floor + _PRIOR) / (elements + _PRIOR)
+
+
+def _tail(moved: torch.Tensor, noise: torch.Tensor, local: torch.Tensor) -> float:
     """The largest single drift against the largest single noise, both in units of the local floor."""
-    local = torch.ones_like(moved)
-    for axis, n in enumerate(_slice_means(noise)):
-        if n.numel():
-            size = moved.numel() / n.numel()
-            shape = [1] * moved.ndim
-            shape[axis] = -1
-            # Outer-product form: rows and columns each scale the floor by their own share.
-            local = local * ((size * n + _PRIOR) / (size + _PRIOR)).reshape(shape)
     z_drift = float((moved / local).max().sqrt())
     z_noise = float((noise / local).max().sqrt())
     expected = max(z_noise, math.sqrt(2.0 * math.log(max(moved.numel(), 2))) + 1.0)
