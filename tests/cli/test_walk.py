@@ -104,7 +104,8 @@ def test_levels_of_onnxruntime_are_one_program(run, folder):
 def test_shapes_finds_what_an_export_loses(run, folder):
     found = run("shapes", f"{folder / 'model.py'}:Center", "--input", "x=3x4:float32", "--no-onnx", "--fail-on", "lost")
     assert found.exit_code == 1
-    assert found.stdout.startswith("shapes lost: Center")
+    # Up to torch 2.8 an export loses the branch without a guard, later ones refuse the shape.
+    assert found.stdout.startswith(("shapes lost: Center", "silently wrong: Center"))
     kept = run("shapes", f"{folder / 'model.py'}:make", "--no-onnx", "--fail-on", "lost", "--json")
     assert kept.exit_code == 0, kept.stdout + kept.stderr
 
@@ -132,7 +133,9 @@ def test_a_study_is_run_and_kept(run, tmp_path, monkeypatch):
 def test_files_are_listed_and_the_environment_told(run, folder):
     assert "LayerNormalization" in run("pretty", folder / "block.onnx").stdout
     versions = json.loads(run("env", "--json").stdout)["versions"]
-    assert (versions["torch"], versions["onnx"]) == (torch.__version__, onnx.__version__)
+    # The registry's builds with CUDA call themselves 2.8.0 as packages and 2.8.0+cu128 as modules.
+    found = (versions["torch"].split("+")[0], versions["onnx"])
+    assert found == (torch.__version__.split("+")[0], onnx.__version__)
 
 
 def test_a_model_of_transformers_is_its_export():

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from tiny_models import onnx_model, unary, value
 
 import driftscope as ds
-from driftscope.errors import CannotLift
+from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.programs.runtimes.ort_refusals import own_words
 from driftscope.programs.runtimes.ort_values import ELEMENTS
 
@@ -47,7 +47,7 @@ def test_results_outlive_their_session():
     assert torch.equal(others[4], X + 4)
 
 
-def test_strings_sequences_and_half_bytes():
+def test_strings_and_sequences():
     words = ds.program(unary("Identity", TensorProto.STRING, ("n",)))(np.array(["a", "b"]))["y"]
     assert words.tolist() == ["a", "b"]
     sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
@@ -57,14 +57,19 @@ def test_strings_sequences_and_half_bytes():
     assert torch.equal(ds.program(joined)({"s": [X, X]})["y"], torch.cat([X, X]))
     with pytest.raises(CannotLift, match="'s'"):
         ds.program(joined).lift_source({"s": [X, X]})
-    for element, expected in ((TensorProto.INT4, [7, -8, 3]), (TensorProto.UINT4, [7, 0, 3])):
-        cast = onnx_model(
-            [node("Cast", ["x"], ["y"], to=element)], [value("x", shape=(3,))], [value("y", element, None)], opset=21
-        )
-        assert (
-            ds.program(cast)(torch.tensor([7.0, -8.0 if element == TensorProto.INT4 else 0.0, 3.0]))["y"].tolist()
-            == expected
-        )
+
+
+@pytest.mark.parametrize(("element", "given"), [(TensorProto.INT4, [7, -8, 3]), (TensorProto.UINT4, [7, 0, 3])])
+def test_half_bytes(element, given):
+    result = value("y", element, None)
+    cast = onnx_model([node("Cast", ["x"], ["y"], to=element)], [value("x", shape=(3,))], [result], opset=21)
+    try:
+        found = ds.program(cast)(torch.tensor(given, dtype=torch.float32))["y"]
+    except RuntimeRefused as refused:
+        if "implementation for Cast" not in str(refused):
+            raise
+        pytest.skip("this onnxruntime has no kernel that makes four-bit integers (1.20 has none)")
+    assert found.tolist() == given
 
 
 def test_optional_inputs_may_be_left_out():

@@ -97,6 +97,10 @@ def set_guards(tree):
     tree["guards_code"] = [f"[{MARK}]"]
 
 
+with_guards = json_edit("models/model.json", set_guards)
+_SINCE_2_9 = (pickled_weight, with_guards)
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -111,10 +115,12 @@ def set_guards(tree):
         (text_edit("torch.ops.aten.add.Tensor", "torch.ops.load_library"), "not an operator of torch"),
         (text_edit('"as_string": "gram"', f'"as_string": "a\' or {MARK} or \'"'), "could become code"),
         (text_edit('"mode"', f'"mode=[{MARK}]"'), "could become code"),
-        (json_edit("models/model.json", set_guards), "not arithmetic"),
+        (with_guards, "not arithmetic"),
     ],
 )
 def test_what_would_run_code_is_refused(rich, pt2, tmp_path, edit, message, capsys):
+    if edit in _SINCE_2_9 and "guards_code" not in torch._export.serde.schema.ExportedProgram.__annotations__:
+        pytest.skip("torch 2.8 neither keeps weights one by one nor reads guards from a file")
     healthy = pt2 if edit is pickled_weight else rich
     with pytest.raises(ds.ProgramError, match=message) as refused:
         ds.program(edited(healthy, tmp_path / "evil.pt2", edit))

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.errors import CannotLift
 
@@ -31,6 +32,22 @@ def call_higher_order(
         if kernel is None:
             raise CannotLift(f"The higher-order operator {operator.name()} has no float64 evaluation.")
         return kernel(*args, **kwargs)
+
+
+def seen_by(mode: type[TorchDispatchMode]) -> None:
+    """Let modes of a class see higher-order operators in torch 2.8, which asks every operator for the class's rule.
+
+    Later versions call ``__torch_dispatch__`` of modes that say ``supports_higher_order_operators``.
+    """
+    if hasattr(TorchDispatchMode, "supports_higher_order_operators"):
+        return
+    for operator in list(getattr(torch._ops, "_higher_order_ops", {}).values()):
+        if mode not in operator.python_key_table:
+            operator.py_impl(mode)(_rule(operator))
+
+
+def _rule(operator: Any) -> Callable[..., Any]:
+    return lambda mode, *args, **kwargs: call_higher_order(mode, operator, args, kwargs)
 
 
 def control_flow(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Run) -> tuple[bool, Any]:

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.errors import CannotLift
-from driftscope.lift.torch.control import call_higher_order
+from driftscope.lift.torch.control import call_higher_order, seen_by
 from driftscope.lift.torch.entries import Entry, Facts, Place, Ref, Tape, facts_of, functional_form, tensors_in
 from driftscope.lift.torch.ledger import Ledger
 from driftscope.lift.torch.native_values import listener
@@ -56,6 +56,7 @@ class Recorder(TorchDispatchMode):
         self, names: Callable[[torch.Tensor], str | None], place: Callable[[], Place], provisional: bool = False
     ):
         super().__init__()  # type: ignore[no-untyped-call]
+        seen_by(type(self))
         self.tape = Tape()
         self.ledger = Ledger(self.tape, names, self._append_own)
         self._place = place
