@@ -213,7 +213,7 @@ def _largest(
 ) -> Ratio:
     """The largest ratio over the tensor, its slices and the tail, of squares scaled to a mean floor of 1.
 
-    ``shared`` and ``worth`` are what slices, by axis, and the tensor are worth in elements, where elements share errors.
+    ``shared`` and ``worth``: what slices, by axis, and the tensor are worth in elements where errors are shared.
     """
     fourth, shared = noise.square(), shared or {}
     rests_on = min(_effective(noise.mean(), float(noise.numel()), fourth.mean()), torch.tensor(worth))
