@@ -196,15 +196,17 @@ def drift_in_floors(drift: torch.Tensor, noises: list[torch.Tensor]) -> Ratio:
     whole = math.sqrt(total / floor)
     # Scaled to a floor of 1, so that fourth powers stay in range.
     moved, noise = moved / floor, noise / floor
-    found = _largest(moved, noise, whole)
+    found = _worst_of(moved, noise, whole)
     if found.value <= 1.0:
         return found
     axes = [axis for axis in range(moved.ndim) if 1 < moved.shape[axis] < moved.numel()]
     shared = {axis: _shared(drift, noises, axis) for axis in axes}
-    return min(found, _largest(moved, noise, whole, shared, float(_shared(drift, noises, None))), key=lambda r: r.value)
+    return min(
+        found, _worst_of(moved, noise, whole, shared, float(_shared(drift, noises, None))), key=lambda r: r.value
+    )
 
 
-def _largest(
+def _worst_of(
     moved: torch.Tensor,
     noise: torch.Tensor,
     whole: float,
