@@ -173,7 +173,7 @@ class RowByRow(torch.nn.Module):
 def test_rows_of_an_operand_are_paired_with_the_whole(monkeypatch):
     asked_of = []
     monkeypatch.setattr(
-        "driftscope.explain.native.sum_sites.ask_once", lambda key, _opened: asked_of.append(key[2]) or "no"
+        "driftscope.explain.native.sum_sites.ask_once", lambda key, _opened, **_: asked_of.append(key[2]) or "no"
     )
     x = torch.randn(8, 1024, generator=torch.Generator().manual_seed(0))
     if ds.compare(Product(1024, "Relu"), RowByRow(1024), x).verdict is Verdict.IDENTICAL:

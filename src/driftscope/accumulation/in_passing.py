@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 from driftscope.accumulation.answer import Accumulation
 from driftscope.accumulation.kernels.kernel import Kernel, Meter
-from driftscope.accumulation.revealing.refusal import BudgetSpentError, RevealError
+from driftscope.accumulation.revealing.refusal import RevealError
 from driftscope.accumulation.revealing.reveal_kernel import accumulation_of
 from driftscope.errors import InputError, ProgramError, RuntimeRefused
 from driftscope.programs.state.threads import thread_count
@@ -23,7 +23,6 @@ def ask_once(
     *,
     threads: int | None = None,
     max_calls: int = 400,
-    max_seconds: float = 0.5,
 ) -> Accumulation | str:
     """Reveal a sum, or return what was found when it was asked before.
 
@@ -33,8 +32,9 @@ def ask_once(
         Everything that the order may depend on: runtime, operator, shapes, dtype, threads.
     opened : callable
         Makes the kernel.
-    threads, max_calls, max_seconds
-        As for :func:`driftscope.accumulation.revealing.reveal_kernel.reveal_sum`.
+    threads, max_calls
+        As for :func:`driftscope.accumulation.revealing.reveal_kernel.reveal_sum`. Nothing ends by the clock: a busy
+        machine finds what an idle one finds.
 
     Returns
     -------
@@ -46,10 +46,7 @@ def ask_once(
         return _answers[key]
     try:
         with thread_count(threads):
-            answer: Accumulation | str = accumulation_of(opened(Meter(max_calls, max_seconds)), threads)
-    except BudgetSpentError as error:
-        # Another time the machine may be quicker: not kept.
-        return str(error)
+            answer: Accumulation | str = accumulation_of(opened(Meter(max_calls)), threads)
     except (RevealError, InputError, ProgramError, RuntimeRefused) as error:
         answer = str(error)
     _answers[key] = answer

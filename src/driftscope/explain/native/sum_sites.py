@@ -22,6 +22,8 @@ from driftscope.records.finding import Where
 
 #: The most terms of a sum that is asked in passing.
 _TERMS = 16384
+# An order that is none of the known ones takes several attempts; a call has a price whatever its size.
+_PATIENCE, _CALLS = 3.0, 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,14 @@ class Site:
 
     @property
     def work(self) -> float:
-        """Multiplications that asking may take: about one call for every row of probes."""
+        """Multiplications that asking may take."""
+        return self.calls * math.prod(self.shapes[0]) * (math.prod(self.shapes[1]) / self.n if self._multiplies else 1)
+
+    @property
+    def calls(self) -> float:
+        """Calls that asking may take: about one for every row of probes."""
         rows = max(math.prod(self.shapes[0]) // max(self.n, 1), 1)
-        calls = 1.3 * self.n / rows + 310 / rows + 20
-        return calls * math.prod(self.shapes[0]) * (math.prod(self.shapes[1]) / self.n if self._multiplies else 1)
+        return 1.3 * self.n / rows + 310 / rows + 20
 
     @property
     def _multiplies(self) -> bool:
@@ -166,7 +172,7 @@ class SumsOfProgram:
             call = NodeCall(node, opsets, shapes, axes if len(node.input) > 1 else None, constant, threads)
             return node_kernel(site.operator, call, site.dtype, meter)
 
-        return ask_once(key, opened)
+        return ask_once(key, opened, max_calls=min(int(_PATIENCE * site.calls), _CALLS))
 
     def _node(self, site: Site) -> Any:
         nodes = self._source.model.graph.node if self._source is not None else ()
