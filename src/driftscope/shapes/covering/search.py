@@ -47,7 +47,7 @@ class Effort:
     programs : int
         Most programs in a cover.
     seconds : float
-        For filling holes; the captures that are there are always looked at.
+        Of processor time, for filling holes; the captures that are there are always looked at.
     failures: int
         Holes that may stay open before the search gives up.
     """
@@ -179,10 +179,10 @@ class CoverSearch:
 
     def _filled(self, options: list[Option], chosen: list[Option]) -> list[Option]:
         """Capture again with the example moved to a point that nothing covers, while that gains anything."""
-        deadline = time.perf_counter() + self.effort.seconds
+        deadline = time.process_time() + self.effort.seconds
         dead: set[tuple[int, ...]] = set()
         while (
-            len(chosen) < self.effort.programs and time.perf_counter() < deadline and len(dead) < self.effort.failures
+            len(chosen) < self.effort.programs and time.process_time() < deadline and len(dead) < self.effort.failures
         ):
             hole = self._hole(chosen, dead)
             if hole is None:

@@ -35,7 +35,7 @@ class Plan:
     Parameters
     ----------
     seconds : float
-        For runs of the original.
+        Of processor time, for runs of the original.
     most, fewest : int
         Bounds of the number of runs, whatever a run costs.
     seed : int
