@@ -58,6 +58,8 @@ class Case:
     name: str
     ask: Callable[[], Any]
     expected: str = "honest"
+    #: Whether a first finding names the right place, where it is known.
+    placed: Callable[[Any], bool] | None = None
 
 
 class Refused(Exception):
@@ -179,8 +181,17 @@ def _row(label: str, case: Case) -> Row:
     return Row(
         label, case.expected, str(found.verdict), found.reason, [f.code for f in found.findings],
         "" if first is None else first.what, "" if first is None else str(first.where),
-        round(time.perf_counter() - start, 2), {"whys": whys},
+        round(time.perf_counter() - start, 2), {"whys": whys, **_first(found, case)},
     )  # fmt: skip
+
+
+def _first(found: Any, case: Case) -> dict[str, Any]:
+    """Whether the first finding is at the right place, what it advises, and whether that was tried."""
+    first = found.first
+    if first is None or case.placed is None:
+        return {}
+    return {"placed": case.placed(first), "fix": first.fix, "verified": first.verified,
+            "later": [f"{f.where}: {f.what}" for f in found.findings if not f.note and f is not first]}  # fmt: skip
 
 
 def _write(name: str, row: Row) -> None:

@@ -16,7 +16,7 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.elsewhere import where_asked
 from driftscope.errors import InputError, ends_us
 from driftscope.explain import reasons
-from driftscope.explain.causes import differing
+from driftscope.explain.causes import differing, integers
 from driftscope.explain.follow_up import Scene, look_again
 from driftscope.explain.judging import judge_outputs
 from driftscope.explain.locate.node_chart import node_records
@@ -341,12 +341,23 @@ def _findings(
     evidence: Evidence, outputs: Sequence[OutputRecord], codes: Sequence[str], explain: bool
 ) -> list[Finding]:
     found = differing.function_findings(evidence, outputs, explain)
-    found += reasons.output_findings(outputs, codes, evidence)
+    placed = _exact_places(evidence, outputs, codes) if explain and not found else {}
+    found += [placed.get(f.where.output or "", f) if f.code == "N010" else f
+              for f in reasons.output_findings(outputs, codes, evidence)]  # fmt: skip
     found += reasons.lift_notes(evidence)
     if evidence.reconciled is not None:
         found += reasons.repair_notes(evidence.reconciled.repairs_b, "B")
         found += reasons.repair_notes(evidence.reconciled.repairs_a, "A")
     return found
+
+
+def _exact_places(
+    evidence: Evidence, outputs: Sequence[OutputRecord], codes: Sequence[str]
+) -> dict[str, Finding]:
+    """Where exact outputs part, by their paths; nothing is asked where a float already says where."""
+    found = {o.path: integers.integer_finding(evidence, o) for o, code in zip(outputs, codes, strict=True)
+             if code == "N010"}  # fmt: skip
+    return {path: finding for path, finding in found.items() if finding is not None}
 
 
 def _record(

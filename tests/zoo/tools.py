@@ -140,6 +140,33 @@ def slimmed(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
     return path
 
 
+def simplified(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
+    """onnxsim."""
+    import onnxsim
+
+    path = folder / "sim.onnx"
+    with quiet():
+        onnx.save(onnxsim.simplify(onnx.load(dynamo(model, inputs, folder)))[0], path)
+    return path
+
+
+def optimised(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
+    """onnxoptimizer with its own fusions and eliminations."""
+    import onnxoptimizer
+
+    path = folder / "optimised.onnx"
+    with quiet():
+        passes = onnxoptimizer.get_fuse_and_elimination_passes()
+        onnx.save(onnxoptimizer.optimize(onnx.load(dynamo(model, inputs, folder)), passes), path)
+    return path
+
+
+def compiled(model: nn.Module, inputs: Inputs, folder: Path) -> Any:
+    """torch.compile by inductor."""
+    torch._dynamo.reset()
+    return torch.compile(copy.deepcopy(model))
+
+
 def converted(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
     """onnx's version conversion."""
     path = folder / "converted.onnx"
@@ -156,7 +183,7 @@ def fused_by_transformers(kind: str) -> Tool:
     def tool(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
         from onnxruntime.transformers.optimizer import optimize_model
 
-        path = folder / "fused.onnx"
+        path = folder / f"fused_{kind}.onnx"
         with quiet():
             optimize_model(
                 str(dynamo(model, inputs, folder)), model_type=kind, num_heads=4, hidden_size=32, opt_level=0
@@ -164,6 +191,53 @@ def fused_by_transformers(kind: str) -> Tool:
         return path
 
     return tool
+
+
+def quantised_dynamically(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
+    """onnxruntime's dynamic int8 quantisation, with the reduced range that every processor adds rightly."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    path = folder / "dynamic_int8.onnx"
+    with quiet():
+        quantize_dynamic(str(dynamo(model, inputs, folder)), str(path), weight_type=QuantType.QInt8, reduce_range=True)
+    return path
+
+
+def quantised_statically(layout: str) -> Tool:
+    """onnxruntime's static int8 quantisation, calibrated on the very inputs; ``layout`` is QDQ or QOperator."""
+
+    def tool(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
+        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+        class Reader(CalibrationDataReader):
+            def __init__(self) -> None:
+                names = [i.name for i in onnx.load(dynamo(model, inputs, folder)).graph.input]
+                self.left = [{n: x.numpy() for n, x in zip(names, inputs, strict=True)}]
+
+            def get_next(self) -> Any:
+                return self.left.pop() if self.left else None
+
+        path = folder / f"static_{layout}.onnx"
+        with quiet():
+            quantize_static(
+                str(dynamo(model, inputs, folder)), str(path), Reader(), quant_format=QuantFormat[layout],
+                activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, reduce_range=True,
+            )  # fmt: skip
+        return path
+
+    return tool
+
+
+def quantised_weights(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
+    """onnxruntime's weight-only int4: MatMulNBits."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    path = folder / "weights_int4.onnx"
+    with quiet():
+        made = MatMulNBitsQuantizer(onnx.load(dynamo(model, inputs, folder)), block_size=16, is_symmetric=True)
+        made.process()
+        made.model.save_model_to_file(str(path))
+    return path
 
 
 def channels_last(model: nn.Module, inputs: Inputs, folder: Path) -> nn.Module:
@@ -200,8 +274,17 @@ TOOLS: dict[str, Tool] = {
     "half-torch": half_by_torch,
     "bfloat16-torch": bfloat16_by_torch,
     "slim": slimmed,
+    "simplified": simplified,
+    "onnxoptimizer": optimised,
     "converted": converted,
     "fused-bert": fused_by_transformers("bert"),
+    "fused-gpt2": fused_by_transformers("gpt2"),
+    "fused-vit": fused_by_transformers("vit"),
+    "int8-dynamic": quantised_dynamically,
+    "int8-qdq": quantised_statically("QDQ"),
+    "int8-qoperator": quantised_statically("QOperator"),
+    "int4-weights": quantised_weights,
+    "compile": compiled,
     "channels-last": channels_last,
     "fx-fused": fused_by_fx,
     "eager-attention": eager_attention,

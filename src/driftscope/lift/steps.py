@@ -190,6 +190,24 @@ class Lifted(Protocol):
         """
         ...
 
+    def with_attribute(self, step: str, name: str, value: object) -> Lifted:
+        """Give the same program with another attribute (or literal argument) of one step, to try what that changes.
+
+        Parameters
+        ----------
+        step : str
+            Name of the step.
+        name : str
+            The attribute's own name in this graph, as :attr:`Step.attributes` has it.
+        value : object
+
+        Raises
+        ------
+        CannotLift
+            If the graph has no such step outside subgraphs and fused kernels.
+        """
+        ...
+
     def constant_values(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ import torch
 
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.explain.causes.computed import OtherIndices, other_indices
 from driftscope.explain.causes.counterparts import odd_step
 from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Cause, Trials
@@ -135,6 +136,9 @@ class _Case:
             file=source.file, line=source.line, expression=source.expression,
         )  # fmt: skip
         words = change.alteration.words
+        moved = None if self.a is None or self.b is None else other_indices(self.a, self.b, change)
+        if moved is not None:
+            return self._index_finding(change, moved, verified)
         return Finding(
             change.alteration.code,
             f"{constant.name} is not the reference's {partner.name}: it is that tensor, {words}",
@@ -145,6 +149,27 @@ class _Case:
              "created": place.created if place else None},
             verified=verified,
         )  # fmt: skip
+
+    def _index_finding(self, change: Changed, moved: OtherIndices, verified: bool | None) -> Finding:
+        step, place, own = moved.step, moved.place.where, change.constant.where
+        where = Where(
+            output=self.output.path, node=moved.place.name if step else own.node,
+            operator=moved.place.operator if step else own.operator, module=place.module or own.module,
+            file=place.file, line=place.line, expression=place.expression,
+        )  # fmt: skip
+        if step is not None:
+            what = f"{step.name} ({step.operator}) looks up {moved.given} here, and {moved.wanted} in A"
+        else:
+            what = f"{change.constant.name} holds rows {moved.given} of {moved.table}; A looks up {moved.wanted}"
+        return Finding(
+            "W011",
+            what,
+            f"The rows are A's; the positions are not{self._at_the_end()}.",
+            f"Let {step.name if step else change.constant.name} take rows {moved.wanted}, as A does.",
+            where,
+            {**self.numbers, "weight": change.constant.name, "reference": change.partner.name},
+            verified=verified,
+        )
 
     def _at_the_end(self) -> str:
         lifted = self.output.lifted
@@ -170,6 +195,7 @@ class _Case:
         trials = Trials(
             lambda replace: self.search.piece_heals(place, replace, {}),
             lambda name, source: self.search.piece_heals(place, {}, self._bypass(place, name, source)),
+            lambda step, attributes: self._set(place, step, attributes),
             lambda: self._peers(place),
             {} if self.search.view is None else self.search.view.makers_b(),
         )
@@ -177,6 +203,18 @@ class _Case:
         if cause is not None and cause.changed is not None:
             return self._weight_finding(cause.changed, True, place)
         return self._parting_finding(place, cause)
+
+    def _set(self, place: Place, step: str, attributes: Mapping[str, object]) -> bool:
+        """Whether the piece gives A's value with other attributes of one of its steps."""
+        graph = self.b
+        if graph is None:
+            return False
+        try:
+            for name, value in attributes.items():
+                graph = graph.with_attribute(step, name, value)
+        except CannotLift:
+            return False
+        return self.search.piece_heals(place, {}, {}, graph)
 
     def _peers(self, place: Place) -> Cause | None:
         view = self.search.latest

@@ -15,6 +15,7 @@ import torch
 
 from driftscope.explain.causes import rewiring
 from driftscope.explain.causes.alterations import alteration_of, uniform_of
+from driftscope.explain.causes.gates import gate_order
 from driftscope.explain.causes.rewiring import Cause, Trial, Trials
 from driftscope.explain.causes.weights import Changed
 from driftscope.explain.locate.divergence import Parting
@@ -57,8 +58,9 @@ def cause_of(
     trials : Trials
     """
     return (
-        _attribute(parting, theirs, trials.constants)
+        _attribute(parting, theirs, trials)
         or rewiring.emptied(parting, trials.makers)
+        or gate_order(parting, constants, trials.constants)
         or _constant(parting, theirs, constants, trials.constants)
         or rewiring.wire(parting, trials.makers)
         or rewiring.extra(parting, theirs, trials.bypass)
@@ -72,29 +74,56 @@ def cause_of(
 # --- attributes ----------------------------------------------------------------------------------------------
 
 
-def _attribute(parting: Parting, theirs: Sequence[Visited], works: Trial) -> Cause | None:
+def _attribute(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Cause | None:
     """An attribute in which a step of the piece differs from the one step of A's piece that is of its kind."""
     pairs = [] if parting.counterpart is None else [(parting.step, parting.counterpart)]
     pairs += _alone(parting.piece, theirs)
+    untried: Cause | None = None
     for step, other in pairs:
         if family(step.operator) != family(other.operator):
             continue
-        ours, wanted = attributes_of(step), attributes_of(other)
-        changed = {
-            name: wanted[name] for name, value in ours.items() if name in wanted and _differ(value, wanted[name])
-        }
+        changed = changed_attributes(step, other)
         if not changed:
             continue
-        first, value = next(iter(changed.items()))
-        verified = None
-        if isinstance(value, float) and first in step.attributes:
-            verified = works({f"{step.name}.{first}": torch.tensor(value, dtype=torch.float64)})
-        if verified is False:
-            continue  # it differs, and it is not why
-        words = "; ".join(f"{name} is {_plain(ours[name])} here and {_plain(v)} in A" for name, v in changed.items())
         later = None if step is parting.step else step
-        return Cause(words, f"Set {first} of {step.name} to {_plain(value)}.", verified, later)
-    return None
+        for tried in ({n: v} for n, v in changed.items()), (changed,):
+            for some in tried:
+                if _try_attributes(step, some, trials):
+                    return attribute_cause(step, some, True, later)
+        if untried is None and not all(isinstance(v, float) for v in changed.values()):
+            untried = attribute_cause(step, changed, None, later)
+    return untried
+
+
+def changed_attributes(step: Visited, other: Visited) -> dict[str, object]:
+    """The attributes (under ONNX's names) in which a step differs from its counterpart, with the counterpart's values."""
+    ours, wanted = attributes_of(step), attributes_of(other)
+    return {name: wanted[name] for name, value in ours.items() if name in wanted and _differ(value, wanted[name])}
+
+
+def attribute_cause(
+    step: Visited, changed: Mapping[str, object], verified: bool | None, later: Visited | None
+) -> Cause:
+    """Say which attributes differ and what to set."""
+    ours = attributes_of(step)
+    words = "; ".join(f"{name} is {_plain(ours[name])} here and {_plain(v)} in A" for name, v in changed.items())
+    settings = " and ".join(f"{name} of {step.name} to {_plain(value)}" for name, value in changed.items())
+    return Cause(words, f"Set {settings}.", verified, later)
+
+
+def _try_attributes(step: Visited, changed: Mapping[str, object], trials: Trials) -> bool:
+    """Whether the piece gives A's value with A's attributes in this step."""
+    stored = [(name, value) for name, value in changed.items() if isinstance(value, float) and name in step.attributes]
+    if len(stored) == len(changed) == 1:
+        name, value = stored[0]
+        return trials.constants({f"{step.name}.{name}": torch.tensor(value, dtype=torch.float64)})
+    return trials.setting(step.name, {own_name(step, name): value for name, value in changed.items()})
+
+
+def own_name(step: Visited, name: str) -> str:
+    """What a step itself calls an attribute of ONNX's name."""
+    known = (*step.attributes, *_defaults(step.operator))
+    return next((own for own in known if _SYNONYMS.get(own, own) == name), name)
 
 
 def _alone(piece: Sequence[Visited], theirs: Sequence[Visited]) -> list[tuple[Visited, Visited]]:

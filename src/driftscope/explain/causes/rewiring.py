@@ -21,6 +21,8 @@ _NEAR = 3
 
 # Whether the piece gives A's value with these constants of B replaced (float64).
 Trial = Callable[[Mapping[str, torch.Tensor]], bool]
+# Whether it does with these attributes (their own names) of the named step of B.
+Setting = Callable[[str, Mapping[str, object]], bool]
 # Whether it does when a value of B (the first name) is what another value (the second) is.
 Bypass = Callable[[str, str], bool]
 
@@ -48,6 +50,7 @@ class Trials:
     ----------
     constants : Trial
     bypass : Bypass
+    setting : Setting
     peers : callable
         Names what the same piece has elsewhere, where there is one.
     makers : mapping of str to Visited
@@ -56,6 +59,7 @@ class Trials:
 
     constants: Trial
     bypass: Bypass
+    setting: Setting = lambda _step, _attributes: False
     peers: Callable[[], Cause | None] = lambda: None
     makers: Mapping[str, Visited] = field(default_factory=dict)
 

@@ -156,8 +156,14 @@ class Search:
         first = parting.step.outputs[0]
         return view, healed, values, _relative(mine[first], values[first])
 
-    def piece_heals(self, place: Place, replace: Mapping[str, torch.Tensor], force: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the piece gives A's value with these constants or values in it; stops where the piece ends."""
+    def piece_heals(
+        self, place: Place, replace: Mapping[str, torch.Tensor], force: Mapping[str, torch.Tensor],
+        graph: Lifted | None = None,
+    ) -> bool:  # fmt: skip
+        """Whether the piece gives A's value with these constants or values in it; stops where the piece ends.
+
+        ``graph`` is an edited B.
+        """
         other = place.parting.counterpart
         if other is None or not other.sketches or other.sketches[0] is None:
             return False
@@ -171,7 +177,7 @@ class Search:
         watch = _Watch(place.parting.step.outputs[0], {**place.force, **force}, self.b.kind == "torch")
         self.runs += 1
         try:
-            self.b.run(observe=watch, replace={**self.replace, **replace})
+            (graph or self.b).run(observe=watch, replace={**self.replace, **replace})
         except _Seen as seen:
             return right(seen.value)
         except (CannotLift, DriftscopeError, RuntimeError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import onnx
 import torch
 
-from driftscope.errors import InputError
+from driftscope.errors import CannotLift, InputError
 from driftscope.lift.constant_cache import LiftedConstants
 from driftscope.lift.onnx import contrib as _contrib  # noqa: F401  (fills the table of operators)
 from driftscope.lift.onnx import ops as _operators  # noqa: F401  (fills the table of operators)
@@ -119,6 +121,19 @@ class LiftedOnnx:
         """Evaluate the constant subgraphs alone, in float64 (see :meth:`~driftscope.lift.steps.Lifted`)."""
         evaluation = ConstantEvaluation(self._device, self._expand, Seen(), observe, self._checked(replace or {}))
         return evaluation.values_of(self._plan)
+
+    def with_attribute(self, step: str, name: str, value: object) -> LiftedOnnx:
+        """Give the graph with another attribute of one node (see :class:`~driftscope.lift.steps.Lifted`)."""
+        index = next((k for k, n in enumerate(self._plan.nodes) if n.name == step), None)
+        if index is None:
+            raise CannotLift(f"the graph has no node {step!r} that could be changed")
+        node = self._plan.nodes[index]
+        attributes = {**node.attributes, name: value.encode() if isinstance(value, str) else value}
+        nodes = [*self._plan.nodes[:index], dataclasses.replace(node, attributes=attributes)]
+        changed = copy.copy(self)
+        changed._plan = dataclasses.replace(self._plan, nodes=[*nodes, *self._plan.nodes[index + 1 :]])
+        changed._seen = None
+        return changed
 
     def _checked(self, replace: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         if not replace:

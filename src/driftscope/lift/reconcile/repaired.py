@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -34,6 +35,12 @@ class RepairedGraph:
     ) -> list[LiftedOutput]:
         """Evaluate once in float64, with the repairs."""
         return self._graph.run(observe=observe, replace={**self._values, **(replace or {})})
+
+    def with_attribute(self, step: str, name: str, value: object) -> RepairedGraph:
+        """Give it with another attribute of one step, and the repairs."""
+        changed = copy.copy(self)
+        changed._graph = self._graph.with_attribute(step, name, value)
+        return changed
 
     def constant_values(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None

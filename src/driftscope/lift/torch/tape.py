@@ -12,6 +12,7 @@ whoever changes them in place changes what later runs see.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,24 @@ class TorchTape:
         with torch.no_grad():
             found = replay.run_constants(self._constants.subgraphs())
         return {self.tape.values[number].name: value for number, value in found.items()}
+
+    def with_attribute(self, step: str, name: str, value: object) -> TorchTape:
+        """Give the tape with another literal argument of one call (see :class:`driftscope.lift.steps.Lifted`)."""
+        index = next((k for k, e in enumerate(self.tape.entries) if e.name == step and not e.constant), None)
+        if index is None:
+            raise CannotLift(f"the tape has no step {step!r} that could be changed")
+        entry = self.tape.entries[index]
+        args, kwargs = list(entry.args), dict(entry.kwargs)
+        position = entry.facts.positions.get(name)
+        if position is not None and position < len(args):
+            args[position] = value
+        elif name in entry.facts.types:
+            kwargs[name] = value
+        else:
+            raise CannotLift(f"{step!r} has no argument {name!r}")
+        edited = dataclasses.replace(entry, args=tuple(args), kwargs=kwargs)
+        entries = [*self.tape.entries[:index], edited, *self.tape.entries[index + 1 :]]
+        return TorchTape(dataclasses.replace(self.tape, entries=entries), self._outputs)
 
     def _output(self, replay: Replay, path: Path, number: int | None) -> LiftedOutput:
         if number is None:

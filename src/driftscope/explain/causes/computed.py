@@ -1,0 +1,120 @@
+"""Constants that a program computes from no input: where in their computation two programs part."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.explain.causes.exact_parts import parted, peers_of
+from driftscope.explain.causes.weights import Changed
+from driftscope.explain.locate.fingerprints import Trail, Visited
+from driftscope.explain.locate.operators import family
+from driftscope.lift.steps import Lifted, Origin, Step
+
+# Numbers of an index shown in a sentence.
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OtherIndices:
+    """A step of a constant's computation that reads other integers than its counterpart.
+
+    Parameters
+    ----------
+    step : Visited or None
+        The step that reads them; None where B stores what was looked up.
+    place : Visited
+        The step that makes them, or the reader where they are stored.
+    given, wanted : str
+        The first of B's and of A's.
+    table : str
+        Where B stores the rows that were looked up, and not the step: A's name of the table.
+    """
+
+    step: Visited | None
+    place: Visited
+    given: str
+    wanted: str
+    table: str = ""
+
+
+@dataclass(slots=True)
+class _Watch:
+    """A trail that keeps the integers every step reads."""
+
+    trail: Trail
+    integers: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+
+    def __call__(self, step: Step) -> list[torch.Tensor | None] | None:
+        step.constant = False
+        read = [v for v in step.inputs if v is not None and not v.dtype.is_floating_point and v.numel()]
+        self.integers[step.name] = [v.detach().cpu().clone() for v in read]
+        return self.trail(step)
+
+
+def other_indices(a: Lifted, b: Lifted, change: Changed) -> OtherIndices | None:
+    """The step of a computed constant that looks up other positions than A's does; None where it is another thing.
+
+    Parameters
+    ----------
+    a, b : Lifted
+    change : Changed
+        A constant of B that is not A's.
+    """
+    if change.partner.origin is not Origin.COMPUTED:
+        return None
+    if change.constant.origin is not Origin.COMPUTED:
+        return _stored_rows(a, change)
+    of_a, of_b = _watched(a), _watched(b)
+    mine = parted(of_b.trail, change.constant.name, of_a.trail)
+    theirs = parted(of_a.trail, change.partner.name, of_b.trail)
+    if mine is None or theirs is None:
+        return None
+    for step, peer in peers_of(mine, theirs):
+        pairs = list(zip(of_b.integers.get(step.name, ()), of_a.integers.get(peer.name, ()), strict=False))
+        for given, wanted in pairs:
+            if given.numel() == wanted.numel() and not torch.equal(given.reshape(-1), wanted.reshape(-1)):
+                return OtherIndices(step, _maker(of_b.trail, step), _words(given), _words(wanted))
+    return None
+
+
+def _watched(graph: Lifted) -> _Watch:
+    watch = _Watch(Trail(frozenset(), graph.kind == "torch"))
+    with contextlib.suppress(CannotLift, DriftscopeError):
+        graph.constant_values(observe=watch)
+    return watch
+
+
+def _stored_rows(a: Lifted, change: Changed) -> OtherIndices | None:
+    """A lookup that an exporter carried out: the stored rows are those of A's table, at other positions."""
+    watch = _watched(a)
+    reader = next((s for s in watch.trail.steps if change.partner.name in s.outputs), None)
+    if reader is None or family(reader.operator) != "gather":
+        return None
+    indices, mine = watch.integers.get(reader.name, []), change.constant.value
+    for table in (c for c in a.constants() if c.value.ndim == 2 and c.value.shape[-1] == mine.shape[-1]):
+        # By a number that nearly always tells rows apart, then by the rows themselves.
+        rows, held = table.value.to(torch.float64).cpu(), mine.reshape(-1, mine.shape[-1]).to(torch.float64).cpu()
+        found = (rows[:, 0] - held[:, :1]).abs().argmin(1)
+        if indices and torch.equal(rows[found], held) and not torch.equal(found, indices[0].reshape(-1)):
+            return OtherIndices(None, _maker(watch.trail, reader), _words(found), _words(indices[0]), table.name)
+    return None
+
+
+def _maker(trail: Trail, step: Visited) -> Visited:
+    """The step that makes the integers a step reads, itself where they are stored."""
+    makers = {name: s for s in trail.steps for name in s.outputs}
+    for name in step.inputs:
+        maker = makers.get(name)
+        if maker is not None and maker.sketches and maker.sketches[0] is not None and maker.sketches[0].plain:
+            return maker
+    return step
+
+
+def _words(values: torch.Tensor) -> str:
+    flat = values.reshape(-1)
+    shown = ", ".join(str(v) for v in flat[:_SHOWN].tolist())
+    return f"{shown}, ..." if flat.numel() > _SHOWN else shown
