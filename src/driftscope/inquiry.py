@@ -351,9 +351,7 @@ def _findings(
     return found
 
 
-def _exact_places(
-    evidence: Evidence, outputs: Sequence[OutputRecord], codes: Sequence[str]
-) -> dict[str, Finding]:
+def _exact_places(evidence: Evidence, outputs: Sequence[OutputRecord], codes: Sequence[str]) -> dict[str, Finding]:
     """Where exact outputs part, by their paths; nothing is asked where a float already says where."""
     found = {o.path: integers.integer_finding(evidence, o) for o, code in zip(outputs, codes, strict=True)
              if code == "N010"}  # fmt: skip

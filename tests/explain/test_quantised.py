@@ -16,6 +16,7 @@ from torch import nn
 import driftscope as ds
 from driftscope.lift.formulas.quantisation import integer_product, sums_of_two_saturate
 from driftscope.programs.bare_sessions import bare_session
+from driftscope.records.verdict import Verdict
 
 
 class Batches(CalibrationDataReader):
@@ -160,3 +161,45 @@ def test_the_replay_of_saturating_sums_is_what_pairs_in_16_bits_give():
                            tensors[0].double() @ tensors[1].to(torch.uint8).double())  # fmt: skip
     assert torch.equal(integer_product(*tensors), exact)
     assert not np.array_equal(exact.numpy(), expected)
+
+
+def _in_operators(tmp_path: Path) -> tuple[nn.Module, tuple[torch.Tensor, ...], onnx.ModelProto]:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(128, 10))
+    x = (torch.randn(2, 3, 16, 16),)
+    torch.onnx.export(module.eval(), x, tmp_path / "m.onnx", dynamo=True, verbose=False)
+
+    class Reader(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.left = [{onnx.load(tmp_path / "m.onnx").graph.input[0].name: x[0].numpy()}]
+
+        def get_next(self) -> dict[str, np.ndarray] | None:
+            return self.left.pop() if self.left else None
+
+    quantize_static(
+        str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx"), Reader(), quant_format=QuantFormat.QOperator,
+        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, reduce_range=True,
+    )  # fmt: skip
+    model = onnx.load(tmp_path / "q.onnx")
+    assert {"QLinearConv", "QGemm"} <= {n.op_type for n in model.graph.node}
+    return module, x, model
+
+
+def test_quantised_operators_hold_the_rounded_weights_either_way(tmp_path: Path):
+    module, x, model = _in_operators(tmp_path)
+    for a, b in ((module, model), (model, module)):
+        found = ds.compare(a, b, x)
+        assert found.verdict is Verdict.PRECISION, found.reason
+        assert "quantised weights" in found.reason
+
+
+def test_a_wrong_scale_of_a_quantised_operator_is_different(tmp_path: Path):
+    module, x, model = _in_operators(tmp_path)
+    conv = next(n for n in model.graph.node if n.op_type == "QLinearConv")
+    scale = next(i for i in model.graph.initializer if i.name == conv.input[4])
+    scale.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scale) * np.float32(1.25), scale.name))
+    found = ds.compare(module, model, x)
+    assert found.verdict is Verdict.DIFFERENT
+    wrong = next(f for f in found.findings if f.code == "W012")
+    assert wrong.where.node == conv.name
+    assert "its scale is" in wrong.what

@@ -235,7 +235,8 @@ GRAPH_BUGS: dict[str, Plant] = {
     "softmax axis": _softmax_axis, "epsilon": _epsilon, "gelu kind": _gelu_kind, "activation": _activation,
     "padding": _padding, "transposed weight": _transposed, "exchanged halves": _halves, "lost sign": _sign,
     "scale": _scale, "earlier residual": _residual, "position off by one": _position, "lost mask": _mask,
-    "permutation": _permutation, "exchanged difference": _subtraction, "gate order": _gates, "lost bias of a node": _bias,
+    "permutation": _permutation, "exchanged difference": _subtraction, "gate order": _gates,
+    "lost bias of a node": _bias,
     "one bit of a weight": _bit, "mean over another axis": _mean_axis,
 }  # fmt: skip
 

@@ -108,11 +108,12 @@ class _Case:
         return all(now.value <= before.limit for now, before in zip(after, self.known.drifts, strict=True))
 
     def _works(self, changed: Sequence[Changed]) -> bool:
-        if self.b is None:
-            return False
-        values = {c.constant.name: c.value for c in changed}
+        return self._whole({c.constant.name: c.value for c in changed})
+
+    def _whole(self, replace: Mapping[str, torch.Tensor]) -> bool:
+        """Whether B's outputs are A's with these constants."""
         try:
-            return self._agrees(self.b.run(replace={**self.repaired, **values}))
+            return self.b is not None and self._agrees(self.b.run(replace={**self.repaired, **replace}))
         except (CannotLift, DriftscopeError):
             return False
 
@@ -198,6 +199,7 @@ class _Case:
             lambda step, attributes: self._set(place, step, attributes),
             lambda: self._peers(place),
             {} if self.search.view is None else self.search.view.makers_b(),
+            self._whole,
         )
         cause = cause_of(parting, theirs, self.constants, trials)
         if cause is not None and cause.changed is not None:

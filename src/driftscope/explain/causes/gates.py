@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from driftscope.explain.causes.rewiring import Cause, Trial
+from driftscope.explain.causes.rewiring import Cause, Trials
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.lift.steps import Constant
@@ -16,16 +16,18 @@ _TORCH = {"LSTM": "ifco", "GRU": "rzh"}
 _ONNX = {"LSTM": "iofc", "GRU": "zrh"}
 
 
-def gate_order(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Constant]], works: Trial) -> Cause | None:
+def gate_order(
+    parting: Parting, constants: tuple[Sequence[Constant], Sequence[Constant]], trials: Trials
+) -> Cause | None:
     """The stored tensors of an ONNX LSTM or GRU whose gate blocks, put in ONNX's order, give A's value.
 
     Parameters
     ----------
     parting : Parting
-        Its counterpart is torch's layer.
+        Its counterpart is torch's layer, or a part of it.
     constants : pair of sequences of Constant
         A's and B's.
-    works : Trial
+    trials : Trials
     """
     step = next((s for s in (parting.step, *parting.piece) if s.operator in _TORCH), None)
     if step is None or parting.counterpart is None or not parting.counterpart.operator.startswith("aten."):
@@ -37,7 +39,7 @@ def gate_order(parting: Parting, constants: tuple[Sequence[Constant], Sequence[C
         if value is not None and order != _ONNX[step.operator]:
             repaired[constant.name] = value.to(torch.float64)
             words = words or ", ".join(order)
-    if not repaired or not works(repaired):
+    if not repaired or not (trials.constants(repaired) or trials.whole(repaired)):
         return None
     names, wanted = ", ".join(repaired), ", ".join(_ONNX[step.operator])
     return Cause(
@@ -53,7 +55,7 @@ def _read(step: Visited, own: Sequence[Constant]) -> list[Constant]:
 
 
 def _in_order(value: torch.Tensor, sources: Sequence[torch.Tensor], operator: str) -> tuple[torch.Tensor | None, str]:
-    """A's elements laid out as ONNX wants them, and the order in which ``value`` holds them; None where they are not A's.
+    """Lay A's elements out as ONNX wants them; tell the order in which ``value`` holds them. None: they are not A's.
 
     ``value`` is (directions, gates * hidden, ...), or (directions, 2 * gates * hidden) for the two biases.
     """

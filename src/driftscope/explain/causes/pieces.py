@@ -60,7 +60,7 @@ def cause_of(
     return (
         _attribute(parting, theirs, trials)
         or rewiring.emptied(parting, trials.makers)
-        or gate_order(parting, constants, trials.constants)
+        or gate_order(parting, constants, trials)
         or _constant(parting, theirs, constants, trials.constants)
         or rewiring.wire(parting, trials.makers)
         or rewiring.extra(parting, theirs, trials.bypass)
@@ -86,7 +86,7 @@ def _attribute(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> C
         if not changed:
             continue
         later = None if step is parting.step else step
-        for tried in ({n: v} for n, v in changed.items()), (changed,):
+        for tried in ({n: v} for n, v in changed.items()), ((changed,) if len(changed) > 1 else ()):
             for some in tried:
                 if _try_attributes(step, some, trials):
                     return attribute_cause(step, some, True, later)
@@ -96,7 +96,7 @@ def _attribute(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> C
 
 
 def changed_attributes(step: Visited, other: Visited) -> dict[str, object]:
-    """The attributes (under ONNX's names) in which a step differs from its counterpart, with the counterpart's values."""
+    """The attributes (by ONNX's names) in which a step differs from its counterpart, with the latter's values."""
     ours, wanted = attributes_of(step), attributes_of(other)
     return {name: wanted[name] for name, value in ours.items() if name in wanted and _differ(value, wanted[name])}
 
@@ -113,11 +113,12 @@ def attribute_cause(
 
 def _try_attributes(step: Visited, changed: Mapping[str, object], trials: Trials) -> bool:
     """Whether the piece gives A's value with A's attributes in this step."""
-    stored = [(name, value) for name, value in changed.items() if isinstance(value, float) and name in step.attributes]
-    if len(stored) == len(changed) == 1:
-        name, value = stored[0]
-        return trials.constants({f"{step.name}.{name}": torch.tensor(value, dtype=torch.float64)})
-    return trials.setting(step.name, {own_name(step, name): value for name, value in changed.items()})
+    own = {own_name(step, name): value for name, value in changed.items()}
+    if len(own) == 1:
+        name, value = next(iter(own.items()))
+        if isinstance(value, float) and name in step.attributes:
+            return trials.constants({f"{step.name}.{name}": torch.tensor(value, dtype=torch.float64)})
+    return trials.setting(step.name, own)
 
 
 def own_name(step: Visited, name: str) -> str:

@@ -55,6 +55,8 @@ class Trials:
         Names what the same piece has elsewhere, where there is one.
     makers : mapping of str to Visited
         The step of B that computes each value.
+    whole : Trial
+        Whether the program's outputs are A's with these constants replaced.
     """
 
     constants: Trial
@@ -62,6 +64,7 @@ class Trials:
     setting: Setting = lambda _step, _attributes: False
     peers: Callable[[], Cause | None] = lambda: None
     makers: Mapping[str, Visited] = field(default_factory=dict)
+    whole: Trial = lambda _replace: False
 
 
 def wire(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
@@ -242,8 +245,8 @@ def _idle(step: Visited) -> bool:
         return True
     made = step.sketches[0]
     # A mask may let everything pass.
-    if made is None or made.plain or family(step.operator) in MOVES | {"where"}:
-        return False
+    if made is None or made.plain or family(step.operator) in MOVES | {"where"} or step.stored:
+        return False  # nor does a bias of zeros or a factor of one say more than that
     return any(t is not None and t.same(made) for t in step.taken)
 
 

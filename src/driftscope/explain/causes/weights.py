@@ -191,9 +191,11 @@ def _module(name: str) -> str:
 
 def _misplaced(constant: Constant, names: Sequence[str], by_name: Mapping[str, Constant]) -> Changed | None:
     """A tensor that holds the elements of one of A's, but not in an order that exporters write, or not where A does."""
-    if uniform_of(constant.value) is not None:
-        return None
     wanted = _wanted(constant, names, by_name)
+    if uniform_of(constant.value) is not None:
+        # Zeros and ones are in every model: what counts is whether its own module holds something else.
+        close = None if wanted is None or wanted in names else _nearest(constant, by_name[wanted])
+        return None if close is None or wanted is None else _changed(constant, by_name[wanted], close[1])
     held = by_name[wanted if wanted is not None and wanted in names else names[0]]
     layout = _layout(constant, held)
     if wanted is not None and wanted not in names:

@@ -15,6 +15,8 @@ from driftscope.explain.locate.alignment import Alignment, ValueIndex
 from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited
 from driftscope.explain.locate.operators import MOVES, family
 
+# Pieces that only select or join elements.
+_SELECTS = frozenset({"gather", "slice", "split", "cat"})
 # A piece longer than this is none: too little of the two graphs could be paired.
 _LONGEST = 48
 
@@ -97,7 +99,11 @@ def find_partings(view: View) -> list[Parting]:
 def _parting(view: View, step: Visited, counterpart: Visited | None, piece: Sequence[Visited], paired: bool) -> Parting:
     reads = tuple(view.in_a.name_of(taken) for taken in step.taken)
     followers = tuple(s for s in view.b.steps if set(step.outputs) & set(s.inputs))
-    first = next((s for s in piece if _loses(s, view.sound_b)), None)
+    lost = [s for s in piece if _loses(s, view.sound_b)]
+    # A fused step of A has no values for what B only selects and moves on the way: nothing is lost there.
+    known = {family(s.operator) for s in view.a.steps}
+    telling = [s for s in lost if family(s.operator) in known or family(s.operator) not in MOVES | _SELECTS]
+    first = next(iter(telling or lost), None)
     return Parting(step, counterpart, reads, followers, tuple(piece), paired, first)
 
 
@@ -285,6 +291,17 @@ def boundary(piece: Sequence[Visited]) -> dict[str, Visited]:
     return readers
 
 
+def _inside_of(view: View, end: Visited) -> dict[int, Visited]:
+    """What a fused step of A computes between the last value that B has as well and one of its parts."""
+    whole = end.name.rpartition(".")[0]
+    found: dict[int, Visited] = {}
+    for step in reversed(view.a.steps[: end.index] if whole else []):
+        if not step.name.startswith(f"{whole}.") or any(view.in_b.holds(s) for s in step.sketches):
+            break
+        found[step.index] = step
+    return found
+
+
 def piece_of(view: View, end: Visited, inner: bool = False) -> list[Visited]:
     """The steps of A that lead to ``end`` from values B has as well; with what fused ones consist of, if asked."""
     makers = {name: step for step in view.a.steps if not step.inside for name in step.outputs}
@@ -295,6 +312,7 @@ def piece_of(view: View, end: Visited, inner: bool = False) -> list[Visited]:
             continue
         members[maker.index] = maker
         left.extend(maker.inputs)
+    members |= _inside_of(view, end)
     found = [members[k] for k in sorted(members)]
     if inner:
         fused = tuple(f"{s.name}{mark}" for s in found for mark in "./")

@@ -8,7 +8,8 @@ So programs with several independent bugs show each of them, and a value that on
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +23,11 @@ from driftscope.lift.steps import Lifted, LiftedOutput, Step
 # Places named at most, and runs of B spent on looking for them.
 _MOST_PLACES = 5
 _MOST_RUNS = 16
+
+# Axes whose orders are tried, elements up to which they are, and how much nearer another order must be.
+_MOST_AXES, _MOST_ELEMENTS, _MUCH_NEARER = 4, 1 << 22, 0.7
+# Relative difference of two values of equal sketches that are laid out alike.
+_SAME = 1e-8
 
 # Whether outputs of B are those of A.
 Agrees = Callable[[Sequence[LiftedOutput]], bool]
@@ -40,12 +46,15 @@ class Place:
         Whether putting A's value there brought the rest of B back to A's values.
     force : mapping of str to Tensor
         A's values in the places found before this one.
+    wanted : Sketch or None
+        A's value at the end of the piece, laid out as B has it.
     """
 
     parting: Parting
     created: float | None = None
     tried: bool = False
     force: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    wanted: Sketch | None = None
 
 
 @dataclass(slots=True)
@@ -72,6 +81,7 @@ class Search:
     view: View | None = None
     latest: View | None = None
     _trail_a: Trail | None = None
+    _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], int | None] = field(default_factory=dict)
 
     def trail_a(self) -> Trail:
         """A's run, once."""
@@ -115,7 +125,8 @@ class Search:
                     break
                 continue
             view, healed, values, created = outcome
-            found.append(Place(parting, created, True, dict(force)))
+            laid_out = {name: sketch(value) for name, value in values.items()}
+            found.append(Place(parting, created, True, dict(force), laid_out.get(parting.step.outputs[0])))
             forced_by.append(values)
             force |= values
         if healed:
@@ -143,7 +154,7 @@ class Search:
         mine = capture(self.b, parting.step.outputs, force, self.replace)
         names = zip(parting.step.outputs, parting.counterpart.outputs, strict=False)
         values = {
-            own: theirs[other]
+            own: self._laid_out(theirs[other], mine[own])
             for own, other in names
             if own in mine and other in theirs and theirs[other].numel() == mine[own].numel()
         }
@@ -156,6 +167,51 @@ class Search:
         first = parting.step.outputs[0]
         return view, healed, values, _relative(mine[first], values[first])
 
+    def _laid_out(self, theirs: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
+        """A's value with its axes in the order in which B has them.
+
+        A layer may compute (batch, sequence, features) and its export (sequence, batch, features). Equal values of
+        the same two shapes tell the order; where there are none, B's own value does, if another order than A's
+        brings the two much nearer to each other.
+        """
+        if not mine.dtype.is_floating_point or theirs.ndim < 2:
+            return theirs
+        known = self._known_order(theirs, mine)
+        if known is not None:
+            return next(itertools.islice(_orders(theirs, mine), known, None))
+        best, nearest = theirs, _MUCH_NEARER * _gap(mine, theirs)
+        for moved in _orders(theirs, mine):
+            distance = _gap(mine, moved)
+            if distance < nearest:
+                best, nearest = moved, distance
+        return best
+
+    def _known_order(self, theirs: torch.Tensor, mine: torch.Tensor) -> int | None:
+        """Which order of A's axes B has in a pair of equal values with these shapes; None where there is no pair."""
+        key = (tuple(theirs.shape), tuple(mine.shape))
+        if key not in self._layouts:
+            self._layouts[key] = self._look_up_order(*key)
+        return self._layouts[key]
+
+    def _look_up_order(self, shape: tuple[int, ...], own: tuple[int, ...]) -> int | None:
+        if self.view is None:
+            return None
+        for k, i in self.view.alignment.partner.items():
+            other, step = self.view.a.steps[i], self.view.b.steps[k]
+            if other.shapes[:1] != (shape,) or step.shapes[:1] != (own,):
+                continue
+            one, two = step.sketches[0], other.sketches[0]
+            if one is None or two is None or one.plain or not one.agrees(two) or one.same(two):
+                continue
+            mine = capture(self.b, step.outputs[:1], {}, self.replace).get(step.outputs[0])
+            theirs = capture(self.a, other.outputs[:1], {}, {}).get(other.outputs[0])
+            if mine is None or theirs is None:
+                continue
+            size = float(mine.abs().max())
+            close = (float((mine - moved.to(mine)).abs().max()) <= _SAME * size for moved in _orders(theirs, mine))
+            return next((n for n, equal in enumerate(close) if equal), None)
+        return None
+
     def piece_heals(
         self, place: Place, replace: Mapping[str, torch.Tensor], force: Mapping[str, torch.Tensor],
         graph: Lifted | None = None,
@@ -167,7 +223,7 @@ class Search:
         other = place.parting.counterpart
         if other is None or not other.sketches or other.sketches[0] is None:
             return False
-        wanted, ordered = other.sketches[0], not turned(place.parting.step, other)
+        wanted, ordered = place.wanted or other.sketches[0], not turned(place.parting.step, other)
 
         def right(value: Sketch | None) -> bool:
             return value is not None and (value.same(wanted) if ordered else value.agrees(wanted))
@@ -249,6 +305,17 @@ def capture(
     with contextlib.suppress(_Seen):
         graph.run(observe=watch, replace=replace)
     return watch.values
+
+
+def _orders(theirs: torch.Tensor, mine: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A's value with its axes in every order, in the shape of B's."""
+    if 2 <= theirs.ndim <= _MOST_AXES and mine.numel() <= _MOST_ELEMENTS:
+        for order in itertools.permutations(range(theirs.ndim)):
+            yield theirs.permute(order).reshape(mine.shape)
+
+
+def _gap(own: torch.Tensor, value: torch.Tensor) -> float:
+    return float(torch.nan_to_num(own.reshape(-1) - value.reshape(-1).to(own), posinf=0.0, neginf=0.0).abs().sum())
 
 
 def _relative(mine: torch.Tensor, theirs: torch.Tensor) -> float | None:

@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
+from driftscope.explain.quantised.operators import OPERATORS, taken_apart
 from driftscope.explain.quantised.weights import Graph, Quantised
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.certify import Pairing, reconcile
@@ -28,7 +29,12 @@ from driftscope.programs.protocol import Bound, OnnxSource
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.answer import share
 
-_INTEGERS = frozenset({"DequantizeLinear", "MatMulInteger", "ConvInteger", "MatMulNBits"})
+_INTEGERS = frozenset({"DequantizeLinear", "MatMulInteger", "ConvInteger", "MatMulNBits"}) | OPERATORS
+# Operators that move integers or choose among them: quantised values pass through.
+_PASSING = frozenset({
+    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Gather", "Slice", "Identity", "Split",
+    "Expand", "Pad",
+})  # fmt: skip
 # Layers whose cost is measured one by one, and that are named.
 _MEASURED, _NAMED = 48, 3
 
@@ -98,7 +104,8 @@ def quantisation_of(bounds: tuple[Bound, Bound], evidence: Evidence) -> Quantisa
     if other is None or source is None:
         return None
     try:
-        return _Case("AB"[index], source, other, evidence).judge()
+        apart = OnnxSource(taken_apart(source.model), source.feeds)
+        return _Case("AB"[index], apart, other, evidence).judge()
     except (CannotLift, onnx.checker.ValidationError):
         return None
 
@@ -177,8 +184,8 @@ class _Case:
         """Activations that are scaled back by another number than they were scaled by."""
         found = []
         for node in self.source.model.graph.node:
-            before = self.graph.made.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
-            if before is None or before.op_type != "QuantizeLinear":
+            before = self._quantiser(node)
+            if before is None:
                 continue
             for k, word in ((1, "scale"), (2, "zero point")):
                 one, other = (self.graph.array(n.input[k]) if len(n.input) > k else None for n in (before, node))
@@ -203,13 +210,16 @@ class _Case:
         scaled = {m.output[0]: node for w, _, _ in matched for node in [w.node]
                   if node.op_type.endswith("Integer") for m in [self.graph.scale_of(node)[1]]}  # type: ignore[index]  # fmt: skip
         nodes: list[onnx.NodeProto] = []
+        pairs = [(node, self._quantiser(node)) for node in self.source.model.graph.node]
+        back, there = {id(node) for node, q in pairs if q is not None}, {id(q) for _, q in pairs if q is not None}
         for node in self.source.model.graph.node:
-            before = self.graph.made.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
             if id(node) in places:
                 nodes += undone.node(*places[id(node)])
-            elif before is not None and before.op_type == "QuantizeLinear":
-                kind = "Relu" if self._starts_at_zero(before) else "Identity"
-                nodes.append(helper.make_node(kind, [before.input[0]], [node.output[0]], node.name))
+            elif id(node) in there:
+                kind = "Relu" if self._starts_at_zero(node) else "Identity"
+                nodes.append(helper.make_node(kind, [node.input[0]], [node.output[0]], node.name))
+            elif id(node) in back:
+                nodes.append(helper.make_node("Identity", [node.input[0]], [node.output[0]], node.name))
             elif node.output[0] in scaled:
                 cast = next(
                     n for n in node.input if self.graph.made.get(n) is not None and self.graph.made[n].op_type == "Cast"
@@ -219,7 +229,15 @@ class _Case:
                 nodes.append(node)
         del whole.graph.node[:]
         whole.graph.node.extend(nodes)
+        del whole.graph.value_info[:]  # integers that are floats now
         return whole
+
+    def _quantiser(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
+        """The QuantizeLinear that a DequantizeLinear undoes, through what only moves integers."""
+        before = self.graph.made.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        while before is not None and before.op_type in _PASSING:
+            before = self.graph.made.get(before.input[0])
+        return before if before is not None and before.op_type == "QuantizeLinear" else None
 
     def _starts_at_zero(self, node: onnx.NodeProto) -> bool:
         """Whether a quantisation has no negative numbers: then it also does what a Relu before it did."""

@@ -1,0 +1,86 @@
+"""Quantised operators written as what they are: dequantise, compute in floats, quantise.
+
+onnxruntime's QOperator format and its optimiser's contrib operators keep scales and zero points as inputs of one
+operator. Taken apart, they are read as the other format (QuantizeLinear and DequantizeLinear) is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx
+from onnx import NodeProto, helper, numpy_helper
+
+#: The float operator of each, and how many of its inputs are triples (value, scale, zero point).
+_FLOATS = {
+    "QLinearConv": ("Conv", 2), "QLinearMatMul": ("MatMul", 2), "QGemm": ("Gemm", 2), "QLinearAdd": ("Add", 2),
+    "QLinearMul": ("Mul", 2), "QLinearAveragePool": ("AveragePool", 1), "QLinearSigmoid": ("Sigmoid", 1),
+    "QLinearGlobalAveragePool": ("GlobalAveragePool", 1), "QLinearLeakyRelu": ("LeakyRelu", 1),
+    "QLinearSoftmax": ("Softmax", 1),
+}  # fmt: skip
+OPERATORS = frozenset(_FLOATS)
+#: Attributes of the quantised operators alone.
+_OWN = frozenset({"channels_last", "opset"})
+
+
+def taken_apart(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Give a model whose quantised operators are written with QuantizeLinear and DequantizeLinear.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        With its weights inside; returned as it is where it has no such operator, or one with channels last.
+    """
+    if not any(n.op_type in OPERATORS for n in model.graph.node):
+        return model
+    if any(a.name == "channels_last" and a.i for n in model.graph.node for a in n.attribute):
+        return model
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    stored = {i.name: numpy_helper.to_array(i) for i in model.graph.initializer}
+
+    def store(name: str, value: np.ndarray) -> str:
+        whole.graph.initializer.append(numpy_helper.from_array(value, name))
+        return name
+
+    nodes = [part for n in model.graph.node for part in (_parts(n, stored, store) if n.op_type in OPERATORS else [n])]
+    del whole.graph.node[:]
+    whole.graph.node.extend(nodes)
+    del whole.graph.value_info[:]  # integers that are floats now
+    return whole
+
+
+def _parts(
+    node: NodeProto, stored: dict[str, np.ndarray], store: Callable[[str, np.ndarray], str]
+) -> Sequence[NodeProto]:
+    kind, triples = _FLOATS[node.op_type]
+    given = [*node.input, "", "", ""]
+    parts, operands = [], []
+    transposed = any(a.name == "transB" and a.i for a in node.attribute)
+    # A scale per output channel: rows of a convolution's weight, columns of a matrix.
+    axis = 0 if kind == "Conv" or transposed else 1
+    for k in range(triples):
+        value = f"{given[3 * k]} of {node.name}"
+        inputs = [name for name in given[3 * k : 3 * k + 3] if name]
+        parts.append(helper.make_node("DequantizeLinear", inputs, [value], node.name, axis=axis))
+        operands.append(value)
+    rest = given[3 * triples :]
+    if node.op_type == "QGemm":
+        bias, scale, zero = rest[:3]
+    else:
+        scale, zero, bias = rest[:3]
+    if bias:
+        factor = stored[given[1]].astype(np.float32) * stored[given[4]].astype(np.float32)
+        name = store(f"{node.output[0]}.bias_scale", np.asarray(factor, np.float32))
+        inputs = [bias, name]
+        parts.append(helper.make_node("DequantizeLinear", inputs, [f"{bias} of {node.name}"], node.name, axis=0))
+        operands.append(f"{bias} of {node.name}")
+    made = f"{node.output[0]}.floats" if scale else node.output[0]
+    product = helper.make_node(kind, operands, [made], f"{node.name}.{kind}" if scale else node.name)
+    product.attribute.extend(a for a in node.attribute if a.name not in _OWN)
+    parts.append(product)
+    if scale:
+        inputs = [made, scale, *([zero] if zero else [])]
+        parts.append(helper.make_node("QuantizeLinear", inputs, [node.output[0]], node.name))
+    return parts
