@@ -223,3 +223,24 @@ def test_the_error_of_a_result_that_is_analytically_zero_is_not_a_number(model, 
     said = str(ds.check_half(model, {"x": x}))
     assert words in said
     assert "e+1" not in said
+
+
+def test_an_output_that_the_format_does_not_hold_is_to_be_given_wider():
+    x = torch.full((2, 8), 300.0)
+    large = ds.check_half(Squares(), (x,), dtype="float16")
+    assert "give the output sum in float32, or scale it: it reaches 7.2e+05 and float16 ends at 65504" in str(large)
+    assert large.findings[0].fix.startswith("Give the output sum in float32")
+    small = ds.check_half(torch.nn.Sequential(Squares(), Shrunk()), (x,), dtype="float16")
+    assert not small.fits  # the sum still overflows, and keeping it in float32 mends that
+    assert "give the output" not in str(small)
+    assert "operators in float32" in str(small)
+
+
+class Squares(torch.nn.Module):
+    def forward(self, x):
+        return x.square().sum(-1)
+
+
+class Shrunk(torch.nn.Module):
+    def forward(self, x):
+        return x / 1e4

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from driftscope.comparison.measuring.spread import finite
 from driftscope.errors import InputError
 from driftscope.explain.half.keeping import HalfRuns, Kept, operator_costs, smallest_keep
 from driftscope.explain.half.simulation import HALVES, Incident
@@ -109,12 +110,13 @@ def examine_half(
     names = (bound.program.name, bound.program.runtime)
     paste = paste_lines(kept, runs.graph.kind)
     findings = [wide_finding(wide, names[0], word)] if wide is not None else []
-    findings += incident_findings(first.incidents[:1], kept, paste, runtime=names[1] if wide else "")
+    beyond = "" if kept.names else _outputs_beyond(runs, word)
+    findings += incident_findings(first.incidents[:1], kept, paste, runtime=names[1] if wide else "", beyond=beyond)
     say("Measuring what each type of operator costs") if costs else None
     left = error if kept.error is None else kept.error
     table = operator_costs(runs, left, kept.names, say) if costs else ()
     return HalfPrecision(
-        answer=_answer(first.incidents, kept, error, word),
+        answer=_answer(first.incidents, kept, error, word, beyond),
         program=names[0],
         format=word,
         failures=tuple(
@@ -154,7 +156,7 @@ def paste_lines(kept: Kept, kind: str) -> tuple[str, ...]:
 
 
 def incident_findings(
-    incidents: Sequence[Incident], kept: Kept, paste: Sequence[str], *, runtime: str
+    incidents: Sequence[Incident], kept: Kept, paste: Sequence[str], *, runtime: str, beyond: str = ""
 ) -> list[Finding]:
     """Name where a declared format fails, with what to keep in float32.
 
@@ -166,6 +168,8 @@ def incident_findings(
     paste : sequence of str
     runtime : str
         The runtime that computed in a wider format and so did not meet it; empty when none did.
+    beyond : str
+        What is to be said of outputs that the format does not hold.
     """
     if not incidents:
         return []
@@ -184,7 +188,7 @@ def incident_findings(
             f"({first.count} of {first.total} elements){hidden}"
         )
         code, why = "N027", f"A value that it is computed from is zero in {first.format}."
-    fix, verified = "", None
+    fix, verified = beyond[:1].upper() + beyond[1:], None
     if kept.names:
         after = "finite" if kept.error is None else error_words(kept.error)
         count = len(kept.names)
@@ -197,10 +201,24 @@ def incident_findings(
     return [Finding(code, what, why, fix, first.where or Where(), evidence, verified=verified)]
 
 
-def _answer(incidents: Sequence[Incident], kept: Kept, error: float, word: str) -> str:
+def _outputs_beyond(runs: HalfRuns, word: str) -> str:
+    """Say which output no format of this size holds, whatever is computed before it; empty where all fit."""
+    for output in runs.clean:
+        value = output.value
+        if value is None or not value.is_floating_point() or not value.numel():
+            continue
+        top, most = float(finite(value).abs().max()), torch.finfo(_FORMATS[word]).max
+        if top > most:
+            return f"give the output {output.name} in float32, or scale it: it reaches {top:.3g} and {word} ends at {most:.5g}"
+    return ""
+
+
+def _answer(incidents: Sequence[Incident], kept: Kept, error: float, word: str, beyond: str) -> str:
     if not incidents:
         return f"everything fits {word}: rounding every operator's result leaves {error_words(error)}"
     failed = f"{word} fails at {len(incidents)} place{'s' if len(incidents) > 1 else ''}, first: {incidents[0]}"
+    if beyond:
+        return f"{failed}; {beyond}"
     if not kept.names:
         return f"{failed}; no set of operators kept in float32 was found that mends it"
     return f"{failed}; with {len(kept.names)} operators in float32 there is {error_words(kept.error)}"
