@@ -209,7 +209,8 @@ def _outputs_beyond(runs: HalfRuns, word: str) -> str:
             continue
         top, most = float(finite(value).abs().max()), torch.finfo(_FORMATS[word]).max
         if top > most:
-            return f"give the output {output.name} in float32, or scale it: it reaches {top:.3g} and {word} ends at {most:.5g}"
+            reach = f"it reaches {top:.3g} and {word} ends at {most:.5g}"
+            return f"give the output {output.name} in float32, or scale it: {reach}"
     return ""
 
 
