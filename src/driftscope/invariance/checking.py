@@ -33,6 +33,9 @@ def check_invariance(
     *,
     axes: Sequence[str] | str = DEFAULT_AXES,
     batch: Any = None,
+    sequence: Any = None,
+    mask: str | None = None,
+    pad: int | None = None,
     explain: bool = True,
     seed: int = 0,
     progress: Progress = lambda _text: None,
@@ -46,10 +49,20 @@ def check_invariance(
     inputs : anything ``ds.inputs`` accepts
         None for the program's own. Two rows or more show more than one.
     axes : sequence of str, or str
-        Any of ``repeat``, ``batch``, ``order``, ``threads``, ``layout`` and ``denormals``; all of them by default.
+        Any of ``repeat``, ``batch``, ``order``, ``padding``, ``threads``, ``layout`` and ``denormals``; all of them by
+        default.
     batch : str, mapping or None
         The batch axis of each input that has one: ``"x=0,mask=0"``. None takes axis 0 of the inputs of the commonest
         length there; outputs are found by running on another number of rows.
+    sequence : str, mapping or None
+        The sequence axis of each input that has one: ``"x=1"``. None takes the axes that are as long as the mask.
+    mask : str or None
+        The input that marks padding, and with which value: ``"mask"``, ``"mask=0"``, ``"ignore=True"``; or the one
+        that holds the lengths of the rows. None looks for an input named like a mask or like lengths. What marks
+        padding is 0 or False, in a ``padding_mask`` of booleans True, in a mask that is added its smallest number.
+    pad : int or None
+        What integers are padded with; None for the ``pad_token_id`` of the model's configuration. Where neither is
+        known, 0 and values of the inputs themselves.
     explain : bool
         Look for the first operator whose bits change, and try what takes the dependence away.
     seed : int
@@ -82,7 +95,7 @@ def check_invariance(
     wanted = _wanted(axes)
     program = load_program(model)
     progress("Running the program as given")
-    examination = Examination(program, inputs, Asked(wanted, batch, seed))
+    examination = Examination(program, inputs, Asked(wanted, batch, sequence, mask, pad, seed))
     if not examination.runner.base.ran:
         raise RuntimeRefused(program.runtime, "run", examination.runner.base.refusal)
     answers: dict[str, Answer] = {}
@@ -112,14 +125,20 @@ def _findings(
 ) -> tuple[InvarianceFinding, ...]:  # fmt: skip
     found = []
     for axis, answer in answers.items():
-        tried = examination.answers.get(axis, [])
+        tried = [(t, a) for t, a in examination.answers.get(axis, []) if not t.aside]
         if answer.outcome in ("rounding", "different"):
             trial, worst = _shown(tried, answer)
-            meeting = meeting_of(examination.runner, trial) if explain else None
+            rounding = answer.outcome == "rounding"
+            meeting = meeting_of(examination.runner, trial, rounding=rounding) if explain else None
             repair = repair_of(examination, trial, worst.outcome) if explain else None
             found.append(finding_of(trial, worst, meeting, repair, examination.advice(trial)))
         elif answer.outcome == "refused":
             found.append(refused(axis, answer))
+        if answer.outcome != "different":
+            beside = [(t, a) for t, a in examination.answers.get(axis, []) if t.aside and a.outcome == "different"]
+            for trial, own in beside[:1]:
+                meeting = meeting_of(examination.runner, trial) if explain else None
+                found.append(finding_of(trial, own, meeting, None, examination.advice(trial)))
     return tuple(sorted(found, key=lambda f: (f.note, f.code == "I008")))
 
 

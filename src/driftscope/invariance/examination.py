@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,8 +12,10 @@ import torch
 from driftscope.invariance.judging import Answer, Judge, with_lifted, worst_of
 from driftscope.invariance.rows import Rows, find_rows
 from driftscope.invariance.running import Leaves, Result, Runner
+from driftscope.invariance.sequences import Sequence, find_sequence
 from driftscope.invariance.trials.batch import batch, order
 from driftscope.invariance.trials.circumstances import denormals, layout, repeat, threads
+from driftscope.invariance.trials.padding import padding
 from driftscope.invariance.trials.trial import Plan, Trial, Variant
 from driftscope.programs.protocol import Program
 from driftscope.records.kinds.invariance_report import OUTCOMES
@@ -25,13 +28,20 @@ class Asked:
     Parameters
     ----------
     axes : tuple of str
-    batch : str, mapping or None
+    batch, sequence : str, mapping or None
         Axes named by the user.
+    mask : str or None
+        The input that marks padding.
+    pad : int or None
+        What integers are padded with.
     seed : int
     """
 
     axes: tuple[str, ...]
     batch: Any = None
+    sequence: Any = None
+    mask: str | None = None
+    pad: int | None = None
     seed: int = 0
 
 
@@ -61,6 +71,7 @@ class Examination:
         self.plans: dict[str, Plan] = {}
         self.repeatable = True
         self._rows: Rows | str | None = None
+        self._sequence: Sequence | str | None = None
         self._results: dict[tuple[int, ...], Result] = {}
         self._kept: list[Variant] = []  # the keys of _results are their ids
 
@@ -71,12 +82,27 @@ class Examination:
             self._rows = find_rows(self.runner, self.asked.batch)
         return self._rows
 
+    @property
+    def sequence(self) -> Sequence | str:
+        """The sequence axis and what marks padding, or why there is none."""
+        if self._sequence is None:
+            self._sequence = find_sequence(self.runner, self.rows, self.asked.sequence, self.asked.mask)
+        return self._sequence
+
+    def _pad_token(self) -> int | None:
+        """What the caller, or the model's own configuration, says that integers are padded with."""
+        if self.asked.pad is not None:
+            return self.asked.pad
+        token = getattr(getattr(getattr(self.runner.program, "module", None), "config", None), "pad_token_id", None)
+        return token if isinstance(token, int) else None
+
     def plan(self, axis: str) -> Plan:
         """Return the trials of an axis."""
         makers: dict[str, Callable[[], Plan]] = {
             "repeat": lambda: repeat(self.runner, self.base),
             "batch": lambda: batch(self.rows, self.base),
             "order": lambda: order(self.rows, self.base),
+            "padding": lambda: padding(self.sequence, self.rows, self.base, self._pad_token()),
             "threads": lambda: threads(self.runner, self.base),
             "layout": lambda: layout(self.runner, self.base),
             "denormals": lambda: denormals(self.runner, self.base),
@@ -88,13 +114,15 @@ class Examination:
         plan = self.plans[axis] = self.plan(axis)
         found = [(trial, self.attempt(trial)) for trial in plan.trials]
         found = [(t, a) for t, a in found if not (t.optional and a.outcome == "refused")]
+        if axis == "repeat":
+            self.repeatable = all(a.outcome == "same" for t, a in found if t.ways != "state")
+            # What a module keeps can be told only where the same call in the same state repeats itself.
+            found = [(t, a) for t, a in found if self.repeatable or t.ways != "state"]
         self.answers[axis] = found = self._with_lifted(found)
-        answers = [a for _, a in found]
+        answers = [a for t, a in found if not t.aside]
         answers += [Answer("refused", f"{name}: {words}") for name, words in plan.refusals]
         if not answers:
             return Answer("not-applicable", plan.reason)
-        if axis == "repeat":
-            self.repeatable = all(a.outcome == "same" for t, a in found if t.ways != "state")
         return worst_of(answers)
 
     def attempt(self, trial: Trial) -> Answer:
@@ -125,7 +153,7 @@ class Examination:
 
     def _with_lifted(self, found: list[tuple[Trial, Answer]]) -> list[tuple[Trial, Answer]]:
         """Ask float64 about the trial that differs most, of those between different shapes."""
-        if any(t.strict and a.outcome == "different" for t, a in found):
+        if any(t.strict and not t.aside and a.outcome == "different" for t, a in found):
             return found  # known by its bits
         rank = list(OUTCOMES).index
         asked = [k for k, (t, a) in enumerate(found) if t.resized and a.outcome in ("rounding", "different")]
@@ -154,7 +182,15 @@ class Examination:
         ]
 
     def advice(self, trial: Trial) -> str:
-        """Say which guess a finding rests on, and how to state it instead."""
+        """Say which guess a finding rests on and how to state it instead, or what usually helps."""
+        if trial.axis == "padding" and trial.aside:
+            return "fill the padding with zeros, or take it out with torch.where: 0 x NaN is NaN"
+        if trial.axis == "padding" and trial.ways == "joining" and trial.kept is not None and trial.kept.left:
+            others = [a for t, a in self.answers["padding"] if t.kept is not None and not t.kept.left and not t.aside]
+            fine = ", which changes nothing but last bits" * (worst_of(others).outcome in ("same", "rounding"))
+            return f"pad on the right{fine}, or give the program position ids that do not count the padding"
+        if trial.axis == "padding":
+            return "leave the padding out where positions first mix: mask it before that operator"
         if trial.axis not in ("batch", "order") or self.asked.batch is not None or not isinstance(self._rows, Rows):
             return ""
         first, dim = next(iter(self._rows.inputs.items()))
@@ -165,7 +201,8 @@ class Examination:
 
     def axes_words(self) -> dict[str, str]:
         """Return which axes were taken for what, as far as that was looked at."""
-        return {"batch": self._rows.words} if isinstance(self._rows, Rows) else {}
+        found = {"batch": self._rows.words} if isinstance(self._rows, Rows) else {}
+        return found | ({"sequence": self._sequence.words} if isinstance(self._sequence, Sequence) else {})
 
     def again(self, trial: Trial, program: Program) -> Answer:
         """Attempt a trial with another program in place of this one, on the same inputs."""
@@ -180,7 +217,7 @@ def _key(variant: Variant) -> tuple[int, ...]:
     return ways + tuple(number for k, x in sorted((variant.changed or {}).items()) for number in (k, id(x)))
 
 
-def _selected(leaves: Leaves, positions: Sequence[int], variant: Variant) -> Leaves | None:
+def _selected(leaves: Leaves, positions: Many[int], variant: Variant) -> Leaves | None:
     found = []
     for k in positions:
         if k >= len(leaves):

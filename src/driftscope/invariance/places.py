@@ -15,7 +15,7 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.native.observation import observe
 from driftscope.invariance.rows import same_bits
 from driftscope.invariance.running import Runner
-from driftscope.invariance.trials.trial import RowMap, Trial, Variant
+from driftscope.invariance.trials.trial import Kept, RowMap, Trial, Variant
 from driftscope.lift.torch.places import Places
 from driftscope.programs.protocol import Bound, OnnxSource, Program, TorchSource
 from driftscope.programs.pytrees import tree_leaves
@@ -59,7 +59,7 @@ class Seen:
     shapes: tuple[tuple[int, ...], ...] = ()
 
 
-def meeting_of(runner: Runner, trial: Trial) -> Meeting | None:
+def meeting_of(runner: Runner, trial: Trial, *, rounding: bool = False) -> Meeting | None:
     """Trace both runs of a trial and find where their values part; None where that cannot be told.
 
     Parameters
@@ -67,11 +67,16 @@ def meeting_of(runner: Runner, trial: Trial) -> Meeting | None:
     runner : Runner
     trial : Trial
         One that was seen to differ.
+    rounding : bool
+        Whether the results differ by rounding alone: values of whole numbers then tell nothing.
     """
     if trial.one.runs is not None or trial.other.runs is not None:
         return None
     try:
         one, other = _traced(runner, trial.one), _traced(runner, trial.other)
+        if trial.kept is not None:
+            base = _traced(runner, Variant()) if trial.kept.both else one
+            return _first_kept(one, other, base, trial.kept, rounding)
         rows = trial.rows
         shapes = None
         if rows is not None and rows.counts[0] == rows.counts[1]:
@@ -119,6 +124,44 @@ def _first(one: Sequence[Seen], other: Sequence[Seen], rows: RowMap | None, alon
             if not any(same_bits(m, t) for m, t in zip(mine, theirs, strict=False)):
                 return _at(a, b, shared, meets=rows.one == rows.other and alone is not None)
     return _at(shared, shared, shared) if shared is not None else None
+
+
+def _first_kept(
+    one: Sequence[Seen], other: Sequence[Seen], base: Sequence[Seen], kept: Kept, rounding: bool
+) -> Meeting | None:
+    """Walk both runs and stop at the first value that differs at a position that is no padding."""
+    short = _aligned(one, base)
+    for i, j in _aligned(one, other).items():
+        if i not in short:
+            continue
+        a, b = one[i], other[j]
+        for x, y, z in zip(a.outputs, b.outputs, base[short[i]].outputs, strict=False):
+            if rounding and not x.is_floating_point():
+                continue
+            mine = _positions(x, z.shape, kept) if kept.both else [x] * 2
+            theirs = _positions(y, z.shape, kept)
+            if mine and theirs and not any(same_bits(m, t) for m, t in zip(mine, theirs, strict=True)):
+                return _at(a, b, None)
+    return None
+
+
+def _positions(x: torch.Tensor, shape: Sequence[int], kept: Kept) -> list[torch.Tensor]:
+    """What a value holds of the sequence, given its shape without padding; nothing where it is not along an axis.
+
+    Where one axis holds rows and positions, first with the rows outermost, then with the positions outermost.
+    """
+    found = [x, x]
+    for d, short in enumerate(shape if x.dim() == len(shape) else ()):
+        if x.shape[d] == short:
+            continue
+        parts, length = short // kept.length, kept.length + kept.added
+        if short % kept.length or x.shape[d] != parts * length:
+            return []
+        start = kept.added if kept.left else 0
+        rows_first = found[0].unflatten(d, (parts, length)).narrow(d + 1, start, kept.length)
+        rows_last = found[1].unflatten(d, (length, parts)).narrow(d, start, kept.length)
+        found = [part.flatten(d, d + 1) for part in (rows_first, rows_last)]
+    return found if x.dim() == len(shape) else []
 
 
 def _single_shape(

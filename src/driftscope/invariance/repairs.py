@@ -47,7 +47,7 @@ def repair_of(examination: Examination, trial: Trial, outcome: str) -> Repair | 
     """
     for words, make in _CANDIDATES:
         program = make(examination.runner.program)
-        if program is None:
+        if program is None or (words == _COUNTED and (trial.axis != "padding" or trial.kept is None)):
             continue
         try:
             after = examination.again(trial, program).outcome
@@ -80,6 +80,23 @@ def _reproducible(program: Program) -> Program | None:
     return called_by(program, fixed)
 
 
+def _with_position_ids(program: Program) -> Program | None:
+    """The same function, told positions that do not count the padding."""
+    parameters = getattr(getattr(program, "signature", None), "parameters", {})
+    if not {"position_ids", "attention_mask"} <= set(parameters):
+        return None
+    names = list(parameters)
+
+    def counted(function: Any, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        mask = given.get("attention_mask")
+        if given.get("position_ids") is None and isinstance(mask, torch.Tensor) and mask.dim() == 2:
+            given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        return function(**given)
+
+    return called_by(program, counted)
+
+
 def _one_thread(program: Program) -> Program | None:
     return program.variant(threads=1) if "threads" in program.settings else None
 
@@ -88,8 +105,10 @@ def _without_optimisation(program: Program) -> Program | None:
     return program.unoptimised() if "level" in program.settings else None
 
 
+_COUNTED = "give position_ids=(attention_mask.cumsum(-1) - 1).clamp(min=0)"
 _CANDIDATES: tuple[tuple[str, Callable[[Program], Program | None]], ...] = (
     ("call .eval() on the module first", _evaluating),
+    (_COUNTED, _with_position_ids),
     ("run it inside `with ds.reproducible():`", _reproducible),
     ("give the session one thread: ds.onnx(model, threads=1)", _one_thread),
     ("switch graph optimisation off: ds.onnx(model, level='disable')", _without_optimisation),

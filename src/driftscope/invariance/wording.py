@@ -10,7 +10,7 @@ from driftscope.records.finding import Where
 from driftscope.records.kinds.invariance_report import AXES, InvarianceFinding
 
 #: Codes of a difference, by axis; ``("batch", "content")`` where another row's content is seen.
-_CODES = {"batch": "I002", "repeat": "I006"}
+_CODES = {"batch": "I002", "repeat": "I006", "padding": "I003", "chunking": "I004"}
 
 
 def finding_of(
@@ -33,7 +33,7 @@ def finding_of(
             **(meeting.evidence if meeting is not None else {}),
             **({"repair": dict(repair.evidence)} if repair is not None else {}),
         },
-        note=answer.outcome == "rounding",
+        note=answer.outcome == "rounding" or trial.aside,
         verified=True if repair is not None else None,
         axis=trial.axis,
         trial=trial.name,
@@ -59,6 +59,10 @@ def _code(trial: Trial, answer: Answer) -> str:
 def _what(trial: Trial, answer: Answer) -> str:
     if answer.outcome == "rounding":
         return f"{_LEADS.get(trial.axis, AXES[trial.axis])} changes the last bits ({trial.name}): {answer.reason}"
+    if trial.aside:
+        return f"NaN in the padding reaches the results at other positions: {answer.reason}"
+    if trial.axis == "padding" and trial.ways == "content":
+        return f"what stands in the padding changes the results at other positions: with {trial.name}, {answer.reason}"
     if trial.ways == "content":
         return f"a row depends on the other rows of its batch: with {trial.name}, {answer.reason}"
     if trial.ways == "state":
@@ -71,6 +75,7 @@ def _what(trial: Trial, answer: Answer) -> str:
 _LEADS = {
     "batch": "the size of the batch",
     "order": "the order of the rows",
+    "padding": "padding",
     "threads": "the number of threads",
     "layout": "the layout of the inputs in memory",
     "denormals": "taking denormal numbers as zero",

@@ -27,6 +27,7 @@ _FAIL_ON = [f.value for f in FailOn if f is not FailOn.FUNCTION]
         ("driftscope invariance model.py:make_model", "does a row depend on its batch, the threads, the run?"),
         ("driftscope invariance model.onnx --input x=4x64:float32 --axes batch,threads", "of an ONNX file"),
         ("driftscope invariance model.py:rnn --input x=7x4x16:float32 --batch x=1", "when the batch is not axis 0"),
+        ("driftscope invariance model.py:encoder --axes padding --mask mask=0", "does padding change the results?"),
         ("driftscope invariance model.py:encoder --fail-on rounding", "in CI: fail unless all bits are the same"),
     ),
 )
@@ -36,6 +37,10 @@ _FAIL_ON = [f.value for f in FailOn if f is not FailOn.FUNCTION]
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of drawn inputs and of the noise.")
 @click.option("--axes", metavar="AXIS,...", help=f"Any of {', '.join(AXES)}. [default: all]")
 @click.option("--batch", metavar="NAME=AXIS,...", help="The batch axis of each input that has one. [default: axis 0]")
+@click.option("--sequence", metavar="NAME=AXIS,...", help="The sequence axis of each input. [default: by the mask]")
+@click.option("--mask", metavar="NAME[=VALUE]",
+              help="The input that marks padding, or holds lengths. [default: by name]")  # fmt: skip
+@click.option("--pad", type=int, help="What integers are padded with. [default: the model's pad_token_id]")
 @click.option("--no-explain", is_flag=True, help="Do not look for the place, and try no change.")
 @click.option("--fail-on", type=click.Choice(_FAIL_ON), default="precision", show_default=True,
               help="Mildest outcome that ends with exit code 1: precision is different or refused.")  # fmt: skip
@@ -59,6 +64,7 @@ def command(program: str, *, journey: Journey, as_json: bool, outputs: Sequence[
         given = make_inputs(list(options["inputs"]), seed=options["seed"]) if options["inputs"] else None
         record = check_invariance(
             loaded, given, axes=options["axes"] or DEFAULT_AXES, batch=options["batch"],
+            sequence=options["sequence"], mask=options["mask"], pad=options["pad"],
             explain=not options["no_explain"], seed=options["seed"], progress=journey,
         )  # fmt: skip
         record = replace(record, command=command_line(program, options))
@@ -74,7 +80,7 @@ def command_line(program: str, options: dict[str, Any]) -> str:
     for value in options["inputs"]:
         words += ["--input", value]
     words += ["--seed", str(options["seed"])]
-    for flag in ("axes", "batch"):
-        if options[flag]:
-            words += [f"--{flag}", options[flag]]
+    for flag in ("axes", "batch", "sequence", "mask", "pad"):
+        if options[flag] not in (None, ""):
+            words += [f"--{flag}", str(options[flag])]
     return shlex.join(words + (["--no-explain"] if options["no_explain"] else []))

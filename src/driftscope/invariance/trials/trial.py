@@ -78,6 +78,26 @@ class RowMap:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """Which positions of a longer sequence are those of the sequence as given; for tracing operators.
+
+    Parameters
+    ----------
+    length, added : int
+        Positions as given, and of padding.
+    left : bool
+        Whether the padding comes first.
+    both : bool
+        Whether both runs have the padding.
+    """
+
+    length: int
+    added: int
+    left: bool
+    both: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """Two ways of running a program, and what must agree.
 
@@ -97,8 +117,11 @@ class Trial:
     optional : bool
         A refusal says nothing.
     rows : RowMap or None
+    kept : Kept or None
+    aside : bool
+        What it shows is a note: the outcome of the axis is that of the other trials.
     ways : str
-        ``"content"``, ``"joining"``, ``"values"`` or ``""``: what kind of dependence a difference shows.
+        ``"content"``, ``"joining"``, ``"state"`` or ``""``: what kind of dependence a difference shows.
     """
 
     axis: str
@@ -111,6 +134,8 @@ class Trial:
     resized: bool = False
     optional: bool = False
     rows: RowMap | None = None
+    kept: Kept | None = None
+    aside: bool = False
     ways: str = ""
 
 

@@ -25,6 +25,7 @@ AXES: dict[str, str] = {
     "repeat": "the same call again",
     "batch": "the same row alone, in batches of other sizes, and beside other rows",
     "order": "rows in another order",
+    "padding": "padding after and before a sequence, and what stands in it",
     "threads": "the number of threads",
     "layout": "strides and alignment of the inputs in memory",
     "denormals": "denormal numbers taken as zero",
