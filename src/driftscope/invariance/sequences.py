@@ -85,7 +85,7 @@ def find_sequence(runner: Runner, rows: Rows | str, asked: object = None, mask: 
     length = _length(runner, at, named, batch, lengths)
     if not length:
         return "the sequence has no length that the inputs show; name its axis, as sequence='x=1'"
-    inputs = {k: (dim,) for k, dim in named.items()}
+    inputs: dict[int, tuple[int, ...]] = {k: (dim,) for k, dim in named.items()}
     for k, x in enumerate(runner.tensors):
         if k not in inputs and not (lengths and k == at) and _beside(runner, k, at) and not (named and k != at):
             dims = tuple(d for d in range(x.dim()) if x.shape[d] == length and batch.get(k) != d)

@@ -10,7 +10,7 @@ from driftscope.records.finding import Where
 from driftscope.records.kinds.invariance_report import AXES, InvarianceFinding
 
 #: Codes of a difference, by axis; ``("batch", "content")`` where another row's content is seen.
-_CODES = {"batch": "I002", "repeat": "I006", "padding": "I003", "chunking": "I004"}
+_CODES = {"batch": "I002", "repeat": "I006", "padding": "I003"}
 
 
 def finding_of(
