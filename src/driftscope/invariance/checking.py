@@ -11,13 +11,16 @@ from driftscope.errors import InputError, RuntimeRefused
 from driftscope.invariance.choices import choices_of
 from driftscope.invariance.examination import Asked, Examination
 from driftscope.invariance.judging import Answer
-from driftscope.invariance.places import meeting_of
+from driftscope.invariance.places import Meeting, meeting_of
 from driftscope.invariance.repairs import repair_of
+from driftscope.invariance.streams import Step
+from driftscope.invariance.trials.chunking import parting
 from driftscope.invariance.trials.trial import Trial
 from driftscope.invariance.wording import finding_of, refused
 from driftscope.programs.loading.load import load_program
 from driftscope.programs.state.process import state_kept
 from driftscope.records.environment import capture
+from driftscope.records.finding import Where
 from driftscope.records.kinds.invariance_report import AXES, OUTCOMES, InvarianceFinding, InvarianceReport
 
 #: What is looked at unless told otherwise.
@@ -36,6 +39,7 @@ def check_invariance(
     sequence: Any = None,
     mask: str | None = None,
     pad: int | None = None,
+    step: Step | None = None,
     explain: bool = True,
     seed: int = 0,
     progress: Progress = lambda _text: None,
@@ -49,8 +53,8 @@ def check_invariance(
     inputs : anything ``ds.inputs`` accepts
         None for the program's own. Two rows or more show more than one.
     axes : sequence of str, or str
-        Any of ``repeat``, ``batch``, ``order``, ``padding``, ``threads``, ``layout`` and ``denormals``; all of them by
-        default.
+        Any of ``repeat``, ``batch``, ``order``, ``padding``, ``chunking``, ``threads``, ``layout`` and ``denormals``;
+        all of them by default.
     batch : str, mapping or None
         The batch axis of each input that has one: ``"x=0,mask=0"``. None takes axis 0 of the inputs of the commonest
         length there; outputs are found by running on another number of rows.
@@ -63,6 +67,11 @@ def check_invariance(
     pad : int or None
         What integers are padded with; None for the ``pad_token_id`` of the model's configuration. Where neither is
         known, 0 and values of the inputs themselves.
+    step : callable or None
+        Runs one piece of a sequence: called like the model, with its inputs cut along the sequence axis and ``state=``
+        (None at first), it returns the outputs of the piece and the state for the next. None hands what the model
+        returns as ``past_key_values``, or last of several outputs, to its parameter ``past_key_values``, ``cache``,
+        ``cache_params``, ``state``, ``states``, ``hx`` or ``hidden``.
     explain : bool
         Look for the first operator whose bits change, and try what takes the dependence away.
     seed : int
@@ -95,7 +104,7 @@ def check_invariance(
     wanted = _wanted(axes)
     program = load_program(model)
     progress("Running the program as given")
-    examination = Examination(program, inputs, Asked(wanted, batch, sequence, mask, pad, seed))
+    examination = Examination(program, inputs, Asked(wanted, batch, sequence, mask, pad, step, seed))
     if not examination.runner.base.ran:
         raise RuntimeRefused(program.runtime, "run", examination.runner.base.refusal)
     answers: dict[str, Answer] = {}
@@ -131,6 +140,9 @@ def _findings(
             rounding = answer.outcome == "rounding"
             meeting = meeting_of(examination.runner, trial, rounding=rounding) if explain else None
             repair = repair_of(examination, trial, worst.outcome) if explain else None
+            if trial.pieces and not rounding:
+                words = parting(trial, examination.result(trial.one).leaves, examination.result(trial.other).leaves)
+                meeting = Meeting(Where(output=worst.path), words)
             found.append(finding_of(trial, worst, meeting, repair, examination.advice(trial)))
         elif answer.outcome == "refused":
             found.append(refused(axis, answer))

@@ -13,7 +13,9 @@ from driftscope.invariance.judging import Answer, Judge, with_lifted, worst_of
 from driftscope.invariance.rows import Rows, find_rows
 from driftscope.invariance.running import Leaves, Result, Runner
 from driftscope.invariance.sequences import Sequence, find_sequence
+from driftscope.invariance.streams import Step, Stream, find_stream
 from driftscope.invariance.trials.batch import batch, order
+from driftscope.invariance.trials.chunking import chunking
 from driftscope.invariance.trials.circumstances import denormals, layout, repeat, threads
 from driftscope.invariance.trials.padding import padding
 from driftscope.invariance.trials.trial import Plan, Trial, Variant
@@ -34,6 +36,8 @@ class Asked:
         The input that marks padding.
     pad : int or None
         What integers are padded with.
+    step : callable or None
+        Runs one piece of a sequence.
     seed : int
     """
 
@@ -42,6 +46,7 @@ class Asked:
     sequence: Any = None
     mask: str | None = None
     pad: int | None = None
+    step: Step | None = None
     seed: int = 0
 
 
@@ -89,6 +94,9 @@ class Examination:
             self._sequence = find_sequence(self.runner, self.rows, self.asked.sequence, self.asked.mask)
         return self._sequence
 
+    def _stream(self) -> Stream | str:
+        return find_stream(self.runner, self.rows, self.asked.sequence, self.asked.mask, self.asked.step)
+
     def _pad_token(self) -> int | None:
         """What the caller, or the model's own configuration, says that integers are padded with."""
         if self.asked.pad is not None:
@@ -103,6 +111,7 @@ class Examination:
             "batch": lambda: batch(self.rows, self.base),
             "order": lambda: order(self.rows, self.base),
             "padding": lambda: padding(self.sequence, self.rows, self.base, self._pad_token()),
+            "chunking": lambda: chunking(self._stream(), self.base),
             "threads": lambda: threads(self.runner, self.base),
             "layout": lambda: layout(self.runner, self.base),
             "denormals": lambda: denormals(self.runner, self.base),
@@ -162,7 +171,8 @@ class Examination:
         found = list(found)
         for k in different or asked[:1]:
             trial, answer = found[k]
-            share = self.judge.lifted(trial.other.changed or {}, trial.positions, trial.based, trial.other.select)
+            changed, other = trial.other.changed or {}, trial.other
+            share = self.judge.lifted(changed, trial.positions, trial.based, other.select, other.calling)
             found[k] = trial, with_lifted(answer, share)
             if found[k][1].outcome == "different":
                 break
@@ -213,7 +223,7 @@ class Examination:
 
 def _key(variant: Variant) -> tuple[int, ...]:
     """Variants that run alike share one run, whatever of it they compare; ``()`` is the run on the inputs as given."""
-    ways = tuple(id(way) for way in (variant.setting, variant.laid, variant.runs) if way is not None)
+    ways = tuple(id(way) for way in (variant.setting, variant.laid, variant.calling) if way is not None)
     return ways + tuple(number for k, x in sorted((variant.changed or {}).items()) for number in (k, id(x)))
 
 

@@ -14,12 +14,14 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.invariance.rows import same_bits
 from driftscope.invariance.running import Leaves, Runner
+from driftscope.invariance.wrapping import Calling, called_by
 from driftscope.lift.evidence import SideLift, add_noise, lift_side
 from driftscope.lift.noise.floor import noisy_run
 from driftscope.lift.sources import lift_bound
 from driftscope.lift.steps import LiftedOutput
 from driftscope.numerics.formats import format_of
 from driftscope.programs.arrays import dtype_name
+from driftscope.programs.protocol import Bound
 from driftscope.records.kinds.invariance_report import OUTCOMES, InvarianceTrial
 
 #: Floors, in units of the limit of ordinary rounding, up to which a difference that float64 does not have is still
@@ -151,8 +153,9 @@ class Judge:
     # --- in float64 ---------------------------------------------------------------------------------------------------
 
     def lifted(
-        self, changed: Mapping[int, torch.Tensor], positions: Sequence[int], mine: Select, theirs: Select
-    ) -> float | None:
+        self, changed: Mapping[int, torch.Tensor], positions: Sequence[int], mine: Select, theirs: Select,
+        calling: Calling | None = None,
+    ) -> float | None:  # fmt: skip
         """Return how far the program's own formula, in float64, gives something else on changed inputs.
 
         Parameters
@@ -163,6 +166,8 @@ class Judge:
             The outputs to compare.
         mine, theirs : callable
             What of an output on the inputs as given, and of one on the changed inputs, is compared.
+        calling : callable or None
+            Calls the program in a way of its own.
 
         Returns
         -------
@@ -173,11 +178,19 @@ class Judge:
         if self.side.graph is None:
             return None
         try:
-            outputs = lift_bound(self.runner.binding(changed)).run()
+            outputs = lift_bound(self._bound(changed, calling)).run()
         except (CannotLift, DriftscopeError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):
             return None
         shares = [self._share(k, outputs, mine, theirs) for k in positions]
         return None if any(s is None for s in shares) else max((s for s in shares if s is not None), default=0.0)
+
+    def _bound(self, changed: Mapping[int, torch.Tensor], calling: Calling | None) -> Bound:
+        if calling is None:
+            return self.runner.binding(changed)
+        program = called_by(self.runner.program, calling)
+        if program is None:
+            raise CannotLift("it is not a function of torch")
+        return program.bind(self.runner.inputs)
 
     def _share(self, k: int, outputs: list[LiftedOutput], mine: Select, theirs: Select) -> float | None:
         one, other = self.side.clean[k].value, outputs[k].value if k < len(outputs) else None
@@ -223,7 +236,8 @@ def _pairs(expected: Leaves, actual: Leaves) -> list[tuple[tuple[object, object]
 
 def _bits(x: object, y: object, path: str) -> Answer:
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
-        same = type(x) is type(y) and bool(x == y)
+        # An object that only equals itself (a layer of a cache, say) tells nothing.
+        same = type(x) is type(y) and (type(x).__eq__ is object.__eq__ or bool(x == y))
         return Answer("same" if same else "different", "" if same else f"{x!r:.40} and {y!r:.40}", path=path)
     if same_bits(x, y):
         return Answer("same", path=path)

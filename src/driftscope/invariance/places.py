@@ -70,7 +70,7 @@ def meeting_of(runner: Runner, trial: Trial, *, rounding: bool = False) -> Meeti
     rounding : bool
         Whether the results differ by rounding alone: values of whole numbers then tell nothing.
     """
-    if trial.one.runs is not None or trial.other.runs is not None:
+    if trial.one.calling is not None or trial.other.calling is not None:
         return None
     try:
         one, other = _traced(runner, trial.one), _traced(runner, trial.other)

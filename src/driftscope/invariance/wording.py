@@ -10,7 +10,7 @@ from driftscope.records.finding import Where
 from driftscope.records.kinds.invariance_report import AXES, InvarianceFinding
 
 #: Codes of a difference, by axis; ``("batch", "content")`` where another row's content is seen.
-_CODES = {"batch": "I002", "repeat": "I006", "padding": "I003"}
+_CODES = {"batch": "I002", "repeat": "I006", "padding": "I003", "chunking": "I004"}
 
 
 def finding_of(
@@ -76,6 +76,7 @@ _LEADS = {
     "batch": "the size of the batch",
     "order": "the order of the rows",
     "padding": "padding",
+    "chunking": "giving the sequence in pieces",
     "threads": "the number of threads",
     "layout": "the layout of the inputs in memory",
     "denormals": "taking denormal numbers as zero",

@@ -131,6 +131,7 @@ _TABLE = (
     ("I001", "rows meet", "A row's result depends on the content of the other rows of its batch."),
     ("I002", "batch size changes result", "A row's result changes with the size of its batch, by more than rounding."),
     ("I003", "padding changes result", "Padding, or what stands in it, changes results at positions that are none."),
+    ("I004", "pieces change result", "A sequence in pieces, with a cache or a state, gives other results than whole."),
     ("I005", "circumstances change result", "Order, threads, layout or process change a result by more than rounding."),
     ("I006", "does not repeat itself", "The same call on the same inputs gives another result."),
     ("I007", "depends by rounding", "A result depends on how it is run, by no more than rounding."),

@@ -11,7 +11,7 @@ import torch
 
 from driftscope.invariance.running import Laid, Runner
 from driftscope.invariance.trials.trial import Plan, Setting, Trial, Variant
-from driftscope.invariance.wrapping import called_by, copied
+from driftscope.invariance.wrapping import copied
 from driftscope.programs.protocol import Program
 
 _REPEATS = 2
@@ -26,10 +26,9 @@ def repeat(runner: Runner, base: Variant) -> Plan:
     """Call again."""
     names = [f"run {k + 2}" for k in range(_REPEATS)]
     trials = [Trial("repeat", name, base, Variant(again=True), _outputs(runner)) for name in names]
-    second = called_by(runner.program, _second_call)
-    if second is not None:
+    if runner.program.kind == "torch":
         # Between the runs of a check modules are put back; a user who calls twice does not do that.
-        follows = Variant(setting=lambda _program: contextlib.nullcontext(second))
+        follows = Variant(calling=_second_call)
         trials.append(Trial("repeat", AFTER_ITSELF, base, follows, _outputs(runner), ways="state"))
     return Plan("repeat", trials)
 

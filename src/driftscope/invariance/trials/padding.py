@@ -11,13 +11,11 @@ from driftscope.invariance.judging import Select
 from driftscope.invariance.rows import Rows, same_bits
 from driftscope.invariance.running import Result
 from driftscope.invariance.sequences import Sequence, lengthened
+from driftscope.invariance.streams import HANDED_ON
 from driftscope.invariance.trials.trial import Kept, Plan, Trial, Variant
 
 _LARGE = 1e4
 _LARGE_IN_HALF = 1e2
-
-#: Names of outputs that are handed to the next call.
-_STATES = ("past_key_values", "cache", "present")
 
 #: Position of an output to its axes that follow the sequence.
 Axes = Mapping[int, tuple[int, ...]]
@@ -65,7 +63,7 @@ def _axes(seq: Sequence, probe: Result, added: int) -> dict[int, tuple[int, ...]
     if len(base) != len(probe.leaves):
         return {}
     # What a cache holds is judged by what is computed from it: rotated keys know their places.
-    results = {k: dims for k, dims in found.items() if not any(word in str(base[k][0]) for word in _STATES)}
+    results = {k: dims for k, dims in found.items() if not any(word in str(base[k][0]) for word in HANDED_ON)}
     return results or found
 
 

@@ -10,6 +10,7 @@ import torch
 
 from driftscope.invariance.judging import Select
 from driftscope.invariance.running import Laid, Result, Runner
+from driftscope.invariance.wrapping import Calling, called_by
 from driftscope.programs.protocol import Program
 
 Setting = Callable[[Program], AbstractContextManager[Program]]
@@ -34,8 +35,8 @@ class Variant:
         Enters a context that gives the program to run.
     laid : callable or None
         Layout of the inputs in memory.
-    runs : callable or None
-        Runs it in a way of its own, instead of one call.
+    calling : callable or None
+        Calls its function in a way of its own, instead of once.
     again : bool
         Run it even if it was run before.
     """
@@ -44,13 +45,14 @@ class Variant:
     select: Select = whole
     setting: Setting | None = None
     laid: Laid | None = None
-    runs: Callable[[Runner], Result] | None = None
+    calling: Calling | None = None
     again: bool = False
 
     def run(self, runner: Runner) -> Result:
         """Run the program this way."""
-        if self.runs is not None:
-            return self.runs(runner)
+        if self.calling is not None:
+            program = called_by(runner.program, self.calling)
+            return Result(refusal="not a function of torch") if program is None else runner.run(program=program)
         if self.setting is None:
             return runner.run(self.changed, laid=self.laid)
         with self.setting(runner.program) as program:
@@ -118,6 +120,10 @@ class Trial:
         A refusal says nothing.
     rows : RowMap or None
     kept : Kept or None
+    pieces : tuple of int
+        Lengths of the pieces of a sequence that the second run was given in turn.
+    along : mapping of int to int
+        Position of an output to the axis along which those pieces lie.
     aside : bool
         What it shows is a note: the outcome of the axis is that of the other trials.
     ways : str
@@ -135,6 +141,8 @@ class Trial:
     optional: bool = False
     rows: RowMap | None = None
     kept: Kept | None = None
+    pieces: tuple[int, ...] = ()
+    along: Mapping[int, int] = field(default_factory=dict)
     aside: bool = False
     ways: str = ""
 

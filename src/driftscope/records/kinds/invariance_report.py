@@ -26,6 +26,7 @@ AXES: dict[str, str] = {
     "batch": "the same row alone, in batches of other sizes, and beside other rows",
     "order": "rows in another order",
     "padding": "padding after and before a sequence, and what stands in it",
+    "chunking": "a sequence in pieces, each with the state that the last one left",
     "threads": "the number of threads",
     "layout": "strides and alignment of the inputs in memory",
     "denormals": "denormal numbers taken as zero",

@@ -1,0 +1,89 @@
+"""A sequence in pieces, each with the state that the last one left, against the whole of it in one call."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from driftscope.invariance.running import Leaves
+from driftscope.invariance.streams import HANDED_ON, STATES, Stream
+from driftscope.invariance.trials.trial import Plan, Trial, Variant
+
+#: Sequences up to this long are run step by step from their first position; of longer ones only the last steps.
+_ALL_STEPS = 8
+_LAST_STEPS = 4
+
+
+def chunking(stream: Stream | str, base: Variant) -> Plan:
+    """Run the sequence step by step, in two pieces and in three."""
+    if isinstance(stream, str):
+        return Plan("chunking", reason=stream)
+    if stream.step is None:
+        alone = Variant(calling=stream.calling((stream.length,))).run(stream.runner)
+        if not alone.ran:
+            return Plan("chunking", reason=alone.refusal)
+    # Of a parameter that only by its name takes a state, a refusal says nothing.
+    guessed = stream.step is None and stream.parameter in STATES[1:]
+    trials = []
+    for name, pieces in _ways(stream.length).items():
+        other = Variant(calling=stream.calling(pieces))
+        trials.append(
+            Trial(
+                "chunking",
+                name,
+                base,
+                other,
+                _compared(stream),
+                resized=True,
+                optional=guessed,
+                pieces=pieces,
+                along=stream.outputs,
+            )
+        )
+    reason = f"it has a parameter {stream.parameter}, and does not run on what it returned for the piece before"
+    return Plan("chunking", trials, reason=reason if guessed else "")
+
+
+def parting(trial: Trial, whole: Leaves, pieces: Leaves) -> str:
+    """Say from which position on the pieces give something else than rounding makes of the whole."""
+    first = min((_first(whole[k][1], pieces[k][1], d) for k, d in trial.along.items()), default=None)
+    if first is None or first == sum(trial.pieces):
+        return "what follows the sequence agrees; an output that stands for all of it differs"
+    if first < trial.pieces[0]:
+        return f"position {first}, in the first piece, already differs: it depends on what comes after the piece"
+    begins = list(itertools.accumulate(trial.pieces))
+    there = f": piece {begins.index(first) + 2} begins there" if first in begins else ""
+    return f"positions up to {first - 1} agree; from position {first} on they differ{there}"
+
+
+def _first(x: torch.Tensor, y: torch.Tensor, dim: int) -> int:
+    if x.shape != y.shape or not x.shape[dim]:
+        return 0
+    # Halfway to the format's last bit, rounding is over and other values have begun.
+    limit = torch.finfo(x.dtype).eps ** 0.5 * float(x.abs().max()) if x.is_floating_point() else 0.0
+    gap = (y.double() - x.double()).abs().nan_to_num(torch.inf).movedim(dim, 0).flatten(1).amax(1)
+    return int((gap > limit).int().argmax()) if bool((gap > limit).any()) else x.shape[dim]
+
+
+def _ways(length: int) -> dict[str, tuple[int, ...]]:
+    half, third = length // 2, -(-length // 3)
+    if length <= _ALL_STEPS:
+        ways = {"step by step": (1,) * length}
+    else:
+        steps = min(_LAST_STEPS, length - 1)
+        ways = {f"{length - steps} positions, then step by step": (length - steps, *(1,) * steps)}
+    ways[f"in pieces of {half} and {length - half}"] = (half, length - half)
+    if length > 4:
+        rest = length - 2 * third
+        ways[f"in pieces of {third}, {third} and {rest}"] = (third, third, rest)
+    return {name: pieces for name, pieces in ways.items() if min(pieces) > 0}
+
+
+def _compared(stream: Stream) -> tuple[int, ...]:
+    """Outputs that follow the sequence, and those of the last piece that stand for all of it."""
+    leaves = stream.runner.base.leaves
+    return tuple(
+        k for k, (path, x) in enumerate(leaves)
+        if isinstance(x, torch.Tensor) and not any(word in str(path) for word in HANDED_ON)
+    )  # fmt: skip
