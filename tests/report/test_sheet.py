@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from markdown_it import MarkdownIt
 import record_examples
 import sheet_examples
 from driftscope.errors import RecordError
+from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.collection import Collection, Entry
+from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.matrix import DriftMatrix
 from driftscope.records.verdict import Verdict
 from driftscope.report import kinds
@@ -104,6 +107,31 @@ def test_a_matrix_says_who_has_the_same_bits_and_who_did_not_run() -> None:
     assert "a, b" in html
     assert "no such operator" in html
     assert kinds.sheet_of(matrix()).headline == str(Verdict.DIFFERENT)
+
+
+def test_a_matrix_does_not_repeat_a_cause_from_the_other_side() -> None:
+    """Two programs against one that is right: the pair of the two would advise to break the right one."""
+
+    def found(fix: str, node: str) -> Comparison:
+        given = record_examples.different()
+        return replace(given, findings=(Finding("N001", fix, fix=fix, where=Where(node=node)),))
+
+    wrong, back = found("Set epsilon of n to 1e-05.", "n"), found("Set epsilon of m to 0.001.", "m")
+    same = record_examples.identical()
+    told = DriftMatrix(("a", "b", "c"), {("a", "b"): wrong, ("a", "c"): same, ("b", "c"): back}, (("a", "c"), ("b",)))
+    assert [f.fix for f in kinds.sheet_of(told).findings] == ["Set epsilon of n to 1e-05."]
+    # Where neither differs from the reference, what their pair shows is news.
+    news = replace(told, pairs={("a", "b"): same, ("a", "c"): same, ("b", "c"): back})
+    assert [f.fix for f in kinds.sheet_of(news).findings] == ["Set epsilon of m to 0.001."]
+    text = kinds.text_of(told, width=100, color=False)
+    assert "Classes of equal bits: 2 (programs in one class" in text
+
+
+def test_a_small_matrix_stays_a_grid_on_a_narrow_screen() -> None:
+    grid = Table("pairs", ("variants", "A", "B"), (("A x", 0, 1), ("B y", 1, 0)))
+    rows = Table("rows", ("name", "size"), (("x", 1),))
+    assert sheet_view.section(grid, "g")["grid"]
+    assert not sheet_view.section(rows, "r")["grid"]
 
 
 @pytest.mark.parametrize(

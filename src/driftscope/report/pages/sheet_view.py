@@ -14,6 +14,7 @@ from driftscope.report.sheet import Cell, HeatMap, Listing, Mark, Picture, Point
 GLYPHS = {"good": "=", "fair": "≈", "bad": "≠", "unsure": "?", "": ""}
 DRAWN_AT_ONCE = 300  # rows; of a longer table the rest is drawn by the script as one scrolls
 _SHOWN_FINDINGS = 5
+_NARROW = 5  # columns that a narrow screen shows one below the other
 _EXCERPT_FINDINGS, _EXCERPT_ROWS = 3, 12
 
 
@@ -76,6 +77,8 @@ def _table(table: Table) -> dict[str, Any]:
         "columns": [(wording.one_line(c), is_number) for c, is_number in zip(table.columns, numeric, strict=True)],
         "rows": rows[:DRAWN_AT_ONCE],
         "count": len(rows),
+        # Many columns, or a matrix with letters for heads, stay a grid on a narrow screen and are moved sideways.
+        "grid": len(table.columns) > _NARROW or all(len(c) == 1 for c in table.columns[1:]),
         # Cells of a long table as short lists, read by the script: text, sort key, tone.
         "all_rows": shell.embedded([[_packed(c) for c in row] for row in rows]) if len(rows) > DRAWN_AT_ONCE else None,
     }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from driftscope.records.finding import Finding
+from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.matrix import DriftMatrix
 from driftscope.records.verdict import Verdict
 from driftscope.report import wording
@@ -24,8 +28,7 @@ def sheet_of(matrix: DriftMatrix) -> Sheet:
         sections.append(
             Table("Programs that did not run", ("program", "what the runtime said"), tuple(matrix.refused.items()))
         )
-    found = (f for c in matrix.pairs.values() for f in c.findings if not f.note)
-    findings = tuple({(f.code, f.what, f.where): f for f in found}.values())  # one cause shows in several pairs
+    findings = tuple({(f.code, f.what, f.where.node): f for f in _found(matrix)}.values())
     verdict = matrix.verdict if matrix.pairs else Verdict.INCONCLUSIVE
     return Sheet(
         title=" · ".join(matrix.names),
@@ -40,6 +43,22 @@ def sheet_of(matrix: DriftMatrix) -> Sheet:
         findings=findings,
         sections=tuple(sections),
     )  # fmt: skip
+
+
+def _found(matrix: DriftMatrix) -> Iterator[Finding]:
+    """Findings against the first program, which is the reference, and those of other pairs that these do not explain.
+
+    Where a program differs from the reference, its pairs with the others show the same cause once more, some from the
+    other side: the fix would then be to bring the mistake into a program that is right.
+    """
+    off = {pair[1] for pair, c in matrix.pairs.items() if pair[0] == matrix.names[0] and _acts(c)}
+    for pair, comparison in matrix.pairs.items():
+        if pair[0] == matrix.names[0] or not off & set(pair):
+            yield from _acts(comparison)
+
+
+def _acts(comparison: Comparison) -> list[Finding]:
+    return [f for f in comparison.findings if not f.note]
 
 
 def _closest(matrix: DriftMatrix) -> tuple[tuple[str, str, str], ...]:

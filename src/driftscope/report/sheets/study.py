@@ -43,7 +43,7 @@ def sheet_of(record: StudyRecord) -> Sheet:
         headline=headline_of(record),
         reason=record.statements[0].text if record.statements else f"{len(record.rows)} rows",
         figures=(
-            ("Rows", str(len(record.rows)), " x ".join(f"{len(v)} {a}" for a, v in record.axes.items())),
+            ("Rows", str(len(record.rows)), _extent(record)),
             ("Failed cells", str(len(record.failures)), "each is a row that says how"),
             *((("Missing cells", str(record.missing), "not made yet"),) if record.missing else ()),
             *((f"Rows called {name}", str(count), "") for name, count in classes.most_common(3)),
@@ -75,9 +75,8 @@ def tone_of(record: StudyRecord) -> str:
 def render(record: StudyRecord, *, width: int = 100, color: bool = False) -> str:
     """Write a study for a terminal: the headline, the conclusion, where the rows are."""
     page = Lines(max(width, MIN_WIDTH), color)
-    axes = " x ".join(f"{len(values)} {axis}" for axis, values in record.axes.items())
     page.add(Text.assemble((f"{headline_of(record)}: ", _STYLES[tone_of(record)]),
-                           f"study {record.name}, {len(record.rows)} rows of {axes}"), limit=2)  # fmt: skip
+                           f"study {record.name}, {len(record.rows)} rows of {_extent(record)}"), limit=2)  # fmt: skip
     for shown in record.tables[:_TABLES]:
         page.blank()
         page.lines += [*wrap(shown.title, page.width), *table(shown.columns, shown.rows, width=page.width).splitlines()]
@@ -124,5 +123,14 @@ def _finding(row: Mapping[str, Any], record: StudyRecord) -> Finding:
     return Finding(str(row["code"]), what=f"{row['words']}", where=Where(node=where))
 
 
+def _extent(record: StudyRecord) -> str:
+    """Write how many values each axis has: ``3 laws x 1 size``."""
+    # "data" is a plural already.
+    return " x ".join(
+        f"{len(v)} {axis}" if len(v) == 1 or axis.endswith(("s", "data")) else f"{len(v)} {axis}s"
+        for axis, v in record.axes.items()
+    )
+
+
 def _caption(record: StudyRecord) -> str:
-    return record.statements[0].text if record.statements else f"The rows of study {record.name}."
+    return f"Drawn from the {wording.counted(len(record.rows), 'row')} below; what it shows is said above."
