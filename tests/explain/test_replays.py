@@ -123,15 +123,40 @@ TWINS = {
 }
 
 
+#: Both keep 11 bits of a number in float16's range.
+EITHER = "TF32 or float16 multiplication"
+
+
+@pytest.mark.parametrize(
+    ("planted", "scale", "words"),
+    [
+        (tf32, 1.0, EITHER),
+        (lambda t: t.half().float(), 1.0, EITHER),
+        (tf32, 1e6, "TF32 multiplication"),
+        (tf32, 1e-7, "TF32 multiplication"),
+        (lambda t: t.half().float(), 1e-6, "float16 multiplication"),
+    ],
+)
+def test_only_the_range_tells_tf32_from_float16(planted, scale, words):
+    torch.manual_seed(1)
+    layer, x = nn.Linear(48, 64, bias=False).eval(), batch() * scale
+
+    def cheaper(v: Tensor) -> Tensor:
+        with torch.no_grad():
+            return F.linear(planted(v), planted(layer.weight))
+
+    c = ds.compare(layer, Opaque(cheaper), [x])
+    assert f"explained by {words} in B" in c.first.what
+
+
 @pytest.mark.parametrize("name", TWINS)
 def test_an_arithmetic_that_is_really_used_is_named_with_its_side_and_its_replay(name):
     c = ds.compare(network(), Opaque(TWINS[name]()), [batch()])
     assert c.verdict is ds.Verdict.PRECISION
     replay = c.first.evidence["replay"]
-    assert f"explained by {name} in B" in c.first.what or (name, replay["way"]) == (
-        "float16 multiplication",
-        "TF32 multiplication",
-    )
+    words = EITHER if name in ("TF32 multiplication", "float16 multiplication") else name
+    assert f"explained by {words} in B" in c.first.what
+    assert replay["way"] == words
     assert replay["correlation"] >= 0.9
     assert replay["rest"] <= 1.5
 

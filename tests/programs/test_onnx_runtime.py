@@ -68,7 +68,7 @@ def test_half_bytes(element, given):
     except RuntimeRefused as refused:
         if "implementation for Cast" not in str(refused):
             raise
-        pytest.skip("this onnxruntime has no kernel that makes four-bit integers (1.20 has none)")
+        pytest.skip("this onnxruntime has no kernel that makes four-bit integers")
     assert found.tolist() == given
 
 

@@ -18,7 +18,7 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.cheap_products import rounding_to
-from driftscope.explain.native.replays import WAYS, Way, correlation
+from driftscope.explain.native.replays import WAYS, Way, correlation, either, same_bits
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Kind, Lifted, LiftedOutput, Step
@@ -315,7 +315,7 @@ def _reproduced(
     graph: Lifted, natives: Mapping[str, torch.Tensor], errors: Mapping[str, Outlier]
 ) -> dict[str, Mapping[str, object]]:
     """For values outside their floor the replay of the operator alone that predicts its error, where one does."""
-    found: dict[str, dict[str, object]] = {}
+    found: dict[str, list[tuple[Way, tuple[float, float]]]] = {}
     kinds = {error.kind for error in errors.values()}
     for way in WAYS:
         # Weights are what they are here, and whether they were rounded too makes no difference to one operator.
@@ -328,9 +328,15 @@ def _reproduced(
         except CannotLift:
             continue
         for name, rest in watch.rests.items():
-            if name not in found or rest[1] < float(found[name]["rest"]):  # type: ignore[arg-type]
-                found[name] = {"way": way.name, "kind": way.kind, "correlation": rest[0], "rest": rest[1]}
-    return dict(found)
+            found.setdefault(name, []).append((way, rest))
+    return {name: _named(rests) for name, rests in found.items()}
+
+
+def _named(rests: Sequence[tuple[Way, tuple[float, float]]]) -> dict[str, object]:
+    """The way that leaves least of an operator's error, with the names of those of as many bits that explain it too."""
+    best, (alike, left) = min(rests, key=lambda one: one[1][1])
+    near = [w.name for w, (_, rest) in rests if same_bits(w, best) and rest <= max(left, THRESHOLDS.rounding)]
+    return {"way": either(list(dict.fromkeys(near))), "kind": best.kind, "correlation": alike, "rest": left}
 
 
 @dataclass(slots=True)

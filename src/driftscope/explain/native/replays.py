@@ -25,6 +25,7 @@ from driftscope.lift.evidence import Evidence, SideLift
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Observer, Origin, Step
 from driftscope.numerics import error_model
+from driftscope.numerics.formats import format_of
 
 #: Elements that must carry an error before its pattern proves anything.
 _ELEMENTS = 8.0
@@ -135,22 +136,48 @@ class Reproduced:
         Smallest, over the outputs, between the replayed and the native error.
     rest : float
         Largest, over the outputs: what is left of the native drift, in floors of the replay.
+    alike : tuple of str
+        Names of ways of as many bits that explain it too, this one's among them; empty where it is the only one. TF32
+        and float16 both keep 11 bits: only values outside float16's range tell them apart.
     """
 
     way: Way
     side: str
     correlation: float
     rest: float
+    alike: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.way.name} in {self.side}"
+        return f"{either(self.alike or (self.way.name,))} in {self.side}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was measured, for the evidence of a finding."""
         return {
-            "way": self.way.name, "side": self.side, "kind": self.way.kind,
+            "way": either(self.alike or (self.way.name,)), "side": self.side, "kind": self.way.kind,
             "correlation": round(self.correlation, 6), "rest": round(self.rest, 4),
         }  # fmt: skip
+
+
+def either(names: Sequence[str]) -> str:
+    """Join the names of ways in a few words: ``"TF32 or float16 multiplication"``."""
+    first, _, last = names[0].rpartition(" ")
+    if first and all(name.endswith(f" {last}") for name in names):
+        return f"{' or '.join(name.removesuffix(f' {last}') for name in names)} {last}"
+    return " or ".join(names)
+
+
+def same_bits(one: Way, other: Way) -> bool:
+    """Whether two ways differ in how ties are rounded and in the range of formats alone.
+
+    Where both explain an error, which one leaves less of it is a matter of a few ties, and of the processor.
+    """
+
+    def bits(way: Way) -> tuple[object, ...]:
+        formats = [format_of(name) for name in (way.factors, way.total, way.results, way.weights) if name]
+        return (*(f.p if f else None for f in formats), way.factors is None, way.total is None, way.results is None,
+                way.weights is None, way.products, way.matrices, way.kind)  # fmt: skip
+
+    return bits(one) == bits(other)
 
 
 def reproduce(
@@ -190,7 +217,10 @@ def reproduce(
         tried = _Tried(graph, wanted, against, seed)
         found = [r for way in tried.possible(ways) if (r := tried.judge(way, name)) is not None]
         if found:
-            return min(found, key=lambda r: r.rest)
+            best = min(found, key=lambda r: r.rest)
+            # In the order in which they are tried.
+            alike = dict.fromkeys(r.way.name for r in found if same_bits(r.way, best.way))
+            return best if len(alike) == 1 else replace(best, alike=tuple(alike))
     return None
 
 
