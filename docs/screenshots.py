@@ -8,6 +8,7 @@ how high each page is at 420 pixels.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import shutil
@@ -23,7 +24,7 @@ import torch
 
 import driftscope as ds
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES = Path(__file__).resolve().parent / "images"
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 LARGEST = 300_000  # bytes: everybody who clones the repository pays for it
 LOOKS = {"light": (1400, 1150, "light"), "dark": (1400, 1150, "dark"), "narrow": (420, 1150, "light"),
@@ -34,7 +35,7 @@ WHOLE = 6000  # pixels of height that a whole page may have
 def records(folder: Path) -> Iterator[tuple[str, Any]]:
     """Make one record of each kind."""
     # From a folder of its own: pages name the file that a program stands in.
-    shutil.copy(Path(__file__).parent / "pictured.py", folder / "pictured.py")
+    shutil.copy(IMAGES.parent / "pictured.py", folder / "pictured.py")
     sys.path.insert(0, str(folder))
     from pictured import Net, Pool, clip
 
@@ -86,9 +87,10 @@ def drawn_height(picture: Path) -> int:
 
 def main(folder: str | None = None) -> int:
     """Take every picture; return the exit code."""
-    images = IMAGES if folder is None else Path(folder)
+    images = (IMAGES if folder is None else Path(folder)).resolve()
     images.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as name:
+    # In the project's folder, as a user works: places are named from it.
+    with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         taken = dict(_every_picture(Path(name), images, whole=folder is not None))
     for picture, size in taken.items():
         high = f", {drawn_height(images / picture):,} pixels high" if folder and "narrow" in picture else ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import driftscope as ds
 from driftscope.errors import InputError, ProgramError, RuntimeRefused
 from driftscope.explain.refusals import meaning_of, refusal_finding, unusable
 
@@ -21,7 +23,7 @@ WORDS = [
     ("Failed to allocate memory for requested buffer of size 17179869184", "smaller batch"),
     ("mat1 and mat2 shapes cannot be multiplied (4x9 and 8x3)", "shapes and dtypes the program was written for"),
     ("IndexError: index out of range in self", "dtypes the program was written for"),
-    ("mat1 and mat2 must have the same dtype, but got Double and Float", "dtypes the program was written for"),
+    ("mat1 and mat2 must have the same dtype, but got Double and Float", "the dtype of its weights"),
     ("TypeError: linear(): argument 'input' (position 1) must be Tensor, not object", "the program was written for"),
     ("Tensor on device meta is not on the expected device cpu!", "Load the weights"),
 ]
@@ -57,3 +59,26 @@ def test_inputs_are_judged_by_the_reference() -> None:
     assert isinstance(unusable("A", "model", refusal), InputError)
     assert unusable("B", "model", refusal) is None
     assert meaning_of(refusal).fault == "inputs"
+
+
+class Halved(torch.nn.Module):
+    """Weights of another dtype than the inputs, met two lines into the user's own code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3).half()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shifted = x + 1
+        return self.linear(shifted)
+
+
+def test_what_a_module_raises_is_placed_on_the_users_line_with_what_to_do() -> None:
+    comparison = ds.compare(torch.nn.Linear(4, 3), Halved(), torch.ones(2, 4))
+    (finding,) = comparison.findings
+    assert finding.code == "R002"
+    assert finding.where.expression == "return self.linear(shifted)"
+    assert "dtype='float16'" in finding.fix
+    # The neighbour that takes them: the same module, its inputs converted.
+    fine = ds.compare(torch.nn.Identity(), ds.torch(torch.nn.Identity(), dtype="float16"), torch.ones(2, 4))
+    assert not any(f.code == "R002" for f in fine.findings)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from driftscope.errors import DriftscopeError, InputError, ProgramError, RuntimeCrashed, RuntimeRefused
 from driftscope.records.finding import Finding, Where
+from driftscope.records.user_code import innermost
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,16 @@ _MEANINGS = (
         "program",
     ),
     Meaning(
+        r"must have the same dtype|Input type \(.*\) and (?:weight|bias) type|expected scalar type",
+        "Values of two dtypes meet: as a rule the weights have one and the inputs another.",
+        "Give inputs of the dtype of its weights; to compare with the same model in float16, give"
+        " ds.torch(model, dtype='float16'), which converts the inputs too.",
+        "inputs",
+    ),
+    Meaning(
         r"(?i)dimension mismatch|shapes? cannot be multiplied|must match the size|size mismatch|invalid dimensions"
         r"|shape mismatch|index out of range in self|indices element out of data bounds|Invalid input shape"
-        r"|Got invalid dimensions for input|BroadcastIterator|must have the same dtype"
+        r"|Got invalid dimensions for input|BroadcastIterator"
         r"|one of the following scalar types|must be Tensor, not",
         "The inputs do not fit the program: their shapes, their dtypes, or the indices in them.",
         "Give inputs of the shapes and dtypes the program was written for.",
@@ -130,8 +139,19 @@ def refusal_finding(side: str, refusal: RuntimeRefused) -> Finding:
         f"{refusal.runtime} refused to {verb} {side}: {refusal.words}",
         why=meaning.why,
         fix=meaning.fix,
+        where=_raised_at(refusal),
         evidence={"side": side, "runtime": refusal.runtime, "stage": refusal.stage, "words": refusal.words},
     )
+
+
+def _raised_at(refusal: RuntimeRefused) -> Where:
+    """The user's own line at which a Python program raised; empty where what ran has no lines of its own."""
+    error = refusal.__cause__
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    at = innermost([frame.filename for frame in frames])
+    if at is None:
+        return Where()
+    return Where(file=frames[at].filename, line=frames[at].lineno, expression=frames[at].line or None)
 
 
 def _crash_finding(side: str, crash: RuntimeCrashed) -> Finding:
