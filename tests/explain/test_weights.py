@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import driftscope as ds
 from driftscope.explain.causes.alterations import alteration_of
 from driftscope.explain.causes.weights import match_weights
 from driftscope.lift.steps import Constant, Origin
@@ -106,3 +107,35 @@ def test_a_tied_weight_is_no_exchange():
 def test_tensors_that_have_only_their_size_in_common_are_not_paired():
     stranger = torch.randn(6, 8, generator=torch.Generator().manual_seed(9))
     assert match_weights([held("a", W)], [held("val_1", stranger)], ()).changed == []
+
+
+class _Narrow(torch.nn.Module):
+    """A convolution and a layer whose eight biases are fewer than the blocks that joined weights are cut into."""
+
+    def __init__(self, dtype: torch.dtype | None = None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.out = torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(8, 4)
+        if dtype is not None:
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    parameter.copy_(parameter.to(dtype).float())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.conv(x).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "words"),
+    [
+        (None, torch.float8_e4m3fn, "rounded to float8_e4m3fn"),
+        (torch.float8_e4m3fn, None, "before it was rounded to float8_e4m3fn in the reference"),
+    ],
+)
+def test_weights_of_few_numbers_rounded_on_a_side_are_named_and_tried(a, b, words):
+    x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    found = ds.compare(_Narrow(a), _Narrow(b), (x,))
+    wrong = [f for f in found.findings if not f.note]
+    assert {f.code for f in wrong} == {"W007"}
+    assert all(words in f.what and f.verified for f in wrong)
+    assert {f.evidence["weight"] for f in wrong} == {"conv.weight", "conv.bias", "out.weight", "out.bias"}

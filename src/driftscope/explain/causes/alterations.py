@@ -42,6 +42,9 @@ def alteration_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) ->
     rounded = _rounded(value, exact, fmt)
     if rounded:
         return Alteration("W007", rounded)
+    wider = _rounded(exact, value, fmt)
+    if wider:
+        return Alteration("W007", f"before it was {wider} in the reference")
     if _reordered(value, exact, fmt):
         return _order(value, exact)
     return _changed(value, exact)

@@ -279,7 +279,8 @@ def match_joined(
     value = constant.value
     for axis in range(value.ndim):
         for pieces in (2, 3, 4, 6, 8):
-            if value.shape[axis] % pieces or value.shape[axis] == pieces == 1:
+            # A block of one number is uniform, and so no evidence: any short vector would be "stored exactly".
+            if value.shape[axis] % pieces or value.numel() == pieces:
                 continue
             parts: list[Repair] = []
             for block in value.chunk(pieces, axis):
