@@ -50,3 +50,33 @@ def test_every_cause_that_a_function_can_show_is_planted() -> None:
 
 def test_every_outcome_has_words() -> None:
     assert {outcome for case in CASES.values() for outcome, _, _ in case.expected.values()} <= set(OUTCOMES)
+
+
+def test_a_tensor_that_escapes_is_told_once_for_each_kind_of_wrapper():
+    kept = []
+
+    def keeps(x):
+        kept.append(x.sin())
+        return kept[-1].sum()
+
+    found = [f for f in check_transforms(keeps, torch.ones(4, 3)).findings if f.cause == "T001"]
+    assert [(f.transform, f.where.expression) for f in found] == [
+        ("vmap", "kept.append(x.sin())"),
+        ("grad", "kept.append(x.sin())"),
+    ]
+    assert {"vmap", "grad", "jacfwd", "hessian"} <= set(found[1].transforms)
+
+
+def test_two_names_that_hold_a_tensor_are_told_of_twice():
+    first, second = [], []
+
+    def keeps(x):
+        first.append(x.sin())
+        second.append(x.cos())
+        return x.sum()
+
+    found = [f for f in check_transforms(keeps, torch.ones(4, 3), transforms=("grad", "vjp")).findings]
+    assert [(f.cause, f.transform, f.where.expression) for f in found if f.cause == "T001"] == [
+        ("T001", "grad", "first.append(x.sin())"),
+        ("T001", "grad", "second.append(x.cos())"),
+    ]

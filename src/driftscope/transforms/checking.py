@@ -129,10 +129,12 @@ def _shared_by(finding: TransformFinding) -> tuple[Any, ...]:
 
 
 def _told_better(finding: TransformFinding, earlier: list[TransformFinding], later: list[TransformFinding]) -> bool:
-    """Whether autograd inside the function is told of by another finding: one for its place, with an edit that works.
+    """Whether another finding says it: once for each kind of tensor that a name still holds, and for autograd inside.
 
     The place is the same under every transform; an edit may have been tried with success under one of them alone.
     """
+    if finding.cause == "T001":
+        return any(_same_escape(finding, f) for f in earlier)
     if finding.cause != "T012":
         return False
     before = [f for f in earlier if (f.cause, f.where) == (finding.cause, finding.where)]
@@ -140,6 +142,12 @@ def _told_better(finding: TransformFinding, earlier: list[TransformFinding], lat
     if finding.verified:
         return any(f.verified for f in before)
     return bool(before) or any(f.verified for f in after)
+
+
+def _same_escape(one: TransformFinding, other: TransformFinding) -> bool:
+    """Whether two findings tell of one name that holds one kind of tensor: the transform's name is all that differs."""
+    tails = [finding.what.partition(finding.transform)[2] for finding in (one, other)]
+    return (one.cause, one.where) == (other.cause, other.where) and tails[0] == tails[1]
 
 
 def _title(fn: Any) -> str:
