@@ -186,3 +186,44 @@ def test_a_runtime_that_aborts_is_a_finding_and_the_check_goes_on():
     assert all(point.sizes[0] == 0 for point in crashes)
     assert report.record.count("onnx", "right") > 2, "batches that are not empty were run after the crash"
     assert not report.guard().admits(seeded(0, 5, 4))
+
+
+class Unrolled(nn.Module):
+    """Rows that are stacked one after another, as users write them before they know of ``vmap``."""
+
+    def forward(self, x):
+        return torch.stack([row.softmax(0) * 2 for row in x])
+
+
+class UnrolledByIndex(nn.Module):
+    def forward(self, x):
+        return torch.stack([x[i].sin() for i in range(x.shape[0])], dim=1)
+
+
+class Numbered(nn.Module):
+    """The number of a row is part of its result, and a condition leaves rows out."""
+
+    def forward(self, x):
+        return torch.stack([x[i] * i for i in range(x.shape[0])]) + torch.stack([r for r in x if r.dim() == 1])
+
+
+@pytest.mark.parametrize("model", [Unrolled(), UnrolledByIndex()])
+def test_rows_that_are_stacked_in_a_loop_are_mapped_instead(model):
+    (rewrite,) = rewrites(model)
+    assert rewrite.old.startswith("torch.stack([")
+    assert rewrite.new.startswith("torch.vmap(lambda row:")
+    for rows in (1, 3, 7):
+        x = torch.randn(rows, 4)
+        assert torch.allclose(rewrite.model(x), model(x))
+
+
+def test_a_loop_that_uses_its_number_or_leaves_rows_out_stays():
+    assert rewrites(Numbered()) == []
+
+
+@pytest.mark.slow
+def test_a_cover_keeps_the_number_of_rows_of_a_loop():
+    covered = ds.cover(Unrolled(), (torch.randn(3, 4),))
+    assert len(covered.members) == 1
+    x = torch.randn(7, 5)
+    assert torch.equal(covered(x), Unrolled()(x))

@@ -75,7 +75,7 @@ def test_two_names_that_hold_a_tensor_are_told_of_twice():
         second.append(x.cos())
         return x.sum()
 
-    found = [f for f in check_transforms(keeps, torch.ones(4, 3), transforms=("grad", "vjp")).findings]
+    found = check_transforms(keeps, torch.ones(4, 3), transforms=("grad", "vjp")).findings
     assert [(f.cause, f.transform, f.where.expression) for f in found if f.cause == "T001"] == [
         ("T001", "grad", "first.append(x.sin())"),
         ("T001", "grad", "second.append(x.cos())"),

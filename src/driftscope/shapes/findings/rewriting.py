@@ -39,7 +39,8 @@ def rewrites(model: Callable[..., Any]) -> list[Rewrite]:
     """Find expressions in a model's ``forward`` that make torch fix a size, each with a copy that avoids it.
 
     ``math.ceil(a / b)`` and ``int(a / b)`` go through a float, on which torch guards with the number of the example;
-    ``max`` and ``min`` of sizes are decided while tracing; ``torch.linspace`` and ``torch.triu_indices`` take numbers.
+    ``max`` and ``min`` of sizes are decided while tracing; ``torch.linspace`` and ``torch.triu_indices`` take numbers;
+    a list of rows that is stacked is unrolled.
 
     Returns
     -------
@@ -113,6 +114,8 @@ def _better(node: ast.Call) -> ast.expr | None:
         return _counted_out(node)
     if name in ("torch.triu_indices", "torch.tril_indices"):
         return _triangle(node, name.removeprefix("torch.").removesuffix("_indices"))
+    if name == "torch.stack" and node.args and isinstance(node.args[0], ast.ListComp):
+        return _mapped(node, node.args[0])
     return None
 
 
@@ -154,6 +157,42 @@ def _triangle(node: ast.Call, half: str) -> ast.expr | None:
     if given:
         return None
     return _parsed(f"torch.ones({row}, {col}, dtype=torch.bool{device}).{half}({offset}).nonzero().T")
+
+
+def _mapped(node: ast.Call, rows: ast.ListComp) -> ast.expr | None:
+    """``torch.stack([f(row) for row in x])`` is unrolled for the example's rows; ``torch.vmap`` keeps their number.
+
+    ``f(x[i]) for i in range(n)`` likewise, where ``i`` is used for nothing else; whether ``n`` is all of ``x`` shows
+    when the rewrite is tried.
+    """
+    given = _given(node, ("tensors", "dim"))
+    loop, element = rows.generators[0], copy.deepcopy(rows.elt)
+    if given is None or len(rows.generators) > 1 or loop.ifs or not isinstance(loop.target, ast.Name):
+        return None
+    name, over = loop.target.id, ast.unparse(loop.iter)
+    if isinstance(loop.iter, ast.Call) and _called(loop.iter) == "range":
+        indexed = _Indexed(name)
+        element = indexed.visit(element)
+        used = any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(element))
+        if used or len(indexed.bases) != 1:
+            return None
+        name, over = "row", indexed.bases.pop()
+    out_dims = f", out_dims={given['dim']}" if "dim" in given else ""
+    return _parsed(f"torch.vmap(lambda {name}: {ast.unparse(element)}{out_dims})({over})")
+
+
+class _Indexed(ast.NodeTransformer):
+    """Puts ``row`` in the place of every ``x[i]`` and remembers each ``x``."""
+
+    def __init__(self, index: str):
+        self.index = index
+        self.bases: set[str] = set()
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        if isinstance(node.slice, ast.Name) and node.slice.id == self.index:
+            self.bases.add(ast.unparse(node.value))
+            return ast.copy_location(ast.Name("row", ast.Load()), node)
+        return self.generic_visit(node)
 
 
 def _whole(quotient: ast.expr, *, up: bool) -> ast.expr | None:
