@@ -132,6 +132,10 @@ def table() -> str:
         tests = ", ".join(row["tests"])
         lines.append(f"| {row['name']} | {row['python']} | {versions} | {tests} | {numbers} | {row['date']} |")
     lines += ["", f"Processors: {', '.join(sorted({row['processor'] for row in rows}))}.", ""] if rows else []
+    again = {row["name"]: len(row["again"]) for row in rows if row.get("again")}
+    if again:
+        words = ", ".join(f"{name} ({count})" for name, count in again.items())
+        lines += [f"Failed first, and run again alone after a mend: {words}.", ""]
     waiting = [name for name in known() if name not in {row["name"] for row in rows}]
     lines += (
         [f"In `constraints/`, but not run with this version of driftscope yet: {', '.join(waiting)}.", ""]
