@@ -64,7 +64,7 @@ def _honest(model: nn.Module, inputs: tuple[torch.Tensor, ...], tool: str, folde
 
 def _broken(model: nn.Module, exported: Path, broken: onnx.ModelProto, inputs: tuple[torch.Tensor, ...]) -> Any:
     try:
-        same = _outputs(exported.read_bytes(), inputs) == _outputs(broken.SerializeToString(), inputs)
+        same = _outputs(onnx.load(exported).SerializeToString(), inputs) == _outputs(broken.SerializeToString(), inputs)
     except Exception as error:
         raise Refused(f"the broken file does not run: {error}") from error
     if same:

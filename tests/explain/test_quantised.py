@@ -203,3 +203,25 @@ def test_a_wrong_scale_of_a_quantised_operator_is_different(tmp_path: Path):
     wrong = next(f for f in found.findings if f.code == "W012")
     assert wrong.where.node == conv.name
     assert "its scale is" in wrong.what
+
+
+@pytest.mark.parametrize("layout", ["QDQ", "QOperator"])
+def test_a_quantised_fold_of_a_batch_norm_is_the_same_model_and_of_another_epsilon_is_not(layout: str, tmp_path: Path):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(32, 24), nn.BatchNorm1d(24, eps=1e-3), nn.ReLU(), nn.Linear(24, 8)).eval()
+    norm = module[1]
+    assert isinstance(norm, nn.BatchNorm1d)
+    with torch.no_grad():
+        for value in (norm.weight, norm.bias, norm.running_mean, norm.running_var):
+            value.copy_(torch.rand(24) + 0.5)
+    x = (torch.randn(8, 32),)
+    torch.onnx.export(module, x, tmp_path / "m.onnx", input_names=["x"], dynamo=True, verbose=False)
+    quantize_static(
+        str(tmp_path / "m.onnx"), str(tmp_path / "q.onnx"), Batches(), quant_format=QuantFormat[layout],
+        activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8, reduce_range=True,
+    )  # fmt: skip
+    found = ds.compare(module, str(tmp_path / "q.onnx"), x)
+    assert found.verdict is Verdict.PRECISION, found.reason
+    assert "quantised weights" in found.reason
+    norm.eps = 0.1
+    assert ds.compare(module, str(tmp_path / "q.onnx"), x).verdict is Verdict.DIFFERENT

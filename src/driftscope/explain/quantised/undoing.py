@@ -23,6 +23,7 @@ from driftscope.explain.quantised.operators import OPERATORS, taken_apart
 from driftscope.explain.quantised.weights import Graph, Quantised
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.certify import Pairing, reconcile
+from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.sources import lift_source
 from driftscope.lift.steps import Lifted, Origin
 from driftscope.programs.protocol import Bound, OnnxSource
@@ -132,7 +133,8 @@ class _Case:
         self.side, self.source, self.other, self.evidence = side, source, other, evidence
         self.graph = Graph(source.model)
         floats = [c for c in other.constants() if c.origin is not Origin.LITERAL and c.value.dtype.is_floating_point]
-        self.constants = [c for c in floats if c.value.numel() > 1]
+        # An exporter folds a batch norm into the layer before it; what is quantised is the fold.
+        self.constants = [*(c for c in floats if c.value.numel() > 1), *folded_values(other)]
 
     def judge(self) -> Quantisation | None:
         """Match every weight, undo the quantisation, and hold what is left against the other side."""

@@ -16,6 +16,8 @@ from driftscope.lift.steps import Constant
 _SATURATED = 1.0
 #: Slack on half a step: scales are stored in float32, and ties go either way.
 _HALF = 0.5 * (1.0 + 1e-4)
+#: What was quantised was stored in float32, a fold rounded twice: steps of an int32 bias may be nearly as small.
+_STORED = 2.0**-22
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class Quantised:
     def rounds(self, exact: torch.Tensor) -> bool:
         """Whether these integers are ``exact``, divided by the scale and rounded to nearest."""
         off = (self.value - exact).abs() / self.step
-        return bool((off <= torch.where(self.edge, _SATURATED, _HALF)).all())
+        stored = _STORED * exact.abs() / self.step
+        return bool((off <= torch.where(self.edge, _SATURATED, _HALF) + stored).all())
 
     def partner(self, constants: Sequence[Constant]) -> tuple[Constant, torch.Tensor] | None:
         """The other side's weight that this is nearest to, laid out alike; None where none has its size."""

@@ -25,7 +25,8 @@ from driftscope.lift.onnx.contrib.nchwc import blocked_filter
 from driftscope.lift.reconcile.affine import AffinePieces, Map, narrow
 from driftscope.lift.reconcile.matching import Repair, WeightIndex, match_joined, rearrangements, stores, ulp, uniform
 from driftscope.lift.reconcile.scalars import Number, numbers
-from driftscope.lift.steps import Constant, Lifted
+from driftscope.lift.steps import Constant, Lifted, Origin
+from driftscope.records.finding import Where
 
 _BLOCKS = (16, 8, 4)  # channels per block of onnxruntime's blocked convolutions, by processor
 # Agreement of norms, in roundings of the terms.
@@ -146,6 +147,14 @@ def match_folds(
             found = None if found is None else dataclasses.replace(found, kind="fold")
         repairs += [] if found is None else [found]
     return repairs
+
+
+def folded_values(graph: Lifted) -> list[Constant]:
+    """Every tensor that folding affine pieces of a program computes, exact in float64, named by what was folded."""
+    pieces = AffinePieces()
+    graph.run(observe=pieces)
+    found = (c for piece in pieces.folded for c in _candidates(piece))
+    return [Constant(c.words, c.exact, Origin.COMPUTED, Where()) for c in found]
 
 
 def _candidates(piece: Map) -> Iterator[_Candidate]:
