@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from driftscope.accumulation.exact import reductions
+from driftscope.accumulation.exact import layers, reductions
 from driftscope.accumulation.exact.formats import STORED
 from driftscope.accumulation.exact.layer_norm import rounded_once
 from driftscope.accumulation.exact.softmax import softmax
@@ -37,16 +37,14 @@ _ADDS_NOTHING = frozenset(
         "randint", "randint_like", "randn", "randn_like", "random", "randperm", "repeat", "repeat_interleave",
         "resize", "roll", "rot90", "scalar_tensor", "scatter", "searchsorted", "select_scatter", "set",
         "slice_scatter", "sort", "split_with_sizes_copy", "stack", "take", "topk", "tril", "tril_indices", "triu",
-        "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "where", "zeros", "zeros_like",
+        "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "where", "zero", "zeros", "zeros_like",
     )
 )  # fmt: skip
 
 #: What to write instead of a refused operator.
 _INSTEAD = {
-    "_scaled_dot_product_flash_attention_for_cpu": "run it under torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
     "_native_multi_head_attention": "set torch.backends.mha.set_fastpath_enabled(False)",
     "_transformer_encoder_layer_fwd": "set torch.backends.mha.set_fastpath_enabled(False)",
-    "_log_softmax": "take the logarithm of torch.softmax",
 }
 
 
@@ -55,7 +53,9 @@ def reproducible() -> TorchDispatchMode:
 
     Inside, ``torch.sum``, ``mean``, ``var`` and ``layer_norm`` are those of ``ds.exact``; ``matmul``, ``mm``,
     ``bmm``, ``addmm`` and ``linear`` are its sequential chains, to which the bias is then added; ``softmax`` divides
-    by an exact sum and has an exponential of its own.
+    by an exact sum and has an exponential of its own, and so has ``log_softmax``. Convolutions are products with the
+    patches of their input, attention is its formula, ``cumsum`` adds in turn in float64, and BatchNorm in evaluation
+    mode is pointwise.
 
     Returns
     -------
@@ -66,8 +66,8 @@ def reproducible() -> TorchDispatchMode:
     Raises
     ------
     InputError
-        Inside the context, for an operator that may add something and has no fixed order here (a convolution, a
-        cumulative sum, a fused attention); the message names it.
+        Inside the context, for an operator that may add something and has no fixed order here (a
+        recurrent layer, a fused encoder layer, an embedding bag); the message names it.
 
     Notes
     -----
@@ -174,6 +174,22 @@ def _layer_norm(x: torch.Tensor, shape: Sequence[int], weight: Any, bias: Any, e
     return reductions.layer_norm(x, tuple(shape), weight, bias, eps), rounded_once(mean, x.dtype), spread
 
 
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
+    attn_mask: torch.Tensor | None = None, scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Take torch's plain formula, as torch itself does for other strides, and the logarithms of its sums.
+
+    Only a backward pass reads the second; it computes the weights from it again.
+    """
+    plain = torch.ops.aten._scaled_dot_product_attention_math
+    with reproducible():
+        result, _ = plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+    wide = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    _, sums = wide(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    return result, sums
+
+
 _FIXED: dict[str, Callable[..., Any]] = {
     "sum": _sum,
     "mean": _mean,
@@ -190,4 +206,9 @@ _FIXED: dict[str, Callable[..., Any]] = {
     "_softmax": _softmax,
     "_safe_softmax": _safe_softmax,
     "native_layer_norm": _layer_norm,
+    "_log_softmax": layers.log_softmax,
+    "cumsum": layers.cumulative_sum,
+    "convolution": layers.convolution,
+    "native_batch_norm": layers.batch_norm,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
 }
