@@ -86,7 +86,8 @@ def _of_patches(x: torch.Tensor, weight: torch.Tensor, stride: Sizes, dilation: 
 def _spread(x: torch.Tensor, stride: Sizes) -> torch.Tensor:
     sizes = [(n - 1) * s + 1 for n, s in zip(x.shape[2:], stride, strict=True)]
     wide = x.new_zeros(*x.shape[:2], *sizes)
-    wide[(..., *(slice(None, None, s) for s in stride))] = x
+    index: tuple[Any, ...] = (..., *(slice(None, None, s) for s in stride))
+    wide[index] = x
     return wide
 
 

@@ -182,9 +182,9 @@ def _attention(
 
     Only a backward pass reads the second; it computes the weights from it again.
     """
-    plain = torch.ops.aten._scaled_dot_product_attention_math
+    plain = torch.ops.aten._scaled_dot_product_attention_math.default
     with reproducible():
-        result, _ = plain(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+        result, _ = plain.decompose(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
     wide = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     _, sums = wide(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     return result, sums
