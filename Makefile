@@ -8,6 +8,10 @@ STAMP := $(VENV)/.installed
 # One process per core, each with one thread: more of either and they wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
+# Torch is not compiled when it is installed (see below) but by the first process that imports it, for all others:
+# tests start hundreds of processes, and without its bytecode each of them takes seconds longer.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test slow sweep fuzz lint docs bench gpu matrix changelog clean
 
 # One sentence instead of a traceback from pip or a half-made environment.

@@ -17,7 +17,7 @@ from driftscope.elsewhere import where_asked
 from driftscope.errors import InputError, ends_us
 from driftscope.explain import reasons
 from driftscope.explain.causes import differing, integers
-from driftscope.explain.follow_up import Scene, look_again
+from driftscope.explain.follow_up import JudgedPair, look_again
 from driftscope.explain.judging import judge_outputs
 from driftscope.explain.locate.node_chart import node_records
 from driftscope.explain.locate.reproducing import check_folder
@@ -221,7 +221,7 @@ def _explain(case: Case, wanted: _Wanted, looks: KernelLooks) -> None:
                     case.budget.check("explain")
                     case.say(text)
 
-                scene = Scene(case.a, case.b, values, evidence, case.outputs, case.codes, case.seed, say, looks)
+                scene = JudgedPair(case.a, case.b, values, evidence, case.outputs, case.codes, case.seed, say, looks)
                 case.found += look_again(scene, wanted.blame)
         except BudgetSpent:
             pass  # it is in the record; what was found stays

@@ -9,7 +9,7 @@ from accumulation.known_kernels import random_order
 from driftscope.accumulation.exact import compiled
 from driftscope.accumulation.exact.compiled import Instructions
 from driftscope.accumulation.replaying import replayed
-from driftscope.numerics.trees.replay import Arithmetic, numpy_dtype, replay
+from driftscope.numerics.trees.replay import SumArithmetic, numpy_dtype, replay
 from driftscope.numerics.trees.tree import SumTree
 
 WAYS = [
@@ -41,7 +41,7 @@ def test_both_ways_give_the_same_bits(instructions, n, dtype):
     for accumulator in ("float32", "float64") if dtype != "float64" else ("float64",):
         for product, mean in WAYS:
             flags = rng.random(n) < 0.5 if product == "mixed" else None
-            arithmetic = Arithmetic(accumulator, product, mean, "exact", flags)
+            arithmetic = SumArithmetic(accumulator, product, mean, "exact", flags)
             weights = None if product == "none" else w
             fast = replayed(tree, x, arithmetic, dtype, weights)
             assert fast.tobytes() == replay(tree, x, arithmetic, dtype, weights).tobytes(), (accumulator, product, mean)
@@ -51,14 +51,14 @@ def test_another_order_gives_other_bits(instructions):
     rng = np.random.default_rng(0)
     x = drawn(rng, (64, 64), "float32")
     one, other = (
-        replayed(SumTree.of(random_order(64, s)), x, Arithmetic("float32", "none"), "float32") for s in (1, 2)
+        replayed(SumTree.of(random_order(64, s)), x, SumArithmetic("float32", "none"), "float32") for s in (1, 2)
     )
     assert (one != other).any()
 
 
 def test_infinities_and_nan_come_out_as_they_do_in_numpy(instructions):
     x = np.asarray([[np.inf, 1, 2], [np.inf, -np.inf, 1], [np.nan, 1, 2], [3e38, 3e38, -3e38]], np.float32)
-    tree, arithmetic = SumTree.sequential(3), Arithmetic("float32", "none")
+    tree, arithmetic = SumTree.sequential(3), SumArithmetic("float32", "none")
     np.testing.assert_array_equal(
         replayed(tree, x, arithmetic, "float32"), replay(tree, x, arithmetic, "float32", None)
     )

@@ -73,3 +73,12 @@ def test_house_rules_a_reviewer_can_check(path):
             body = node.body[1:] if ast.get_docstring(node) else node.body
             length = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
             assert length <= 60, f"{path.name}: {node.name} has {length} lines"
+
+
+def test_a_class_has_a_name_of_its_own():
+    places = {}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
+    assert not {name: where for name, where in places.items() if len(where) > 1}

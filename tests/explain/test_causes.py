@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from driftscope.explain.causes.pieces import attributes_of, cause_of
-from driftscope.explain.causes.rewiring import Cause, Trials
+from driftscope.explain.causes.rewiring import Reason, Trials
 from driftscope.explain.locate.divergence import piece_of
 from driftscope.explain.locate.fingerprints import Trail
-from driftscope.explain.locate.locating import Place, Search, capture
+from driftscope.explain.locate.locating import Search, TriedPlace, capture
 from driftscope.lift.steps import Lifted
 from driftscope.lift.torch.tape import lift_torch
 
@@ -42,7 +42,7 @@ def search_of(a: Lifted, b: Lifted) -> Search:
     return Search(a, b, lambda got: bool(torch.allclose(got[0].value, expected, rtol=0, atol=1e-12)))
 
 
-def explained(a: Lifted, b: Lifted) -> tuple[list[Place], Cause | None]:
+def explained(a: Lifted, b: Lifted) -> tuple[list[TriedPlace], Reason | None]:
     search = search_of(a, b)
     places = search.places()
     if not places:

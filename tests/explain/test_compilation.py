@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import driftscope as ds
-from driftscope.explain.blame.inductor_kernels import Kernel, compile_listening, kernels_of
+from driftscope.explain.blame.inductor_kernels import FusedKernel, compile_listening, kernels_of
 from driftscope.programs.runtimes.torch_compiled import in_a_frame
 
 
@@ -72,8 +72,8 @@ cpp_fused_tanh_1 = async_compile.cpp_pybinding(['const float*'], r'''
 
 def test_kernels_are_read_from_generated_code_with_their_operators():
     assert kernels_of(GENERATED) == [
-        Kernel("cpp_fused__softmax_mul_0", ("mul", "_softmax")),
-        Kernel("cpp_fused_tanh_1", ("tanh",)),
+        FusedKernel("cpp_fused__softmax_mul_0", ("mul", "_softmax")),
+        FusedKernel("cpp_fused_tanh_1", ("tanh",)),
     ]
 
 

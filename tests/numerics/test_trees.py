@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from driftscope.numerics.trees.balanced import balanced_rows, scale_for
 from driftscope.numerics.trees.families import family_of, width
 from driftscope.numerics.trees.naming import describe
-from driftscope.numerics.trees.replay import Arithmetic, replay
+from driftscope.numerics.trees.replay import SumArithmetic, replay
 from driftscope.numerics.trees.rounding import aligned_sum, exact_sum, fma, sum_to_odd
 from driftscope.numerics.trees.tree import SumTree
 
@@ -102,7 +102,7 @@ def test_replay_is_adding_one_by_one(n, seed, dtype):
     values = list(x.T)
     for a, b in zip(tree.left, tree.right, strict=True):
         values.append(values[a] + values[b])
-    assert replay(tree, x, Arithmetic(dtype), dtype).tobytes() == values[-1].tobytes()
+    assert replay(tree, x, SumArithmetic(dtype), dtype).tobytes() == values[-1].tobytes()
 
 
 def rounded_once(exact: Fraction, dtype) -> float:
@@ -185,8 +185,8 @@ def test_balanced_rows_tell_neighbouring_trees_apart(dtype, accumulator):
                               for b in range(0, 128, 16)]))  # fmt: skip
     assert near != tree
     x = balanced_rows(tree, 1024, dtype, scale_for(dtype, accumulator), np.random.default_rng(0))
-    own, other = (replay(t, x, Arithmetic(accumulator), dtype) for t in (tree, near))
-    assert (own == replay(tree, x, Arithmetic(accumulator), dtype)).all()
+    own, other = (replay(t, x, SumArithmetic(accumulator), dtype) for t in (tree, near))
+    assert (own == replay(tree, x, SumArithmetic(accumulator), dtype)).all()
     assert (own != other).mean() > 0.01
 
 
@@ -194,10 +194,10 @@ def test_ordinary_rows_of_bfloat16_do_not_tell_them_apart():
     """Why the rows are made from the tree: normal draws give the same bits for quite different orders."""
     x = np.random.default_rng(0).standard_normal((256, 64)).astype(ml_dtypes.bfloat16)
     trees = SumTree.sequential(64), SumTree.of(pairwise(0, 64))
-    results = [replay(t, x, Arithmetic("float32"), "bfloat16") for t in trees]
+    results = [replay(t, x, SumArithmetic("float32"), "bfloat16") for t in trees]
     assert (results[0] != results[1]).mean() < 0.01
     y = balanced_rows(trees[0], 256, "bfloat16", scale_for("bfloat16", "float32"), np.random.default_rng(0))
-    results = [replay(t, y, Arithmetic("float32"), "bfloat16") for t in trees]
+    results = [replay(t, y, SumArithmetic("float32"), "bfloat16") for t in trees]
     assert (results[0] != results[1]).mean() > 0.5
 
 

@@ -12,7 +12,7 @@ from driftscope.records.runs.listing import difference, flattened, summary_of, s
 from driftscope.records.runs.queries import ask
 from driftscope.records.runs.rows import sql_type, wider
 from driftscope.records.runs.store import create_run, open_run, runs_in, unreadable_in
-from driftscope.records.runs.writers import Claims, Entry
+from driftscope.records.runs.writers import CellRows, Claims
 
 
 def make_run(root, values, *, study="sweep", environment=None, verdicts=None, cells=None):
@@ -30,7 +30,7 @@ def make_run(root, values, *, study="sweep", environment=None, verdicts=None, ce
 
 def entry(size, value, verdict="rounding", attempt=0):
     row = {"size": size, "floors": value, "verdict": verdict, "outcome": "ok", "code": "", "words": ""}
-    return Entry(f"size={size}", (row,), 0.001, attempt)
+    return CellRows(f"size={size}", (row,), 0.001, attempt)
 
 
 def test_ids_are_numbered_and_found_by_their_beginning(tmp_path):

@@ -16,7 +16,7 @@ from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.capture.candidates import Candidate, CandidateSearch, Coverage, _bound, sizes_from
 from driftscope.shapes.capture.export import Capture, capture
 from driftscope.shapes.capture.inference import infer
-from driftscope.shapes.capture.repairing import Repair
+from driftscope.shapes.capture.repairing import Repaired
 from driftscope.shapes.conditions.expressions import Size, holds, operation
 from driftscope.shapes.probe.axes import arguments_of
 from shapes.small_models import DampLong, Doubled, Gated, OfPair, PadToFive, Pair, PoolAndAdd, pool_inputs, seeded
@@ -38,10 +38,10 @@ def a_capture(mode: Mode) -> Capture:
 
 def test_more_shapes_win_over_a_plainer_spec_and_a_plainer_spec_over_as_many():
     dynamic, auto, oblivious = (a_capture(m) for m in (Mode.DYNAMIC, Mode.AUTO, Mode.OBLIVIOUS))
-    few = Candidate("few", Repair(dynamic), Coverage(right=10, lost=5))
-    many = Candidate("many", Repair(oblivious), Coverage(right=12, lost=3))
-    plain = Candidate("plain", Repair(auto), Coverage(right=12, lost=3))
-    wrong = Candidate("wrong", Repair(dynamic), Coverage(right=14, wrong=1))
+    few = Candidate("few", Repaired(dynamic), Coverage(right=10, lost=5))
+    many = Candidate("many", Repaired(oblivious), Coverage(right=12, lost=3))
+    plain = Candidate("plain", Repaired(auto), Coverage(right=12, lost=3))
+    wrong = Candidate("wrong", Repaired(dynamic), Coverage(right=14, wrong=1))
     ranked = sorted((few, many, plain, wrong), key=lambda c: c.worth, reverse=True)
     assert [c.name for c in ranked] == ["plain", "many", "wrong", "few"]
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import driftscope as ds
 from driftscope.errors import InputError, ProgramError, RecordError
-from driftscope.shapes.covering.search import Effort
+from driftscope.shapes.covering.search import CoverEffort
 from shapes.small_models import CenterAlways, CenterUnlessAlone, DampLong, Gated, Looped, OfPair, Pair, seeded
 
 
@@ -62,7 +62,7 @@ def test_a_model_without_a_branch_is_one_program():
 
 
 def test_what_needs_a_program_for_every_size_is_covered_in_part_and_never_wrong():
-    cover = ds.cover(Looped(), (seeded(3, 2),), effort=Effort(programs=3))
+    cover = ds.cover(Looped(), (seeded(3, 2),), effort=CoverEffort(programs=3))
     assert cover.covered < cover.probed
     for rows in range(1, 40, 6):
         x = seeded(rows, 2)

@@ -10,7 +10,7 @@ from driftscope.shapes.capture.export import capture
 from driftscope.shapes.probe.axes import arguments_of
 from driftscope.shapes.probe.building import InputBuilder
 from driftscope.shapes.probe.domain import CRASH, INVALID, LOST, MORE, RIGHT, UNASKED, WRONG, outcome
-from driftscope.shapes.probe.exploration import Plan, explore, lattice, pattern, spread
+from driftscope.shapes.probe.exploration import ProbePlan, explore, lattice, pattern, spread
 from driftscope.shapes.probe.judging_runs import Crashed, NotAsked, Ran, Refused, difference
 from driftscope.shapes.probe.original import Original
 from shapes.harder.small import WithPast
@@ -24,7 +24,7 @@ def original(model, inputs) -> Original:
 def found(model, inputs):
     one = original(model, inputs)
     names = [axis.name for axis in one.builder.axes]
-    directions = explore(one, range(len(names)), [], Plan())
+    directions = explore(one, range(len(names)), [], ProbePlan())
     return one, {tuple((names[a], slope) for a, slope in d.steps) for d in directions}
 
 
@@ -66,7 +66,7 @@ def test_however_many_axes_are_asked_about_the_points_along_them_are_tried():
     arguments = arguments_of(model, inputs)
     made = capture(model, arguments, Attempt(Mode.AUTO, tuple(torch.export.Dim.AUTO for _ in arguments.axes)))
     one = Original(model, InputBuilder(arguments))
-    explore(one, range(len(arguments.axes)), [made.relations], Plan())
+    explore(one, range(len(arguments.axes)), [made.relations], ProbePlan())
     running = [point for point, runs in one.known.items() if runs]
     assert len(running) >= 100
     assert {(point[1], point[6]) for point in running} >= {(1, 4), (3, 1), (3, 8)}, "steps, sizes of the past"
@@ -88,7 +88,7 @@ def test_chosen_points_differ_in_kind():
 
 def test_a_lattice_has_no_point_twice_and_no_negative_size():
     one, _ = found(Halved(), (seeded(7, 2),))
-    made = lattice(explore(one, [0], [], Plan()), one.example, 200, seed=1)
+    made = lattice(explore(one, [0], [], ProbePlan()), one.example, 200, seed=1)
     assert len(made) == len(set(made))
     assert min(min(point) for point in made) >= 0
 

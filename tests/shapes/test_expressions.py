@@ -23,7 +23,7 @@ from driftscope.shapes.conditions.expressions import (
     text,
     to_z3,
 )
-from driftscope.shapes.conditions.parsing import Unreadable, from_sympy, parse_text
+from driftscope.shapes.conditions.parsing import Inexpressible, from_sympy, parse_text
 
 NAMES = ("a", "b", "c")
 sizes = st.fixed_dictionaries({name: st.integers(0, 40) for name in NAMES})
@@ -120,7 +120,7 @@ def test_guards_as_torch_writes_them(guard, at, expected):
 
 @pytest.mark.parametrize("guard", ["L['q'].stride()[0] == 1", "lambda: 3", "x ===", "unheard_of(3) == 1"])
 def test_what_has_no_reading_is_refused_by_name(guard):
-    with pytest.raises(Unreadable):
+    with pytest.raises(Inexpressible):
         parse_text(guard, lambda _: None)
 
 
@@ -136,7 +136,7 @@ def test_sympy_of_torch_reads_alike():
 
 
 def test_a_symbol_of_no_input_is_unreadable():
-    with pytest.raises(Unreadable, match="u0"):
+    with pytest.raises(Inexpressible, match="u0"):
         from_sympy(sympy.Symbol("u0") + 1, {})
 
 

@@ -9,7 +9,7 @@ from torch import nn
 import driftscope as ds
 from driftscope.shapes.conditions.expressions import Number, Operation, Size, operation, text
 from driftscope.shapes.conditions.phrasing import always, canonical
-from driftscope.shapes.conditions.separating import Evidence, separate
+from driftscope.shapes.conditions.separating import UncheckedRuns, separate
 from driftscope.shapes.conditions.solving import equation_of, steps_together
 from driftscope.shapes.covering.dispatching import NotCovered
 from driftscope.shapes.probe.axes import arguments_of
@@ -81,14 +81,14 @@ def axes_of(*shape: int):
 
 def test_conditions_that_contradict_each_other_are_none():
     axes = axes_of(4, 6)
-    evidence = Evidence(axes, right=[], wrong=[(4, 6), (3, 6)], unwanted=[])
+    evidence = UncheckedRuns(axes, right=[], wrong=[(4, 6), (3, 6)], unwanted=[])
     assert separate([], evidence) is None
 
 
 def test_a_bound_that_only_fits_the_points_is_not_chosen():
     axes = axes_of(4, 6)
     points = [(a, b) for a in range(1, 9) for b in range(1, 9)]
-    evidence = Evidence(axes, [p for p in points if p[0] <= p[1]], [p for p in points if p[0] > p[1]], [])
+    evidence = UncheckedRuns(axes, [p for p in points if p[0] <= p[1]], [p for p in points if p[0] > p[1]], [])
     chosen = separate([], evidence)
     assert chosen is None or all("<=" not in text(term) for term in chosen)
 

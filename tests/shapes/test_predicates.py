@@ -13,7 +13,7 @@ from driftscope.errors import RecordError
 from driftscope.records.paths import Path
 from driftscope.shapes.conditions.expressions import Number, Operation, Size, holds, text
 from driftscope.shapes.conditions.predicates import all_of, compiled, from_json, to_json
-from driftscope.shapes.conditions.separating import Evidence, distinct, separate
+from driftscope.shapes.conditions.separating import UncheckedRuns, distinct, separate
 from driftscope.shapes.probe.axes import Axis
 
 NAMES = ("a", "b", "c")
@@ -63,7 +63,7 @@ def sizes(row):
 def test_no_wrong_point_passes(rows, chosen, recorded):
     wrong = [row for i, row in enumerate(rows) if i in chosen]
     right = [row for row in rows if row not in wrong]
-    kept = separate(recorded, Evidence(AXES, right, wrong, []))
+    kept = separate(recorded, UncheckedRuns(AXES, right, wrong, []))
     if kept is not None:
         admits = all_of(kept)
         assert not any(admits(sizes(row)) for row in wrong)
@@ -74,31 +74,31 @@ def test_the_recorded_condition_that_explains_is_kept_and_the_needless_one_is_no
     needless = Operation("!=", (B, Number(2)))
     right = [(a, b, 0) for a in range(5) for b in range(5)]
     wrong = [(a, b, 0) for a in range(5, 9) for b in range(5)]
-    kept = separate([needless, short], Evidence(AXES, right, wrong, []))
+    kept = separate([needless, short], UncheckedRuns(AXES, right, wrong, []))
     assert [text(term) for term in kept] == ["a <= 4"]
 
 
 def test_a_condition_that_nothing_tested_is_kept():
     untested = Operation("<=", (A, Number(40)))
     right = [(a, 1, 0) for a in range(5)]
-    assert separate([untested], Evidence(AXES, right, [], [])) == [untested]
+    assert separate([untested], UncheckedRuns(AXES, right, [], [])) == [untested]
 
 
 def test_where_no_recorded_condition_fits_a_plain_one_is_found():
     right = [(a, b, 0) for a in range(2, 6) for b in range(5)] + [(0, 1, 0)]
     wrong = [(1, b, 0) for b in range(5)]
-    kept = separate([], Evidence(AXES, right, wrong, []))
+    kept = separate([], UncheckedRuns(AXES, right, wrong, []))
     assert [text(term) for term in kept] == ["a != 1"]
 
 
 def test_nothing_tells_a_wrong_point_from_the_same_right_one():
-    assert separate([], Evidence(AXES[:1], [(3,), (4,)], [(3,), (4,)], [])) is None
+    assert separate([], UncheckedRuns(AXES[:1], [(3,), (4,)], [(3,), (4,)], [])) is None
 
 
 def test_what_the_original_refuses_is_kept_away_where_that_is_free():
     right = [(a, a, 0) for a in range(6)]
     unwanted = [(a, a + 1, 0) for a in range(6)]
-    kept = separate([], Evidence(AXES, right, [], unwanted))
+    kept = separate([], UncheckedRuns(AXES, right, [], unwanted))
     admits = all_of(kept)
     assert all(admits(sizes(row)) for row in right)
     assert not any(admits(sizes(row)) for row in unwanted)

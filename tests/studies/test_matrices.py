@@ -11,7 +11,7 @@ from driftscope.errors import InputError
 from driftscope.studies import gemm, layer_norm
 from driftscope.studies.gemm_study.cell import operands
 from driftscope.studies.gemm_study.variants import ONNX_VARIANTS, Variant, compute
-from driftscope.studies.layer_norm_study.chain import Kernels, mixtures
+from driftscope.studies.layer_norm_study.chain import ChainKernels, mixtures
 from driftscope.studies.layer_norm_study.implementations import exact, normalise, rows_of
 from driftscope.studies.onnx_graphs import rounding_operators
 from driftscope.studies.pairwise import bit_classes, distance
@@ -149,13 +149,13 @@ def test_who_is_responsible_in_the_chain(norms):
 
 
 def test_a_planted_epsilon_is_blamed_on_layer_normalization(monkeypatch):
-    real = Kernels.one
+    real = ChainKernels.one
 
     def planted(self, operator, runtime, inputs):
         y = real(self, operator, runtime, inputs)
         return y * 1.01 if operator == "LayerNormalization" and runtime == "o" else y
 
-    monkeypatch.setattr(Kernels, "one", planted)
+    monkeypatch.setattr(ChainKernels, "one", planted)
     study = layer_norm(16, 64, "float32", "cpu", "normal", workers=0)
     assert "LayerNormalization changes most" in study.conclusion
     assert "by more than rounding" in study.conclusion

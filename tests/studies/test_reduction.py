@@ -62,9 +62,9 @@ def test_a_sum_in_a_worse_order_of_a_worse_format_is_not_called_rounding(monkeyp
         return (total.astype(x.dtype),)
 
     from driftscope.studies.reduction_study import cell as module
-    from driftscope.studies.reduction_study.functions import Reduction
+    from driftscope.studies.reduction_study.functions import NumpyReduction
 
-    monkeypatch.setitem(module.REDUCTIONS, "sum", Reduction(sequential_half))
+    monkeypatch.setitem(module.REDUCTIONS, "sum", NumpyReduction(sequential_half))
     row = cell("sum", "normal", 512, "float32")
     assert row["verdict"] == "more than rounding"
     assert row["floors"] > 100

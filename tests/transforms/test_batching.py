@@ -17,7 +17,7 @@ import driftscope as ds
 from driftscope.errors import ImpureFunction, InputError
 from driftscope.transforms.batching import call as batching_call
 from driftscope.transforms.batching import memory, paths
-from driftscope.transforms.batching.memory import Plan
+from driftscope.transforms.batching.memory import CallPlan
 
 
 def batch(size=7, n=4, seed=0):
@@ -104,19 +104,19 @@ def test_where_torch_vmap_works_it_is_torch_vmap():
         return torch.tanh(v).sum()
 
     x = batch()
-    assert plan_of(f, x) == [Plan.TORCH]
+    assert plan_of(f, x) == [CallPlan.TORCH]
     assert torch.equal(ds.vmap(f)(x), torch.vmap(f)(x))
 
 
 @pytest.mark.parametrize(
     ("name", "plan"),
     [
-        ("branches_on_a_sum", Plan.VERIFIED_PATHS),
-        ("diagonal_buffer", Plan.VERIFIED_PATHS),
-        ("sum_of_the_positive", Plan.VERIFIED_PATHS),
-        ("swallows_the_refusal", Plan.VERIFIED_PATHS),
-        ("written_out", Plan.LOOP),
-        ("fills_at_an_index", Plan.LOOP),
+        ("branches_on_a_sum", CallPlan.VERIFIED_PATHS),
+        ("diagonal_buffer", CallPlan.VERIFIED_PATHS),
+        ("sum_of_the_positive", CallPlan.VERIFIED_PATHS),
+        ("swallows_the_refusal", CallPlan.VERIFIED_PATHS),
+        ("written_out", CallPlan.LOOP),
+        ("fills_at_an_index", CallPlan.LOOP),
     ],
 )
 def test_the_cheapest_way_that_is_right_is_taken(name, plan):
@@ -125,7 +125,7 @@ def test_the_cheapest_way_that_is_right_is_taken(name, plan):
 
 def test_a_rule_that_is_wrong_is_not_used_even_where_the_tried_examples_agree():
     x = torch.ones(5, 4, dtype=torch.float64)
-    assert plan_of(FUNCTIONS["fills_at_an_index"], x) == [Plan.LOOP]
+    assert plan_of(FUNCTIONS["fills_at_an_index"], x) == [CallPlan.LOOP]
 
 
 def test_examples_that_decide_alike_run_together():
@@ -148,7 +148,7 @@ def test_examples_that_decide_alike_run_together():
 def test_too_many_groups_are_left_to_the_loop():
     f = FUNCTIONS["times_a_float"]
     call = batching_call.BatchedCall.read(batching_call.Request(f), (batch(size=64),), {})
-    assert paths.by_path(call) is Plan.LOOP
+    assert paths.by_path(call) is CallPlan.LOOP
     few = batching_call.BatchedCall.read(batching_call.Request(f), (batch(size=4),), {})
     assert len(paths.by_path(few)) == 4
 

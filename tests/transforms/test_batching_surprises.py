@@ -10,7 +10,7 @@ import torch
 import driftscope as ds
 from driftscope.errors import ImpureFunction
 from driftscope.transforms.batching.call import Request
-from driftscope.transforms.batching.memory import Plan, plans_of
+from driftscope.transforms.batching.memory import CallPlan, plans_of
 
 X = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
 WEIGHTS = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
@@ -26,9 +26,9 @@ def test_a_way_with_other_bits_that_is_taken_later_goes_to_the_loop():
 
     small, large = X.abs() * 0.1, X + 1
     assert torch.equal(ds.vmap(f)(small), looped(f, small))
-    assert [known.plan for known in plans_of(Request(f)).values()] == [Plan.VERIFIED_PATHS]
+    assert [known.plan for known in plans_of(Request(f)).values()] == [CallPlan.VERIFIED_PATHS]
     assert torch.equal(ds.vmap(f)(large), looped(f, large))
-    assert [known.plan for known in plans_of(Request(f)).values()] == [Plan.LOOP]
+    assert [known.plan for known in plans_of(Request(f)).values()] == [CallPlan.LOOP]
 
 
 def test_a_way_that_writes_into_the_batch_writes_into_it():

@@ -15,7 +15,7 @@ from driftscope.transforms.agreement import differ
 from driftscope.transforms.diagnose import syntax
 from driftscope.transforms.diagnose.divergence import first_divergence
 from driftscope.transforms.naming import levels_of
-from driftscope.transforms.transforming import Level, Ragged, Setting, plain, stacked
+from driftscope.transforms.transforming import CheckSetting, Level, Ragged, plain, stacked
 from driftscope.transforms.world.places import Place, calling_place
 from driftscope.transforms.world.trace import Bounded, Trace, is_question
 
@@ -122,7 +122,7 @@ def test_wide_outputs_are_pushed_forward_without_rows():
 
 
 def test_nested_references_differentiate_twice():
-    setting = Setting((0,), "error", 1)
+    setting = CheckSetting((0,), "error", 1)
     twice = plain(lambda x: (x**3).sum(), (Level("grad"), Level("grad")), setting)
     assert torch.allclose(twice(X.clone()), 6 * X)
 

@@ -20,7 +20,7 @@ from driftscope.errors import InputError
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.trees.families import family_of
 from driftscope.numerics.trees.naming import Term, describe, spine_words
-from driftscope.numerics.trees.replay import Arithmetic, numpy_dtype
+from driftscope.numerics.trees.replay import SumArithmetic, numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
 from driftscope.records.kinds.accumulation import AccumulationRecord, OtherOrder, Replayed
 
@@ -49,7 +49,7 @@ class Accumulation:
     library : str
         Name and version of what computed.
     tree : SumTree
-    arithmetic : Arithmetic
+    arithmetic : SumArithmetic
     products : bool
         Whether terms are products of two numbers.
     applies : str
@@ -81,7 +81,7 @@ class Accumulation:
     threads: int | None
     library: str
     tree: SumTree
-    arithmetic: Arithmetic
+    arithmetic: SumArithmetic
     products: bool
     applies: str
     calls: int

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftscope.accumulation.exact import compiled
-from driftscope.numerics.trees.replay import Arithmetic, finished, numpy_dtype, replay
+from driftscope.numerics.trees.replay import SumArithmetic, finished, numpy_dtype, replay
 from driftscope.numerics.trees.tree import SumTree
 
 Array = npt.NDArray[Any]
@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 _KINDS = {"float64": 0, "float32": 1}
 
 
-def replayed(tree: SumTree, x: Array, arithmetic: Arithmetic, output: str, weights: Array | None = None) -> Array:
+def replayed(tree: SumTree, x: Array, arithmetic: SumArithmetic, output: str, weights: Array | None = None) -> Array:
     """Add the terms of every row in the order of a tree, as :func:`driftscope.numerics.trees.replay.replay` does.
 
     Parameters
@@ -57,7 +57,7 @@ def replayed(tree: SumTree, x: Array, arithmetic: Arithmetic, output: str, weigh
         return finished(total, tree.n, arithmetic, numpy_dtype(output))
 
 
-def _unrounded(n: int, arithmetic: Arithmetic) -> Array | None:
+def _unrounded(n: int, arithmetic: SumArithmetic) -> Array | None:
     """One flag per term whose product is added unrounded; None where no product is."""
     if arithmetic.product == "fma":
         return np.ones(n, np.int8)

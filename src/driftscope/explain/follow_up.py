@@ -14,7 +14,7 @@ from typing import Any
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.blame.blaming import file_function, target_of
 from driftscope.explain.blame.findings import blame_findings, place_of, timeless
-from driftscope.explain.blame.optimisers import Budget, blame_optimizers
+from driftscope.explain.blame.optimisers import SearchBudget, blame_optimizers
 from driftscope.explain.half.notes import half_findings
 from driftscope.explain.native.kernels_alone import KernelLooks
 from driftscope.explain.native.program_kernels import cast_finding, kernel_finding
@@ -33,7 +33,7 @@ _NATIVE = frozenset({"R003", "N003", "N006", "R005"})
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class JudgedPair:
     """A comparison that has been judged.
 
     Parameters
@@ -61,12 +61,12 @@ class Scene:
     kernels: KernelLooks
 
 
-def look_again(scene: Scene, blame: bool | None) -> list[Finding]:
+def look_again(scene: JudgedPair, blame: bool | None) -> list[Finding]:
     """Take the looks that this verdict asks for.
 
     Parameters
     ----------
-    scene : Scene
+    scene : JudgedPair
     blame : bool or None
         Whether to search for the optimiser: None when the verdict asks for it, False never.
 
@@ -92,14 +92,14 @@ def look_again(scene: Scene, blame: bool | None) -> list[Finding]:
     return findings
 
 
-def _same_file(scene: Scene) -> bool:
+def _same_file(scene: JudgedPair) -> bool:
     one, other = (bound.program.onnx_model for bound in (scene.a, scene.b))
     if one is None or other is None:
         return False
     return one.proto is other.proto or (one.path is not None and one.path == other.path)
 
 
-def _asks_for_blame(scene: Scene) -> bool:
+def _asks_for_blame(scene: JudgedPair) -> bool:
     if all(o.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING) for o in scene.outputs):
         return False
     optimized = scene.evidence.optimized
@@ -109,12 +109,12 @@ def _asks_for_blame(scene: Scene) -> bool:
     return same and any(code in _NATIVE for code in scene.codes)
 
 
-def _asks_for_kernels(scene: Scene) -> bool:
+def _asks_for_kernels(scene: JudgedPair) -> bool:
     same = scene.evidence.reconciled is not None and scene.evidence.reconciled.same_function
     return same and any(code in ("R003", "N003") for code in scene.codes)
 
 
-def kernel_findings(scene: Scene) -> list[Finding]:
+def kernel_findings(scene: JudgedPair) -> list[Finding]:
     """Name the operators whose native kernels are outside their floor, on the side further from its own lift."""
     for side in sorted("BA", key=lambda name: -_error(scene, name)):
         scene.say(f"Measuring every kernel of {side} on its native inputs")
@@ -131,7 +131,7 @@ def kernel_findings(scene: Scene) -> list[Finding]:
     return []
 
 
-def search(scene: Scene, *, unlimited: bool = True) -> tuple[Blame, str] | None:
+def search(scene: JudgedPair, *, unlimited: bool = True) -> tuple[Blame, str] | None:
     """Search the side that something optimises; when both are, the one further from its own lift.
 
     Returns
@@ -143,7 +143,7 @@ def search(scene: Scene, *, unlimited: bool = True) -> tuple[Blame, str] | None:
         return None
     name = max(sides, key=lambda side: _error(scene, side)) if len(sides) > 1 else sides[0]
     bound, lift = (scene.b, scene.evidence.b) if name == "B" else (scene.a, scene.evidence.a)
-    budget = Budget() if unlimited else _unasked(bound)
+    budget = SearchBudget() if unlimited else _unasked(bound)
     scene.say(f"Leaving out what optimises {name}, one thing at a time")
     other = scene.a.program.name if name == "B" else scene.b.program.name
     evidence, values = (scene.evidence, scene.values[0]) if name == "B" else _exchanged(scene)
@@ -158,7 +158,7 @@ def search(scene: Scene, *, unlimited: bool = True) -> tuple[Blame, str] | None:
         return None
 
 
-def exporter_findings(scene: Scene) -> list[Finding]:
+def exporter_findings(scene: JudgedPair) -> list[Finding]:
     """Export A anew with and without the exporter's optimisation, where B is a file that torch exported."""
     model = scene.b.program.onnx_model
     wrong = any(o.verdict is Verdict.DIFFERENT for o in scene.outputs)
@@ -189,19 +189,19 @@ def exporter_findings(scene: Scene) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _unasked(bound: Bound) -> Budget:
+def _unasked(bound: Bound) -> SearchBudget:
     if bound.program.kind == "compiled":
-        return Budget(runs=_COMPILATIONS)
+        return SearchBudget(runs=_COMPILATIONS)
     model = bound.program.onnx_model
     size = max(model.size if model is not None else 0, 1)
-    return Budget(runs=max(4, min(_SESSIONS, _WEIGHTS // size)))
+    return SearchBudget(runs=max(4, min(_SESSIONS, _WEIGHTS // size)))
 
 
 def _function(lift: SideLift, seed: int) -> Any:
     return file_function(lift, seed) if lift.graph is not None else None
 
 
-def _exchanged(scene: Scene) -> tuple[Evidence, Sequence[Any]]:
+def _exchanged(scene: JudgedPair) -> tuple[Evidence, Sequence[Any]]:
     """The evidence with the sides exchanged, and B's results, for a search on side A."""
     given = scene.evidence
     return Evidence(given.b, given.a, [(j, i) for i, j in given.pairs]), scene.values[1]
@@ -213,6 +213,6 @@ def _is_optimised(bound: Bound) -> bool:
     return str(bound.program.settings.get("level", "disable")) != "disable"
 
 
-def _error(scene: Scene, side: str) -> float:
+def _error(scene: JudgedPair, side: str) -> float:
     sides: list[Side | None] = [o.b if side == "B" else o.a for o in scene.outputs]
     return max((s.error_floors or 0.0 for s in sides if s is not None), default=0.0)

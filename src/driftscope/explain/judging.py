@@ -30,7 +30,7 @@ from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
 from driftscope.explain.native.overflow import explaining_overflow
 from driftscope.explain.native.ranges import first_overflow
 from driftscope.explain.native.replays import DECLARED, reproduce
-from driftscope.explain.quantised.running import Running
+from driftscope.explain.quantised.running import QuantisedRun
 from driftscope.explain.quantised.undoing import quantisation_of
 from driftscope.lift.evidence import Evidence, reached_by_noise
 from driftscope.records.finding import Finding
@@ -236,7 +236,7 @@ def _quantised(results: Results, evidence: Evidence, measured: Sequence[Measured
     found = quantisation_of(results.kernels.bounds, evidence)
     if found is None:
         return []
-    run = Running(found.side, evidence)
+    run = QuantisedRun(found.side, evidence)
     for m in parted if found.words else ():
         m.quantised = f"{found.words}; {run.words(m.pair, native_values(results, m.leaf))}"  # type: ignore[arg-type]
         evidence.replays[str(m.leaf.path)] = {"kind": "quantised", "side": found.side, "layers": list(found.layers)}

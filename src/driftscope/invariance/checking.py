@@ -9,13 +9,13 @@ from typing import Any
 from driftscope.comparison.thresholds import AGREEMENT, THRESHOLDS
 from driftscope.errors import InputError, RuntimeRefused
 from driftscope.invariance.choices import choices_of
-from driftscope.invariance.examination import Asked, Examination
-from driftscope.invariance.judging import Answer
+from driftscope.invariance.examination import AskedAxes, InvarianceCheck
+from driftscope.invariance.judging import HowAlike
 from driftscope.invariance.places import Meeting, meeting_of
 from driftscope.invariance.repairs import repair_of
 from driftscope.invariance.streams import Step
 from driftscope.invariance.trials.chunking import parting
-from driftscope.invariance.trials.trial import Trial
+from driftscope.invariance.trials.trial import AxisTrial
 from driftscope.invariance.wording import finding_of, refused
 from driftscope.programs.loading.load import load_program
 from driftscope.programs.state.process import state_kept
@@ -104,15 +104,15 @@ def check_invariance(
     wanted = _wanted(axes)
     program = load_program(model)
     progress("Running the program as given")
-    examination = Examination(program, inputs, Asked(wanted, batch, sequence, mask, pad, step, seed))
+    examination = InvarianceCheck(program, inputs, AskedAxes(wanted, batch, sequence, mask, pad, step, seed))
     if not examination.runner.base.ran:
         raise RuntimeRefused(program.runtime, "run", examination.runner.base.refusal)
-    answers: dict[str, Answer] = {}
+    answers: dict[str, HowAlike] = {}
     for axis in wanted:
         progress(f"Varying {axis}: {AXES[axis]}")
         answers[axis] = examination.examine(axis)
         if axis == "repeat" and answers[axis].outcome == "different" and not examination.repeatable:
-            others = Answer("not-applicable", "the same call gives another result, so nothing else can be found out")
+            others = HowAlike("not-applicable", "the same call gives another result, so nothing else can be found out")
             answers |= {name: others for name in wanted if name != "repeat"}
             break
     progress("Looking for where it begins")
@@ -130,7 +130,7 @@ def _wanted(axes: Sequence[str] | str) -> tuple[str, ...]:
 
 
 def _findings(
-    examination: Examination, answers: dict[str, Answer], explain: bool
+    examination: InvarianceCheck, answers: dict[str, HowAlike], explain: bool
 ) -> tuple[InvarianceFinding, ...]:  # fmt: skip
     found = []
     for axis, answer in answers.items():
@@ -154,7 +154,7 @@ def _findings(
     return tuple(sorted(found, key=lambda f: (f.note, f.code == "I008")))
 
 
-def _shown(tried: Sequence[tuple[Trial, Answer]], answer: Answer) -> tuple[Trial, Answer]:
+def _shown(tried: Sequence[tuple[AxisTrial, HowAlike]], answer: HowAlike) -> tuple[AxisTrial, HowAlike]:
     """Return the trial that explains an axis best: of those as bad as the worst, one at equal shapes if any is."""
     worst = [(t, a) for t, a in tried if a.outcome == answer.outcome]
     strict = [(t, a) for t, a in worst if t.strict and "NaN" not in t.name] or [(t, a) for t, a in worst if t.strict]
@@ -162,8 +162,8 @@ def _shown(tried: Sequence[tuple[Trial, Answer]], answer: Answer) -> tuple[Trial
 
 
 def _record(
-    examination: Examination,
-    answers: dict[str, Answer],
+    examination: InvarianceCheck,
+    answers: dict[str, HowAlike],
     findings: tuple[InvarianceFinding, ...],
     seconds: float,
 ) -> InvarianceReport:

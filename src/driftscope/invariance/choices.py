@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from driftscope.invariance.examination import Examination
+from driftscope.invariance.examination import InvarianceCheck
 
 #: Scores along the last axis: fewer are no choice.
 _FEWEST = 2
 
 
-def choices_of(examination: Examination) -> dict[str, Any]:
+def choices_of(examination: InvarianceCheck) -> dict[str, Any]:
     """Count, by axis, how often the largest of the scores along the last axis is another one.
 
     Returns

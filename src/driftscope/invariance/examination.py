@@ -9,22 +9,22 @@ from typing import Any
 
 import torch
 
-from driftscope.invariance.judging import Answer, Judge, with_lifted, worst_of
-from driftscope.invariance.rows import Rows, find_rows
-from driftscope.invariance.running import Leaves, Result, Runner
+from driftscope.invariance.judging import HowAlike, Judge, with_lifted, worst_of
+from driftscope.invariance.rows import BatchRows, find_rows
+from driftscope.invariance.running import Leaves, Runner, RunResult
 from driftscope.invariance.sequences import Sequence, find_sequence
 from driftscope.invariance.streams import Step, Stream, find_stream
 from driftscope.invariance.trials.batch import batch, order
 from driftscope.invariance.trials.chunking import chunking
 from driftscope.invariance.trials.circumstances import denormals, layout, repeat, threads
 from driftscope.invariance.trials.padding import padding
-from driftscope.invariance.trials.trial import Plan, Trial, Variant
+from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, RunVariant
 from driftscope.programs.protocol import Program
 from driftscope.records.kinds.invariance_report import OUTCOMES
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedAxes:
     """What a check was asked to look at.
 
     Parameters
@@ -50,38 +50,38 @@ class Asked:
     seed: int = 0
 
 
-class Examination:
+class InvarianceCheck:
     """One program under every trial that was asked for.
 
     Parameters
     ----------
     program : Program
     inputs : anything ``ds.inputs`` accepts
-    asked : Asked
+    asked : AskedAxes
 
     Attributes
     ----------
     answers : dict of str to list of (Trial, Answer)
         By axis.
-    plans : dict of str to Plan
+    plans : dict of str to AxisPlan
     repeatable : bool
         Whether the same call, of a module in the same state, gave the same bits each time.
     """
 
-    def __init__(self, program: Program, inputs: Any, asked: Asked):
+    def __init__(self, program: Program, inputs: Any, asked: AskedAxes):
         self.runner, self.asked = Runner(program, inputs), asked
         self.judge = Judge(self.runner, asked.seed)
-        self.base = Variant()
-        self.answers: dict[str, list[tuple[Trial, Answer]]] = {}
-        self.plans: dict[str, Plan] = {}
+        self.base = RunVariant()
+        self.answers: dict[str, list[tuple[AxisTrial, HowAlike]]] = {}
+        self.plans: dict[str, AxisPlan] = {}
         self.repeatable = True
-        self._rows: Rows | str | None = None
+        self._rows: BatchRows | str | None = None
         self._sequence: Sequence | str | None = None
-        self._results: dict[tuple[int, ...], Result] = {}
-        self._kept: list[Variant] = []  # the keys of _results are their ids
+        self._results: dict[tuple[int, ...], RunResult] = {}
+        self._kept: list[RunVariant] = []  # the keys of _results are their ids
 
     @property
-    def rows(self) -> Rows | str:
+    def rows(self) -> BatchRows | str:
         """The batch, or why there is none."""
         if self._rows is None:
             self._rows = find_rows(self.runner, self.asked.batch)
@@ -104,9 +104,9 @@ class Examination:
         token = getattr(getattr(getattr(self.runner.program, "module", None), "config", None), "pad_token_id", None)
         return token if isinstance(token, int) else None
 
-    def plan(self, axis: str) -> Plan:
+    def plan(self, axis: str) -> AxisPlan:
         """Return the trials of an axis."""
-        makers: dict[str, Callable[[], Plan]] = {
+        makers: dict[str, Callable[[], AxisPlan]] = {
             "repeat": lambda: repeat(self.runner, self.base),
             "batch": lambda: batch(self.rows, self.base),
             "order": lambda: order(self.rows, self.base),
@@ -118,7 +118,7 @@ class Examination:
         }
         return makers[axis]()
 
-    def examine(self, axis: str) -> Answer:
+    def examine(self, axis: str) -> HowAlike:
         """Run the trials of one axis and return the worst answer."""
         plan = self.plans[axis] = self.plan(axis)
         found = [(trial, self.attempt(trial)) for trial in plan.trials]
@@ -129,28 +129,28 @@ class Examination:
             found = [(t, a) for t, a in found if self.repeatable or t.ways != "state"]
         self.answers[axis] = found = self._with_lifted(found)
         answers = [a for t, a in found if not t.aside]
-        answers += [Answer("refused", f"{name}: {words}") for name, words in plan.refusals]
+        answers += [HowAlike("refused", f"{name}: {words}") for name, words in plan.refusals]
         if not answers:
-            return Answer("not-applicable", plan.reason)
+            return HowAlike("not-applicable", plan.reason)
         return worst_of(answers)
 
-    def attempt(self, trial: Trial) -> Answer:
+    def attempt(self, trial: AxisTrial) -> HowAlike:
         """Run a trial and judge it by what the native runs gave."""
         one, other = self.result(trial.one), self.result(trial.other)
         for result in (one, other):
             if not result.ran:
-                return Answer("refused", result.refusal)
+                return HowAlike("refused", result.refusal)
         expected, actual = (
             _selected(result.leaves, trial.positions, variant)
             for result, variant in ((one, trial.one), (other, trial.other))
         )
         if expected is None or actual is None:
-            return Answer("different", f"{len(one.leaves)} outputs, and {len(other.leaves)}, or of other shapes")
+            return HowAlike("different", f"{len(one.leaves)} outputs, and {len(other.leaves)}, or of other shapes")
         if trial.strict and self.repeatable:
             return self.judge.bits(expected, actual)
         return self.judge.values(expected, actual, positions=trial.positions, select=trial.based)
 
-    def result(self, variant: Variant) -> Result:
+    def result(self, variant: RunVariant) -> RunResult:
         """Run a variant, or return what it gave before."""
         if variant.again:
             return variant.run(self.runner)
@@ -160,7 +160,7 @@ class Examination:
             self._kept.append(variant)
         return self._results[key]
 
-    def _with_lifted(self, found: list[tuple[Trial, Answer]]) -> list[tuple[Trial, Answer]]:
+    def _with_lifted(self, found: list[tuple[AxisTrial, HowAlike]]) -> list[tuple[AxisTrial, HowAlike]]:
         """Ask float64 about the trial that differs most, of those between different shapes."""
         if any(t.strict and not t.aside and a.outcome == "different" for t, a in found):
             return found  # known by its bits
@@ -178,7 +178,7 @@ class Examination:
                 break
         return found
 
-    def compared(self, trial: Trial) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def compared(self, trial: AxisTrial) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the pairs of tensors that a trial compared, from results already at hand."""
         if trial.one.again or trial.other.again:
             return []
@@ -191,7 +191,7 @@ class Examination:
             if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
         ]
 
-    def advice(self, trial: Trial) -> str:
+    def advice(self, trial: AxisTrial) -> str:
         """Say which guess a finding rests on and how to state it instead, or what usually helps."""
         if trial.axis == "padding" and trial.aside:
             return "fill the padding with zeros, or take it out with torch.where: 0 x NaN is NaN"
@@ -201,7 +201,11 @@ class Examination:
             return f"pad on the right{fine}, or give the program position ids that do not count the padding"
         if trial.axis == "padding":
             return "leave the padding out where positions first mix: mask it before that operator"
-        if trial.axis not in ("batch", "order") or self.asked.batch is not None or not isinstance(self._rows, Rows):
+        if (
+            trial.axis not in ("batch", "order")
+            or self.asked.batch is not None
+            or not isinstance(self._rows, BatchRows)
+        ):
             return ""
         first, dim = next(iter(self._rows.inputs.items()))
         name, other = self.runner.names[first], 1 - min(dim, 1)
@@ -211,23 +215,23 @@ class Examination:
 
     def axes_words(self) -> dict[str, str]:
         """Return which axes were taken for what, as far as that was looked at."""
-        found = {"batch": self._rows.words} if isinstance(self._rows, Rows) else {}
+        found = {"batch": self._rows.words} if isinstance(self._rows, BatchRows) else {}
         return found | ({"sequence": self._sequence.words} if isinstance(self._sequence, Sequence) else {})
 
-    def again(self, trial: Trial, program: Program) -> Answer:
+    def again(self, trial: AxisTrial, program: Program) -> HowAlike:
         """Attempt a trial with another program in place of this one, on the same inputs."""
-        other = Examination(program, self.runner.inputs, replace(self.asked))
+        other = InvarianceCheck(program, self.runner.inputs, replace(self.asked))
         other.repeatable = self.repeatable
         return other.attempt(trial)
 
 
-def _key(variant: Variant) -> tuple[int, ...]:
+def _key(variant: RunVariant) -> tuple[int, ...]:
     """Variants that run alike share one run, whatever of it they compare; ``()`` is the run on the inputs as given."""
     ways = tuple(id(way) for way in (variant.setting, variant.laid, variant.calling) if way is not None)
     return ways + tuple(number for k, x in sorted((variant.changed or {}).items()) for number in (k, id(x)))
 
 
-def _selected(leaves: Leaves, positions: Many[int], variant: Variant) -> Leaves | None:
+def _selected(leaves: Leaves, positions: Many[int], variant: RunVariant) -> Leaves | None:
     found = []
     for k in positions:
         if k >= len(leaves):

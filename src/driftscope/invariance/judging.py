@@ -36,7 +36,7 @@ Select = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HowAlike:
     """How two results compare; see :class:`~driftscope.records.kinds.invariance_report.InvarianceTrial`."""
 
     outcome: str
@@ -51,13 +51,13 @@ class Answer:
         return InvarianceTrial(axis, name, self.outcome, self.reason, self.floors, self.max_abs, self.path, self.worst)
 
 
-def worst_of(answers: Sequence[Answer]) -> Answer:
+def worst_of(answers: Sequence[HowAlike]) -> HowAlike:
     """Return the most serious answer; of equally serious ones that with the largest difference in floors."""
     order = list(OUTCOMES)
     return max(
         answers,
         key=lambda a: (order.index(a.outcome), a.floors or 0.0, a.max_abs or 0.0),
-        default=Answer("not-applicable"),
+        default=HowAlike("not-applicable"),
     )
 
 
@@ -85,14 +85,14 @@ class Judge:
                 self._side = SideLift(reason="the program in float64 has other outputs")
         return self._side
 
-    def bits(self, expected: Leaves, actual: Leaves) -> Answer:
+    def bits(self, expected: Leaves, actual: Leaves) -> HowAlike:
         """Compare where no rounding is excused."""
         found = [_bits(x, y, str(path)) for (path, x), (_, y) in _pairs(expected, actual)]
-        return worst_of(found) if found else Answer("different", "the outputs have another structure")
+        return worst_of(found) if found else HowAlike("different", "the outputs have another structure")
 
     def values(
         self, expected: Leaves, actual: Leaves, *, positions: Sequence[int] | None = None, select: Select | None = None
-    ) -> Answer:
+    ) -> HowAlike:
         """Compare where rounding is excused, up to the noise floor.
 
         Parameters
@@ -104,22 +104,22 @@ class Judge:
             What of an output they hold: takes its position and a tensor of the shape it has on the inputs as given.
         """
         if len(expected) != len(actual):
-            return Answer("different", f"{len(expected)} outputs, and {len(actual)}")
+            return HowAlike("different", f"{len(expected)} outputs, and {len(actual)}")
         places = range(len(expected)) if positions is None else positions
         answers = []
         for k, (path, x), (_, y) in zip(places, expected, actual, strict=True):
             known = _bits(x, y, str(path))
             answers.append(known if known.outcome == "same" else self._value(k, x, y, str(path), select))
-        return worst_of(answers) if answers else Answer("not-applicable", "there are no outputs to compare")
+        return worst_of(answers) if answers else HowAlike("not-applicable", "there are no outputs to compare")
 
-    def _value(self, k: int, x: object, y: object, path: str, select: Select | None) -> Answer:
+    def _value(self, k: int, x: object, y: object, path: str, select: Select | None) -> HowAlike:
         noises = self.noises(k, select, x)
         judged = agreement(x, y, noises=noises)
         if judged.kind == "same":
-            return Answer("same", "the same values; zeros of another sign", path=path)
+            return HowAlike("same", "the same values; zeros of another sign", path=path)
         whole = isinstance(x, torch.Tensor) and not x.is_floating_point() and not x.is_complex()
         if whole and not judged.agrees and isinstance(x, torch.Tensor) and self._tie(k, x, y, select):
-            return Answer("rounding", "a choice between values that are equal up to rounding", path=path)
+            return HowAlike("rounding", "a choice between values that are equal up to rounding", path=path)
         return _answer(judged, x, y, path, measured=bool(noises))
 
     def noises(self, k: int, select: Select | None, like: object) -> list[torch.Tensor]:
@@ -214,7 +214,7 @@ class Judge:
         return rms(samples[0]) * _FLOAT64_UNIT / native.unit_roundoff
 
 
-def with_lifted(answer: Answer, share: float | None) -> Answer:
+def with_lifted(answer: HowAlike, share: float | None) -> HowAlike:
     """Let float64 decide: a difference that it has too is no rounding, one that it has not is hardly anything else."""
     if share is None or answer.outcome not in ("rounding", "different"):
         return answer
@@ -234,21 +234,21 @@ def _pairs(expected: Leaves, actual: Leaves) -> list[tuple[tuple[object, object]
     return list(zip(expected, actual, strict=True)) if len(expected) == len(actual) else []
 
 
-def _bits(x: object, y: object, path: str) -> Answer:
+def _bits(x: object, y: object, path: str) -> HowAlike:
     if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
         # An object that only equals itself (a layer of a cache, say) tells nothing.
         same = type(x) is type(y) and (type(x).__eq__ is object.__eq__ or bool(x == y))
-        return Answer("same" if same else "different", "" if same else f"{x!r:.40} and {y!r:.40}", path=path)
+        return HowAlike("same" if same else "different", "" if same else f"{x!r:.40} and {y!r:.40}", path=path)
     if same_bits(x, y):
-        return Answer("same", path=path)
+        return HowAlike("same", path=path)
     if x.shape != y.shape or x.dtype != y.dtype:
-        return Answer("different", f"{path} is {_kind(x)}, and {_kind(y)}", path=path)
+        return HowAlike("different", f"{path} is {_kind(x)}, and {_kind(y)}", path=path)
     return _differs(x, y, path)
 
 
-def _differs(x: torch.Tensor, y: torch.Tensor, path: str) -> Answer:
+def _differs(x: torch.Tensor, y: torch.Tensor, path: str) -> HowAlike:
     if x.is_quantized or x.is_complex() or x.layout is not torch.strided:
-        return Answer("different", f"{path} differs", path=path)
+        return HowAlike("different", f"{path} differs", path=path)
     a, b = x.detach().double(), y.detach().double()
     gap = (b - a).abs()
     wrong = (a != b) & ~(a.isnan() & b.isnan())
@@ -258,21 +258,21 @@ def _differs(x: torch.Tensor, y: torch.Tensor, path: str) -> Answer:
     pair = (f"{x.reshape(-1)[at].item():.9g}", f"{y.reshape(-1)[at].item():.9g}")
     count = int(wrong.sum())
     words = f"{count} of {x.numel()} elements of {path} differ, the worst {pair[0]} and {pair[1]}"
-    return Answer("different", words, None, float(flat.max()), path, pair)
+    return HowAlike("different", words, None, float(flat.max()), path, pair)
 
 
-def _answer(judged: Agreement, x: object, y: object, path: str, *, measured: bool) -> Answer:
+def _answer(judged: Agreement, x: object, y: object, path: str, *, measured: bool) -> HowAlike:
     floors = judged.rho.value if judged.rho is not None else None
     known = _bits(x, y, path)
     if judged.agrees:
         words = f"{floors:.2g} noise floors" if floors is not None else "within what rounding may do; no floor measured"
-        return Answer("rounding", words, floors, judged.max_abs, path, known.worst)
+        return HowAlike("rounding", words, floors, judged.max_abs, path, known.worst)
     words = known.reason
     if floors is not None and math.isfinite(floors):
         words = f"{words}: {floors:.3g} noise floors, {THRESHOLDS.large:g} are rounding"
     elif measured is False and judged.kind == "value":
         words = f"{words}: {judged.excess:.2g} times what rounding may do"
-    return Answer("different", words, floors, judged.max_abs, path, known.worst)
+    return HowAlike("different", words, floors, judged.max_abs, path, known.worst)
 
 
 def _kind(x: torch.Tensor) -> str:

@@ -15,7 +15,7 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.native.observation import observe
 from driftscope.invariance.rows import same_bits
 from driftscope.invariance.running import Runner
-from driftscope.invariance.trials.trial import Kept, RowMap, Trial, Variant
+from driftscope.invariance.trials.trial import AxisTrial, KeptPositions, RowMap, RunVariant
 from driftscope.lift.torch.places import Places
 from driftscope.programs.protocol import Bound, OnnxSource, Program, TorchSource
 from driftscope.programs.pytrees import tree_leaves
@@ -49,7 +49,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TracedOperator:
     """One operator of a traced run and the tensors it returned."""
 
     name: str
@@ -59,13 +59,13 @@ class Seen:
     shapes: tuple[tuple[int, ...], ...] = ()
 
 
-def meeting_of(runner: Runner, trial: Trial, *, rounding: bool = False) -> Meeting | None:
+def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> Meeting | None:
     """Trace both runs of a trial and find where their values part; None where that cannot be told.
 
     Parameters
     ----------
     runner : Runner
-    trial : Trial
+    trial : AxisTrial
         One that was seen to differ.
     rounding : bool
         Whether the results differ by rounding alone: values of whole numbers then tell nothing.
@@ -75,7 +75,7 @@ def meeting_of(runner: Runner, trial: Trial, *, rounding: bool = False) -> Meeti
     try:
         one, other = _traced(runner, trial.one), _traced(runner, trial.other)
         if trial.kept is not None:
-            base = _traced(runner, Variant()) if trial.kept.both else one
+            base = _traced(runner, RunVariant()) if trial.kept.both else one
             return _first_kept(one, other, base, trial.kept, rounding)
         rows = trial.rows
         shapes = None
@@ -89,24 +89,27 @@ def meeting_of(runner: Runner, trial: Trial, *, rounding: bool = False) -> Meeti
     return _first(one, other, rows, shapes)
 
 
-def _doubled(runner: Runner, trial: Trial, rows: RowMap) -> list[Seen] | None:
+def _doubled(runner: Runner, trial: AxisTrial, rows: RowMap) -> list[TracedOperator] | None:
     if trial.one.changed is None and trial.other.changed is None:
         return None
     tensors = {k: (trial.one.changed or {}).get(k, runner.tensors[k]) for k, _ in rows.axes}
     # Twice the rows rather than one: BatchNorm in train mode refuses one.
     doubled = {k: torch.cat([tensors[k]] * 2, dim=dim) for k, dim in rows.axes}
     found = []
-    for seen in _traced(runner, Variant(doubled)):
+    for seen in _traced(runner, RunVariant(doubled)):
         found.append(replace(seen, shapes=tuple(tuple(x.shape) for x in seen.outputs)))
     return found
 
 
-def _first(one: Sequence[Seen], other: Sequence[Seen], rows: RowMap | None, alone: Sequence[Seen] | None) -> (
-    Meeting | None
-):  # fmt: skip
+def _first(
+    one: Sequence[TracedOperator],
+    other: Sequence[TracedOperator],
+    rows: RowMap | None,
+    alone: Sequence[TracedOperator] | None,
+) -> Meeting | None:
     """Walk both runs in order and stop at the first value that differs in the row that is compared."""
     counterpart = _aligned(one, alone) if alone is not None else {}
-    shared: Seen | None = None
+    shared: TracedOperator | None = None
     for i, j in _aligned(one, other).items():
         a, b = one[i], other[j]
         for k, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)):
@@ -127,7 +130,11 @@ def _first(one: Sequence[Seen], other: Sequence[Seen], rows: RowMap | None, alon
 
 
 def _first_kept(
-    one: Sequence[Seen], other: Sequence[Seen], base: Sequence[Seen], kept: Kept, rounding: bool
+    one: Sequence[TracedOperator],
+    other: Sequence[TracedOperator],
+    base: Sequence[TracedOperator],
+    kept: KeptPositions,
+    rounding: bool,
 ) -> Meeting | None:
     """Walk both runs and stop at the first value that differs at a position that is no padding."""
     short = _aligned(one, base)
@@ -145,7 +152,7 @@ def _first_kept(
     return None
 
 
-def _positions(x: torch.Tensor, shape: Sequence[int], kept: Kept) -> list[torch.Tensor]:
+def _positions(x: torch.Tensor, shape: Sequence[int], kept: KeptPositions) -> list[torch.Tensor]:
     """What a value holds of the sequence, given its shape without padding; nothing where it is not along an axis.
 
     Where one axis holds rows and positions, first with the rows outermost, then with the positions outermost.
@@ -165,7 +172,7 @@ def _positions(x: torch.Tensor, shape: Sequence[int], kept: Kept) -> list[torch.
 
 
 def _single_shape(
-    alone: Sequence[Seen] | None, at: int | None, k: int, x: torch.Tensor, y: torch.Tensor, rows: RowMap
+    alone: Sequence[TracedOperator] | None, at: int | None, k: int, x: torch.Tensor, y: torch.Tensor, rows: RowMap
 ) -> tuple[int, ...] | None:
     """Shape of the value for one row; None where it is not known."""
     if alone is not None:
@@ -202,7 +209,7 @@ def _row(x: torch.Tensor, single: tuple[int, ...] | None, row: int, count: int) 
     return [outermost, innermost]
 
 
-def _at(a: Seen, b: Seen, shared: Seen | None, *, meets: bool = False) -> Meeting:
+def _at(a: TracedOperator, b: TracedOperator, shared: TracedOperator | None, *, meets: bool = False) -> Meeting:
     place = shared or a
     shape = "x".join(map(str, place.outputs[0].shape)) or "scalar" if place.outputs else ""
     evidence = {"operator": a.operator, "shapes": [list(x.shape) for x in (*a.outputs[:1], *b.outputs[:1])]}
@@ -217,11 +224,11 @@ def _at(a: Seen, b: Seen, shared: Seen | None, *, meets: bool = False) -> Meetin
     return Meeting(a.where, f"{a.operator} is the first operator whose bits change{changed}", "", evidence)
 
 
-def _shape(seen: Seen) -> str:
+def _shape(seen: TracedOperator) -> str:
     return "x".join(map(str, seen.outputs[0].shape)) if seen.outputs else ""
 
 
-def _aligned(one: Sequence[Seen], other: Sequence[Seen] | None) -> dict[int, int]:
+def _aligned(one: Sequence[TracedOperator], other: Sequence[TracedOperator] | None) -> dict[int, int]:
     """Pair the operators of two runs: by order where they are the same, else by the longest common runs."""
     other = other or []
     left, right = [s.operator for s in one], [s.operator for s in other]
@@ -234,7 +241,7 @@ def _aligned(one: Sequence[Seen], other: Sequence[Seen] | None) -> dict[int, int
 # --- tracing ---------------------------------------------------------------------------------------------------------
 
 
-def _traced(runner: Runner, variant: Variant) -> list[Seen]:
+def _traced(runner: Runner, variant: RunVariant) -> list[TracedOperator]:
     """Run a variant once more and keep what every operator returned."""
     bound = runner.binding(variant.changed, variant.laid)
     if variant.setting is None:
@@ -246,14 +253,14 @@ def _traced(runner: Runner, variant: Variant) -> list[Seen]:
         return _operators(program, program.bind(bound.inputs))
 
 
-def _operators(program: Program, bound: Bound) -> list[Seen]:
+def _operators(program: Program, bound: Bound) -> list[TracedOperator]:
     source = program.lift_source(bound)
     if isinstance(source, OnnxSource):
         return list(_onnx_values(bound, source))
     return _torch_values(source)
 
 
-def _onnx_values(bound: Bound, source: OnnxSource) -> Iterator[Seen]:
+def _onnx_values(bound: Bound, source: OnnxSource) -> Iterator[TracedOperator]:
     """Read every value of the graph that the session runs; nothing where reading changes the result."""
     watched = observe(bound)
     makers = {name: node for node in watched.graph.graph.node for name in node.output}
@@ -264,10 +271,10 @@ def _onnx_values(bound: Bound, source: OnnxSource) -> Iterator[Seen]:
         node = makers.get(name)
         if node is not None and isinstance(value, torch.Tensor):
             where = Where(node=node.name or name, operator=node.op_type)
-            yield Seen(name, node.op_type, where, (value,), (tuple(value.shape),))
+            yield TracedOperator(name, node.op_type, where, (value,), (tuple(value.shape),))
 
 
-def _torch_values(source: TorchSource) -> list[Seen]:
+def _torch_values(source: TorchSource) -> list[TracedOperator]:
     module = source.module
     places = Places(module)
     recorder = _Recorder(places)
@@ -281,7 +288,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, places: Places):
         super().__init__()  # type: ignore[no-untyped-call]
-        self.places, self.seen, self._room = places, list[Seen](), HELD
+        self.places, self.seen, self._room = places, list[TracedOperator](), HELD
 
     def run(self, source: TorchSource) -> Any:
         with self.places.following(), self:
@@ -302,7 +309,7 @@ class _Recorder(TorchDispatchMode):
         where = Where(node=f"{name.rpartition('.')[2]}_{len(self.seen)}", operator=name, module=place.module or None,
                       file=place.file, line=place.line)  # fmt: skip
         shapes = tuple(tuple(x.shape) for x in outputs)
-        self.seen.append(Seen(str(where.node), name, where, tuple(x for x in kept if x is not None), shapes))
+        self.seen.append(TracedOperator(str(where.node), name, where, tuple(x for x in kept if x is not None), shapes))
         return result
 
     def _copy(self, x: torch.Tensor) -> torch.Tensor | None:

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from driftscope.errors import DriftscopeError
-from driftscope.invariance.examination import Examination
-from driftscope.invariance.trials.trial import Trial
+from driftscope.invariance.examination import InvarianceCheck
+from driftscope.invariance.trials.trial import AxisTrial
 from driftscope.invariance.wrapping import called_by
 from driftscope.programs.loading.load import load_program
 from driftscope.programs.protocol import Program
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class TriedChange:
     """A change after which a trial has equal bits.
 
     Parameters
@@ -34,13 +34,13 @@ class Repair:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
-def repair_of(examination: Examination, trial: Trial, outcome: str) -> Repair | None:
+def repair_of(examination: InvarianceCheck, trial: AxisTrial, outcome: str) -> TriedChange | None:
     """Try what is known to help, cheapest first, and return the first that does.
 
     Parameters
     ----------
-    examination : Examination
-    trial : Trial
+    examination : InvarianceCheck
+    trial : AxisTrial
         One that differed.
     outcome : str
         How: a change must take away all of it, but may leave rounding where the trial was different.
@@ -55,7 +55,7 @@ def repair_of(examination: Examination, trial: Trial, outcome: str) -> Repair | 
             continue
         enough = ("same",) if outcome == "rounding" or trial.strict else ("same", "rounding")
         if after in enough:
-            return Repair(words, {"before": outcome, "after": after})
+            return TriedChange(words, {"before": outcome, "after": after})
     return None
 
 

@@ -13,7 +13,7 @@ from driftscope.invariance.running import Leaves, Runner
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class BatchRows:
     """The batch of a program.
 
     Parameters
@@ -72,7 +72,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool((alike | (one.isnan() & other.isnan())).all())
 
 
-def find_rows(runner: Runner, asked: object = None) -> Rows | str:
+def find_rows(runner: Runner, asked: object = None) -> BatchRows | str:
     """Find the batch of a program by running it on one row (two, where one is given).
 
     Parameters
@@ -95,7 +95,7 @@ def find_rows(runner: Runner, asked: object = None) -> Rows | str:
     if asked is not None:
         return _rows_along(runner, read_axes(asked, runner, "batch"))
     found = [_rows_along(runner, dims) for dims in _guesses(runner)]
-    usable = [rows for rows in found if isinstance(rows, Rows) and rows.resizable]
+    usable = [rows for rows in found if isinstance(rows, BatchRows) and rows.resizable]
     if not found:
         return "no input has an axis that could be a batch; name it, as batch='x=0'"
     # Of several possible axes the batch is the one along which rows do not meet.
@@ -103,7 +103,7 @@ def find_rows(runner: Runner, asked: object = None) -> Rows | str:
     return (apart or usable or found)[0]
 
 
-def _rows_along(runner: Runner, dims: Mapping[int, int]) -> Rows | str:
+def _rows_along(runner: Runner, dims: Mapping[int, int]) -> BatchRows | str:
     counts = {runner.tensors[k].shape[dim] for k, dim in dims.items()}
     if len(counts) > 1:
         raise InputError(f"batch: the axes named have different lengths, {', '.join(map(str, sorted(counts)))}")
@@ -119,11 +119,11 @@ def _rows_along(runner: Runner, dims: Mapping[int, int]) -> Rows | str:
         }  # fmt: skip
         if not guessed:
             return f"it does not run on {len(order)} row{'s'[: len(order) - 1]}: {probe.refusal}"
-        return Rows(dims, guessed, count, runner, False, probe.refusal)
+        return BatchRows(dims, guessed, count, runner, False, probe.refusal)
     outputs = _following(runner.base.leaves, probe.leaves, count, len(order))
     if not outputs:
         return _unfollowed(runner.base.leaves, probe.leaves, count, len(order))
-    return Rows(dims, outputs, count, runner)
+    return BatchRows(dims, outputs, count, runner)
 
 
 def _unfollowed(base: Leaves, probe: Leaves, count: int, probed: int) -> str:
@@ -168,7 +168,7 @@ def _sequence_first(runner: Runner) -> bool:
     return any(getattr(part, "batch_first", None) is False for part in parts)
 
 
-def _meet(rows: Rows) -> bool:
+def _meet(rows: BatchRows) -> bool:
     """Whether the last row or the first changes when all others are made equal to it."""
     for kept in (rows.count - 1, 0):  # the first step of a sequence does not see the others, the last does
         alike = rows.runner.run(rows.taking([kept] * rows.count))

@@ -19,7 +19,7 @@ Laid = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RunResult:
     """What one run gave.
 
     Parameters
@@ -69,10 +69,10 @@ class Runner:
         self.names = [known.get(id(leaf), str(path)) for path, leaf in leaves]
         self.tensors = [leaf for _, leaf in leaves]
         self.runs = 0
-        self._base: Result | None = None
+        self._base: RunResult | None = None
 
     @property
-    def base(self) -> Result:
+    def base(self) -> RunResult:
         """The result on the inputs as given, run once."""
         if self._base is None:
             self._base = self.run()
@@ -96,7 +96,7 @@ class Runner:
         *,
         program: Program | None = None,
         laid: Laid | None = None,
-    ) -> Result:
+    ) -> RunResult:
         """Run once.
 
         Parameters
@@ -113,9 +113,9 @@ class Runner:
             bound = self.binding(changed, laid)
             if program is not None and program is not self.program:
                 bound = dataclasses.replace(program.bind(bound.inputs), laid=laid)
-            return Result(flatten(bound.program(bound))[0])
+            return RunResult(flatten(bound.program(bound))[0])
         except (RuntimeRefused, InputError) as error:
-            return Result(refusal=_words(error))
+            return RunResult(refusal=_words(error))
 
 
 def _words(error: Exception) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from driftscope.errors import InputError
-from driftscope.invariance.rows import Rows, read_axes
+from driftscope.invariance.rows import BatchRows, read_axes
 from driftscope.invariance.running import Runner
 
 #: Names of inputs that hold a mask of something else than padding.
@@ -58,13 +58,15 @@ class Sequence:
         return f"{axes}; {self.marker:g} in {names[self.mask]} marks padding"
 
 
-def find_sequence(runner: Runner, rows: Rows | str, asked: object = None, mask: str | None = None) -> Sequence | str:
+def find_sequence(
+    runner: Runner, rows: BatchRows | str, asked: object = None, mask: str | None = None
+) -> Sequence | str:
     """Find the sequence axis of a program's inputs from its mask, or from what is asked.
 
     Parameters
     ----------
     runner : Runner
-    rows : Rows or str
+    rows : BatchRows or str
         Its batch, which is no sequence.
     asked : str, mapping or None
         ``"x=1"``: name of input to its sequence axis.
@@ -81,7 +83,7 @@ def find_sequence(runner: Runner, rows: Rows | str, asked: object = None, mask: 
     if at is None and not named:
         return "no input marks padding; name it, as mask='mask', or the sequence axis, as sequence='x=1'"
     lengths = at is not None and _holds_lengths(runner, at)
-    batch = dict(rows.inputs) if isinstance(rows, Rows) else {}
+    batch = dict(rows.inputs) if isinstance(rows, BatchRows) else {}
     length = _length(runner, at, named, batch, lengths)
     if not length:
         return "the sequence has no length that the inputs show; name its axis, as sequence='x=1'"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from driftscope.invariance.rows import Rows
+from driftscope.invariance.rows import BatchRows
 from driftscope.invariance.running import Runner
 from driftscope.invariance.sequences import Sequence as Steps
 from driftscope.invariance.sequences import find_sequence
@@ -117,14 +117,14 @@ def state_of(outputs: Any, parameter: str) -> Any:
 
 
 def find_stream(
-    runner: Runner, rows: Rows | str, sequence: object = None, mask: str | None = None, step: Step | None = None
+    runner: Runner, rows: BatchRows | str, sequence: object = None, mask: str | None = None, step: Step | None = None
 ) -> Stream | str:
     """Find how a program is given a sequence in pieces.
 
     Parameters
     ----------
     runner : Runner
-    rows : Rows or str
+    rows : BatchRows or str
     sequence, mask
         As for :func:`~driftscope.invariance.sequences.find_sequence`.
     step : callable or None
@@ -160,12 +160,12 @@ def find_stream(
     return "no output has an axis that grows with the sequence; name the axis, as sequence='x=1'"
 
 
-def _guesses(runner: Runner, rows: Rows | str, among: Sequence[int]) -> list[dict[int, int]]:
+def _guesses(runner: Runner, rows: BatchRows | str, among: Sequence[int]) -> list[dict[int, int]]:
     """Axes of the first input that are not its batch, each with those of other inputs of the same length.
 
     ``among``: the inputs to look at; all of them where there are none.
     """
-    batch = dict(rows.inputs) if isinstance(rows, Rows) else {}
+    batch = dict(rows.inputs) if isinstance(rows, BatchRows) else {}
     found, first = [], among[0] if among else 0
     for axis, length in enumerate(runner.tensors[first].shape if runner.tensors else ()):
         if batch.get(first) != axis and length > 1:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from driftscope.invariance.judging import Answer
+from driftscope.invariance.judging import HowAlike
 from driftscope.invariance.places import Meeting
-from driftscope.invariance.repairs import Repair
-from driftscope.invariance.trials.trial import Trial
+from driftscope.invariance.repairs import TriedChange
+from driftscope.invariance.trials.trial import AxisTrial
 from driftscope.records.finding import Where
 from driftscope.records.kinds.invariance_report import AXES, InvarianceFinding
 
@@ -14,7 +14,7 @@ _CODES = {"batch": "I002", "repeat": "I006", "padding": "I003", "chunking": "I00
 
 
 def finding_of(
-    trial: Trial, answer: Answer, meeting: Meeting | None, repair: Repair | None, advice: str = ""
+    trial: AxisTrial, answer: HowAlike, meeting: Meeting | None, repair: TriedChange | None, advice: str = ""
 ) -> InvarianceFinding:
     """Write the finding of an axis: the trial that differs most, where it begins, and what was tried.
 
@@ -41,14 +41,14 @@ def finding_of(
     )  # fmt: skip
 
 
-def refused(axis: str, answer: Answer) -> InvarianceFinding:
+def refused(axis: str, answer: HowAlike) -> InvarianceFinding:
     """Write that a variant was refused which the axis is about."""
     return InvarianceFinding(
         "I008", f"{axis}: {answer.reason}", "the program, or the shapes it was exported with, exclude it", axis=axis
     )
 
 
-def _code(trial: Trial, answer: Answer) -> str:
+def _code(trial: AxisTrial, answer: HowAlike) -> str:
     if answer.outcome == "rounding":
         return "I007"
     if trial.axis == "batch" and trial.ways == "content":
@@ -56,7 +56,7 @@ def _code(trial: Trial, answer: Answer) -> str:
     return _CODES.get(trial.axis, "I005")
 
 
-def _what(trial: Trial, answer: Answer) -> str:
+def _what(trial: AxisTrial, answer: HowAlike) -> str:
     if answer.outcome == "rounding":
         return f"{_LEADS.get(trial.axis, AXES[trial.axis])} changes the last bits ({trial.name}): {answer.reason}"
     if trial.aside:

@@ -23,7 +23,7 @@ from driftscope.lift.noise.floor import (
     noise_samples,
     noisy_run,
 )
-from driftscope.lift.reconcile.certify import Pairing, Reconciled, measure, reconcile, within
+from driftscope.lift.reconcile.certify import OutputPairing, Reconciled, measure, reconcile, within
 from driftscope.lift.sources import lift_bound, lift_source
 from driftscope.lift.steps import Lifted, LiftedOutput
 from driftscope.lift.widened import widened_drift, widened_outputs
@@ -268,7 +268,7 @@ def gather(
         progress("Reconciling constants")
         floor64 = _floor64(side_a, seed)
         theirs = _floor64(side_b, seed + 1000)
-        pairing = Pairing(found.pairs, [_together(floor64[i], theirs[j]) for i, j in found.pairs])
+        pairing = OutputPairing(found.pairs, [_together(floor64[i], theirs[j]) for i, j in found.pairs])
         found.reconciled = reconcile(side_a.graph, side_b.graph, (side_a.clean, side_b.clean), pairing, thresholds)
     elif side_a.graph is not None:
         side_b.widened = widened_outputs(b, seed)
@@ -311,18 +311,18 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
         return
     same = [(k, k) for k in range(min(len(found.b.clean), len(optimized.clean)))]
     floor64 = _floor64(found.b, seed)
-    pairing = Pairing(same, [floor64[k] for k, _ in same])
+    pairing = OutputPairing(same, [floor64[k] for k, _ in same])
     if not all(map(within, measure(found.b.clean, optimized.clean, pairing, thresholds))):
         # Nearly always the file's own floor is enough, and saves a run of the optimised graph.
         theirs = _floor64(optimized, seed + 1000)
-        pairing = Pairing(same, [_together(floor64[k], theirs[k]) for k, _ in same])
+        pairing = OutputPairing(same, [_together(floor64[k], theirs[k]) for k, _ in same])
     found.optimized = reconcile(found.b.graph, optimized.graph, (found.b.clean, optimized.clean), pairing, thresholds)
     if not found.optimized.same_function and found.a.graph is not None and found.reconciled is not None:
         # A constant that the file implies (the 1/6 of HardSwish) and the optimiser writes out is A's, rounded.
         first = _floor64(found.a, seed)
         theirs = _floor64(optimized, seed + 1000)
         pairs = [(i, j) for i, j in found.pairs if j < len(optimized.clean)]
-        whole = Pairing(pairs, [_together(first[i], theirs[j]) for i, j in pairs])
+        whole = OutputPairing(pairs, [_together(first[i], theirs[j]) for i, j in pairs])
         through = reconcile(found.a.graph, optimized.graph, (found.a.clean, optimized.clean), whole, thresholds)
         if through.same_function and found.reconciled.same_function:
             found.optimized = None

@@ -18,7 +18,7 @@ from driftscope.shapes.conditions.relations import Relations
 from driftscope.shapes.covering.bounding import Bounding, Bounds
 from driftscope.shapes.covering.dispatching import Form
 from driftscope.shapes.covering.files import like
-from driftscope.shapes.covering.guarding import Guarded, GuardedFile
+from driftscope.shapes.covering.guarding import GuardedFile, GuardedOnnx
 from driftscope.shapes.covering.serving_members import OnnxMember
 from driftscope.shapes.probe.axes import arguments_of
 from driftscope.shapes.probe.domain import LOST, WRONG, Domain, probe
@@ -179,7 +179,7 @@ class ShapeReport:
         answer = check.original.answer(check.original.example)
         rebuild = like(answer.value if isinstance(answer, Ran) else None)
         conditions, tried = (bounds.conditions, bounds.tried) if bounds is not None else (None, 0)
-        guard = Guarded(Form.of(check.arguments), check.arguments.axes, conditions, tried, rebuild, fallback)
+        guard = GuardedOnnx(Form.of(check.arguments), check.arguments.axes, conditions, tried, rebuild, fallback)
         return GuardedFile(OnnxMember(file, tuple(places.items())), guard)
 
     def _bounds_of(self, file: Path) -> Bounds | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from driftscope.errors import ProgramError
 from driftscope.shapes.capture.containers import register, register_containers
-from driftscope.shapes.capture.inference import Wanted, infer
+from driftscope.shapes.capture.inference import WantedAxes, infer
 from driftscope.shapes.probe.axes import Arguments, sets_of
 from driftscope.shapes.probe.building import InputBuilder
 from driftscope.shapes.probe.judging_runs import Ran, Refused, silence
@@ -23,14 +23,14 @@ class AskedModel:
     ----------
     model : callable
     arguments : Arguments
-    wanted : Wanted
+    wanted : WantedAxes
         Which axes may vary.
     original : Original
     """
 
     model: Callable[..., Any]
     arguments: Arguments
-    wanted: Wanted
+    wanted: WantedAxes
     original: Original
 
     @property

@@ -11,16 +11,16 @@ from driftscope.records.finding import Finding
 from driftscope.shapes.broadcasting import Configuration
 from driftscope.shapes.capture.candidates import Candidate
 from driftscope.shapes.capture.export import Capture
-from driftscope.shapes.capture.inference import Wanted
+from driftscope.shapes.capture.inference import WantedAxes
 from driftscope.shapes.conditions.relations import Relations
 from driftscope.shapes.covering.bounding import Bounding, Bounds
 from driftscope.shapes.probe.axes import Arguments
 from driftscope.shapes.probe.directions import Direction
 from driftscope.shapes.probe.domain import Domain
-from driftscope.shapes.probe.exploration import Plan
+from driftscope.shapes.probe.exploration import ProbePlan
 from driftscope.shapes.probe.judging_runs import silence
 from driftscope.shapes.probe.original import Original, Point
-from driftscope.shapes.probe.runners import Runner
+from driftscope.shapes.probe.runners import ExportTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Effort:
 
     Parameters
     ----------
-    plan : Plan
+    plan : ProbePlan
         For asking the original.
     valid, invalid : int
         Most points at which the chosen program is asked, by whether the original runs there.
@@ -37,7 +37,7 @@ class Effort:
         Most points at which candidates are compared.
     """
 
-    plan: Plan = field(default_factory=Plan)
+    plan: ProbePlan = field(default_factory=ProbePlan)
     valid: int = 240
     invalid: int = 80
     ranked: int = 160
@@ -54,7 +54,7 @@ class Check:
     model: Callable[..., Any]
     effort: Effort
     arguments: Arguments | None = None
-    wanted: Wanted | None = None
+    wanted: WantedAxes | None = None
     original: Original | None = None
     candidates: list[Candidate] = field(default_factory=list)
     running: list[Point] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Check:
     directions: list[Direction] = field(default_factory=list)
     #: What each target was made under, where converting it assumed more than the trace did.
     made_under: dict[str, Relations] = field(default_factory=dict)
-    runners: dict[str, Runner] = field(default_factory=dict)
+    runners: dict[str, ExportTarget] = field(default_factory=dict)
     _bounds: dict[str, Bounds | None] = field(default_factory=dict)
 
     @property

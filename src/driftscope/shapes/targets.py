@@ -15,7 +15,7 @@ from driftscope.shapes.probe.aoti_target import AotiRunner
 from driftscope.shapes.probe.domain import probe
 from driftscope.shapes.probe.onnx_conversion import converted, save_model
 from driftscope.shapes.probe.original import Original
-from driftscope.shapes.probe.runners import OnnxRunner, Runner, TorchRunner, scratch
+from driftscope.shapes.probe.runners import ExportTarget, OnnxRunner, TorchRunner, scratch
 
 #: The exported program with its checks: what ``ExportedProgram.module()`` runs.
 EXPORTED = "export"
@@ -64,7 +64,7 @@ def ask_targets(check: Check, targets: Sequence[str]) -> bool:
     capture, original = check.capture, check.original
     if capture is None or original is None:
         return True
-    runners: list[Runner] = [TorchRunner(UNGUARDED, capture.unguarded, original)]
+    runners: list[ExportTarget] = [TorchRunner(UNGUARDED, capture.unguarded, original)]
     for name in targets:
         try:
             runners.append(_MAKERS[name](check, capture, original))
@@ -79,7 +79,7 @@ def ask_targets(check: Check, targets: Sequence[str]) -> bool:
     return True
 
 
-def _onnx(check: Check, capture: Capture, _original: Original) -> Runner:
+def _onnx(check: Check, capture: Capture, _original: Original) -> ExportTarget:
     path = check.onnx_path or scratch() / f"{id(check):x}-{os.getpid()}.onnx"
     made = converted(capture)
     save_model(made.model, path)
@@ -88,7 +88,7 @@ def _onnx(check: Check, capture: Capture, _original: Original) -> Runner:
     return OnnxRunner(Path(path), capture.exported, ONNX)
 
 
-def _plain_onnx(check: Check, chosen: Capture) -> list[Runner]:
+def _plain_onnx(check: Check, chosen: Capture) -> list[ExportTarget]:
     """The file that is made by whoever does not choose: it tells what the choice is worth."""
     if chosen.mode not in (Mode.OBLIVIOUS, Mode.UNBACKED):
         return []
@@ -111,11 +111,11 @@ def plain_capture(check: Check) -> Capture | None:
     return next((made for made in captures if made is not None and made.mode is Mode.AUTO), None)
 
 
-def _aoti(_check: Check, capture: Capture, _original: Original) -> Runner:
+def _aoti(_check: Check, capture: Capture, _original: Original) -> ExportTarget:
     return AotiRunner(capture.exported, AOTI)
 
 
-_MAKERS: dict[str, Callable[[Check, Capture, Original], Runner]] = {ONNX: _onnx, AOTI: _aoti}
+_MAKERS: dict[str, Callable[[Check, Capture, Original], ExportTarget]] = {ONNX: _onnx, AOTI: _aoti}
 
 _TITLES = {ONNX: "ONNX", AOTI: "AOTInductor"}
 

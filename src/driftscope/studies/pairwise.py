@@ -15,7 +15,7 @@ SAME_BITS, ROUNDING, LARGE, MORE = "same bits", "rounding", "unusually large rou
 
 
 @dataclass(frozen=True, slots=True)
-class Distance:
+class Gap:
     """How far two results are apart.
 
     Parameters
@@ -50,7 +50,7 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a[:1], b[:1]) and torch.equal(a, b)
 
 
-def distance(a: torch.Tensor, b: torch.Tensor) -> Distance:
+def distance(a: torch.Tensor, b: torch.Tensor) -> Gap:
     """Measure two results of shape ``(M, N)``, given in float32 or float64, in one pass over blocks of rows.
 
     A block stays in the cache between the difference, its largest element and its squares.
@@ -62,7 +62,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> Distance:
         difference = (a[start : start + step] - b[start : start + step]).abs_()
         torch.maximum(columns, difference.amax(0).float(), out=columns)
         total += float(torch.linalg.vector_norm(difference, dtype=torch.float64)) ** 2
-    return Distance(float(columns.max()), math.sqrt(total / a.numel()), columns)
+    return Gap(float(columns.max()), math.sqrt(total / a.numel()), columns)
 
 
 def verdict_of(floors: float) -> str:

@@ -20,7 +20,7 @@ from driftscope.transforms.examination import Examination, subject_of
 from driftscope.transforms.investigation import SECONDS, Investigation, investigated
 from driftscope.transforms.naming import levels_of
 from driftscope.transforms.repairs.propose import propose
-from driftscope.transforms.subject import Proposal, Suspect
+from driftscope.transforms.subject import Proposal, Suspicion
 from driftscope.transforms.transforming import DEFAULT_TRANSFORMS
 from driftscope.transforms.world.places import Place, place_of
 from driftscope.transforms.world.process_state import process_kept
@@ -98,7 +98,7 @@ def _record(found: Investigation, fn: Any, seconds: float) -> TransformReport:
     )
 
 
-def _proposal(suspect: Suspect, examination: Examination) -> Proposal | None:
+def _proposal(suspect: Suspicion, examination: Examination) -> Proposal | None:
     """Ask the room of repairs to try an edit."""
     if suspect.outcome not in ("refused", "wrong"):
         return None

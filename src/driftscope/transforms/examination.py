@@ -13,8 +13,8 @@ from driftscope.errors import InputError
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import Difference, differ
 from driftscope.transforms.subject import Subject
-from driftscope.transforms.transforming import Level, Setting, arguments_for, lift, plain, plain_key, slices_of
-from driftscope.transforms.world.running import Run, cloned, outliving, run_once, timed_out
+from driftscope.transforms.transforming import CheckSetting, Level, arguments_for, lift, plain, plain_key, slices_of
+from driftscope.transforms.world.running import WatchedRun, cloned, outliving, run_once, timed_out
 from driftscope.transforms.world.snapshot import World
 from driftscope.transforms.world.trace import Bounded, Trace, peeled
 
@@ -102,8 +102,8 @@ class Question:
 
     name: str
     levels: tuple[Level, ...]
-    plain: Run
-    lifted: Run
+    plain: WatchedRun
+    lifted: WatchedRun
     difference: Difference | None = None
 
     def compared(self) -> Question:
@@ -129,14 +129,14 @@ class Examination:
     seconds: float | None = None
     traceable: bool = True
     reproducible: bool = True
-    loop: Run = field(default_factory=Run)
+    loop: WatchedRun = field(default_factory=WatchedRun)
     start_state: dict[str, Any] = field(default_factory=dict)
-    _plain: dict[Any, Run] = field(default_factory=dict)
+    _plain: dict[Any, WatchedRun] = field(default_factory=dict)
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> CheckSetting:
         """What the transforms share."""
-        return Setting(self.subject.in_dims, self.subject.randomness, self.subject.size)
+        return CheckSetting(self.subject.in_dims, self.subject.randomness, self.subject.size)
 
     def fresh(self) -> tuple[Any, ...]:
         """Return a copy of the examples."""
@@ -171,7 +171,7 @@ class Examination:
         values: bool = True,
         build: Any = None,
         listen: Any = None,
-    ) -> Run:
+    ) -> WatchedRun:
         """Run ``build(function)`` on each of the arguments in turn; it may write to them."""
         trace = Trace(peeled if values else None) if traced and self.traceable else None
         built = build(Bounded(function, trace)) if build is not None else Bounded(function, trace)
@@ -194,7 +194,7 @@ class Examination:
             plain = self.plain_run(levels)
         return Question(name, levels, plain, lifted if timed_out(lifted) else self.lifted_run(levels)).compared()
 
-    def nearby_run(self, levels: tuple[Level, ...], which: int, *, lifted: bool) -> Run:
+    def nearby_run(self, levels: tuple[Level, ...], which: int, *, lifted: bool) -> WatchedRun:
         """Run the transform, or its plain reference, at inputs one rounding away; other numbers ``which``, other way.
 
         Where an answer is zero but for rounding, this is how far ordinary rounding moves it.
@@ -204,7 +204,7 @@ class Examination:
         build = lift if lifted else plain
         return self.run(self.subject.function, arguments, traced=False, build=lambda f: build(f, levels, self.setting))
 
-    def plain_run(self, levels: tuple[Level, ...], *, traced: bool = True) -> Run:
+    def plain_run(self, levels: tuple[Level, ...], *, traced: bool = True) -> WatchedRun:
         """Return the run of the plain reference of a composition."""
         arguments = arguments_for(levels, self.fresh(), self.setting)
         key = (plain_key(levels), len(arguments), traced)
@@ -216,7 +216,7 @@ class Examination:
 
     def lifted_run(
         self, levels: tuple[Level, ...], *, traced: bool = True, values: bool = True, listen: Any = None
-    ) -> Run:
+    ) -> WatchedRun:
         """Run the transform; ``values`` of its calls are kept on demand, ``listen`` receives its warnings."""
         arguments = arguments_for(levels, self.fresh(), self.setting)
         eager = all(level.kind not in ("compile", "export") for level in levels)

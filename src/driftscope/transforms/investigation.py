@@ -21,7 +21,7 @@ from driftscope.transforms.diagnose import drifts, module_calls, refusals, slow,
 from driftscope.transforms.diagnose.wording import finding_of, first_line
 from driftscope.transforms.examination import Examination, Question, subject_of
 from driftscope.transforms.naming import levels_of
-from driftscope.transforms.subject import Subject, Suspect
+from driftscope.transforms.subject import Subject, Suspicion
 from driftscope.transforms.transforming import Level
 from driftscope.transforms.world.process_state import process_kept
 from driftscope.transforms.world.reach import unwrapped
@@ -70,7 +70,7 @@ class Investigation:
         self.examination = examination
         self.wanted = wanted
         self.runs: list[TransformRun] = []
-        self.suspects: list[Suspect] = []
+        self.suspects: list[Suspicion] = []
 
     def fill(self) -> None:
         """Judge every transform, and the function itself."""
@@ -91,7 +91,7 @@ class Investigation:
         cause = "T032" if stopped else "T031"
         for name, _ in self.wanted:
             self.runs.append(TransformRun(name, "plain-refuses", reason, message=said))
-            self.suspects.append(Suspect(cause, name, "", run.place, error=run.error, what=reason))
+            self.suspects.append(Suspicion(cause, name, "", run.place, error=run.error, what=reason))
 
     def answer(self, name: str, levels: tuple[Level, ...]) -> None:
         """Run one transform, judge it and look for causes."""
@@ -129,17 +129,17 @@ class Investigation:
         notes = [mismatch] if mismatch is not None else []
         for path in examination.subject.world.opaque:
             what = f"`{path}` is a running generator or an open file and cannot be put back to its start"
-            notes.append(Suspect("T033", first, "", None, subject_name=path, what=what))
+            notes.append(Suspicion("T033", first, "", None, subject_name=path, what=what))
         if not examination.subject.world.full:
             what = "the function reaches more objects than are looked at; state behind them is not compared"
-            notes.append(Suspect("T033", first, "", None, what=what))
+            notes.append(Suspicion("T033", first, "", None, what=what))
         function = unwrapped(examination.subject.function)
         if not hasattr(function, "__code__"):
             what = f"{getattr(function, '__name__', 'the function')} is built in C"
-            notes.append(Suspect("T034", first, "", None, what=what))
+            notes.append(Suspicion("T034", first, "", None, what=what))
         self.suspects += [*notes, *self.written_arguments(first), *self.changed_outside(first)]
 
-    def cut(self, derived: list[str]) -> Suspect | None:
+    def cut(self, derived: list[str]) -> Suspicion | None:
         """Return where plain autograd misses a derivative that finite differences see."""
         if not derived or not self.examination.reproducible:
             return None
@@ -148,10 +148,10 @@ class Investigation:
             return None
         return tangents.cut_of(self.examination, derived[0])
 
-    def changed_outside(self, name: str) -> list[Suspect]:
+    def changed_outside(self, name: str) -> list[Suspicion]:
         """Note what the plain program changes outside of itself, as a memo it fills, where no transform told of it."""
         told = {suspect.subject_name for suspect in self.suspects}
-        found: dict[str, Suspect] = {}
+        found: dict[str, Suspicion] = {}
         for drift in traces_left.state_drifts(self.examination):
             if drift.root in told or re.match(r"torch generator|generator at|cache of", drift.plain):
                 continue
@@ -161,10 +161,12 @@ class Investigation:
             place = traces_left.write_place(self.examination, drift.root)
             what = f"the function changes `{drift.root}`, which lives outside of it: {drift.path} is {drift.lifted}"
             evidence = {"state": drift.path, "before": drift.plain, "after": drift.lifted}
-            found[drift.root] = Suspect("T035", name, "", place, subject_name=drift.root, what=what, evidence=evidence)
+            found[drift.root] = Suspicion(
+                "T035", name, "", place, subject_name=drift.root, what=what, evidence=evidence
+            )
         return list(found.values())
 
-    def written_arguments(self, name: str) -> list[Suspect]:
+    def written_arguments(self, name: str) -> list[Suspicion]:
         """Note the arguments that the plain program writes to."""
         examination = self.examination
         start = {}
@@ -181,17 +183,17 @@ class Investigation:
         index = int(changed[0].path.split()[1]) % count
         place = next((e.place for e in examination.loop.events if e.in_place), None)
         what = f"the function writes to its argument {index}, so the caller's tensor changes"
-        return [Suspect("T035", name, "", place, subject_name=f"argument {index}", what=what)]
+        return [Suspicion("T035", name, "", place, subject_name=f"argument {index}", what=what)]
 
 
-def _main_suspect(question: Question, examination: Examination, outcome: str) -> Suspect | None:
+def _main_suspect(question: Question, examination: Examination, outcome: str) -> Suspicion | None:
     if outcome == "not-reproducible":
         place = drifts.clock_place(examination)
-        return Suspect("T023", question.name, outcome, place, what="two plain runs from the same start differ")
+        return Suspicion("T023", question.name, outcome, place, what="two plain runs from the same start differ")
     if outcome in ("refused", "plain-refuses") and question.lifted.error is not None:
         if timed_out(question.lifted):
             what = f"{question.name} did not return within the time limit, the plain program did"
-            return Suspect("T032", question.name, outcome, question.lifted.place, what=what)
+            return Suspicion("T032", question.name, outcome, question.lifted.place, what=what)
         return refusals.suspect_of(question, examination)
     if outcome == "random":
         return drifts.draw_note(question, examination)
@@ -200,7 +202,7 @@ def _main_suspect(question: Question, examination: Examination, outcome: str) ->
     return None
 
 
-def _drifts_of_speed(question: Question, examination: Examination, outcome: str) -> list[Suspect]:
+def _drifts_of_speed(question: Question, examination: Examination, outcome: str) -> list[Suspicion]:
     found = []
     eager = all(level.kind != "compile" and level.kind != "export" for level in question.levels)
     if outcome in ("same", "rounding", "random") and eager and any(level.kind == "map" for level in question.levels):
@@ -209,6 +211,6 @@ def _drifts_of_speed(question: Question, examination: Examination, outcome: str)
     return [suspect for suspect in found if suspect is not None]
 
 
-def _told(suspect: Suspect, main: Suspect) -> bool:
+def _told(suspect: Suspicion, main: Suspicion) -> bool:
     """Whether a further suspect says again what the main one says."""
     return suspect.cause == main.cause and (suspect.place == main.place or suspect.subject_name == main.subject_name)

@@ -15,7 +15,7 @@ from driftscope.transforms.diagnose import tangents
 from driftscope.transforms.diagnose.divergence import UNINITIALISED, first_divergence
 from driftscope.transforms.diagnose.drifts import RANDOM, seeds_inside
 from driftscope.transforms.examination import Examination, Question
-from driftscope.transforms.world.running import Run
+from driftscope.transforms.world.running import WatchedRun
 
 
 def judge(question: Question, examination: Examination) -> tuple[str, str]:
@@ -125,7 +125,7 @@ def _leaves_its_domain(examination: Examination) -> bool:
     return any(not bool(torch.isfinite(leaf.detach()).all()) for leaf in leaves)
 
 
-def _where_finite(plain: Run, lifted: Run) -> tuple[list[Any], list[Any]]:
+def _where_finite(plain: WatchedRun, lifted: WatchedRun) -> tuple[list[Any], list[Any]]:
     """Return both results with zeros wherever either of them is not finite."""
     pairs = zip(internals.tree_leaves(plain.value), internals.tree_leaves(lifted.value), strict=False)
     left, right = [], []
@@ -152,7 +152,7 @@ def _without_reference(question: Question, examination: Examination) -> tuple[st
     return "wrong", f"{words}; the transform's answer disagrees with finite differences"
 
 
-def _directional(question: Question, examination: Examination) -> Run | None:
+def _directional(question: Question, examination: Examination) -> WatchedRun | None:
     """Return the transform's answer along the probe direction: itself for jvp, contracted for a Jacobian."""
     name = question.levels[-1].name
     if len(question.levels) > 1 or name not in ("jvp", "linearize", "jacfwd", "jacrev", "grad", "vjp"):
@@ -169,7 +169,7 @@ def _directional(question: Question, examination: Examination) -> Run | None:
     for block in blocks:
         outer = block.shape[: block.dim() - width]
         pushed.append((block.reshape(-1, direction.numel()) @ direction.to(block.dtype)).reshape(outer))
-    return Run(value=[tuple(pushed)])
+    return WatchedRun(value=[tuple(pushed)])
 
 
 def _only_random(question: Question, examination: Examination) -> bool:

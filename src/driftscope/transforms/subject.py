@@ -46,7 +46,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Suspect:
+class Suspicion:
     """What analysis found: where a repair starts from.
 
     Parameters

@@ -23,7 +23,7 @@ Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Setting:
+class CheckSetting:
     """What the transforms of one check share.
 
     Parameters
@@ -43,10 +43,10 @@ class Setting:
     composed: bool = False
 
     @property
-    def around(self) -> Setting:
+    def around(self) -> CheckSetting:
         """The setting of a ``vmap`` around another one: it maps a new leading axis of size 2."""
         outer = internals.tree_map(lambda d: 0, self.in_dims, is_leaf=lambda d: isinstance(d, int))
-        return Setting(outer, self.randomness, 2, self.composed)
+        return CheckSetting(outer, self.randomness, 2, self.composed)
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Kind:
+class TransformKind:
     """A transform: ``lift(function, level, setting)`` applies it, ``plain`` builds its reference."""
 
     kind: str
-    lift: Callable[[Function, Level, Setting], Function]
-    plain: Callable[[Function, Level, Setting], Function]
+    lift: Callable[[Function, Level, CheckSetting], Function]
+    plain: Callable[[Function, Level, CheckSetting], Function]
 
 
-def _lift_vmap(function: Function, level: Level, setting: Setting) -> Function:
+def _lift_vmap(function: Function, level: Level, setting: CheckSetting) -> Function:
     randomness = level.options.get("randomness", setting.randomness)
     chunk = level.options.get("chunk_size")
 
@@ -81,7 +81,7 @@ def _lift_vmap(function: Function, level: Level, setting: Setting) -> Function:
     return mapped
 
 
-def _plain_vmap(function: Function, level: Level, setting: Setting) -> Function:
+def _plain_vmap(function: Function, level: Level, setting: CheckSetting) -> Function:
     def looped(*args: Any) -> Any:
         return stacked([function(*one) for one in slices_of(args, setting.in_dims, setting.size)])
 
@@ -136,7 +136,7 @@ def stacked(results: list[Any]) -> Any:
     return internals.tree_unflatten(leaves, first_spec)
 
 
-def _lift_compile(function: Function, level: Level, setting: Setting) -> Function:
+def _lift_compile(function: Function, level: Level, setting: CheckSetting) -> Function:
     # On its own with AOTAutograd, which changes semantics and costs little; inside a composition Dynamo alone, because
     # AOTAutograd refuses tensors of the other transforms' levels.
     backend = level.options.get("backend", "eager" if setting.composed else "aot_eager")
@@ -156,7 +156,7 @@ class _Wrapped(torch.nn.Module):
         return self._call(*args)
 
 
-def _lift_export(function: Function, level: Level, setting: Setting) -> Function:
+def _lift_export(function: Function, level: Level, setting: CheckSetting) -> Function:
     module = function if isinstance(function, torch.nn.Module) else _Wrapped(function)
     programs: list[Function] = []
 
@@ -169,7 +169,7 @@ def _lift_export(function: Function, level: Level, setting: Setting) -> Function
     return exported
 
 
-def _lift_call(function: Function, level: Level, setting: Setting) -> Function:
+def _lift_call(function: Function, level: Level, setting: CheckSetting) -> Function:
     inner = function.function if isinstance(function, Bounded) else function
     module = inner if isinstance(inner, torch.nn.Module) else _Wrapped(function)
     values = {name: value.detach().clone() for name, value in module.named_parameters()}
@@ -180,32 +180,32 @@ def _lift_call(function: Function, level: Level, setting: Setting) -> Function:
     return Bounded(called, function.trace) if isinstance(function, Bounded) and module is inner else called
 
 
-def _same(function: Function, level: Level, setting: Setting) -> Function:
+def _same(function: Function, level: Level, setting: CheckSetting) -> Function:
     return function
 
 
-def _derivative(name: str) -> Kind:
-    def lifted(function: Function, level: Level, setting: Setting) -> Function:
+def _derivative(name: str) -> TransformKind:
+    def lifted(function: Function, level: Level, setting: CheckSetting) -> Function:
         return derivatives.LIFTED[name](function)
 
-    def plainly(function: Function, level: Level, setting: Setting) -> Function:
+    def plainly(function: Function, level: Level, setting: CheckSetting) -> Function:
         return derivatives.PLAIN[name](function)
 
-    return Kind("derivative", lifted, plainly)
+    return TransformKind("derivative", lifted, plainly)
 
 
-KINDS: dict[str, Kind] = {
-    "vmap": Kind("map", _lift_vmap, _plain_vmap),
+KINDS: dict[str, TransformKind] = {
+    "vmap": TransformKind("map", _lift_vmap, _plain_vmap),
     **{name: _derivative(name) for name in ("grad", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "linearize")},
-    "functional_call": Kind("call", _lift_call, _same),
-    "compile": Kind("compile", _lift_compile, _same),
-    "export": Kind("export", _lift_export, _same),
+    "functional_call": TransformKind("call", _lift_call, _same),
+    "compile": TransformKind("compile", _lift_compile, _same),
+    "export": TransformKind("export", _lift_export, _same),
 }
 
 DEFAULT_TRANSFORMS = ("vmap", "grad", "vjp", "jvp", "jacrev", "jacfwd", "hessian", "functional_call")
 
 
-def lift(function: Function, levels: tuple[Level, ...], setting: Setting) -> Function:
+def lift(function: Function, levels: tuple[Level, ...], setting: CheckSetting) -> Function:
     """Apply the transforms, innermost first."""
     setting = dataclasses.replace(setting, composed=len(levels) > 1)
     for level in reversed(levels):
@@ -214,7 +214,7 @@ def lift(function: Function, levels: tuple[Level, ...], setting: Setting) -> Fun
     return function
 
 
-def plain(function: Function, levels: tuple[Level, ...], setting: Setting) -> Function:
+def plain(function: Function, levels: tuple[Level, ...], setting: CheckSetting) -> Function:
     """Build the plain program that the transforms must equal."""
     for level in reversed(levels):
         function = KINDS[level.name].plain(function, level, setting)
@@ -228,7 +228,7 @@ def plain_key(levels: tuple[Level, ...]) -> tuple[str, ...]:
     return tuple("jvp" if name == "linearize" else name for name in names)
 
 
-def arguments_for(levels: tuple[Level, ...], examples: tuple[Any, ...], setting: Setting) -> list[tuple[Any, ...]]:
+def arguments_for(levels: tuple[Level, ...], examples: tuple[Any, ...], setting: CheckSetting) -> list[tuple[Any, ...]]:
     """Return the arguments of each call: the batch under ``vmap``, else one example, or all where calls repeat."""
     maps = sum(level.kind == "map" for level in levels)
     if not maps:

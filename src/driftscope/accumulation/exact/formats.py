@@ -21,7 +21,7 @@ class Reduction(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredFormat:
     """A format as bits in memory.
 
     Parameters
@@ -71,12 +71,12 @@ class Stored:
         return 1 << (self.bits - 1)
 
 
-STORED: dict[torch.dtype, Stored] = {
+STORED: dict[torch.dtype, StoredFormat] = {
     s.dtype: s
     for s in (
-        Stored("float64", torch.float64, 0, torch.int64),
-        Stored("float32", torch.float32, 1, torch.int32),
-        Stored("float16", torch.float16, 2, torch.int16),
-        Stored("bfloat16", torch.bfloat16, 3, torch.int16),
+        StoredFormat("float64", torch.float64, 0, torch.int64),
+        StoredFormat("float32", torch.float32, 1, torch.int32),
+        StoredFormat("float16", torch.float16, 2, torch.int16),
+        StoredFormat("bfloat16", torch.bfloat16, 3, torch.int16),
     )
 }

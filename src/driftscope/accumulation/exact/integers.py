@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from driftscope.accumulation.exact.formats import Reduction, Stored
+from driftscope.accumulation.exact.formats import Reduction, StoredFormat
 from driftscope.accumulation.exact.triton_sums import device_limbs
 
 _LOW = 0xFFFFFFFF
@@ -43,7 +43,11 @@ class _Total:
 
 
 def reduce_rows(
-    op: Reduction, rows: torch.Tensor, others: torch.Tensor | None, formats: tuple[Stored, Stored], correction: int
+    op: Reduction,
+    rows: torch.Tensor,
+    others: torch.Tensor | None,
+    formats: tuple[StoredFormat, StoredFormat],
+    correction: int,
 ) -> torch.Tensor:
     """Reduce every row of a matrix, correctly rounded.
 
@@ -75,7 +79,7 @@ def reduce_rows(
     return from_bits(bits, out)
 
 
-def from_bits(bits: list[int], stored: Stored) -> torch.Tensor:
+def from_bits(bits: list[int], stored: StoredFormat) -> torch.Tensor:
     """Make a tensor of the given format from its bits."""
     signed = [b - (1 << stored.bits) if b & stored.sign else b for b in bits]
     return torch.tensor(signed, dtype=stored.integers).view(stored.dtype)
@@ -84,7 +88,7 @@ def from_bits(bits: list[int], stored: Stored) -> torch.Tensor:
 # --- sums as integers ----------------------------------------------------------------------------------------------
 
 
-def _split(x: torch.Tensor, stored: Stored) -> _Split:
+def _split(x: torch.Tensor, stored: StoredFormat) -> _Split:
     """Take finite elements apart; NaN and infinities become zero."""
     bits = x.view(stored.integers).to(torch.int64)
     fields = (1 << (stored.bits - stored.p)) - 1
@@ -123,7 +127,7 @@ def _integers(limbs: torch.Tensor) -> list[int]:
     return totals
 
 
-def _sums(x: torch.Tensor, stored: Stored) -> list[_Total]:
+def _sums(x: torch.Tensor, stored: StoredFormat) -> list[_Total]:
     limbs = _empty_limbs(x, (1 << (stored.bits - stored.p)) + stored.p)
     by_device = device_limbs(x, stored, limbs)
     if by_device:
@@ -138,7 +142,7 @@ def _sums(x: torch.Tensor, stored: Stored) -> list[_Total]:
     return _totals(limbs, stored.lowest, x, minus_zero)
 
 
-def _products(x: torch.Tensor, y: torch.Tensor, stored: Stored) -> list[_Total]:
+def _products(x: torch.Tensor, y: torch.Tensor, stored: StoredFormat) -> list[_Total]:
     limbs = _empty_limbs(x, 2 * ((1 << (stored.bits - stored.p)) + stored.p))
     mask = (1 << _PIECE) - 1
     for start in range(0, x.shape[1], _BLOCK):
@@ -169,7 +173,7 @@ def _totals(limbs: torch.Tensor, exponent: int, x: torch.Tensor, minus_zero: tor
 # --- one rounding --------------------------------------------------------------------------------------------------
 
 
-def _finish(op: Reduction, total: _Total, n: int, out: Stored) -> int:
+def _finish(op: Reduction, total: _Total, n: int, out: StoredFormat) -> int:
     if total.nan or (total.plus and total.minus) or (op is Reduction.MEAN and n == 0):
         return out.nan
     if total.plus or total.minus:
@@ -181,7 +185,7 @@ def _finish(op: Reduction, total: _Total, n: int, out: Stored) -> int:
     return round_ratio(total.integer, n if op is Reduction.MEAN else 1, total.exponent, out)
 
 
-def _variance(total: _Total, squares: _Total, n: int, correction: int, out: Stored) -> int:
+def _variance(total: _Total, squares: _Total, n: int, correction: int, out: StoredFormat) -> int:
     if n == 0 or squares.nan or squares.plus:
         return out.nan
     spread = n * squares.integer - total.integer**2
@@ -190,7 +194,7 @@ def _variance(total: _Total, squares: _Total, n: int, correction: int, out: Stor
     return round_ratio(spread, n * (n - correction), squares.exponent, out)
 
 
-def round_ratio(numerator: int, denominator: int, exponent: int, out: Stored) -> int:
+def round_ratio(numerator: int, denominator: int, exponent: int, out: StoredFormat) -> int:
     """Round ``numerator / denominator * 2**exponent`` to nearest, ties to even.
 
     Returns
@@ -208,7 +212,7 @@ def round_ratio(numerator: int, denominator: int, exponent: int, out: Stored) ->
     return sign | _round(quotient, exponent - shift, remainder != 0, out)
 
 
-def _round_root(integer: int, exponent: int, out: Stored) -> int:
+def _round_root(integer: int, exponent: int, out: StoredFormat) -> int:
     shift = max(0, 2 * (out.p + 2) - integer.bit_length())
     shift += (exponent - shift) & 1
     scaled = integer << shift
@@ -216,7 +220,7 @@ def _round_root(integer: int, exponent: int, out: Stored) -> int:
     return _round(root, (exponent - shift) // 2, root * root != scaled, out)
 
 
-def _round(significand: int, exponent: int, more: bool, out: Stored) -> int:
+def _round(significand: int, exponent: int, more: bool, out: StoredFormat) -> int:
     """Round a positive number, ``significand * 2**exponent`` and a little more if ``more``."""
     last = max(exponent + significand.bit_length() - out.p, out.lowest)
     drop = last - exponent

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from driftscope.accumulation.exact.formats import STORED, Stored
+from driftscope.accumulation.exact.formats import STORED, StoredFormat
 from driftscope.errors import InputError
 
 _ACCEPTED = "float64, float32, float16 or bfloat16"
@@ -105,7 +105,7 @@ def pair_of(a: Any, b: Any, what: str) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
-def stored_as(dtype: Any, like: torch.Tensor, what: str) -> Stored:
+def stored_as(dtype: Any, like: torch.Tensor, what: str) -> StoredFormat:
     """Return the format of the result.
 
     Parameters

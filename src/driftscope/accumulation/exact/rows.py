@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from driftscope.accumulation.exact.compiled import library
-from driftscope.accumulation.exact.formats import STORED, Reduction, Stored
+from driftscope.accumulation.exact.formats import STORED, Reduction, StoredFormat
 from driftscope.accumulation.exact.integers import reduce_rows
 
 #: Elements for which another thread pays for itself; starting one takes about as long as adding this many.
@@ -24,7 +24,7 @@ def reduced(
     op: Reduction,
     rows: torch.Tensor,
     others: torch.Tensor | None,
-    formats: tuple[Stored, Stored],
+    formats: tuple[StoredFormat, StoredFormat],
     correction: int = 1,
 ) -> torch.Tensor:
     """Reduce each row of a contiguous matrix.
@@ -95,7 +95,7 @@ def _in_threads(
     op: Reduction,
     rows: torch.Tensor,
     others: torch.Tensor | None,
-    formats: tuple[Stored, Stored],
+    formats: tuple[StoredFormat, StoredFormat],
     correction: int,
     result: torch.Tensor,
     threads: int,

@@ -15,20 +15,20 @@ from typing import Any
 
 import torch
 
-from driftscope.accumulation.exact.formats import Stored
+from driftscope.accumulation.exact.formats import StoredFormat
 
 #: Elements of a block. A piece of 18 bits, shifted by up to 31, summed 1024 times, fits a signed 64-bit integer.
 _BLOCK = 1024
 _PIECE = 18
 
 
-def device_limbs(x: torch.Tensor, stored: Stored, limbs: torch.Tensor) -> bool:
+def device_limbs(x: torch.Tensor, stored: StoredFormat, limbs: torch.Tensor) -> bool:
     """Add every row of a matrix into its limbs; False where this is not the way.
 
     Parameters
     ----------
     x : Tensor, shape ``(R, n)``, contiguous
-    stored : Stored
+    stored : StoredFormat
         Its format.
     limbs : Tensor of int64, shape ``(R, limbs)``
         32 bits each, from the lowest position of the format up; added to.
@@ -42,7 +42,7 @@ def device_limbs(x: torch.Tensor, stored: Stored, limbs: torch.Tensor) -> bool:
     return True
 
 
-def launch(kernel: Any, x: torch.Tensor, stored: Stored, limbs: torch.Tensor) -> None:
+def launch(kernel: Any, x: torch.Tensor, stored: StoredFormat, limbs: torch.Tensor) -> None:
     """Run the kernel over all blocks of all rows."""
     rows, n = x.shape
     grid = (rows, -(-n // _BLOCK))

@@ -13,7 +13,7 @@ from driftscope.accumulation.kernels.kernel import Kernel, Meter
 from driftscope.accumulation.replaying import replayed
 from driftscope.accumulation.revealing.refusal import BudgetSpentError, RevealError
 from driftscope.numerics.trees.balanced import balanced_rows, scale_for
-from driftscope.numerics.trees.replay import Arithmetic
+from driftscope.numerics.trees.replay import SumArithmetic
 from driftscope.numerics.trees.tree import SumTree
 from driftscope.programs.state.threads import thread_count
 
@@ -65,7 +65,7 @@ def _words(noun: str, found: dict[int, bool | None]) -> str:
 
 
 def dependence_of(
-    opener: Opener, tree: SumTree, arithmetic: Arithmetic, asked: tuple[int | None, int | None], *,
+    opener: Opener, tree: SumTree, arithmetic: SumArithmetic, asked: tuple[int | None, int | None], *,
     rows: Sequence[int] | None = None, threads: Sequence[int] | None = None,
 ) -> Dependence:  # fmt: skip
     """Run a kernel with other numbers of rows and of threads, and hold its bits against a revealed order.
@@ -89,7 +89,7 @@ def dependence_of(
 
 
 def _holds(
-    opener: Opener, tree: SumTree, arithmetic: Arithmetic, setting: tuple[int | None, int | None], meter: Meter
+    opener: Opener, tree: SumTree, arithmetic: SumArithmetic, setting: tuple[int | None, int | None], meter: Meter
 ) -> bool | None:
 
     try:

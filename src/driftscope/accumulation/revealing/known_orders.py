@@ -21,7 +21,7 @@ from driftscope.accumulation.revealing.refusal import AloneError, BudgetSpentErr
 from driftscope.accumulation.revealing.subnormals import ROWS, subnormal_rows, subnormal_words
 from driftscope.accumulation.revealing.verification import MEANS, Guess, Verified, verify
 from driftscope.numerics.trees import known
-from driftscope.numerics.trees.replay import Arithmetic, finished, numpy_dtype
+from driftscope.numerics.trees.replay import SumArithmetic, finished, numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
 
 Array = npt.NDArray[Any]
@@ -34,7 +34,7 @@ FEWEST = 48
 _TRIED = 3
 
 
-def known_order(kernel: Kernel, rng: np.random.Generator) -> tuple[SumTree, Arithmetic, Verified, str] | None:
+def known_order(kernel: Kernel, rng: np.random.Generator) -> tuple[SumTree, SumArithmetic, Verified, str] | None:
     """Find the order of a kernel among those of known libraries, and verify it.
 
     Returns
@@ -86,7 +86,7 @@ def known_order(kernel: Kernel, rng: np.random.Generator) -> tuple[SumTree, Arit
 
 def _verified(
     kernel: Kernel, guess: Guess, rng: np.random.Generator, alone: tuple[Array, Array]
-) -> tuple[Arithmetic, Verified]:
+) -> tuple[SumArithmetic, Verified]:
     try:
         return verify(kernel, guess.tree, 1.0, rng, guess=guess, alone=alone)
     except AloneError:
@@ -106,12 +106,12 @@ def _fitting(kernel: Kernel, x: Array, native: Array) -> Iterator[Guess]:
         if (id(tree), accumulator) in seen:
             continue
         seen.add((id(tree), accumulator))
-        plain = Arithmetic(accumulator, "rounded" if kernel.products else "none")
+        plain = SumArithmetic(accumulator, "rounded" if kernel.products else "none")
         total = replayed(tree, x[:unlike], plain, accumulator, weights)
         means = []
         for mean in ("none", *MEANS[:3]):
             with np.errstate(over="ignore", invalid="ignore"):
-                result = finished(total, kernel.n, Arithmetic(accumulator, plain.product, mean), output)
+                result = finished(total, kernel.n, SumArithmetic(accumulator, plain.product, mean), output)
             if (result == native[:unlike]).all():
                 means.append(mean)
         if means:

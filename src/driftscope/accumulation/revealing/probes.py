@@ -29,7 +29,7 @@ _FEWEST = 4  # carriers that still tell groups apart
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class MeetingQuestion:
     """Where does ``pivot`` meet each of ``others``?
 
     Parameters
@@ -49,7 +49,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
+class MaskUnits:
     """Sizes of masks and units for a pair of formats.
 
     Parameters
@@ -64,7 +64,7 @@ class Units:
     most: int
 
     @classmethod
-    def choose(cls, terms: str, output: str, gain: float) -> Units:
+    def choose(cls, terms: str, output: str, gain: float) -> MaskUnits:
         """Choose units that vanish beside the mask and can be counted in the output.
 
         Parameters
@@ -106,18 +106,18 @@ class Prober:
     Parameters
     ----------
     kernel : Kernel
-    units : Units
+    units : MaskUnits
     gain : float
     """
 
-    def __init__(self, kernel: Kernel, units: Units, gain: float):
+    def __init__(self, kernel: Kernel, units: MaskUnits, gain: float):
         self.kernel = kernel
         self.units = units
         self.gain = gain
         self._dtype = numpy_dtype(kernel.dtype)
         self._rows = rows_per_call(kernel)
 
-    def ask(self, questions: Sequence[Question]) -> list[Ints]:
+    def ask(self, questions: Sequence[MeetingQuestion]) -> list[Ints]:
         """Return for every question how many carriers lie under the meeting point of pivot and each other term.
 
         The pivot and the other term count when they are carriers.
@@ -143,7 +143,7 @@ class Prober:
             self._empty(buffer, held, questions, rows_of_call)
         return [np.concatenate(parts) for parts in results]
 
-    def _pieces(self, questions: Sequence[Question]) -> list[list[tuple[int, slice]]]:
+    def _pieces(self, questions: Sequence[MeetingQuestion]) -> list[list[tuple[int, slice]]]:
         """Deal the rows of all questions out to calls."""
         calls: list[list[tuple[int, slice]]] = []
         free = 0
@@ -163,7 +163,7 @@ class Prober:
         self,
         buffer: Array,
         held: list[tuple[int, slice]],
-        questions: Sequence[Question],
+        questions: Sequence[MeetingQuestion],
         pieces: list[tuple[int, slice]],
     ) -> None:
         if held != [(index, slice(0, part.stop - part.start)) for index, part in pieces]:
@@ -185,7 +185,7 @@ class Prober:
         self,
         buffer: Array,
         held: list[tuple[int, slice]],
-        questions: Sequence[Question],
+        questions: Sequence[MeetingQuestion],
         pieces: list[tuple[int, slice]],
     ) -> None:
         at = 0
@@ -195,7 +195,7 @@ class Prober:
             buffer[np.arange(at, at + size), others] = self._row(questions[index])[others]
             at += size
 
-    def _row(self, question: Question) -> Array:
+    def _row(self, question: MeetingQuestion) -> Array:
         row = np.zeros(self.kernel.n, self._dtype)
         row[question.carriers] = self.units.unit
         if question.context is not None:
@@ -203,7 +203,7 @@ class Prober:
         row[question.pivot] = self.units.mask
         return row
 
-    def _under(self, question: Question, out: Array) -> Ints:
+    def _under(self, question: MeetingQuestion, out: Array) -> Ints:
         total = len(question.carriers) + (question.context is not None)
         left = out.astype(np.float64) / (self.units.unit * self.gain)
         counted = np.rint(left)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from driftscope.accumulation.revealing.probes import Prober, Question
+from driftscope.accumulation.revealing.probes import MeetingQuestion, Prober
 from driftscope.accumulation.revealing.refusal import RevealError
-from driftscope.accumulation.revealing.spines import Group, Member, Spine, TreeBuilder, shape_of
+from driftscope.accumulation.revealing.spines import Member, Spine, TermGroup, TreeBuilder, shape_of
 from driftscope.numerics.trees.tree import SumTree
 
 Ints = npt.NDArray[np.int64]
@@ -24,12 +24,12 @@ _CANDIDATES = 24  # known shapes of one size that a group is held against
 
 
 @dataclass(eq=False)
-class _Task:
+class _SpineTask:
     """A group whose spine is asked for.
 
     Parameters
     ----------
-    group : Group
+    group : TermGroup
     pivot : int
     level : list of Member, or None
         Where the group stands in the spine above.
@@ -37,7 +37,7 @@ class _Task:
         Pivot of the spine above.
     """
 
-    group: Group
+    group: TermGroup
     pivot: int
     level: list[Member] | None = None
     context: int | None = None
@@ -49,7 +49,7 @@ class _Task:
 class _Tie:
     """Terms of a task that meet the pivot at heights not told apart yet."""
 
-    task: _Task
+    task: _SpineTask
     terms: Ints
     place: tuple[int, ...] = ()
     unsplit: int = 0
@@ -91,24 +91,24 @@ class TreeFinder:
         RevealError
             If counts contradict each other.
         """
-        whole = Group(np.arange(self.n))
-        tasks = [_Task(whole, 0)] if self.n > 1 else []
+        whole = TermGroup(np.arange(self.n))
+        tasks = [_SpineTask(whole, 0)] if self.n > 1 else []
         while tasks:
             tasks = self._wave(tasks)
         return TreeBuilder(self.n).tree(whole)
 
-    def _wave(self, tasks: list[_Task]) -> list[_Task]:
+    def _wave(self, tasks: list[_SpineTask]) -> list[_SpineTask]:
         """Find the spines of these groups; return the groups that are to be asked next."""
         self._ask(tasks)
-        following: list[_Task] = []
+        following: list[_SpineTask] = []
         for task in tasks:
             if task.outer is not None:
                 following += self._part(task)
             levels = [task.settled[place] for place in sorted(task.settled)]
-            spine = Spine(task.pivot, [[Member(Group(terms))] for terms in levels])
+            spine = Spine(task.pivot, [[Member(TermGroup(terms))] for terms in levels])
             task.group.take(spine, len(levels))
             self._remember(spine)
-        asked: dict[bytes, Group] = {}
+        asked: dict[bytes, TermGroup] = {}
         for task in following:
             asked[shape_of(task.group.terms)] = task.group
         for task in tasks:
@@ -123,7 +123,7 @@ class TreeFinder:
             if len(known) < _CANDIDATES:
                 known.append((spine, height))
 
-    def _unknown(self, task: _Task, asked: dict[bytes, Group]) -> list[_Task]:
+    def _unknown(self, task: _SpineTask, asked: dict[bytes, TermGroup]) -> list[_SpineTask]:
         spine = task.group.spine
         found = []
         for level in spine.levels if spine is not None else ():
@@ -135,17 +135,17 @@ class TreeFinder:
                 group.like = asked.get(shape)
                 continue
             asked[shape] = group
-            found.append(_Task(group, self._next_pivot(group, task), level, task.pivot))
+            found.append(_SpineTask(group, self._next_pivot(group, task), level, task.pivot))
         return found
 
-    def _next_pivot(self, group: Group, task: _Task) -> int:
+    def _next_pivot(self, group: TermGroup, task: _SpineTask) -> int:
         # The lowest term is at the bottom of nearly every kernel's spine; where it was not, chance is safer:
         # a chain that runs backwards would cost n**2 rows.
         if 4 * len(group.terms) > 3 * len(task.group.terms):
             return int(self.rng.choice(group.terms))
         return int(group.terms[0])
 
-    def _is_copy(self, group: Group, shape: bytes) -> bool:
+    def _is_copy(self, group: TermGroup, shape: bytes) -> bool:
         for spine, height in self._known.get(len(group.terms), ()):
             key = (id(spine), height)
             if key not in self._shapes:
@@ -155,7 +155,7 @@ class TreeFinder:
                 return True
         return False
 
-    def _part(self, task: _Task) -> list[_Task]:
+    def _part(self, task: _SpineTask) -> list[_SpineTask]:
         """Give the terms that turned out not to be below the others of their group a place of their own.
 
         Either a step of the kernel adds more than two numbers, or a subset of carriers had not told two heights
@@ -167,11 +167,11 @@ class TreeFinder:
         pivots = np.asarray([task.pivot]), np.asarray([stranger])
         # Both with the spine's pivot: is the one below the point where it meets the other?
         over, under = self.prober.ask(
-            [Question(task.context, pivots[1], pivots[0]), Question(task.context, pivots[0], pivots[1])]
+            [MeetingQuestion(task.context, pivots[1], pivots[0]), MeetingQuestion(task.context, pivots[0], pivots[1])]
         )
         together = bool(over[0]) and bool(under[0])
         task.group.terms = np.setdiff1d(task.group.terms, task.outer)
-        rest = Group(task.outer)
+        rest = TermGroup(task.outer)
         place = next(i for i, member in enumerate(task.level) if member.group is task.group)
         if over[0]:
             task.level.insert(place + 1, Member(rest, joined=together))
@@ -181,11 +181,11 @@ class TreeFinder:
             task.level[place + 1].joined = False
         if len(rest.terms) == 1:
             return []
-        return [_Task(rest, int(rest.terms[0]), task.level, task.context)]
+        return [_SpineTask(rest, int(rest.terms[0]), task.level, task.context)]
 
     # --- heights --------------------------------------------------------------------------------------------
 
-    def _ask(self, tasks: list[_Task]) -> None:
+    def _ask(self, tasks: list[_SpineTask]) -> None:
         """Sort the terms of every task by the height at which they meet its pivot."""
         ties = [_Tie(task, task.group.terms[task.group.terms != task.pivot]) for task in tasks]
         ties = [tie for tie in ties if len(tie.terms)]
@@ -198,16 +198,16 @@ class TreeFinder:
                 for again in self._split(tie, question, under)
             ]
 
-    def _question(self, tie: _Tie) -> Question:
+    def _question(self, tie: _Tie) -> MeetingQuestion:
         task, most = tie.task, self.prober.units.most
         context = None if tie.place else task.context
         room = most - (context is not None)
         carriers = tie.counted
         if len(carriers) > room:
             carriers = self.rng.choice(carriers, room, replace=False)
-        return Question(task.pivot, tie.terms, carriers, context)
+        return MeetingQuestion(task.pivot, tie.terms, carriers, context)
 
-    def _split(self, tie: _Tie, question: Question, under: Ints) -> list[_Tie]:
+    def _split(self, tie: _Tie, question: MeetingQuestion, under: Ints) -> list[_Tie]:
         """Order the terms of a tie by what was counted; return the ties that are to be asked again."""
         task, complete = tie.task, len(question.carriers) == len(tie.counted)
         if question.context is not None:

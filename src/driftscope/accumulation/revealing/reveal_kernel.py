@@ -25,14 +25,14 @@ from driftscope.accumulation.revealing.examination import (
 )
 from driftscope.accumulation.revealing.known_orders import known_order
 from driftscope.accumulation.revealing.order_classes import Numbers, ask_about, checked_map, order_map
-from driftscope.accumulation.revealing.probes import Prober, Question, Units
+from driftscope.accumulation.revealing.probes import MaskUnits, MeetingQuestion, Prober
 from driftscope.accumulation.revealing.probing import TreeFinder
 from driftscope.accumulation.revealing.refusal import BudgetSpentError, RevealError
 from driftscope.accumulation.revealing.sketching import LONGEST, SketchKernel, sketched_terms
 from driftscope.accumulation.revealing.subnormals import subnormal_rows, subnormal_words
 from driftscope.accumulation.revealing.verification import Verified, verify
 from driftscope.errors import InputError
-from driftscope.numerics.trees.replay import Arithmetic
+from driftscope.numerics.trees.replay import SumArithmetic
 from driftscope.numerics.trees.tree import SumTree
 from driftscope.programs.state.process import state_kept
 from driftscope.programs.state.threads import thread_count
@@ -201,7 +201,7 @@ def _of_one_order(kernel: Kernel, threads: int | None, seed: int, *, sketch: boo
     )  # fmt: skip
 
 
-def reveal_kernel(kernel: Kernel, seed: int = 0) -> tuple[SumTree, Arithmetic, Verified]:
+def reveal_kernel(kernel: Kernel, seed: int = 0) -> tuple[SumTree, SumArithmetic, Verified]:
     """Find the tree and the arithmetic of an opened kernel by asking it.
 
     Raises
@@ -227,8 +227,8 @@ def reveal_kernel(kernel: Kernel, seed: int = 0) -> tuple[SumTree, Arithmetic, V
         return _found(kernel, gain, rng)
 
 
-def _found(kernel: Kernel, gain: float, rng: np.random.Generator) -> tuple[SumTree, Arithmetic, Verified]:
-    prober = Prober(kernel, Units.choose(kernel.dtype, kernel.output, gain), gain)
+def _found(kernel: Kernel, gain: float, rng: np.random.Generator) -> tuple[SumTree, SumArithmetic, Verified]:
+    prober = Prober(kernel, MaskUnits.choose(kernel.dtype, kernel.output, gain), gain)
     if loses_nothing(prober):
         # No order can be seen, and none matters: one step adds everything.
         tree = SumTree.of(tuple(range(kernel.n)))
@@ -255,7 +255,7 @@ def loses_nothing(prober: Prober) -> bool:
         return False
     # At most one of two terms can be a sibling of the first one, whose mask then meets no unit.
     carriers = np.arange(1, n)[: prober.units.most]
-    under = prober.ask([Question(0, np.asarray([1, n - 1]), carriers)])[0]
+    under = prober.ask([MeetingQuestion(0, np.asarray([1, n - 1]), carriers)])[0]
     return bool((under == np.isin([1, n - 1], carriers)).all())
 
 

@@ -20,7 +20,7 @@ def shape_of(terms: Ints) -> bytes:
 
 
 @dataclass(eq=False)
-class Group:
+class TermGroup:
     """Terms that are added up before a spine takes their sum.
 
     Parameters
@@ -28,14 +28,14 @@ class Group:
     terms : ndarray of int, sorted
     spine, height
         What its subtree is, up to a translation: the lowest ``height`` levels of a spine.
-    like : Group or None
+    like : TermGroup or None
         Another group of the same shape, asked at the same time.
     """
 
     terms: Ints
     spine: Spine | None = None
     height: int = 0
-    like: Group | None = None
+    like: TermGroup | None = None
 
     def take(self, spine: Spine, height: int) -> None:
         """Let this group be a part of a spine."""
@@ -46,7 +46,7 @@ class Group:
 class Member:
     """A group in its place; ``joined`` when it is added in the same step as the member before it."""
 
-    group: Group
+    group: TermGroup
     joined: bool = False
 
 
@@ -94,7 +94,7 @@ class TreeBuilder:
         self._next = 0
         self._built: dict[tuple[int, int], _Built] = {}
 
-    def tree(self, whole: Group) -> SumTree:
+    def tree(self, whole: TermGroup) -> SumTree:
         """Return the tree of all terms.
 
         Raises
@@ -111,7 +111,7 @@ class TreeBuilder:
             raise RevealError("the groups of terms that were found do not make a tree")
         return SumTree(self.n, self._left, self._right, self._joined)
 
-    def _group(self, group: Group, moved: int) -> int:
+    def _group(self, group: TermGroup, moved: int) -> int:
         """Build a group, moved by a number of terms; return its node."""
         start = int(group.terms[0]) + moved
         if len(group.terms) == 1:

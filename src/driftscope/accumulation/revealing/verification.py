@@ -19,7 +19,7 @@ from driftscope.accumulation.revealing.refusal import AloneError, RevealError
 from driftscope.accumulation.revealing.subnormals import subnormal_rows, subnormal_words
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.trees.balanced import Scale, balanced_rows, scale_for
-from driftscope.numerics.trees.replay import Arithmetic, numpy_dtype
+from driftscope.numerics.trees.replay import SumArithmetic, numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
 
 Array = npt.NDArray[Any]
@@ -93,7 +93,7 @@ _ALL_TERMS = 1 << 27
 def verify(
     kernel: Kernel, tree: SumTree, gain: float, rng: np.random.Generator, *, guess: Guess | None = None,
     alone: tuple[Array, Array] | None = None,
-) -> tuple[Arithmetic, Verified]:  # fmt: skip
+) -> tuple[SumArithmetic, Verified]:  # fmt: skip
     """Find the arithmetic with which a tree gives a kernel's bits on balanced rows.
 
     Parameters
@@ -193,7 +193,7 @@ class _Draw:
 
 
 def _agreement(
-    tree: SumTree, trials: Sequence[_Trial], arithmetic: Arithmetic, output: str, few: int | None = None
+    tree: SumTree, trials: Sequence[_Trial], arithmetic: SumArithmetic, output: str, few: int | None = None
 ) -> float:
     shares = []
     for trial in trials:
@@ -220,18 +220,18 @@ def _means(gain: float) -> tuple[str, ...]:
 
 def _candidates(
     kernel: Kernel, tree: SumTree, accumulators: tuple[str, ...], means: tuple[str, ...]
-) -> Iterator[Arithmetic]:
+) -> Iterator[SumArithmetic]:
     choices = itertools.product(accumulators, _FUSED if tree.has_fused else _FUSED[:1], means)
     for accumulator, fused, mean in choices:
         if not kernel.products:
-            yield Arithmetic(accumulator, "none", mean, fused)
+            yield SumArithmetic(accumulator, "none", mean, fused)
             continue
         # Products that the accumulator holds exactly are the same bits either way.
         exact = 2 * FORMATS[kernel.dtype].p <= FORMATS[accumulator].p
         for product in ("rounded",) if exact else ("fma", "rounded"):
-            yield Arithmetic(accumulator, product, mean, fused)
+            yield SumArithmetic(accumulator, product, mean, fused)
         if not exact and kernel.dtype == accumulator and kernel.n > 1:
-            yield Arithmetic(accumulator, "mixed", mean, fused, fma_terms(kernel, tree))
+            yield SumArithmetic(accumulator, "mixed", mean, fused, fma_terms(kernel, tree))
 
 
 def _columns(kernel: Kernel, rows: int) -> int:

@@ -11,11 +11,11 @@ from driftscope.comparison.leaves import compare_leaves
 from driftscope.comparison.measuring.spread import Ratio
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, InputError
-from driftscope.explain.blame.optimisers import Budget, blame_optimizers
+from driftscope.explain.blame.optimisers import SearchBudget, blame_optimizers
 from driftscope.explain.locate.targets import Target
 from driftscope.lift.evidence import Evidence, SideLift, add_noise, lift_side
 from driftscope.lift.noise.floor import floor64_sample
-from driftscope.lift.reconcile.certify import Pairing, measure, reconcile
+from driftscope.lift.reconcile.certify import OutputPairing, measure, reconcile
 from driftscope.lift.sources import lift_source
 from driftscope.programs.feeding.feeds import make_inputs
 from driftscope.programs.feeding.pairing import pair_inputs
@@ -81,10 +81,10 @@ def blame(
     words = _UNOPTIMISED[loaded.kind] if reference is None else plain.name
     target = standalone_target(bound_a, bound_b, words, seed)
     say("Leaving out what optimises it, one thing at a time")
-    return _search(bound_b, target, Budget(runs))
+    return _search(bound_b, target, SearchBudget(runs))
 
 
-def _search(bound: Bound, target: Target, budget: Budget) -> Blame:
+def _search(bound: Bound, target: Target, budget: SearchBudget) -> Blame:
     if bound.program.kind == "compiled":
         from driftscope.explain.blame.compilation import blame_stages
 
@@ -147,7 +147,7 @@ def file_function(file: SideLift, seed: int) -> Callable[[Any], Ratio | None] | 
     if graph is None:
         return None
     floor64 = floor64_sample(graph, file.clean, file.noises[0] if file.noises else None, seed=seed)
-    pairing = Pairing([(k, k) for k in range(len(file.clean))], floor64)
+    pairing = OutputPairing([(k, k) for k in range(len(file.clean))], floor64)
 
     def worst(source: Any) -> Ratio | None:
         try:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from driftscope.errors import CannotLift, RuntimeRefused
-from driftscope.explain.blame.inductor_kernels import Kernel, compile_listening, guilty_lowering
-from driftscope.explain.blame.optimisers import Budget, in_words
+from driftscope.explain.blame.inductor_kernels import FusedKernel, compile_listening, guilty_lowering
+from driftscope.explain.blame.optimisers import SearchBudget, in_words
 from driftscope.explain.locate.targets import Distance, Target, largest_gap, same_bits
 from driftscope.programs.protocol import Bound, Program
 from driftscope.programs.value_trees import flatten
@@ -44,17 +44,17 @@ class _Compiled:
     """One compilation: what it gave, its kernels, how far it is from the target."""
 
     outputs: list[Any]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[FusedKernel, ...]
     distance: Distance
     seconds: float
 
 
 @dataclass(slots=True)
-class _Search:
+class _CompilerSearch:
     bound: Bound
     program: Program
     target: Target
-    budget: Budget
+    budget: SearchBudget
     start: float = field(default_factory=time.perf_counter)
     runs: int = 0
 
@@ -79,7 +79,7 @@ class _Search:
         return _Compiled(outputs, kernels, self.target.distance(outputs), time.perf_counter() - begin)
 
 
-def blame_stages(bound: Bound, target: Target, budget: Budget | None = None) -> Blame:
+def blame_stages(bound: Bound, target: Target, budget: SearchBudget | None = None) -> Blame:
     """Name the stage, and where possible the setting and the fused kernel, that moved a compiled program's result.
 
     Parameters
@@ -88,7 +88,7 @@ def blame_stages(bound: Bound, target: Target, budget: Budget | None = None) -> 
         A program of kind ``"compiled"`` with its inputs.
     target : Target
         What its outputs should be.
-    budget : Budget or None
+    budget : SearchBudget or None
 
     Raises
     ------
@@ -98,7 +98,7 @@ def blame_stages(bound: Bound, target: Target, budget: Budget | None = None) -> 
     program = bound.program
     if program.kind != "compiled":
         raise CannotLift(f"{program.name} runs on {program.runtime}, which compiles nothing")
-    search = _Search(bound, program, target, budget or Budget())
+    search = _CompilerSearch(bound, program, target, budget or SearchBudget())
     base = search.compiled(program.settings)
     if isinstance(base, RuntimeRefused):
         raise base
@@ -115,7 +115,7 @@ def blame_stages(bound: Bound, target: Target, budget: Budget | None = None) -> 
     return _record(search, base, found, (guilty, settings, kernel))
 
 
-def _stages(search: _Search, base: _Compiled) -> tuple[list[Suspect], str]:
+def _stages(search: _CompilerSearch, base: _Compiled) -> tuple[list[Suspect], str]:
     """Run the stages below the program's own backend; the first that is wrong, or the backend itself, is guilty."""
     suspects: list[Suspect] = []
     guilty, right = "", True
@@ -142,7 +142,7 @@ def _before(guilty: str) -> str:
     return names[position - 1] if position else "eager"
 
 
-def _settings(search: _Search, base: _Compiled) -> tuple[list[Suspect], tuple[str, dict[str, Any]] | None]:
+def _settings(search: _CompilerSearch, base: _Compiled) -> tuple[list[Suspect], tuple[str, dict[str, Any]] | None]:
     """Try inductor's settings: without each that the caller gave, then with each that rounds as eager does."""
     given = dict(search.program.settings.get("options") or {})
     trials = [(name, {k: v for k, v in given.items() if k != name}) for name in given]
@@ -176,7 +176,7 @@ def _suspect(name: str, kind: str, base: _Compiled, found: _Compiled | RuntimeRe
     )  # fmt: skip
 
 
-def _kernel(search: _Search, base: _Compiled) -> str:
+def _kernel(search: _CompilerSearch, base: _Compiled) -> str:
     """Name the fused kernel: the only one, or the one with the operator whose lowering is to blame."""
     if len(base.kernels) == 1:
         return str(base.kernels[0])
@@ -195,7 +195,7 @@ def _kernel(search: _Search, base: _Compiled) -> str:
 
 
 def _record(
-    search: _Search, base: _Compiled, suspects: Sequence[Suspect], verdict: tuple[str, dict[str, Any], str]
+    search: _CompilerSearch, base: _Compiled, suspects: Sequence[Suspect], verdict: tuple[str, dict[str, Any], str]
 ) -> Blame:
     guilty, settings, kernel = verdict
     wrong = not base.distance.fine
@@ -238,7 +238,11 @@ def _call(settings: Mapping[str, Any]) -> str:
 
 
 def _answer(
-    search: _Search, base: _Compiled, suspects: Sequence[Suspect], found: tuple[str, str], mended: Suspect | None
+    search: _CompilerSearch,
+    base: _Compiled,
+    suspects: Sequence[Suspect],
+    found: tuple[str, str],
+    mended: Suspect | None,
 ) -> str:
     guilty, kernel = found
     words = search.target.words

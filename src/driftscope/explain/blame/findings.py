@@ -7,7 +7,7 @@ from typing import Any
 
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
-from driftscope.explain.native.program_kernels import Places
+from driftscope.explain.native.program_kernels import SourceLines
 from driftscope.lift.steps import Lifted
 from driftscope.programs.protocol import Bound
 from driftscope.records.finding import Finding, Where
@@ -66,7 +66,7 @@ def place_of(blame: Blame, bound: Bound, file: Lifted | None) -> Where | None:
     node = next((n for n in source.model.graph.node if n.op_type == operator), None)
     if node is None:
         return None
-    places = Places()
+    places = SourceLines()
     if file is not None:
         file.run(observe=places)
     known = next((places.found[name] for name in node.output if name in places.found), Where())

@@ -21,7 +21,7 @@ _NAME = re.compile(r"^(?P<name>(?:cpp|triton)_\w*fused\w*) = async_compile", re.
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class FusedKernel:
     """A fused kernel: its name, which lists what it was made of, and the operators where comments say them."""
 
     name: str
@@ -35,7 +35,7 @@ class Kernel:
         return f"{self.name} ({', '.join(self.operators)})" if self.operators else self.name
 
 
-def compile_listening(run: Callable[[], T]) -> tuple[T, tuple[Kernel, ...]]:
+def compile_listening(run: Callable[[], T]) -> tuple[T, tuple[FusedKernel, ...]]:
     """Run something that compiles, and return its result with the kernels that inductor wrote for it."""
     import torch._inductor.config as inductor_config
     from torch._inductor.graph import GraphLowering
@@ -58,9 +58,9 @@ def compile_listening(run: Callable[[], T]) -> tuple[T, tuple[Kernel, ...]]:
     return result, tuple(kernel for code in written for kernel in kernels_of(code))
 
 
-def kernels_of(code: str) -> list[Kernel]:
+def kernels_of(code: str) -> list[FusedKernel]:
     """List the fused kernels of a generated module."""
-    found: list[Kernel] = []
+    found: list[FusedKernel] = []
     places = list(_NAME.finditer(code))
     end = 0
     for place in places:
@@ -68,7 +68,7 @@ def kernels_of(code: str) -> list[Kernel]:
         end = place.end()
         said = list(_ORIGINAL.finditer(head))
         operators = [name.strip().removeprefix("aten.") for match in said[-1:] for name in match["aten"].split(",")]
-        found.append(Kernel(place["name"], tuple(dict.fromkeys(name for name in operators if name))))
+        found.append(FusedKernel(place["name"], tuple(dict.fromkeys(name for name in operators if name))))
     return found
 
 

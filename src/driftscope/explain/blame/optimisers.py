@@ -59,7 +59,7 @@ _USUAL: dict[str, Any] = {"level": "all", "threads": None, "provider": "cpu", "c
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class SearchBudget:
     """How much a search may cost, in sessions or compilations. Counted, not timed: it ends at the same place again."""
 
     runs: int = 64
@@ -77,14 +77,14 @@ class _Session:
 
 
 @dataclass(slots=True)
-class _Search:
+class _SessionSearch:
     """Sessions without one thing or another, each made once."""
 
     bound: Bound
     program: Program
     model: OnnxModel
     target: Target
-    budget: Budget
+    budget: SearchBudget
     in_question: bool = True
     start: float = field(default_factory=time.perf_counter)
     made: dict[tuple[str, ...], _Session | RuntimeRefused] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class _Search:
         return len(self.made) >= self.budget.runs
 
 
-def blame_optimizers(bound: Bound, target: Target, budget: Budget | None = None) -> Blame:
+def blame_optimizers(bound: Bound, target: Target, budget: SearchBudget | None = None) -> Blame:
     """Name the graph optimisers of an onnxruntime session without which its result is right.
 
     Parameters
@@ -136,7 +136,7 @@ def blame_optimizers(bound: Bound, target: Target, budget: Budget | None = None)
         A program whose runtime says what graph optimisation it did (:meth:`Program.examine`), with its inputs.
     target : Target
         What its outputs should be.
-    budget : Budget or None
+    budget : SearchBudget or None
         None for no limit but the number of optimisers.
 
     Returns
@@ -151,7 +151,7 @@ def blame_optimizers(bound: Bound, target: Target, budget: Budget | None = None)
     program = bound.program
     if program.onnx_model is None:
         raise CannotLift(f"{program.name} runs on {program.runtime}, which has no graph optimisers to leave out")
-    search = _Search(bound, program, program.onnx_model, target, budget or Budget())
+    search = _SessionSearch(bound, program, program.onnx_model, target, budget or SearchBudget())
     base = search.without(())
     if isinstance(base, RuntimeRefused):
         raise base
@@ -164,7 +164,7 @@ def blame_optimizers(bound: Bound, target: Target, budget: Budget | None = None)
     return _record(search, base, suspects, guilty, complete)
 
 
-def _candidates(search: _Search, base: _Session) -> list[tuple[str, str]]:
+def _candidates(search: _SessionSearch, base: _Session) -> list[tuple[str, str]]:
     """What fired, in order; for a set of rewrite rules, those whose operators the file has."""
     operators = {node.op_type for node in search.model.proto.graph.node}
     found: dict[str, str] = {}
@@ -178,7 +178,7 @@ def _candidates(search: _Search, base: _Session) -> list[tuple[str, str]]:
     return [(name, kind) for name, kind in found.items() if name not in search.program.settings["disabled"]]
 
 
-def _suspect(search: _Search, base: _Session, name: str, kind: str) -> Suspect:
+def _suspect(search: _SessionSearch, base: _Session, name: str, kind: str) -> Suspect:
     found = search.without((name,))
     if isinstance(found, RuntimeRefused):
         return Suspect(name, kind, refused=found.words, same_bits=False)
@@ -209,7 +209,7 @@ def operator_delta(
     return {name: n for name in sorted({*with_it, *without}) if (n := with_it[name] - without[name])}
 
 
-def _guilty(search: _Search, base: _Session, suspects: Sequence[Suspect]) -> tuple[tuple[str, ...], bool]:
+def _guilty(search: _SessionSearch, base: _Session, suspects: Sequence[Suspect]) -> tuple[tuple[str, ...], bool]:
     """The optimisers to leave out, and whether the search came to its end."""
     if base.distance.fine:
         return (), not search.spent
@@ -230,7 +230,7 @@ def _guilty(search: _Search, base: _Session, suspects: Sequence[Suspect]) -> tup
     return kept, not (search.spent or counted.exhausted)
 
 
-def _closure(search: _Search, base: _Session) -> list[str] | None:
+def _closure(search: _SessionSearch, base: _Session) -> list[str] | None:
     """Every optimiser that fires, and those that fire once those are gone; None when the budget ends it."""
     names = [name for name, _ in _candidates(search, base)]
     while True:
@@ -246,7 +246,7 @@ def _closure(search: _Search, base: _Session) -> list[str] | None:
 
 
 def _record(
-    search: _Search, base: _Session, suspects: Sequence[Suspect], guilty: tuple[str, ...], complete: bool
+    search: _SessionSearch, base: _Session, suspects: Sequence[Suspect], guilty: tuple[str, ...], complete: bool
 ) -> Blame:
     after = search.without(guilty) if guilty else None
     mended = after if isinstance(after, _Session) else None
@@ -272,14 +272,14 @@ def _record(
     )
 
 
-def _program_line(search: _Search, disabled: Sequence[str]) -> str:
+def _program_line(search: _SessionSearch, disabled: Sequence[str]) -> str:
     words = ["model" if search.model.path is None else repr(str(search.model.path))]
     words += [f"{k}={v!r}" for k, v in search.program.settings.items() if k != "disabled" and v != _USUAL.get(k)]
     return f"ds.onnx({', '.join([*words, f'disabled={list(disabled)}'])})"
 
 
 def _answer(
-    search: _Search, base: _Session, suspects: Sequence[Suspect], guilty: tuple[str, ...], complete: bool
+    search: _SessionSearch, base: _Session, suspects: Sequence[Suspect], guilty: tuple[str, ...], complete: bool
 ) -> str:
     fired = sum(s.kind == "transformer" for s in suspects)
     rules = len(suspects) - fired

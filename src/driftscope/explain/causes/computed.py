@@ -9,7 +9,7 @@ import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.exact_parts import parted, peers_of
-from driftscope.explain.causes.weights import Changed
+from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.fingerprints import Trail, Visited
 from driftscope.explain.locate.operators import family
 from driftscope.lift.steps import Lifted, Origin, Step
@@ -42,7 +42,7 @@ class OtherIndices:
 
 
 @dataclass(slots=True)
-class _Watch:
+class _IntegerTrail:
     """A trail that keeps the integers every step reads."""
 
     trail: Trail
@@ -55,13 +55,13 @@ class _Watch:
         return self.trail(step)
 
 
-def other_indices(a: Lifted, b: Lifted, change: Changed) -> OtherIndices | None:
+def other_indices(a: Lifted, b: Lifted, change: ChangedWeight) -> OtherIndices | None:
     """The step of a computed constant that looks up other positions than A's does; None where it is another thing.
 
     Parameters
     ----------
     a, b : Lifted
-    change : Changed
+    change : ChangedWeight
         A constant of B that is not A's.
     """
     if change.partner.origin is not Origin.COMPUTED:
@@ -81,14 +81,14 @@ def other_indices(a: Lifted, b: Lifted, change: Changed) -> OtherIndices | None:
     return None
 
 
-def _watched(graph: Lifted) -> _Watch:
-    watch = _Watch(Trail(frozenset(), graph.kind == "torch"))
+def _watched(graph: Lifted) -> _IntegerTrail:
+    watch = _IntegerTrail(Trail(frozenset(), graph.kind == "torch"))
     with contextlib.suppress(CannotLift, DriftscopeError):
         graph.constant_values(observe=watch)
     return watch
 
 
-def _stored_rows(a: Lifted, change: Changed) -> OtherIndices | None:
+def _stored_rows(a: Lifted, change: ChangedWeight) -> OtherIndices | None:
     """A lookup that an exporter carried out: the stored rows are those of A's table, at other positions."""
     watch = _watched(a)
     reader = next((s for s in watch.trail.steps if change.partner.name in s.outputs), None)

@@ -70,7 +70,7 @@ def odd_step(
         twins.insert(0, (other, _Graph(view.a, constants[0])))
     best: list[Odd] = []
     for end, graph in twins:
-        walk = _Walk(own, graph, piece)
+        walk = _PairWalk(own, graph, piece)
         found = walk.differences(parting.step, end)
         # Two pieces that share little are two different pieces.
         if end is other and any(odd.step is parting.step and end.operator in odd.words for odd in found):
@@ -119,7 +119,7 @@ class _Piece:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _PairWalk:
     mine: _Graph
     theirs: _Graph
     piece: _Piece

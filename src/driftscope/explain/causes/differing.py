@@ -13,13 +13,13 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.computed import OtherIndices, other_indices
 from driftscope.explain.causes.counterparts import odd_step
 from driftscope.explain.causes.pieces import cause_of
-from driftscope.explain.causes.rewiring import Cause, Trials
-from driftscope.explain.causes.weights import Changed, Matched, match_weights, misread
+from driftscope.explain.causes.rewiring import Reason, Trials
+from driftscope.explain.causes.weights import ChangedWeight, Matched, match_weights, misread
 from driftscope.explain.locate.divergence import Parting, piece_of
 from driftscope.explain.locate.fingerprints import Visited
-from driftscope.explain.locate.locating import Place, Search, capture
+from driftscope.explain.locate.locating import Search, TriedPlace, capture
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.reconcile.certify import Pairing, measure
+from driftscope.lift.reconcile.certify import OutputPairing, measure
 from driftscope.lift.reconcile.matching import as_stored
 from driftscope.lift.reconcile.repaired import RepairedGraph
 from driftscope.lift.steps import LiftedOutput
@@ -83,7 +83,7 @@ class _Case:
         self.known = known
         if known.repairs_a:
             self.a = RepairedGraph(self.a, known.repairs_a)
-        self.pairing = Pairing(evidence.pairs, [None] * len(evidence.pairs))
+        self.pairing = OutputPairing(evidence.pairs, [None] * len(evidence.pairs))
         self.repaired = {r.name: r.value for r in known.repairs_b}
         self.constants = as_stored(self.a.constants()), as_stored(self.b.constants())
         self.matched: Matched = match_weights(*self.constants, self.repaired)
@@ -107,7 +107,7 @@ class _Case:
         after = measure(self.known.outputs_a, outputs, self.pairing, THRESHOLDS)
         return all(now.value <= before.limit for now, before in zip(after, self.known.drifts, strict=True))
 
-    def _works(self, changed: Sequence[Changed]) -> bool:
+    def _works(self, changed: Sequence[ChangedWeight]) -> bool:
         return self._whole({c.constant.name: c.value for c in changed})
 
     def _whole(self, replace: Mapping[str, torch.Tensor]) -> bool:
@@ -117,7 +117,7 @@ class _Case:
         except (CannotLift, DriftscopeError):
             return False
 
-    def _guilty_weights(self) -> list[Changed]:
+    def _guilty_weights(self) -> list[ChangedWeight]:
         """The changed weights that make B the same function when A's take their places; [] when they do not."""
         changed = self.matched.changed
         if not changed:
@@ -127,7 +127,7 @@ class _Case:
         alone = [[c] for c in changed] if 1 < len(changed) <= _MOST_ALONE else []
         return next((one for one in alone if self._works(one)), [])
 
-    def _weight_finding(self, change: Changed, verified: bool | None, place: Place | None = None) -> Finding:
+    def _weight_finding(self, change: ChangedWeight, verified: bool | None, place: TriedPlace | None = None) -> Finding:
         constant, partner = change.constant, change.partner
         owner = partner.name.rpartition(".")[0] or None
         own, theirs = constant.where, partner.where
@@ -151,7 +151,7 @@ class _Case:
             verified=verified,
         )  # fmt: skip
 
-    def _index_finding(self, change: Changed, moved: OtherIndices, verified: bool | None) -> Finding:
+    def _index_finding(self, change: ChangedWeight, moved: OtherIndices, verified: bool | None) -> Finding:
         step, place, own = moved.step, moved.place.where, change.constant.where
         where = Where(
             output=self.output.path, node=moved.place.name if step else own.node,
@@ -178,7 +178,7 @@ class _Case:
 
     # -- places -------------------------------------------------------------------------------------------------
 
-    def _placed(self, place: Place) -> Finding:
+    def _placed(self, place: TriedPlace) -> Finding:
         parting = place.parting
         names = {n for s in (*parting.piece, *parting.followers) for n in s.stored}
         nodes = {s.name for s in (*parting.piece, *parting.followers)}
@@ -206,7 +206,7 @@ class _Case:
             return self._weight_finding(cause.changed, True, place)
         return self._parting_finding(place, cause)
 
-    def _set(self, place: Place, step: str, attributes: Mapping[str, object]) -> bool:
+    def _set(self, place: TriedPlace, step: str, attributes: Mapping[str, object]) -> bool:
         """Whether the piece gives A's value with other attributes of one of its steps."""
         graph = self.b
         if graph is None:
@@ -218,27 +218,27 @@ class _Case:
             return False
         return self.search.piece_heals(place, {}, {}, graph)
 
-    def _peers(self, place: Place) -> Cause | None:
+    def _peers(self, place: TriedPlace) -> Reason | None:
         view = self.search.latest
         if view is None:
             return None
         by_name = tuple({c.name: c.value for c in side} for side in self.constants)
         odd = odd_step(view, place.parting, (by_name[0], by_name[1]))
-        return None if odd is None else Cause(odd.words, odd.fix, None, odd.step)
+        return None if odd is None else Reason(odd.words, odd.fix, None, odd.step)
 
-    def _bypass(self, place: Place, name: str, source: str) -> Mapping[str, torch.Tensor]:
+    def _bypass(self, place: TriedPlace, name: str, source: str) -> Mapping[str, torch.Tensor]:
         if self.b is None:
             return {}
         values = capture(self.b, (source,), place.force, self.repaired)
         return {name: values[source]} if source in values else {}
 
     @staticmethod
-    def _named(parting: Parting, cause: Cause | None) -> Visited:
+    def _named(parting: Parting, cause: Reason | None) -> Visited:
         if cause is None:
             return parting.first or parting.step
         return cause.step or parting.step
 
-    def _parting_finding(self, place: Place, cause: Cause | None) -> Finding:
+    def _parting_finding(self, place: TriedPlace, cause: Reason | None) -> Finding:
         parting = place.parting
         step, other = self._named(parting, cause), parting.counterpart
         source = step.where if step.where.file or other is None else other.where

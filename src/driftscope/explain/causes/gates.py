@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from driftscope.explain.causes.rewiring import Cause, Trials
+from driftscope.explain.causes.rewiring import Reason, Trials
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.lift.steps import Constant
@@ -18,7 +18,7 @@ _ONNX = {"LSTM": "iofc", "GRU": "zrh"}
 
 def gate_order(
     parting: Parting, constants: tuple[Sequence[Constant], Sequence[Constant]], trials: Trials
-) -> Cause | None:
+) -> Reason | None:
     """The stored tensors of an ONNX LSTM or GRU whose gate blocks, put in ONNX's order, give A's value.
 
     Parameters
@@ -42,7 +42,7 @@ def gate_order(
     if not repaired or not (trials.constants(repaired) or trials.whole(repaired)):
         return None
     names, wanted = ", ".join(repaired), ", ".join(_ONNX[step.operator])
-    return Cause(
+    return Reason(
         f"the gate blocks of {names} stand in the order {words}, and ONNX's {step.operator} reads {wanted}",
         f"Store the gate blocks of {names} in the order {wanted}.",
         True,

@@ -14,7 +14,7 @@ import torch
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.exact_parts import Parted, parted, peers_of
 from driftscope.explain.causes.pieces import attribute_cause, changed_attributes, own_name
-from driftscope.explain.causes.rewiring import Cause
+from driftscope.explain.causes.rewiring import Reason
 from driftscope.explain.locate.divergence import counterpart_of
 from driftscope.explain.locate.fingerprints import Trail, Visited
 from driftscope.explain.locate.operators import MOVES, family
@@ -88,7 +88,7 @@ class _Question:
         numbers = {"piece": [s.name for s in mine.piece], "counterpart": None if other is None else other.name}
         return Finding("N010", what, why, fix, where, numbers, verified=verified)
 
-    def _cause(self, mine: Parted, theirs: Parted | None, other: Visited | None) -> Cause | None:
+    def _cause(self, mine: Parted, theirs: Parted | None, other: Visited | None) -> Reason | None:
         if theirs is None or other is None:
             return None
         for step, peer in peers_of(mine, theirs):
@@ -127,7 +127,7 @@ class _Question:
             return False
         return self._runs_right(graph, {})
 
-    def _constant(self, mine: Parted, theirs: Parted) -> Cause | None:
+    def _constant(self, mine: Parted, theirs: Parted) -> Reason | None:
         """The one number of the piece that gives A's output when one of A's piece takes its place."""
         own = [c for c in self.constants[1] if _belongs(c, mine.piece) and c.value.numel() == 1]
         meant = [c for c in self.constants[0] if _belongs(c, theirs.piece) and c.value.numel() == 1]
@@ -137,7 +137,7 @@ class _Question:
             value = torch.full(tuple(constant.value.shape), number, dtype=torch.float64)
             if self._runs_right(self.b, {constant.name: value}):
                 words = f"the constant {constant.name} is {float(constant.value):g} here and {number:g} in A"
-                return Cause(words, f"Set {constant.name} to {number:g}.", True)
+                return Reason(words, f"Set {constant.name} to {number:g}.", True)
         return None
 
 
@@ -145,7 +145,7 @@ def _belongs(constant: Constant, piece: Sequence[Visited]) -> bool:
     return any(constant.where.node == s.name or constant.name in s.stored for s in piece)
 
 
-def _exchanged(step: Visited, other: Visited) -> Cause | None:
+def _exchanged(step: Visited, other: Visited) -> Reason | None:
     """The same values, read in another order."""
     taken = [[t for t in s.taken if t is not None] for s in (step, other)]
     if family(step.operator) != family(other.operator) or len(taken[0]) < 2 or len(taken[0]) != len(taken[1]):
@@ -153,16 +153,16 @@ def _exchanged(step: Visited, other: Visited) -> Cause | None:
     if all(x.same(y) for x, y in zip(*taken, strict=True)):
         return None
     if all(any(x.same(y) for y in taken[1]) for x in taken[0]):
-        return Cause(
+        return Reason(
             f"{step.name} and {other.operator} in A read the same values in another order",
             f"Exchange the inputs of {step.name}.",
         )
     return None
 
 
-def _operators(mine: Parted, theirs: Parted) -> Cause | None:
+def _operators(mine: Parted, theirs: Parted) -> Reason | None:
     ours, wanted = ([s.operator for s in side.piece if family(s.operator) not in MOVES - {"cast"}][:_LISTED]
                     for side in (mine, theirs))  # fmt: skip
     if [family(name) for name in ours] == [family(name) for name in wanted] or not ours or not wanted:
         return None
-    return Cause(f"B computes {', '.join(ours)} where A computes {', '.join(wanted)}", "")
+    return Reason(f"B computes {', '.join(ours)} where A computes {', '.join(wanted)}", "")

@@ -16,8 +16,8 @@ import torch
 from driftscope.explain.causes import rewiring
 from driftscope.explain.causes.alterations import alteration_of, uniform_of
 from driftscope.explain.causes.gates import gate_order
-from driftscope.explain.causes.rewiring import Cause, Trial, Trials
-from driftscope.explain.causes.weights import Changed
+from driftscope.explain.causes.rewiring import Reason, Trial, Trials
+from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.operators import family
@@ -45,7 +45,7 @@ def cause_of(
     theirs: Sequence[Visited],
     constants: tuple[Sequence[Constant], Sequence[Constant]],
     trials: Trials,
-) -> Cause | None:
+) -> Reason | None:
     """Name the cause of a parting; None when nothing in the two graphs says it.
 
     Parameters
@@ -74,11 +74,11 @@ def cause_of(
 # --- attributes ----------------------------------------------------------------------------------------------
 
 
-def _attribute(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Cause | None:
+def _attribute(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
     """An attribute in which a step of the piece differs from the one step of A's piece that is of its kind."""
     pairs = [] if parting.counterpart is None else [(parting.step, parting.counterpart)]
     pairs += _alone(parting.piece, theirs)
-    untried: Cause | None = None
+    untried: Reason | None = None
     for step, other in pairs:
         if family(step.operator) != family(other.operator):
             continue
@@ -103,12 +103,12 @@ def changed_attributes(step: Visited, other: Visited) -> dict[str, object]:
 
 def attribute_cause(
     step: Visited, changed: Mapping[str, object], verified: bool | None, later: Visited | None
-) -> Cause:
+) -> Reason:
     """Say which attributes differ and what to set."""
     ours = attributes_of(step)
     words = "; ".join(f"{name} is {_plain(ours[name])} here and {_plain(v)} in A" for name, v in changed.items())
     settings = " and ".join(f"{name} of {step.name} to {_plain(value)}" for name, value in changed.items())
-    return Cause(words, f"Set {settings}.", verified, later)
+    return Reason(words, f"Set {settings}.", verified, later)
 
 
 def _try_attributes(step: Visited, changed: Mapping[str, object], trials: Trials) -> bool:
@@ -192,7 +192,7 @@ def _constant(
     theirs: Sequence[Visited],
     constants: tuple[Sequence[Constant], Sequence[Constant]],
     works: Trial,
-) -> Cause | None:
+) -> Reason | None:
     """The constant of this piece that makes it give A's value when A's takes its place."""
     ours, own = constants
     owners = tuple(f"{s.name}." for s in (parting.counterpart, *theirs) if s is not None)
@@ -213,9 +213,9 @@ def _constant(
                 fix = f"Set {constant.name} to {number:.9g}."
             later = None if step is parting.step else step
             held = {c.name: c for c in ours}.get(partner)
-            changed = None if number is not None or held is None else Changed(constant, held, value, alteration)
+            changed = None if number is not None or held is None else ChangedWeight(constant, held, value, alteration)
             words = f"its constant {constant.name} is {partner} of A, {alteration.words}"
-            return Cause(words, fix, True, later, changed)
+            return Reason(words, fix, True, later, changed)
     return None
 
 

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 import torch
 
-from driftscope.explain.causes.weights import Changed
+from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.divergence import Parting, boundary, common_values
 from driftscope.explain.locate.fingerprints import Sketch, Visited
 from driftscope.explain.locate.operators import MOVES, family
@@ -28,7 +28,7 @@ Bypass = Callable[[str, str], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
+class Reason:
     """Why, and what to do about it, both in one sentence.
 
     ``verified`` says that doing it was tried and worked, ``step`` is set when it is at another step of the piece
@@ -39,7 +39,7 @@ class Cause:
     fix: str
     verified: bool | None = None
     step: Visited | None = None
-    changed: Changed | None = None
+    changed: ChangedWeight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class Trials:
     constants: Trial
     bypass: Bypass
     setting: Setting = lambda _step, _attributes: False
-    peers: Callable[[], Cause | None] = lambda: None
+    peers: Callable[[], Reason | None] = lambda: None
     makers: Mapping[str, Visited] = field(default_factory=dict)
     whole: Trial = lambda _replace: False
 
 
-def wire(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
+def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
     """Values of A that this piece's end reads where its counterpart reads others."""
     step, other = parting.step, parting.counterpart
     if other is None or family(step.operator) != family(other.operator):
@@ -80,7 +80,7 @@ def wire(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
         pairs = zip(read, wanted, strict=True)
         commutes = family(step.operator) in ("add", "mul")
         if len(read) > 1 and not commutes and any(not mine[1].agrees(theirs[1]) for mine, theirs in pairs):
-            return Cause(
+            return Reason(
                 f"{step.name} and {other.operator} in A read the same values in another order",
                 f"Exchange the inputs of {step.name}.",
             )
@@ -92,14 +92,14 @@ def wire(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
     (name, theirs), instead = wrong[0], missing[0]
     through = _identity(name, makers)
     if through is not None:
-        return Cause(
+        return Reason(
             f"{through.name} hands {name} on unchanged, where A computes {instead}",
             f"Compute in {through.name} what A calls {instead}.",
             None,
             through,
         )
     called = "" if name == theirs else f", which is {theirs} in A,"
-    return Cause(
+    return Reason(
         f"it reads {name}{called} where {other.operator} in A reads {instead}",
         f"Connect {step.name} to the value that A calls {instead}.",
     )
@@ -122,7 +122,7 @@ def _identity(name: str, makers: Mapping[str, Visited]) -> Visited | None:
     return None
 
 
-def extra(parting: Parting, theirs: Sequence[Visited], bypass: Bypass) -> Cause | None:
+def extra(parting: Parting, theirs: Sequence[Visited], bypass: Bypass) -> Reason | None:
     """A step of the piece without which it gives A's value."""
     families = {family(s.operator) for s in theirs}
     outside = boundary(parting.piece)
@@ -131,7 +131,7 @@ def extra(parting: Parting, theirs: Sequence[Visited], bypass: Bypass) -> Cause 
     for step, name in itertools.islice(ways, _MOST_TRIALS):
         if bypass(step.outputs[0], name):
             first = _chain(parting.piece, name, step)
-            return Cause(
+            return Reason(
                 f"A has no such step: without {first.name} ({first.operator}) this piece gives A's values",
                 f"Remove {first.name}; let what reads {step.outputs[0]} read {name}.",
                 True,
@@ -175,7 +175,7 @@ def _chain(piece: Sequence[Visited], name: str, last: Visited) -> Visited:
     return first or last
 
 
-def detour(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visited]) -> Cause | None:
+def detour(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visited]) -> Reason | None:
     """A value that the piece reads and A's piece does not, where A's piece reads one that this does not."""
     other = parting.counterpart
     if other is None or len(parting.piece) < 2 or not parting.paired:
@@ -191,7 +191,7 @@ def detour(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Vis
     if not wrong or not missing:
         return None
     reader = mine[wrong[0]]
-    return Cause(
+    return Reason(
         f"{reader.name} reads {wrong[0]}, where A's {other.operator} is computed from {missing[0]}",
         f"Connect {reader.name} to the value that A calls {missing[0]}.",
         None,
@@ -213,7 +213,7 @@ def _leads(wanted: Sketch, name: str, makers: Mapping[str, Visited]) -> bool:
     return False
 
 
-def emptied(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
+def emptied(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
     """A step that does nothing, although the exporter made it of an operator that does something."""
     near = list(parting.piece)
     for _ in range(_NEAR):
@@ -224,8 +224,8 @@ def emptied(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
     return None
 
 
-def _does_nothing(step: Visited) -> Cause:
-    return Cause(
+def _does_nothing(step: Visited) -> Reason:
+    return Reason(
         f"{step.name} ({step.operator}) hands its input on unchanged",
         f"Compute in {step.name} what A does between the same values.",
         None,
@@ -233,7 +233,7 @@ def _does_nothing(step: Visited) -> Cause:
     )
 
 
-def handed_on(parting: Parting, makers: Mapping[str, Visited]) -> Cause | None:
+def handed_on(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
     """A step that does nothing to its input, in or before a piece whose counterpart does something."""
     readers = (*parting.piece, *(makers[n] for n in boundary(parting.piece) if n in makers))
     idle = next((s for s in readers if _idle(s)), None)
@@ -250,7 +250,7 @@ def _idle(step: Visited) -> bool:
     return any(t is not None and t.same(made) for t in step.taken)
 
 
-def order(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visited]) -> Cause | None:
+def order(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visited]) -> Reason | None:
     """Views before a piece that leave A's elements in another order than A reads them in."""
     step, other = parting.step, parting.counterpart
     if other is None:
@@ -268,7 +268,7 @@ def order(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visi
         if value.agrees(meant) and not value.same(meant):
             moved = _mover(name, makers)
             if moved is not None:
-                return Cause(
+                return Reason(
                     f"{step.name} reads the elements that {other.operator} in A reads, in another order",
                     f"Lay them out as A does before {step.name}.",
                     None,

@@ -28,7 +28,7 @@ _MOST_CANDIDATES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedWeight:
     """A stored tensor of B that is not A's.
 
     Parameters
@@ -57,11 +57,11 @@ class Matched:
     ----------
     same : dict of str to list of str
         For constants of B the names of A's with the same elements, in any order.
-    changed : list of Changed
+    changed : list of ChangedWeight
     """
 
     same: dict[str, list[str]] = field(default_factory=dict)
-    changed: list[Changed] = field(default_factory=list)
+    changed: list[ChangedWeight] = field(default_factory=list)
 
     def first_names(self) -> dict[str, str]:
         """For constants of B one constant of A with the same elements."""
@@ -117,7 +117,7 @@ def _same_bits(a: Sequence[Constant], b: Sequence[Constant]) -> dict[str, list[s
 # --- other elements ----------------------------------------------------------------------------------------------
 
 
-def _altered(constant: Constant, free: Sequence[Constant], by_name: Mapping[str, Constant]) -> Changed | None:
+def _altered(constant: Constant, free: Sequence[Constant], by_name: Mapping[str, Constant]) -> ChangedWeight | None:
     """The tensor of A that this one was made of: of its name, of its module, or the nearest of its size."""
     partner = by_name.get(constant.name)
     candidates = [partner] if partner is not None and _fits(constant, partner) else []
@@ -174,12 +174,12 @@ def _arrangements(source: torch.Tensor, shape: torch.Size) -> Iterable[torch.Ten
     return found if source.numel() <= _SMALL else itertools.islice(found, _FEW_ARRANGEMENTS)
 
 
-def _changed(constant: Constant, partner: Constant, value: torch.Tensor) -> Changed:
+def _changed(constant: Constant, partner: Constant, value: torch.Tensor) -> ChangedWeight:
     stored = constant.value.to(torch.float64)
     alteration = alteration_of(stored, value, constant.value.dtype)
     if partner.origin is Origin.COMPUTED and alteration.code == "W004":
         alteration = Alteration("W011", alteration.words)
-    return Changed(constant, partner, value, alteration)
+    return ChangedWeight(constant, partner, value, alteration)
 
 
 def _module(name: str) -> str:
@@ -189,7 +189,7 @@ def _module(name: str) -> str:
 # --- A's elements, elsewhere ---------------------------------------------------------------------------------------
 
 
-def _misplaced(constant: Constant, names: Sequence[str], by_name: Mapping[str, Constant]) -> Changed | None:
+def _misplaced(constant: Constant, names: Sequence[str], by_name: Mapping[str, Constant]) -> ChangedWeight | None:
     """A tensor that holds the elements of one of A's, but not in an order that exporters write, or not where A does."""
     wanted = _wanted(constant, names, by_name)
     if uniform_of(constant.value) is not None:
@@ -203,7 +203,7 @@ def _misplaced(constant: Constant, names: Sequence[str], by_name: Mapping[str, C
         meant = by_name[wanted]
         value = next(itertools.islice(rearrangements(meant.value, constant.value.shape), layout or 0, None))
         words = f"replaced by the elements of {held.name}"
-        return Changed(constant, meant, value.to(torch.float64), Alteration("W010", words))
+        return ChangedWeight(constant, meant, value.to(torch.float64), Alteration("W010", words))
     same_place = constant.name == held.name and constant.value.shape == held.value.shape
     if layout == 0 or (layout is not None and not same_place):
         return None
@@ -228,7 +228,7 @@ def _wanted(constant: Constant, names: Sequence[str], by_name: Mapping[str, Cons
 
 def misread(
     piece: Sequence[Visited], same: Mapping[str, Sequence[str]], a: Sequence[Constant], b: Sequence[Constant]
-) -> Changed | None:
+) -> ChangedWeight | None:
     """A tensor that a piece reads and that belongs to another module, where the piece's own module has one like it.
 
     Parameters
@@ -252,7 +252,7 @@ def misread(
                 value = next(itertools.islice(rearrangements(own[0].value, mine[name].value.shape), layout, None))
                 constant = dataclasses.replace(mine[name], where=dataclasses.replace(step.where, node=step.name))
                 words = f"replaced by the elements of {names[0]}"
-                return Changed(constant, own[0], value.to(torch.float64), Alteration("W010", words))
+                return ChangedWeight(constant, own[0], value.to(torch.float64), Alteration("W010", words))
     return None
 
 

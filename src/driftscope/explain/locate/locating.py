@@ -34,7 +34,7 @@ Agrees = Callable[[Sequence[LiftedOutput]], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TriedPlace:
     """A parting that was tried.
 
     Parameters
@@ -103,10 +103,10 @@ class Search:
         self.latest = view
         return view, self.agrees(outputs)
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[TriedPlace]:
         """Find the places where B parts from A, in the order in which they run."""
         view, healed = self.follow({})
-        found: list[Place] = []
+        found: list[TriedPlace] = []
         force: dict[str, torch.Tensor] = {}
         forced_by: list[dict[str, torch.Tensor]] = []
         fallback: Parting | None = None
@@ -126,14 +126,14 @@ class Search:
                 continue
             view, healed, values, created = outcome
             laid_out = {name: sketch(value) for name, value in values.items()}
-            found.append(Place(parting, created, True, dict(force), laid_out.get(parting.step.outputs[0])))
+            found.append(TriedPlace(parting, created, True, dict(force), laid_out.get(parting.step.outputs[0])))
             forced_by.append(values)
             force |= values
         if healed:
             found = self._needed(found, forced_by)
-        return found or ([Place(fallback)] if fallback is not None else [])
+        return found or ([TriedPlace(fallback)] if fallback is not None else [])
 
-    def _needed(self, places: list[Place], forced_by: list[dict[str, torch.Tensor]]) -> list[Place]:
+    def _needed(self, places: list[TriedPlace], forced_by: list[dict[str, torch.Tensor]]) -> list[TriedPlace]:
         """The places without which the outputs are not A's: the others only pass on what an earlier one creates."""
         kept, latest = list(range(len(places))), self.latest
         for k in reversed(range(1, len(places))):
@@ -213,7 +213,7 @@ class Search:
         return None
 
     def piece_heals(
-        self, place: Place, replace: Mapping[str, torch.Tensor], force: Mapping[str, torch.Tensor],
+        self, place: TriedPlace, replace: Mapping[str, torch.Tensor], force: Mapping[str, torch.Tensor],
         graph: Lifted | None = None,
     ) -> bool:  # fmt: skip
         """Whether the piece gives A's value with these constants or values in it; stops where the piece ends.
@@ -230,7 +230,7 @@ class Search:
 
         if right(place.parting.step.sketches[0]):
             return False  # only the order of its axes is wrong, which sketches do not tell
-        watch = _Watch(place.parting.step.outputs[0], {**place.force, **force}, self.b.kind == "torch")
+        watch = _PartingWatch(place.parting.step.outputs[0], {**place.force, **force}, self.b.kind == "torch")
         self.runs += 1
         try:
             (graph or self.b).run(observe=watch, replace={**self.replace, **replace})
@@ -263,7 +263,7 @@ class _Seen(Exception):
 
 
 @dataclass(slots=True)
-class _Watch:
+class _PartingWatch:
     name: str
     force: Mapping[str, torch.Tensor]
     tape: bool

@@ -23,7 +23,7 @@ from driftscope.records.finding import Finding, Where
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class NonFinite:
     """A step that makes NaN or infinity.
 
     Parameters
@@ -54,7 +54,7 @@ class Event:
 class _Origins:
     """An observer that rounds every result to its format and remembers where non-finite ones come from."""
 
-    source: dict[str, Event | None] = field(default_factory=dict)
+    source: dict[str, NonFinite | None] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> list[torch.Tensor | None] | None:
         outputs = [_declared(v, fmt) for v, fmt in zip(step.outputs, step.formats, strict=True)]
@@ -67,7 +67,7 @@ class _Origins:
                 self.source[name] = self._origin(step, value, step.outputs[0])
         return outputs
 
-    def _origin(self, step: Step, value: torch.Tensor, exact: torch.Tensor | None) -> Event | None:
+    def _origin(self, step: Step, value: torch.Tensor, exact: torch.Tensor | None) -> NonFinite | None:
         known = [self.source[n] for n in step.input_names if n in self.source]
         given = next((e for e in known if e is not None), None)
         if given is not None:
@@ -91,14 +91,14 @@ def _overflows(value: torch.Tensor, exact: torch.Tensor) -> bool:
     return exact.shape == value.shape and bool((torch.isfinite(exact) & value.isinf()).any())
 
 
-def _event(step: Step, value: torch.Tensor, exact: torch.Tensor | None, inputs: Sequence[torch.Tensor]) -> Event:
+def _event(step: Step, value: torch.Tensor, exact: torch.Tensor | None, inputs: Sequence[torch.Tensor]) -> NonFinite:
     fmt = next((f for f in step.formats if f is not None), torch.float64)
     bare = [v[~v.isnan()] for v in inputs]
     low = min((float(v.min()) for v in bare if v.numel()), default=float("nan"))
     high = max((float(v.max()) for v in bare if v.numel()), default=float("nan"))
     cause, fix = _cause(step, value, exact, inputs, fmt)
     where = dataclasses.replace(step.where, node=step.name, operator=step.operator)
-    return Event(
+    return NonFinite(
         where, int(value.isnan().sum()), int(value.isinf().sum()), low, high, cause, fix,
         str(fmt).removeprefix("torch."),
     )  # fmt: skip
@@ -150,13 +150,13 @@ class Origins:
 
     Parameters
     ----------
-    events : dict of str to Event
+    events : dict of str to NonFinite
         By the path of the output; empty when all are finite.
     outputs : list of LiftedOutput
         What the graph gives when every result is rounded to its format.
     """
 
-    events: dict[str, Event]
+    events: dict[str, NonFinite]
     outputs: list[LiftedOutput]
 
 
@@ -256,7 +256,7 @@ def _broken(value: Any) -> bool:
     return _floats(value) and not bool(torch.isfinite(_readable(value)).all())
 
 
-def _finding(side: str, path: str, event: Event, note: bool) -> Finding:
+def _finding(side: str, path: str, event: NonFinite, note: bool) -> Finding:
     kinds = [f"{n} {word}" for n, word in ((event.nan, "NaN"), (event.infinite, "infinities")) if n]
     return Finding(
         "N017",

@@ -94,7 +94,7 @@ def _torch_pieces(
 
 
 @dataclass(slots=True)
-class Places:
+class SourceLines:
     """An observer that learns where in the user's source each value of a file is computed."""
 
     found: dict[str, Where] = field(default_factory=dict)
@@ -109,7 +109,7 @@ def placed(drifts: Sequence[PieceDrift], file: Lifted | None) -> list[PieceDrift
     """Give pieces of an optimised graph the source lines that the file has for the same values."""
     if file is None or not drifts or drifts[0].where.file is not None:
         return list(drifts)
-    places = Places()
+    places = SourceLines()
     file.run(observe=places)
     known = [(d, places.found.get(d.value, Where())) for d in drifts]
     return [

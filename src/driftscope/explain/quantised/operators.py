@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 from onnx import NodeProto, helper, numpy_helper
 
+from driftscope.errors import CannotLift
+
 #: The float operator of each, and how many of its inputs are triples (value, scale, zero point).
 _FLOATS = {
     "QLinearConv": ("Conv", 2), "QLinearMatMul": ("MatMul", 2), "QGemm": ("Gemm", 2), "QLinearAdd": ("Add", 2),
@@ -31,6 +33,11 @@ def taken_apart(model: onnx.ModelProto) -> onnx.ModelProto:
     ----------
     model : onnx.ModelProto
         With its weights inside; returned as it is where it has no such operator, or one with channels last.
+
+    Raises
+    ------
+    CannotLift
+        If the scale of a bias is not stored.
     """
     if not any(n.op_type in OPERATORS for n in model.graph.node):
         return model
@@ -61,7 +68,7 @@ def _parts(
     # A scale per output channel: rows of a convolution's weight, columns of a matrix.
     axis = 0 if kind == "Conv" or transposed else 1
     for k in range(triples):
-        value = f"{given[3 * k]} of {node.name}"
+        value = f"{given[3 * k]} for {node.output[0]}"
         inputs = [name for name in given[3 * k : 3 * k + 3] if name]
         parts.append(helper.make_node("DequantizeLinear", inputs, [value], node.name, axis=axis))
         operands.append(value)
@@ -71,11 +78,13 @@ def _parts(
     else:
         scale, zero, bias = rest[:3]
     if bias:
+        if not {given[1], given[4]} <= stored.keys():
+            raise CannotLift(f"{node.op_type} ({node.output[0]}) has a bias, and a scale that the program computes")
         factor = stored[given[1]].astype(np.float32) * stored[given[4]].astype(np.float32)
         name = store(f"{node.output[0]}.bias_scale", np.asarray(factor, np.float32))
         inputs = [bias, name]
-        parts.append(helper.make_node("DequantizeLinear", inputs, [f"{bias} of {node.name}"], node.name, axis=0))
-        operands.append(f"{bias} of {node.name}")
+        parts.append(helper.make_node("DequantizeLinear", inputs, [f"{bias} for {node.output[0]}"], node.name, axis=0))
+        operands.append(f"{bias} for {node.output[0]}")
     made = f"{node.output[0]}.floats" if scale else node.output[0]
     product = helper.make_node(kind, operands, [made], f"{node.name}.{kind}" if scale else node.name)
     product.attribute.extend(a for a in node.attribute if a.name not in _OWN)

@@ -23,7 +23,7 @@ from driftscope.records.kinds.answer import share
 _MATERIAL, _LEFT = 0.1, 0.1
 
 
-class Running:
+class QuantisedRun:
     """The outputs of a quantised side as its runtime computed them.
 
     Parameters

@@ -22,7 +22,7 @@ from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
 from driftscope.explain.quantised.weights import Graph, Quantised
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.reconcile.certify import Pairing, reconcile
+from driftscope.lift.reconcile.certify import OutputPairing, reconcile
 from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.sources import lift_source
 from driftscope.lift.steps import Lifted, Origin
@@ -106,7 +106,7 @@ def quantisation_of(bounds: tuple[Bound, Bound], evidence: Evidence) -> Quantisa
         return None
     try:
         apart = OnnxSource(taken_apart(source.model), source.feeds)
-        return _Case("AB"[index], apart, other, evidence).judge()
+        return _QuantisedSide("AB"[index], apart, other, evidence).judge()
     except (CannotLift, onnx.checker.ValidationError):
         return None
 
@@ -126,7 +126,7 @@ def _source(bound: Bound) -> OnnxSource | None:
     return OnnxSource(whole, source.feeds)
 
 
-class _Case:
+class _QuantisedSide:
     """One quantised side and the other side's graph."""
 
     def __init__(self, side: str, source: OnnxSource, other: Lifted, evidence: Evidence):
@@ -166,7 +166,7 @@ class _Case:
         clean = floats.run()
         theirs = self.evidence.a if self.side == "B" else self.evidence.b
         pairs = [(i, j) if self.side == "B" else (j, i) for i, j in self.evidence.pairs]
-        pairing = Pairing(pairs, [None] * len(pairs))
+        pairing = OutputPairing(pairs, [None] * len(pairs))
         return reconcile(self.other, floats, (theirs.clean, clean), pairing, THRESHOLDS).same_function
 
     def _finding(self, weight: Quantised, name: str, exact: torch.Tensor) -> Finding:

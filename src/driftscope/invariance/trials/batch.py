@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 
 from driftscope.invariance.judging import Select
-from driftscope.invariance.rows import Rows, same_bits, take
-from driftscope.invariance.trials.trial import Plan, RowMap, Trial, Variant
+from driftscope.invariance.rows import BatchRows, same_bits, take
+from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, RowMap, RunVariant
 
 #: Batches that one row is repeated to. Kernels work on tiles of 4, 6, 8, 12, 14 or 16 rows and have others for one row
 #: or two; 17 and 33 leave one row over from any of them.
@@ -20,24 +20,24 @@ _LARGE = 1e4
 _STRUCTURE = ("mask", "position", "length", "cu_seqlens", "token_type")
 
 
-def batch(rows: Rows | str, base: Variant) -> Plan:
+def batch(rows: BatchRows | str, base: RunVariant) -> AxisPlan:
     """Vary the company of a row: two of them stay, the others change; then the size of the batch."""
     if isinstance(rows, str):
-        return Plan("batch", reason=rows)
+        return AxisPlan("batch", reason=rows)
     trials = _content(rows, base)
     if not rows.resizable:
         if not trials:
-            return Plan("batch", reason=f"the batch has one row and cannot be another: {rows.refusal}")
-        return Plan("batch", trials, refusals=(("another number of rows", rows.refusal),))
-    return Plan("batch", [*trials, *_joining(rows, base)])
+            return AxisPlan("batch", reason=f"the batch has one row and cannot be another: {rows.refusal}")
+        return AxisPlan("batch", trials, refusals=(("another number of rows", rows.refusal),))
+    return AxisPlan("batch", [*trials, *_joining(rows, base)])
 
 
-def order(rows: Rows | str, base: Variant) -> Plan:
+def order(rows: BatchRows | str, base: RunVariant) -> AxisPlan:
     """Put the rows in another order, and the results back."""
     if isinstance(rows, str):
-        return Plan("order", reason=rows)
+        return AxisPlan("order", reason=rows)
     if rows.count < 2:
-        return Plan("order", reason="the batch has one row")
+        return AxisPlan("order", reason="the batch has one row")
     n, axes = rows.count, tuple(rows.inputs.items())
     orders = {"rows in reverse": [*range(n)][::-1], "rows moved on by one": [n - 1, *range(n - 1)]}
     trials = []
@@ -45,13 +45,13 @@ def order(rows: Rows | str, base: Variant) -> Plan:
         back = sorted(range(n), key=moved.__getitem__)
         at = selecting(rows, back)
         trials.append(
-            Trial("order", name, base, Variant(rows.taking(moved), at), tuple(rows.outputs), whole_of(rows),
+            AxisTrial("order", name, base, RunVariant(rows.taking(moved), at), tuple(rows.outputs), whole_of(rows),
                   rows=RowMap(0, moved.index(0), (n, n), axes))
         )  # fmt: skip
-    return Plan("order", trials)
+    return AxisPlan("order", trials)
 
 
-def selecting(rows: Rows, at: Sequence[int]) -> Select:
+def selecting(rows: BatchRows, at: Sequence[int]) -> Select:
     """Return what picks these rows of an output."""
 
     def select(position: int, tensor: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ def selecting(rows: Rows, at: Sequence[int]) -> Select:
     return select
 
 
-def whole_of(rows: Rows) -> Select:
+def whole_of(rows: BatchRows) -> Select:
     """Return what picks every row."""
     return selecting(rows, range(rows.count))
 
@@ -68,7 +68,7 @@ def whole_of(rows: Rows) -> Select:
 # --- other rows change -----------------------------------------------------------------------------------------------
 
 
-def _content(rows: Rows, base: Variant) -> list[Trial]:
+def _content(rows: BatchRows, base: RunVariant) -> list[AxisTrial]:
     tensors = {k: rows.runner.tensors[k] for k in rows.inputs}
     count, start, kept = rows.count, base, sorted({0, rows.count - 1})
     if count == 1:
@@ -76,7 +76,7 @@ def _content(rows: Rows, base: Variant) -> list[Trial]:
             return []
         count, kept = 3, [0]
         tensors = take(rows.runner.tensors, rows.inputs, [0, 0, 0])
-        start = Variant(tensors)
+        start = RunVariant(tensors)
     trials = []
     for row in kept:
         for words, change in _CHANGES.items():
@@ -85,9 +85,9 @@ def _content(rows: Rows, base: Variant) -> list[Trial]:
                 continue
             at = selecting(rows, [row])
             based = at if count == rows.count else selecting(rows, [0])
-            one, other = replace(start, select=at), Variant({**tensors, **changed}, at)
+            one, other = replace(start, select=at), RunVariant({**tensors, **changed}, at)
             trials.append(
-                Trial("batch", f"row {row} kept, the others {words}", one, other, tuple(rows.outputs), based,
+                AxisTrial("batch", f"row {row} kept, the others {words}", one, other, tuple(rows.outputs), based,
                       strict=True, optional=words.startswith("NaN"),
                       rows=RowMap(row, row, (count, count), tuple(rows.inputs.items())), ways="content")
             )  # fmt: skip
@@ -130,7 +130,7 @@ _CHANGES: dict[str, Change] = {
 
 
 def _with_others(
-    rows: Rows, tensors: Mapping[int, torch.Tensor], kept: int, change: Change
+    rows: BatchRows, tensors: Mapping[int, torch.Tensor], kept: int, change: Change
 ) -> dict[int, torch.Tensor] | None:
     changed = {}
     for k, dim in rows.inputs.items():
@@ -151,23 +151,23 @@ def _with_others(
 # --- other sizes -----------------------------------------------------------------------------------------------------
 
 
-def _joining(rows: Rows, base: Variant) -> list[Trial]:
+def _joining(rows: BatchRows, base: RunVariant) -> list[AxisTrial]:
     trials = []
     outputs = tuple(rows.outputs)
-    alone = {row: Variant(rows.taking([row]), selecting(rows, [0])) for row in {0, rows.count - 1}}
+    alone = {row: RunVariant(rows.taking([row]), selecting(rows, [0])) for row in {0, rows.count - 1}}
     if rows.count > 1:
         for row, variant in sorted(alone.items()):
             at = selecting(rows, [row])
             trials.append(
-                Trial("batch", f"row {row} alone", replace(base, select=at), variant, outputs, at, resized=True,
+                AxisTrial("batch", f"row {row} alone", replace(base, select=at), variant, outputs, at, resized=True,
                       rows=RowMap(row, 0, (rows.count, 1)), ways="joining")
             )  # fmt: skip
     for size in SIZES:
         repeated = [0] * size
-        first = Variant(alone[0].changed, selecting(rows, repeated))
-        other = Variant(rows.taking(repeated), selecting(rows, range(size)))
+        first = RunVariant(alone[0].changed, selecting(rows, repeated))
+        other = RunVariant(rows.taking(repeated), selecting(rows, range(size)))
         trials.append(
-            Trial("batch", f"row 0 repeated to a batch of {size}", first, other, outputs, selecting(rows, repeated),
+            AxisTrial("batch", f"row 0 repeated to a batch of {size}", first, other, outputs, selecting(rows, repeated),
                   resized=True, rows=RowMap(0, size - 1, (1, size)), ways="joining")
         )  # fmt: skip
     return trials

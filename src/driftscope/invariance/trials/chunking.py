@@ -8,28 +8,28 @@ import torch
 
 from driftscope.invariance.running import Leaves
 from driftscope.invariance.streams import HANDED_ON, STATES, Stream
-from driftscope.invariance.trials.trial import Plan, Trial, Variant
+from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, RunVariant
 
 #: Sequences up to this long are run step by step from their first position; of longer ones only the last steps.
 _ALL_STEPS = 8
 _LAST_STEPS = 4
 
 
-def chunking(stream: Stream | str, base: Variant) -> Plan:
+def chunking(stream: Stream | str, base: RunVariant) -> AxisPlan:
     """Run the sequence step by step, in two pieces and in three."""
     if isinstance(stream, str):
-        return Plan("chunking", reason=stream)
+        return AxisPlan("chunking", reason=stream)
     if stream.step is None:
-        alone = Variant(calling=stream.calling((stream.length,))).run(stream.runner)
+        alone = RunVariant(calling=stream.calling((stream.length,))).run(stream.runner)
         if not alone.ran:
-            return Plan("chunking", reason=alone.refusal)
+            return AxisPlan("chunking", reason=alone.refusal)
     # Of a parameter that only by its name takes a state, a refusal says nothing.
     guessed = stream.step is None and stream.parameter in STATES[1:]
     trials = []
     for name, pieces in _ways(stream.length).items():
-        other = Variant(calling=stream.calling(pieces))
+        other = RunVariant(calling=stream.calling(pieces))
         trials.append(
-            Trial(
+            AxisTrial(
                 "chunking",
                 name,
                 base,
@@ -42,10 +42,10 @@ def chunking(stream: Stream | str, base: Variant) -> Plan:
             )
         )
     reason = f"it has a parameter {stream.parameter}, and does not run on what it returned for the piece before"
-    return Plan("chunking", trials, reason=reason if guessed else "")
+    return AxisPlan("chunking", trials, reason=reason if guessed else "")
 
 
-def parting(trial: Trial, whole: Leaves, pieces: Leaves) -> str:
+def parting(trial: AxisTrial, whole: Leaves, pieces: Leaves) -> str:
     """Say from which position on the pieces give something else than rounding makes of the whole."""
     first = min((_first(whole[k][1], pieces[k][1], d) for k, d in trial.along.items()), default=None)
     if first is None or first == sum(trial.pieces):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from driftscope.invariance.running import Laid, Runner
-from driftscope.invariance.trials.trial import Plan, Setting, Trial, Variant
+from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, RunVariant, Setting
 from driftscope.invariance.wrapping import copied
 from driftscope.programs.protocol import Program
 
@@ -22,15 +22,15 @@ _OFFSETS = (4, 16, 64)
 _ALIGNED = 128
 
 
-def repeat(runner: Runner, base: Variant) -> Plan:
+def repeat(runner: Runner, base: RunVariant) -> AxisPlan:
     """Call again."""
     names = [f"run {k + 2}" for k in range(_REPEATS)]
-    trials = [Trial("repeat", name, base, Variant(again=True), _outputs(runner)) for name in names]
+    trials = [AxisTrial("repeat", name, base, RunVariant(again=True), _outputs(runner)) for name in names]
     if runner.program.kind == "torch":
         # Between the runs of a check modules are put back; a user who calls twice does not do that.
-        follows = Variant(calling=_second_call)
-        trials.append(Trial("repeat", AFTER_ITSELF, base, follows, _outputs(runner), ways="state"))
-    return Plan("repeat", trials)
+        follows = RunVariant(calling=_second_call)
+        trials.append(AxisTrial("repeat", AFTER_ITSELF, base, follows, _outputs(runner), ways="state"))
+    return AxisPlan("repeat", trials)
 
 
 def _second_call(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -39,13 +39,13 @@ def _second_call(function: Any, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def threads(runner: Runner, base: Variant) -> Plan:
+def threads(runner: Runner, base: RunVariant) -> AxisPlan:
     """Run on 1, 2 and as many threads as there are processors."""
     counts = sorted({1, 2, os.cpu_count() or 1})
-    return Plan(
+    return AxisPlan(
         "threads",
         [
-            Trial("threads", f"{n} thread{'s' * (n > 1)}", base, Variant(setting=_on(n)), _outputs(runner))
+            AxisTrial("threads", f"{n} thread{'s' * (n > 1)}", base, RunVariant(setting=_on(n)), _outputs(runner))
             for n in counts
         ],
     )
@@ -58,27 +58,26 @@ def _on(count: int) -> Setting:
     return enter
 
 
-def denormals(runner: Runner, base: Variant) -> Plan:
+def denormals(runner: Runner, base: RunVariant) -> AxisPlan:
     """Take denormal numbers as zero, on one thread: the mode belongs to the thread."""
     if runner.program.flushing_denormals() is None:
-        return Plan("denormals", reason="this runtime cannot be set to take denormal numbers as zero")
+        return AxisPlan("denormals", reason="this runtime cannot be set to take denormal numbers as zero")
 
     @contextlib.contextmanager
     def flushing(program: Program) -> Iterator[Program]:
         yield program.flushing_denormals() or program
 
-    return Plan(
-        "denormals",
-        [Trial("denormals", "denormal numbers taken as zero", Variant(setting=_on(1)), Variant(setting=flushing),
-               _outputs(runner))],
-    )  # fmt: skip
+    usual, flushed = RunVariant(setting=_on(1)), RunVariant(setting=flushing)
+    return AxisPlan(
+        "denormals", [AxisTrial("denormals", "denormal numbers taken as zero", usual, flushed, _outputs(runner))]
+    )
 
 
-def layout(runner: Runner, base: Variant) -> Plan:
+def layout(runner: Runner, base: RunVariant) -> AxisPlan:
     """Let the inputs lie otherwise in memory."""
     ways = runner.program.layouts
     if not ways:
-        return Plan("layout", reason="this runtime copies its inputs to memory of its own")
+        return AxisPlan("layout", reason="this runtime copies its inputs to memory of its own")
     laid: dict[str, Laid] = {}
     if "strides" in ways:
         if any(x.dim() >= 2 for x in runner.tensors):
@@ -88,8 +87,9 @@ def layout(runner: Runner, base: Variant) -> Plan:
         laid["every second element of a larger tensor"] = _spread
     for offset in _OFFSETS:
         laid[f"moved by {offset} bytes"] = _moved(offset)
-    return Plan(
-        "layout", [Trial("layout", name, base, Variant(laid=way), _outputs(runner)) for name, way in laid.items()]
+    return AxisPlan(
+        "layout",
+        [AxisTrial("layout", name, base, RunVariant(laid=way), _outputs(runner)) for name, way in laid.items()],
     )
 
 

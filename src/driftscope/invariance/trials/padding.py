@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 
 from driftscope.invariance.judging import Select
-from driftscope.invariance.rows import Rows, same_bits
-from driftscope.invariance.running import Result
+from driftscope.invariance.rows import BatchRows, same_bits
+from driftscope.invariance.running import RunResult
 from driftscope.invariance.sequences import Sequence, lengthened
 from driftscope.invariance.streams import HANDED_ON
-from driftscope.invariance.trials.trial import Kept, Plan, Trial, Variant
+from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, KeptPositions, RunVariant
 
 _LARGE = 1e4
 _LARGE_IN_HALF = 1e2
@@ -21,36 +21,36 @@ _LARGE_IN_HALF = 1e2
 Axes = Mapping[int, tuple[int, ...]]
 
 
-def padding(seq: Sequence | str, rows: Rows | str, base: Variant, token: int | None) -> Plan:
+def padding(seq: Sequence | str, rows: BatchRows | str, base: RunVariant, token: int | None) -> AxisPlan:
     """Pad on the right and on the left; then fill the padding with other values.
 
     Parameters
     ----------
     seq : Sequence or str
-    rows : Rows or str
-    base : Variant
+    rows : BatchRows or str
+    base : RunVariant
         The inputs as given.
     token : int or None
         What integers are padded with, where the program knows such a value; then with no other.
     """
     if isinstance(seq, str):
-        return Plan("padding", reason=seq)
+        return AxisPlan("padding", reason=seq)
     zeros = _filled(seq, _zero, token)
     # Programs that work on blocks take only some lengths.
-    probes = {added: Variant(lengthened(seq, added, False, zeros)) for added in dict.fromkeys((1, seq.length))}
+    probes = {added: RunVariant(lengthened(seq, added, False, zeros)) for added in dict.fromkeys((1, seq.length))}
     tried = {added: variant.run(seq.runner) for added, variant in probes.items()}
     able = [added for added, result in tried.items() if result.ran]
     if not able:
         words = f"a sequence of {seq.length + 1}"
-        return Plan("padding", refusals=((words, next(iter(tried.values())).refusal),))
+        return AxisPlan("padding", refusals=((words, next(iter(tried.values())).refusal),))
     axes = _axes(seq, tried[able[0]], able[0])
     if not axes:
-        return Plan("padding", reason="no output can be compared: each has another shape when padding is added")
+        return AxisPlan("padding", reason="no output can be compared: each has another shape when padding is added")
     maker = _Maker(seq, rows, base, axes)
-    return Plan("padding", maker.joining(able, zeros) + maker.content(able[0], zeros, token))
+    return AxisPlan("padding", maker.joining(able, zeros) + maker.content(able[0], zeros, token))
 
 
-def _axes(seq: Sequence, probe: Result, added: int) -> dict[int, tuple[int, ...]]:
+def _axes(seq: Sequence, probe: RunResult, added: int) -> dict[int, tuple[int, ...]]:
     """Return the axes of each output that grew with the sequence; outputs that changed otherwise are left out."""
     found = {}
     base = seq.runner.base.leaves
@@ -70,12 +70,12 @@ def _axes(seq: Sequence, probe: Result, added: int) -> dict[int, tuple[int, ...]
 class _Maker:
     """Makes the trials of one sequence."""
 
-    def __init__(self, seq: Sequence, rows: Rows | str, base: Variant, axes: Axes):
+    def __init__(self, seq: Sequence, rows: BatchRows | str, base: RunVariant, axes: Axes):
         self.seq, self.rows, self.axes = seq, rows, axes
         self.based = self.selecting(0)
         self.base = replace(base, select=self.based)
 
-    def joining(self, able: list[int], zeros: Mapping[int, torch.Tensor]) -> list[Trial]:
+    def joining(self, able: list[int], zeros: Mapping[int, torch.Tensor]) -> list[AxisTrial]:
         """Compare with the sequence without padding."""
         # A program that is told nothing of padding can only be right where what comes later is not looked at.
         sides = (False,) if self.seq.mask is None or self.seq.lengths else (False, True)
@@ -87,7 +87,7 @@ class _Maker:
                 found.append(self.trial(name, self.base, other, added, left, resized=True, ways="joining"))
         return found
 
-    def content(self, added: int, zeros: Mapping[int, torch.Tensor], token: int | None) -> list[Trial]:
+    def content(self, added: int, zeros: Mapping[int, torch.Tensor], token: int | None) -> list[AxisTrial]:
         """Compare, at equal shapes, what stands in the padding."""
         one, found = self.padded(added, False, zeros), []
         for words, change in _FILLS.items():
@@ -99,15 +99,15 @@ class _Maker:
             found.append(replace(trial, ways="content", aside=words == "NaN", optional=words == "NaN"))
         return found
 
-    def padded(self, added: int, left: bool, fill: Mapping[int, torch.Tensor]) -> Variant:
-        return Variant(lengthened(self.seq, added, left, fill), self.selecting(added if left else 0))
+    def padded(self, added: int, left: bool, fill: Mapping[int, torch.Tensor]) -> RunVariant:
+        return RunVariant(lengthened(self.seq, added, left, fill), self.selecting(added if left else 0))
 
     def trial(
-        self, name: str, one: Variant, other: Variant, added: int, left: bool, *, resized: bool = False,
+        self, name: str, one: RunVariant, other: RunVariant, added: int, left: bool, *, resized: bool = False,
         strict: bool = False, ways: str = "",
-    ) -> Trial:  # fmt: skip
-        kept = Kept(self.seq.length, added, left, both=strict)
-        return Trial("padding", name, one, other, tuple(self.axes), self.based, resized=resized, strict=strict,
+    ) -> AxisTrial:  # fmt: skip
+        kept = KeptPositions(self.seq.length, added, left, both=strict)
+        return AxisTrial("padding", name, one, other, tuple(self.axes), self.based, resized=resized, strict=strict,
                      kept=kept, ways=ways)  # fmt: skip
 
     def selecting(self, start: int) -> Select:
@@ -122,7 +122,7 @@ class _Maker:
 
     def _without_padding(self, k: int, x: torch.Tensor) -> torch.Tensor:
         kept, dims = self.seq.kept, self.axes.get(k, ())
-        batch = self.rows.outputs.get(k) if isinstance(self.rows, Rows) else None
+        batch = self.rows.outputs.get(k) if isinstance(self.rows, BatchRows) else None
         if kept is None or not dims or batch is None or x.shape[batch] != len(kept):
             return x
         return x.movedim((batch, dims[0]), (0, 1))[kept]

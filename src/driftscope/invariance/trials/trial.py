@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from driftscope.invariance.judging import Select
-from driftscope.invariance.running import Laid, Result, Runner
+from driftscope.invariance.running import Laid, Runner, RunResult
 from driftscope.invariance.wrapping import Calling, called_by
 from driftscope.programs.protocol import Program
 
@@ -22,7 +22,7 @@ def whole(_position: int, tensor: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Variant:
+class RunVariant:
     """One way of running a program.
 
     Parameters
@@ -48,11 +48,11 @@ class Variant:
     calling: Calling | None = None
     again: bool = False
 
-    def run(self, runner: Runner) -> Result:
+    def run(self, runner: Runner) -> RunResult:
         """Run the program this way."""
         if self.calling is not None:
             program = called_by(runner.program, self.calling)
-            return Result(refusal="not a function of torch") if program is None else runner.run(program=program)
+            return RunResult(refusal="not a function of torch") if program is None else runner.run(program=program)
         if self.setting is None:
             return runner.run(self.changed, laid=self.laid)
         with self.setting(runner.program) as program:
@@ -80,7 +80,7 @@ class RowMap:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptPositions:
     """Which positions of a longer sequence are those of the sequence as given; for tracing operators.
 
     Parameters
@@ -100,14 +100,14 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class AxisTrial:
     """Two ways of running a program, and what must agree.
 
     Parameters
     ----------
     axis, name : str
         ``name`` in words: ``"row 0 repeated to a batch of 32"``.
-    one, other : Variant
+    one, other : RunVariant
     positions : tuple of int
         Outputs that are compared.
     based : callable
@@ -119,7 +119,7 @@ class Trial:
     optional : bool
         A refusal says nothing.
     rows : RowMap or None
-    kept : Kept or None
+    kept : KeptPositions or None
     pieces : tuple of int
         Lengths of the pieces of a sequence that the second run was given in turn.
     along : mapping of int to int
@@ -132,15 +132,15 @@ class Trial:
 
     axis: str
     name: str
-    one: Variant
-    other: Variant
+    one: RunVariant
+    other: RunVariant
     positions: tuple[int, ...]
     based: Select = whole
     strict: bool = False
     resized: bool = False
     optional: bool = False
     rows: RowMap | None = None
-    kept: Kept | None = None
+    kept: KeptPositions | None = None
     pieces: tuple[int, ...] = ()
     along: Mapping[int, int] = field(default_factory=dict)
     aside: bool = False
@@ -148,13 +148,13 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AxisPlan:
     """The trials of one axis.
 
     Parameters
     ----------
     axis : str
-    trials : list of Trial
+    trials : list of AxisTrial
     reason : str
         Why there are none.
     refusals : tuple of (str, str)
@@ -162,6 +162,6 @@ class Plan:
     """
 
     axis: str
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[AxisTrial] = field(default_factory=list)
     reason: str = ""
     refusals: tuple[tuple[str, str], ...] = ()

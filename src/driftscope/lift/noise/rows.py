@@ -15,7 +15,7 @@ USUAL_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class NormalisedRows:
     """A value seen as rows of elements that one reduction normalises together.
 
     Parameters
@@ -53,7 +53,7 @@ class Rows:
         return after * spread.sqrt()
 
 
-def rows_of(step: Step, value: torch.Tensor) -> Rows:
+def rows_of(step: Step, value: torch.Tensor) -> NormalisedRows:
     """Find the rows of ``value``, the first result of a SOFTMAX or NORM step."""
     if step.rounding.kind is Kind.SOFTMAX:
         axis = softmax_axis(step, value)
@@ -65,11 +65,13 @@ def rows_of(step: Step, value: torch.Tensor) -> Rows:
     epsilon = float(epsilon) if isinstance(epsilon, int | float) else USUAL_EPSILON
     if "batch" in step.operator.lower() and value.dim() > 1:
         rows = _along(value, 1, keep=True)
-        return Rows(rows.view, rows.restore, None if before is None else _along(before, 1, keep=True).view, epsilon)
+        return NormalisedRows(
+            rows.view, rows.restore, None if before is None else _along(before, 1, keep=True).view, epsilon
+        )
     length = step.rounding.length
     if length < 2 or value.numel() % length:
         return _whole(value)
-    return Rows(
+    return NormalisedRows(
         value.reshape(-1, length),
         lambda rows: rows.reshape(value.shape),
         None if before is None else before.reshape(-1, length),
@@ -86,15 +88,15 @@ def softmax_axis(step: Step, value: torch.Tensor) -> int | None:
     return fitting[-1] if fitting else None
 
 
-def _along(value: torch.Tensor, axis: int, *, keep: bool = False) -> Rows:
+def _along(value: torch.Tensor, axis: int, *, keep: bool = False) -> NormalisedRows:
     """Rows that run along ``axis``, or, to ``keep`` it, one row for each index of ``axis``."""
     target = 0 if keep else -1
     moved = value.movedim(axis, target)
     shape = moved.shape
     view = moved.reshape(shape[0], -1) if keep else moved.reshape(-1, shape[-1])
-    return Rows(view, lambda rows: rows.reshape(shape).movedim(target, axis))
+    return NormalisedRows(view, lambda rows: rows.reshape(shape).movedim(target, axis))
 
 
-def _whole(value: torch.Tensor) -> Rows:
+def _whole(value: torch.Tensor) -> NormalisedRows:
     """Each element its own row, for results in which no row can be recognised."""
-    return Rows(value.reshape(-1, 1), lambda rows: rows.reshape(value.shape))
+    return NormalisedRows(value.reshape(-1, 1), lambda rows: rows.reshape(value.shape))

@@ -25,7 +25,7 @@ from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 
 
 @dataclass(frozen=True, slots=True)
-class Pairing:
+class OutputPairing:
     """Which lifted output of B is judged against which of A, with the float64 floor of both sides there.
 
     ``indices`` are pairs (index in A's outputs, index in B's); ``floor64`` has one noise sample (or None) per pair.
@@ -79,7 +79,7 @@ def within(drift: Ratio) -> bool:
 
 
 def measure(
-    a: Sequence[LiftedOutput], b: Sequence[LiftedOutput], pairing: Pairing, thresholds: Thresholds
+    a: Sequence[LiftedOutput], b: Sequence[LiftedOutput], pairing: OutputPairing, thresholds: Thresholds
 ) -> list[Ratio]:
     """Return delta64 per pair; pairs whose shapes differ or that are not floats get ratio 0 (judged elsewhere)."""
     found = []
@@ -102,7 +102,7 @@ def reconcile(
     a: Lifted,
     b: Lifted,
     plain: tuple[list[LiftedOutput], list[LiftedOutput]],
-    pairing: Pairing,
+    pairing: OutputPairing,
     thresholds: Thresholds = THRESHOLDS,
 ) -> Reconciled:
     """Reconcile the constants of two lifted programs and certify, or not, that they are the same function.
@@ -112,7 +112,7 @@ def reconcile(
     a, b : Lifted
     plain : pair of lists of LiftedOutput
         The outputs of ``a.run()`` and ``b.run()``, constants as stored.
-    pairing : Pairing
+    pairing : OutputPairing
     thresholds : Thresholds
 
     Returns
@@ -140,7 +140,7 @@ _WEAK, _SMALL = 1e-11, 1e-6
 _LITTLE = 100_000
 
 
-def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: Pairing, thresholds: Thresholds) -> None:
+def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairing, thresholds: Thresholds) -> None:
     """Where float64 cannot decide, evaluate both programs finer: rounding shrinks, another function stays."""
     disputed = [k for k, d in enumerate(result.drifts) if d.value and (d.limit > _WEAK or d.value > d.limit)]
     if not disputed:
@@ -169,7 +169,7 @@ def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: Pairing, th
 _PROVEN = 2.0**-60
 
 
-class _Side:
+class _Constants:
     """One program's constants, and which of them are nothing of the other's."""
 
     def __init__(self, graph: Lifted, outputs: Sequence[LiftedOutput]):
@@ -186,8 +186,8 @@ class _Side:
 class _Attempt:
     """One attempt at making two programs the same function, step by step."""
 
-    def __init__(self, a: Lifted, b: Lifted, result: Reconciled, pairing: Pairing, thresholds: Thresholds):
-        self.a, self.b = _Side(a, result.plain_a), _Side(b, result.plain_b)
+    def __init__(self, a: Lifted, b: Lifted, result: Reconciled, pairing: OutputPairing, thresholds: Thresholds):
+        self.a, self.b = _Constants(a, result.plain_a), _Constants(b, result.plain_b)
         self.result, self.pairing, self.thresholds = result, pairing, thresholds
 
     def take(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
@@ -253,7 +253,7 @@ def _exact(attempt: _Attempt) -> None:
     attempt.take(repairs_a, repairs_b)
 
 
-def _exact_matches(side: _Side, others: Sequence[Constant], index: WeightIndex) -> list[Repair]:
+def _exact_matches(side: _Constants, others: Sequence[Constant], index: WeightIndex) -> list[Repair]:
     pool = scalars.numbers(others)
     repairs: list[Repair] = []
     for constant in side.constants:

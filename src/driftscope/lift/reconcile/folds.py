@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from driftscope.lift.onnx.contrib.nchwc import blocked_filter
 from driftscope.lift.reconcile.affine import AffinePieces, Map, narrow
 from driftscope.lift.reconcile.matching import Repair, WeightIndex, match_joined, rearrangements, stores, ulp, uniform
-from driftscope.lift.reconcile.scalars import Number, numbers
+from driftscope.lift.reconcile.scalars import MeantNumber, numbers
 from driftscope.lift.steps import Constant, Lifted, Origin
 from driftscope.records.finding import Where
 
@@ -117,7 +117,7 @@ class Folds:
                         return Repair(constant.name, arranged.contiguous(), "fold", words, constant, (partner.name,))
         return None
 
-    def _numbers_near(self, factor: float, spacing: float) -> Sequence[Number]:
+    def _numbers_near(self, factor: float, spacing: float) -> Sequence[MeantNumber]:
         first = bisect.bisect_left(self._values, factor * (1 - spacing))
         return self._pool[first : bisect.bisect_right(self._values, factor * (1 + spacing))]
 

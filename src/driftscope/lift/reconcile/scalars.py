@@ -28,7 +28,7 @@ _UNIVERSAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class MeantNumber:
     """A number that a program's author meant, exactly, and in words where it comes from."""
 
     value: float
@@ -36,7 +36,7 @@ class Number:
     derived: bool
 
 
-def numbers(constants: Iterable[Constant]) -> list[Number]:
+def numbers(constants: Iterable[Constant]) -> list[MeantNumber]:
     """Return the exact numbers a program writes, then those derived from them.
 
     Derived are reciprocal, square, roots and negation (a division becomes a multiplication, a scale is split
@@ -52,13 +52,13 @@ def numbers(constants: Iterable[Constant]) -> list[Number]:
         if number == int(number) and 1 < abs(number) < 1 << 24:
             sizes.add(int(abs(number)))
         direct.setdefault(number, f"{number!r} ({constant.name})")
-    found = [Number(v, w, False) for v, w in direct.items()]
+    found = [MeantNumber(v, w, False) for v, w in direct.items()]
     derived: dict[float, str] = {v: w for w, v in _UNIVERSAL.items()}
     for value in [*direct, *map(float, sizes)]:
         for v, w in _derive(value):
             if v not in direct:
                 derived.setdefault(v, w)
-    return found + [Number(v, w, True) for v, w in derived.items()]
+    return found + [MeantNumber(v, w, True) for v, w in derived.items()]
 
 
 def _derive(value: float) -> Iterator[tuple[float, str]]:
@@ -75,7 +75,7 @@ def _derive(value: float) -> Iterator[tuple[float, str]]:
         yield value**0.25, f"{value!r}**0.25"
 
 
-def scalar_candidates(constant: Constant, pool: Sequence[Number], single: bool = False) -> list[Number]:
+def scalar_candidates(constant: Constant, pool: Sequence[MeantNumber], single: bool = False) -> list[MeantNumber]:
     """Return the numbers whose rounding to the constant's own format is the constant; [] when it is exact.
 
     A number written by the other program wins over derived ones. A constant that the other program holds with
@@ -115,16 +115,16 @@ def significant_bits(number: float) -> int:
     return 53 - ((mantissa & -mantissa).bit_length() - 1) if mantissa else 0
 
 
-def _distinct(found: Iterable[Number]) -> list[Number]:
+def _distinct(found: Iterable[MeantNumber]) -> list[MeantNumber]:
     """Drop numbers that another way of writing them gave already, but for the last bits of float64."""
-    kept: list[Number] = []
+    kept: list[MeantNumber] = []
     for number in found:
         if not any(math.isclose(number.value, k.value, rel_tol=2.0**-50) for k in kept):
             kept.append(number)
     return kept
 
 
-def _replayed(number: float, fmt: torch.dtype, pool: Sequence[Number]) -> list[Number]:
+def _replayed(number: float, fmt: torch.dtype, pool: Sequence[MeantNumber]) -> list[MeantNumber]:
     """Return quotients and products of numbers that give the very bits when computed natively from rounded ones.
 
     An optimiser that turns a division into a multiplication, or two scales into one, starts from what is stored:
@@ -136,15 +136,15 @@ def _replayed(number: float, fmt: torch.dtype, pool: Sequence[Number]) -> list[N
 
     stored = {n.value: (rounded(n.value), n.words) for n in pool if not n.derived and n.value not in (0.0, 1.0, -1.0)}
     found = [
-        Number(1.0 / exact, f"1/({words}), computed natively", True)
+        MeantNumber(1.0 / exact, f"1/({words}), computed natively", True)
         for exact, (short, words) in stored.items()
         if short != 0.0 and rounded(1.0 / short) == number
     ]
     for exact, (_, words) in stored.items():
         root = rounded(math.sqrt(exact)) if exact > 0.0 and "scale" in words else 0.0
         if root and rounded(root * root) == number:  # a scale that was split over query and key, put together again
-            found.append(Number(exact, f"({words}), the square of its root computed natively", True))
+            found.append(MeantNumber(exact, f"({words}), the square of its root computed natively", True))
     for (one, (x, words_x)), (two, (y, words_y)) in itertools.combinations_with_replacement(stored.items(), 2):
         if rounded(x * y) == number and one * two != number:
-            found.append(Number(one * two, f"({words_x}) * ({words_y}), computed natively", True))
+            found.append(MeantNumber(one * two, f"({words_x}) * ({words_y}), computed natively", True))
     return found

@@ -9,7 +9,7 @@ from typing import Any, Protocol, overload
 import torch
 
 from driftscope.lift.steps import Rounding
-from driftscope.lift.torch.entries import Entry, Facts, Tape, facts_of, lifted_dtype, tensors_in
+from driftscope.lift.torch.entries import AtenCall, Facts, Tape, facts_of, lifted_dtype, tensors_in
 
 
 class Run(Protocol):
@@ -18,17 +18,17 @@ class Run(Protocol):
     tape: Tape
     native_default: torch.dtype
 
-    def literal(self, entry: Entry, name: str, default: Any) -> Any: ...
+    def literal(self, entry: AtenCall, name: str, default: Any) -> Any: ...
 
     def evaluate(self, call: Call, name: str) -> torch.Tensor: ...
 
     def show_inner(
-        self, entry: Entry, part: str, output: torch.Tensor, format: torch.dtype | None, rounding: Rounding,
+        self, entry: AtenCall, part: str, output: torch.Tensor, format: torch.dtype | None, rounding: Rounding,
         inputs: Sequence[torch.Tensor | None],
     ) -> torch.Tensor: ...  # fmt: skip
 
 
-class Operand:
+class TensorArgument:
     """A tensor argument of one call: natively known, lifted, or both; converted on demand.
 
     Parameters
@@ -82,10 +82,10 @@ def round_to(tensor: torch.Tensor, format: torch.dtype) -> torch.Tensor:
     return tensor if tensor.dtype == format or tensor.is_quantized else tensor.to(format)
 
 
-class Inputs(Sequence[torch.Tensor | None]):
+class StepInputs(Sequence[torch.Tensor | None]):
     """The lifted inputs of a step, up-cast only if the observer looks at them."""
 
-    def __init__(self, operands: list[Operand | None]):
+    def __init__(self, operands: list[TensorArgument | None]):
         self._operands = operands
 
     def __len__(self) -> int:
@@ -109,16 +109,16 @@ class Call:
     ----------
     function : torch._ops.OpOverload
     args, kwargs
-        With :class:`Operand` in the place of tensors.
+        With :class:`TensorArgument` in the place of tensors.
     formats : list of torch.dtype or None
         Native formats of the results.
     replay : Run
-    entry : Entry
+    entry : AtenCall
     """
 
     def __init__(
         self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], formats: list[torch.dtype | None],
-        replay: Run, entry: Entry,
+        replay: Run, entry: AtenCall,
     ):  # fmt: skip
         self.function = function
         self.args = args
@@ -129,7 +129,7 @@ class Call:
         self.facts: Facts = facts_of(function)
 
     def raw(self, name: str) -> Any:
-        """Give an argument as it stands: an :class:`Operand`, a number, a list."""
+        """Give an argument as it stands: an :class:`TensorArgument`, a number, a list."""
         return self.facts.pick(name, self.args, self.kwargs)
 
     def value(self, name: str) -> Any:
@@ -143,7 +143,7 @@ class Call:
     def format(self, name: str) -> torch.dtype | None:
         """Give a tensor argument's native format."""
         operand = self.raw(name)
-        return operand.format if isinstance(operand, Operand) else None
+        return operand.format if isinstance(operand, TensorArgument) else None
 
     def hidden(self, name: str, default: float) -> Any:
         """Give a constant that the kernel holds but its arguments do not, replaced if the run says so."""
@@ -169,7 +169,7 @@ class Call:
             Added to the entry's name.
         function : torch._ops.OpOverload
         args, kwargs
-            Lifted tensors, :class:`Operand` or numbers.
+            Lifted tensors, :class:`TensorArgument` or numbers.
         format : torch.dtype or None
             In which the fused kernel holds the result; its first result's format by default.
         """
@@ -196,12 +196,12 @@ def accumulator(format: torch.dtype | None) -> torch.dtype:
 def _as_operand(value: Any, format: torch.dtype | None) -> Any:
     if isinstance(value, torch.Tensor):
         kept = format if value.dtype.is_floating_point and format is not None else value.dtype
-        return Operand("", kept, None, value)
+        return TensorArgument("", kept, None, value)
     return [_as_operand(v, format) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _lift_tree(tree: Any) -> Any:
-    if isinstance(tree, Operand):
+    if isinstance(tree, TensorArgument):
         return tree.lifted()
     if isinstance(tree, (list, tuple)):
         return [_lift_tree(t) for t in tree]
@@ -211,7 +211,7 @@ def _lift_tree(tree: Any) -> Any:
 
 
 def _native_tree(tree: Any) -> Any:
-    if isinstance(tree, Operand):
+    if isinstance(tree, TensorArgument):
         return tree.native()
     if isinstance(tree, (list, tuple)):
         return [_native_tree(t) for t in tree]
@@ -231,15 +231,15 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def split_arguments(call: Call) -> tuple[list[Operand | None], dict[str, object]]:
+def split_arguments(call: Call) -> tuple[list[TensorArgument | None], dict[str, object]]:
     """Part a call's tensors from its other arguments."""
-    operands: list[Operand | None] = []
+    operands: list[TensorArgument | None] = []
     attributes: dict[str, object] = {}
     for name, value in call.facts.names(call.args, call.kwargs):
-        if isinstance(value, Operand):
+        if isinstance(value, TensorArgument):
             operands.append(value)
-        elif isinstance(value, list) and any(isinstance(v, Operand) for v in value):
-            operands.extend(v if isinstance(v, Operand) else None for v in value)
+        elif isinstance(value, list) and any(isinstance(v, TensorArgument) for v in value):
+            operands.extend(v if isinstance(v, TensorArgument) else None for v in value)
         elif value is None and "Tensor" in call.facts.types.get(name, ""):
             operands.append(None)
         else:

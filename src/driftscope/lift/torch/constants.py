@@ -9,7 +9,7 @@ import torch
 
 from driftscope.errors import CannotLift
 from driftscope.lift.steps import Constant, Origin
-from driftscope.lift.torch.entries import Entry, Tape, Value, references
+from driftscope.lift.torch.entries import AtenCall, Tape, TensorValue, references
 from driftscope.records.finding import Where
 
 # Numbers that stand for "nothing added": as candidates for a rounded constant they would only be noise.
@@ -61,7 +61,7 @@ class Constants:
             where = user.where if user is not None else maker.where if maker is not None else Where()
             self.listed.append(Constant(value.name, value.stored, origin, where, value.id in frontier))
 
-    def _base_of(self, value: Value, makers: Mapping[int, Entry]) -> Value | None:
+    def _base_of(self, value: TensorValue, makers: Mapping[int, AtenCall]) -> TensorValue | None:
         """Give the constant that a constant view is a view of."""
         maker = makers.get(value.id)
         if maker is None or not maker.constant or not maker.facts.view:
@@ -69,7 +69,7 @@ class Constants:
         sources = references(maker.args, maker.kwargs)
         return self._tape.values[sources[0]] if sources else None
 
-    def _keep_base(self, value: Value, makers: Mapping[int, Entry]) -> None:
+    def _keep_base(self, value: TensorValue, makers: Mapping[int, AtenCall]) -> None:
         """Let a kept view keep what it is a view of: that is the constant a person knows."""
         while value.stored is not None and (base := self._base_of(value, makers)) is not None:
             same = base.format == value.format and base.storage == value.storage
@@ -124,7 +124,7 @@ class Constants:
                 raise CannotLift(f"The program has no constant named {name!r}.")
         return values, literals
 
-    def subgraphs(self) -> list[Entry]:
+    def subgraphs(self) -> list[AtenCall]:
         """List the constant entries that compute something, and the views before and after them, in order."""
         candidates = [
             e for e in self._tape.entries
@@ -178,9 +178,9 @@ class Constants:
         return active
 
 
-def _users(tape: Tape) -> dict[int, Entry]:
+def _users(tape: Tape) -> dict[int, AtenCall]:
     """Find the first entry that uses each value, through views of it."""
-    users: dict[int, Entry] = {}
+    users: dict[int, AtenCall] = {}
     for entry in tape.entries:
         for number in references(entry.args, entry.kwargs):
             users.setdefault(number, entry)
@@ -204,7 +204,7 @@ def _frontier(tape: Tape) -> set[int]:
     return frontier
 
 
-def numbers_of(entry: Entry, tape: Tape) -> dict[str, float]:
+def numbers_of(entry: AtenCall, tape: Tape) -> dict[str, float]:
     """List the numbers of a call that enter its result as reals, hidden ones included."""
     facts = entry.facts
     found: dict[str, float] = {}
@@ -221,7 +221,7 @@ def numbers_of(entry: Entry, tape: Tape) -> dict[str, float]:
     return found | {k: v for k, v in _hidden(entry, tape).items() if k not in found}
 
 
-def _hidden(entry: Entry, tape: Tape) -> dict[str, float]:
+def _hidden(entry: AtenCall, tape: Tape) -> dict[str, float]:
     """List the constants that a fused kernel holds."""
     name = entry.facts.name
     if entry.constant:

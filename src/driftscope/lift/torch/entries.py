@@ -36,7 +36,7 @@ class Ref:
 
 
 @dataclass(slots=True)
-class Value:
+class TensorValue:
     """What a recording knows of one tensor value.
 
     Parameters
@@ -76,7 +76,7 @@ class Value:
 
 
 @dataclass(slots=True)
-class Place:
+class CallPlace:
     """Where an entry was called from, as far as it is known."""
 
     module: str | None = None
@@ -86,7 +86,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Entry:
+class AtenCall:
     """One ATen call.
 
     Parameters
@@ -105,7 +105,7 @@ class Entry:
     writes : frozenset of int
         Positions in `outputs` that are written into existing, aliased memory.
     constant : bool
-    place : Place
+    place : CallPlace
     """
 
     index: int
@@ -116,7 +116,7 @@ class Entry:
     kwargs: dict[str, Any]
     outputs: list[int | None]
     constant: bool
-    place: Place
+    place: CallPlace
     writes: frozenset[int] = frozenset()
     _where: Where | None = field(default=None, repr=False)
 
@@ -146,8 +146,8 @@ class Tape:
 
     Parameters
     ----------
-    entries : list of Entry
-    values : list of Value
+    entries : list of AtenCall
+    values : list of TensorValue
     inputs, captured : list of int
         Values that are inputs, and tensors that came from outside.
     unnamed : set of int
@@ -160,8 +160,8 @@ class Tape:
         For entries that bring constant memory into the replay: its native content, and the offset of each view.
     """
 
-    entries: list[Entry] = field(default_factory=list)
-    values: list[Value] = field(default_factory=list)
+    entries: list[AtenCall] = field(default_factory=list)
+    values: list[TensorValue] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     captured: list[int] = field(default_factory=list)
     unnamed: set[int] = field(default_factory=set)

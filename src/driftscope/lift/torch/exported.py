@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from driftscope.lift.torch.control import control_flow
-from driftscope.lift.torch.entries import Place
+from driftscope.lift.torch.entries import CallPlace
 from driftscope.lift.torch.places import is_internal
 from driftscope.lift.torch.record import Recorder
 from driftscope.records.user_code import innermost
@@ -29,9 +29,9 @@ class GraphWalk:
 
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
-        self._place = Place()
+        self._place = CallPlace()
 
-    def place(self) -> Place:
+    def place(self) -> CallPlace:
         """Give the place of the node in progress."""
         return self._place
 
@@ -104,16 +104,16 @@ def _attribute(graph: torch.nn.Module, path: str) -> Any:
     return value
 
 
-def place_of(node: Node, outer: Place) -> Place:
+def place_of(node: Node, outer: CallPlace) -> CallPlace:
     """Read a node's source line and module from what the exporter kept; else keep the enclosing node's."""
     frames = [m for m in _FRAME.finditer(node.meta.get("stack_trace") or "") if not is_internal(m["file"])]
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     module = str(stack[-1][0]) if stack else outer.module
     if not frames:
-        return Place(module, outer.file, outer.line, outer.expression)
+        return CallPlace(module, outer.file, outer.line, outer.expression)
     own = innermost([m["file"] for m in frames])
     last = frames[-1 if own is None else own]
-    return Place(module, last["file"], int(last["line"]), (last["code"] or "").strip() or None)
+    return CallPlace(module, last["file"], int(last["line"]), (last["code"] or "").strip() or None)
 
 
 def graph_arguments(

@@ -11,7 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import TensorWeakRef
 
 from driftscope.errors import CannotLift
-from driftscope.lift.torch.entries import Ref, Tape, Value
+from driftscope.lift.torch.entries import Ref, Tape, TensorValue
 
 _ALIAS = torch.ops.aten.as_strided.default
 _MATERIALISE = torch.ops.aten.alias.default
@@ -19,7 +19,7 @@ _PLAIN = torch.Tensor.__torch_dispatch__
 
 
 @dataclass(slots=True)
-class Member:
+class Viewer:
     """A tensor object that looks at a storage, held weakly; the weak reference keeps its address unique."""
 
     value: int
@@ -50,7 +50,7 @@ class Memory:
         Captured or an input: restored at the end of the recording.
     roots : int
         How many of its values came by no call.
-    members : list of Member
+    members : list of Viewer
     """
 
     id: int
@@ -58,7 +58,7 @@ class Memory:
     dependent: bool = False
     fixed: bool = False
     roots: int = 0
-    members: list[Member] = field(default_factory=list)
+    members: list[Viewer] = field(default_factory=list)
 
 
 class Ledger:
@@ -78,7 +78,7 @@ class Ledger:
         self.tape = tape
         self._names = names
         self._append = append
-        self._tensors: dict[int, Member] = {}
+        self._tensors: dict[int, Viewer] = {}
         self._memories: dict[int, Memory] = {}
         self._by_id: dict[int, Memory] = {}
         self._used_names: dict[str, int] = {}
@@ -130,7 +130,7 @@ class Ledger:
         value = self.tape.values[number]
         return value.dependent or self._by_id[value.storage].dependent
 
-    def register(self, tensor: torch.Tensor, name: str, dependent: bool, root: bool = False) -> Value:
+    def register(self, tensor: torch.Tensor, name: str, dependent: bool, root: bool = False) -> TensorValue:
         """Give a tensor a new value."""
         if tensor.layout is not torch.strided:
             refuse_odd(tensor)
@@ -144,18 +144,18 @@ class Ledger:
         shape, strides = tuple(tensor.shape), tensor.stride()
         number = len(self.tape.values)
         offset = int(tensor.storage_offset())
-        value = Value(number, name, tensor.dtype, shape, strides, tensor.device, memory.id, dependent, offset)
+        value = TensorValue(number, name, tensor.dtype, shape, strides, tensor.device, memory.id, dependent, offset)
         self.tape.values.append(value)
         self.bind(tensor, value)
         return value
 
-    def register_unseen(self, name: str, like: Value, shape: tuple[int, ...]) -> Value:
+    def register_unseen(self, name: str, like: TensorValue, shape: tuple[int, ...]) -> TensorValue:
         """Make a dependent value that no native tensor holds in this form."""
         memory = self._new_memory(None)
         memory.dependent = True
         strides = torch.empty(shape, device="meta").stride()
         number = len(self.tape.values)
-        value = Value(number, name, like.format, shape, strides, like.device, memory.id, True)
+        value = TensorValue(number, name, like.format, shape, strides, like.device, memory.id, True)
         self.tape.values.append(value)
         return value
 
@@ -164,16 +164,16 @@ class Ledger:
         self._by_id[memory.id] = memory
         return memory
 
-    def bind(self, tensor: torch.Tensor, value: Value) -> None:
+    def bind(self, tensor: torch.Tensor, value: TensorValue) -> None:
         """Let a tensor object hold a value."""
         alive = torch._C._WeakTensorRef(tensor)  # type: ignore[attr-defined]
-        member = Member(value.id, tensor._cdata, alive, TensorWeakRef(tensor))
+        member = Viewer(value.id, tensor._cdata, alive, TensorWeakRef(tensor))
         self._tensors[tensor._cdata] = member
         self._by_id[value.storage].members.append(member)
 
     def _alias_of(self, tensor: torch.Tensor, memory: Memory) -> int:
         """Give a value to a tensor that shares known memory but came by no call (`x.data`)."""
-        base: Value | None = None
+        base: TensorValue | None = None
         for member in memory.members:
             value, original = self.tape.values[member.value], member.tensor()
             if value.format != tensor.dtype or original is None:
@@ -276,7 +276,7 @@ class Ledger:
             if value.stored is None and not self.is_dependent(value.id):
                 self.keep(value, tensor)
 
-    def keep(self, value: Value, tensor: torch.Tensor) -> None:
+    def keep(self, value: TensorValue, tensor: torch.Tensor) -> None:
         """Keep a value's native bits, by reference as long as nothing writes to them."""
         # Detached: a differentiable replay must not reach the program's own parameters.
         value.stored = tensor.detach()

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from driftscope.lift.torch.entries import Tape, Value
+from driftscope.lift.torch.entries import Tape, TensorValue
 
 _DEPTH = 3
 
 
-def doubtful(tape: Tape, function: Callable[..., Any]) -> list[Value]:
+def doubtful(tape: Tape, function: Callable[..., Any]) -> list[TensorValue]:
     """List the float tensors of a tape whose origin is not known."""
     unnamed = [tape.values[c] for c in tape.captured if c in tape.unnamed]
     floats = [v for v in unnamed if v.format.is_floating_point or v.format.is_complex]
@@ -29,11 +29,11 @@ def doubtful(tape: Tape, function: Callable[..., Any]) -> list[Value]:
     return [v for v in floats if v.stored is not None and not (held and _storage(v) in held)]
 
 
-def _storage(value: Value) -> int:
+def _storage(value: TensorValue) -> int:
     return -1 if value.stored is None else value.stored.untyped_storage()._cdata
 
 
-def changed(before: Tape, doubted: Iterable[Value], after: Tape) -> Value | None:
+def changed(before: Tape, doubted: Iterable[TensorValue], after: Tape) -> TensorValue | None:
     """Find a doubted tensor that has other bits in a recording on other inputs."""
     positions = {number: place for place, number in enumerate(before.captured)}
     for value in doubted:

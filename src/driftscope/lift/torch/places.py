@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from driftscope.lift.torch.entries import Place
+from driftscope.lift.torch.entries import CallPlace
 from driftscope.records.user_code import is_users
 
 _LIFT = os.path.dirname(os.path.dirname(__file__))
@@ -74,19 +74,19 @@ class Places:
                 handle.remove()
             self._stack.clear()
 
-    def here(self, stop: CodeType) -> Place:
+    def here(self, stop: CodeType) -> CallPlace:
         """Find the place of the call in progress: the user's innermost line, not beyond the frame that runs `stop`.
 
         Where the model is a library's alone, the library's innermost line.
         """
         module = self._stack[-1] if self._stack else None
-        library: Place | None = None
+        library: CallPlace | None = None
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not stop:
             file = frame.f_code.co_filename
             if not is_internal(file):
                 if is_users(file):
-                    return Place(module, file, frame.f_lineno)
-                library = library or Place(module, file, frame.f_lineno)
+                    return CallPlace(module, file, frame.f_lineno)
+                library = library or CallPlace(module, file, frame.f_lineno)
             frame = frame.f_back
-        return library or Place(module)
+        return library or CallPlace(module)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.errors import CannotLift
 from driftscope.lift.torch.control import call_higher_order, seen_by
-from driftscope.lift.torch.entries import Entry, Facts, Place, Ref, Tape, facts_of, functional_form, tensors_in
+from driftscope.lift.torch.entries import AtenCall, CallPlace, Facts, Ref, Tape, facts_of, functional_form, tensors_in
 from driftscope.lift.torch.ledger import Ledger
 from driftscope.lift.torch.native_values import listener
 from driftscope.lift.torch.nested import NestedTensors
@@ -53,7 +53,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(
-        self, names: Callable[[torch.Tensor], str | None], place: Callable[[], Place], provisional: bool = False
+        self, names: Callable[[torch.Tensor], str | None], place: Callable[[], CallPlace], provisional: bool = False
     ):
         super().__init__()  # type: ignore[no-untyped-call]
         seen_by(type(self))
@@ -162,7 +162,7 @@ class Recorder(TorchDispatchMode):
         if drawn:
             # A sample is taken as it fell: both programs of a comparison then see the same.
             self._keep_drawn(func, [*outputs, *targets])
-        entry = Entry(
+        entry = AtenCall(
             len(self.tape.entries), name, func, function, tuple(args), kwargs, numbers,
             not dependent or drawn, self._place(), writes,
         )  # fmt: skip
@@ -211,7 +211,7 @@ class Recorder(TorchDispatchMode):
     def _append_own(
         self, name: str, function: Any, args: tuple[Any, ...], outputs: list[int | None], constant: bool
     ) -> None:
-        entry = Entry(len(self.tape.entries), name, function, function, args, {}, outputs, constant, self._place())
+        entry = AtenCall(len(self.tape.entries), name, function, function, args, {}, outputs, constant, self._place())
         self.tape.entries.append(entry)
 
     def append(self, func: Any, name: str, args: tuple[Any, ...], outputs: list[int | None], constant: bool) -> None:

@@ -15,8 +15,8 @@ from driftscope.errors import CannotLift
 from driftscope.lift.constant_cache import LiftedConstants
 from driftscope.lift.counting import counted
 from driftscope.lift.steps import Kind, Observer, Rounding, Step
-from driftscope.lift.torch.call import Call, Inputs, Operand, default_dtype, lift_native, split_arguments
-from driftscope.lift.torch.entries import Entry, Ref, Tape, Value, lifted_dtype, references
+from driftscope.lift.torch.call import Call, StepInputs, TensorArgument, default_dtype, lift_native, split_arguments
+from driftscope.lift.torch.entries import AtenCall, Ref, Tape, TensorValue, lifted_dtype, references
 from driftscope.lift.torch.ops import rules
 
 # What a part of a fused kernel would be called on its own.
@@ -67,7 +67,7 @@ class Replay:
                     if number not in wanted:
                         self.values.pop(number, None)
 
-    def run_constants(self, entries: Sequence[Entry]) -> dict[int, torch.Tensor]:
+    def run_constants(self, entries: Sequence[AtenCall]) -> dict[int, torch.Tensor]:
         """Evaluate constant entries in float64 and give their real results; what cannot be evaluated is left out."""
         found: dict[int, torch.Tensor] = {}
         self.values.update(self.replacements)
@@ -90,7 +90,7 @@ class Replay:
         """Give a value after the run."""
         return self._operand(number).lifted()
 
-    def literal(self, entry: Entry, name: str, default: Any) -> Any:
+    def literal(self, entry: AtenCall, name: str, default: Any) -> Any:
         """Give a number of a call, or what replaces it."""
         if entry.index in self._literal_entries:
             return self.literals.get((entry.index, name), default)
@@ -98,7 +98,7 @@ class Replay:
 
     # -- one entry -----------------------------------------------------------------------------------------------
 
-    def _evaluate(self, entry: Entry) -> None:
+    def _evaluate(self, entry: AtenCall) -> None:
         if entry.index in self.tape.snapshots:
             self._materialise(entry)
             return
@@ -115,7 +115,7 @@ class Replay:
         outputs = self.show(entry, call, entry.name, outputs, formats, rounding)
         self._settle(entry, outputs)
 
-    def _resolve(self, entry: Entry) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _resolve(self, entry: AtenCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args = tuple(self._template(a) for a in entry.args)
         kwargs = {k: self._template(v) for k, v in entry.kwargs.items()}
         if entry.index in self._literal_entries:
@@ -138,21 +138,21 @@ class Replay:
             return [self._template(t) for t in tree]
         return tree
 
-    def _operand(self, number: int) -> Operand:
+    def _operand(self, number: int) -> TensorArgument:
         value = self.tape.values[number]
         lifted = self.values.get(number)
         if lifted is not None:
-            return Operand(value.name, value.format, None, lifted)
+            return TensorArgument(value.name, value.format, None, lifted)
         if value.stored is None:
             raise CannotLift(f"The value {value.name} was not kept; the program cannot be replayed.")
         held = self._cache.get(number)
-        operand = Operand(value.name, value.format, value.stored, held)
+        operand = TensorArgument(value.name, value.format, value.stored, held)
         if held is None and lifted_dtype(value.format) != value.format and self._cache.takes(value.stored.numel()):
             self._cache.hold(number, operand.lifted())
         return operand
 
     def show(
-        self, entry: Entry, call: Call, name: str, outputs: list[torch.Tensor | None],
+        self, entry: AtenCall, call: Call, name: str, outputs: list[torch.Tensor | None],
         formats: list[torch.dtype | None], rounding: Rounding,
     ) -> list[torch.Tensor | None]:  # fmt: skip
         """Let the observer see a step; give what it makes of the outputs."""
@@ -164,7 +164,7 @@ class Replay:
         names = [name if i == 0 else f"{name}.{i}" for i in range(len(outputs))] if inner else self._names(entry)
         step = Step(
             index, name, f"{call.function.namespace}.{call.facts.name}", entry.where,
-            ["" if o is None else o.name for o in operands], names, Inputs(operands), outputs, formats,
+            ["" if o is None else o.name for o in operands], names, StepInputs(operands), outputs, formats,
             rounding, attributes, entry.constant, held=[o is not None and o.stored is not None for o in operands],
         )  # fmt: skip
         replaced = self.observe(step)
@@ -179,7 +179,7 @@ class Replay:
         return shown
 
     def show_inner(
-        self, entry: Entry, part: str, output: torch.Tensor, format: torch.dtype | None, rounding: Rounding,
+        self, entry: AtenCall, part: str, output: torch.Tensor, format: torch.dtype | None, rounding: Rounding,
         inputs: Sequence[torch.Tensor | None],
     ) -> torch.Tensor:  # fmt: skip
         """Let the observer see a step of a formula inside a fused kernel."""
@@ -195,10 +195,10 @@ class Replay:
         shown = output if replaced is None else replaced[0]
         return output if shown is None else shown
 
-    def _names(self, entry: Entry) -> list[str]:
+    def _names(self, entry: AtenCall) -> list[str]:
         return ["" if o is None else self.tape.values[o].name for o in entry.outputs]
 
-    def _check(self, entry: Entry, outputs: list[torch.Tensor | None], formats: list[torch.dtype | None]) -> None:
+    def _check(self, entry: AtenCall, outputs: list[torch.Tensor | None], formats: list[torch.dtype | None]) -> None:
         """Hold rules to what they promise: float64 where the native value is a float, the native shape."""
         if len(outputs) < len(formats):
             raise CannotLift(f"{entry.where} gave {len(outputs)} results in float64 instead of {len(formats)}.")
@@ -214,7 +214,7 @@ class Replay:
                     f"natively {value.shape}."
                 )
 
-    def _settle(self, entry: Entry, outputs: list[torch.Tensor | None]) -> None:
+    def _settle(self, entry: AtenCall, outputs: list[torch.Tensor | None]) -> None:
         for position, number in enumerate(entry.outputs):
             tensor = outputs[position]
             if number is None or tensor is None:
@@ -227,7 +227,7 @@ class Replay:
             else:
                 self.values[number] = self._lay_out(entry, value, tensor)
 
-    def _lay_out(self, entry: Entry, value: Value, tensor: torch.Tensor) -> torch.Tensor:
+    def _lay_out(self, entry: AtenCall, value: TensorValue, tensor: torch.Tensor) -> torch.Tensor:
         """Give a result the native strides, and memory of its own where a write could otherwise be seen."""
         if not _same_layout(tensor, value):
             if entry.facts.view and value.storage in self.tape.written:
@@ -238,20 +238,20 @@ class Replay:
             return tensor.clone()
         return tensor
 
-    def _borrowed(self, value: Value, tensor: torch.Tensor) -> bool:
+    def _borrowed(self, value: TensorValue, tensor: torch.Tensor) -> bool:
         memory = tensor.untyped_storage()._cdata
         return any(
             other.untyped_storage()._cdata == memory and self.tape.values[number].storage != value.storage
             for number, other in self.values.items()
         )
 
-    def _own(self, value: Value, stored: torch.Tensor | None) -> torch.Tensor:
+    def _own(self, value: TensorValue, stored: torch.Tensor | None) -> torch.Tensor:
         if stored is None:
             raise CannotLift(f"The input {value.name} has no value.")
         tensor = lift_native(stored)
         return tensor.clone() if value.storage in self.tape.written and tensor is stored else tensor
 
-    def _materialise(self, entry: Entry) -> None:
+    def _materialise(self, entry: AtenCall) -> None:
         whole, offsets = self.tape.snapshots[entry.index]
         root = lift_native(whole)
         root = root.clone() if root is whole else root
@@ -265,7 +265,7 @@ class Replay:
                 self.values[number] = root.as_strided(value.shape, value.strides, offset)
 
 
-def _used(entry: Entry) -> list[int]:
+def _used(entry: AtenCall) -> list[int]:
     return references(entry.args, entry.kwargs)
 
 
@@ -273,7 +273,7 @@ def _is_real(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
 
 
-def _same_layout(tensor: torch.Tensor, value: Value) -> bool:
+def _same_layout(tensor: torch.Tensor, value: TensorValue) -> bool:
     strides = tensor.stride()
     if strides == value.strides or tensor.numel() == 0 or tensor.is_quantized:
         return True

@@ -64,7 +64,7 @@ class Fold(Term):
 
 
 @dataclass(frozen=True)
-class Run:
+class Copies:
     """``count`` copies of ``inner``, the first ``offset`` from the head, ``stride`` apart."""
 
     count: int
@@ -84,7 +84,7 @@ class Chain(Term):
     """``head``, and what is added to it that is not its own copy."""
 
     head: Term
-    runs: tuple[Run, ...]
+    runs: tuple[Copies, ...]
 
     def __str__(self) -> str:
         words, at = [str(self.head)], 0
@@ -103,7 +103,7 @@ class Chain(Term):
 _PROGRESSION = 3  # like runs that are written as one
 
 
-def _progression(runs: tuple[Run, ...], at: int) -> tuple[int, int]:
+def _progression(runs: tuple[Copies, ...], at: int) -> tuple[int, int]:
     """Return how many runs from here on differ in nothing but a constant step of their offset, and that step."""
     like = [runs[at]]
     for run in runs[at + 1 :]:
@@ -144,7 +144,7 @@ def _described(tree: SumTree, node: int) -> _Part:
 def _folded(first: int, parts: list[_Part]) -> _Part:
     """Fold a head and what is added to it, from the bottom up."""
     head: Term = Leaf()
-    runs: tuple[Run, ...] = ()
+    runs: tuple[Copies, ...] = ()
     at = 0
     while at < len(parts):
         part = parts[at]
@@ -156,7 +156,7 @@ def _folded(first: int, parts: list[_Part]) -> _Part:
             head, runs = Fold(count + 1, stride, whole, fused), ()
         else:
             count, step = _run(parts, at)
-            runs = (*runs, Run(count, part.term, stride, step, part.joined))
+            runs = (*runs, Copies(count, part.term, stride, step, part.joined))
         at += count
     return _Part(Chain(head, runs) if runs else head, first)
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftscope.numerics.trees.rounding import aligned_sum, exact_sum, fma, sum_to_odd
-from driftscope.numerics.trees.tree import Step, SumTree
+from driftscope.numerics.trees.tree import AddLevel, SumTree
 
 Array = npt.NDArray[Any]
 
@@ -18,7 +18,7 @@ _BLOCK = 3 << 19  # terms replayed at a time
 
 
 @dataclass(frozen=True)
-class Arithmetic:
+class SumArithmetic:
     """What a sum does besides its order.
 
     Parameters
@@ -55,14 +55,14 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def replay(tree: SumTree, x: Array, arithmetic: Arithmetic, output: str, weights: Array | None = None) -> Array:
+def replay(tree: SumTree, x: Array, arithmetic: SumArithmetic, output: str, weights: Array | None = None) -> Array:
     """Add the terms of every row in the order of a tree.
 
     Parameters
     ----------
     tree : SumTree
     x : ndarray, shape (rows, n)
-    arithmetic : Arithmetic
+    arithmetic : SumArithmetic
     output : str
         Format of the result.
     weights : ndarray, shape (n,), or None
@@ -110,7 +110,7 @@ class _Products:
         return fma(self._terms[places], self._weights[places], sums)
 
 
-def _block(tree: SumTree, x: Array, arithmetic: Arithmetic, output: str, weights: Array | None) -> Array:
+def _block(tree: SumTree, x: Array, arithmetic: SumArithmetic, output: str, weights: Array | None) -> Array:
     accumulator = numpy_dtype(arithmetic.accumulator)
     sums = np.array(x.T, accumulator, order="C")
     products = None
@@ -125,7 +125,7 @@ def _block(tree: SumTree, x: Array, arithmetic: Arithmetic, output: str, weights
     return finished(sums[tree.last_slot], tree.n, arithmetic, numpy_dtype(output))
 
 
-def _add(sums: Array, products: _Products | None, step: Step, arithmetic: Arithmetic) -> None:
+def _add(sums: Array, products: _Products | None, step: AddLevel, arithmetic: SumArithmetic) -> None:
     if products is None or not step.leaf.any():
         _plain(sums, step.into, step.of)
     else:
@@ -146,7 +146,7 @@ def _plain(sums: Array, into: Array, of: Array) -> None:
         sums[into] += sums[of]
 
 
-def _add_products(sums: Array, products: _Products, step: Step, fma_terms: Any) -> None:
+def _add_products(sums: Array, products: _Products, step: AddLevel, fma_terms: Any) -> None:
     unrounded = step.leaf if fma_terms is None else step.leaf & fma_terms[step.of]
     into, of = step.into[unrounded], step.of[unrounded]
     if len(into) == 1:
@@ -163,7 +163,7 @@ def _add_products(sums: Array, products: _Products, step: Step, fma_terms: Any) 
     _plain(sums, step.into[rest], step.of[rest])
 
 
-def finished(total: Array, n: int, arithmetic: Arithmetic, output: np.dtype[Any]) -> Array:
+def finished(total: Array, n: int, arithmetic: SumArithmetic, output: np.dtype[Any]) -> Array:
     """Make the result of sums in the accumulator's format: divide where it is a mean, round to the output."""
     scalar = total.dtype.type
     if arithmetic.mean == "divide":

@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class AddLevel:
     """Additions that do not depend on each other: ``sum[into] += sum[of]``.
 
     Parameters
@@ -172,7 +172,7 @@ class SumTree:
         return f"<SumTree of {self.n} terms, depth {self.depth}>"
 
     @functools.cached_property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[AddLevel, ...]:
         """The additions in an order in which they can be done, as few steps as possible."""
         if self.n == 1:
             return ()
@@ -192,12 +192,12 @@ class SumTree:
         last = self.steps[-1]
         return int(last.into[0]) if len(last.into) else last.fused[0][0]
 
-    def _step(self, group: Ints, left: Ints, right: Ints, slot: Ints, members: dict[int, tuple[int, ...]]) -> Step:
+    def _step(self, group: Ints, left: Ints, right: Ints, slot: Ints, members: dict[int, tuple[int, ...]]) -> AddLevel:
         fused = tuple(tuple(int(slot[m]) for m in members[k]) for k in group.tolist() if k in members)
         if fused:
             group = np.asarray([k for k in group.tolist() if k not in members], np.int64)
         of = right[group]
-        return Step(slot[left[group]], slot[of], of < self.n, (of < self.n) & (left[group] < self.n), fused)
+        return AddLevel(slot[left[group]], slot[of], of < self.n, (of < self.n) & (left[group] < self.n), fused)
 
     def _slots(self) -> tuple[Ints, Ints, Ints]:
         """Return operands with single terms on the right, and the slot in which each node lies."""

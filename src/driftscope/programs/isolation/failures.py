@@ -49,7 +49,7 @@ class WorkerDied(DriftscopeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class TaskFailure:
     """A failed task as plain data.
 
     Parameters
@@ -81,7 +81,7 @@ _FATAL = {
 }
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> TaskFailure:
     """Name the failure behind the exception of a future.
 
     Parameters
@@ -95,13 +95,13 @@ def failure_of(error: BaseException) -> Failure:
         ``MemoryError`` and the allocators' own errors count as out of memory.
     """
     if isinstance(error, WorkerDied):
-        return Failure(error.fate, CODES.get(error.fate, ""), error.words, error.last_words)
+        return TaskFailure(error.fate, CODES.get(error.fate, ""), error.words, error.last_words)
     words = f"{type(error).__name__}: {error}".rstrip(": ")
     trace = str(error.__cause__) if isinstance(error.__cause__, RemoteTrace) else ""
     fate = Fate.OUT_OF_MEMORY if ran_out_of_memory(error) else Fate.RAISED
     if type(error).__name__ == "KilledWorker":  # Dask's word for a task whose machine went away, again and again
         fate = Fate.KILLED
-    return Failure(fate, CODES.get(fate, ""), words, trace)
+    return TaskFailure(fate, CODES.get(fate, ""), words, trace)
 
 
 def ran_out_of_memory(error: BaseException) -> bool:

@@ -33,7 +33,7 @@ READY, STARTED, DONE, RAISED = "ready", "started", "done", "raised"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class WorkerSetting:
     """What a worker must know before its first task.
 
     Parameters
@@ -61,7 +61,7 @@ def reached(where: str) -> Connection:
 
 def serve(link: Connection) -> None:
     """Answer tasks that arrive on a connection until it closes."""
-    setting: Setting = pickle.loads(link.recv_bytes())  # noqa: S301  (from the process that started this one)
+    setting: WorkerSetting = pickle.loads(link.recv_bytes())  # noqa: S301  (from the process that started this one)
     faulthandler.enable()  # names the Python line that was running when native code crashes
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1)  # and when the supervisor asks a hanging task where it is
@@ -76,7 +76,7 @@ def serve(link: Connection) -> None:
             _answer(link, link.recv_bytes(), setting)
 
 
-def _answer(link: Connection, message: bytes, setting: Setting) -> None:
+def _answer(link: Connection, message: bytes, setting: WorkerSetting) -> None:
     try:
         function, arguments, keywords = _load(message, setting)
         link.send_bytes(pickle.dumps((STARTED, time.perf_counter())))
@@ -87,7 +87,7 @@ def _answer(link: Connection, message: bytes, setting: Setting) -> None:
     link.send_bytes(words)
 
 
-def _load(message: bytes, setting: Setting) -> Any:
+def _load(message: bytes, setting: WorkerSetting) -> Any:
     """Unpickle a task; import the caller's script first if the task was defined there."""
     if b"__main__" in message and setting.main and not hasattr(sys.modules["__main__"], "__driftscope_names__"):
         main = sys.modules["__main__"]

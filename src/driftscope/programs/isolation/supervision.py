@@ -18,7 +18,7 @@ from driftscope.errors import InputError
 from driftscope.programs.isolation import memory
 from driftscope.programs.isolation.breadcrumbs import SIGN
 from driftscope.programs.isolation.failures import Fate, RemoteTrace, WorkerDied, death_of, ran_out_of_memory
-from driftscope.programs.isolation.process import DONE, STARTED, Setting
+from driftscope.programs.isolation.process import DONE, STARTED, WorkerSetting
 from driftscope.programs.isolation.starting import Launch, end_with_children, start
 
 _TICK = 0.02  # seconds between two looks at memory and clock; at 10 GB/s a task gains 0.2 GB meanwhile
@@ -133,7 +133,7 @@ class Supervised:
         process, link = start(self._launch)
         allowed = self._limits.memory or int(0.8 * memory.available_bytes()) or sys.maxsize
         self._running = running = _Running(process, link, allowed, memory.kernel_kills())
-        setting = Setting(self._launch.main, os.getpid(), self._launch.preload)
+        setting = WorkerSetting(self._launch.main, os.getpid(), self._launch.preload)
         with contextlib.suppress(BrokenPipeError):  # it died already: waiting for its answer says of what
             running.link.send_bytes(pickle.dumps(setting))
         self._answer(running, _START_LIMIT, "the limit for starting")

@@ -23,7 +23,7 @@ from driftscope.records.plain import to_plain
 from driftscope.records.runs import locks
 from driftscope.records.runs.lines import Damage, Line, complete_cells, json_lines, sound_lines
 from driftscope.records.runs.rows import FATE_COLUMNS, Row, is_sql_type, restored, wider
-from driftscope.records.runs.writers import Entry, RowWriter
+from driftscope.records.runs.writers import CellRows, RowWriter
 
 RUN_SCHEMA = "driftscope/run/1"
 RUNS_FOLDER = "runs"
@@ -119,13 +119,13 @@ class RunFolder:
                 end.clear()
                 yield found
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, CellRows]:
         """Return every finished cell: the latest attempt, and of equal ones the earliest writer's.
 
         Two processes may have made the same cell; a cell function is pure, so either row will do.
         """
         kinds = self.columns()
-        found: dict[str, Entry] = {}
+        found: dict[str, CellRows] = {}
         for lines in self.cells():
             if isinstance(lines, Damage):
                 continue
@@ -134,7 +134,7 @@ class RunFolder:
             if known is not None and known.attempt >= first["attempt"]:
                 continue
             rows = tuple({k: restored(v, kinds.get(k, "")) for k, v in _own(line).items()} for line in lines)
-            found[first["cell"]] = Entry(
+            found[first["cell"]] = CellRows(
                 first["cell"], rows, first["seconds"], first["attempt"], str(first.get("last_words", ""))
             )
         return found

@@ -18,7 +18,7 @@ from driftscope.records.runs.rows import Row, spelled, sql_type, wider
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CellRows:
     """The rows of one finished cell, with what the store knows beside them."""
 
     cell: str
@@ -42,7 +42,7 @@ class RowWriter:
         self._descriptor = os.open(rows_file(folder, self.name), flags, 0o644)
         locks.hold(self._descriptor)
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: CellRows) -> None:
         """Keep the rows of a cell; they survive the end of this process from here on.
 
         Raises
@@ -55,7 +55,7 @@ class RowWriter:
         except OSError as error:
             raise _unwritable(self._folder, error) from error
 
-    def _append(self, entry: Entry) -> None:
+    def _append(self, entry: CellRows) -> None:
         with self._threads:
             lines, new = [], {}
             for part, row in enumerate(entry.rows):
@@ -158,7 +158,7 @@ def rows_file(folder: Path, writer: str) -> Path:
     return folder / f"rows-{writer}.jsonl"
 
 
-def _line(entry: Entry, part: int, row: Row) -> str:
+def _line(entry: CellRows, part: int, row: Row) -> str:
     words = {k: spelled(v) for k, v in row.items()} | {
         "last_words": entry.last_words, "seconds": round(entry.seconds, 6), "attempt": entry.attempt,
         "part": part, "parts": len(entry.rows),

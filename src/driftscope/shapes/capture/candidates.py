@@ -11,8 +11,8 @@ from torch.export import Dim
 
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.capture.export import Capture, Refusal, capture
-from driftscope.shapes.capture.inference import Wanted, dim_name
-from driftscope.shapes.capture.repairing import Repair, repaired
+from driftscope.shapes.capture.inference import WantedAxes, dim_name
+from driftscope.shapes.capture.repairing import Repaired, repaired
 from driftscope.shapes.conditions.expressions import Operation, Term
 from driftscope.shapes.conditions.linear import Linear, linear_of
 from driftscope.shapes.conditions.relations import Clause, Relations
@@ -56,13 +56,13 @@ class Candidate:
     ----------
     name : str
         Where its spec came from: ``"yours"``, ``"from the inputs"``, ``"from the relations"``, or the mode.
-    repair : Repair
+    repair : Repaired
     coverage : Coverage or None
         None for what was refused.
     """
 
     name: str
-    repair: Repair
+    repair: Repaired
     coverage: Coverage | None = None
 
     @property
@@ -87,11 +87,11 @@ class CandidateSearch:
     model : torch.nn.Module or callable
     arguments : Arguments
         The example.
-    wanted : Wanted
+    wanted : WantedAxes
         Which axes may vary, and what the user said of them.
     """
 
-    def __init__(self, model: Callable[..., Any], arguments: Arguments, wanted: Wanted):
+    def __init__(self, model: Callable[..., Any], arguments: Arguments, wanted: WantedAxes):
         self.model = model
         self.arguments = arguments
         self.wanted = wanted
@@ -121,7 +121,7 @@ class CandidateSearch:
             Dim.AUTO if free and axis.name not in fixed and axis.dim is not None else None
             for axis, free in zip(self.wanted.axes, self.wanted.free, strict=True)
         )
-        return Candidate(Mode.UNBACKED.value, Repair(self.attempt(Attempt(Mode.UNBACKED, sizes))))
+        return Candidate(Mode.UNBACKED.value, Repaired(self.attempt(Attempt(Mode.UNBACKED, sizes))))
 
     def said(self) -> Candidate | None:
         """The user's own spec, repaired; None when the user gave none."""
@@ -195,7 +195,7 @@ def fixed_axes(relations: Relations) -> set[str]:
     return {name for c in relations.recorded if c.kind == "static" for name in c.names}
 
 
-def named_sizes(wanted: Wanted) -> tuple[Any, ...]:
+def named_sizes(wanted: WantedAxes) -> tuple[Any, ...]:
     """Say in Dims what several sets of inputs showed; a sum of two sizes has no Dim and is left to torch."""
     sizes: list[Any] = [None] * len(wanted.axes)
     dims: dict[str, Any] = {}
@@ -221,7 +221,7 @@ def derived_dim(line: Linear, dims: dict[str, Any]) -> Any | None:
     return made + line.offset if line.offset > 0 else made - -line.offset if line.offset else made
 
 
-def sizes_from(relations: Relations, wanted: Wanted) -> tuple[Any, ...]:
+def sizes_from(relations: Relations, wanted: WantedAxes) -> tuple[Any, ...]:
     """Say in Dims what a trace found: one name per class, bounds, derived sizes; the rest is left to torch.
 
     What it fixed is fixed, and axes in conditions that no Dim can say are DYNAMIC.

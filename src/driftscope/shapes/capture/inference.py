@@ -25,7 +25,7 @@ _SUMMED = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedAxes:
     """What is wanted of the axes.
 
     Parameters
@@ -63,7 +63,7 @@ class Wanted:
         return "\n".join(lines + fixed)
 
 
-def infer(sets: Sequence[Arguments], dynamic: Any = "all") -> Wanted:
+def infer(sets: Sequence[Arguments], dynamic: Any = "all") -> WantedAxes:
     """Decide which axes may vary.
 
     Parameters
@@ -86,13 +86,13 @@ def infer(sets: Sequence[Arguments], dynamic: Any = "all") -> Wanted:
         return _from_sets(sets)
     axes = example.axes
     alone = tuple((place,) for place in range(len(axes)))
-    return Wanted(axes, (dynamic == "all",) * len(axes), AxisClasses(axes, alone), {})
+    return WantedAxes(axes, (dynamic == "all",) * len(axes), AxisClasses(axes, alone), {})
 
 
 # --- several sets ---------------------------------------------------------------------------------------------
 
 
-def _from_sets(sets: Sequence[Arguments]) -> Wanted:
+def _from_sets(sets: Sequence[Arguments]) -> WantedAxes:
     axes = sets[0].axes
     columns = np.array([one.sizes for one in sets], np.int64).T
     free = tuple(len(set(column)) > 1 for column in columns.tolist())
@@ -109,7 +109,7 @@ def _from_sets(sets: Sequence[Arguments]) -> Wanted:
             roots.append(group[0])
         else:
             derived.update(dict.fromkeys(group, line))
-    return Wanted(axes, free, classes, derived)
+    return WantedAxes(axes, free, classes, derived)
 
 
 def _line_through(columns: np.ndarray, roots: Sequence[int], place: int, axes: tuple[Axis, ...]) -> Linear | None:
@@ -142,7 +142,7 @@ def _linear(root: np.ndarray, column: np.ndarray, name: str) -> Linear | None:
 # --- a spec ---------------------------------------------------------------------------------------------------
 
 
-def _from_spec(example: Arguments, dynamic: Any) -> Wanted:
+def _from_spec(example: Arguments, dynamic: Any) -> WantedAxes:
     axes = example.axes
     said: dict[tuple[int, int | None], Any] = {}
     for leaf, words in _spec_leaves(example, dynamic):
@@ -154,7 +154,7 @@ def _from_spec(example: Arguments, dynamic: Any) -> Wanted:
         named = isinstance(word, Dim) and not hasattr(word, "root")
         groups.setdefault(word.__name__ if named else place, []).append(place)
     derived = _derived_by_spec(axes, words)
-    return Wanted(axes, free, AxisClasses(axes, tuple(tuple(g) for g in groups.values())), derived, words)
+    return WantedAxes(axes, free, AxisClasses(axes, tuple(tuple(g) for g in groups.values())), derived, words)
 
 
 def _derived_by_spec(axes: tuple[Axis, ...], words: Sequence[Any]) -> dict[int, Linear]:

@@ -34,7 +34,7 @@ from driftscope.shapes.conditions.expressions import (
 )
 from driftscope.shapes.conditions.minimising import minimised
 from driftscope.shapes.conditions.naming import Sources
-from driftscope.shapes.conditions.parsing import Unreadable, from_sympy, parse_text
+from driftscope.shapes.conditions.parsing import Inexpressible, from_sympy, parse_text
 from driftscope.shapes.conditions.phrasing import always, canonical
 from driftscope.shapes.conditions.relations import Clause, Relations, SourceLine, clause, size_of
 from driftscope.shapes.probe.axes import Arguments, Axis
@@ -150,7 +150,7 @@ class _Reader:
             none: Mapping[Any, Any] = {}
             replaced = self.attempt(lambda: private_torch.replacements(self.environment), none)
             for symbol, expression in replaced.items():
-                with contextlib.suppress(Unreadable):
+                with contextlib.suppress(Inexpressible):
                     self.symbols.setdefault(str(symbol), from_sympy(expression, self.symbols))
 
     def _canonical(self) -> dict[str, Term]:
@@ -190,7 +190,7 @@ class _Reader:
                 continue
             try:
                 meaning = from_sympy(expression, self.symbols)
-            except Unreadable:
+            except Inexpressible:
                 continue
             if meaning == size_of(axis):
                 continue
@@ -207,7 +207,7 @@ class _Reader:
         for key, constraint in self.exported.range_constraints.items():
             try:
                 meaning = from_sympy(key, self.symbols)
-            except Unreadable:
+            except Inexpressible:
                 continue
             lower, upper = _bound(constraint.lower), _bound(constraint.upper)
             traced = assumed.get(str(key), (constraint.lower, constraint.upper))
@@ -228,7 +228,7 @@ class _Reader:
         for words in private_torch.guard_texts(self.exported):
             try:
                 condition = parse_text(words, self.sources.size)
-            except Unreadable:
+            except Inexpressible:
                 found.append(Clause("guard", Number(True), words, True))
                 continue
             for part in conjuncts(condition):
@@ -268,7 +268,7 @@ class _Reader:
             lines = {"user_line" if line and line.user else "torch_line": line}
             try:
                 condition = from_sympy(expression, self.symbols)
-            except Unreadable:
+            except Inexpressible:
                 found.append(Clause("assert", Number(True), str(expression), True, place="assert"))
                 continue
             if not isinstance(condition, Number):
@@ -281,7 +281,7 @@ class _Reader:
         for expression in private_torch.deferred_asserts(self.environment) if self.environment is not None else []:
             try:
                 condition = from_sympy(expression, self.symbols)
-            except Unreadable:
+            except Inexpressible:
                 continue
             if not isinstance(condition, Number):
                 lines = self._lines_of(condition)

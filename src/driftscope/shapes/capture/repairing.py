@@ -25,7 +25,7 @@ _UNBOUNDED = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RepairStep:
     """One refusal and what was changed for it."""
 
     refusal: Refusal
@@ -33,25 +33,25 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class Repaired:
     """What came of repairing one attempt.
 
     Parameters
     ----------
     result : Capture or Refusal
         Of the last attempt.
-    steps : tuple of Step
+    steps : tuple of RepairStep
         Empty when the first attempt was accepted.
     rejected : tuple of str
         torch's suggestions that were not followed because they freeze or thin out an axis.
     """
 
     result: Capture | Refusal
-    steps: tuple[Step, ...] = ()
+    steps: tuple[RepairStep, ...] = ()
     rejected: tuple[str, ...] = ()
 
 
-def repaired(first: Attempt, attempt: Try) -> Repair:
+def repaired(first: Attempt, attempt: Try) -> Repaired:
     """Export, and change the spec until it is accepted.
 
     Parameters
@@ -60,14 +60,14 @@ def repaired(first: Attempt, attempt: Try) -> Repair:
     attempt : callable
         Exports one attempt.
     """
-    steps: list[Step] = []
+    steps: list[RepairStep] = []
     rejected: list[str] = []
     tried = {_key(first)}
     current = first
     while True:
         result = attempt(current)
         if isinstance(result, Capture) or len(steps) == _MOST_STEPS:
-            return Repair(result, tuple(steps), tuple(dict.fromkeys(rejected)))
+            return Repaired(result, tuple(steps), tuple(dict.fromkeys(rejected)))
         following = None
         for change in (_suggested, _violated, _specialised, _loosened):
             made = change(result, rejected)
@@ -75,10 +75,10 @@ def repaired(first: Attempt, attempt: Try) -> Repair:
                 following = made
                 break
         if following is None:
-            return Repair(result, tuple(steps), tuple(dict.fromkeys(rejected)))
+            return Repaired(result, tuple(steps), tuple(dict.fromkeys(rejected)))
         current = following[0]
         tried.add(_key(current))
-        steps.append(Step(result, following[1]))
+        steps.append(RepairStep(result, following[1]))
 
 
 def _key(attempt: Attempt) -> str:

@@ -55,7 +55,7 @@ def parse_line(words: str) -> SourceLine | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class RunningLines:
     """The line of torch and the line of the user that were running; either may be unknown."""
 
     torch: SourceLine | None = None
@@ -69,7 +69,7 @@ class Lines:
         return {name: line for name, line in found.items() if line is not None}
 
 
-def running_lines(*, only_asked: bool = False) -> Lines:
+def running_lines(*, only_asked: bool = False) -> RunningLines:
     """The innermost lines of torch and of the model being exported.
 
     ``asked`` says that the model's own line compared the sizes: nothing but the arithmetic of symbolic sizes stands
@@ -85,7 +85,7 @@ def running_lines(*, only_asked: bool = False) -> Lines:
         file = frame.f_code.co_filename
         if not _is_between(file):
             if only_asked and users is None and file.startswith(_TORCH):
-                return Lines()
+                return RunningLines()
             line = SourceLine(file.removeprefix(_TORCH + "/"), frame.f_lineno, frame.f_code.co_name)
             if file.startswith(_TORCH):
                 theirs = theirs or (line if users is None else None)
@@ -93,9 +93,9 @@ def running_lines(*, only_asked: bool = False) -> Lines:
                 users, asked = SourceLine(file, line.line, line.function, True), theirs is None
             if not file.startswith(_TORCH) and "site-packages" not in file:
                 # A line of the user's own says more than one of an installed library that it called.
-                return Lines(theirs, SourceLine(file, line.line, line.function, True), asked)
+                return RunningLines(theirs, SourceLine(file, line.line, line.function, True), asked)
         frame = frame.f_back
-    return Lines(theirs, users or _read_line(), asked)
+    return RunningLines(theirs, users or _read_line(), asked)
 
 
 def _read_line() -> SourceLine | None:
@@ -137,7 +137,7 @@ class TraceLog:
 
     Parameters
     ----------
-    lines : dict of int to Lines
+    lines : dict of int to RunningLines
         Lines behind a guard, by the ``id`` of torch's own note of the place.
     decisions : list of Decision
         In order, repeats included.
@@ -145,9 +145,9 @@ class TraceLog:
         Conditions that were left to run time where they could not be decided.
     """
 
-    lines: dict[int, Lines] = field(default_factory=dict)
+    lines: dict[int, RunningLines] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
-    deferred: list[tuple[Any, Lines]] = field(default_factory=list)
+    deferred: list[tuple[Any, RunningLines]] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list, repr=False)
 
     def note_place(self, _: Any, place: Any) -> None:

@@ -25,7 +25,7 @@ def spec_of(arguments: Arguments, attempt: Attempt) -> dict[str, Any]:
             said[axis.leaf] = size
         elif size is not None:
             said.setdefault(axis.leaf, {})[axis.dim] = size
-    values = [v.detach() if isinstance(v, torch.Tensor) else _Leaf() for _, v in arguments.leaves]
+    values = [v.detach() if isinstance(v, torch.Tensor) else _SpelledLeaf() for _, v in arguments.leaves]
     numbers = {id(value): number for number, value in enumerate(values)}
     return {
         name: _like(value, {key: said.get(number) for key, number in numbers.items()})
@@ -33,7 +33,7 @@ def spec_of(arguments: Arguments, attempt: Attempt) -> dict[str, Any]:
     }
 
 
-class _Leaf:
+class _SpelledLeaf:
     """Stands for a leaf that is no tensor."""
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from driftscope.shapes import private_torch
 from driftscope.shapes.capture.source_lines import Decision, TraceLog, parse_line
 from driftscope.shapes.conditions.expressions import Number, Size, Term, holds, negated, operation, sizes_in, text
-from driftscope.shapes.conditions.parsing import Unreadable, from_sympy
+from driftscope.shapes.conditions.parsing import Inexpressible, from_sympy
 from driftscope.shapes.conditions.relations import SourceLine
 
 # Points at which two conditions are compared to tell whether they are the same one, differently written.
@@ -40,7 +40,7 @@ class TracingNotes:
         for guard in private_torch.recorded_guards(environment):
             try:
                 term = from_sympy(guard.condition, symbols)
-            except Unreadable:
+            except Inexpressible:
                 continue
             if not isinstance(term, Number):
                 self._entries.append((term, self._lines(guard.place)))
@@ -50,7 +50,7 @@ class TracingNotes:
                 self._replaced[meaning.name] = self._lines(place)
 
         for expression, lines in log.deferred:
-            with contextlib.suppress(Unreadable):
+            with contextlib.suppress(Inexpressible):
                 self._entries.append((from_sympy(expression, symbols), lines.known))
         for decision in log.decisions:
             made = decided(decision, symbols)
@@ -85,7 +85,7 @@ def decided(decision: Decision, symbols: Mapping[str, Term]) -> Term | None:
     """Return the condition that a decision made true, or None where it is not about sizes of inputs."""
     try:
         asked = from_sympy(decision.condition, symbols)
-    except Unreadable:
+    except Inexpressible:
         return None
     if isinstance(asked, Number):
         return None

@@ -47,7 +47,7 @@ Term = Number | Size | Operation
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorMeaning:
     """What an operator means, three times.
 
     Parameters
@@ -98,33 +98,33 @@ def _smaller(z3: Any, a: Any, *more: Any) -> Any:
     return reduce(lambda x, y: z3.If(x < y, x, y), more, a)
 
 
-OPERATORS: Mapping[str, Operator] = {
-    "or": Operator(_any, lambda z3, *t: z3.Or(*t), "or", 1),
-    "and": Operator(_all, lambda z3, *t: z3.And(*t), "and", 2),
-    "not": Operator(np.logical_not, lambda z3, a: z3.Not(a)),
-    "==": Operator(operator.eq, lambda z3, a, b: a == b, "==", 3),
-    "!=": Operator(operator.ne, lambda z3, a, b: a != b, "!=", 3),
-    "<": Operator(operator.lt, lambda z3, a, b: a < b, "<", 3),
-    "<=": Operator(operator.le, lambda z3, a, b: a <= b, "<=", 3),
-    ">": Operator(operator.gt, lambda z3, a, b: a > b, ">", 3),
-    ">=": Operator(operator.ge, lambda z3, a, b: a >= b, ">=", 3),
-    "+": Operator(lambda *t: reduce(operator.add, t), lambda z3, *t: reduce(operator.add, t), "+", 5),
-    "*": Operator(lambda *t: reduce(operator.mul, t), lambda z3, *t: reduce(operator.mul, t), "*", 6),
-    "//": Operator(_safely(np.floor_divide), lambda z3, a, b: a / b, "//", 6),
-    "/": Operator(_safely(np.true_divide), lambda z3, a, b: z3.ToReal(a) / z3.ToReal(b), "/", 6),
-    "%": Operator(_safely(np.mod), lambda z3, a, b: a % b, "%", 6),
-    "**": Operator(lambda a, b: np.power(np.asarray(a, np.float64), b), None, "**", 8),
-    "max": Operator(lambda *t: reduce(np.maximum, t), _larger),
-    "min": Operator(lambda *t: reduce(np.minimum, t), _smaller),
-    "ceil": Operator(_integer(np.ceil), lambda z3, a: -z3.ToInt(-z3.ToReal(a))),
-    "floor": Operator(_integer(np.floor), lambda z3, a: z3.ToInt(a)),
-    "trunc": Operator(_integer(np.trunc), lambda z3, a: z3.If(a >= 0, z3.ToInt(a), -z3.ToInt(-a))),
-    "round": Operator(_integer(np.rint), None),
-    "float": Operator(lambda a: np.asarray(a, np.float64), lambda z3, a: z3.ToReal(a)),
-    "abs": Operator(np.abs, lambda z3, a: z3.If(a >= 0, a, -a)),
-    "sqrt": Operator(lambda a: np.sqrt(np.maximum(a, 0)), None),
-    "log2": Operator(lambda a: np.log2(np.maximum(a, 1)), None),
-    "where": Operator(np.where, lambda z3, c, a, b: z3.If(c, a, b)),
+OPERATORS: Mapping[str, OperatorMeaning] = {
+    "or": OperatorMeaning(_any, lambda z3, *t: z3.Or(*t), "or", 1),
+    "and": OperatorMeaning(_all, lambda z3, *t: z3.And(*t), "and", 2),
+    "not": OperatorMeaning(np.logical_not, lambda z3, a: z3.Not(a)),
+    "==": OperatorMeaning(operator.eq, lambda z3, a, b: a == b, "==", 3),
+    "!=": OperatorMeaning(operator.ne, lambda z3, a, b: a != b, "!=", 3),
+    "<": OperatorMeaning(operator.lt, lambda z3, a, b: a < b, "<", 3),
+    "<=": OperatorMeaning(operator.le, lambda z3, a, b: a <= b, "<=", 3),
+    ">": OperatorMeaning(operator.gt, lambda z3, a, b: a > b, ">", 3),
+    ">=": OperatorMeaning(operator.ge, lambda z3, a, b: a >= b, ">=", 3),
+    "+": OperatorMeaning(lambda *t: reduce(operator.add, t), lambda z3, *t: reduce(operator.add, t), "+", 5),
+    "*": OperatorMeaning(lambda *t: reduce(operator.mul, t), lambda z3, *t: reduce(operator.mul, t), "*", 6),
+    "//": OperatorMeaning(_safely(np.floor_divide), lambda z3, a, b: a / b, "//", 6),
+    "/": OperatorMeaning(_safely(np.true_divide), lambda z3, a, b: z3.ToReal(a) / z3.ToReal(b), "/", 6),
+    "%": OperatorMeaning(_safely(np.mod), lambda z3, a, b: a % b, "%", 6),
+    "**": OperatorMeaning(lambda a, b: np.power(np.asarray(a, np.float64), b), None, "**", 8),
+    "max": OperatorMeaning(lambda *t: reduce(np.maximum, t), _larger),
+    "min": OperatorMeaning(lambda *t: reduce(np.minimum, t), _smaller),
+    "ceil": OperatorMeaning(_integer(np.ceil), lambda z3, a: -z3.ToInt(-z3.ToReal(a))),
+    "floor": OperatorMeaning(_integer(np.floor), lambda z3, a: z3.ToInt(a)),
+    "trunc": OperatorMeaning(_integer(np.trunc), lambda z3, a: z3.If(a >= 0, z3.ToInt(a), -z3.ToInt(-a))),
+    "round": OperatorMeaning(_integer(np.rint), None),
+    "float": OperatorMeaning(lambda a: np.asarray(a, np.float64), lambda z3, a: z3.ToReal(a)),
+    "abs": OperatorMeaning(np.abs, lambda z3, a: z3.If(a >= 0, a, -a)),
+    "sqrt": OperatorMeaning(lambda a: np.sqrt(np.maximum(a, 0)), None),
+    "log2": OperatorMeaning(lambda a: np.log2(np.maximum(a, 1)), None),
+    "where": OperatorMeaning(np.where, lambda z3, c, a, b: z3.If(c, a, b)),
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from driftscope.shapes.conditions.expressions import Number, Term, operation
 
 
-class Unreadable(ValueError):
+class Inexpressible(ValueError):
     """A condition uses something this tree has no word for; the message quotes it."""
 
 
@@ -90,7 +90,7 @@ _CALLS: Mapping[str, str] = {
 def _apply(name: str, terms: list[Term]) -> Term:
     word = _CALLS.get(name)
     if word is None:
-        raise Unreadable(f"{name}(...)")
+        raise Inexpressible(f"{name}(...)")
     if word == "identity":
         return terms[0]
     if word == "ceildiv":
@@ -114,12 +114,12 @@ def parse_text(guard: str, source: Callable[[str], Term | None]) -> Term:
         Quoting the part that has no reading.
     """
     try:
-        return _Reader(source).read(ast.parse(guard, mode="eval").body)
+        return _ConditionReader(source).read(ast.parse(guard, mode="eval").body)
     except SyntaxError as error:
-        raise Unreadable(guard) from error
+        raise Inexpressible(guard) from error
 
 
-class _Reader:
+class _ConditionReader:
     def __init__(self, source: Callable[[str], Term | None]):
         self._source = source
 
@@ -146,7 +146,7 @@ class _Reader:
         if isinstance(node, ast.Call):
             name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
             return _apply(name, [self.read(argument) for argument in node.args])
-        raise Unreadable(ast.unparse(node))
+        raise Inexpressible(ast.unparse(node))
 
     def _binary(self, node: ast.BinOp) -> Term:
         left, right = self.read(node.left), self.read(node.right)
@@ -154,7 +154,7 @@ class _Reader:
             return operation("+", left, operation("*", -1, right))
         word = _BINARY.get(type(node.op))
         if word is None:
-            raise Unreadable(ast.unparse(node))
+            raise Inexpressible(ast.unparse(node))
         return operation(word, left, right)
 
     def _compare(self, node: ast.Compare) -> Term:
@@ -163,7 +163,7 @@ class _Reader:
         for op, left, right in zip(node.ops, terms, terms[1:], strict=False):
             word = _COMPARISONS.get(type(op))
             if word is None:
-                raise Unreadable(ast.unparse(node))
+                raise Inexpressible(ast.unparse(node))
             links.append(operation(word, left, right))
         return operation("and", *links)
 
@@ -192,7 +192,7 @@ def from_sympy(expression: Any, symbols: Mapping[str, Term]) -> Term:
         return Number(expression)
     if getattr(expression, "is_Symbol", False):
         if str(expression) not in symbols:
-            raise Unreadable(str(expression))
+            raise Inexpressible(str(expression))
         return symbols[str(expression)]
     name = type(expression).__name__
     if name in ("BooleanTrue", "BooleanFalse"):

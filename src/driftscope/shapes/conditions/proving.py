@@ -22,7 +22,7 @@ from driftscope.shapes.conditions.expressions import (
     to_z3,
     walk,
 )
-from driftscope.shapes.conditions.parsing import Unreadable, parse_text
+from driftscope.shapes.conditions.parsing import Inexpressible, parse_text
 from driftscope.shapes.conditions.phrasing import without_common_factors
 from driftscope.shapes.conditions.relations import Relations
 
@@ -135,7 +135,7 @@ def statement(words: str, relations: Relations) -> Term:
     names = {ast.unparse(ast.parse(axis.name, mode="eval")): axis.name for axis in relations.axes}
     try:
         return parse_text(words, lambda source: Size(names[source]) if source in names else None)
-    except Unreadable as error:
+    except Inexpressible as error:
         raise InputError(f"{words!r}: {error} is not a size; the sizes are {', '.join(names.values())}") from error
 
 

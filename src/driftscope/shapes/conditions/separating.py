@@ -24,7 +24,7 @@ EVIDENCE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class UncheckedRuns:
     """What a program without checks did.
 
     Parameters
@@ -42,14 +42,14 @@ class Evidence:
     unwanted: list[Point]
 
 
-def separate(recorded: Sequence[Term], evidence: Evidence) -> list[Term] | None:
+def separate(recorded: Sequence[Term], evidence: UncheckedRuns) -> list[Term] | None:
     """Choose conditions that hold at as many right points as possible and at no wrong one.
 
     Parameters
     ----------
     recorded : sequence of Term
         Conditions of the trace.
-    evidence : Evidence
+    evidence : UncheckedRuns
 
     Returns
     -------

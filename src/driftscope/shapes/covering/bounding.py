@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from driftscope.shapes.conditions.expressions import Number, Operation, Size, Term
 from driftscope.shapes.conditions.predicates import all_of
 from driftscope.shapes.conditions.relations import Relations
-from driftscope.shapes.conditions.separating import Evidence, distinct, separate
+from driftscope.shapes.conditions.separating import UncheckedRuns, distinct, separate
 from driftscope.shapes.probe.directions import Direction
 from driftscope.shapes.probe.domain import CRASH, MORE, RIGHT, WRONG, Domain, probe
 from driftscope.shapes.probe.exploration import held_out
 from driftscope.shapes.probe.original import Original, Point
-from driftscope.shapes.probe.runners import Runner
+from driftscope.shapes.probe.runners import ExportTarget
 
 #: Most points that conditions are held against in one round, the fewest, and the seconds of the original that it may
 #: take; the rounds after which choosing again is given up.
@@ -47,7 +47,7 @@ class Bounding:
     Parameters
     ----------
     original : Original
-    runner : Runner
+    runner : ExportTarget
         The program without its checks.
     relations : Relations
         What it was made under.
@@ -60,7 +60,7 @@ class Bounding:
     def __init__(
         self,
         original: Original,
-        runner: Runner,
+        runner: ExportTarget,
         relations: Relations,
         directions: Sequence[Direction],
         most: int = HELD_OUT,
@@ -146,9 +146,9 @@ class Bounding:
         return conditions
 
 
-def evidence_of(relations: Relations, domain: Domain, target: str) -> Evidence:
+def evidence_of(relations: Relations, domain: Domain, target: str) -> UncheckedRuns:
     """What a program without checks did, as conditions are chosen by it."""
-    return Evidence(
+    return UncheckedRuns(
         relations.axes,
         right=domain.of(target, RIGHT),
         wrong=domain.of(target, WRONG, CRASH),

@@ -16,16 +16,16 @@ from driftscope.shapes.asked_model import AskedModel, asked_model
 from driftscope.shapes.capture.candidates import CandidateSearch
 from driftscope.shapes.capture.export import Capture
 from driftscope.shapes.conditions.relations import Relations
-from driftscope.shapes.covering.dispatching import Dispatcher, Form, Member
+from driftscope.shapes.covering.dispatching import CoverMember, Dispatcher, Form
 from driftscope.shapes.covering.files import like, load_cover, outline_of, save_cover
-from driftscope.shapes.covering.search import Choice, CoverSearch, Effort, Option
+from driftscope.shapes.covering.search import Choice, CoverEffort, CoverSearch, Option
 from driftscope.shapes.covering.serving_members import OnnxMember
 from driftscope.shapes.findings.rewriting import rewrites
 from driftscope.shapes.probe.domain import choose
-from driftscope.shapes.probe.exploration import Plan, explore
+from driftscope.shapes.probe.exploration import ProbePlan, explore
 from driftscope.shapes.probe.judging_runs import Ran, silence
 from driftscope.shapes.probe.onnx_conversion import converted, save_model
-from driftscope.shapes.probe.runners import Crashes, OnnxRunner, Runner, TorchRunner, scratch
+from driftscope.shapes.probe.runners import Crashes, ExportTarget, OnnxRunner, TorchRunner, scratch
 
 #: Points at which programs are judged: where the original runs, and where it refuses.
 RUNNING, REFUSED = 300, 80
@@ -37,7 +37,7 @@ class CoveredProgram(Dispatcher):
 
     Attributes
     ----------
-    members : tuple of Member
+    members : tuple of CoverMember
         The programs, each with the conditions under which it answers (``.relation`` in words).
     probed, covered : int
         Shapes at which the model runs that were tried, and those at which a program here answers.
@@ -45,7 +45,7 @@ class CoveredProgram(Dispatcher):
         ``"torch"`` or ``"onnx"``.
     """
 
-    def __init__(self, form: Form, members: Sequence[Member], outline: Any, about: dict[str, Any]):
+    def __init__(self, form: Form, members: Sequence[CoverMember], outline: Any, about: dict[str, Any]):
         super().__init__(form, members)
         self._outline = outline
         self.probed = int(about["probed"])
@@ -102,7 +102,7 @@ def cover_shapes(
     *,
     dynamic: Any = "all",
     target: str = "torch",
-    effort: Effort | None = None,
+    effort: CoverEffort | None = None,
 ) -> CoveredProgram:
     """Make a program that keeps every shape the model runs at.
 
@@ -119,7 +119,7 @@ def cover_shapes(
         Which sizes may vary.
     target : str
         ``"torch"``, or ``"onnx"`` for ONNX files run by onnxruntime.
-    effort : Effort, optional
+    effort : CoverEffort, optional
         Most programs, and seconds for looking for further ones.
 
     Returns
@@ -140,7 +140,7 @@ def cover_shapes(
         search = CandidateSearch(model, asked.arguments, asked.wanted)
         captures = _captures(search)
         first = next(captures, None)
-        directions = explore(asked.original, asked.wanted.places, [first.relations] if first else [], Plan())
+        directions = explore(asked.original, asked.wanted.places, [first.relations] if first else [], ProbePlan())
         running, refused = choose(asked.original, RUNNING, REFUSED)
         looking = CoverSearch(
             asked.original,
@@ -148,7 +148,7 @@ def cover_shapes(
             asked.wanted.places,
             directions,
             MemberRunners(asked, target),
-            effort or Effort(),
+            effort or CoverEffort(),
         )
         choice = looking.search(itertools.chain([first] if first else [], captures))
     asked.original.state.put_back(thoroughly=True)
@@ -192,7 +192,7 @@ class MemberRunners:
         self.target = target
         self.crashes: Crashes = Counter()
 
-    def __call__(self, capture: Capture) -> tuple[Runner, Relations]:
+    def __call__(self, capture: Capture) -> tuple[ExportTarget, Relations]:
         """Make a runner; return what its program was made under as well.
 
         Raises
@@ -242,18 +242,18 @@ def covered(asked: AskedModel, choice: Choice, target: str) -> CoveredProgram:
     return CoveredProgram(form, members, outline_of(value), about)
 
 
-def _member(option: Option, form: Form, rebuild: Callable[[list[Any]], Any], points: int) -> Member:
+def _member(option: Option, form: Form, rebuild: Callable[[list[Any]], Any], points: int) -> CoverMember:
     capture, runner = option.capture, option.runner
     example = ", ".join(f"{axis.name}={axis.size}" for axis in capture.arguments.axes)
     origin = f"{capture.mode}, traced at {example}" if example else str(capture.mode)
     origin += f", with {capture.rewritten}" if capture.rewritten else ""
     if isinstance(runner, OnnxRunner):
         served = OnnxMember(runner.path, tuple(runner.feeder.places.items()))
-        return Member(
+        return CoverMember(
             lambda *args, **kwargs: rebuild(served.run(*form.flat(args, kwargs))),
             option.conditions,
             origin,
             points,
             served,
         )
-    return Member(capture.unguarded, option.conditions, origin, points, capture.exported)
+    return CoverMember(capture.unguarded, option.conditions, origin, points, capture.exported)

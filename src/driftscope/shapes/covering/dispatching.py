@@ -88,7 +88,7 @@ def _kind_words(rank: int | None, kind: str) -> str:
 
 
 @dataclass(frozen=True)
-class Member:
+class CoverMember:
     """One program of a cover.
 
     Parameters
@@ -128,14 +128,14 @@ class Dispatcher:
     Parameters
     ----------
     form : Form
-    members : sequence of Member
+    members : sequence of CoverMember
     """
 
-    def __init__(self, form: Form, members: Sequence[Member]):
+    def __init__(self, form: Form, members: Sequence[CoverMember]):
         self.form = form
         self.members = tuple(members)
 
-    def choose(self, *args: Any, **kwargs: Any) -> Member | None:
+    def choose(self, *args: Any, **kwargs: Any) -> CoverMember | None:
         """The program that would answer first; None where none would."""
         return next(self._admitting(self.form.sizes(args, kwargs)), None)
 

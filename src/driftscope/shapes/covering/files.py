@@ -24,7 +24,7 @@ from driftscope.programs.loading.pt2 import read_exported
 from driftscope.programs.value_trees import Spec, flatten, unflatten
 from driftscope.records.json_text import parse_json
 from driftscope.shapes.conditions.predicates import from_json, to_json
-from driftscope.shapes.covering.dispatching import Form, Member
+from driftscope.shapes.covering.dispatching import CoverMember, Form
 from driftscope.shapes.covering.serving_members import OnnxMember
 from driftscope.shapes.private_torch import unguarded
 from driftscope.shapes.probe.runners import from_pairs
@@ -34,7 +34,9 @@ MANIFEST = "manifest.json"
 _QUOTING = re.compile(r"['\"\\\n\r(){};=#]+")
 
 
-def save_cover(folder: str | Path, form: Form, members: Sequence[Member], tree: Any, about: Mapping[str, Any]) -> Path:
+def save_cover(
+    folder: str | Path, form: Form, members: Sequence[CoverMember], tree: Any, about: Mapping[str, Any]
+) -> Path:
     """Write a cover.
 
     Parameters
@@ -42,7 +44,7 @@ def save_cover(folder: str | Path, form: Form, members: Sequence[Member], tree: 
     folder : path
         Made if it is not there; must be empty otherwise, or hold a cover, which is replaced.
     form : Form
-    members : sequence of Member
+    members : sequence of CoverMember
         Their payloads are an ``ExportedProgram`` or an :class:`OnnxMember`.
     tree : object
         The outputs' containers, as :func:`outline_of` describes them.
@@ -112,13 +114,13 @@ def _write_program(path: Path, payload: Any) -> None:
         torch.export.save(flattened(payload), path)
 
 
-def load_cover(folder: str | Path) -> tuple[Form, list[Member], dict[str, Any]]:
+def load_cover(folder: str | Path) -> tuple[Form, list[CoverMember], dict[str, Any]]:
     """Read a cover.
 
     Returns
     -------
     form : Form
-    members : list of Member
+    members : list of CoverMember
         Called like the original; outputs in fresh containers.
     about : dict
         The manifest.
@@ -153,7 +155,7 @@ def _manifest(source: Path) -> dict[str, Any]:
     return data
 
 
-def _member(source: Path, form: Form, tree: Any, entry: Mapping[str, Any]) -> Member:
+def _member(source: Path, form: Form, tree: Any, entry: Mapping[str, Any]) -> CoverMember:
     name = str(entry["file"])
     if Path(name).name != name:
         raise RecordError(f"the manifest names the program {name!r}, which is not in its folder")
@@ -171,7 +173,7 @@ def _member(source: Path, form: Form, tree: Any, entry: Mapping[str, Any]) -> Me
     def call(*args: Any, **kwargs: Any) -> Any:
         return rebuild(list(run(*form.flat(args, kwargs))))
 
-    return Member(call, conditions, str(entry["origin"]), int(entry["points"]), payload)
+    return CoverMember(call, conditions, str(entry["origin"]), int(entry["points"]), payload)
 
 
 def flattened(exported: ExportedProgram) -> ExportedProgram:

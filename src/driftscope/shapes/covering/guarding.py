@@ -17,7 +17,7 @@ from driftscope.shapes.probe.axes import Axis
 
 
 @dataclass(frozen=True, slots=True)
-class Guarded:
+class GuardedOnnx:
     """What stands in front of a file.
 
     Parameters
@@ -56,7 +56,7 @@ class GuardedFile:
         Shapes that the conditions were held against, beside and far from those they were chosen by.
     """
 
-    def __init__(self, member: OnnxMember, guard: Guarded):
+    def __init__(self, member: OnnxMember, guard: GuardedOnnx):
         self._member = member
         self._guard = guard
         self._form = guard.form

@@ -21,25 +21,25 @@ from driftscope.shapes.capture.export import Capture, capture
 from driftscope.shapes.conditions.expressions import Term
 from driftscope.shapes.conditions.predicates import all_of
 from driftscope.shapes.conditions.relations import Relations
-from driftscope.shapes.conditions.separating import Evidence, distinct, separate
+from driftscope.shapes.conditions.separating import UncheckedRuns, distinct, separate
 from driftscope.shapes.covering.bounding import HELD_OUT, Bounding, evidence_of
 from driftscope.shapes.probe.axes import Arguments, arguments_of
 from driftscope.shapes.probe.directions import Direction
 from driftscope.shapes.probe.domain import CRASH, UNASKED, Domain, probe
 from driftscope.shapes.probe.exploration import pattern
 from driftscope.shapes.probe.original import Original, Point
-from driftscope.shapes.probe.runners import Runner
+from driftscope.shapes.probe.runners import ExportTarget
 
 #: Holes at larger sizes are filled last.
 _SMALL = 9
 #: Fewest points that a program among several is held against.
 _FEWEST_HELD_OUT = 12
 
-MakeRunner = Callable[[Capture], tuple[Runner, Relations]]
+MakeRunner = Callable[[Capture], tuple[ExportTarget, Relations]]
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class CoverEffort:
     """How much a search for a cover may cost.
 
     Parameters
@@ -64,7 +64,7 @@ class Option:
     Parameters
     ----------
     capture : Capture
-    runner : Runner
+    runner : ExportTarget
     relations : Relations
         What the program was made under: the trace's, and what converting it added.
     conditions : tuple of Term
@@ -75,7 +75,7 @@ class Option:
     """
 
     capture: Capture
-    runner: Runner
+    runner: ExportTarget
     relations: Relations
     conditions: tuple[Term, ...]
     covers: frozenset[Point]
@@ -105,7 +105,7 @@ class CoverSearch:
         How sizes may move.
     make_runner : callable
         Runs a capture without its checks; may raise :class:`RuntimeRefused`.
-    effort : Effort
+    effort : CoverEffort
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class CoverSearch:
         free: Sequence[int],
         directions: Sequence[Direction],
         make_runner: MakeRunner,
-        effort: Effort = Effort(),
+        effort: CoverEffort = CoverEffort(),
     ):
         self.original = original
         self.points = list(points)
@@ -229,7 +229,7 @@ class CoverSearch:
         return Choice(tuple(chosen), tuple(self.running), tuple(p for p in self.running if p not in covered))
 
 
-def _admitted(conditions: Sequence[Term], evidence: Evidence, points: Iterable[Point]) -> list[Point]:
+def _admitted(conditions: Sequence[Term], evidence: UncheckedRuns, points: Iterable[Point]) -> list[Point]:
     admits = all_of(conditions)
     names = [axis.name for axis in evidence.axes]
     return [point for point in points if admits(dict(zip(names, point, strict=True)))]

@@ -17,7 +17,7 @@ from driftscope.shapes.capture.export import Refusal
 from driftscope.shapes.check import Check
 from driftscope.shapes.conditions.expressions import Number, Operation, text
 from driftscope.shapes.conditions.naming import Sources
-from driftscope.shapes.conditions.parsing import Unreadable, parse_text
+from driftscope.shapes.conditions.parsing import Inexpressible, parse_text
 from driftscope.shapes.conditions.phrasing import phrase
 from driftscope.shapes.conditions.relations import Clause, SourceLine, clause
 from driftscope.shapes.findings.domain import DomainFindings
@@ -200,7 +200,7 @@ def _guards(refusal: Refusal, sources: Sources) -> Iterator[Clause]:
             continue
         try:
             term = parse_text(found["guard"], sources.size)
-        except Unreadable:
+        except Inexpressible:
             yield Clause("guard", Number(True), found["guard"])
             continue
         plain = phrase(clause("guard", term))

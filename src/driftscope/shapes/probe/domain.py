@@ -18,7 +18,7 @@ from driftscope.shapes.probe.judging_runs import (
     silence,
 )
 from driftscope.shapes.probe.original import Original, Point
-from driftscope.shapes.probe.runners import Runner
+from driftscope.shapes.probe.runners import ExportTarget
 
 RIGHT, LOST, WRONG, CRASH = "right", "lost", "wrong", "crash"
 #: The original refuses and the target answers; both refuse; nobody asked.
@@ -33,7 +33,7 @@ _FEWEST = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PointRun:
     """What one target did at one point.
 
     Parameters
@@ -60,14 +60,14 @@ class Domain:
     valid : dict of Point to bool
     refusals : dict of Point to str
         What the original said where it refuses.
-    seen : dict of str to dict of Point to Seen
+    seen : dict of str to dict of Point to PointRun
         By target.
     """
 
     points: list[Point] = field(default_factory=list)
     valid: dict[Point, bool] = field(default_factory=dict)
     refusals: dict[Point, str] = field(default_factory=dict)
-    seen: dict[str, dict[Point, Seen]] = field(default_factory=dict)
+    seen: dict[str, dict[Point, PointRun]] = field(default_factory=dict)
 
     def of(self, target: str, *outcomes: str) -> list[Point]:
         """Points at which a target did one of these."""
@@ -83,7 +83,7 @@ class Domain:
         return [point for point in self.points if self.valid[point]]
 
 
-_NOTHING = Seen(UNASKED)
+_NOTHING = PointRun(UNASKED)
 
 
 def choose(original: Original, valid: int, invalid: int) -> tuple[list[Point], list[Point]]:
@@ -103,7 +103,7 @@ def choose(original: Original, valid: int, invalid: int) -> tuple[list[Point], l
     return list(dict.fromkeys([example, *running])), refused
 
 
-def probe(original: Original, runners: Sequence[Runner], points: Iterable[Point], domain: Domain) -> Domain:
+def probe(original: Original, runners: Sequence[ExportTarget], points: Iterable[Point], domain: Domain) -> Domain:
     """Ask every target at every point and note the outcomes in ``domain``.
 
     Points that a target was asked at already are not asked again.
@@ -115,7 +115,7 @@ def probe(original: Original, runners: Sequence[Runner], points: Iterable[Point]
     return domain
 
 
-def _probe_chunk(original: Original, runners: Sequence[Runner], chunk: list[Point], domain: Domain) -> None:
+def _probe_chunk(original: Original, runners: Sequence[ExportTarget], chunk: list[Point], domain: Domain) -> None:
     references = {point: original.answer(point) for point in chunk}
     for point, answer in references.items():
         if point not in domain.valid:
@@ -145,10 +145,10 @@ def _leave_out_what_does_not_repeat(original: Original, references: dict[Point, 
             domain.refusals[point] = "the model does not repeat itself at these sizes"
             for seen in domain.seen.values():
                 if point in seen:
-                    seen[point] = Seen(INVALID)
+                    seen[point] = PointRun(INVALID)
 
 
-def outcome(reference: Answer, other: Answer, compare: Callable[[Any, Ran], str] = difference) -> Seen:
+def outcome(reference: Answer, other: Answer, compare: Callable[[Any, Ran], str] = difference) -> PointRun:
     """Name what a target did, given what the original did.
 
     Parameters
@@ -158,12 +158,12 @@ def outcome(reference: Answer, other: Answer, compare: Callable[[Any, Ran], str]
         Says how two answers differ; "" if they do not.
     """
     if isinstance(other, NotAsked):
-        return Seen(UNASKED, "the runtime crashed twice at sizes like these")
+        return PointRun(UNASKED, "the runtime crashed twice at sizes like these")
     if isinstance(other, Crashed):
-        return Seen(CRASH, other.words)
+        return PointRun(CRASH, other.words)
     if isinstance(reference, Ran):
         if isinstance(other, Refused):
-            return Seen(LOST, other.words)
+            return PointRun(LOST, other.words)
         words = compare(reference.value, other)
-        return Seen(WRONG, words) if words else Seen(RIGHT)
-    return Seen(MORE) if isinstance(other, Ran) else Seen(INVALID)
+        return PointRun(WRONG, words) if words else PointRun(RIGHT)
+    return PointRun(MORE) if isinstance(other, Ran) else PointRun(INVALID)

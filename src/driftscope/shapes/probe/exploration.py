@@ -29,7 +29,7 @@ _GRID = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProbePlan:
     """How much to ask.
 
     Parameters
@@ -223,7 +223,9 @@ def _admissible(points: Iterable[Point]) -> list[Point]:
     return [point for point in dict.fromkeys(points) if min(point, default=0) >= 0]
 
 
-def explore(original: Original, free: Sequence[int], relations: Sequence[Relations], plan: Plan) -> list[Direction]:
+def explore(
+    original: Original, free: Sequence[int], relations: Sequence[Relations], plan: ProbePlan
+) -> list[Direction]:
     """Ask the original at every kind of point worth asking at; ``original.known`` holds the answers.
 
     Parameters
@@ -234,7 +236,7 @@ def explore(original: Original, free: Sequence[int], relations: Sequence[Relatio
         Axes that may vary.
     relations : sequence of Relations
         Of every capture there is: their solutions and classes are tried.
-    plan : Plan
+    plan : ProbePlan
 
     Returns
     -------

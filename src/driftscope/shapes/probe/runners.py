@@ -35,7 +35,7 @@ CRASHES_BELIEVED = 2
 Crashes = Counter[frozenset[tuple[str, int]]]
 
 
-class Runner(Protocol):
+class ExportTarget(Protocol):
     """A target of an export."""
 
     name: str
@@ -54,7 +54,7 @@ class TorchRunner:
         self.state = ModelState(function)
 
     def answers(self, calls: Sequence[Call]) -> list[Answer]:
-        """See :class:`Runner`."""
+        """See :class:`ExportTarget`."""
         found: list[Answer] = []
         for args, kwargs in calls:
             with self.state.kept():
@@ -96,7 +96,7 @@ class OnnxRunner:
         self.feeder = OnnxFeeder(exported, wanted)
 
     def answers(self, calls: Sequence[Call]) -> list[Answer]:
-        """See :class:`Runner`."""
+        """See :class:`ExportTarget`."""
         return [self._whole(answer) for answer in self._answers([self.feeder.feed(*call) for call in calls])]
 
     def _whole(self, answer: Answer) -> Answer:

@@ -35,14 +35,14 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class PairList:
     """Pairs by name, in order, with a digest of what they say."""
 
     pairs: Mapping[str, Pair]
     digest: str
 
 
-def listing_of(source: str) -> Listing:
+def listing_of(source: str) -> PairList:
     """Read a list of pairs, or find the pairs in a folder.
 
     Parameters
@@ -65,11 +65,11 @@ def listing_of(source: str) -> Listing:
         hint = "NAME.pt2 beside NAME.onnx, or NAME.onnx beside NAME.SOMETHING.onnx" if path.is_dir() else "a line each"
         raise InputError(f"{source!r} holds no pair of programs: they are found as {hint}")
     digest = hashlib.blake2b(repr(sorted(pairs.items())).encode(), digest_size=8).hexdigest()
-    return Listing(pairs, digest)
+    return PairList(pairs, digest)
 
 
 @functools.lru_cache(maxsize=8)
-def known_listing(source: str, _digest: str) -> Listing:
+def known_listing(source: str, _digest: str) -> PairList:
     """Read a list once in each process."""
     return listing_of(source)
 

@@ -8,7 +8,7 @@ from typing import Any
 from driftscope.errors import InputError
 from driftscope.programs.isolation.supervision import Limits
 from driftscope.studies.engine.perform import Progress, Running
-from driftscope.studies.engine.pools import Place
+from driftscope.studies.engine.pools import Whereabouts
 
 _PLACE = ("workers", "cluster", "operator_threads")
 _LIMITS = ("seconds", "memory")
@@ -49,7 +49,7 @@ def running_of(**options: Any) -> Running:
         have = ", ".join((*_PLACE, *_LIMITS, *_RUNNING))
         raise InputError(f"a study has no option {unknown[0]!r}; running options are {have}")
     limits = Limits(seconds=options.get("seconds"), memory=options.get("memory"))
-    place = Place(
+    place = Whereabouts(
         workers=_count(options.get("workers")),
         cluster=str(options.get("cluster") or ""),
         limits=limits,

@@ -16,11 +16,11 @@ from driftscope.programs.isolation.failures import Fate
 from driftscope.records.runs import store as run_store
 from driftscope.records.runs.rows import OK
 from driftscope.records.runs.store import RunFolder
-from driftscope.records.runs.writers import Claims, Entry
+from driftscope.records.runs.writers import CellRows, Claims
 from driftscope.studies.engine.cell_runs import environment_with
 from driftscope.studies.engine.grid import Cell
 from driftscope.studies.engine.plan import Plan, digest_of
-from driftscope.studies.engine.pools import InThisProcess, Place, executor_at
+from driftscope.studies.engine.pools import InThisProcess, Whereabouts, executor_at
 from driftscope.studies.engine.submission import Submission
 
 _LOOK_AGAIN = 0.2  # seconds between two looks at what another process that shares the run has finished
@@ -34,7 +34,7 @@ class Running:
 
     Parameters
     ----------
-    place : Place
+    place : Whereabouts
     store : str or Path or None
         Folder of all runs; None keeps rows in memory alone.
     run : str
@@ -48,7 +48,7 @@ class Running:
         Told in a few words how far it is.
     """
 
-    place: Place = field(default_factory=Place)
+    place: Whereabouts = field(default_factory=Whereabouts)
     store: str | Path | None = None
     run: str = ""
     fresh: bool = False
@@ -60,7 +60,7 @@ class Running:
 class Outcome:
     """What running gave: every cell's entry in grid order, the environment, the folder if there is one."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[CellRows, ...]
     environment: Mapping[str, Any]
     folder: Path | None
 
@@ -89,11 +89,11 @@ def run_study(plan: Plan, running: Running) -> Outcome:
     return Outcome(entries, environment, None if folder is None else folder.path)
 
 
-def _made(submission: Submission, cells: Sequence[Cell], say: Progress) -> dict[str, Entry]:
+def _made(submission: Submission, cells: Sequence[Cell], say: Progress) -> dict[str, CellRows]:
     """Make all cells, kept in memory alone."""
     say(_begin("", len(cells), len(cells)))
     tell = _Telling(say, len(cells), {})
-    done: dict[str, Entry] = {}
+    done: dict[str, CellRows] = {}
     with contextlib.closing(submission.entries(cells, {}, lambda _entry: None)) as entries:
         for entry in entries:
             done[entry.cell] = entry
@@ -101,7 +101,7 @@ def _made(submission: Submission, cells: Sequence[Cell], say: Progress) -> dict[
     return done
 
 
-def _finished(submission: Submission, cells: Sequence[Cell], folder: RunFolder, say: Progress) -> dict[str, Entry]:
+def _finished(submission: Submission, cells: Sequence[Cell], folder: RunFolder, say: Progress) -> dict[str, CellRows]:
     """Make the cells that a stored run lacks, and share them with other processes that do so at the same time."""
     claims = Claims(folder.path)
     claims.look()
@@ -166,7 +166,7 @@ def _folder(plan: Plan, running: Running, environment: Mapping[str, Any]) -> Run
     return run_store.create_run(store, plan.name, header, running.run)
 
 
-def _is_wanted(cell: Cell, done: Mapping[str, Entry]) -> bool:
+def _is_wanted(cell: Cell, done: Mapping[str, CellRows]) -> bool:
     """Whether a cell has no row, or one that says nothing about itself because something else killed it."""
     return cell.name not in done or str(done[cell.name].rows[0]["outcome"]) == Fate.KILLED
 
@@ -179,12 +179,12 @@ def _begin(where: str, cells: int, missing: int) -> str:
 class _Telling:
     """Says how many cells are done, and how many of them failed."""
 
-    def __init__(self, say: Progress, cells: int, done: Mapping[str, Entry]):
+    def __init__(self, say: Progress, cells: int, done: Mapping[str, CellRows]):
         self._say, self._cells = say, cells
         self._failed = {name: entry.rows[0]["outcome"] != OK for name, entry in done.items()}
         self._failures = sum(self._failed.values())
 
-    def __call__(self, entry: Entry) -> None:
+    def __call__(self, entry: CellRows) -> None:
         failed = entry.rows[0]["outcome"] != OK
         self._failures += failed - self._failed.get(entry.cell, False)
         self._failed[entry.cell] = failed

@@ -28,7 +28,7 @@ _IN_TRANSIT = 8  # short cells on their way for each that runs
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Whereabouts:
     """Where and under which limits cells run.
 
     Parameters
@@ -69,12 +69,12 @@ class Place:
 
 
 @contextlib.contextmanager
-def executor_at(place: Place, cells: int, safe_seconds: float | None = None) -> Iterator[Executor]:
+def executor_at(place: Whereabouts, cells: int, safe_seconds: float | None = None) -> Iterator[Executor]:
     """Open the executor of a place, for so many cells.
 
     Parameters
     ----------
-    place : Place
+    place : Whereabouts
     cells : int
     safe_seconds : float or None
         About how long they take in one process, where none can bring it down: less than starting workers takes is
@@ -149,7 +149,7 @@ class ClusterLost(DriftscopeError):
 
 
 @contextlib.contextmanager
-def _cluster(place: Place) -> Iterator[Executor]:
+def _cluster(place: Whereabouts) -> Iterator[Executor]:
     if importlib.util.find_spec("distributed") is None:
         raise DependencyMissing("--cluster", "distributed", "cluster")
     from distributed import Client
@@ -166,7 +166,7 @@ def _cluster(place: Place) -> Iterator[Executor]:
             raise InputError(
                 f"the scheduler at {place.cluster!r} has no workers; start some: `dask worker {place.cluster}`"
             )
-        yield Supervised(client, place)
+        yield SupervisedCluster(client, place)
 
 
 @contextlib.contextmanager
@@ -183,14 +183,14 @@ def _quiet(library: str) -> Iterator[None]:
             handler.setLevel(level)
 
 
-class Supervised(Executor):
+class SupervisedCluster(Executor):
     """Sends each task to a cluster wrapped in a supervised process of its own there.
 
     A task that crashes would otherwise take the cluster's worker along, and the cells beside it, and be tried again
     elsewhere three times.
     """
 
-    def __init__(self, client: Any, place: Place):
+    def __init__(self, client: Any, place: Whereabouts):
         self._client, self._place = client, place
         self._cluster: Executor = client.get_executor(pure=False)
         self._slots, self._counted = 1, -math.inf
@@ -255,12 +255,12 @@ def _is_of_the_cluster(error: BaseException) -> bool:
     }  # fmt: skip
 
 
-def run_supervised(place: Place, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_supervised(place: Whereabouts, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a task in a supervised process of the machine this is called on."""
     return _pool(place).submit(fn, *args, **kwargs).result()
 
 
 @functools.lru_cache(maxsize=2)
-def _pool(place: Place) -> WorkerPool:
+def _pool(place: Whereabouts) -> WorkerPool:
     # A pool starts as many processes as there are tasks at once, which the cluster's own threads limit.
     return WorkerPool(available_cores(), limits=place.limits, preload=place.modules, environment=place.environment)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from driftscope.numerics.seeds import seed_of
-from driftscope.programs.isolation.failures import Failure, failure_of
+from driftscope.programs.isolation.failures import TaskFailure, failure_of
 from driftscope.records.runs.rows import OK
-from driftscope.records.runs.writers import Entry
+from driftscope.records.runs.writers import CellRows
 from driftscope.studies.engine.cell_runs import Answer, run_cell
 from driftscope.studies.engine.grid import Cell
 from driftscope.studies.engine.plan import Plan
@@ -40,14 +40,14 @@ class Submission:
     function: Any
 
     def entries(
-        self, cells: Iterable[Cell], attempts: Mapping[str, int], keep: Callable[[Entry], None]
-    ) -> Generator[Entry, None, None]:
+        self, cells: Iterable[Cell], attempts: Mapping[str, int], keep: Callable[[CellRows], None]
+    ) -> Generator[CellRows, None, None]:
         """Yield entries as cells finish, a bounded number under way; ``attempts`` numbers those that are tried again.
 
         ``keep`` is called in the thread that heard of the result, before its worker is given another cell: whoever
         kills this process loses no more cells than were running.
         """
-        finished: queue.SimpleQueue[Entry | Exception] = queue.SimpleQueue()
+        finished: queue.SimpleQueue[CellRows | Exception] = queue.SimpleQueue()
         waiting, under_way, left = iter(cells), 0, threading.Event()
 
         def settle(cell: Cell, future: Future[Answer]) -> None:
@@ -82,14 +82,14 @@ class Submission:
         return {**plan.fixed, **seed}
 
 
-def _entry(cell: Cell, future: Future[Answer], attempt: int) -> Entry:
+def _entry(cell: Cell, future: Future[Answer], attempt: int) -> CellRows:
     error = future.exception()
     if error is None:
         answer = future.result()
         fine = {"outcome": OK, "code": "", "words": ""}
-        return Entry(cell.name, tuple(row | fine for row in answer.rows), answer.seconds, attempt)
+        return CellRows(cell.name, tuple(row | fine for row in answer.rows), answer.seconds, attempt)
     if isinstance(error, ClusterLost):  # says nothing about the cell
         raise error
-    failure: Failure = failure_of(error)
+    failure: TaskFailure = failure_of(error)
     row = dict(cell.coordinates) | {"outcome": str(failure.fate), "code": failure.code, "words": failure.words}
-    return Entry(cell.name, (row,), 0.0, attempt, failure.last_words)
+    return CellRows(cell.name, (row,), 0.0, attempt, failure.last_words)

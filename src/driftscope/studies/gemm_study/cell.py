@@ -190,7 +190,7 @@ def operands(
 def _variant_rows(
     problem: _Problem, computed: Mapping[Variant, Computed], classes: Mapping[str, int], orders: Mapping[str, Order]
 ) -> list[dict[str, Any]]:
-    errors: dict[int, pairwise.Distance] = {}
+    errors: dict[int, pairwise.Gap] = {}
     rows = []
     for variant, c in computed.items():
         row: dict[str, Any] = {"kind": "variant", "variant": variant.name, "other": "", "level": variant.level}
@@ -225,7 +225,7 @@ def _pair_rows(
     for name, y in results.items():
         if classes[name] not in leaders:
             leaders[classes[name]] = y.to(wide)
-    measured: dict[tuple[int, int], pairwise.Distance] = {}
+    measured: dict[tuple[int, int], pairwise.Gap] = {}
     ulp = pairwise.ulp_at(problem.dtype, problem.largest)
     rows = []
     for one, other in ((p, q) for i, p in enumerate(variants) for q in variants[i + 1 :]):

@@ -15,7 +15,7 @@ from driftscope.errors import RuntimeRefused
 from driftscope.numerics.seeds import seed_of
 from driftscope.programs.torch_devices import device_of
 from driftscope.studies import pairwise
-from driftscope.studies.layer_norm_study.chain import OPERATORS, WHOLE, Chain, Kernels, mixtures, run_chain
+from driftscope.studies.layer_norm_study.chain import OPERATORS, WHOLE, ChainKernels, ChainRun, mixtures, run_chain
 from driftscope.studies.layer_norm_study.floors import Scales, floor_of_chain, floor_of_normalisation, scales_of
 from driftscope.studies.layer_norm_study.implementations import MOMENTS, exact, normalise, rows_of
 
@@ -24,7 +24,7 @@ HALF_WIDTH, BINS = 4.0, 33  # the histogram reaches from -4 to 4 units in the la
 
 
 @dataclass(frozen=True, slots=True)
-class _Problem:
+class _Operands:
     dtype: str
     operands: dict[str, torch.Tensor]
     normal: torch.Tensor  # exact outputs, float64
@@ -59,7 +59,7 @@ def layer_norm_cell(
         where = device_of(device)
     except RuntimeRefused as refused:
         return [{"kind": "chain", "name": "ttt", "verdict": NOT_AVAILABLE, "gap": str(refused)}]
-    kernels = Kernels({name: value.to(where) for name, value in problem.operands.items()}, threads)
+    kernels = ChainKernels({name: value.to(where) for name, value in problem.operands.items()}, threads)
     chains = [run_chain(kernels, name) for name in (*mixtures(), *WHOLE)]
     there = {chain.name: chain for chain in chains if chain.y is not None}
     classes = pairwise.bit_classes({name: chain.y for name, chain in there.items() if chain.y is not None})
@@ -72,7 +72,7 @@ def layer_norm_cell(
     return [*found, *pairs, *_operator_rows(pairs), *_implementation_rows(problem, kernels)]
 
 
-def _problem(data: str, dtype: str, rows: int, last_dim: int, seed: int) -> _Problem:
+def _problem(data: str, dtype: str, rows: int, last_dim: int, seed: int) -> _Operands:
     kind: torch.dtype = getattr(torch, dtype)
     operands = {"x": rows_of(data, rows, last_dim, seed), **_weights(last_dim, seed)}
     narrow = {name: value.to(kind) for name, value in operands.items()}
@@ -82,7 +82,7 @@ def _problem(data: str, dtype: str, rows: int, last_dim: int, seed: int) -> _Pro
     result = product + wide["B"]
     low, high = torch.aminmax(result)
     ulp = pairwise.ulp_at(dtype, max(-float(low), float(high)))
-    return _Problem(dtype, narrow, normal, result, scales_of(wide, normal, product, result), ulp)
+    return _Operands(dtype, narrow, normal, result, scales_of(wide, normal, product, result), ulp)
 
 
 @functools.lru_cache(maxsize=1)
@@ -106,7 +106,7 @@ class _Errors:
     histogram: list[int]
 
 
-def _errors(problem: _Problem, y: torch.Tensor) -> _Errors:
+def _errors(problem: _Operands, y: torch.Tensor) -> _Errors:
     errors = y.double().sub_(problem.result)
     max_abs, rms = _extent(errors)
     # By hand: torch.histogram is ten times slower. What lies beyond the ends is counted in the last bins.
@@ -121,7 +121,7 @@ def _extent(errors: torch.Tensor) -> tuple[float, float]:
 
 
 def _chain_row(
-    problem: _Problem, chain: Chain, classes: Mapping[str, int], errors: Mapping[int, _Errors]
+    problem: _Operands, chain: ChainRun, classes: Mapping[str, int], errors: Mapping[int, _Errors]
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"kind": "chain", "name": chain.name, "other": ""}
     if chain.y is None:
@@ -135,7 +135,7 @@ def _chain_row(
     }  # fmt: skip
 
 
-def _floor(problem: _Problem, chain: Chain) -> float:
+def _floor(problem: _Operands, chain: ChainRun) -> float:
     return floor_of_chain(problem.scales, problem.dtype, chain.rounding)
 
 
@@ -149,7 +149,7 @@ def _size(max_abs: float, rms: float, floor: float, ulp: float) -> dict[str, Any
     }  # fmt: skip
 
 
-def _pair_rows(problem: _Problem, chains: Mapping[str, Chain], classes: Mapping[str, int]) -> list[dict[str, Any]]:
+def _pair_rows(problem: _Operands, chains: Mapping[str, ChainRun], classes: Mapping[str, int]) -> list[dict[str, Any]]:
     measured: dict[tuple[int, int], tuple[float, float, float]] = {}
     rows = []
     for one, other in pairwise.pairs_of(list(chains)):
@@ -191,7 +191,7 @@ def _operator_rows(pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _implementation_rows(problem: _Problem, kernels: Kernels) -> list[dict[str, Any]]:
+def _implementation_rows(problem: _Operands, kernels: ChainKernels) -> list[dict[str, Any]]:
     floor = floor_of_normalisation(problem.scales, problem.dtype)
     ulp = pairwise.ulp_at(problem.dtype, float(problem.normal.abs().max()))
     x, scale, shift = (problem.operands[name] for name in ("x", "scale", "shift"))

@@ -32,7 +32,7 @@ _WIRES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class ChainRun:
     """One way to run the chain.
 
     Parameters
@@ -60,7 +60,7 @@ def mixtures() -> list[str]:
     return ["".join(letters) for letters in itertools.product("to", repeat=len(OPERATORS))]
 
 
-class Kernels:
+class ChainKernels:
     """The operators in both runtimes, for operands of one dtype and device.
 
     Parameters
@@ -108,7 +108,7 @@ class Kernels:
         y: torch.Tensor = self._sessions[operator](dict(zip(names, inputs, strict=True)))[output]
         return y
 
-    def whole(self, name: str) -> Chain:
+    def whole(self, name: str) -> ChainRun:
         """Run the whole graph in onnxruntime and look at what it made of it."""
         model = chain_model(OPERATORS, self.dtype, self.operands)
         program = self._program(model, "all" if name.endswith("[all]") else "disable")
@@ -116,24 +116,24 @@ class Kernels:
             graph = program.examine().graph
             y = program(dict(self.operands))["y"].cpu()
         except RuntimeRefused as error:
-            return Chain(name, None, (), " ".join(str(error).split())[:300])
+            return ChainRun(name, None, (), " ".join(str(error).split())[:300])
         if graph is None:
-            return Chain(name, y)
-        return Chain(name, y, rounding_operators(graph, self.dtype), changes=changes_between(model, graph))
+            return ChainRun(name, y)
+        return ChainRun(name, y, rounding_operators(graph, self.dtype), changes=changes_between(model, graph))
 
     def _program(self, model: onnx.ModelProto, level: str) -> Program:
         provider = "cuda" if self.operands["x"].is_cuda else "cpu"
         return onnx_program(model, level=level, threads=self.threads, provider=provider, name="layer_norm")
 
 
-def run_chain(kernels: Kernels, name: str) -> Chain:
+def run_chain(kernels: ChainKernels, name: str) -> ChainRun:
     """Run the chain one way; what a runtime lacks becomes a gap in its own words."""
     if name in WHOLE:
         return kernels.whole(name)
     try:
-        return Chain(name, kernels.run(name).cpu())
+        return ChainRun(name, kernels.run(name).cpu())
     except RuntimeRefused as error:
-        return Chain(name, None, (), " ".join(str(error).split())[:300])
+        return ChainRun(name, None, (), " ".join(str(error).split())[:300])
 
 
 def chain_model(operators: tuple[str, ...], dtype: str, operands: Mapping[str, torch.Tensor]) -> onnx.ModelProto:

@@ -22,7 +22,7 @@ EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class NumpyReduction:
     """A reduction in numpy.
 
     Parameters
@@ -104,12 +104,12 @@ def _softmax(x: Array, largest: Array, denominator: Array) -> Array:
 
 REDUCTIONS = {
     # A mean of halves is a sum in float32, made buffer by buffer.
-    "mean": Reduction(_mean, within="layer_norm", narrow_beyond=np.getbufsize()),
-    "sum": Reduction(_sum, narrow_beyond=0),
-    "var": Reduction(_var),
-    "norm": Reduction(_norm),
-    "layer_norm": Reduction(_moments, _normalised),
-    "softmax": Reduction(_denominator, _softmax),
+    "mean": NumpyReduction(_mean, within="layer_norm", narrow_beyond=np.getbufsize()),
+    "sum": NumpyReduction(_sum, narrow_beyond=0),
+    "var": NumpyReduction(_var),
+    "norm": NumpyReduction(_norm),
+    "layer_norm": NumpyReduction(_moments, _normalised),
+    "softmax": NumpyReduction(_denominator, _softmax),
 }
 
 #: torch's own kernels, by the name the issue of order is usually met under.

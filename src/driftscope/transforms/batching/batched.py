@@ -13,7 +13,7 @@ from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching.audit import Audit
 from driftscope.transforms.batching.call import Request
 from driftscope.transforms.batching.results import RAGGED
-from driftscope.transforms.batching.runner import Runner
+from driftscope.transforms.batching.runner import CallRunner
 
 
 def vmap(
@@ -75,7 +75,7 @@ def vmap(
         raise InputError(f"ragged={ragged!r} is not one of {', '.join(map(repr, RAGGED))}")
     if not callable(func):
         raise InputError(f"ds.vmap needs a function, not {type(func).__name__}")
-    runner = Runner(Request(func, in_dims, out_dims, randomness, chunk_size, ragged, padding), Audit(audit))
+    runner = CallRunner(Request(func, in_dims, out_dims, randomness, chunk_size, ragged, padding), Audit(audit))
 
     def run(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         return runner.run(arguments, keywords)

@@ -162,7 +162,7 @@ def run_loop(
 
 
 @dataclass
-class Trial:
+class LoopTrial:
     """What one loop over the tried examples did."""
 
     pieces: list[Piece]

@@ -25,7 +25,7 @@ _REMEMBERED = 1024
 Signature = tuple[Any, ...]
 
 
-class Plan(enum.Enum):
+class CallPlan(enum.Enum):
     """How calls of one signature are run."""
 
     TORCH = "torch.vmap"
@@ -41,7 +41,7 @@ class Known:
 
     Parameters
     ----------
-    plan : Plan
+    plan : CallPlan
     steps : set
         For ``Plan.TORCH``, the calls of torch that were proved, for each path.
     draws : bool
@@ -50,7 +50,7 @@ class Known:
         Captured values, by their key, with which it was tried.
     """
 
-    plan: Plan
+    plan: CallPlan
     steps: set[Steps | None] = field(default_factory=set)
     draws: bool = False
     proved: set[Any] = field(default_factory=set)

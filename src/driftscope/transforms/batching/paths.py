@@ -12,7 +12,7 @@ from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching import rewrites  # noqa: F401  fills the table that PathMode reads
 from driftscope.transforms.batching.call import BatchedCall, run_loop
 from driftscope.transforms.batching.guard import Steps
-from driftscope.transforms.batching.memory import Plan
+from driftscope.transforms.batching.memory import CallPlan
 from driftscope.transforms.batching.mode import OwnCopies, PathMode, Split, Unbatchable
 from driftscope.transforms.batching.results import Piece
 from driftscope.transforms.world.snapshot import same_bits
@@ -33,7 +33,7 @@ class WritesIntoBatch(Exception):
 
 
 @dataclass(frozen=True)
-class Path:
+class ExamplePath:
     """A group of examples that took the same decisions so far."""
 
     rows: torch.Tensor
@@ -46,7 +46,7 @@ def most_runs(size: int) -> int:
     return max(FEW_RUNS, size // EXAMPLES_PER_RUN)
 
 
-def by_path(call: BatchedCall) -> list[Piece] | Plan:
+def by_path(call: BatchedCall) -> list[Piece] | CallPlan:
     """Run a call in groups of examples that decide alike.
 
     Returns
@@ -56,31 +56,32 @@ def by_path(call: BatchedCall) -> list[Piece] | Plan:
         the batch, or an error, which the loop will raise for the example that causes it.
     """
     chunk = call.request.chunk_size or call.size
-    waiting = [Path(rows) for rows in torch.arange(call.size).split(chunk)]
+    waiting = [ExamplePath(rows) for rows in torch.arange(call.size).split(chunk)]
     left = most_runs(call.size) + len(waiting) - 1
     done: list[Piece] = []
     while waiting:
         if left < len(waiting):
-            return Plan.LOOP
+            return CallPlan.LOOP
         path, left = waiting.pop(), left - 1
         try:
             done.append(_run(call, path))
         except Split as split:
             if len(waiting) + len(split.parts) > left:
-                return Plan.LOOP
+                return CallPlan.LOOP
             waiting += [
-                Path(path.rows[torch.tensor(rows)], (*split.before, answer), path.own) for answer, rows in split.parts
+                ExamplePath(path.rows[torch.tensor(rows)], (*split.before, answer), path.own)
+                for answer, rows in split.parts
             ]
         except OwnCopies as needed:
             waiting.append(replace(path, own=path.own | {needed.call}))
         except WritesIntoBatch:
-            return Plan.WRITING_LOOP
+            return CallPlan.WRITING_LOOP
         except (Unbatchable, Exception):  # the loop says it, at the example and in the words of the function
-            return Plan.LOOP
+            return CallPlan.LOOP
     return done
 
 
-def _run(call: BatchedCall, path: Path) -> Piece:
+def _run(call: BatchedCall, path: ExamplePath) -> Piece:
     """Run one group under ``torch.vmap``."""
     returned: list[tuple[list[Any], Any, Steps]] = []
     size = len(path.rows)

@@ -12,7 +12,7 @@ from driftscope.programs import pytrees as pytree
 from driftscope.records.finding import Finding, Where
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import differ
-from driftscope.transforms.batching.call import BatchedCall, Trial
+from driftscope.transforms.batching.call import BatchedCall, LoopTrial
 from driftscope.transforms.batching.results import Piece
 from driftscope.transforms.investigation import findings_without_repairs
 from driftscope.transforms.world.reach import unwrapped
@@ -30,14 +30,14 @@ def same_state(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def refuse_impure(call: BatchedCall, first: Trial, second: Trial) -> None:
+def refuse_impure(call: BatchedCall, first: LoopTrial, second: LoopTrial) -> None:
     """Raise :class:`ImpureFunction` with a finding if a trial left something behind or does not repeat itself.
 
     Parameters
     ----------
     call : BatchedCall
         On copies of the tried examples.
-    first, second : Trial
+    first, second : LoopTrial
         Of the same examples.
     """
     name = internals.name_of(call.request.function)
@@ -93,7 +93,7 @@ def _placed(finding: Finding, call: BatchedCall) -> Finding:
     return replace(finding, where=same[0].where, fix=same[0].fix or finding.fix) if same else finding
 
 
-def _state_finding(name: str, trial: Trial) -> tuple[str, str, str]:
+def _state_finding(name: str, trial: LoopTrial) -> tuple[str, str, str]:
     shown = ", ".join(trial.changed[:3]) + (" ..." if len(trial.changed) > 3 else "")
     if any("running_" in path or "num_batches_tracked" in path for path in trial.changed):
         what = f"{name} updates the running statistics of a normalisation layer ({shown})"

@@ -13,7 +13,7 @@ from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching.audit import Audit
 from driftscope.transforms.batching.call import BatchedCall, Request, run_loop
 from driftscope.transforms.batching.guard import Guarded
-from driftscope.transforms.batching.memory import Known, Plan, Signature, plans_of, signature_of
+from driftscope.transforms.batching.memory import CallPlan, Known, Signature, plans_of, signature_of
 from driftscope.transforms.batching.paths import by_path, same_as_loop
 from driftscope.transforms.batching.refusal import refuse_random, refuse_written
 from driftscope.transforms.batching.results import put_together
@@ -25,7 +25,7 @@ from driftscope.transforms.world.places import is_own_mistake
 _STRAYED = object()
 
 
-class Runner:
+class CallRunner:
     """Runs the calls of one ``ds.vmap(function)``.
 
     Parameters
@@ -54,7 +54,7 @@ class Runner:
         signature = (inside, *signature_of(call))
         self.read(call)
         known = self.plans.get(signature)
-        if known is None or (known.plan is not Plan.TORCH and self.now.key not in known.proved):
+        if known is None or (known.plan is not CallPlan.TORCH and self.now.key not in known.proved):
             known = self.learn(call, signature)
         if inside:
             return self.inside_another(call, signature, known)
@@ -82,7 +82,7 @@ class Runner:
         known = try_out(call, self.theirs)
         if known is not None:
             before = self.plans.get(signature)
-            if before is not None and before.plan is known.plan is Plan.TORCH:
+            if before is not None and before.plan is known.plan is CallPlan.TORCH:
                 known.steps.update(before.steps)
             known.proved.add(self.now.key)
             self.plans[signature] = known
@@ -90,17 +90,17 @@ class Runner:
 
     def as_planned(self, call: BatchedCall, signature: Signature, known: Known | None) -> Any:
         """Run a call as its plan says; what strays from it is tried anew, then run by the loop."""
-        if known is not None and known.plan is Plan.TORCH:
+        if known is not None and known.plan is CallPlan.TORCH:
             result = self.follow(call, known)
             if result is _STRAYED:
                 known = self.learn(call, signature)
-                result = self.follow(call, known) if known is not None and known.plan is Plan.TORCH else _STRAYED
+                result = self.follow(call, known) if known is not None and known.plan is CallPlan.TORCH else _STRAYED
             if result is not _STRAYED:
                 return _of_its_own(result, call)
-        if known is not None and known.plan in (Plan.PATHS, Plan.VERIFIED_PATHS):
+        if known is not None and known.plan in (CallPlan.PATHS, CallPlan.VERIFIED_PATHS):
             result = self.by_groups(call, known)
             if result is not _STRAYED:
-                known.plan = Plan.VERIFIED_PATHS
+                known.plan = CallPlan.VERIFIED_PATHS
                 return _of_its_own(result, call)
         return self.looped(call, known)
 
@@ -132,24 +132,24 @@ class Runner:
         state = torch.get_rng_state()
         with contextlib.redirect_stdout(printed):
             pieces = by_path(call)
-            right = not isinstance(pieces, Plan) and same_as_loop(call, pieces, first=known.plan is Plan.PATHS)
+            right = not isinstance(pieces, CallPlan) and same_as_loop(call, pieces, first=known.plan is CallPlan.PATHS)
         if now.changed(written=True) or printed.getvalue() or drawn != other_generators():
             if now.written():
                 raise refuse_written(call)
             now.restore()
             put_back_generators(drawn)
             right = False
-        if right and not isinstance(pieces, Plan):
+        if right and not isinstance(pieces, CallPlan):
             return put_together(pieces, call.size, self.request.shape)
         torch.set_rng_state(state)
-        known.plan = pieces if isinstance(pieces, Plan) else Plan.LOOP
+        known.plan = pieces if isinstance(pieces, CallPlan) else CallPlan.LOOP
         return _STRAYED
 
     def looped(self, call: BatchedCall, known: Known | None) -> Any:
         """Run one example after another."""
-        plan = known.plan if known is not None else Plan.LOOP
+        plan = known.plan if known is not None else CallPlan.LOOP
         state = torch.get_rng_state()
-        pieces = run_loop(call, writing=plan is Plan.WRITING_LOOP)
+        pieces = run_loop(call, writing=plan is CallPlan.WRITING_LOOP)
         if self.request.randomness == "error" and not torch.equal(state, torch.get_rng_state()):
             torch.set_rng_state(state)
             raise refuse_random(call, None)
@@ -170,7 +170,7 @@ class Runner:
 
     def inside_another(self, call: BatchedCall, signature: Signature, known: Known | None) -> Any:
         """Run under another vmap: values belong to it, so only what ``torch.vmap`` does right can be done here."""
-        if known is not None and known.plan is Plan.TORCH:
+        if known is not None and known.plan is CallPlan.TORCH:
             result = self.follow(call, known)
             if result is not _STRAYED:
                 return result
@@ -181,7 +181,7 @@ class Runner:
         )
 
 
-_BATCHED = (Plan.TORCH, Plan.PATHS, Plan.VERIFIED_PATHS)
+_BATCHED = (CallPlan.TORCH, CallPlan.PATHS, CallPlan.VERIFIED_PATHS)
 
 
 def _of_its_own(result: Any, call: BatchedCall) -> Any:

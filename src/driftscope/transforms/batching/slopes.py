@@ -19,7 +19,7 @@ Run = Callable[[BatchedCall], Any]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedSlopes:
     """Which derivatives a call may be asked for.
 
     Parameters
@@ -74,13 +74,13 @@ class Wanted:
         return list(tangents)
 
 
-def wanted_derivatives(call: BatchedCall) -> Wanted:
+def wanted_derivatives(call: BatchedCall) -> WantedSlopes:
     """Return which derivatives of a call may be taken, asked where it is made."""
     captured = Captured(call.request.function, call.given).tensors if torch.is_grad_enabled() else []
     tracked = tuple(tensor for tensor in captured if tensor.requires_grad and not internals.is_wrapped(tensor))
     asked = any(internals.wants_derivative(tensor) for tensor in call.tensors)
     reverse = torch.is_grad_enabled() and bool(asked or tracked)
-    return Wanted(reverse, internals.forward_wanted(), tracked)
+    return WantedSlopes(reverse, internals.forward_wanted(), tracked)
 
 
 def agrees(got: Any, pieces: list[Piece], out_dims: Any) -> bool:

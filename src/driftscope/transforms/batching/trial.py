@@ -16,14 +16,14 @@ import torch
 from driftscope.errors import InputError
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import differ
-from driftscope.transforms.batching.call import BatchedCall, Trial, run_loop
+from driftscope.transforms.batching.call import BatchedCall, LoopTrial, run_loop
 from driftscope.transforms.batching.guard import Guard, Guarded, Steps
-from driftscope.transforms.batching.memory import Known, Plan
+from driftscope.transforms.batching.memory import CallPlan, Known
 from driftscope.transforms.batching.mode import PathMode
 from driftscope.transforms.batching.paths import by_path
 from driftscope.transforms.batching.refusal import refuse_impure, refuse_random, same_state
 from driftscope.transforms.batching.results import put_together
-from driftscope.transforms.batching.slopes import Wanted, agree_in_rounding, agrees, wanted_derivatives
+from driftscope.transforms.batching.slopes import WantedSlopes, agree_in_rounding, agrees, wanted_derivatives
 from driftscope.transforms.world.captured import Captured
 from driftscope.transforms.world.places import is_own_mistake
 from driftscope.transforms.world.process_state import process_kept, reseed
@@ -56,7 +56,7 @@ def try_out(call: BatchedCall, theirs: Theirs) -> Known | None:
         If the function changes state, prints, draws from numpy's or Python's generators, or does not repeat itself.
     """
     if not Captured(call.request.function, call.given).whole:
-        return Known(Plan.LOOP)  # a trial would use up what cannot be put back
+        return Known(CallPlan.LOOP)  # a trial would use up what cannot be put back
     rows = sorted({k * (call.size - 1) // (TRIED - 1) for k in range(TRIED)})
     derivatives = wanted_derivatives(call)
     with internals.outside_transforms(), internals.without_own_modes((Guard, PathMode)), process_kept():
@@ -73,12 +73,12 @@ def try_out(call: BatchedCall, theirs: Theirs) -> Known | None:
             first = replace(first, changed=[*first.changed, *first.cached], kept=[*first.kept, *first.cached])
         refuse_impure(call.plain(rows), first, second)
         if call.size == 1:
-            return Known(Plan.LOOP)  # it proves nothing for a batch, and one example is no slower alone
+            return Known(CallPlan.LOOP)  # it proves nothing for a batch, and one example is no slower alone
         proof = _Proof(call, rows, theirs, world, first, derivatives)
         return proof.plan()
 
 
-def _twice(call: BatchedCall, rows: list[int], world: World) -> list[Trial]:
+def _twice(call: BatchedCall, rows: list[int], world: World) -> list[LoopTrial]:
     try:
         return [_tried(call.plain(rows), world, watch=True) for _ in range(2)]
     except Exception as error:
@@ -89,7 +89,7 @@ def _twice(call: BatchedCall, rows: list[int], world: World) -> list[Trial]:
         return [_tried(call.plain(rows), world, watch=False) for _ in range(2)]
 
 
-def _in_any_order(call: BatchedCall, rows: list[int], world: World, first: Trial) -> bool:
+def _in_any_order(call: BatchedCall, rows: list[int], world: World, first: LoopTrial) -> bool:
     """Whether caches that the function fills with tensors make it faster and nothing else.
 
     A cached constant is the same whichever example comes first, and is not made for every one of them.
@@ -111,8 +111,8 @@ class _Proof:
     rows: list[int]
     theirs: Theirs
     world: World
-    loop: Trial
-    derivatives: Wanted
+    loop: LoopTrial
+    derivatives: WantedSlopes
     left_wrappers: bool = False
 
     def plan(self) -> Known:
@@ -130,26 +130,28 @@ class _Proof:
         steps = guarded.steps()
         alike = steps is not None and all(taken == steps for taken in loop.steps) and not self.left_wrappers
         if _calls(steps) & WRONG_RULES and not loop.wrote_mapped:
-            return Known(Plan.LOOP, draws=loop.drew_torch)
+            return Known(CallPlan.LOOP, draws=loop.drew_torch)
         if not alike or loop.wrote_mapped:
             return self.without_torch()
         if loop.drew_torch:
-            return Known(Plan.TORCH, {steps}, draws=True) if self._draws_alike() else Known(Plan.LOOP, draws=True)
+            return (
+                Known(CallPlan.TORCH, {steps}, draws=True) if self._draws_alike() else Known(CallPlan.LOOP, draws=True)
+            )
         if agrees(got, loop.pieces, request.out_dims) and self._same_derivatives(
             lambda call: self.theirs(request.function)(*call.given, **call.keywords)
         ):
-            return Known(Plan.TORCH, {steps})
+            return Known(CallPlan.TORCH, {steps})
         return self.without_torch()
 
     def without_torch(self) -> Known:
         """Return the plan for what ``torch.vmap`` refuses or gets wrong: groups, or the loop."""
         loop = self.loop
         if loop.wrote_mapped:
-            return Known(Plan.WRITING_LOOP, draws=loop.drew_torch)
+            return Known(CallPlan.WRITING_LOOP, draws=loop.drew_torch)
         watchable = None not in loop.steps
         if loop.drew_torch or not watchable or (self.derivatives.any and not self._same_derivatives(_grouped)):
-            return Known(Plan.LOOP, draws=loop.drew_torch)
-        return Known(Plan.PATHS)
+            return Known(CallPlan.LOOP, draws=loop.drew_torch)
+        return Known(CallPlan.PATHS)
 
     def _run(self, mapped: Callable[[BatchedCall], Any]) -> Any:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -203,7 +205,7 @@ def _looped(call: BatchedCall) -> Any:
 
 def _grouped(call: BatchedCall) -> Any:
     pieces = by_path(call)
-    if isinstance(pieces, Plan):
+    if isinstance(pieces, CallPlan):
         raise InputError(f"run by {pieces.value}")
     return put_together(pieces, call.size, call.request.shape)
 
@@ -212,7 +214,7 @@ def _calls(steps: Steps | None) -> set[str]:
     return {internals.torch_name(func) for func, _ in steps or ()}
 
 
-def _tried(call: BatchedCall, world: World, *, watch: bool) -> Trial:
+def _tried(call: BatchedCall, world: World, *, watch: bool) -> LoopTrial:
     """Run the loop on copies and see what it leaves behind; the world is put back."""
     before, names = world.fingerprint(), _bindings(call)
     held = {path: thing.cache_info().currsize for path, thing in _reached(call).things if hasattr(thing, "cache_info")}
@@ -244,7 +246,7 @@ def _tried(call: BatchedCall, world: World, *, watch: bool) -> Trial:
         dim is not None for leaf, dim in zip(call.leaves, call.dims, strict=True) if isinstance(leaf, torch.Tensor)
     ]
     mapped += [False] * (len(call.tensors) - len(mapped))
-    return Trial(
+    return LoopTrial(
         pieces,
         changed=changed,
         written=written,

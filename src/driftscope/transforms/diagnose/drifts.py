@@ -7,9 +7,9 @@ import ast
 from driftscope.transforms.agreement import differ
 from driftscope.transforms.diagnose import syntax, tangents
 from driftscope.transforms.diagnose.divergence import Divergence, first_divergence
-from driftscope.transforms.diagnose.traces_left import Drift, call_place, state_drifts, write_place
+from driftscope.transforms.diagnose.traces_left import StateDrift, call_place, state_drifts, write_place
 from driftscope.transforms.examination import Examination, Question
-from driftscope.transforms.subject import Suspect
+from driftscope.transforms.subject import Suspicion
 from driftscope.transforms.world.places import Place, place_of
 from driftscope.transforms.world.reach import names_in
 from driftscope.transforms.world.trace import Event
@@ -36,7 +36,7 @@ _IDENTITIES = (
 )
 
 
-def suspect_of(question: Question, examination: Examination) -> Suspect:
+def suspect_of(question: Question, examination: Examination) -> Suspicion:
     """Name the cause and the place of a difference in value, dtype, shape or structure."""
     if question.difference is not None and question.difference.kind == "escaped":
         return _escaped(question, examination)
@@ -93,19 +93,19 @@ def _divergence(question: Question, examination: Examination) -> Divergence | No
     return None
 
 
-def _is_generator(drift: Drift) -> bool:
+def _is_generator(drift: StateDrift) -> bool:
     """Whether what drifted is a generator of numpy or Python; torch's own are known to the transforms."""
     return drift.plain.startswith("generator at")
 
 
 def _suspect(
     cause: str, question: Question, place: Place | None, *, name: str = "", event: Event | None = None
-) -> Suspect:
+) -> Suspicion:
     operation = event.name if event is not None else ""
-    return Suspect(cause, question.name, "wrong", place, operation, subject_name=name, event=event)
+    return Suspicion(cause, question.name, "wrong", place, operation, subject_name=name, event=event)
 
 
-def _escaped(question: Question, examination: Examination) -> Suspect:
+def _escaped(question: Question, examination: Examination) -> Suspicion:
     events = question.plain.events or examination.loop.events
     data = next((e for e in events if e.name == "Tensor.data.__get__"), None)
     if data is not None:
@@ -119,7 +119,7 @@ def _escaped(question: Question, examination: Examination) -> Suspect:
     return _suspect("T028" if own is not None or inside else "T099", question, own)
 
 
-def _swallowed(question: Question) -> Suspect | None:
+def _swallowed(question: Question) -> Suspicion | None:
     """A call that was refused though the run went on: someone caught the refusal."""
     plain = {(e.name, e.place) for e in question.plain.events if e.raised}
     for event in question.lifted.events:
@@ -159,7 +159,7 @@ def is_random(event: Event | None) -> bool:
     return event is not None and event.operation in RANDOM
 
 
-def by_divergence(divergence: Divergence, question: Question, examination: Examination) -> Suspect:
+def by_divergence(divergence: Divergence, question: Question, examination: Examination) -> Suspicion:
     """Name the cause of the first call that differs."""
     event = divergence.event or next(iter(divergence.plain_events), None)
     place = event.place if event is not None else None
@@ -172,7 +172,7 @@ def by_divergence(divergence: Divergence, question: Question, examination: Exami
         place = _guarded_place(examination) or place
     elif cause == "T002" and name:
         place = write_place(examination, name) or place
-    return Suspect(
+    return Suspicion(
         cause,
         question.name,
         "wrong",
@@ -258,7 +258,7 @@ def _asks_identity(node: ast.Compare) -> bool:
     return by_identity and not any(isinstance(c, ast.Constant) for c in node.comparators)
 
 
-def _by_state(question: Question, examination: Examination) -> Suspect:
+def _by_state(question: Question, examination: Examination) -> Suspicion:
     """Without a trace of the transform (compile, export): by what the plain program changes and asks."""
     state = state_drifts(examination)
     events = question.plain.events or examination.loop.events
@@ -302,10 +302,10 @@ def clock_place(examination: Examination) -> Place | None:
     return call_place(examination, _CLOCKS)
 
 
-def draw_note(question: Question, examination: Examination) -> Suspect | None:
+def draw_note(question: Question, examination: Examination) -> Suspicion | None:
     """Note where random numbers are drawn: the values are other ones than the loop's, as was asked for."""
     event = next((e for e in examination.loop.events if is_random(e)), None)
     if event is None:
         return None
     what = f"{question.name} draws other random numbers at `{event.place.expression if event.place else event.name}`"
-    return Suspect("T005", question.name, "random", event.place, event.name, event=event, what=what)
+    return Suspicion("T005", question.name, "random", event.place, event.name, event=event, what=what)

@@ -12,26 +12,26 @@ import torch
 from torch.nn.utils import stateless
 
 from driftscope.transforms.examination import Examination
-from driftscope.transforms.subject import Suspect
+from driftscope.transforms.subject import Suspicion
 from driftscope.transforms.world.places import Place, calling_place
 from driftscope.transforms.world.reach import names_in
 from driftscope.transforms.world.running import cloned, run_once
 
 
 @dataclass(frozen=True)
-class Mismatch:
+class CallMismatch:
     """What does not fit in one call."""
 
     place: Place | None
     words: str
 
 
-def mismatch_suspect(examination: Examination, transform: str) -> Suspect | None:
+def mismatch_suspect(examination: Examination, transform: str) -> Suspicion | None:
     """Run the function once with ``functional_call`` watched; suspect T030 when keys or shapes do not fit."""
     functions = examination.subject.world.functions
     if not any("functional_call" in names_in(f.__code__) for f in functions):
         return None
-    found: list[Mismatch] = []
+    found: list[CallMismatch] = []
     arguments = cloned(examination.subject.slices[0])
     with _watched(found):
         run_once(
@@ -42,17 +42,17 @@ def mismatch_suspect(examination: Examination, transform: str) -> Suspect | None
     if not found:
         return None
     what = f"functional_call does not get the module's own keys: {found[0].words}"
-    return Suspect("T030", transform, "", found[0].place, "torch.func.functional_call", what=what)
+    return Suspicion("T030", transform, "", found[0].place, "torch.func.functional_call", what=what)
 
 
 @contextmanager
-def _watched(found: list[Mismatch]) -> Iterator[None]:
+def _watched(found: list[CallMismatch]) -> Iterator[None]:
     kept = stateless._functional_call
 
     def watching(module: torch.nn.Module, values: Any, *args: Any, **kwargs: Any) -> Any:
         words = _misfit(module, values)
         if words:
-            found.append(Mismatch(calling_place(sys._getframe(1)), words))
+            found.append(CallMismatch(calling_place(sys._getframe(1)), words))
         return kept(module, values, *args, **kwargs)
 
     stateless._functional_call = watching  # type: ignore[assignment]

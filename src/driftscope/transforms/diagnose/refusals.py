@@ -17,7 +17,7 @@ import torch
 from driftscope.records.user_code import is_users
 from driftscope.transforms.diagnose import syntax
 from driftscope.transforms.examination import Examination, Question
-from driftscope.transforms.subject import Suspect
+from driftscope.transforms.subject import Suspicion
 from driftscope.transforms.world.places import Place, place_of, raising_place
 from driftscope.transforms.world.process_state import process_kept
 from driftscope.transforms.world.trace import CONVERSIONS, Event
@@ -69,7 +69,7 @@ _LATER_WORDS: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 
 
-def suspect_of(question: Question, examination: Examination) -> Suspect:
+def suspect_of(question: Question, examination: Examination) -> Suspicion:
     """Name the cause and the place of a refusal."""
     error = question.lifted.error
     message = str(error)
@@ -98,7 +98,7 @@ def suspect_of(question: Question, examination: Examination) -> Suspect:
         told, where = _by_the_plain_run(examination, place)
         cause, place = (told, where) if told != "T099" else (cause, place)
     place = _refined(place)
-    named = Suspect(cause, question.name, "refused", place, event.name if event else "", event=event, error=error)
+    named = Suspicion(cause, question.name, "refused", place, event.name if event else "", event=event, error=error)
     if cause in ("T006", "T007", "T008"):
         return _written(named, question, examination)
     return named
@@ -115,7 +115,7 @@ def _is_higher_order(place: Place | None) -> bool:
     return ast.unparse(node.func).split(".")[-1] in _HIGHER_ORDER
 
 
-def _kept(examination: Examination) -> Suspect | None:
+def _kept(examination: Examination) -> Suspicion | None:
     """Suspect state that the function keeps a tensor in: a tracer finds its own tensors there and gives up."""
     from driftscope.transforms.diagnose.traces_left import state_drifts, write_place
 
@@ -123,7 +123,7 @@ def _kept(examination: Examination) -> Suspect | None:
     held = next((d for d in state if "tensor" in d.plain + d.lifted or " of " in d.lifted), None)
     if held is None:
         return None
-    return Suspect("T001", "", "refused", write_place(examination, held.root), subject_name=held.root)
+    return Suspicion("T001", "", "refused", write_place(examination, held.root), subject_name=held.root)
 
 
 def _by_the_plain_run(examination: Examination, place: Place | None) -> tuple[str, Place | None]:
@@ -141,7 +141,7 @@ def _by_the_plain_run(examination: Examination, place: Place | None) -> tuple[st
     return _by_call(event, event.operation, event.place) or "T010", event.place
 
 
-def _eagerly(question: Question, examination: Examination) -> Suspect | None:
+def _eagerly(question: Question, examination: Examination) -> Suspicion | None:
     """Take the compiler out of a composition: what the rest refuses by itself is refused with a place."""
     levels = tuple(level for level in question.levels if level.kind not in ("compile", "export"))
     if not levels:
@@ -214,7 +214,7 @@ def _is_custom(name: str) -> bool:
     return hasattr(torch.ops, space) and space not in ("higher_order", "nn", "linalg", "fft", "special", "functional")
 
 
-def _written(suspect: Suspect, question: Question, examination: Examination) -> Suspect:
+def _written(suspect: Suspicion, question: Question, examination: Examination) -> Suspicion:
     """Tell a write to a tensor made inside the function from one to a tensor from outside, and find its birthplace."""
     event = suspect.event
     birth = birthplace(event, question.lifted.events) if event is not None else None
@@ -225,7 +225,7 @@ def _written(suspect: Suspect, question: Question, examination: Examination) -> 
     if cause == "T006" and birth is None:
         cause = "T007"
     made = birth.place if birth is not None else None
-    return Suspect(cause, suspect.transform, suspect.outcome, suspect.place, suspect.operation, name, made, event,
+    return Suspicion(cause, suspect.transform, suspect.outcome, suspect.place, suspect.operation, name, made, event,
                    error=suspect.error)  # fmt: skip
 
 

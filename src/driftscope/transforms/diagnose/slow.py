@@ -9,10 +9,10 @@ import torch
 
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.examination import Examination, Question
-from driftscope.transforms.subject import Suspect
+from driftscope.transforms.subject import Suspicion
 
 
-def fallback_suspect(question: Question, examination: Examination) -> Suspect | None:
+def fallback_suspect(question: Question, examination: Examination) -> Suspicion | None:
     """Run ``vmap`` again with the fallback switched off: what is refused now ran as a loop inside one operator."""
     kept = internals.fallback_enabled()
     internals.set_fallback_enabled(False)
@@ -28,7 +28,7 @@ def fallback_suspect(question: Question, examination: Examination) -> Suspect | 
     operation = event.name if event is not None else named.group(1) if named else "an operator"
     place = run.place or (event.place if event is not None else None)
     what = f"{operation} runs example by example under {question.name}"
-    return Suspect("T016", question.name, question.name, place, operation, event=event, what=what)
+    return Suspicion("T016", question.name, question.name, place, operation, event=event, what=what)
 
 
 def compiled_inside(function: Any) -> Any:
@@ -36,7 +36,7 @@ def compiled_inside(function: Any) -> Any:
     return getattr(function, "_torchdynamo_orig_callable", None) or getattr(function, "_orig_mod", None)
 
 
-def poisoned_suspect(question: Question, examination: Examination) -> Suspect | None:
+def poisoned_suspect(question: Question, examination: Examination) -> Suspicion | None:
     """Suspect a compiled function that would stay eager after a first call under this transform.
 
     Counts how often a compiler backend is asked: by a plain call on its own, and by a plain call after the transform.
@@ -53,7 +53,7 @@ def poisoned_suspect(question: Question, examination: Examination) -> Suspect | 
     what = (
         f"called first under {question.name}, the compiled function is never compiled, not by later plain calls either"
     )
-    return Suspect(
+    return Suspicion(
         "T029", question.name, "", None, "torch.compile", what=what, evidence={"plain first": alone, "after": after}
     )
 

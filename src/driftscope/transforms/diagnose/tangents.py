@@ -19,8 +19,8 @@ from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.diagnose import syntax
 from driftscope.transforms.diagnose.divergence import UNINITIALISED
 from driftscope.transforms.examination import Examination, Question
-from driftscope.transforms.subject import Suspect
-from driftscope.transforms.world.running import Run, cloned, run_once
+from driftscope.transforms.subject import Suspicion
+from driftscope.transforms.world.running import WatchedRun, cloned, run_once
 from driftscope.transforms.world.trace import CONVERSIONS, Bounded, Event, Trace, peeled
 
 # Steps of the difference quotient in float64. Two, because a quotient that depends on its step has met a kink, a jump
@@ -94,7 +94,7 @@ def slopes_of(examination: Examination) -> Slopes | None:
     return Slopes(traces[0], slopes, outputs)
 
 
-def _run_at(examination: Examination, arguments: tuple[Any, ...], distance: float) -> Run:
+def _run_at(examination: Examination, arguments: tuple[Any, ...], distance: float) -> WatchedRun:
     first = internals.tree_map(lambda leaf: _moved(leaf, distance), arguments[0])
     moved = (first, *cloned(arguments[1:]))
     trace = Trace()
@@ -190,7 +190,7 @@ def reverse_events(examination: Examination) -> list[Event] | None:
     return None if run.error is not None else [e for e in run.events if not e.question]
 
 
-def suspect_of(question: Question, examination: Examination) -> Suspect | None:
+def suspect_of(question: Question, examination: Examination) -> Suspicion | None:
     """Name the first operation whose forward derivative is wrong, or why the two modes differ."""
     slopes = slopes_of(examination) if examination.traceable else None
     if slopes is None:
@@ -203,7 +203,7 @@ def suspect_of(question: Question, examination: Examination) -> Suspect | None:
 
     cause = "T014" if _is_custom(event.name) else "T013" if event.function_place is not None else "T028"
     place = event.function_place or event.place
-    return Suspect(cause, question.name, "wrong", place, event.name, event=event)
+    return Suspicion(cause, question.name, "wrong", place, event.name, event=event)
 
 
 def _first_wrong(slopes: Slopes, events: list[Event] | None) -> Event | None:
@@ -239,35 +239,35 @@ def convention(question: Question, examination: Examination) -> str:
     return f"the derivative of {event.name} is a convention: {CONVENTIONS[event.operation]}"
 
 
-def _modes_differ(question: Question, examination: Examination, slopes: Slopes | None = None) -> Suspect | None:
+def _modes_differ(question: Question, examination: Examination, slopes: Slopes | None = None) -> Suspicion | None:
     """Forward mode is right where reverse mode is cut on purpose: no_grad, a branch on requires_grad, a hook."""
     plain = question.plain.events or examination.loop.events
     for event in plain:
         asks = "requires_grad" in event.name or "hook" in event.name or event.name == "Tensor.data.__get__"
         if asks and event.place is not None:
             cause = "T012" if event.name == "Tensor.data.__get__" else "T019"
-            return Suspect(cause, question.name, "wrong", event.place, event.name, event=event)
+            return Suspicion(cause, question.name, "wrong", event.place, event.name, event=event)
     for event in plain:
         if event.operation == "_set_grad_enabled" or event.place is None:
             continue
         if syntax.no_grad_above(event.place) is not None and not event.question:
-            return Suspect("T019", question.name, "wrong", event.place, event.name, event=event)
+            return Suspicion("T019", question.name, "wrong", event.place, event.name, event=event)
     applied = next((e for e in plain if e.function_place is not None), None)
     if applied is not None:
-        return Suspect("T013", question.name, "wrong", applied.function_place, "autograd.Function", event=applied)
+        return Suspicion("T013", question.name, "wrong", applied.function_place, "autograd.Function", event=applied)
     return None if slopes is None else _reverse_rule(question, slopes)
 
 
-def _reverse_rule(question: Question, slopes: Slopes) -> Suspect | None:
+def _reverse_rule(question: Question, slopes: Slopes) -> Suspicion | None:
     """Suspect a rule of torch's reverse mode; its place is known when one operation alone moves."""
     moving = [event for event, slope in zip(slopes.events, slopes.slopes, strict=True) if slope.moves]
     event = moving[-1] if len({e.name for e in moving}) == 1 else None
     place = event.place if event is not None else None
     what = f"{question.name} and plain autograd differ, and the forward tangents agree with finite differences"
-    return Suspect("T028", question.name, "wrong", place, event.name if event else "", event=event, what=what)
+    return Suspicion("T028", question.name, "wrong", place, event.name if event else "", event=event, what=what)
 
 
-def cut_of(examination: Examination, name: str) -> Suspect | None:
+def cut_of(examination: Examination, name: str) -> Suspicion | None:
     """Return where the derivative leaves the differentiated tensors though the value depends on the input.
 
     None when the plain derivative agrees with finite differences, or when these are not believed.
@@ -285,7 +285,7 @@ def cut_of(examination: Examination, name: str) -> Suspect | None:
             continue
         cut = slope.talks or (event.outputs and not any(event.mapped_outputs) and _floating(event))
         if cut and not event.in_place:
-            return Suspect("T020", name, "same", event.place, event.name, event=event)
+            return Suspicion("T020", name, "same", event.place, event.name, event=event)
     return None
 
 
@@ -293,7 +293,7 @@ def _floating(event: Event) -> bool:
     return any(isinstance(x, torch.Tensor) and x.is_floating_point() for x in event.outputs)
 
 
-def agrees_with_quotients(run: Run, examination: Examination) -> bool | None:
+def agrees_with_quotients(run: WatchedRun, examination: Examination) -> bool | None:
     """Whether a directional derivative agrees with finite differences; None when these are not believed."""
     leaves = derivatives.float_leaves((examination.subject.slices[0][0], examination.loop.value))
     if any(leaf.is_complex() for leaf in leaves):

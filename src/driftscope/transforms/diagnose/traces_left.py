@@ -15,14 +15,14 @@ import torch
 from driftscope.transforms.agreement import tensors_differ
 from driftscope.transforms.diagnose import syntax
 from driftscope.transforms.examination import Examination, Question
-from driftscope.transforms.subject import Suspect
+from driftscope.transforms.subject import Suspicion
 from driftscope.transforms.world.places import Place, place_of
 from driftscope.transforms.world.reach import codes_of
 from driftscope.transforms.world.snapshot import Escaped
 
 
 @dataclass(frozen=True)
-class Drift:
+class StateDrift:
     """One path of the state that differs after the transform."""
 
     path: str
@@ -37,23 +37,23 @@ class Drift:
         return match.group(0).strip() if match else self.path
 
 
-def drifts(plain: Mapping[str, Any], lifted: Mapping[str, Any]) -> list[Drift]:
+def drifts(plain: Mapping[str, Any], lifted: Mapping[str, Any]) -> list[StateDrift]:
     """Compare two fingerprints; escaped tensors first."""
     found = []
     for path in {**plain, **lifted}:
         left, right = plain.get(path, "absent"), lifted.get(path, "absent")
         if isinstance(right, Escaped):
-            found.append(Drift(path, _shown(left), right.kind, right.kind))
+            found.append(StateDrift(path, _shown(left), right.kind, right.kind))
         elif isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
             difference = tensors_differ(left, right)
             if not difference.agrees:
-                found.append(Drift(path, _shown(left), _shown(right)))
+                found.append(StateDrift(path, _shown(left), _shown(right)))
         elif isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor) or left != right:
-            found.append(Drift(path, _shown(left), _shown(right)))
+            found.append(StateDrift(path, _shown(left), _shown(right)))
     return sorted(found, key=lambda drift: (not drift.escaped, drift.path))
 
 
-def state_drifts(examination: Examination) -> list[Drift]:
+def state_drifts(examination: Examination) -> list[StateDrift]:
     """Return what the plain loop changes of the world, its arguments left out."""
     changed = drifts(examination.start_state, examination.loop.state)
     return [drift for drift in changed if not re.match(r"(length of )?argument \d", drift.path)]
@@ -66,12 +66,12 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def suspects_left(question: Question, examination: Examination) -> list[Suspect]:
+def suspects_left(question: Question, examination: Examination) -> list[Suspicion]:
     """Return one suspect per name whose state drifted, per tensor that escaped, and one for prints."""
     plain, lifted = question.plain, question.lifted
     if plain.error is not None or lifted.error is not None:
         return []
-    found: list[Suspect] = []
+    found: list[Suspicion] = []
     # A list may both hold an escaped tensor and be too short: two findings, but one of each kind per name.
     seen: set[tuple[str, bool]] = set()
     for drift in drifts(plain.state, lifted.state):
@@ -93,18 +93,18 @@ def _same_lines(question: Question) -> bool:
     return question.plain.printed.count("\n") == question.lifted.printed.count("\n")
 
 
-def _suspect(drift: Drift, question: Question, examination: Examination) -> Suspect:
+def _suspect(drift: StateDrift, question: Question, examination: Examination) -> Suspicion:
     evidence = {"state": drift.path, "plain": drift.plain, "transform": drift.lifted}
     if drift.escaped:
         place = write_place(examination, drift.root) or _escape_place(question)
         what = f"after {question.name}, {drift.path} holds {drift.escaped}"
-        return Suspect("T001", question.name, "", place, subject_name=drift.root, what=what, evidence=evidence)
+        return Suspicion("T001", question.name, "", place, subject_name=drift.root, what=what, evidence=evidence)
     in_place = in_place_write(drift.root, question, examination)
     place = in_place or write_place(examination, drift.root)
     plainly = "the loop" if question.levels[0].kind == "map" else "the plain program"
     what = f"{drift.path} is {drift.lifted} after {question.name}, {drift.plain} after {plainly}"
     cause = "T007" if in_place is not None else "T002"
-    return Suspect(cause, question.name, "", place, subject_name=drift.root, what=what, evidence=evidence)
+    return Suspicion(cause, question.name, "", place, subject_name=drift.root, what=what, evidence=evidence)
 
 
 def in_place_write(root: str, question: Question, examination: Examination) -> Place | None:
@@ -124,7 +124,7 @@ def _escape_place(question: Question) -> Place | None:
     return next((event.place for event, _ in question.lifted.escaped if event is not None), None)
 
 
-def _held_elsewhere(question: Question, examination: Examination) -> list[Suspect]:
+def _held_elsewhere(question: Question, examination: Examination) -> list[Suspicion]:
     """Suspect tensors that outlived the run though no name leads to them: an object of the user's must hold them."""
     import gc
 
@@ -134,7 +134,7 @@ def _held_elsewhere(question: Question, examination: Examination) -> list[Suspec
             kind = type(holders[0]).__name__
             what = f"after {question.name}, a {kind} still holds a tensor that only makes sense inside the transform"
             place = event.place if event is not None else None
-            return [Suspect("T001", question.name, "", place, subject_name=f"a {kind}", what=what)]
+            return [Suspicion("T001", question.name, "", place, subject_name=f"a {kind}", what=what)]
     return []
 
 
@@ -222,11 +222,11 @@ def _mentions(function: FunctionType, root: str) -> Iterator[Place]:
                 yield syntax.place_of_node(near, node)
 
 
-def _printed(question: Question, examination: Examination) -> Suspect:
+def _printed(question: Question, examination: Examination) -> Suspicion:
     plain, lifted = question.plain.printed, question.lifted.printed
     times = f"{plain.count(chr(10))} lines by the plain program, {lifted.count(chr(10))} under {question.name}"
     place = call_place(examination, ("print", "write", "pprint"))
-    return Suspect("T003", question.name, "", place, subject_name="print", what=f"printed {times}")
+    return Suspicion("T003", question.name, "", place, subject_name="print", what=f"printed {times}")
 
 
 def call_place(examination: Examination, names: tuple[str, ...]) -> Place | None:

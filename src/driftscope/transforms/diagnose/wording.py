@@ -13,14 +13,14 @@ from driftscope.records.kinds.transform_report import TransformFinding
 from driftscope.transforms.diagnose import syntax
 from driftscope.transforms.diagnose.catalogue import CAUSES
 from driftscope.transforms.examination import Examination
-from driftscope.transforms.subject import Proposal, Suspect
+from driftscope.transforms.subject import Proposal, Suspicion
 from driftscope.transforms.world.places import definition_of
 from driftscope.transforms.world.reach import unwrapped
 
 _VALUES = 4
 
 
-def finding_of(suspect: Suspect, examination: Examination, proposal: Proposal | None) -> TransformFinding:
+def finding_of(suspect: Suspicion, examination: Examination, proposal: Proposal | None) -> TransformFinding:
     """Turn a suspect, and the repair that was tried for it, into a finding."""
     cause = CAUSES[suspect.cause]
     place = suspect.place
@@ -56,14 +56,14 @@ def finding_of(suspect: Suspect, examination: Examination, proposal: Proposal | 
     )
 
 
-def _where(suspect: Suspect, examination: Examination) -> Where:
+def _where(suspect: Suspicion, examination: Examination) -> Where:
     """Return the place, or where the function is defined for what was seen of the whole function."""
     function = unwrapped(examination.subject.function)
     place = suspect.place or (definition_of(function) if isinstance(function, FunctionType) else None)
     return place.where if place is not None else Where()
 
 
-def _drawing_fix(suspect: Suspect, examination: Examination) -> str:
+def _drawing_fix(suspect: Suspicion, examination: Examination) -> str:
     """Return what to do about random numbers under a transform; "" for other causes."""
     if suspect.cause != "T005":
         return ""
@@ -77,7 +77,7 @@ def _drawing_fix(suspect: Suspect, examination: Examination) -> str:
     return ""
 
 
-def _withdrawn(suspect: Suspect, fix: str) -> str:
+def _withdrawn(suspect: Suspicion, fix: str) -> str:
     """Return what is left to advise where the edit itself was tried and does not give what the loop gives."""
     if suspect.cause == "T010":
         return (
@@ -96,7 +96,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _names(suspect: Suspect) -> dict[str, str]:
+def _names(suspect: Suspicion) -> dict[str, str]:
     expression = suspect.place.expression if suspect.place is not None else ""
     return {
         "expression": f"`{expression}`" if expression else "this",
@@ -109,7 +109,7 @@ def _names(suspect: Suspect) -> dict[str, str]:
     }
 
 
-def _what(suspect: Suspect) -> str:
+def _what(suspect: Suspicion) -> str:
     if suspect.what:
         return suspect.what + _seen(suspect)
     expression = f"`{suspect.place.expression}`" if suspect.place is not None and suspect.place.expression else "it"
@@ -125,7 +125,7 @@ def _what(suspect: Suspect) -> str:
     return f"{suspect.transform} and the plain program part at {expression}" + (f": {difference}" if difference else "")
 
 
-def _seen(suspect: Suspect) -> str:
+def _seen(suspect: Suspicion) -> str:
     """Say what the tensor at the place is: its name, whether it is mapped, its values."""
     event = suspect.event
     if event is None or not event.inputs or not isinstance(event.inputs[0], torch.Tensor):
@@ -153,7 +153,7 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _receiver(suspect: Suspect) -> str:
+def _receiver(suspect: Suspicion) -> str:
     """Return the source of the tensor a conversion or method is applied to."""
     node = syntax.node_at(suspect.place) if suspect.place is not None else None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -172,7 +172,7 @@ def _receiver(suspect: Suspect) -> str:
     return ast.unparse(node) if isinstance(node, (ast.Name, ast.Compare, ast.Attribute, ast.Subscript)) else ""
 
 
-def factory_edit(suspect: Suspect) -> str:
+def factory_edit(suspect: Suspicion) -> str:
     """Write a factory call with a mapped tensor's ``new_`` method: ``torch.zeros(3)`` as ``x.new_zeros(3)``."""
     generic = "x.new_zeros(...), or torch.zeros_like(x)"
     birth = suspect.birthplace
@@ -191,7 +191,7 @@ def _is_of(node: ast.expr, name: str) -> bool:
     return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == name
 
 
-def _mapped_name(suspect: Suspect) -> str:
+def _mapped_name(suspect: Suspicion) -> str:
     """Return the name of a tensor that carries the mapped axis: the argument read in the statement of the write."""
     place = suspect.place
     scope = syntax.scope_of(place) if place is not None else None
@@ -224,7 +224,7 @@ _MATH = frozenset(
 )
 
 
-def tensor_form(suspect: Suspect) -> str:
+def tensor_form(suspect: Suspicion) -> str:
     """Write a conversion as tensor arithmetic: ``math.sqrt(t)`` as ``torch.sqrt(t)``, ``t.item()`` as ``t``."""
     node = syntax.node_at(suspect.place) if suspect.place is not None else None
     if isinstance(node, ast.Call):

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from driftscope.transforms.repairs.source import Edit, Replacement, Source
 from driftscope.transforms.repairs.values import called_name, replaced
-from driftscope.transforms.subject import Subject, Suspect
+from driftscope.transforms.subject import Subject, Suspicion
 
 _FUNCTIONAL = {"jacobian": "jacrev", "hessian": "hessian"}
 
 
-def functional_to_func(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def functional_to_func(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """``torch.autograd.functional.jacobian(f, x)`` -> ``torch.func.jacrev(f)(x)``; hessian, jvp, vjp, hvp likewise.
 
     Sound with the default options.
@@ -46,7 +46,7 @@ def functional_to_func(source: Source, suspect: Suspect, subject: Subject) -> It
 _CUT = "its result stays cut, as without create_graph=True: a derivative of it is zero; leave .detach() out to have one"
 
 
-def autograd_to_func(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def autograd_to_func(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """A loss built from ``y`` and ``torch.autograd.grad(loss, y)`` -> ``torch.func.grad(objective)(y)``.
 
     Sound when only plain statements stand between the ``requires_grad_`` and the gradient. ``loss.backward()`` with
@@ -182,7 +182,7 @@ def _leaf_made(source: Source, statement: ast.stmt) -> tuple[str, str] | None:
 # --- no_grad ------------------------------------------------------------------------------------------------
 
 
-def no_grad_to_detach(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def no_grad_to_detach(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """``with torch.no_grad(): s = f(x)`` -> ``s = f(x).detach()``.
 
     Sound when the block only assigns: forward mode and nested transforms respect ``detach``, not ``no_grad``.
@@ -208,7 +208,7 @@ def _detached(source: Source, value: ast.expr) -> str:
 # --- BatchNorm ----------------------------------------------------------------------------------------------
 
 
-def batch_norm_alone(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def batch_norm_alone(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """``F.batch_norm(x, mean, var, training=True)`` -> the same without running statistics.
 
     The result is the same, since training uses the batch's own statistics; the running ones are no longer updated.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from driftscope.transforms.repairs.source import Edit, Replacement, Source
 from driftscope.transforms.repairs.values import called_name, outside_each_other, replaced
-from driftscope.transforms.subject import Subject, Suspect
+from driftscope.transforms.subject import Subject, Suspicion
 
 _EXTREMES = {"max": ">", "min": "<"}
 
@@ -23,7 +23,7 @@ class _Form:
     second: bool = True
 
 
-def if_to_where(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def if_to_where(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """``if t: return a`` ... ``return b`` -> ``return torch.where(t, a, b)``.
 
     Sound when both branches are pure and total, and of one shape and dtype. The derivative is tried as well: a branch
@@ -33,7 +33,7 @@ def if_to_where(source: Source, suspect: Suspect, subject: Subject) -> Iterator[
         yield from _choices(source, suspect, _Form(source.torch_name))
 
 
-def if_to_guarded_where(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def if_to_guarded_where(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """The same where the branch not taken has no finite derivative: it is given ones instead of what the test reads.
 
     ``torch.where(t, a(x), b(torch.where(t, torch.ones_like(x), x)))``: the derivative of ``where`` multiplies that of
@@ -46,7 +46,7 @@ def if_to_guarded_where(source: Source, suspect: Suspect, subject: Subject) -> I
             yield from _choices(source, suspect, _Form(source.torch_name, names, first, second))
 
 
-def _choices(source: Source, suspect: Suspect, form: _Form) -> Iterator[Edit]:
+def _choices(source: Source, suspect: Suspicion, form: _Form) -> Iterator[Edit]:
     node = source.node_at(suspect.place) if suspect.place is not None else None
     if node is None:
         return
@@ -217,7 +217,7 @@ def _reads(text: str, names: set[str]) -> bool:
     return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(ast.parse(text, mode="eval")))
 
 
-def masked_fill(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def masked_fill(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """``x[m] = 3.0`` -> ``x.masked_fill_(m, 3.0)``.
 
     The same write, in place, so that whoever holds a view of ``x`` sees it. Sound for one number and one mask.
@@ -234,7 +234,7 @@ def masked_fill(source: Source, suspect: Suspect, subject: Subject) -> Iterator[
         yield replaced(statement, f"{name}.masked_fill_({mask}, {filled})")
 
 
-def masked_write(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def masked_write(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """``x[m] = s`` -> ``x = torch.where(m, s, x)``.
 
     Sound when ``x`` is a local name that nothing else holds, no view of another tensor, and ``s`` has the shape of
@@ -254,7 +254,7 @@ def masked_write(source: Source, suspect: Suspect, subject: Subject) -> Iterator
     yield replaced(statement, f"{name} = {torch}.where({mask}, {value}, {name})")
 
 
-def _masked(source: Source, suspect: Suspect) -> tuple[ast.Assign | ast.AugAssign, ast.Subscript] | None:
+def _masked(source: Source, suspect: Suspicion) -> tuple[ast.Assign | ast.AugAssign, ast.Subscript] | None:
     """Return the write into a subscript at the place, and what it writes to."""
     node = source.node_at(suspect.place) if suspect.place is not None else None
     statement = source.enclosing(node, ast.stmt) if node is not None else None

@@ -16,12 +16,12 @@ import torch
 from driftscope.transforms.batching.batched import vmap
 from driftscope.transforms.repairs import autograd, flow, values
 from driftscope.transforms.repairs.source import Edit, Source, edited_code, edited_text, patch_of, source_of, swapped
-from driftscope.transforms.repairs.trial import Trial, Verdict
+from driftscope.transforms.repairs.trial import Trial, TrialOutcome
 from driftscope.transforms.repairs.witnesses import Answers, answers_of, witnessed
-from driftscope.transforms.subject import Proposal, Subject, Suspect
+from driftscope.transforms.subject import Proposal, Subject, Suspicion
 from driftscope.transforms.torch_internals import name_of
 
-Repair = Callable[[Source, Suspect, Subject], Iterator[Edit]]
+Repair = Callable[[Source, Suspicion, Subject], Iterator[Edit]]
 
 #: cause -> repairs, in the order in which they are tried.
 REPAIRS: dict[str, tuple[Repair, ...]] = {
@@ -50,14 +50,14 @@ _MEANT_TO_CHANGE = frozenset({"T019", "T024"})
 MOST_EDITS = 16
 
 
-def propose(subject: Subject, suspect: Suspect) -> Proposal | None:
+def propose(subject: Subject, suspect: Suspicion) -> Proposal | None:
     """Find and try a repair for what analysis found.
 
     Parameters
     ----------
     subject : Subject
         Its function may be run as often as wanted; the world is rewound after every run.
-    suspect : Suspect
+    suspect : Suspicion
 
     Returns
     -------
@@ -129,7 +129,7 @@ def _one_sided(source: Source, edit: Edit, answers: Answers) -> str:
     return ""
 
 
-def _half_tried(source: Source, edit: Edit, text: str, verdict: Verdict, condition: str) -> Proposal:
+def _half_tried(source: Source, edit: Edit, text: str, verdict: TrialOutcome, condition: str) -> Proposal:
     offered = _offered(source, edit, text, verdict)
     fix = (
         f"{offered.fix} (tried on one side alone: the {verdict.examples} examples tried agree on `{condition}`; "
@@ -138,7 +138,7 @@ def _half_tried(source: Source, edit: Edit, text: str, verdict: Verdict, conditi
     return replace(offered, fix=fix, verified=None)
 
 
-def _offered(source: Source, edit: Edit, text: str, verdict: Verdict) -> Proposal:
+def _offered(source: Source, edit: Edit, text: str, verdict: TrialOutcome) -> Proposal:
     parts = []
     for replacement in sorted(edit.replacements, key=lambda r: _position(r.first)):
         first, last = _line(replacement.first), replacement.last.end_lineno or 0  # type: ignore[attr-defined]

@@ -16,8 +16,8 @@ from driftscope.transforms.derivatives import float_leaves, total
 from driftscope.transforms.diagnose.traces_left import drifts
 from driftscope.transforms.naming import levels_of
 from driftscope.transforms.subject import Subject
-from driftscope.transforms.transforming import Level, Ragged, Setting, arguments_for, lift, plain
-from driftscope.transforms.world.running import Run, cloned, run_once
+from driftscope.transforms.transforming import CheckSetting, Level, Ragged, arguments_for, lift, plain
+from driftscope.transforms.world.running import WatchedRun, cloned, run_once
 
 #: A repair that takes longer than this is not believed to be one.
 SECONDS = 20.0
@@ -26,7 +26,7 @@ MOST_DERIVATIVES = 6
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialOutcome:
     """How a trial ended.
 
     Parameters
@@ -66,12 +66,12 @@ class Trial:
     def __init__(self, subject: Subject, transform: str):
         self.subject = subject
         self.levels = levels_of(transform)
-        self.setting = Setting(subject.in_dims, subject.randomness, subject.size)
+        self.setting = CheckSetting(subject.in_dims, subject.randomness, subject.size)
         self.expected = self._run(subject.function, self.levels, lifted=False)
         self.expected.value = [_with_numbers(value) for value in self.expected.value or ()]
         self.plain = self._twice(subject.function)
         self.gradient_levels = self._gradient_levels()
-        self.gradient: Run | None = None
+        self.gradient: WatchedRun | None = None
         if self.gradient_levels:
             self.gradient = self._run(subject.function, self.gradient_levels, lifted=False)
 
@@ -87,7 +87,7 @@ class Trial:
         mapped = any(level.kind == "map" for level in self.levels)
         return levels_of("vmap(grad)" if mapped else "grad")
 
-    def _run(self, function: Callable[..., Any], levels: tuple[Level, ...], *, lifted: bool) -> Run:
+    def _run(self, function: Callable[..., Any], levels: tuple[Level, ...], *, lifted: bool) -> WatchedRun:
         build = lift if lifted else plain
         if lifted and any(level.kind in ("compile", "export") for level in levels):
             torch._dynamo.reset()
@@ -101,13 +101,13 @@ class Trial:
         finally:
             self.subject.world.rewind()
 
-    def of(self, function: Callable[..., Any], *, edited: bool = False) -> Verdict:
+    def of(self, function: Callable[..., Any], *, edited: bool = False) -> TrialOutcome:
         """Try a repaired function in the place of the subject's; ``edited`` says that it is to do what that does."""
         verdict = self._judge(lambda: self._run(function, self.levels, lifted=True), lambda: self._derivative(function))
         told = self._plainly_other(function) if verdict.works and edited else ""
         return replace(verdict, works=False, reason=told) if told else verdict
 
-    def _twice(self, function: Callable[..., Any]) -> Run:
+    def _twice(self, function: Callable[..., Any]) -> WatchedRun:
         """Run a function without transforms on every example, two times over, and read what it left behind."""
         given = [cloned(arguments) for _ in range(2) for arguments in self.subject.slices]
         try:
@@ -141,7 +141,7 @@ class Trial:
             self._calling(functools.partial(watched, *cloned(arguments)))
         return watch.agree
 
-    def replacing(self, mapped: Callable[..., Any]) -> Verdict:
+    def replacing(self, mapped: Callable[..., Any]) -> TrialOutcome:
         """Try a repair that takes the place of ``torch.vmap(function)`` itself."""
         examples = self.subject.examples
         return self._judge(lambda: self._calling(lambda: mapped(*cloned(examples))), lambda: self._through(mapped))
@@ -162,26 +162,26 @@ class Trial:
 
         return self._compared(self._calling(taken))
 
-    def _calling(self, call: Callable[[], Any]) -> Run:
+    def _calling(self, call: Callable[[], Any]) -> WatchedRun:
         try:
             return run_once(self.subject.world, [call], seconds=SECONDS)
         finally:
             self.subject.world.rewind()
 
-    def _judge(self, values: Callable[[], Run], derivative: Callable[[], str]) -> Verdict:
+    def _judge(self, values: Callable[[], WatchedRun], derivative: Callable[[], str]) -> TrialOutcome:
         if self.expected.error is not None:
-            return Verdict(False, reason="the plain program refuses as well")
+            return TrialOutcome(False, reason="the plain program refuses as well")
         got = values()
         if got.error is not None:
-            return Verdict(False, reason=f"still refused: {_first_line(got.error)}")
+            return TrialOutcome(False, reason=f"still refused: {_first_line(got.error)}")
         expected = [list(value.results) for value in self.expected.value] if self.ragged else self.expected.value
         difference = differ(expected, got.value)
         if not difference.agrees:
-            return Verdict(False, reason=f"other values: {difference.detail}")
+            return TrialOutcome(False, reason=f"other values: {difference.detail}")
         slope, size = derivative(), self.subject.size
         if slope.startswith("other"):
-            return Verdict(False, size, difference.kind, slope, slope)
-        return Verdict(True, size, difference.kind, slope)
+            return TrialOutcome(False, size, difference.kind, slope, slope)
+        return TrialOutcome(True, size, difference.kind, slope)
 
     def _derivative(self, function: Callable[..., Any]) -> str:
         if self.gradient is None or self.gradient.error is not None:
@@ -192,7 +192,7 @@ class Trial:
             return self._through(torch.vmap(function, self.subject.in_dims, randomness=self.subject.randomness))
         return self._compared(got)
 
-    def _compared(self, got: Run) -> str:
+    def _compared(self, got: WatchedRun) -> str:
         if got.error is not None:
             return f"other derivative: refused ({_first_line(got.error)})"
         difference = differ(self.gradient.value if self.gradient else (), got.value, any_float=True)

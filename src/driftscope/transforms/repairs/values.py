@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from driftscope.transforms.repairs.source import Edit, Replacement, Source
-from driftscope.transforms.subject import Subject, Suspect
+from driftscope.transforms.subject import Subject, Suspicion
 
 _SIZED = {"zeros": "new_zeros", "ones": "new_ones", "empty": "new_empty", "full": "new_full"}
 _WHOLE = frozenset(("tensor", "eye", "arange", "linspace", "diag", "as_tensor"))  # made whole: nothing to make it like
@@ -36,7 +36,7 @@ def outside_each_other(replacements: list[Replacement]) -> list[Replacement]:
     ]
 
 
-def deepcopy_to_clone(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def deepcopy_to_clone(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """``copy.deepcopy(x)`` -> ``x.detach().clone()``.
 
     Sound for a tensor: a deep copy is a leaf of its own, without the derivative of what was copied.
@@ -62,7 +62,7 @@ def called_name(node: ast.AST) -> str:
 # --- a buffer for each example ------------------------------------------------------------------------------
 
 
-def batched_factory(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def batched_factory(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """``torch.zeros(n)`` -> ``x.new_zeros(n)`` where ``x`` is mapped.
 
     Sound when the buffer is made inside the function: then it belongs to one example, and giving each example its own
@@ -79,7 +79,7 @@ def batched_factory(source: Source, suspect: Suspect, subject: Subject) -> Itera
                     yield Edit(tuple(Replacement(call, call, text) for call, text in texts))
 
 
-def _mapped_names(source: Source, suspect: Suspect, subject: Subject) -> list[str]:
+def _mapped_names(source: Source, suspect: Suspicion, subject: Subject) -> list[str]:
     """Names of tensors that are mapped where the buffer is made: parameters, those of the refused statement first."""
     names = [n for n in source.parameters if n not in ("self", "cls", "ctx")]
     if source.scope is source.outer and len(names) == len(subject.in_dims):
@@ -122,7 +122,7 @@ def _on(source: Source, call: ast.AST, like: str, keep_dtype: bool) -> str:
 # --- out= ---------------------------------------------------------------------------------------------------
 
 
-def without_out(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def without_out(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """``torch.sin(x, out=o)`` -> ``o = torch.sin(x)``.
 
     Sound when ``o`` is a local name that nothing else holds: the caller of a captured ``out`` would miss the result.
@@ -153,7 +153,7 @@ def _assigned_names(scope: ast.AST) -> set[str]:
 # --- values that stay tensors -------------------------------------------------------------------------------
 
 
-def item_to_tensor(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def item_to_tensor(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """``x.max().item()`` -> ``x.max().detach()``, ``math.sqrt(t)`` -> ``torch.sqrt(t.detach())``.
 
     Sound when the value is only used in tensor arithmetic. ``detach`` keeps the derivative what it was: a Python number
@@ -162,7 +162,7 @@ def item_to_tensor(source: Source, suspect: Suspect, subject: Subject) -> Iterat
     yield from _kept_tensors(source, suspect, ".detach()")
 
 
-def item_to_tracked(source: Source, suspect: Suspect, subject: Subject) -> Iterator[Edit]:
+def item_to_tracked(source: Source, suspect: Suspicion, subject: Subject) -> Iterator[Edit]:
     """The same where the missing derivative is what was found: without ``detach``."""
     yield from _kept_tensors(source, suspect, "")
     node = source.node_at(suspect.place) if suspect.place is not None else None
@@ -170,7 +170,7 @@ def item_to_tracked(source: Source, suspect: Suspect, subject: Subject) -> Itera
         yield replaced(node, source.segment(node.func.value))  # type: ignore[attr-defined]
 
 
-def _kept_tensors(source: Source, suspect: Suspect, cut: str) -> Iterator[Edit]:
+def _kept_tensors(source: Source, suspect: Suspicion, cut: str) -> Iterator[Edit]:
     node = source.node_at(suspect.place) if suspect.place is not None else None
     for call in _conversions_at(source, node):
         text = _as_tensor(source, call, cut)

@@ -28,7 +28,7 @@ SEED = 20_261
 
 
 @dataclass
-class Run:
+class WatchedRun:
     """What one run did.
 
     Parameters
@@ -83,7 +83,7 @@ def run_once(
     arguments: Any = (),
     seconds: float | None = None,
     listen: Callable[..., None] | None = None,
-) -> Run:
+) -> WatchedRun:
     """Make ``calls`` one after the other from the world's saved start and say what happened.
 
     Parameters
@@ -101,7 +101,7 @@ def run_once(
         Receives the warnings of the run as ``warnings.showwarning`` does; they are silenced otherwise.
     """
     world.rewind()
-    run = Run()
+    run = WatchedRun()
     out = io.StringIO()
     start, depth = time.perf_counter(), internals.stack_depth()
     with process_kept(generators=False), _heard(listen), logs_silenced():
@@ -191,6 +191,6 @@ def outliving(tensors: list[tuple[weakref.ref[torch.Tensor], Event | None]]) -> 
     return found
 
 
-def timed_out(run: Run) -> bool:
+def timed_out(run: WatchedRun) -> bool:
     """Whether a run was stopped by its time limit."""
     return isinstance(run.error, TimeLimit)

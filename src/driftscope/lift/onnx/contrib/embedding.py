@@ -34,7 +34,7 @@ class Tables:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Lookups:
     """Where to look: words, segments and positions (B or 1, S) of int, and a mask (B, S) that is 1 at words."""
 
     words: torch.Tensor
@@ -43,7 +43,7 @@ class Places:
     mask: torch.Tensor | None
 
 
-def _embedded(node: Node, tables: Tables, places: Places) -> Result:
+def _embedded(node: Node, tables: Tables, places: Lookups) -> Result:
     """The normalised sum (B, S, H), the number of words of each row (B,), and the sum."""
     words = places.words
     at = tables.position[: words.shape[1]] if places.positions is None else tables.position[places.positions]
@@ -71,7 +71,7 @@ def embed_layer_normalization(node: Node, *tensors: torch.Tensor | None) -> Resu
     if words is None or word is None or position is None or gamma is None or beta is None:
         raise node.refuse("a table, or its ids, gamma or beta, is left out")
     tables = Tables(word, position, segment, gamma, beta, node.format(2))
-    return _embedded(node, tables, Places(words, segments, positions, mask))
+    return _embedded(node, tables, Lookups(words, segments, positions, mask))
 
 
 @operator("QEmbedLayerNormalization", domain=MICROSOFT)
@@ -93,4 +93,4 @@ def quantised_embed_layer_normalization(node: Node, *tensors: torch.Tensor | Non
     if words is None or word is None or position is None or gamma is None or beta is None:
         raise node.refuse("a table, or its ids, gamma or beta, is left out")
     tables = Tables(word, position, segment, gamma, beta, node.format(8))
-    return _embedded(node, tables, Places(words, given[1], None, given[7]))
+    return _embedded(node, tables, Lookups(words, given[1], None, given[7]))

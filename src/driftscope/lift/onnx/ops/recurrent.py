@@ -25,7 +25,7 @@ _WITH_PARAMETERS: dict[str, tuple[Callable[[Tensor, float, float], Tensor], floa
 
 
 @dataclass(slots=True)
-class Direction:
+class RecurrentDirection:
     """One direction of a recurrent layer.
 
     Parameters
@@ -83,7 +83,7 @@ def _times(node: Node, part: str, h: Tensor, r: Tensor) -> Tensor:
     return node.inner(part, h @ weights, product(h, weights))
 
 
-def _lstm_step(node: Node, d: Direction, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+def _lstm_step(node: Node, d: RecurrentDirection, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     total = node.inner("sum", xw + _times(node, "recurrent", h, d.r) + d.rb, ROUND)
     i, o, forget, cell = total.chunk(4, -1)
     peepholes = None
@@ -96,7 +96,7 @@ def _lstm_step(node: Node, d: Direction, xw: Tensor, h: Tensor, c: Tensor) -> tu
     return lstm_cell(node.inner, (i, forget, cell, o), c, variant)
 
 
-def _gru_step(node: Node, d: Direction, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+def _gru_step(node: Node, d: RecurrentDirection, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     f, g = d.activations
     size = h.shape[-1]
     both = _times(node, "recurrent", h, d.r[: 2 * size]) + d.rb[: 2 * size] + xw[..., : 2 * size]
@@ -113,7 +113,7 @@ def _gru_step(node: Node, d: Direction, xw: Tensor, h: Tensor, c: Tensor) -> tup
     return gru_cell(node.inner, (z, r), candidate, h, (f, g)), c
 
 
-def _rnn_step(node: Node, d: Direction, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+def _rnn_step(node: Node, d: RecurrentDirection, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     total = node.inner("sum", xw + _times(node, "recurrent", h, d.r) + d.rb, ROUND)
     return node.inner("hidden", d.activations[0](_limited(node, total)), FUNCTION), c
 
@@ -122,7 +122,7 @@ _STEPS = {"LSTM": (_lstm_step, 4), "GRU": (_gru_step, 3), "RNN": (_rnn_step, 1)}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
 
-def _unroll(node: Node, d: Direction, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _unroll(node: Node, d: RecurrentDirection, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Run one direction over (T, N, I); rows shorter than T keep their state and yield zeros."""
     step, _ = _STEPS[node.op_type]
     time = x.shape[0]
@@ -171,7 +171,7 @@ def recurrent(node: Node, x: Tensor, w: Tensor, r: Tensor, *optional: Tensor | N
     lengths = None if lengths is None else lengths.to(device=x.device, dtype=torch.int64)
     runs = []
     for i in range(directions):
-        direction = Direction(
+        direction = RecurrentDirection(
             w[i], r[i], bias[i][: gates * size], bias[i][gates * size :],
             (zeros if h0 is None else h0)[i], (zeros if c0 is None else c0)[i], None if p is None else p[i],
             activations[share * i : share * (i + 1)], reverse=i == 1 or node.text("direction", "forward") == "reverse",

@@ -15,7 +15,7 @@ from driftscope.lift.steps import Kind, Rounding
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class ReduceRule:
     """How one Reduce operator works: its function of (tensor, axes, keepdim), its terms, its kind."""
 
     function: Callable[[Tensor, list[int], bool], Tensor]
@@ -69,16 +69,16 @@ def _total(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 
 
 _REDUCTIONS = {
-    "ReduceSum": Reduction(_total, Kind.SUM, lambda x: x),
-    "ReduceMean": Reduction(_mean, Kind.SUM, lambda x: x),
-    "ReduceL1": Reduction(lambda x, a, k: _total(x.abs(), a, k), Kind.SUM, lambda x: x),
-    "ReduceL2": Reduction(lambda x, a, k: _total(x * x, a, k).sqrt().to(x.dtype), Kind.NORM),
-    "ReduceSumSquare": Reduction(lambda x, a, k: _total(x * x, a, k), Kind.DOT, torch.square),
-    "ReduceLogSum": Reduction(lambda x, a, k: _total(x, a, k).log().to(x.dtype), Kind.SOFTMAX),
-    "ReduceLogSumExp": Reduction(_log_sum_exp, Kind.SOFTMAX),
-    "ReduceProd": Reduction(_product, Kind.FUNCTION),
-    "ReduceMax": Reduction(_extreme(torch.amax), Kind.EXACT),
-    "ReduceMin": Reduction(_extreme(torch.amin), Kind.EXACT),
+    "ReduceSum": ReduceRule(_total, Kind.SUM, lambda x: x),
+    "ReduceMean": ReduceRule(_mean, Kind.SUM, lambda x: x),
+    "ReduceL1": ReduceRule(lambda x, a, k: _total(x.abs(), a, k), Kind.SUM, lambda x: x),
+    "ReduceL2": ReduceRule(lambda x, a, k: _total(x * x, a, k).sqrt().to(x.dtype), Kind.NORM),
+    "ReduceSumSquare": ReduceRule(lambda x, a, k: _total(x * x, a, k), Kind.DOT, torch.square),
+    "ReduceLogSum": ReduceRule(lambda x, a, k: _total(x, a, k).log().to(x.dtype), Kind.SOFTMAX),
+    "ReduceLogSumExp": ReduceRule(_log_sum_exp, Kind.SOFTMAX),
+    "ReduceProd": ReduceRule(_product, Kind.FUNCTION),
+    "ReduceMax": ReduceRule(_extreme(torch.amax), Kind.EXACT),
+    "ReduceMin": ReduceRule(_extreme(torch.amin), Kind.EXACT),
 }
 
 
@@ -101,7 +101,7 @@ def _reduce(node: Node, x: Tensor, axes: list[int] | None) -> Result:
     return Result(reduction.function(x, axes, keep), Rounding(reduction.kind, max(length, 1), squares))
 
 
-def _elementwise(node: Node, x: Tensor, reduction: Reduction) -> Result:
+def _elementwise(node: Node, x: Tensor, reduction: ReduceRule) -> Result:
     """A reduction over no axes: every element alone."""
     alone = {
         "ReduceL1": torch.abs,

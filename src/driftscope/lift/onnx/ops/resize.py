@@ -19,7 +19,7 @@ Floats: TypeAlias = Any  # numpy arrays of float32 or float64
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class ResizedAxis:
     """One resized axis: lengths, scale, region of interest (start and end, relative)."""
 
     length: int
@@ -29,7 +29,7 @@ class Axis:
     end: float = 1.0
 
 
-def _coordinates(mode: str, axis: Axis, dtype: Any) -> Floats:
+def _coordinates(mode: str, axis: ResizedAxis, dtype: Any) -> Floats:
     """Input coordinate of every output element, computed in ``dtype``."""
     x = np.arange(axis.output, dtype=dtype)
     scale, one, half = dtype(axis.scale), dtype(1), dtype(0.5)
@@ -78,7 +78,7 @@ def _cubic(distance: Floats, a: float) -> Floats:
     return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
 
-def _weights(node: Node, x: Floats, axis: Axis, mode: str) -> Floats:
+def _weights(node: Node, x: Floats, axis: ResizedAxis, mode: str) -> Floats:
     """Weights of an axis as a matrix (output, length)."""
     reach = 2 if mode == "cubic" else 1
     shrink = min(axis.scale, 1.0) if node.integer("antialias", 0) else 1.0
@@ -97,7 +97,7 @@ def _weights(node: Node, x: Floats, axis: Axis, mode: str) -> Floats:
     return matrix
 
 
-def resize_axes(node: Node, x: Tensor, axes: dict[int, Axis], mode: str, transform: str, nearest: str) -> Result:
+def resize_axes(node: Node, x: Tensor, axes: dict[int, ResizedAxis], mode: str, transform: str, nearest: str) -> Result:
     """Resize some axes of a tensor, one after the other."""
     outside: list[tuple[int, Tensor]] = []
     length = 1
@@ -125,21 +125,23 @@ def resize_axes(node: Node, x: Tensor, axes: dict[int, Axis], mode: str, transfo
     return Result(x, rounding, [node.format(0)])
 
 
-def _scaled(shape: Sequence[int], scales: Sequence[float], axes: Sequence[int]) -> dict[int, Axis]:
+def _scaled(shape: Sequence[int], scales: Sequence[float], axes: Sequence[int]) -> dict[int, ResizedAxis]:
     found = {}
     for index, scale in zip(axes, scales, strict=True):
         length = shape[index]
-        found[index] = Axis(length, math.floor(np.float32(length) * np.float32(scale)), float(np.float32(scale)))
+        found[index] = ResizedAxis(length, math.floor(np.float32(length) * np.float32(scale)), float(np.float32(scale)))
     return found
 
 
-def _sized(node: Node, shape: Sequence[int], sizes: Sequence[int], axes: Sequence[int]) -> dict[int, Axis]:
+def _sized(node: Node, shape: Sequence[int], sizes: Sequence[int], axes: Sequence[int]) -> dict[int, ResizedAxis]:
     policy = node.text("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
-        return {i: Axis(shape[i], n, n / shape[i] if shape[i] else 1.0) for i, n in zip(axes, sizes, strict=True)}
+        return {
+            i: ResizedAxis(shape[i], n, n / shape[i] if shape[i] else 1.0) for i, n in zip(axes, sizes, strict=True)
+        }
     ratios = [n / shape[i] for i, n in zip(axes, sizes, strict=True)]
     scale = min(ratios) if policy == "not_larger" else max(ratios)
-    return {i: Axis(shape[i], math.floor(scale * shape[i] + 0.5), scale) for i in axes}
+    return {i: ResizedAxis(shape[i], math.floor(scale * shape[i] + 0.5), scale) for i in axes}
 
 
 @operator("Upsample", since=7)
@@ -177,7 +179,8 @@ def resize(
         bounds = [float(v) for v in roi.tolist()]
         half = len(places)
         axes = {
-            i: Axis(a.length, a.output, a.scale, bounds[k], bounds[half + k]) for k, (i, a) in enumerate(axes.items())
+            i: ResizedAxis(a.length, a.output, a.scale, bounds[k], bounds[half + k])
+            for k, (i, a) in enumerate(axes.items())
         }
     mode = node.text("mode", "nearest")
     return resize_axes(node, x, axes, mode, transform, node.text("nearest_mode", "round_prefer_floor"))

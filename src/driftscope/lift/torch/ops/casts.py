@@ -8,17 +8,17 @@ import torch
 
 from driftscope.lift.formulas.terms import EXACT, ROUND
 from driftscope.lift.steps import Rounding
-from driftscope.lift.torch.call import Call, Operand
+from driftscope.lift.torch.call import Call, TensorArgument
 from driftscope.lift.torch.entries import FLOAT8, lifted_dtype
 from driftscope.lift.torch.ops.registry import Outputs, rule
 
 
-def cast(operand: Operand, format: torch.dtype) -> tuple[torch.Tensor, Rounding]:
+def cast(operand: TensorArgument, format: torch.dtype) -> tuple[torch.Tensor, Rounding]:
     """Cast a value to a native format, in the lifted sense.
 
     Parameters
     ----------
-    operand : Operand
+    operand : TensorArgument
     format : torch.dtype
 
     Returns

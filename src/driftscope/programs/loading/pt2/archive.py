@@ -12,7 +12,7 @@ import torch
 
 from driftscope.errors import ProgramError
 from driftscope.programs.archives import Archive
-from driftscope.programs.loading.pt2.fields import Refused
+from driftscope.programs.loading.pt2.fields import FieldRefused
 from driftscope.programs.loading.pt2.schema import checked_payloads, checked_program
 from driftscope.programs.loading.pt2.tensors import check_payload
 from driftscope.programs.pickled_tensors import load_tensors
@@ -116,7 +116,7 @@ def _json(
 ) -> dict[str, Any]:
     try:
         return check(parse_json(archive.read(members[name]), deepest=_DEEPEST))
-    except Refused as reason:
+    except FieldRefused as reason:
         raise ProgramError(f"{what} is not loaded: {reason}") from reason
     except ValueError as reason:
         raise ProgramError(f"{what} is damaged: {name}: {reason}") from reason
@@ -138,7 +138,7 @@ def _payloads(
             raise ProgramError(f"{what} is damaged: its tensor {name[:80]!r} lies in {path[:80]!r}, which is not there")
         try:
             check_payload(name, entry, archive.size(members[path]))
-        except Refused as reason:
+        except FieldRefused as reason:
             raise ProgramError(f"{what} is not loaded: {reason}") from reason
         # torch makes one flat tensor of a member, of the dtype of the first that names it.
         if paths.setdefault(path, entry["tensor_meta"]["dtype"]) != entry["tensor_meta"]["dtype"]:

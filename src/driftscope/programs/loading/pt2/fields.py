@@ -26,14 +26,14 @@ _KEPT_METADATA = ("stack_trace", "nn_module_stack", "torch_fn")
 _LONGEST_METADATA = 100_000
 
 
-class Refused(ValueError):
+class FieldRefused(ValueError):
     """A part of a file is not what may stand there; its message is one clause that begins with "it" or a noun."""
 
 
 def identifier(text: str) -> str:
     """A name that FX writes into generated code as it is."""
     if not _IDENTIFIER.fullmatch(text) or keyword.iskeyword(text) or _is_dunder(text):
-        raise Refused(f"it has a name that could become code, {text[:80]!r}")
+        raise FieldRefused(f"it has a name that could become code, {text[:80]!r}")
     return text
 
 
@@ -43,7 +43,7 @@ def _identifier_or_nothing(text: str) -> str:
 
 def _module_path(text: str) -> str:
     if text and not all(_SEGMENT.fullmatch(s) and not _is_dunder(s) for s in text.split(".")):
-        raise Refused(f"it has a name that could become code, {text[:80]!r}")
+        raise FieldRefused(f"it has a name that could become code, {text[:80]!r}")
     return text
 
 
@@ -54,7 +54,7 @@ def _is_dunder(text: str) -> bool:
 def _matching(pattern: re.Pattern[str], what: str) -> Callable[[str], str]:
     def check(text: str) -> str:
         if not pattern.fullmatch(text):
-            raise Refused(f"{what}, {text[:80]!r}")
+            raise FieldRefused(f"{what}, {text[:80]!r}")
         return text
 
     return check
@@ -64,13 +64,13 @@ def _symbols(text: str) -> str:
     try:
         return symbol_text(text)
     except NotArithmetic as error:
-        raise Refused(f"it has a shape expression that is not arithmetic, {text[:80]!r}: {error}") from error
+        raise FieldRefused(f"it has a shape expression that is not arithmetic, {text[:80]!r}: {error}") from error
 
 
 def _range_name(text: str) -> str:
     """The symbol, or the expression as sympy prints it, that a range belongs to; torch compares the text."""
     if re.search(r"\d{7}", text):  # torch counts up to the number of an unbacked symbol
-        raise Refused(f"it has a range for an unknown symbol, {text[:80]!r}")
+        raise FieldRefused(f"it has a range for an unknown symbol, {text[:80]!r}")
     if not _IDENTIFIER.fullmatch(text):
         _symbols(text)
     return text
@@ -80,33 +80,33 @@ def _guard(text: str) -> str:
     try:
         return guard_text(text)
     except NotArithmetic as error:
-        raise Refused(f"it has a guard that is not arithmetic, {text[:80]!r}: {error}") from error
+        raise FieldRefused(f"it has a guard that is not arithmetic, {text[:80]!r}: {error}") from error
 
 
 def _operator(text: str) -> str:
     try:
         return checked_operator(text)
     except NotAllowed as error:
-        raise Refused(str(error)) from error
+        raise FieldRefused(str(error)) from error
 
 
 def _containers(text: str) -> str:
     try:
         return container_text(text)
     except NotContainer as error:
-        raise Refused(str(error)) from error
+        raise FieldRefused(str(error)) from error
 
 
 def _container_name(text: str) -> str:
     try:
         return container_name(text)
     except NotContainer as error:
-        raise Refused(str(error)) from error
+        raise FieldRefused(str(error)) from error
 
 
 def _dialect(text: str) -> str:
     if text not in _DIALECTS:
-        raise Refused(f"it is of the dialect {text[:40]!r}, which is not known")
+        raise FieldRefused(f"it is of the dialect {text[:40]!r}, which is not known")
     return text
 
 
@@ -162,7 +162,7 @@ def checked_text(owner: str, field: str, text: str) -> str:
 def kept_metadata(owner: str, data: Any) -> dict[str, str]:
     """Return the metadata that is shown to people; the rest is for passes that do not run here."""
     if not isinstance(data, Mapping):
-        raise Refused("its metadata are damaged")
+        raise FieldRefused("its metadata are damaged")
     if owner != "Node":
         return {}
     kept = {key: data[key] for key in _KEPT_METADATA if isinstance(data.get(key), str)}

@@ -14,7 +14,7 @@ from typing import Any
 from torch._export.serde import schema as torch_schema
 from torch._export.serde.union import _Union
 
-from driftscope.programs.loading.pt2.fields import CLASSES, Refused, checked_text, kept_metadata
+from driftscope.programs.loading.pt2.fields import CLASSES, FieldRefused, checked_text, kept_metadata
 
 # Seen in torch 2.13: dataclasses with Annotated fields, unions that are one-field objects, IntEnums, str, int, float,
 # bool, list and dict.
@@ -69,7 +69,7 @@ def _plain_kind(kind: Any) -> Any:
 
 def _of(kind: type, data: Any, owner: str, field: str) -> Any:
     if type(data) is not kind:
-        raise Refused(f"its {owner}.{field} is a {type(data).__name__} where a {kind.__name__} belongs")
+        raise FieldRefused(f"its {owner}.{field} is a {type(data).__name__} where a {kind.__name__} belongs")
     return data
 
 
@@ -86,16 +86,16 @@ def _mapping(kind: Any, data: Any, owner: str, field: str) -> dict[str, Any]:
 def _union(kind: type, data: Any, owner: str, field: str) -> dict[str, Any]:
     hints = _hints(kind)
     if not isinstance(data, Mapping) or len(data) != 1 or next(iter(data)) not in hints:
-        raise Refused(f"its {owner}.{field} is not a {kind.__name__}")
+        raise FieldRefused(f"its {owner}.{field} is not a {kind.__name__}")
     ((name, value),) = data.items()
     return {name: _checked(hints[name], value, kind.__name__, name)}
 
 
 def _record(kind: Any, data: Any, owner: str, field: str) -> dict[str, Any]:
     if kind.__name__ in CLASSES:
-        raise Refused(CLASSES[kind.__name__])
+        raise FieldRefused(CLASSES[kind.__name__])
     if not isinstance(data, Mapping):
-        raise Refused(f"its {owner}.{field} is a {type(data).__name__} where a {kind.__name__} belongs")
+        raise FieldRefused(f"its {owner}.{field} is a {type(data).__name__} where a {kind.__name__} belongs")
     hints = _hints(kind)
     made = {}
     # Fields that this torch does not know are left out, as torch leaves them out.
@@ -103,7 +103,7 @@ def _record(kind: Any, data: Any, owner: str, field: str) -> dict[str, Any]:
         if part.name in data:
             made[part.name] = _checked(hints[part.name], data[part.name], kind.__name__, part.name)
         elif part.default is dataclasses.MISSING and part.default_factory is dataclasses.MISSING:
-            raise Refused(f"its {kind.__name__} has no {part.name}")
+            raise FieldRefused(f"its {kind.__name__} has no {part.name}")
     return made
 
 
@@ -123,9 +123,9 @@ def _scalar(kind: Any, data: Any, owner: str, field: str) -> Any:
     whole = _of(int, data, owner, field)
     if isinstance(kind, type) and issubclass(kind, enum.IntEnum):
         if whole not in kind._value2member_map_:
-            raise Refused(f"its {owner}.{field} is {whole}, which is not one of {kind.__name__}")
+            raise FieldRefused(f"its {owner}.{field} is {whole}, which is not one of {kind.__name__}")
     elif not abs(whole) <= _LARGEST:
-        raise Refused(f"its {owner}.{field} has a number of more than 64 bits")
+        raise FieldRefused(f"its {owner}.{field} has a number of more than 64 bits")
     return whole
 
 
@@ -133,7 +133,7 @@ def _number(data: Any, owner: str, field: str) -> Any:
     if isinstance(data, str) and data in _NOT_FINITE:
         return data
     if isinstance(data, bool) or not isinstance(data, (int, float)) or (isinstance(data, int) and abs(data) > _LARGEST):
-        raise Refused(f"its {owner}.{field} is {str(data)[:40]!r} where a number belongs")
+        raise FieldRefused(f"its {owner}.{field} is {str(data)[:40]!r} where a number belongs")
     if not math.isfinite(data):
         return "NaN" if math.isnan(data) else "Infinity" if data > 0 else "-Infinity"
     return data

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._export.serde.schema import ScalarType
 
-from driftscope.programs.loading.pt2.fields import Refused
+from driftscope.programs.loading.pt2.fields import FieldRefused
 
 _STRIDED = 7  # Layout.Strided of torch's schema
 _LARGEST = 2**48
@@ -41,21 +41,23 @@ def check_payload(name: str, entry: Mapping[str, Any], size: int) -> None:
         If it is pickled, has no description, or reaches beyond its bytes.
     """
     if entry["use_pickle"]:
-        raise Refused(f"it holds pickled Python objects ({name!r}), which are not loaded; export with tensors alone")
+        raise FieldRefused(
+            f"it holds pickled Python objects ({name!r}), which are not loaded; export with tensors alone"
+        )
     meta = entry["tensor_meta"]
     if meta is None:
-        raise Refused(f"its tensor {name!r} has no shape")
+        raise FieldRefused(f"its tensor {name!r} has no shape")
     shape = [_whole(part, name) for part in meta["sizes"]]
     strides = [_whole(part, name) for part in meta["strides"]]
     offset = _whole(meta["storage_offset"], name)
     if len(shape) != len(strides) or len(shape) > 64:
-        raise Refused(f"its tensor {name!r} has {len(shape)} sizes and {len(strides)} strides")
+        raise FieldRefused(f"its tensor {name!r} has {len(shape)} sizes and {len(strides)} strides")
     if meta["layout"] != _STRIDED:
-        raise Refused(f"its tensor {name!r} is sparse, which is not read from a file")
+        raise FieldRefused(f"its tensor {name!r} is sparse, which is not read from a file")
     width = _element_size(meta["dtype"], name)
     last = 0 if 0 in shape else offset + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1
     if last * width > size or size % width:
-        raise Refused(
+        raise FieldRefused(
             f"its tensor {name!r} of shape {tuple(shape)} needs {last * width:,} bytes, and {size:,} are there"
             + (" (were the weights exported from fake tensors?)" if not size else "")
         )
@@ -64,12 +66,12 @@ def check_payload(name: str, entry: Mapping[str, Any], size: int) -> None:
 def _whole(part: Mapping[str, Any], name: str) -> int:
     value = part.get("as_int")
     if value is None or not 0 <= value < _LARGEST:
-        raise Refused(f"its tensor {name!r} has a size, stride or offset that is not a whole number")
+        raise FieldRefused(f"its tensor {name!r} has a size, stride or offset that is not a whole number")
     return int(value)
 
 
 def _element_size(code: int, name: str) -> int:
     dtype = getattr(torch, _DTYPES.get(ScalarType(code).name, ""), None)
     if not isinstance(dtype, torch.dtype):
-        raise Refused(f"its tensor {name!r} is of an unknown dtype")
+        raise FieldRefused(f"its tensor {name!r} is of an unknown dtype")
     return dtype.itemsize
