@@ -139,3 +139,37 @@ def test_weights_of_few_numbers_rounded_on_a_side_are_named_and_tried(a, b, word
     assert {f.code for f in wrong} == {"W007"}
     assert all(words in f.what and f.verified for f in wrong)
     assert {f.evidence["weight"] for f in wrong} == {"conv.weight", "conv.bias", "out.weight", "out.bias"}
+
+
+class Classifier(torch.nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = torch.nn.Linear(16, 16)
+        self.norm = torch.nn.LayerNorm(16)
+        self.last = torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.last(self.norm(torch.relu(self.first(x))))
+
+
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_another_seed_is_said_once_and_not_as_a_place(tmp_path, dynamo):
+    x, path = torch.randn(8, 16), tmp_path / "m.onnx"
+    torch.onnx.export(Classifier(0).eval(), (x,), path, dynamo=dynamo, verbose=False)
+    told = ds.compare(Classifier(1).eval(), path, (x,))
+    first = told.findings[0]
+    assert (first.code, first.verified, first.where.module) == ("W004", True, "first")
+    assert "4 of 6 stored tensors have nothing in common with A's, first.weight first" in first.what
+    assert "load one checkpoint into both" in first.fix
+    assert sum(f.code[0] in "NW" and not f.note for f in told.findings) == 1
+    assert ds.compare(Classifier(0).eval(), path, (x,)).verdict in ("IDENTICAL", "ROUNDING")
+
+
+def test_one_layer_of_its_own_is_still_named_alone(tmp_path):
+    x, path, other = torch.randn(8, 16), tmp_path / "m.onnx", Classifier(0).eval()
+    torch.onnx.export(Classifier(0).eval(), (x,), path, verbose=False)
+    other.last.weight.data = Classifier(1).last.weight.data
+    told = ds.compare(other, path, (x,))
+    assert told.findings[0].code == "W004"
+    assert "last.weight is not the reference's last.weight" in told.findings[0].what

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -96,6 +97,12 @@ class _Case:
             # In the order in which they run: of several, the first is where a reader starts.
             order = {step.name: step.index for step in self.search.follow({})[0].b.steps}
             changed = sorted(changed, key=lambda c: order.get(c.constant.where.node or "", len(order)))
+            strange = [c for c in changed if c.strange]
+            if len(strange) > 1:
+                return [
+                    self._other_weights(strange),
+                    *(self._weight_finding(c, True) for c in changed if not c.strange),
+                ]
             return [self._weight_finding(c, True) for c in changed]
         placed = [self._placed(place) for place in self.search.places()]
         placed.sort(key=lambda f: (f.code[0] != "W", -_decade(f.evidence.get("created"))))
@@ -150,6 +157,20 @@ class _Case:
              "created": place.created if place else None},
             verified=verified,
         )  # fmt: skip
+
+    def _other_weights(self, strange: Sequence[ChangedWeight]) -> Finding:
+        """Say of several tensors that have nothing in common with A's what a list of them would hide."""
+        first = self._weight_finding(strange[0], True)
+        tensors = len(self.matched.same) + len(self.matched.changed)
+        return replace(
+            first,
+            code="W004",
+            what=f"B holds other weights: {len(strange)} of {tensors} stored tensors have nothing in common with A's, "
+            f"{strange[0].constant.name} first",
+            why=f"With A's numbers in them the two are the same function{self._at_the_end()}.",
+            fix="Give both the same weights: load one checkpoint into both, or set the seed before each is made.",
+            evidence={**first.evidence, "weights": [c.constant.name for c in strange]},
+        )
 
     def _index_finding(self, change: ChangedWeight, moved: OtherIndices, verified: bool | None) -> Finding:
         step, place, own = moved.step, moved.place.where, change.constant.where

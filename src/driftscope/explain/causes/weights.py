@@ -25,6 +25,8 @@ _SMALL = 1 << 20
 _FEW_ARRANGEMENTS = 2
 # Candidates of one size compared element by element.
 _MOST_CANDIDATES = 12
+# Tensors farther apart than this, relative to their size, have nothing in common: independent ones are at 1.4.
+_STRANGE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,12 @@ class ChangedWeight:
     partner: Constant
     value: torch.Tensor
     alteration: Alteration
+
+    @property
+    def strange(self) -> bool:
+        """Whether the two have nothing in common but their name and size."""
+        own = self.constant.value.to(torch.float64)
+        return bool((own - self.value).square().sum() > _STRANGE**2 * self.value.square().sum())
 
 
 @dataclass(slots=True)
@@ -138,7 +146,7 @@ def _altered(constant: Constant, free: Sequence[Constant], by_name: Mapping[str,
     gap, value, other = nearest
     named = other.name == constant.name or _module(other.name) == constant.where.module
     # Tensors of one size that have nothing in common are not one tensor, changed.
-    if gap == 0.0 or (not named and gap > 0.5):
+    if gap == 0.0 or (not named and gap > _STRANGE):
         return None
     return _changed(constant, other, value)
 
@@ -157,16 +165,18 @@ def _sizes(constant: Constant) -> list[int]:
 def _nearest(constant: Constant, partner: Constant) -> tuple[float, torch.Tensor] | None:
     """A's elements in the layout nearest to B's, with the distance relative to their size."""
     stored = constant.value.to(torch.float64)
-    best: tuple[float, torch.Tensor] | None = None
-    for arranged in _arrangements(partner.value, constant.value.shape):
-        value = arranged.to(torch.float64)
+    best = plain = None
+    for value in (arranged.to(torch.float64) for arranged in _arrangements(partner.value, constant.value.shape)):
         # A mask's infinities are equal or as far apart as can be.
         gap = torch.nan_to_num(value - stored, nan=0.0, posinf=1.0, neginf=1.0)
         size = float(torch.nan_to_num(value, posinf=1.0, neginf=1.0).square().sum().sqrt()) or 1.0
         distance = float(gap.square().sum().sqrt()) / size
+        plain = (distance, value) if plain is None else plain
         if best is None or distance < best[0]:
             best = (distance, value)
-    return best
+    # Numbers that have nothing in common are as far apart in every layout.
+    as_it_is = [n for n in partner.value.shape if n > 1] == [n for n in constant.value.shape if n > 1]
+    return plain if best is not None and best[0] > _STRANGE and as_it_is else best
 
 
 def _arrangements(source: torch.Tensor, shape: torch.Size) -> Iterable[torch.Tensor]:
