@@ -68,7 +68,7 @@ def test_its_neighbour_without_the_branch_is_kept_whole():
     assert not report.lost
     assert not report.wrong
     assert "S011" not in codes(report)
-    assert "no drift on" in str(report)
+    assert "is right at all" in str(report)
 
 
 def test_a_suggestion_that_freezes_is_said_and_one_that_keeps_the_sizes_is_followed():

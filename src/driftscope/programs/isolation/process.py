@@ -55,7 +55,8 @@ def reached(where: str) -> Connection:
     """Return the connection to the supervisor: an inherited descriptor, or an address to call."""
     if where.isdecimal():
         return Connection(int(where))
-    found: Any = Client(where, authkey=bytes.fromhex(os.environ.pop(KEY)))
+    host, _, port = where.rpartition(":")
+    found: Any = Client((host, int(port)) if port.isdecimal() else where, authkey=bytes.fromhex(os.environ.pop(KEY)))
     return found  # type: ignore[no-any-return]
 
 

@@ -79,9 +79,11 @@ def end_with_children(process: subprocess.Popen[bytes]) -> None:
 
 def _by_address(launch: Launch) -> tuple[subprocess.Popen[bytes], Connection]:
     key = secrets.token_bytes(32)
-    with Listener(authkey=key) as listener:
-        address = str(listener.address)
-        process = _popen(launch, address, {KEY: key.hex()})
+    # A pipe on Windows; elsewhere no socket of a file, whose path the folder for temporary files may make too long.
+    with Listener(None if os.name == "nt" else ("127.0.0.1", 0), authkey=key) as listener:
+        address = listener.address
+        where = address if isinstance(address, str) else ":".join(map(str, address))
+        process = _popen(launch, where, {KEY: key.hex()})
         found: list[Connection] = []
         waiting = threading.Thread(target=lambda: found.append(listener.accept()), daemon=True)
         waiting.start()

@@ -137,5 +137,9 @@ class InvarianceReport(Record):
         order = list(OUTCOMES)
         return max(self.outcomes.values(), key=order.index, default="not-applicable")
 
+    def of_axis(self, axis: str) -> tuple[InvarianceTrial, ...]:
+        """Return the trials along one axis."""
+        return tuple(trial for trial in self.trials if trial.axis == axis)
+
     def __str__(self) -> str:
         return f"{self.program}: {', '.join(f'{axis} {outcome}' for axis, outcome in self.outcomes.items())}"
