@@ -91,6 +91,7 @@ def _batch(
     child = os.fork()
     if child == 0:
         os.close(receiving)
+        sys.dont_write_bytecode = True  # modules that are imported late would be written down
         try:
             _in_child(act, write, numbers, folder, sending)
         finally:  # a mistake in the changes themselves must not go on as a second parent
