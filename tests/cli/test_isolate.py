@@ -258,3 +258,39 @@ def test_what_a_program_started_ends_with_it(folder):
 def test_limits_need_a_child_to_watch(folder):
     done = driftscope(folder, "compare", "p.py:ok", "p.py:ok", "--no-isolate", "--max-seconds", "5")
     assert (done.returncode, "leave --no-isolate out" in done.stderr) == (2, True)
+
+
+def test_what_the_caller_does_at_its_end_is_not_done_by_the_child(tmp_path):
+    script = tmp_path / "caller.py"
+    script.write_text(
+        "import atexit, tempfile, weakref\n"
+        "from pathlib import Path\n"
+        "from click.testing import CliRunner\n"
+        "from driftscope.cli import main\n"
+        "atexit.register(lambda: print('the caller ends'))\n"
+        "with tempfile.TemporaryDirectory() as folder:\n"
+        "    asked = ['reveal', 'torch.sum', '--n', '16']\n"
+        "    outputs = [CliRunner().invoke(main, asked).output for _ in range(2)]\n"
+        "    print([('verified' in text) for text in outputs], Path(folder).is_dir())\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.splitlines() == ["[True, True] True", "the caller ends"]
+
+
+def test_what_a_program_registers_for_its_end_is_done(tmp_path):
+    (tmp_path / "p.py").write_text(
+        "import atexit, pathlib, weakref\n"
+        "class Kept: pass\n"
+        "def ends_well(x):\n"
+        "    global kept\n"
+        "    kept = Kept()\n"
+        f"    atexit.register(pathlib.Path({str(tmp_path / 'at_exit')!r}).touch)\n"
+        f"    weakref.finalize(kept, pathlib.Path({str(tmp_path / 'finalized')!r}).touch)\n"
+        "    return x * 1\n"
+    )
+    subprocess.run(
+        [sys.executable, "-m", "driftscope", "compare", "p.py:ends_well", "p.py:ends_well", "--input", "x=3:float32"],
+        cwd=tmp_path, capture_output=True, check=True, timeout=300,
+    )  # fmt: skip
+    assert (tmp_path / "at_exit").exists()
+    assert (tmp_path / "finalized").exists()

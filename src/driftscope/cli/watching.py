@@ -8,6 +8,7 @@ its folder when this one is killed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import faulthandler
 import io
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -123,6 +125,7 @@ def _be_child(work: Callable[[], None], channel: int, log: int, folder: str) -> 
     try:
         parent = os.getppid()
         os.setpgid(0, 0)  # Ctrl-C reaches the parent alone, which ends this group
+        _forget_exit_functions()
         guard_machine()
         die_with(parent)
         answer = _redirected(folder)
@@ -167,9 +170,15 @@ def code_of(work: Callable[[], None]) -> int:
     return 0
 
 
-def _run_exit_functions() -> None:
-    import atexit
+def _forget_exit_functions() -> None:
+    """Leave to the parent what it registered: its temporary folders would be removed under it."""
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    atexit._clear()
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
 
+
+def _run_exit_functions() -> None:
     sys.stderr.flush()
     with contextlib.suppress(Exception):  # the answer is given: what fails now is nobody's business
         atexit._run_exitfuncs()
