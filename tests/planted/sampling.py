@@ -17,7 +17,7 @@ def each_once(
         choice = dtypes(row)[turn % len(dtypes(row))]
         for dtype in dtypes(row):
             marks = (
-                [] if dtype == choice and not slow(row) else [pytest.mark.slow if turn % 4 == 0 else pytest.mark.sweep]
+                [] if dtype == choice and not slow(row) else [pytest.mark.slow if turn % 8 == 0 else pytest.mark.sweep]
             )
             params.append(pytest.param(row, dtype, id=f"{row.id}-{dtype}", marks=marks))
     return params
