@@ -21,7 +21,13 @@ CACHE = "past_key_values"
 STATES = (CACHE, "cache", "cache_params", "state", "states", "hx", "hidden")
 
 #: Names of outputs that hold what the next call is given.
-HANDED_ON = ("past_key_values", "cache", "present")
+_HANDED_ON = ("past_key_values", "cache", "present")
+
+
+def handed_on(path: object) -> bool:
+    """Whether an output, by its path, holds what the next call is given."""
+    return any(word in str(path) for word in _HANDED_ON)
+
 
 #: Called like the program with a piece of its inputs and ``state=`` (None at first); returns outputs and a state.
 Step = Callable[..., tuple[Any, Any]]
@@ -198,6 +204,6 @@ def _following(runner: Runner, dims: Mapping[int, int], length: int) -> dict[int
         if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) and x.dim() == y.dim():
             changed = [d for d in range(x.dim()) if x.shape[d] != y.shape[d]]
             whole = len(changed) == 1 and (x.shape[changed[0]], y.shape[changed[0]]) == (length, length - 1)
-            if whole and not any(word in str(path) for word in HANDED_ON):
+            if whole and not handed_on(path):
                 found[k] = changed[0]
     return found

@@ -14,7 +14,7 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.computed import OtherIndices, other_indices
 from driftscope.explain.causes.counterparts import odd_step
 from driftscope.explain.causes.pieces import cause_of
-from driftscope.explain.causes.rewiring import Reason, Trials
+from driftscope.explain.causes.rewiring import Reason, Trials, told, where_of, with_attributes
 from driftscope.explain.causes.weights import ChangedWeight, Matched, match_weights, misread
 from driftscope.explain.locate.divergence import Parting, piece_of
 from driftscope.explain.locate.fingerprints import Visited
@@ -229,12 +229,10 @@ class _Case:
 
     def _set(self, place: TriedPlace, step: str, attributes: Mapping[str, object]) -> bool:
         """Whether the piece gives A's value with other attributes of one of its steps."""
-        graph = self.b
-        if graph is None:
+        if self.b is None:
             return False
         try:
-            for name, value in attributes.items():
-                graph = graph.with_attribute(step, name, value)
+            graph = with_attributes(self.b, step, attributes)
         except CannotLift:
             return False
         return self.search.piece_heals(place, {}, {}, graph)
@@ -262,26 +260,16 @@ class _Case:
     def _parting_finding(self, place: TriedPlace, cause: Reason | None) -> Finding:
         parting = place.parting
         step, other = self._named(parting, cause), parting.counterpart
-        source = step.where if step.where.file or other is None else other.where
-        module = step.where.module or (other.where.module if other is not None else None)
-        where = Where(
-            output=self.output.path, node=step.name, operator=step.operator, module=module, file=source.file,
-            line=source.line, expression=source.expression,
-        )  # fmt: skip
         amount = "" if place.created is None else f" by {share(place.created)}"
         what = (
             f"not the same function from {step.name} ({step.operator}) on: given A's inputs, its output is off{amount}"
             f"{self._at_the_end()}"
         )
-        why = f"Its counterpart in A is {other.operator} ({other.name})." if other is not None else ""
-        if cause is not None:
-            why = f"{why[:-1]}: {cause.why}." if why else f"{cause.why[0].upper()}{cause.why[1:]}."
-        fix, verified = (cause.fix, cause.verified) if cause is not None else ("", None)
+        why, fix, verified = told(cause, other)
         numbers = {**self.numbers, "created": place.created, "tried": place.tried,
                    "piece": [s.name for s in parting.piece],
                    **({} if cause is None else {"cause": cause.why})}  # fmt: skip
-        if fix and verified is not True:
-            fix = f"Not tried: {fix[0].lower()}{fix[1:]}"
+        where = where_of(step, other, self.output.path)
         return Finding("N001", what, why, fix, where, numbers, verified=verified)
 
 

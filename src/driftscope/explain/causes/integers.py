@@ -14,14 +14,14 @@ import torch
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.exact_parts import Parted, parted, peers_of
 from driftscope.explain.causes.pieces import attribute_cause, changed_attributes, own_name
-from driftscope.explain.causes.rewiring import Reason
+from driftscope.explain.causes.rewiring import Reason, told, where_of, with_attributes
 from driftscope.explain.locate.divergence import counterpart_of
 from driftscope.explain.locate.fingerprints import Trail, Visited
 from driftscope.explain.locate.operators import MOVES, family
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.matching import as_stored
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput
-from driftscope.records.finding import Finding, Where
+from driftscope.records.finding import Finding
 from driftscope.records.kinds.output import OutputRecord
 
 # Runs of B spent on one output, and steps listed in a sentence.
@@ -71,20 +71,9 @@ class _Question:
         other = None if theirs is None else counterpart_of(mine.first, [theirs.first, *theirs.piece], 0)
         cause = self._cause(mine, theirs, other)
         step = mine.first
-        source = step.where if step.where.file or other is None else other.where
-        where = Where(
-            output=self.output.path, node=step.name, operator=step.operator,
-            module=step.where.module or (other.where.module if other is not None else None),
-            file=source.file, line=source.line, expression=source.expression,
-        )  # fmt: skip
         what = f"{self.output.reason}; from {step.name} ({step.operator}) on: given A's values, it gives others"
-        why = "" if other is None else f"Its counterpart in A is {other.operator} ({other.name})."
-        if cause is not None:
-            why = f"{why[:-1]}: {cause.why}." if why else f"{cause.why[0].upper()}{cause.why[1:]}."
-        fix = "" if cause is None else cause.fix
-        verified = None if cause is None else cause.verified
-        if fix and verified is not True:
-            fix = f"Not tried: {fix[0].lower()}{fix[1:]}"
+        why, fix, verified = told(cause, other)
+        where = where_of(step, other, self.output.path)
         numbers = {"piece": [s.name for s in mine.piece], "counterpart": None if other is None else other.name}
         return Finding("N010", what, why, fix, where, numbers, verified=verified)
 
@@ -119,10 +108,8 @@ class _Question:
             return False
 
     def _set(self, step: Visited, changed: Mapping[str, object]) -> bool:
-        graph = self.b
         try:
-            for name, value in changed.items():
-                graph = graph.with_attribute(step.name, own_name(step, name), value)
+            graph = with_attributes(self.b, step.name, {own_name(step, name): v for name, v in changed.items()})
         except CannotLift:
             return False
         return self._runs_right(graph, {})

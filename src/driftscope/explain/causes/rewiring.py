@@ -13,6 +13,8 @@ from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.divergence import Parting, boundary, common_values
 from driftscope.explain.locate.fingerprints import Sketch, Visited
 from driftscope.explain.locate.operators import MOVES, family
+from driftscope.lift.steps import Lifted
+from driftscope.records.finding import Where
 
 # Runs of B spent on leaving steps out.
 _MOST_TRIALS = 10
@@ -40,6 +42,40 @@ class Reason:
     verified: bool | None = None
     step: Visited | None = None
     changed: ChangedWeight | None = None
+
+
+def where_of(step: Visited, other: Visited | None, output: str) -> Where:
+    """The place of B's step, in the source that it or its counterpart in A was written in."""
+    source = step.where if step.where.file or other is None else other.where
+    return Where(
+        output=output, node=step.name, operator=step.operator,
+        module=step.where.module or (other.where.module if other is not None else None),
+        file=source.file, line=source.line, expression=source.expression,
+    )  # fmt: skip
+
+
+def told(cause: Reason | None, other: Visited | None) -> tuple[str, str, bool | None]:
+    """What a finding says of a reason and of A's counterpart: why, the fix, and whether it was tried."""
+    why = "" if other is None else f"Its counterpart in A is {other.operator} ({other.name})."
+    if cause is None:
+        return why, "", None
+    why = f"{why[:-1]}: {cause.why}." if why else f"{cause.why[0].upper()}{cause.why[1:]}."
+    if cause.fix and cause.verified is not True:
+        return why, f"Not tried: {cause.fix[0].lower()}{cause.fix[1:]}", cause.verified
+    return why, cause.fix, cause.verified
+
+
+def with_attributes(graph: Lifted, step: str, attributes: Mapping[str, object]) -> Lifted:
+    """The program with other attributes of one step.
+
+    Raises
+    ------
+    CannotLift
+        If an attribute cannot be set there.
+    """
+    for name, value in attributes.items():
+        graph = graph.with_attribute(step, name, value)
+    return graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from driftscope.invariance.running import Leaves
-from driftscope.invariance.streams import HANDED_ON, STATES, Stream
+from driftscope.invariance.streams import STATES, Stream, handed_on
 from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, RunVariant
 
 #: Sequences up to this long are run step by step from their first position; of longer ones only the last steps.
@@ -85,5 +85,5 @@ def _compared(stream: Stream) -> tuple[int, ...]:
     leaves = stream.runner.base.leaves
     return tuple(
         k for k, (path, x) in enumerate(leaves)
-        if isinstance(x, torch.Tensor) and not any(word in str(path) for word in HANDED_ON)
+        if isinstance(x, torch.Tensor) and not handed_on(path)
     )  # fmt: skip

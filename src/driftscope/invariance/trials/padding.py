@@ -11,7 +11,7 @@ from driftscope.invariance.judging import Select
 from driftscope.invariance.rows import BatchRows, same_bits
 from driftscope.invariance.running import RunResult
 from driftscope.invariance.sequences import Sequence, lengthened
-from driftscope.invariance.streams import HANDED_ON
+from driftscope.invariance.streams import handed_on
 from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, KeptPositions, RunVariant
 
 _LARGE = 1e4
@@ -63,7 +63,7 @@ def _axes(seq: Sequence, probe: RunResult, added: int) -> dict[int, tuple[int, .
     if len(base) != len(probe.leaves):
         return {}
     # What a cache holds is judged by what is computed from it: rotated keys know their places.
-    results = {k: dims for k, dims in found.items() if not any(word in str(base[k][0]) for word in HANDED_ON)}
+    results = {k: dims for k, dims in found.items() if not handed_on(base[k][0])}
     return results or found
 
 
