@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -72,6 +74,56 @@ def test_a_function_that_never_returns_is_stopped(swallows):
     report = ds.check_transforms(f, X, transforms=("vmap",), time_limit=0.4)
     assert report.outcomes["vmap"] == "plain-refuses"
     assert report.first.cause == "T032"
+
+
+def _busy(seconds):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+class _Lingering:
+    """An object whose destructor takes its time: an alarm that rings there is swallowed by Python."""
+
+    def __del__(self):
+        _busy(0.6)
+
+
+def test_an_alarm_swallowed_by_a_destructor_is_no_error_of_the_program(monkeypatch):
+    def f(x):
+        while True:
+            _Lingering()
+            _busy(0.3)
+
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    kept = sys.unraisablehook
+    report = ds.check_transforms(f, X, transforms=("vmap",), time_limit=0.4)
+    assert (report.first.cause, reported) == ("T032", [])
+    assert sys.unraisablehook == kept
+
+
+def test_the_report_of_another_exception_is_not_interrupted(monkeypatch):
+    class Failing:
+        def __del__(self):
+            raise ValueError("mine")
+
+    def f(x):
+        while True:
+            Failing()
+            _busy(0.3)
+
+    begun, ended = [], []
+
+    def slowly(unraisable):
+        begun.append(unraisable.exc_type)
+        _busy(0.6)
+        ended.append(unraisable.exc_type)
+
+    monkeypatch.setattr(sys, "unraisablehook", slowly)
+    report = ds.check_transforms(f, X, transforms=("vmap",), time_limit=0.4)
+    assert report.first.cause == "T032"
+    assert begun == ended and set(begun) == {ValueError}
 
 
 def test_a_function_is_stopped_in_another_thread_too():
