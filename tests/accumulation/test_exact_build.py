@@ -99,6 +99,7 @@ def test_a_build_without_a_compiler_succeeds_and_leaves_the_extension_out(tmp_pa
     assert files == []
 
 
+@pytest.mark.slow
 def test_a_build_with_one_has_it(tmp_path):
     if shutil.which("gcc") is None:
         pytest.skip("no compiler here")
@@ -156,6 +157,7 @@ int main(void) {
 _ARM = ("aarch64-linux-gnu-gcc", "qemu-aarch64-static")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not all(map(shutil.which, ("gcc", *_ARM))), reason=f"needs gcc, {' and '.join(_ARM)}")
 def test_arm_gives_the_same_bits(tmp_path):
     """The native sources for 64-bit Arm, run by qemu: sums, norms, variances, layer norms, products."""

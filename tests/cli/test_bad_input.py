@@ -364,7 +364,9 @@ def shell(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("model", ["cyclic.onnx", "linked.onnx", "saved.pt2"])
+@pytest.mark.parametrize(
+    "model", ["saved.pt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cyclic.onnx", "linked.onnx"))]
+)
 def test_a_real_process_says_one_line(folder: Path, model: str) -> None:
     done = shell(folder, "compare", "good.onnx", model, *SPEC)
     assert (done.returncode, done.stdout) == (2, "")

@@ -31,6 +31,7 @@ def report(*words: object) -> Result:
     return CliRunner().invoke(main, ["report", *map(str, words)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["drift", "floors"])
 def test_node_data_is_keyed_by_the_names_in_the_file(folder: Path, tmp_path: Path, measure: str) -> None:
     result = report(folder / "page.html", "--node-data", tmp_path / "n.json", "--measure", measure)

@@ -260,6 +260,7 @@ def test_limits_need_a_child_to_watch(folder):
     assert (done.returncode, "leave --no-isolate out" in done.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_what_the_caller_does_at_its_end_is_not_done_by_the_child(tmp_path):
     script = tmp_path / "caller.py"
     script.write_text(

@@ -32,6 +32,7 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_lost_shape_fails_only_if_asked(run, model):
     assert run("shapes", f"{model}:make", "--no-onnx").exit_code == 0
     lost = run("shapes", f"{model}:make", "--no-onnx", "--fail-on", "lost")
@@ -48,6 +49,7 @@ def test_its_neighbour_loses_nothing(run, model):
     assert "is right at all" in record["headline"]
 
 
+@pytest.mark.slow
 def test_onnx_is_written_and_wrong_and_the_cover_is_saved(run, model, tmp_path):
     result = run(
         "shapes", f"{model}:make", "--onnx", tmp_path / "out.onnx", "--save-cover", tmp_path / "kept",

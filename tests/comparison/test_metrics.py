@@ -301,6 +301,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_no_temporary_of_the_tensors_size():
     out = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     assert int(out.stdout) < 16, f"{out.stdout.strip()} MiB for two tensors of 64 MiB"

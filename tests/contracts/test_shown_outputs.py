@@ -23,7 +23,9 @@ def check(page: str, folder: Path, *, slow: bool) -> None:
         assert outputs.masked(output.block.body) == outputs.masked(output.now), f"run python docs/outputs.py {page}"
 
 
-@pytest.mark.parametrize("page", outputs.PAGES)
+@pytest.mark.parametrize(
+    "page", [page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow) for page in outputs.PAGES]
+)
 def test_the_page_shows_what_happens(page: str, tmp_path: Path) -> None:
     folder = tmp_path / "example"
     folder.mkdir()

@@ -35,6 +35,7 @@ def test_digits_are_floats_from_0_to_1_and_can_be_fewer():
     assert (float(images.min()), float(images.max())) == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_shipped_digits_are_scikit_learns_test_split():
     pytest.importorskip("sklearn")
     from driftscope.demo.train import load_split

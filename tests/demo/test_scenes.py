@@ -7,6 +7,9 @@ import pytest
 from driftscope.demo.scenes import Scene, run_demo
 from driftscope.records.verdict import Verdict
 
+# The whole demo runs for these; `make demo` is the quick way to see it.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def scenes() -> list[Scene]:

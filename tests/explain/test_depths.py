@@ -74,6 +74,7 @@ def test_drift_begins_at_the_planted_node() -> None:
     assert record.nodes[first].counterpart_reads
 
 
+@pytest.mark.slow
 def test_an_honest_export_is_ordinary_rounding_all_the_way(exported: Path) -> None:
     record = ds.compare(encoder(), str(exported), X, nodes=True)
     paired = [node for node in record.nodes if node.counterpart and node.lifted is not None]
@@ -86,6 +87,7 @@ def test_an_honest_export_is_ordinary_rounding_all_the_way(exported: Path) -> No
         assert 0.5 < torch.tensor(errors).median() < 1.5
 
 
+@pytest.mark.slow
 def test_shares_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     other = ds.torch(encoder(), dtype="float16")
     whole = ds.compare(encoder(), other, X, nodes=True).nodes

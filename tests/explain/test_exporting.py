@@ -38,6 +38,7 @@ def _steeper(proto):
             node.attribute[0].f = 0.11
 
 
+@pytest.mark.slow
 def test_honest_folding_is_not_blamed_and_its_effect_on_the_graph_is_told(case):
     found = blamed(case)
     assert not found.wrong

@@ -142,7 +142,11 @@ def _with_blocks(model: onnx.ModelProto, layer: int, order: list[int], slots: tu
 
 @pytest.mark.parametrize(
     ("second", "layer", "order", "slots"),
-    [("LSTM", 1, [0, 2, 1, 3], (1, 2, 3)), ("LSTM", 0, [0, 1, 3, 2], (2,)), ("GRU", 1, [1, 0, 2], (1, 2, 3))],
+    [
+        pytest.param("LSTM", 1, [0, 2, 1, 3], (1, 2, 3), marks=pytest.mark.slow),
+        ("LSTM", 0, [0, 1, 3, 2], (2,)),
+        pytest.param("GRU", 1, [1, 0, 2], (1, 2, 3), marks=pytest.mark.slow),
+    ],
 )
 def test_gate_blocks_in_another_order_are_named_and_put_right(second, layer, order, slots, tmp_path: Path):
     module, x = TwoLayers(second).eval(), (torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1)),)
@@ -154,6 +158,7 @@ def test_gate_blocks_in_another_order_are_named_and_put_right(second, layer, ord
     assert first.verified is True
 
 
+@pytest.mark.slow
 def test_another_fault_of_a_recurrent_layer_is_not_its_gate_order(tmp_path: Path):
     module, x = TwoLayers("LSTM").eval(), (torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1)),)
     model = _export(module, x, tmp_path / "m.onnx")
@@ -194,6 +199,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, tuple[
     return module, x, _export(module, x, tmp_path_factory.mktemp("encoder") / "m.onnx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("operator", "name", "value"), [("Softmax", "axis", 1), ("Gelu", "approximate", "tanh")])
 def test_a_fused_layer_of_the_reference_does_not_hide_the_node(encoder, operator: str, name: str, value: object):
     module, x, model = encoder

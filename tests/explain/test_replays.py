@@ -192,6 +192,7 @@ def test_an_honest_rewriting_is_given_no_cheaper_format(order, shift):
     assert not any(word in text for word in ("float16", "TF32"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [300.0, 3000.0])
 def test_a_layer_norm_far_from_zero_is_rounding_of_both_programs_in_either_order(shift):
     x = torch.randn(16, 256, generator=torch.Generator().manual_seed(3)) + shift

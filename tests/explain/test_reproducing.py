@@ -41,6 +41,7 @@ def run(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "reproduce.py"], cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_node_alone_shows_its_drift(exported: Path, tmp_path: Path) -> None:
     record = ds.compare(net(), str(exported), X, reproduce=tmp_path / "r")
     (written,) = [f for f in record.findings if f.code == "O020"]
@@ -59,6 +60,7 @@ def test_a_node_alone_shows_its_drift(exported: Path, tmp_path: Path) -> None:
     assert run(tmp_path / "r").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_module_of_both_sides_shows_it(tmp_path: Path) -> None:
     record = ds.compare(net(), broken(), X, reproduce=tmp_path / "r")
     (written,) = [f for f in record.findings if f.code == "O020"]

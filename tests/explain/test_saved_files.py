@@ -41,6 +41,7 @@ def test_a_file_saved_with_blocked_convolutions_is_compared(tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["disable", "all"])
 def test_a_constant_that_an_operator_implies_accuses_no_optimiser(tmp_path, level):
     torch.manual_seed(0)

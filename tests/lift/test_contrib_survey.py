@@ -203,6 +203,7 @@ def survey_exported(name: str, dtype: torch.dtype, folder: Path, **options: Any)
     return survey(model, feeds_of(model, args), folder, NATIVE[dtype])
 
 
+@pytest.mark.slow
 def test_every_level_of_a_small_network_can_be_lifted(tmp_path: Path) -> None:
     met = survey_exported("convolutions", torch.float32, tmp_path)
     assert {"Conv", "ReorderOutput", "FusedConv"} <= met

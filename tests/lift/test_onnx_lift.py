@@ -157,7 +157,9 @@ def exported(name: str, dtype: torch.dtype) -> tuple[LiftedOnnx, Parameters, Ten
     return lifted, parameters, x.double()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=["float32", "float16"]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_lifted_is_the_real_valued_program(name: str, dtype: torch.dtype) -> None:
     lifted, parameters, x = exported(name, dtype)

@@ -45,6 +45,7 @@ def _model(name):
     return model.eval(), args, kwargs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "bert", "vit"])
 def test_models_without_casts_are_themselves_in_float64(name):
     model, args, kwargs = _model(name)

@@ -1,4 +1,4 @@
-"""What the default run takes of a table of cases: every row once, its dtype in turn; the whole product is slow."""
+"""What a run takes of a table of cases: a quarter of the rows, or every row once with its dtype in turn, or all."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from typing import Any
 
 import pytest
 
+EVERY = 4
+
 
 def each_once(
     rows: Iterable[Any], dtypes: Callable[[Any], tuple[str, ...]], slow: Callable[[Any], bool] = lambda row: False
 ) -> list[Any]:
-    """Return one pytest parameter per row and dtype; all but one dtype of each row are slow, or left to the sweep."""
+    """Return one pytest parameter per row and dtype: every fourth row once, the other rows slow, the rest a sweep."""
     params = []
     for turn, row in enumerate(rows):
         choice = dtypes(row)[turn % len(dtypes(row))]
         for dtype in dtypes(row):
-            marks = (
-                [] if dtype == choice and not slow(row) else [pytest.mark.slow if turn % 8 == 0 else pytest.mark.sweep]
-            )
+            if dtype != choice:
+                marks = [pytest.mark.sweep]
+            else:
+                marks = [pytest.mark.slow] if turn % EVERY or slow(row) else []
             params.append(pytest.param(row, dtype, id=f"{row.id}-{dtype}", marks=marks))
     return params

@@ -136,6 +136,7 @@ def children(pid: int) -> list[int]:
     return [int(p) for t in Path(f"/proc/{pid}/task").iterdir() for p in (t / "children").read_text().split()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_worker_does_not_outlive_a_killed_parent():
     code = f"""import driftscope as ds, onnx, torch

@@ -95,6 +95,7 @@ def test_a_driver_is_read_from_its_own_file(text: str, expected: str, tmp_path: 
     assert environment._nvidia_driver(tmp_path / "missing") == ""
 
 
+@pytest.mark.slow
 def test_a_precision_set_for_one_backend_is_written_down() -> None:
     import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -34,6 +35,7 @@ def test_a_product_of_two_axes_has_four_configurations_and_an_export_keeps_two()
     assert by_ones[(True, False)]["unguarded"] == "right"
 
 
+@pytest.mark.slow
 def test_every_subset_of_the_axes_of_two_matrices():
     report = ds.check_shapes(MatrixPlusRow(), (seeded(3, 4), seeded(3, 4)), targets=())
     assert len(ones(report)) == 16

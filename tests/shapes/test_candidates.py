@@ -106,6 +106,7 @@ def test_pasted_code_makes_the_same_program(mode):
         torch.export.export(model, inputs, dynamic_shapes=made.spec)
 
 
+@pytest.mark.slow
 def test_code_for_containers_runs_in_a_process_of_its_own(tmp_path):
     model, inputs = OfPair(), (Pair(seeded(2, 3), seeded(3, 4)), {"by": torch.ones(())})
     made = search(model, inputs).automatic()

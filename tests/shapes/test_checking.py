@@ -32,6 +32,7 @@ def codes(report) -> list[str]:
     return [finding.code for finding in report.findings]
 
 
+@pytest.mark.slow
 def test_the_sum_of_two_sizes():
     n, p, q, r = (Dim(name) for name in ("n", "p", "q", "r"))
     spec = {"left": {0: p, 1: n}, "right": {0: q, 1: n}, "long": {0: r, 1: n}}

@@ -61,6 +61,7 @@ def test_a_model_without_a_branch_is_one_program():
     assert cover.covered == cover.probed
 
 
+@pytest.mark.slow
 def test_what_needs_a_program_for_every_size_is_covered_in_part_and_never_wrong():
     cover = ds.cover(Looped(), (seeded(3, 2),), effort=CoverEffort(programs=3))
     assert cover.covered < cover.probed
@@ -73,6 +74,7 @@ def test_what_needs_a_program_for_every_size_is_covered_in_part_and_never_wrong(
             torch.testing.assert_close(cover(x), Looped()(x))
 
 
+@pytest.mark.slow
 def test_a_cover_loads_without_the_source_of_the_model(tmp_path):
     model = CenterUnlessAlone()
     cover = ds.cover(model, (seeded(4, 3),))
@@ -122,6 +124,7 @@ def test_arguments_of_another_kind_are_refused():
             cover(*args)
 
 
+@pytest.mark.slow
 def test_a_cover_of_onnx_files_keeps_the_branch(tmp_path):
     model = CenterUnlessAlone()
     cover = ds.cover(model, (seeded(4, 3),), target="onnx")

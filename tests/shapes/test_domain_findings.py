@@ -65,6 +65,7 @@ def test_wrong_comes_before_lost_and_lost_before_notes():
     assert order == sorted(order)
 
 
+@pytest.mark.slow
 def test_onnx_is_wrong_where_the_checks_are_gone_and_the_guard_refuses_that():
     report = ds.check_shapes(CenterUnlessAlone(), (seeded(4, 3),), targets=("onnx",))
     (finding,) = by_code(report, "S021")
@@ -157,6 +158,7 @@ def test_what_nothing_recorded_explains_is_found_all_the_same():
     assert any(0 in sizes.values() for f in wrong + lost for sizes in f.evidence["shapes"])
 
 
+@pytest.mark.slow
 def test_what_a_plain_export_to_onnx_would_get_wrong_is_noted_and_the_chosen_one_gets_right():
     report = ds.check_shapes(Halved(), (seeded(7, 2),), targets=("onnx",))
     notes = by_code(report, "S032")

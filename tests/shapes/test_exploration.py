@@ -58,6 +58,7 @@ def test_a_point_at_which_the_model_refuses_is_known_as_such():
     assert one.known[(2, 13)] is False
 
 
+@pytest.mark.slow
 def test_however_many_axes_are_asked_about_the_points_along_them_are_tried():
     """mask == past + step on eleven axes: guessing combinations used up every run, and no decode step was tried."""
     torch.manual_seed(0)

@@ -36,6 +36,7 @@ class Counts(nn.Module):
         return {"y": x * 2, "n": x.shape[0], "best": x.argmax(-1)}
 
 
+@pytest.mark.slow
 def test_the_conditions_are_what_the_file_was_made_for():
     model, image = PooledToTwo(), torch.randn(2, 3, 6, 8)
     report = ds.check_shapes(model, (image,))
@@ -56,6 +57,7 @@ def test_the_conditions_are_what_the_file_was_made_for():
     torch.testing.assert_close(either(odd), model(odd))
 
 
+@pytest.mark.slow
 def test_complex_results_are_named_and_put_together_again():
     model, x = Spectrum(), torch.randn(2, 7)
     report = ds.check_shapes(model, (x,))

@@ -121,6 +121,7 @@ def test_what_is_admitted_is_what_the_program_lets_pass(model, inputs, mode):
         assert said == passed, (point, said)
 
 
+@pytest.mark.slow
 def test_minimised_clauses_say_what_all_recorded_ones_say():
     made = exported(PadToFive(), (seeded(2, 12),))
     relations = made.relations

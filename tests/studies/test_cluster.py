@@ -102,6 +102,7 @@ def test_a_scheduler_that_is_killed_is_named_and_what_it_had_sent_is_kept(tmp_pa
     assert sum(path.read_bytes().count(b"\n") for path in (tmp_path / "lost").glob("rows-*.jsonl")) == 180
 
 
+@pytest.mark.slow
 def test_no_scheduler_is_one_clear_sentence():
     with pytest.raises(InputError, match="dask scheduler"):
         reduction(sizes=4, cluster="tcp://127.0.0.1:9")

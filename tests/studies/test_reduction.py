@@ -146,6 +146,7 @@ def test_the_conclusion_is_in_words_with_evidence(study):
     assert "error model" in study.conclusion
 
 
+@pytest.mark.slow
 def test_tables_in_every_format(study, tmp_path):
     for suffix in (".csv", ".md", ".jsonl", ".parquet", ".json", ".html"):
         assert study.save(tmp_path / f"rows{suffix}").stat().st_size > 1000
@@ -159,6 +160,7 @@ def test_tables_in_every_format(study, tmp_path):
     assert largest == max(r["spread"] for r in study.rows if r["spread"] == r["spread"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_the_picture_is_drawn_and_equal_rows_give_equal_files(study, tmp_path, suffix):
     one, two = study.plot(tmp_path / f"one{suffix}"), study.plot(tmp_path / f"two{suffix}")

@@ -23,7 +23,7 @@ REALLY_WRONG = {
     "nn.functional.max_unpool3d": "its reverse mode is wrong where indices repeat",
     "scatter_reduce.prod": "its forward mode returns zeros",
 }
-EVERY = 16
+EVERY = 40
 
 
 def alarms(operator: Operator, transforms: tuple[str, ...]) -> list[str]:
@@ -37,7 +37,7 @@ def alarms(operator: Operator, transforms: tuple[str, ...]) -> list[str]:
 
 def test_a_sample_of_operators_raises_no_alarm() -> None:
     found = {op.name: alarms(op, ("vmap", "grad", "jvp")) for op in operators(EVERY) if op.name not in REALLY_WRONG}
-    assert len(found) > 30
+    assert len(found) > 12
     assert {name: said for name, said in found.items() if said} == {}
 
 
@@ -77,6 +77,7 @@ def missed(mutant: Mutant) -> str:
     return "" if placed else f"{mutant.name}: placed at {[(f.where.file, f.where.line) for f in named]}"
 
 
+@pytest.mark.slow
 def test_seeded_defects_are_found_and_placed(originals: list[Operator]) -> None:
     assert len(originals) > 10
     assert [told for mutant in mutants(originals, seed=1) if (told := missed(mutant))] == []

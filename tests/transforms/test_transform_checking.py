@@ -123,7 +123,8 @@ def test_the_report_of_another_exception_is_not_interrupted(monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", slowly)
     report = ds.check_transforms(f, X, transforms=("vmap",), time_limit=0.4)
     assert report.first.cause == "T032"
-    assert begun == ended and set(begun) == {ValueError}
+    assert begun == ended
+    assert set(begun) == {ValueError}
 
 
 def test_a_function_is_stopped_in_another_thread_too():
@@ -263,6 +264,7 @@ def test_a_reading_sees_what_it_should():
     assert same_reading(before, reading()) == ["the state of torch's random generator"]
 
 
+@pytest.mark.slow
 def test_a_level_that_torch_leaves_open_is_closed():
     # torch 2.13: exporting this strictly fails with a forward-mode level open, and every later jvp is refused.
     def f(x):
