@@ -184,3 +184,23 @@ def test_violated_names_the_clause():
     relations = exported(Folded(), (seeded(2, 12),)).relations
     assert ["multiple of 3" in c.text for c in relations.violated((2, 13)) if c.enforced] == [True]
     assert not [c for c in relations.violated((2, 15)) if c.enforced]
+
+
+@pytest.mark.parametrize("mode", [Mode.AUTO, Mode.OBLIVIOUS])
+def test_relations_do_not_depend_on_torchs_cache_of_operators(monkeypatch, mode):
+    import contextlib
+
+    from torch._dynamo import config
+
+    from driftscope.shapes.capture import export
+
+    model, inputs = PoolAndAdd(), pool_inputs()
+    arguments = arguments_of(model, inputs)
+    attempt = Attempt(mode, tuple(Dim.AUTO for _ in arguments.axes))
+    before = config.fake_tensor_cache_enabled
+    without = capture(model, arguments, attempt)
+    assert config.fake_tensor_cache_enabled == before
+    monkeypatch.setattr(export, "without_dispatch_cache", contextlib.nullcontext)
+    cached = capture(model, arguments, attempt)
+    assert [c.text for c in without.relations.recorded] == [c.text for c in cached.relations.recorded]
+    assert without.exported.graph_module.code == cached.exported.graph_module.code

@@ -30,7 +30,7 @@ import driftscope as ds
 from transforms.users.cases import BATCH, CASES, UserCase
 
 TRANSFORMS = ("vmap", "grad", "vjp", "jvp", "jacrev", "jacfwd", "hessian")
-MODULES = ("losses", "science", "models", "habits")
+MODULES = ("losses", "science", "models", "habits", "paths")
 RIGHT = ("same", "rounding")
 FRESH = 4
 

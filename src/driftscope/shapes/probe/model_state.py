@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -162,12 +163,14 @@ def _items(table: Any) -> list[Any]:
 
 
 def _same_items(table: Any, items: list[Any]) -> bool:
-    now = _items(table)
+    """Whether a table holds the very same objects in the same order; asked hundreds of times after every call."""
+    now = _items(table) if isinstance(table, types.CellType) else table
     if len(now) != len(items):
         return False
     if isinstance(table, dict):
-        return all(a[0] is b[0] and a[1] is b[1] for a, b in zip(now, items, strict=True))
-    return all(a is b for a, b in zip(now, items, strict=True))
+        keys, values = zip(*items, strict=True) if items else ((), ())
+        return all(map(operator.is_, table, keys)) and all(map(operator.is_, table.values(), values))
+    return all(map(operator.is_, now, items))
 
 
 def _refill(table: Any, items: list[Any]) -> None:
