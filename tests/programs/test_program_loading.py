@@ -319,9 +319,3 @@ def test_code_beside_a_model_is_never_run(tmp_path):
     with pytest.raises(ds.ProgramError, match=r"names the class 'Mine', which transformers .* does not have"):
         ds.program(tmp_path)
     assert not (tmp_path / "ran").exists()
-
-
-def test_torchscript_is_named(tmp_path):
-    torch.jit.script(nn.Linear(2, 2)).save(str(tmp_path / "m.pt"))
-    with pytest.raises(ds.ProgramError, match=r"TorchScript program; give file\.py:name"):
-        ds.program(tmp_path / "m.pt")

@@ -81,9 +81,9 @@ def _unanswered(died: WorkerDied, options: dict[str, Any]) -> None:
 def command(a: str, b: str, *, journey: Journey, as_json: bool, outputs: Sequence[str], **options: Any) -> None:
     """Say whether B is still the program A, and where it is not.
 
-    A is the reference. Each is an .onnx or .pt2 file, or package.module:name or file.py:name, where the name is
-    a module, a callable, or a function without arguments that returns a program or a program and its inputs;
-    file.py:Net@weights.safetensors puts weights into it. Of two folders that hold several .onnx files, those of
+    A is the reference. Each is an .onnx, .pt2 or TorchScript .pt file, or package.module:name or file.py:name, where
+    the name is a module, a callable, or a function without arguments that returns a program or a program and its
+    inputs; file.py:Net@weights.safetensors puts weights into it. Of two folders that hold several .onnx files, those of
     the same name are compared.
 
     Session options (--level, --disable-optimizer, --threads, --provider, --runtime) are for every side that is an

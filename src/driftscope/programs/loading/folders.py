@@ -36,6 +36,12 @@ def is_torchscript(path: Path) -> bool:
         return False  # no archive that can be listed: whoever reads it says what it is
 
 
+def starts_an_archive(path: Path) -> bool:
+    """Whether a file begins as zip archives do, whole or not."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
 def refuse_known(path: Path) -> None:
     """Refuse a file of a kind that only another tool can run, and say how its outputs are compared.
 

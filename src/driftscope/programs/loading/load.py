@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
+from zipfile import is_zipfile
 
 from driftscope.errors import InputError, ProgramError
 from driftscope.programs.feeding.feeds import Inputs, make_inputs
-from driftscope.programs.loading.folders import is_torchscript, model_in, refuse_known
+from driftscope.programs.loading.folders import is_torchscript, model_in, refuse_known, starts_an_archive
 from driftscope.programs.loading.frameworks import framework_of
 from driftscope.programs.loading.references import is_reference, resolve
 from driftscope.programs.loading.third_party import claimed_by_any, claimed_by_plugin
@@ -32,7 +33,8 @@ def load_program(obj: Any, **options: Any) -> Program:
     ----------
     obj : object
         A module, a function of torch, numpy or JAX arrays, an ``ExportedProgram``, a ``ModelProto``, an onnx-ir
-        model, an ``ONNXProgram``, a path to ``.onnx`` or ``.pt2``, ``"package.module:name"``, ``"file.py:name"``
+        model, an ``ONNXProgram``, a path to ``.onnx``, ``.pt2`` or a TorchScript ``.pt``, which runs in a process of
+        its own, ``"package.module:name"``, ``"file.py:name"``
         (an object, or a factory that returns a program or a program and its inputs), the same with weights to put
         in, ``"file.py:Net@weights.safetensors"``, a path to recorded outputs, or a Program, which comes back as it
         is.
@@ -123,10 +125,7 @@ def _from_text(text: str | FilePath, options: dict[str, Any]) -> Program:
     if suffix in _OUTPUT_FILES:
         return recorded(path, **options)
     if is_torchscript(path):
-        raise ProgramError(
-            f"{path} is a TorchScript program; give file.py:name for a function that returns"
-            f" torch.jit.load({path.name!r})"
-        )
+        return _script_file(path, **options)
     if suffix in (".pt", ".pth", ".bin", ".ckpt", ".pkl"):
         return _saved(path, options)
     if suffix == ".py":
@@ -149,6 +148,8 @@ def _saved(path: FilePath, options: dict[str, Any]) -> Program:
     try:
         tensors = read_weights(path)
     except ProgramError as error:
+        if starts_an_archive(path) and not is_zipfile(path):
+            raise ProgramError(f"{path} is a zip archive that is cut or damaged; copy it again") from error
         raise ProgramError(
             f"{path} holds pickled Python objects, which are not loaded; give file.py:name for the module,"
             " or export it (torch.export.save to .pt2, or torch.onnx.export to .onnx)"
@@ -316,6 +317,14 @@ def _exported_file(path: FilePath, **options: Any) -> Program:
     from driftscope.programs.loading.pt2 import read_exported
 
     return _exported(read_exported(path), **{"name": path.name, **options})
+
+
+def _script_file(path: FilePath, **options: Any) -> Program:
+    from driftscope.programs.runtimes.torchscript_process import TorchScriptProgram
+
+    name, inputs = options.pop("name", None), options.pop("inputs", None)
+    _refuse_unknown("TorchScript program", options)
+    return TorchScriptProgram(path, name or path.name, None if inputs is None else make_inputs(inputs))
 
 
 def recorded(outputs: Any, *, name: str | None = None) -> Program:

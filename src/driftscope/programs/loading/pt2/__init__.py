@@ -8,6 +8,6 @@ raw bytes, and what was understood is written anew.
 
 from __future__ import annotations
 
-from driftscope.programs.loading.pt2.reading import read_exported
+from driftscope.programs.loading.pt2.reading import read_exported, read_exported_bytes
 
-__all__ = ["read_exported"]
+__all__ = ["read_exported", "read_exported_bytes"]

@@ -31,10 +31,23 @@ def read_exported(path: FilePath) -> ExportedProgram:
         raise ProgramError(f"{path} is not a .pt2 archive, or is truncated")
     with opened(path, str(path), ProgramError) as archive:
         packed = packed_again(archive, str(path))
-    return _load(packed, path)
+    return _load(packed, str(path))
 
 
-def _load(source: io.BytesIO, path: FilePath) -> ExportedProgram:
+def read_exported_bytes(data: bytes, what: str) -> ExportedProgram:
+    """Load what ``torch.export.save`` wrote into memory, as :func:`read_exported` loads a file.
+
+    Raises
+    ------
+    ProgramError
+        As there; ``what`` is its name.
+    """
+    with opened(data, what, ProgramError) as archive:
+        packed = packed_again(archive, what)
+    return _load(packed, what)
+
+
+def _load(source: io.BytesIO, what: str) -> ExportedProgram:
     # torch logs a traceback before it raises; the sentence below is what the user needs.
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
@@ -45,7 +58,7 @@ def _load(source: io.BytesIO, path: FilePath) -> ExportedProgram:
     except Exception as error:
         # Anything that a program of the right form and the wrong content may raise; the file is the user's.
         words = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ProgramError(f"{path} cannot be loaded by torch {torch.__version__}: {words[:300]}") from error
+        raise ProgramError(f"{what} cannot be loaded by torch {torch.__version__}: {words[:300]}") from error
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)

@@ -1,4 +1,4 @@
-"""The names that a ``.pt2`` file may use: functions of shape arithmetic, operators, their options. Data only."""
+"""The names that a ``.pt2`` or TorchScript file may use: shape arithmetic, operators, their options. Data only."""
 
 from __future__ import annotations
 
@@ -90,5 +90,36 @@ WORD_ARGUMENTS = _words(
     """
     assert_msg padding UPLO driver norm reduce rounding_mode equation approximate p ord indexing interpolation mode
     padding_side side pad_mode api_name
+    """
+)
+# TorchScript's own nodes: control flow, containers, constants, and properties of a tensor.
+SCRIPT_NODES = _words(
+    """
+    Constant ConstantChunk CreateObject DictConstruct Enter EnumName EnumValue Exit GetAttr If
+    ImplicitTensorToNum ListConstruct ListUnpack Loop ModuleContainerIndex NumToTensor Print RaiseException
+    RangeLength SetAttr StringIndex TupleConstruct TupleIndex TupleSlice TupleUnpack Uninitialized abs data
+    device dtype grad id index is_cpu is_cuda is_hpu is_ipu is_maia is_meta is_mkldnn is_mps is_mtia is_nested
+    is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu isinstance itemsize layout max min name names
+    nbytes rangelist requires_grad shape tolist type unchecked_cast unchecked_unwrap_optional
+    """
+)
+# Its own functions of numbers, texts, lists and dictionaries, which the dispatcher does not know.
+SCRIPT_FUNCTIONS = _words(
+    """
+    Bool Complex ComplexImplicit Delete Float FloatImplicit Generator Int IntImplicit ScalarImplicit Size
+    __and__ __contains__ __derive_index __getitem__ __interpolate __is__ __isnot__ __lshift__ __not__ __or__
+    __range_length __round_to_zero_floordiv __rshift__ __upsample __upsample_bilinear __upsample_nearest __xor__
+    _get_tracing_state _grad_sum_to_size _infer_size _list_to_tensor _no_grad_embedding_renorm_ _no_grad_fill_
+    _no_grad_normal_ _no_grad_uniform_ _no_grad_zero_ _pack_sequence _set_item _size_if_not_equal
+    _tensor_to_list _unwrap_optional abs acos add all any append as_tensor asin atan atan2 bin broadcast_shapes
+    ceil chr clear copy cos cosh count cpu degrees detach device dict dim div divmod einsum element_size
+    endswith eq exp extend fabs factorial find floor floordiv fmod format gamma gcd ge get get_autocast_dtype
+    get_device gt has_torch_function hash hex index insert is_autocast_cpu_enabled is_autocast_enabled
+    is_complex is_contiguous is_floating_point is_grad_enabled is_non_overlapping_and_dense is_scripting
+    is_strides_like_format isalpha isdecimal isdigit isfinite isinf islower isnan isupper item items join keys
+    le len list log log10 log1p log2 lower lstrip lt mathremainder max min mod modf mul ne neg numel ones_like_
+    ord partition percentFormat pop popitem pow radians remainder remove replace reverse round rstrip
+    set_grad_enabled setdefault sin sinh size slice sort sorted split splitlines sqrt startswith storage_offset
+    str stride strip sub sum tan tanh tensor to truediv type_as update upper values warn
     """
 )

@@ -1,0 +1,164 @@
+"""TorchScript files run in a worker, are lifted from their exported graph, and reach no file of the machine."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import driftscope as ds
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class Outputs(NamedTuple):
+    logits: Tensor
+    hidden: Tensor
+
+
+class Net(nn.Module):
+    def __init__(self, eps: float = 1e-5):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.LayerNorm(16, eps=eps), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor, times: int = 1):
+        hidden = torch.relu(self.norm(self.first(x)))
+        for _ in range(times):
+            hidden = torch.tanh(hidden)
+        return Outputs(self.last(hidden), hidden)
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor):
+        self.calls += 1
+        return x * self.calls
+
+
+class Looping(nn.Module):
+    def forward(self, x: Tensor):
+        while bool(x.abs().sum() < 100.0):
+            x = x * 2.0 + x.sin()
+        return x
+
+
+class Writing(nn.Module):
+    def forward(self, x: Tensor):
+        torch.save(x, "written.bin")
+        return x
+
+
+class Mapping(nn.Module):
+    def forward(self, x: Tensor):
+        return x + torch.from_file("mapped.bin", True, 4)
+
+
+class Restored(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.add = 1
+
+    @torch.jit.export
+    def __getstate__(self):
+        return self.add, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[int, bool]):
+        self.add, self.training = state[0], state[1]
+
+    def forward(self, x: Tensor):
+        return x + self.add
+
+
+class Asserting(nn.Module):
+    def forward(self, x: Tensor):
+        assert x.dim() == 3, "x must have rank 3"
+        return x
+
+
+@pytest.fixture
+def saved(tmp_path, monkeypatch):
+    """Save a module as TorchScript; from then on this process must not load one itself."""
+
+    def refuse(*_, **__):
+        raise AssertionError("torch.jit.load was called in the process of the user")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.jit, "load", refuse)
+
+    def save(module: nn.Module):
+        path = tmp_path / "model.pt"
+        torch.jit.script(module).save(str(path))
+        return path
+
+    return save
+
+
+def net(eps: float = 1e-5) -> Net:
+    torch.manual_seed(0)
+    return Net(eps).eval()
+
+
+def test_the_same_module_has_the_same_bits_and_names(saved):
+    c = ds.compare(net(), saved(net()), {"x": torch.randn(3, 8), "times": 2})
+    assert c.verdict == "IDENTICAL"
+    assert [o.path for o in c.outputs] == ["out.logits", "out.hidden"]
+
+
+def test_another_epsilon_is_placed_in_the_graph_of_the_file(saved):
+    c = ds.compare(net(), saved(net(1e-3)), [torch.randn(3, 8)])
+    assert c.verdict == "DIFFERENT"
+    assert c.first.where.module == "norm"
+    assert "epsilon" in c.first.why
+    assert c.first.fix.startswith("Set epsilon")
+
+
+def test_buffers_are_as_they_were_before_each_run(saved):
+    program = ds.program(saved(Counting()))
+    assert [program([torch.ones(1)]).item() for _ in range(2)] == [1.0, 1.0]
+    assert ds.compare(Counting(), program, [torch.ones(2)]).verdict == "IDENTICAL"
+
+
+def test_what_cannot_be_lifted_is_judged_by_its_floor(saved):
+    x = torch.randn(4)
+    assert ds.compare(Looping(), saved(Looping()), [x]).verdict == "IDENTICAL"
+    c = ds.compare(Looping(), saved(nn.Tanh()), [x])
+    assert c.verdict == "DIFFERENT"
+
+
+@pytest.mark.parametrize("module", [Writing(), Mapping(), Restored()], ids=lambda m: type(m).__name__)
+def test_what_reaches_files_or_runs_while_it_is_loaded_is_refused(saved, tmp_path, module):
+    path = saved(module)
+    with pytest.raises(ds.ProgramError, match=r"TorchScript program .* if you trust it, give file\.py:name"):
+        ds.program(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_a_program_that_raises_is_told_in_its_own_words(saved):
+    with pytest.raises(ds.RuntimeRefused, match="x must have rank 3"):
+        ds.program(saved(Asserting()))([torch.ones(2)])
+
+
+def test_inputs_are_fitted_by_the_names_in_the_file(saved):
+    program = ds.program(saved(net()))
+    assert torch.equal(program({"x": torch.ones(1, 8)}).logits, net()(torch.ones(1, 8)).logits)
+    with pytest.raises(ds.InputError, match=r"takes \(x, times=1\)"):
+        program({"y": torch.ones(1, 8)})
+
+
+def test_a_pickled_module_is_not_torchscript(tmp_path):
+    torch.save(nn.Linear(2, 2), tmp_path / "m.pt")
+    with pytest.raises(ds.ProgramError, match="holds pickled Python objects, which are not loaded"):
+        ds.program(tmp_path / "m.pt")
+
+
+def test_a_cut_file_is_called_cut(saved):
+    path = saved(net())
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(ds.ProgramError, match="zip archive that is cut or damaged"):
+        ds.program(path)
