@@ -531,7 +531,7 @@ def detach_block():
     return f, (rows(),)
 
 
-# ---- T013, T014, T028: rules that are missing or wrong --------------------------------------------------------------
+# ---- T013, T014, T028, T036: rules that are missing or wrong -----------------------------------------------------
 
 
 class Doubled(torch.autograd.Function):
@@ -635,6 +635,33 @@ def scatter_product():
     def f(x):
         index = torch.tensor([0, 1, 0, 1, 1])
         return torch.ones(2, dtype=x.dtype).scatter_reduce(0, index, x, "prod")
+
+    return f, (rows(),)
+
+
+@case(grad=SAME, jvp=("wrong", "T036", "torch.where"), jacfwd=("wrong", "T036", "torch.where"),
+      hessian=("wrong", "T036", "torch.where"))  # fmt: skip
+def guarded_root():
+    def f(x):
+        return torch.where(x > 0, torch.sqrt(x), torch.zeros_like(x))
+
+    return f, (rows(),)
+
+
+@case(jvp=("wrong", "T036", "torch.where"))
+def guarded_sinc():
+    def f(x):
+        x = x - x[0].detach()
+        return torch.where(x == 0, torch.ones_like(x), torch.sin(x) / x)
+
+    return f, (rows(),)
+
+
+@case(grad=SAME, jvp=SAME, jacfwd=SAME, hessian=SAME)
+def guarded_root_of_what_is_safe():
+    def f(x):
+        safe = torch.where(x > 0, x, torch.ones_like(x))
+        return torch.where(x > 0, torch.sqrt(safe), torch.zeros_like(x)).sum()
 
     return f, (rows(),)
 

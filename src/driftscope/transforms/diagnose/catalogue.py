@@ -195,6 +195,13 @@ _TABLE = (
         "clone the argument first, or return the new value; a memo that only saves time may stay",
         note=True,
     ),
+    Cause(
+        "T036",
+        "the derivative of {operation} is NaN or infinite where its value is not chosen: forward mode drops it, reverse"
+        " mode (plain autograd too) multiplies it by 0, which gives NaN.",
+        "choose the input as well, so that the branch is finite everywhere:"
+        " torch.where(ok, torch.sqrt(torch.where(ok, x, 1.0)), 0.0)",
+    ),
     Cause("T099", "the cause was not identified; the evidence shows where the values part.", ""),
 )
 

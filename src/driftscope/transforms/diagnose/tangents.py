@@ -192,6 +192,9 @@ def reverse_events(examination: Examination) -> list[Event] | None:
 
 def suspect_of(question: Question, examination: Examination) -> Suspicion | None:
     """Name the first operation whose forward derivative is wrong, or why the two modes differ."""
+    dropped = _dropped_slope(question, examination) if examination.traceable else None
+    if dropped is not None:
+        return dropped
     slopes = slopes_of(examination) if examination.traceable else None
     if slopes is None:
         return _modes_differ(question, examination)
@@ -256,6 +259,31 @@ def _modes_differ(question: Question, examination: Examination, slopes: Slopes |
     if applied is not None:
         return Suspicion("T013", question.name, "wrong", applied.function_place, "autograd.Function", event=applied)
     return None if slopes is None else _reverse_rule(question, slopes)
+
+
+#: Operations that take some of their elements from one tensor and drop those of another.
+CHOICES = frozenset({"where", "masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_", "nan_to_num"})
+
+
+def _dropped_slope(question: Question, examination: Examination) -> Suspicion | None:
+    """Suspect a choice that drops a slope which is not finite: reverse mode multiplies it by 0, which gives NaN."""
+    if _finite((question.plain.result, question.lifted.result)):
+        return None
+    broken: dict[int, Event] = {}
+    for event in forward_events(examination) or ():
+        made = next((broken[i] for i in event.input_ids if i in broken), None)
+        if not _finite(event.outputs):
+            broken.update(dict.fromkeys(event.output_ids, made or event))
+        elif made is not None and event.operation in CHOICES and event.place is not None:
+            what = f"{question.name} and plain autograd give NaN at different places: `{event.place.expression}`"
+            what += " drops values whose derivative is not finite"
+            return Suspicion("T036", question.name, "wrong", event.place, made.name, what=what)
+    return None
+
+
+def _finite(tree: Any) -> bool:
+    tensors = [leaf.detach() for leaf in internals.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 def _reverse_rule(question: Question, slopes: Slopes) -> Suspicion | None:
