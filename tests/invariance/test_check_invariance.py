@@ -125,6 +125,20 @@ def test_the_batch_may_be_another_axis():
         ds.check_invariance(across, x, batch="input=7")
 
 
+def test_the_value_in_which_the_rows_of_a_file_meet_is_named_and_not_its_user():
+    graph = helper.make_graph(
+        [helper.make_node("Abs", ["x"], ["size"], "size"),
+         helper.make_node("ReduceMax", ["size"], ["largest"], "largest", keepdims=0),
+         helper.make_node("Div", ["x", "largest"], ["y"], "scaled")],
+        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 6])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 6])],
+    )  # fmt: skip
+    file = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    report = ds.check_invariance(ds.onnx(file), {"x": X}, axes="batch")
+    assert report.outcomes["batch"] == "different"
+    assert (report.first.where.node, report.first.where.operator) == ("largest", "ReduceMax")
+
+
 @pytest.mark.parametrize(("over", "outcomes"), [(1, HONEST), (0, ("different",))])
 def test_onnx_files_are_examined_alike(over, outcomes):
     report = ds.check_invariance(ds.onnx(onnx_model("n", over)), {"x": X}, axes=("batch", "threads", "order"))

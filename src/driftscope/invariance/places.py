@@ -263,15 +263,16 @@ def _operators(program: Program, bound: Bound) -> list[TracedOperator]:
 def _onnx_values(bound: Bound, source: OnnxSource) -> Iterator[TracedOperator]:
     """Read every value of the graph that the session runs; nothing where reading changes the result."""
     watched = observe(bound)
-    makers = {name: node for node in watched.graph.graph.node for name in node.output}
-    found = [(name, value) for part in watched.values() for name, value in part.items()]
+    values = {name: value for part in watched.values() for name, value in part.items()}
     if not watched.faithful:
         raise CannotLift("reading its values changes the result")
-    for name, value in found:
-        node = makers.get(name)
-        if node is not None and isinstance(value, torch.Tensor):
-            where = Where(node=node.name or name, operator=node.op_type)
-            yield TracedOperator(name, node.op_type, where, (value,), (tuple(value.shape),))
+    # In the order of the graph: a session hands its outputs out before the values between.
+    for node in watched.graph.graph.node:
+        for name in node.output:
+            value = values.get(name)
+            if isinstance(value, torch.Tensor):
+                where = Where(node=node.name or name, operator=node.op_type)
+                yield TracedOperator(name, node.op_type, where, (value,), (tuple(value.shape),))
 
 
 def _torch_values(source: TorchSource) -> list[TracedOperator]:
