@@ -14,6 +14,8 @@ from torch import nn
 import driftscope as ds
 from driftscope.invariance.rows import same_bits
 from driftscope.invariance.trials.circumstances import _exchanged, _moved, _spread
+from driftscope.programs.state.torch_settings import flushes_denormals
+from driftscope.programs.torch_run import can_flush
 from driftscope.records.kinds.invariance_report import InvarianceReport
 from driftscope.records.verdict import FailOn
 from driftscope.report.kinds import text_of
@@ -202,3 +204,41 @@ def test_the_fixture_has_the_assertion(driftscope):
     driftscope.assert_invariant(torch.relu, X, axes="batch")
     with pytest.raises(AssertionError):
         driftscope.assert_invariant(Scaled(), X, axes="batch", explain=False)
+
+
+class _Product(nn.Module):
+    """Multiplies by two factors; what is between them may be too small for a normal number."""
+
+    def __init__(self, small: float, large: float):
+        super().__init__()
+        self.small, self.large = small, large
+
+    def forward(self, x):
+        return (x * self.small) * self.large
+
+
+@pytest.mark.skipif(not can_flush(), reason="this processor keeps denormal numbers")
+@pytest.mark.parametrize("made", [lambda m: m, lambda m: torch.export.export(m, (X,))], ids=["module", "exported"])
+@pytest.mark.parametrize(("small", "outcome"), [(1e-39, "different"), (1e-30, "same")])
+def test_denormal_numbers_taken_as_zero_reach_the_program(made, small, outcome):
+    report = ds.check_invariance(made(_Product(small, 1e30)), X, axes="denormals", explain=False)
+    assert report.outcomes["denormals"] == outcome
+
+
+@pytest.mark.skipif(not can_flush(), reason="this processor keeps denormal numbers")
+def test_both_runs_of_the_denormals_axis_have_one_thread(monkeypatch):
+    threads = []
+
+    class Counting(nn.Module):
+        def forward(self, x):
+            threads.append((torch.get_num_threads(), flushes_denormals()))
+            return x + 1
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        ds.check_invariance(Counting(), X, axes="denormals", explain=False)
+    finally:
+        torch.set_num_threads(before)
+    assert {(1, False), (1, True)} <= set(threads)
+    assert (2, True) not in threads

@@ -146,6 +146,11 @@ def build(name: str) -> Made:
     """Make an architecture in evaluation mode; the same seed gives the same weights on one machine."""
     torch.manual_seed(0)
     model, inputs = ARCHITECTURES[name]()
+    return perturbed(model), inputs
+
+
+def perturbed(model: nn.Module) -> nn.Module:
+    """Give a model weights among which no two are alike, and put it in evaluation mode."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -156,4 +161,4 @@ def build(name: str) -> Made:
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)
             elif key.endswith("running_mean"):
                 buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
-    return model.eval(), inputs
+    return model.eval()

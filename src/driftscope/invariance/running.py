@@ -113,7 +113,8 @@ class Runner:
             bound = self.binding(changed, laid)
             if program is not None and program is not self.program:
                 bound = dataclasses.replace(program.bind(bound.inputs), laid=laid)
-            return RunResult(flatten(bound.program(bound))[0])
+            # Not the program of what is bound: one that sets the process up binds as the one it wraps.
+            return RunResult(flatten((program or self.program)(bound))[0])
         except (RuntimeRefused, InputError) as error:
             return RunResult(refusal=_words(error))
 

@@ -65,7 +65,8 @@ def denormals(runner: Runner, base: RunVariant) -> AxisPlan:
 
     @contextlib.contextmanager
     def flushing(program: Program) -> Iterator[Program]:
-        yield program.flushing_denormals() or program
+        with program.on_threads(1) as alone:
+            yield alone.flushing_denormals() or alone
 
     usual, flushed = RunVariant(setting=_on(1)), RunVariant(setting=flushing)
     return AxisPlan(

@@ -1,0 +1,128 @@
+"""Write the table of what the results of real models depend on, by runtime and axis.
+
+Ten architectures of ``transformers``, small and with random weights, through torch, torch.compile, an exported program
+and onnxruntime. ``python docs/invariance_table.py [NAME ...]`` takes some minutes and writes
+``docs/reference/invariance-of-models.md``; with names it prints the rows of those alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "tests"))
+
+import driftscope as ds  # noqa: E402
+from driftscope.records.environment import capture, processor_words  # noqa: E402
+from zoo.architectures import Picked, perturbed  # noqa: E402
+
+PAGE = HERE / "reference" / "invariance-of-models.md"
+AXES = ("repeat", "batch", "order", "padding", "chunking", "threads", "layout", "denormals")
+SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+TEXT: dict[str, dict[str, Any]] = {
+    "Bert": {}, "Roberta": {"max_position_embeddings": 40}, "Electra": {"embedding_size": 32},
+    "MPNet": {"max_position_embeddings": 40}, "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "Llama": {"num_key_value_heads": 2}, "Qwen2": {"num_key_value_heads": 2},
+}  # fmt: skip
+IMAGE: dict[str, dict[str, Any]] = {
+    "ViT": {"patch_size": 8}, "Dinov2": {"patch_size": 8},
+    "ConvNext": {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]},
+}  # fmt: skip
+RUNTIMES = ("torch", "torch.compile", "exported program", "onnxruntime")
+#: How an outcome is written in a table as wide as a page.
+SHORT = {
+    "same": "same",
+    "rounding": "rounding",
+    "different": "**different**",
+    "refused": "refused",
+    "not-applicable": "",
+}
+
+
+class Masked(Picked):
+    """A text model with the mask that says which positions are padding."""
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        result = self.model(input_ids, attention_mask=attention_mask, **self.arguments)
+        return getattr(result, self.field)
+
+
+def made(name: str) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """Build one model with the same weights every time, and its inputs by name."""
+    import transformers
+
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    if name in TEXT:
+        config = getattr(transformers, f"{name}Config")(**{**SIZES, "vocab_size": 99, **TEXT[name]})
+        config.use_cache = False
+        model: nn.Module = Masked(getattr(transformers, f"{name}Model")(config), "last_hidden_state")
+        ids = torch.randint(3, 99, (4, 11), generator=generator)
+        return perturbed(model), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, "image_size": 32, **IMAGE[name]})
+    model = Picked(getattr(transformers, f"{name}Model")(config), "last_hidden_state")
+    return perturbed(model), {"x": torch.randn(4, 3, 32, 32, generator=generator)}
+
+
+def programs(name: str, folder: Path) -> Iterator[tuple[str, Any, dict[str, torch.Tensor]]]:
+    """Yield each runtime's name, the model on it, and the inputs."""
+    model, inputs = made(name)
+    yield "torch", model, inputs
+    yield "torch.compile", torch.compile(model), inputs
+    free = torch.export.Dim.DYNAMIC
+    shapes = {key: {0: free, 1: free} if name in TEXT else {0: free} for key in inputs}
+    exported = torch.export.export(model, (), inputs, dynamic_shapes=shapes)
+    yield "exported program", exported, inputs
+    path = folder / f"{name}.onnx"
+    torch.onnx.export(exported, dynamo=True, verbose=False).save(path)
+    yield "onnxruntime", path, inputs
+
+
+def rows(names: list[str]) -> Iterator[tuple[str, str, dict[str, str], str]]:
+    """Yield model, runtime, outcomes by axis, and the operator that is named first."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            for runtime, program, inputs in programs(name, Path(folder)):
+                report = ds.check_invariance(program, inputs)
+                first = report.first
+                place = f"{first.code} {first.where.operator or ''}".strip() if first is not None else ""
+                yield name, runtime, dict(report.outcomes), place
+
+
+def table(found: list[tuple[str, str, dict[str, str], str]]) -> list[str]:
+    """Return the outcomes as a Markdown table."""
+    lines = ["| model | runtime | " + " | ".join(AXES) + " | first finding |", "|---|---|" + "---|" * (len(AXES) + 1)]
+    for name, runtime, outcomes, place in found:
+        cells = [SHORT.get(outcomes.get(axis, ""), outcomes.get(axis, "")) for axis in AXES]
+        lines.append(f"| {name} | {runtime} | " + " | ".join(cells) + f" | {place} |")
+    return lines
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    warnings.simplefilter("ignore")
+    asked = sys.argv[1:]
+    found = []
+    for row in rows(asked or [*TEXT, *IMAGE]):
+        print(*row, flush=True)
+        found.append(row)
+    if not asked:
+        PAGE.write_text(page(found), encoding="utf-8")
+
+
+def page(found: list[tuple[str, str, dict[str, str], str]]) -> str:
+    """Return the page: what was asked, the table, and how to ask it of a model of one's own."""
+    where = environment()
+    return "\n".join([str(where), *table(found)])
+
+
+if __name__ == "__main__":
+    main()
