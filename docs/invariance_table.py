@@ -7,6 +7,7 @@ and onnxruntime. ``python docs/invariance_table.py [NAME ...]`` takes some minut
 
 from __future__ import annotations
 
+import datetime
 import sys
 import tempfile
 import warnings
@@ -45,6 +46,21 @@ SHORT = {
     "refused": "refused",
     "not-applicable": "",
 }
+
+
+TODAY = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+INTRODUCTION = """# What the results of ten models depend on
+
+`python docs/invariance_table.py` asks `ds.check_invariance` of ten architectures of `transformers` (two layers of 32,
+random weights, four rows) on four runtimes, along every axis. **same**: every bit; **rounding**: other last bits,
+within the noise floor; **different**: more than rounding; **refused**: the program does not run that way; empty: the
+axis does not apply (no mask, no cache, a runtime that copies its inputs).
+
+Padding is tried on both sides. Models that number positions from the left, as BERT does, are *different* when they
+are padded on the left and given no position ids: the finding says which side it was. The last bits of a row depend on
+the size of its batch wherever a product takes another kernel for another number of rows; which sizes those are
+depends on the processor, so another machine may show *same* for *rounding* and the other way round.
+""".splitlines()
 
 
 class Masked(Picked):
@@ -112,7 +128,7 @@ def main() -> None:
     asked = sys.argv[1:]
     found = []
     for row in rows(asked or [*TEXT, *IMAGE]):
-        print(*row, flush=True)
+        sys.stdout.write(f"{row}\n")
         found.append(row)
     if not asked:
         PAGE.write_text(page(found), encoding="utf-8")
@@ -120,8 +136,12 @@ def main() -> None:
 
 def page(found: list[tuple[str, str, dict[str, str], str]]) -> str:
     """Return the page: what was asked, the table, and how to ask it of a model of one's own."""
-    where = environment()
-    return "\n".join([str(where), *table(found)])
+    where = capture()
+    versions = where["versions"]
+    made_with = ", ".join(f"{name} {versions[name]}" for name in ("torch", "onnxruntime", "transformers"))
+    return "\n".join(
+        [*INTRODUCTION, f"Measured with {made_with} on {processor_words(where)}, {TODAY}.", "", *table(found), ""]
+    )
 
 
 if __name__ == "__main__":
