@@ -164,7 +164,8 @@ class ShapeReport:
         if check.capture is None or check.arguments is None or check.original is None:
             raise InputError("no way of exporting this model was accepted, so there is nothing to guard")
         if ONNX not in check.domain.seen:
-            raise InputError('no ONNX file was probed; check_shapes(..., targets=("onnx",)) does')
+            refused = next((f.what for f in check.findings if f.code == "S030" and f.evidence["target"] == ONNX), "")
+            raise InputError(refused or 'no ONNX file was probed; check_shapes(..., targets=("onnx",)) does')
         file = Path(path) if path is not None else check.onnx_path
         if file is None or not file.is_file():
             raise ProgramError(f"{file}: no such file")

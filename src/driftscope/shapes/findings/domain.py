@@ -10,6 +10,7 @@ from driftscope.records.finding import Finding, Where
 from driftscope.shapes.check import Check
 from driftscope.shapes.conditions.expressions import text
 from driftscope.shapes.conditions.relations import Clause
+from driftscope.shapes.findings.deciding_values import deciding_mask
 from driftscope.shapes.findings.losses import Group, changed_sizes, groups, needless
 from driftscope.shapes.findings.remedies import Remedies, Remedy
 from driftscope.shapes.private_torch import output_values
@@ -70,14 +71,22 @@ class DomainFindings:
         point = group.points[0]
         said = self.check.domain.seen[group.target][point].words
         name = _NAMES[group.target]
-        remedy = self._remedy_for_wrong(group)
+        values = deciding_mask(self.check, group.target, group.points)
+        remedy = self._remedy_for_values(group) if values else self._remedy_for_wrong(group)
         return self._finding(
             _WRONG[group.target],
             group,
             what=f"{name} is wrong, without an error, at {self._share(group)}, such as {self._at(point)}: {said}",
-            why=self._why_wrong(group),
+            why=values or self._why_wrong(group),
             remedy=remedy,
         )
+
+    def _remedy_for_values(self, group: Group) -> Remedy:
+        """What to do where a mask decides: only a comparison of values says more."""
+        words = "ds.compare on the example says where the values part"
+        if group.target != ONNX or self.check.bounds(ONNX) is not None:
+            return Remedy(words)
+        return Remedy(f"{words}; or run the model instead: report.guard(path, fallback=model)")
 
     def _remedy_for_wrong(self, group: Group) -> Remedy:
         if group.target == EXPORTED:
