@@ -134,3 +134,33 @@ def test_a_mask_of_another_size_still_means_something(length):
     assert bool((mask.diff(dim=1) >= 0).all())
     assert bool(mask[:, -1].all()) or length == 1
     assert bool(torch.isfinite(bias[:, 0]).all())
+
+
+class WhereAbove(torch.nn.Module):
+    """Nothing may be found: the mean of nothing is NaN in torch and 0 in a file."""
+
+    def forward(self, x):
+        return torch.nonzero(x > 0).float().mean()
+
+
+class KeptAbove(torch.nn.Module):
+    def forward(self, x):
+        return x[x[:, 0] > 0].sum(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [WhereAbove(), KeptAbove()])
+def test_shapes_promise_nothing_where_values_decide(model):
+    from driftscope.shapes.check import Effort
+    from driftscope.shapes.probe.exploration import ProbePlan
+
+    effort = Effort(ProbePlan(seconds=0.2, most=60, fewest=30), valid=30, invalid=5, ranked=10)
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    report = ds.check_shapes(model, (x,), targets=("onnx",), effort=effort)
+    if isinstance(model, KeptAbove):
+        assert torch.allclose(report.guard()(x), model(x))
+        return
+    with pytest.raises(ds.errors.ProgramError, match="wrong where nothing"):
+        report.guard()
+    nothing = -torch.ones(2, 3)
+    assert report.guard(fallback=model)(nothing).isnan()

@@ -172,7 +172,7 @@ class ShapeReport:
         bounds = check.bounds(ONNX) if _same_file(file, check.onnx_path) else self._bounds_of(file)
         if bounds is None and fallback is None:
             raise ProgramError(
-                f"{file.name} is wrong at shapes that nothing it was made under tells from the right ones;"
+                f"{file.name} is wrong where nothing it was made under tells from where it is right;"
                 " guard(path, fallback=model) runs the model instead, ds.cover looks for other programs"
             )
         member = OnnxMember(file, ())

@@ -8,6 +8,7 @@ no conditions, and nothing is promised.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from driftscope.shapes.conditions.predicates import all_of
 from driftscope.shapes.conditions.relations import Relations
 from driftscope.shapes.conditions.separating import UncheckedRuns, distinct, separate
 from driftscope.shapes.probe.directions import Direction
-from driftscope.shapes.probe.domain import CRASH, MORE, RIGHT, WRONG, Domain, probe
+from driftscope.shapes.probe.domain import CRASH, MORE, RIGHT, WRONG, Domain, outcome, probe
 from driftscope.shapes.probe.exploration import held_out
 from driftscope.shapes.probe.original import Original, Point
 from driftscope.shapes.probe.runners import ExportTarget
@@ -24,6 +25,9 @@ from driftscope.shapes.probe.runners import ExportTarget
 #: Most points that conditions are held against in one round, the fewest, and the seconds of the original that it may
 #: take; the rounds after which choosing again is given up.
 HELD_OUT, _FEWEST, _SECONDS, _ROUNDS = 72, 16, 1.5, 4
+
+#: Small shapes, and draws of values at each, by which it is seen whether values decide.
+_SMALLEST, _DRAWS = 6, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,8 @@ class Bounding:
         seen = Domain(
             list(domain.points), dict(domain.valid), {}, {self.runner.name: dict(domain.seen.get(self.runner.name, {}))}
         )
+        if self._values_decide(seen):
+            return None
         ways: list[Callable[[Domain], Sequence[Term] | None]] = [self._chosen] * _ROUNDS
         ways = [lambda _: first, *ways] if first is not None else ways
         for number, choose in enumerate((*ways, self._all_recorded, self._fixed)):
@@ -101,6 +107,25 @@ class Bounding:
             if tried:
                 return Bounds(tuple(conditions), tried)
         return None
+
+    def _values_decide(self, seen: Domain) -> bool:
+        """Whether a program whose inner sizes follow from values is right or wrong at one shape by its values.
+
+        Nothing may be found in a small input and all of a large one, so small shapes are tried with several values.
+        """
+        if self.original.random or not any(c.kind == "assert" and not c.names for c in self.relations):
+            return False
+        small = sorted((p for p in seen.running if min(p, default=0) > 0), key=lambda p: (math.prod(p), p))
+        for point in small[:_SMALLEST]:
+            outcomes = {self._outcome(point, seed) for seed in range(_DRAWS)}
+            if outcomes & {WRONG, CRASH} and RIGHT in outcomes:
+                return True
+        return False
+
+    def _outcome(self, point: Point, seed: int) -> str:
+        calls = [self.original.builder.at(point, seed=seed) for _ in range(2)]
+        reference = self.original.ask(self.original.model, *calls[0])
+        return outcome(reference, self.runner.answers(calls[1:])[0]).outcome
 
     def _wrong_beyond(self, conditions: Sequence[Term], seen: Domain, seed: int) -> int:
         """At how many new points the conditions hold and the program is right; 0 if it is wrong at one."""
