@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,8 @@ def test_report_may_overwrite_the_page_it_reads(run, tmp_path: Path) -> None:
 
 def test_rule_lists_and_explains(run) -> None:
     listing = run("rule").stdout.splitlines()
-    assert [line.split()[0] for line in listing] == [*RULES, *WORDS]
+    # Meanings are wrapped beside their names.
+    assert [line.split()[0] for line in listing if line[:7].strip()] == [*RULES, *WORDS]
     assert max(map(len, listing)) <= 120
     assert run("rule", "n001").stdout.startswith("# N001: different function")
     assert json.loads(run("rule", "N001", "--json").stdout)["page"] == RULES["N001"].page
@@ -112,3 +114,13 @@ def test_pretty_lists_the_graph_as_stored_and_as_it_runs(run, tmp_path: Path) ->
     refused = run("pretty", tmp_path / "missing.onnx")
     assert refused.exit_code == 2
     assert "no such file" in refused.stderr
+
+
+@pytest.mark.parametrize("asked", [("rule",), ("rule", "N001"), ("rule", "floors")], ids=" ".join)
+def test_rule_is_wrapped_and_whole_on_a_narrow_screen(run, monkeypatch, asked) -> None:
+    wide = run(*asked).stdout
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = run(*asked).stdout
+    assert narrow.split() == wide.split()
+    drawn = re.sub(r"```.*?```", "", narrow, flags=re.DOTALL)  # what is shown as printed elsewhere stays as it is
+    assert max(map(len, drawn.splitlines())) <= 60

@@ -6,6 +6,7 @@ import pytest
 
 import sheet_examples
 from driftscope.report.sheet import HeatMap, Mark, Sheet, Table
+from driftscope.report.terminal import runs as runs_text
 from driftscope.report.terminal import sheet as sheet_text
 
 
@@ -15,7 +16,8 @@ from driftscope.report.terminal import sheet as sheet_text
 )
 def test_it_fits_the_screen(sheet: Sheet, width: int) -> None:
     lines = sheet_text.render(sheet, width=width).split("\n")
-    assert len(lines) <= 25
+    # A narrower screen wraps what it shows, and cuts nothing of it.
+    assert len(lines) <= (25 if width >= 100 else 2500 // width)
     assert max(map(len, lines)) <= width
     assert lines[0].startswith(f"{sheet.headline}: ")
 
@@ -38,3 +40,15 @@ def test_tones_are_colours_only_where_there_is_colour() -> None:
     plain = sheet_text.render(sheet)
     assert "\x1b[" not in plain
     assert "Grid" in plain
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_wide_cells_of_a_study_are_wrapped_and_whole(width: int) -> None:
+    variants = "A F.linear, Gemm, Gemm + Add, MatMul + Add, Cast(Gemm) + Add, torch.compile, FusedMatMul + Add"
+    drawn = runs_text.table(("variants", "A", "B"), [(variants, "", "0.35"), ("B numpy", "0.35", "")],
+                            width=width, wrapped=True)  # fmt: skip
+    assert max(map(len, drawn.splitlines())) <= width
+    assert "…" not in drawn
+    assert all(word in drawn for word in variants.split())
+    # The twin: a row of a list of runs stays on one line.
+    assert len(runs_text.table(("run", "what"), [("gemm-0001", "x " * 80)], width=width).splitlines()) == 3

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 from dataclasses import asdict
+from functools import partial
 
 import click
 
-from driftscope.cli.answers import WIDEST, screen
+from driftscope.cli.answers import screen
 from driftscope.cli.surroundings import Journey, say
 from driftscope.cli.surroundings import command as make_command
+
+_CODE = 6  # columns of a code and the gap after it
+_NARROWEST = 40  # a column of meanings is not narrower
+_WRITTEN = 100  # columns that the pages are written in
+# A paragraph, or one point of a list with the lines that go on with it; not a heading, not a row of a table.
+_PARAGRAPH = re.compile(r"^(?![#|]|\s*$).+(?:\n(?![#|*]|\s*$).+)*", re.MULTILINE)
 
 
 @make_command(
@@ -35,9 +44,9 @@ def command(code: str | None, *, journey: Journey, as_json: bool) -> None:
             say(json.dumps([asdict(r) for r in RULES.values()], indent=2))
             return
         widest = max(len(r.title) for r in RULES.values())
-        lines = [f"{r.code}  {r.title:<{widest}}  {r.meaning}" for r in RULES.values()]
-        lines += [f"      {w.name:<{widest}}  {w.meaning}" for w in WORDS.values()]
-        say("\n".join(map(_cut, lines)))
+        told = [(f"{r.code}  {r.title:<{widest}}", r.meaning) for r in RULES.values()]
+        told += [(f"      {w.name:<{widest}}", w.meaning) for w in WORDS.values()]
+        say("\n".join(line for head, meaning in told for line in _beside(head, meaning)))
         return
     explained = word(code)
     if explained is not None:
@@ -54,15 +63,34 @@ def command(code: str | None, *, journey: Journey, as_json: bool) -> None:
         say(_formatted(found.page))
 
 
-def _cut(line: str) -> str:
-    """Cut a line of the list at a word; the whole sentence is on the code's page."""
-    return line if len(line) <= WIDEST else f"{line[: WIDEST - 2].rpartition(' ')[0]} …"
+def _beside(head: str, meaning: str) -> list[str]:
+    """Set a meaning beside its name, wrapped; below it where the screen is too narrow for two columns."""
+    width, _ = screen()
+    beside = len(head) + 2 if width - len(head) - 2 >= _NARROWEST else 6
+    text = f"{head}  {meaning}" if beside > _CODE else f"{head.rstrip()}\n{' ' * _CODE}{meaning}"
+    return [
+        part
+        for line in text.split("\n")
+        for part in textwrap.wrap(line, width, subsequent_indent=" " * beside, break_long_words=False)
+    ]
+
+
+def _reflowed(page: str, width: int) -> str:
+    """Break the paragraphs and points of a Markdown page at another width; code and tables stay as they are."""
+    blocks = re.split(r"(```.*?```)", page.rstrip(), flags=re.DOTALL)
+    return "".join(b if b.startswith("```") else _PARAGRAPH.sub(partial(_wrapped, width), b) for b in blocks)
+
+
+def _wrapped(width: int, found: re.Match[str]) -> str:
+    text = " ".join(found[0].split())
+    indent = "  " if text.startswith("* ") else ""
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _formatted(page: str) -> str:
     width, color = screen()
     if not color:
-        return page.rstrip()
+        return page.rstrip() if width >= _WRITTEN else _reflowed(page, width)
     import io
 
     from rich.console import Console

@@ -11,8 +11,6 @@ from driftscope.report.sheet import Mark, Section, Sheet, Table
 from driftscope.report.terminal import sheet as terminal
 
 TONE = {"not-applicable": "", "same": "good", "rounding": "good", "refused": "fair", "different": "bad"}
-#: Characters of a reason in the table of axes; whole ones stand in the findings and in the table of trials.
-_WHY = 66
 WORDS = {"same": "same bits", "not-applicable": "not applicable"}
 
 
@@ -63,7 +61,7 @@ def _axes(record: InvarianceReport) -> Table:
     order = list(OUTCOMES)
     rows = tuple(
         (axis, Mark(WORDS.get(outcome, outcome), TONE[outcome], tip=OUTCOMES[outcome], sort=order.index(outcome)),
-         wording.elide(wording.one_line(record.reasons.get(axis, "")), _WHY))
+         wording.one_line(record.reasons.get(axis, "")))
         for axis, outcome in record.outcomes.items()
     )  # fmt: skip
     varied = "; ".join(f"{axis}, {AXES[axis]}" for axis in record.outcomes if axis in AXES)

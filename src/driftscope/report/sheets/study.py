@@ -79,7 +79,10 @@ def render(record: StudyRecord, *, width: int = 100, color: bool = False) -> str
                            f"study {record.name}, {len(record.rows)} rows of {_extent(record)}"), limit=2)  # fmt: skip
     for shown in record.tables[:_TABLES]:
         page.blank()
-        page.lines += [*wrap(shown.title, page.width), *table(shown.columns, shown.rows, width=page.width).splitlines()]
+        page.lines += [
+            *wrap(shown.title, page.width),
+            *table(shown.columns, shown.rows, width=page.width, wrapped=True).splitlines(),
+        ]
     if record.tables:
         more = len(record.tables) - _TABLES
         page.lines += [f"and {more} more tables: -o page.html"] if more > 0 else []

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+from driftscope.records.finding import Finding
 from driftscope.records.kinds.collection import Collection
 from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.output import OutputRecord, widest_tolerance
@@ -67,11 +68,12 @@ def render(comparison: Comparison, *, width: int = 100, color: bool = False, det
     Returns
     -------
     str
-        Without a final newline. The first finding stands there whole, with its place and its fix; others as far as
-        25 lines in all hold them.
+        Without a final newline. The fix of the first finding stands below the answer, the finding itself whole
+        below the table; others as far as 25 lines in all hold them.
     """
     page = _Lines(max(width, MIN_WIDTH), color)
     page.verdict(comparison, details)
+    page.first_fix(comparison)
     page.programs(comparison)
     page.outputs(comparison.outputs, (*_COLUMNS, *_DETAILS) if details else _COLUMNS)
     tail = _Lines(page.width, color)
@@ -107,6 +109,12 @@ class _Lines(Lines):
             self.add(Text.assemble((head, STYLES[comparison.verdict]), line))
         if details and comparison.reason != comparison.answer:
             self.labelled("", wording.one_line(comparison.reason), "dim", indent=len(name) + 2)
+
+    def first_fix(self, comparison: Comparison) -> None:
+        """Append what to change, right below what is wrong; the finding further down does not say it again."""
+        leading = _leading(comparison)
+        if leading is not None:
+            self.labelled("  fix", wording.one_line(wording.fix_of(leading)), "bold", indent=7)
 
     def programs(self, comparison: Comparison) -> None:
         """Append one line for each side."""
@@ -147,7 +155,7 @@ class _Lines(Lines):
         block = _Lines(self.width, self.color)
         for finding in ordered:
             one = _Lines(self.width, self.color)
-            one.finding(finding, comparison.reason)
+            one.finding(finding, comparison.reason, fix=finding is not _leading(comparison))
             free = room - 1 - len(block.lines) - (1 if len(left) > 1 else 0)
             # The first finding is what the answer rests on: it stands there whole, however narrow the terminal is.
             if len(one.lines) > free and (block.lines or finding.note):
@@ -182,6 +190,12 @@ class _Lines(Lines):
         limits = wording.thresholds_line(comparison.thresholds, comparison.outputs)
         if limits and comparison.outputs:
             self.labelled("limits", limits, "dim")
+
+
+def _leading(comparison: Comparison) -> Finding | None:
+    """The finding that the answer rests on, if it says what to change."""
+    first = min(comparison.findings, key=wording.seriousness, default=None)
+    return None if first is None or first.note or not wording.fix_of(first) else first
 
 
 def _fitting(outputs: tuple[OutputRecord, ...], columns: list[_Column], width: int) -> list[tuple[list[_Column], int]]:

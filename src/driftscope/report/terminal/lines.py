@@ -56,17 +56,32 @@ class Lines:
             head = label if index == 0 else ""
             self.add(Text.assemble((head.ljust(column), "dim"), (line, style)))
 
-    def finding(self, finding: Finding, said: str) -> None:
-        """Append one finding, place and fix whole; ``said`` is what the first line of the answer said already."""
+    def finding(self, finding: Finding, said: str, *, fix: bool = True) -> None:
+        """Append one finding, place and fix whole.
+
+        Parameters
+        ----------
+        finding : Finding
+        said : str
+            What the first line of the answer said already.
+        fix : bool
+            False where the fix stands elsewhere.
+        """
         head = f"{finding.code} note" if finding.note else finding.code
         style = "dim" if finding.note else "bold red"
         for index, line in enumerate(wrap(wording.place(finding.where), self.width - len(head) - 1)):
             self.add(Text.assemble((head if index == 0 else " " * len(head), style), " ", line))
-        for label, text in (("what", finding.what), ("why", finding.why), ("fix", wording.fix_of(finding))):
+        advice = wording.fix_of(finding) if fix else ""
+        for label, text in (("what", finding.what), ("why", finding.why), ("fix", advice)):
             # What the first line of all says already is not said again, if anything else is left to say.
             repeated = label == "what" and text == said and (finding.why or finding.fix)
             if text and not repeated and not (finding.note and label != "what"):
                 self.labelled(f"  {label}", wording.one_line(text), indent=7, limit=MAX_LINES)
+
+
+def room(lines: int, width: int) -> int:
+    """Return how many lines of ``width`` columns hold what ``lines`` of 100 hold: text is wrapped and not cut."""
+    return max(lines, lines * 100 // max(width, MIN_WIDTH))
 
 
 def wrap(text: str, width: int) -> list[str]:

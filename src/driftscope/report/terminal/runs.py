@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from driftscope.records.runs.listing import Change, RunDifference
@@ -13,25 +14,39 @@ from driftscope.report.terminal.lines import wrap
 _MOST = 12  # changes and environment entries shown
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int = 100) -> str:
-    """Write rows under their column names, numbers on the right, cells but the first shortened to fit."""
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int = 100, wrapped: bool = False) -> str:
+    """Write rows under their column names, numbers on the right.
+
+    Parameters
+    ----------
+    columns : sequence of str
+    rows : sequence of sequence
+    width : int
+        Columns to fit.
+    wrapped : bool
+        Break cells that are too wide, the first too, over several lines. Otherwise a row is one line: its first cell
+        stays whole, because it names the row for the next command, and others are shortened.
+    """
     if not rows:
         return "no rows"
     texts = [[_text(value) for value in row] for row in rows]
     widths = [max(len(name), *(len(row[i]) for row in texts)) for i, name in enumerate(columns)]
-    # The first column names the row: shortened it would be of no use to the next command.
-    while sum(widths) + 2 * (len(widths) - 1) > width and max(widths[1:], default=0) > 8:
-        widths[widths.index(max(widths[1:]), 1)] -= 1
+    free = 0 if wrapped else 1
+    while sum(widths) + 2 * (len(widths) - 1) > width and max(widths[free:], default=0) > 8:
+        widths[widths.index(max(widths[free:]), free)] -= 1
     right = [all(isinstance(row[i], (int, float, type(None))) for row in rows) for i in range(len(columns))]
 
-    def line(cells: Sequence[str]) -> str:
-        placed = [
-            wording.elide(cell, size).rjust(size) if number else wording.elide(cell, size).ljust(size)
-            for cell, size, number in zip(cells, widths, right, strict=True)
-        ]
-        return "  ".join(placed).rstrip()
+    def lines(cells: Sequence[str]) -> list[str]:
+        sized = zip(cells, widths, strict=True)
+        parts = [wrap(cell, size) if wrapped else [wording.elide(cell, size)] for cell, size in sized]
+        return ["  ".join(map(_placed, row, widths, right)).rstrip() for row in zip_longest(*parts, fillvalue="")]
 
-    return "\n".join([line(list(columns)), line(["-" * size for size in widths]), *map(line, texts)])
+    drawn = [lines(list(columns)), lines(["-" * size for size in widths]), *map(lines, texts)]
+    return "\n".join(line for row in drawn for line in row)
+
+
+def _placed(cell: str, size: int, number: bool) -> str:
+    return cell.rjust(size) if number else cell.ljust(size)
 
 
 def listing(listed: Sequence[Mapping[str, Any]], store: str, *, width: int = 100) -> str:
@@ -65,7 +80,8 @@ def difference(found: RunDifference, *, width: int = 100) -> str:
         )  # fmt: skip
     for title, changes in (("changed class", found.changed), ("other numbers", found.moved)):
         if changes:
-            lines += ["", title, *(f"  {wording.elide(_change(c), width - 2)}" for c in changes[:_MOST])]
+            lines += ["", title]
+            lines += [f"  {line}" for c in changes[:_MOST] for line in wrap(_change(c), width - 2)]
             lines += [f"  and {len(changes) - _MOST} more: --json has all"] if len(changes) > _MOST else []
     for title, places in ((f"only in {found.a}", found.only_a), (f"only in {found.b}", found.only_b)):
         if places:
@@ -87,7 +103,7 @@ def _environment(entries: Mapping[str, tuple[str, str]], width: int) -> list[str
         return ["environment: the same"]
     lines = [f"environment: {'1 entry differs' if len(entries) == 1 else f'{len(entries)} entries differ'}"]
     for name, (before, after) in list(entries.items())[:_MOST]:
-        lines.append("  " + wording.elide(f"{name}: {before or 'absent'} -> {after or 'absent'}", width - 2))
+        lines += [f"  {part}" for part in wrap(f"{name}: {before or 'absent'} -> {after or 'absent'}", width - 2)]
     if len(entries) > _MOST:
         lines.append(f"  and {len(entries) - _MOST} more: --json has all")
     return lines

@@ -7,7 +7,7 @@ from rich.text import Text
 from driftscope.records.kinds.shape_report import ShapeRecord
 from driftscope.report import wording
 from driftscope.report.sheets import shapes
-from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, wrap
+from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, room, wrap
 from driftscope.report.terminal.sheet import STYLES
 
 #: outcome -> what stands for it in the small picture
@@ -37,6 +37,7 @@ def render(record: ShapeRecord, *, width: int = 100, color: bool = False, lines:
     lines : int
         At most this many, without a final newline.
     """
+    lines = room(lines, width)
     page = Lines(max(width, MIN_WIDTH), color)
     tone = shapes.tone_of(record)
     headline = shapes.headline_of(record)
@@ -55,7 +56,7 @@ def render(record: ShapeRecord, *, width: int = 100, color: bool = False, lines:
 
 def _targets(page: Lines, record: ShapeRecord) -> None:
     for label, right, rest in shapes.figures_of(record)[1:]:
-        page.add(Text(f"  {label}: {right}, {rest}"), limit=1)
+        page.paragraph(f"{label}: {right}, {rest}", "", indent=2)
 
 
 def _findings(page: Lines, record: ShapeRecord, lines: int) -> int:
@@ -86,10 +87,10 @@ def _picture(page: Lines, record: ShapeRecord, lines: int) -> None:
         page.add(Text(line, "bold"), limit=1)
     shown = {mark.text for squares in grid.squares for mark in squares}
     legend = "; ".join(f"{_LETTERS[text]} {words}" for text, words in _MEANINGS.items() if text in shown)
-    room = min(lines - len(page.lines) - 3 - len(legend) // page.width, _ROWS)
+    height = min(lines - len(page.lines) - 3 - len(legend) // page.width, _ROWS)
     if len(grid.columns) > 1:
         page.add(Text("".join([" " * 6, *(f"{name:>4}" for name in grid.columns)]), "dim"), limit=1)
-    for name, squares in list(zip(grid.rows, grid.squares, strict=True))[:room]:
+    for name, squares in list(zip(grid.rows, grid.squares, strict=True))[:height]:
         drawn = Text(f"{name:>6}")
         for mark in squares:
             drawn.append(f"{_LETTERS.get(mark.text, mark.text[:1]):>4}", STYLES[mark.tone])
@@ -103,7 +104,7 @@ def _relations(page: Lines, record: ShapeRecord) -> None:
     unchecked = [r for r in record.relations if not r.enforced and r.kind != "range"][: _RELATIONS - len(shown)]
     shown += [wording.one_line(relation.text) for relation in unchecked]
     if shown:
-        page.labelled("  relations", "; ".join(shown), indent=13, limit=3)
+        page.labelled("  relations", "; ".join(shown), indent=13, limit=room(3, page.width))
 
 
 def _spec(page: Lines, record: ShapeRecord, lines: int) -> None:

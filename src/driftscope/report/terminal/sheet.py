@@ -11,9 +11,12 @@ from driftscope.records.finding import Finding
 from driftscope.report import wording
 from driftscope.report.pages import sheet_view
 from driftscope.report.sheet import HeatMap, Listing, Mark, Picture, Points, Section, Sheet, Table
-from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, shorten, wrap
+from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, room, shorten, wrap
 
 STYLES = {"good": "bold green", "fair": "bold yellow", "bad": "bold red", "unsure": "bold magenta", "": ""}
+_LONGEST_NAME = 18  # of a cell that is kept on one line
+_LONGEST_CELL = 160
+_MOST_REMARK = 3  # lines of a title, a figure, or what is said to be elsewhere
 _FEWEST_ROWS = 3  # of a section; where fewer fit it is left to the page
 
 
@@ -28,30 +31,32 @@ def render(sheet: Sheet, *, width: int = 100, color: bool = False, lines: int = 
     color : bool
         Whether to use ANSI colours.
     lines : int
-        At most this many, without a final newline; what does not fit is on the page and in the record.
+        At most about this many at 100 columns and more where it is narrower, because lines are wrapped and not cut;
+        without a final newline. What does not fit is on the page and in the record.
     """
+    lines = room(lines, width)
     page = Lines(max(width, MIN_WIDTH), color)
     _answer(page, sheet)
     left = _findings(page, sheet.findings, lines, sheet.reason)
     hidden = [s.title for s in sheet.sections if not _section(page, s, lines)]
     more = [wording.counted(left, "finding")] if left else []
     more += [f"\u201c{wording.one_line(title)}\u201d" for title in hidden]
+    tail = Lines(page.width, color)
     if more:
-        page.add(Text(wording.elide(f"more: {', '.join(more)}: see --json or -o page.html", page.width), "dim"))
-    return "\n".join(page.lines[:lines])
+        tail.paragraph(f"more: {', '.join(more)}: see --json or -o page.html", "dim", limit=_MOST_REMARK)
+    return "\n".join([*page.lines[: lines - len(tail.lines)], *tail.lines])
 
 
 def _answer(page: Lines, sheet: Sheet) -> None:
     headline = wording.one_line(sheet.headline)
-    reason = shorten(wording.one_line(sheet.reason), page.width - 14, 3)
+    reason = shorten(wording.one_line(sheet.reason), page.width - 14, room(3, page.width))
     for index, line in enumerate(wrap(reason, max(page.width - len(headline) - 2, 20))):
         head = f"{headline}: " if index == 0 else " " * (len(headline) + 2)
         page.add(Text.assemble((head, STYLES[sheet.tone]), line))
-    page.add(Text(f"  {wording.elide(wording.one_line(sheet.title), page.width - 2)}", "dim"))
+    page.paragraph(wording.one_line(sheet.title), "dim", indent=2, limit=_MOST_REMARK)
     for label, value, remark in sheet.figures[:4]:
-        page.add(
-            Text(f"  {wording.one_line(label)}: {wording.one_line(value)}{_remark(wording.one_line(remark))}"), limit=1
-        )
+        told = f"{wording.one_line(label)}: {wording.one_line(value)}{_remark(wording.one_line(remark))}"
+        page.paragraph(told, "", indent=2, limit=_MOST_REMARK)
 
 
 def _remark(text: str) -> str:
@@ -76,37 +81,40 @@ def _findings(page: Lines, findings: Sequence[Finding], lines: int, said: str) -
 
 def _section(page: Lines, section: Section, lines: int) -> bool:
     """Append a section if at least its beginning fits, and say whether it stands there whole."""
-    room = lines - len(page.lines) - 3  # a blank line, its title, and the line that says what is left out
-    if isinstance(section, Picture) or room < min(_FEWEST_ROWS, _height(section)):
+    free = lines - len(page.lines) - 3  # a blank line, its title, and the line that says what is left out
+    if isinstance(section, Picture) or free < min(_FEWEST_ROWS, _height(section)):
         return False
     page.blank()
     page.add(Text(wording.one_line(section.title), "bold"), limit=1)
     if isinstance(section, Listing):
         drawn = wording.clean(section.text).split("\n")
-        page.lines.extend(f"  {wording.elide(line, page.width - 2)}".rstrip() for line in drawn[:room])
-        return len(drawn) <= room
+        # Code is pasted and drawings are looked at: a terminal that is too narrow breaks their lines itself.
+        page.lines.extend(f"  {line}".rstrip() for line in drawn[:free])
+        return len(drawn) <= free
     if isinstance(section, Points):
-        return _points(page, section, room)
+        return _points(page, section, free)
     heads, rows = _cells(section)
     columns = Columns(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for index, head in enumerate(heads):
-        columns.add_column(head, no_wrap=True, overflow="ellipsis", ratio=None, min_width=4 if index else 8)
-    shown = rows[: max(room - 1, 1)]
+        # Sentences are wrapped; a number or a name is not.
+        prose = max((len(row[index][0]) for row in rows), default=0) > _LONGEST_NAME
+        columns.add_column(head, no_wrap=not prose, overflow="fold", min_width=4 if index else 8)
+    shown = rows[: max(free - 1, 1)]
     for row in shown:
-        columns.add_row(*(Text(text, STYLES[tone]) for text, tone in row))
-    page.add(columns, limit=room)
+        columns.add_row(*(Text(wording.elide(text, _LONGEST_CELL), STYLES[tone]) for text, tone in row))
+    page.add(columns, limit=None)
     if isinstance(section, HeatMap) and section.legend:
         page.paragraph("; ".join(wording.one_line(words) for _, words in section.legend), "dim", indent=2)
     return len(shown) == len(rows)
 
 
-def _points(page: Lines, section: Points, room: int) -> bool:
-    """Append as many sentences as ``room`` holds whole."""
+def _points(page: Lines, section: Points, free: int) -> bool:
+    """Append as many sentences as ``free`` lines hold whole."""
     for item in section.items:
         drawn = wrap(wording.one_line(item), page.width - 4)
-        if len(drawn) > room:
+        if len(drawn) > free:
             return False
-        room -= len(drawn)
+        free -= len(drawn)
         page.lines += [f"  {'·' if index == 0 else ' '} {line}" for index, line in enumerate(drawn)]
     return True
 

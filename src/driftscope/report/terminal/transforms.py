@@ -10,7 +10,7 @@ from driftscope.records.finding import Finding
 from driftscope.records.kinds.transform_report import OUTCOMES, TransformFinding, TransformReport
 from driftscope.records.verdict import FailOn
 from driftscope.report import wording
-from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines
+from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, room
 from driftscope.report.terminal.sheet import STYLES
 
 TONE = {
@@ -37,10 +37,11 @@ def render(record: TransformReport, *, width: int = 100, color: bool = False, li
     lines : int
         At most this many, without a final newline.
     """
+    lines = room(lines, width)
     page = Lines(max(width, MIN_WIDTH), color)
     tone, headline, reason = verdict_of(record)
     page.add(Text.assemble((f"{headline}: ", STYLES[tone]), reason))
-    page.add(Text(f"  {wording.elide(wording.one_line(record.function), page.width - 2)}", "dim"))
+    page.paragraph(wording.one_line(record.function), "dim", indent=2)
     for outcome, names in by_outcome(record):
         page.labelled(f"  {outcome}", " ".join(names), STYLES[TONE[outcome]], indent=20)
     left = _findings(page, record.findings, lines - 1)
@@ -123,15 +124,14 @@ def _findings(page: Lines, findings: Sequence[TransformFinding], lines: int) -> 
 
 def _finding(page: Lines, finding: TransformFinding) -> None:
     head = f"{finding.code} note" if finding.note else finding.code
-    place = wording.elide(wording.place(finding.where), page.width - len(head) - 1)
-    page.add(Text.assemble((head, "dim" if finding.note else "bold red"), f" {place}"))
+    page.labelled(head, wording.place(finding.where), indent=len(head) + 1)
     under = ", ".join(finding.transforms or ((finding.transform,) if finding.transform else ()))
     at = finding.where.expression or ""
     told = [("at", at), ("under", under), ("what", finding.what), ("why", finding.why), ("fix", fix_words(finding))]
     for label, text in told:
         if text and not (finding.note and label in ("why", "under")):
             # The place and the fix are always whole: they are what is acted on.
-            limit = {"at": None, "fix": None}.get(label, 3)
+            limit = {"at": None, "fix": None}.get(label, room(3, page.width))
             page.labelled(f"  {label}", wording.one_line(text), indent=9, limit=limit)
 
 
