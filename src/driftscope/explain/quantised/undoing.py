@@ -20,7 +20,7 @@ from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
-from driftscope.explain.quantised.weights import Graph, Quantised
+from driftscope.explain.quantised.weights import PASSING, Graph, Quantised
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.certify import OutputPairing, reconcile
 from driftscope.lift.reconcile.folds import folded_values
@@ -31,11 +31,6 @@ from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.answer import share
 
 _INTEGERS = frozenset({"DequantizeLinear", "MatMulInteger", "ConvInteger", "MatMulNBits"}) | OPERATORS
-# Operators that move integers or choose among them: quantised values pass through.
-_PASSING = frozenset({
-    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Gather", "Slice", "Identity", "Split",
-    "Expand", "Pad",
-})  # fmt: skip
 # Layers whose cost is measured one by one, and that are named.
 _MEASURED, _NAMED = 48, 3
 
@@ -79,6 +74,7 @@ class _Undone:
         """The nodes that take the place of the one that reads a quantised weight."""
         node = weight.node
         if node.op_type == "DequantizeLinear":
+            name = name if weight.mover is None else node.input[0]
             return [helper.make_node("Identity", [name], [node.output[0]], node.name)]
         if node.op_type == "MatMulNBits":
             bias = node.input[5] if len(node.input) > 5 else ""
@@ -211,12 +207,18 @@ class _QuantisedSide:
             undone.put(f"undone.{k}", exact)
         scaled = {m.output[0]: node for w, _, _ in matched for node in [w.node]
                   if node.op_type.endswith("Integer") for m in [self.graph.scale_of(node)[1]]}  # type: ignore[index]  # fmt: skip
+        moved = {id(w.mover): f"undone.{k}" for k, (w, _, _) in enumerate(matched) if w.mover is not None}
         nodes: list[onnx.NodeProto] = []
         pairs = [(node, self._quantiser(node)) for node in self.source.model.graph.node]
         back, there = {id(node) for node, q in pairs if q is not None}, {id(q) for _, q in pairs if q is not None}
         for node in self.source.model.graph.node:
             if id(node) in places:
                 nodes += undone.node(*places[id(node)])
+            elif id(node) in moved:
+                mover = onnx.NodeProto()
+                mover.CopyFrom(node)
+                mover.input[0] = moved[id(node)]
+                nodes.append(mover)
             elif id(node) in there:
                 kind = "Relu" if self._starts_at_zero(node) else "Identity"
                 nodes.append(helper.make_node(kind, [node.input[0]], [node.output[0]], node.name))
@@ -237,7 +239,7 @@ class _QuantisedSide:
     def _quantiser(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
         """The QuantizeLinear that a DequantizeLinear undoes, through what only moves integers."""
         before = self.graph.made.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
-        while before is not None and before.op_type in _PASSING:
+        while before is not None and before.op_type in PASSING:
             before = self.graph.made.get(before.input[0])
         return before if before is not None and before.op_type == "QuantizeLinear" else None
 

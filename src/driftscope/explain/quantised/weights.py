@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,11 @@ _SATURATED = 1.0
 _HALF = 0.5 * (1.0 + 1e-4)
 #: What was quantised was stored in float32, a fold rounded twice: steps of an int32 bias may be nearly as small.
 _STORED = 2.0**-22
+#: Operators that move integers or choose among them: quantised values pass through.
+PASSING = frozenset({
+    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Gather", "Slice", "Identity", "Split",
+    "Expand", "Pad",
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,9 @@ class Quantised:
         The scale.
     edge : Tensor of bool, the shape of ``value``
         Where the integer is the smallest or largest.
+    mover : onnx.NodeProto or None
+        The node that reads the stored integers, where they are moved or chosen from (an embedding) before ``node``
+        dequantises them.
     """
 
     name: str
@@ -43,6 +52,7 @@ class Quantised:
     value: torch.Tensor
     step: torch.Tensor
     edge: torch.Tensor
+    mover: onnx.NodeProto | None = None
 
     def rounds(self, exact: torch.Tensor) -> bool:
         """Whether these integers are ``exact``, divided by the scale and rounded to nearest."""
@@ -111,8 +121,8 @@ class Graph:
     def weights(self, nodes: Sequence[onnx.NodeProto]) -> Iterator[Quantised]:
         """Every quantised weight whose integers are stored."""
         for node in nodes:
-            if node.op_type == "DequantizeLinear" and node.input[0] in self.stored:
-                yield self._dequantised(node)
+            if node.op_type == "DequantizeLinear":
+                yield from self._dequantised(node)
             elif node.op_type in ("MatMulInteger", "ConvInteger") and node.input[1] in self.stored:
                 found = self._integer(node)
                 if found is not None:
@@ -120,10 +130,19 @@ class Graph:
             elif node.op_type == "MatMulNBits" and node.input[1] in self.stored:
                 yield self._bits(node)
 
-    def _dequantised(self, node: onnx.NodeProto) -> Quantised:
+    def _dequantised(self, node: onnx.NodeProto) -> Iterator[Quantised]:
         axis = _integer_of(node, "axis", 1)
+        mover, name = None, node.input[0]
+        while name in self.made and self.made[name].op_type in PASSING:
+            mover = self.made[name]
+            name = mover.input[0]
+        integers, scale = self.array(name), self.array(node.input[1])
+        # A scale for every channel holds for the layout in which the operator sees them.
+        if integers is None or scale is None or (mover is not None and scale.size > 1):
+            return
         zero = self.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        return _quantised(node.output[0], node, self.array(node.input[0]), self.array(node.input[1]), zero, axis)  # type: ignore[arg-type]
+        weight = _quantised(node.output[0], node, integers, scale, zero, axis)
+        yield dataclasses.replace(weight, mover=mover)
 
     def scale_of(self, node: onnx.NodeProto) -> tuple[str, onnx.NodeProto] | None:
         """The stored scale of an integer product, and the multiplication that applies both scales."""
@@ -187,8 +206,9 @@ def _quantised(
     whole = np.issubdtype(integers.dtype, np.integer)
     low, high = (np.iinfo(integers.dtype).min, np.iinfo(integers.dtype).max) if whole else (-np.inf, np.inf)
     edge = (wide <= low) | (wide >= high)
-    step = np.broadcast_to(steps, wide.shape).copy()
-    return Quantised(name, node, torch.from_numpy(value), torch.from_numpy(step), torch.from_numpy(edge))
+    step = np.broadcast_to(steps, wide.shape)
+    # One number alone (a stored scalar, quantised) is no array after arithmetic.
+    return Quantised(name, node, *(torch.from_numpy(np.array(x)).reshape(wide.shape) for x in (value, step, edge)))
 
 
 def _integer_of(node: onnx.NodeProto, name: str, default: int) -> int:
