@@ -225,3 +225,74 @@ def test_a_quantised_fold_of_a_batch_norm_is_the_same_model_and_of_another_epsil
     assert "quantised weights" in found.reason
     norm.eps = 0.1
     assert ds.compare(module, str(tmp_path / "q.onnx"), x).verdict is Verdict.DIFFERENT
+
+
+class Looked(nn.Module):
+    """An embedding, whose integers are chosen from before they are dequantised, and a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.out = nn.Embedding(20, 32), nn.Linear(32, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.out(self.table(ids) * 0.7)
+
+
+def test_a_quantised_embedding_is_undone_and_one_with_a_wrong_scale_is_different(tmp_path: Path):
+    module, ids = Looked().eval(), torch.randint(0, 20, (3, 5), generator=torch.Generator().manual_seed(1))
+    plain, small = str(tmp_path / "plain.onnx"), str(tmp_path / "small.onnx")
+    torch.onnx.export(module, (ids,), plain, verbose=False, dynamo=False)
+    quantize_dynamic(plain, small, weight_type=QuantType.QInt8, reduce_range=True)
+    assert {"Gather", "DequantizeLinear"} <= {n.op_type for n in onnx.load(small).graph.node}
+    wrong = spoiled(small, "table.weight_scale", lambda s: np.asarray(s * 1.1, s.dtype))
+    for file, expected in ((small, (Verdict.PRECISION, "W013")), (wrong, (Verdict.DIFFERENT, "W012"))):
+        for pair in ((module, file), (file, module)):
+            c = ds.compare(*pair, (ids,))
+            assert (c.verdict, c.first.code) == expected, c.reason
+
+
+def test_a_quantised_scalar_is_a_weight_like_any_other(tmp_path: Path):
+    scale = numpy_helper.from_array(np.float32(0.7 / 127), "s")
+    whole, zero = (numpy_helper.from_array(np.int8(v), n) for v, n in ((127, "q"), (0, "z")))
+    given, made = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [4]) for n in "xy")
+    nodes = [helper.make_node("DequantizeLinear", ["q", "s", "z"], ["c"]), helper.make_node("Mul", ["x", "c"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [given], [made], [scale, whole, zero])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    x = torch.randn(4, generator=torch.Generator().manual_seed(1))
+    factor = torch.tensor([0.7])
+    for pair in ((lambda x: x * factor, model), (model, lambda x: x * factor)):
+        assert ds.compare(*pair, x).verdict is not Verdict.DIFFERENT
+    assert ds.compare(lambda x: x * (factor + 0.1), model, x).verdict is Verdict.DIFFERENT
+
+
+def _packed(factor: float = 1.0) -> tuple[nn.Module, nn.Module]:
+    """An MLP and its dynamic int8 copy by torch; the scale of its last layer times ``factor``."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16)).eval()
+    small = torch.ao.quantization.quantize_dynamic(module, {nn.Linear}, dtype=torch.qint8)
+    weight, bias = small[2].weight(), small[2].bias()
+    scale = weight.q_scale() * factor
+    small[2].set_weight_bias(torch._make_per_tensor_quantized_tensor(weight.int_repr(), scale, 0), bias)
+    return module, small
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_dynamic_int8_by_torch_is_precision_and_with_a_wrong_scale_different():
+    x = torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
+    module, small = _packed()
+    for pair, side in (((module, small), "B"), ((small, module), "A")):
+        c = ds.compare(*pair, x)
+        assert (c.verdict, c.first.code) == (ds.Verdict.PRECISION, "W013"), c.reason
+        assert c.first.what.startswith(f"{side} is ")
+        layers = c.first.evidence["replay"]["layers"]
+        assert {row["weight"] for row in layers} == {"0.weight", "2.weight"}
+        assert all(0 < row["output"] < 0.1 for row in layers)
+    module, wrong = _packed(1.1)
+    for pair in ((module, wrong), (wrong, module)):
+        c = ds.compare(*pair, x)
+        assert c.verdict is ds.Verdict.DIFFERENT
+        # One finding, tried: the layer whose numbers are right is not accused of its quantisation.
+        assert [(f.code, f.verified) for f in c.findings if not f.note] == [("W012", True)]
+        assert "its scale is" in c.first.what
+        assert "2.weight" in c.first.what

@@ -125,20 +125,50 @@ class _Narrow(torch.nn.Module):
         return self.out(self.conv(x).mean((2, 3)))
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "words"),
-    [
-        (None, torch.float8_e4m3fn, "rounded to float8_e4m3fn"),
-        (torch.float8_e4m3fn, None, "before it was rounded to float8_e4m3fn in the reference"),
-    ],
-)
-def test_weights_of_few_numbers_rounded_on_a_side_are_named_and_tried(a, b, words):
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16])
+def test_weights_rounded_in_place_are_precision_either_way_and_one_that_is_not_is_different(dtype):
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-    found = ds.compare(_Narrow(a), _Narrow(b), (x,))
-    wrong = [f for f in found.findings if not f.note]
-    assert {f.code for f in wrong} == {"W007"}
-    assert all(words in f.what and f.verified for f in wrong)
-    assert {f.evidence["weight"] for f in wrong} == {"conv.weight", "conv.bias", "out.weight", "out.bias"}
+    for pair, side in (((_Narrow(), _Narrow(dtype)), "B"), ((_Narrow(dtype), _Narrow()), "A")):
+        found = ds.compare(*pair, (x,))
+        assert (found.verdict, found.first.code) == (ds.Verdict.PRECISION, "W007"), found.reason
+        assert found.first.what.startswith(f"{side} is ")
+        assert f"rounded to {str(dtype).removeprefix('torch.')}" in found.first.what
+        rows = found.first.evidence["replay"]["layers"]
+        assert {row["weight"] for row in rows} == {"conv.weight", "conv.bias", "out.weight", "out.bias"}
+    wrong = _Narrow(dtype)
+    with torch.no_grad():
+        wrong.out.weight[2, 3] += 0.25
+    for pair in ((_Narrow(), wrong), (wrong, _Narrow())):
+        assert ds.compare(*pair, (x,)).verdict is ds.Verdict.DIFFERENT
+
+
+class _Stored(torch.nn.Module):
+    """A layer that keeps its weight in float8 and multiplies in float32."""
+
+    def __init__(self, layer: torch.nn.Linear, dtype: torch.dtype):
+        super().__init__()
+        self.register_buffer("kept", layer.weight.detach().to(dtype))
+        self.register_buffer("bias", layer.bias.detach())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.kept.float(), self.bias)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_weights_stored_in_float8_are_precision_either_way_and_one_that_is_not_is_different(dtype):
+    torch.manual_seed(0)
+    one, other = torch.nn.Linear(16, 32), torch.nn.Linear(32, 8)
+    plain, small = (torch.nn.Sequential(a, torch.nn.ReLU(), b)
+                    for a, b in ((one, other), (_Stored(one, dtype), _Stored(other, dtype))))  # fmt: skip
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    for pair, side in (((plain, small), "B"), ((small, plain), "A")):
+        found = ds.compare(*pair, (x,))
+        assert found.verdict is ds.Verdict.PRECISION, found.reason
+        assert str(dtype).removeprefix("torch.") in found.reason
+        assert f"in {side}" in found.reason
+    small[2].kept.view(torch.uint8)[2, 3] += 8
+    for pair in ((plain, small), (small, plain)):
+        assert ds.compare(*pair, (x,)).verdict is ds.Verdict.DIFFERENT
 
 
 class Classifier(torch.nn.Module):

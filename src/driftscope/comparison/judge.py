@@ -57,6 +57,8 @@ class OutputEvidence:
         Kernels that are further off by an approximation or a cancellation of their own, which is not all of the drift.
     quantised : str
         In words where one side is the other with its weights quantised, and nothing else; empty otherwise.
+    quantised_code : str
+        The finding that it amounts to: W013, or W007 where numbers were rounded in place.
     consistent : str
         A declared narrower format in which B rounds, which fits in size but whose replay does not predict the drift.
     random : str
@@ -83,6 +85,7 @@ class OutputEvidence:
     within: bool = False
     beside: str = ""
     quantised: str = ""
+    quantised_code: str = "W013"
     consistent: str = ""
     random: str = ""
     formats: tuple[str, str] = ("", "")
@@ -179,11 +182,7 @@ def _reference_not_lifted(e: OutputEvidence, t: Thresholds) -> Judgement | None:
 def _quantisation(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     if not e.quantised or e.delta is None or e.delta.value <= e.delta.limit:
         return None
-    return Judgement(
-        Verdict.PRECISION,
-        e.quantised,
-        "W013",
-    )
+    return Judgement(Verdict.PRECISION, e.quantised, e.quantised_code)
 
 
 def _function(e: OutputEvidence, t: Thresholds) -> Judgement | None:

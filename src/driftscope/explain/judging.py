@@ -30,6 +30,8 @@ from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
 from driftscope.explain.native.overflow import explaining_overflow
 from driftscope.explain.native.ranges import first_overflow
 from driftscope.explain.native.replays import DECLARED, reproduce
+from driftscope.explain.quantised.packed import packed_quantisation
+from driftscope.explain.quantised.rounded import rounded_weights
 from driftscope.explain.quantised.running import QuantisedRun
 from driftscope.explain.quantised.undoing import quantisation_of
 from driftscope.lift.evidence import Evidence, reached_by_noise
@@ -233,12 +235,14 @@ def _quantised(results: Results, evidence: Evidence, measured: Sequence[Measured
     parted = [m for m in measured if m.pair is not None and not same_function(evidence, m.pair)]
     if not parted or results.kernels is None:
         return []
-    found = quantisation_of(results.kernels.bounds, evidence)
+    found = quantisation_of(results.kernels.bounds, evidence) or packed_quantisation(evidence)
+    found = found or rounded_weights(evidence)
     if found is None:
         return []
     run = QuantisedRun(found.side, evidence)
     for m in parted if found.words else ():
         m.quantised = f"{found.words}; {run.words(m.pair, native_values(results, m.leaf))}"  # type: ignore[arg-type]
+        m.quantised_code = found.code
         evidence.replays[str(m.leaf.path)] = {"kind": "quantised", "side": found.side, "layers": list(found.layers)}
     return [*found.wrong, *run.findings()]
 
@@ -265,6 +269,7 @@ def _evidence(results: Results, evidence: Evidence, m: Measured) -> OutputEviden
         replay=m.replay,
         kernels=m.kernels,
         quantised=m.quantised,
+        quantised_code=m.quantised_code,
         within=m.within,
         beside=m.beside,
         consistent=m.consistent,

@@ -63,6 +63,7 @@ class Measured:
     within: bool = False
     beside: str = ""
     quantised: str = ""
+    quantised_code: str = "W013"
     consistent: str = ""
     narrowed: tuple[str, str] = ("", "")
     overflow: str = ""

@@ -83,6 +83,10 @@ _ADVICE = {
         "The inputs do not reach the part in which the two functions differ, or rounding hides it.",
         "Compare on inputs from the real distribution before relying on it.",
     ),
+    "W007": (
+        "Every element of these tensors is the other side's, rounded once; with its numbers nothing else differs.",
+        "If the rounding is meant, accept it with this error; else load the weights from the full-precision file.",
+    ),
     "W013": (
         "Each integer is the other side's weight divided by its scale, rounded to nearest.",
         "Keep the dearest layers in float, or give them a scale per channel or smaller blocks, if this is too much.",
@@ -190,12 +194,15 @@ def _loss_notes(evidence: Evidence) -> list[Finding]:
 
 
 # What was noticed before any number was computed is often the cause of what the numbers say.
-_CAUSES = ("R001", "R002", "O003", "O004", "O005", "O013")
+_CAUSES = ("R001", "R002", "O003", "O004", "O005", "O013", "W012")
 
 
 def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Findings before notes, each once; causes seen beforehand first, then those with a place inside the graph."""
     distinct = list({(f.code, f.what, f.where): f for f in findings}.values())
+    if any(f.code == "W012" and f.verified for f in distinct):
+        # Where nothing but those numbers is wrong, other places show what they and honest quantisation do downstream.
+        distinct = [f for f in distinct if f.code != "N001"]
     # A weight that is not the reference's is a cause; what it does downstream is not.
     return tuple(
         sorted(distinct, key=lambda f: (f.note, f.code not in _CAUSES, f.where.node is None, f.code[0] not in "WN"))

@@ -8,6 +8,8 @@ import torch
 
 from driftscope.lift.reconcile.matching import narrower, ulp
 
+#: How the words begin where it is the reference that was rounded.
+REFERENCE_ROUNDED = "before it was"
 _NARROW_FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 # Share of elements up to which they are counted, and indices along an axis up to which they are listed.
 _FEW = 0.05
@@ -44,7 +46,7 @@ def alteration_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) ->
         return Alteration("W007", rounded)
     wider = _rounded(exact, value, fmt)
     if wider:
-        return Alteration("W007", f"before it was {wider} in the reference")
+        return Alteration("W007", f"{REFERENCE_ROUNDED} {wider} in the reference")
     if _reordered(value, exact, fmt):
         return _order(value, exact)
     return _changed(value, exact)

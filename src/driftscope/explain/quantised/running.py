@@ -51,11 +51,11 @@ class QuantisedRun:
         sides, places = (self.evidence.a, self.evidence.b), self.evidence.pairs[pair]
         exact, other = (sides[i].clean[places[i]].value for i in (k, 1 - k))
         if exact is None or other is None:
-            return "its error with everything quantised could not be measured"
+            return "the error of all of them could not be measured"
         size = rms(finite(other)) or math.inf
         ran = native[k].to(exact)
         promised, off, added = (rms(finite(d)) / size for d in (exact - other, ran - other, ran - exact))
-        words = f"with everything quantised the output is off by {share(off)}"
+        words = f"with all of them the output is off by {share(off)}"
         if added <= _MATERIAL * promised:
             return words
         again = self._saturating[places[k]].value

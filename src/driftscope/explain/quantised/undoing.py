@@ -6,6 +6,7 @@ quantisation, and what it costs can be said layer by layer.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,19 +21,19 @@ from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
-from driftscope.explain.quantised.weights import PASSING, Graph, Quantised
+from driftscope.explain.quantised.weights import PASSING, Graph, Grid, Quantised
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.certify import OutputPairing, reconcile
 from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.sources import lift_source
-from driftscope.lift.steps import Lifted, Origin
+from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 from driftscope.programs.protocol import Bound, OnnxSource
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.answer import share
 
 _INTEGERS = frozenset({"DequantizeLinear", "MatMulInteger", "ConvInteger", "MatMulNBits"}) | OPERATORS
 # Layers whose cost is measured one by one, and that are named.
-_MEASURED, _NAMED = 48, 3
+MEASURED, _NAMED = 48, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Quantisation:
     side : str
     words : str
         One sentence for the verdict; empty where the integers are not the other side's weights.
+    code : str
+        Of the finding: W013 for integers, W007 for numbers that were rounded in place.
     layers : sequence of dict
         Per weight: its name, the reference's name, its own relative error, and the error it alone makes at the
         outputs; the dearest first.
@@ -55,6 +58,84 @@ class Quantisation:
     words: str = ""
     layers: Sequence[Mapping[str, Any]] = ()
     wrong: Sequence[Finding] = ()
+    code: str = "W013"
+
+
+def as_quantised(side: str, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Quantisation:
+    """Say that a side is the other one with its weights rounded to integers, and where that costs most."""
+    layers, dear = _dearest(rows)
+    other = "A" if side == "B" else "B"
+    number = f"{len(names)} integer tensors are {other}'s weights" if len(names) > 1 else f"{names[0]} is {other}'s"
+    words = (
+        f"{side} is {other} with quantised weights: {number}, rounded, and without the quantisation the two are the "
+        f"same function. Each alone costs most at {dear}"
+    )
+    return Quantisation(side, words, layers)
+
+
+def as_rounded(side: str, how: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Quantisation:
+    """Say that a side is the other one with its weights rounded in place, and where that costs most."""
+    layers, dear = _dearest(rows)
+    other = "A" if side == "B" else "B"
+    number = f"{len(how)} of its tensors are {other}'s weights" if len(how) > 1 else f"one tensor is {other}'s weight"
+    words = (
+        f"{side} is {other} with weights {' and '.join(dict.fromkeys(how))}: {number}, and with {other}'s numbers in "
+        f"them the two are the same function. Each alone costs most at {dear}"
+    )
+    return Quantisation(side, words, layers, code="W007")
+
+
+def _dearest(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
+    layers = sorted(rows, key=lambda row: -float(row["output"]))
+    return layers, ", ".join(f"{layer['weight']} ({share(layer['output'])})" for layer in layers[:_NAMED])
+
+
+def wrong_weight(weight: Grid, name: str, exact: torch.Tensor, where: Where) -> Finding:
+    """Say that integers are not those of the weight that they should stand for."""
+    off = (weight.value - exact).abs() / weight.step
+    why = weight.instead(exact)
+    cause = why or f"its integers are up to {float(off.max()):.3g} steps from that weight, divided by the scale"
+    return Finding(
+        "W012",
+        f"{weight.name} is not {name} quantised: {cause}",
+        "Rounding to nearest is at most half a step off.",
+        f"Quantise {name} again and store integers, scale and zero point together.",
+        where,
+        {"weight": weight.name, "reference": name, "steps": float(off.max()), "cause": cause},
+    )
+
+
+def tried(wrong: Sequence[Finding], same: bool) -> list[Finding]:
+    """Findings about wrong numbers, as verified where everything else is the other side's function."""
+    return [dataclasses.replace(f, verified=True) for f in wrong] if same else list(wrong)
+
+
+def cost_of(
+    weight: Grid, name: str, exact: torch.Tensor, clean: Sequence[LiftedOutput], moved: Sequence[LiftedOutput]
+) -> dict[str, Any]:
+    """What one weight's rounding alone does to the outputs, relative."""
+    shares = [
+        rms(finite(m.value - c.value)) / (rms(finite(c.value)) or math.inf)
+        for m, c in zip(moved, clean, strict=True)
+        if m.value is not None and c.value is not None and c.value.is_floating_point()
+    ]
+    own = rms(weight.value - exact) / (rms(exact) or math.inf)
+    return {"weight": name, "node": weight.name, "error": own, "output": max(shares, default=0.0)}
+
+
+def float_weights(graph: Lifted) -> list[Constant]:
+    """The weights of a program that may have been quantised, folded ones among them."""
+    floats = [c for c in graph.constants() if c.origin is not Origin.LITERAL and c.value.dtype.is_floating_point]
+    # An exporter folds a batch norm into the layer before it; what is quantised is the fold.
+    return [*(c for c in floats if c.value.numel() > 1), *folded_values(graph)]
+
+
+def same_as(side: str, other: Lifted, floats: Lifted, evidence: Evidence) -> bool:
+    """Whether a side without its quantisation is the other side's function."""
+    theirs = evidence.a if side == "B" else evidence.b
+    pairs = [(i, j) if side == "B" else (j, i) for i, j in evidence.pairs]
+    pairing = OutputPairing(pairs, [None] * len(pairs))
+    return reconcile(other, floats, (theirs.clean, floats.run()), pairing, THRESHOLDS).same_function
 
 
 @dataclass(slots=True)
@@ -128,9 +209,7 @@ class _QuantisedSide:
     def __init__(self, side: str, source: OnnxSource, other: Lifted, evidence: Evidence):
         self.side, self.source, self.other, self.evidence = side, source, other, evidence
         self.graph = Graph(source.model)
-        floats = [c for c in other.constants() if c.origin is not Origin.LITERAL and c.value.dtype.is_floating_point]
-        # An exporter folds a batch norm into the layer before it; what is quantised is the fold.
-        self.constants = [*(c for c in floats if c.value.numel() > 1), *folded_values(other)]
+        self.constants = float_weights(other)
 
     def judge(self) -> Quantisation | None:
         """Match every weight, undo the quantisation, and hold what is left against the other side."""
@@ -141,42 +220,21 @@ class _QuantisedSide:
                 continue  # a number of its own, no weight
             constant, exact = partner
             if not weight.rounds(exact):
-                wrong.append(self._finding(weight, constant.name, exact))
+                node = weight.node
+                where = Where(node=node.name or node.output[0], operator=node.op_type)
+                wrong.append(wrong_weight(weight, constant.name, exact, where))
             matched.append((weight, constant.name, exact))
         wrong += self._scales()
-        if wrong or not matched:
+        if not matched:
             return Quantisation(self.side, wrong=wrong) if wrong else None
         floats = lift_source(OnnxSource(self._undone(matched), self.source.feeds))
-        if not self._same(floats):
+        same = same_as(self.side, self.other, floats, self.evidence)
+        if wrong:
+            return Quantisation(self.side, wrong=tried(wrong, same))
+        if not same:
             return None
-        layers = self._costs(floats, matched)
-        dear = ", ".join(f"{layer['weight']} ({share(layer['output'])})" for layer in layers[:_NAMED])
-        other = "A" if self.side == "B" else "B"
-        words = (
-            f"{self.side} is {other} with quantised weights: {len(matched)} integer tensors are {other}'s weights, "
-            f"rounded, and without the quantisation the two are the same function. Each alone costs most at {dear}"
-        )
-        return Quantisation(self.side, words, layers)
-
-    def _same(self, floats: Lifted) -> bool:
-        clean = floats.run()
-        theirs = self.evidence.a if self.side == "B" else self.evidence.b
-        pairs = [(i, j) if self.side == "B" else (j, i) for i, j in self.evidence.pairs]
-        pairing = OutputPairing(pairs, [None] * len(pairs))
-        return reconcile(self.other, floats, (theirs.clean, clean), pairing, THRESHOLDS).same_function
-
-    def _finding(self, weight: Quantised, name: str, exact: torch.Tensor) -> Finding:
-        off = (weight.value - exact).abs() / weight.step
-        why = weight.instead(exact)
-        cause = why or f"its integers are up to {float(off.max()):.3g} steps from that weight, divided by the scale"
-        return Finding(
-            "W012",
-            f"{weight.name} is not {name} quantised: {cause}",
-            "Rounding to nearest is at most half a step off.",
-            f"Quantise {name} again and store integers, scale and zero point together.",
-            Where(node=weight.node.name or weight.node.output[0], operator=weight.node.op_type),
-            {"weight": weight.name, "reference": name, "steps": float(off.max()), "cause": cause},
-        )
+        rows = self._costs(floats, matched)
+        return as_quantised(self.side, [name for _, name, _ in matched], rows)
 
     def _scales(self) -> list[Finding]:
         """Activations that are scaled back by another number than they were scaled by."""
@@ -251,15 +309,8 @@ class _QuantisedSide:
         return bool((zero == np.iinfo(zero.dtype).min).all())
 
     def _costs(self, floats: Lifted, matched: Sequence[tuple[Quantised, str, torch.Tensor]]) -> list[dict[str, Any]]:
-        """What each weight's rounding alone does to the outputs, relative; the dearest first."""
         clean, rows = floats.run(), []
-        for k, (weight, name, exact) in enumerate(matched[:_MEASURED]):
+        for k, (weight, name, exact) in enumerate(matched[:MEASURED]):
             moved = floats.run(replace={f"undone.{k}": weight.value})
-            shares = [
-                rms(finite(m.value - c.value)) / (rms(finite(c.value)) or math.inf)
-                for m, c in zip(moved, clean, strict=True)
-                if m.value is not None and c.value is not None and c.value.is_floating_point()
-            ]
-            own = rms(weight.value - exact) / (rms(exact) or math.inf)
-            rows.append({"weight": name, "node": weight.node.name, "error": own, "output": max(shares, default=0.0)})
-        return sorted(rows, key=lambda row: -float(row["output"]))
+            rows.append(cost_of(weight, name, exact, clean, moved) | {"node": weight.node.name})
+        return rows

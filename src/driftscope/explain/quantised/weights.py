@@ -27,32 +27,25 @@ PASSING = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised:
-    """One quantised weight.
+class Grid:
+    """One quantised weight, whichever program holds it.
 
     Parameters
     ----------
     name : str
         Of the value it stands for, or of the node that reads it.
-    node : onnx.NodeProto
-        The node that reads the integers.
     value : Tensor, float64
         ``(integers - zero point) * scale``, laid out as the graph multiplies with it.
     step : Tensor, float64, broadcastable to ``value``
         The scale.
     edge : Tensor of bool, the shape of ``value``
         Where the integer is the smallest or largest.
-    mover : onnx.NodeProto or None
-        The node that reads the stored integers, where they are moved or chosen from (an embedding) before ``node``
-        dequantises them.
     """
 
     name: str
-    node: onnx.NodeProto
     value: torch.Tensor
     step: torch.Tensor
     edge: torch.Tensor
-    mover: onnx.NodeProto | None = None
 
     def rounds(self, exact: torch.Tensor) -> bool:
         """Whether these integers are ``exact``, divided by the scale and rounded to nearest."""
@@ -83,6 +76,25 @@ class Quantised:
         if abs(shift) > 0.5 and float((exact / self.step - levels - shift).abs().median()) < 0.5:
             return f"its zero point is off by {-round(shift)}"
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised(Grid):
+    """A quantised weight of an ONNX graph.
+
+    Parameters
+    ----------
+    name, value, step, edge
+        As of :class:`Grid`.
+    node : onnx.NodeProto
+        The node that reads the integers.
+    mover : onnx.NodeProto or None
+        The node that reads the stored integers, where they are moved or chosen from (an embedding) before ``node``
+        dequantises them.
+    """
+
+    node: onnx.NodeProto
+    mover: onnx.NodeProto | None = None
 
 
 def _layouts(value: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
@@ -179,7 +191,8 @@ class Graph:
         value = ((levels - zero) * scale).reshape(shape)[:, :width].T
         step = np.broadcast_to(np.abs(scale), levels.shape).reshape(shape)[:, :width].T
         edge = ((levels == 0) | (levels == (1 << bits) - 1)).reshape(shape)[:, :width].T
-        return Quantised(node.name, node, *(torch.from_numpy(np.ascontiguousarray(x)) for x in (value, step, edge)))
+        wholes, spacing, ends = (torch.from_numpy(np.ascontiguousarray(x)) for x in (value, step, edge))
+        return Quantised(node.name, wholes, spacing, ends, node)
 
 
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
@@ -208,7 +221,8 @@ def _quantised(
     edge = (wide <= low) | (wide >= high)
     step = np.broadcast_to(steps, wide.shape)
     # One number alone (a stored scalar, quantised) is no array after arithmetic.
-    return Quantised(name, node, *(torch.from_numpy(np.array(x)).reshape(wide.shape) for x in (value, step, edge)))
+    wholes, spacing, ends = (torch.from_numpy(np.array(x)).reshape(wide.shape) for x in (value, step, edge))
+    return Quantised(name, wholes, spacing, ends, node)
 
 
 def _integer_of(node: onnx.NodeProto, name: str, default: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 
 import torch
@@ -48,6 +48,51 @@ def integer_product(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor 
         two = wide_a[..., k : k + 2] @ wide_b[..., k : k + 2, :]
         lost += two.clamp(*_INT16) - two
     return exact + lost
+
+
+class Undoing:
+    """A run in which operators with packed weights multiply floats: nothing is quantised on the way.
+
+    Parameters
+    ----------
+    exact : mapping of str to torch.Tensor
+        By the step that reads it, the weight to multiply with, float64, in the packed weight's shape; any other step
+        multiplies with what its integers stand for.
+
+    Attributes
+    ----------
+    seen : dict of str to tuple of torch.Tensor
+        By step: what the integers of its weight stand for, the scale (broadcasts), and where an integer is the
+        smallest or largest.
+    """
+
+    def __init__(self, exact: Mapping[str, Tensor]):
+        self.exact = exact
+        self.seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def weight(self, step: str, value: Tensor, scale: Tensor, edge: Tensor) -> Tensor:
+        """Note a packed weight and give what to multiply with."""
+        self.seen[step] = (value, scale, edge)
+        return self.exact.get(step, value)
+
+
+_UNDOING: ContextVar[Undoing | None] = ContextVar("undoing", default=None)
+
+
+def undoing() -> Undoing | None:
+    """The undoing in force; None in an ordinary run."""
+    return _UNDOING.get()
+
+
+@contextlib.contextmanager
+def undone(exact: Mapping[str, Tensor]) -> Iterator[Undoing]:
+    """Leave the quantisation of packed operators out inside the block (see :class:`Undoing`)."""
+    found = Undoing(exact)
+    token = _UNDOING.set(found)
+    try:
+        yield found
+    finally:
+        _UNDOING.reset(token)
 
 
 def levels(quotient: Tensor, zero: Tensor | None, limits: tuple[float, float]) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from driftscope.lift.formulas.quantisation import along, dequantised
+from driftscope.lift.formulas.quantisation import along, dequantised, undoing
 from driftscope.lift.formulas.terms import EXACT, ROUND
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call
@@ -61,13 +61,32 @@ def _fake(call: Call) -> tuple[Outputs, Rounding]:
     return [torch.round(native.to(torch.float64) / scale) * scale, mask], ROUND
 
 
-@rule("linear_dynamic")
+@rule("linear_dynamic", "linear_relu_dynamic")
 def _linear_dynamic(call: Call) -> tuple[Outputs, Rounding]:
     """Quantise the activations natively, multiply the integers exactly."""
-    x = call.native("X")
     weight, bias = torch.ops.quantized.linear_unpack(call.raw("W_prepack"))
-    scale, zero = torch._choose_qparams_per_tensor(x, bool(call.raw("reduce_range")))
-    activations = _exact(torch.quantize_per_tensor(x, float(scale), int(zero), torch.quint8))
-    product = activations @ _exact(weight).mT
+    exact, left_out = _exact(weight), undoing()
+    if left_out is None:
+        x = call.native("X")
+        scale, zero = torch._choose_qparams_per_tensor(x, bool(call.raw("reduce_range")))
+        activations = _exact(torch.quantize_per_tensor(x, float(scale), int(zero), torch.quint8))
+    else:
+        activations = call.value("X")
+        exact = left_out.weight(call.entry.name, exact, _steps(weight), _edges(weight))
+    product = activations @ exact.mT
     out = product if bias is None else product + bias.to(torch.float64)
-    return [out], Rounding(Kind.DOT, x.shape[-1])
+    out = torch.relu(out) if "relu" in call.facts.name else out
+    return [out], Rounding(Kind.DOT, activations.shape[-1])
+
+
+def _steps(q: torch.Tensor) -> torch.Tensor:
+    """The scale of every element of a quantised tensor."""
+    if q.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return torch.full(q.shape, q.q_scale(), dtype=torch.float64)
+    return along(q.q_per_channel_scales().to(torch.float64), q.q_per_channel_axis(), q.dim()).expand(q.shape)
+
+
+def _edges(q: torch.Tensor) -> torch.Tensor:
+    integers = q.int_repr()
+    limits = torch.iinfo(integers.dtype)
+    return (integers == limits.min) | (integers == limits.max)

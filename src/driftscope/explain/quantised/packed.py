@@ -1,0 +1,113 @@
+"""torch operators with packed integer weights (``torch.ao``'s dynamic int8), with their quantisation undone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from driftscope.errors import CannotLift
+from driftscope.explain.quantised.undoing import (
+    MEASURED,
+    Quantisation,
+    as_quantised,
+    cost_of,
+    float_weights,
+    same_as,
+    tried,
+    wrong_weight,
+)
+from driftscope.explain.quantised.weights import Grid
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.formulas.quantisation import undone
+from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Observer, Step
+from driftscope.records.finding import Where
+
+
+class FloatGraph:
+    """Implements :class:`driftscope.lift.steps.Lifted`: another one, multiplying floats where it multiplies integers.
+
+    Parameters
+    ----------
+    graph : Lifted
+    exact : mapping of str to torch.Tensor
+        By step: the weight to multiply with, float64.
+    """
+
+    def __init__(self, graph: Lifted, exact: Mapping[str, torch.Tensor]):
+        self.kind, self._graph, self._exact = graph.kind, graph, exact
+
+    def constants(self) -> Sequence[Constant]:
+        """Its constants, as stored."""
+        return self._graph.constants()
+
+    def run(
+        self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
+    ) -> list[LiftedOutput]:
+        """Evaluate once in float64."""
+        with undone(self._exact):
+            return self._graph.run(observe=observe, replace=replace)
+
+    def with_attribute(self, step: str, name: str, value: object) -> FloatGraph:
+        """Give it with another attribute of one step."""
+        changed = copy.copy(self)
+        changed._graph = self._graph.with_attribute(step, name, value)
+        return changed
+
+    def constant_values(
+        self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Evaluate the constant subgraphs alone."""
+        with undone(self._exact):
+            return self._graph.constant_values(observe=observe, replace=replace)
+
+
+def packed_quantisation(evidence: Evidence) -> Quantisation | None:
+    """Say what the quantisation of a torch side is; None where neither side has packed weights, or both have."""
+    graphs = [evidence.a.graph, evidence.b.graph]
+    weights = [_packed(g) for g in graphs]
+    if sum(map(bool, weights)) != 1:
+        return None
+    index = 1 if weights[1] else 0
+    graph, other, side = graphs[index], graphs[1 - index], "AB"[index]
+    if graph is None or other is None:
+        return None
+    constants, exact, wrong = float_weights(other), dict[str, torch.Tensor](), []
+    names: dict[str, str] = {}
+    for weight, where in weights[index]:
+        partner = weight.partner(constants)
+        if partner is None:
+            return None
+        names[weight.name], exact[weight.name] = partner[0].name, partner[1]
+        if not weight.rounds(partner[1]):
+            wrong.append(wrong_weight(weight, partner[0].name, partner[1], where))
+    floats = FloatGraph(graph, exact)
+    same = same_as(side, other, floats, evidence)
+    if wrong:
+        return Quantisation(side, wrong=tried(wrong, same))
+    if not same:
+        return None
+    clean, rows = floats.run(), []
+    for weight, _ in weights[index][:MEASURED]:
+        name = weight.name
+        moved = FloatGraph(graph, exact | {name: weight.value}).run()
+        rows.append(cost_of(weight, names[name], exact[name], clean, moved))
+    return as_quantised(side, list(names.values()), rows)
+
+
+def _packed(graph: Lifted | None) -> list[tuple[Grid, Where]]:
+    """The packed weights that a program multiplies with, and where."""
+    if graph is None or graph.kind != "torch":
+        return []
+    places: dict[str, Where] = {}
+
+    def see(step: Step) -> None:
+        places[step.name] = step.where
+
+    try:
+        with undone({}) as found:
+            graph.run(observe=see)
+    except CannotLift:
+        return []
+    return [(Grid(name, *parts), places.get(name, Where())) for name, parts in found.seen.items()]

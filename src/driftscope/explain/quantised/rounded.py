@@ -1,0 +1,52 @@
+"""Weights that hold the other side's numbers rounded to fewer bits than their format has: fake quantisation, float8.
+
+Every element has to be the rounding of its counterpart, and with the counterparts in their place the two programs have
+to be the same function: then their precision is all that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from driftscope.explain.causes.alterations import REFERENCE_ROUNDED
+from driftscope.explain.causes.weights import ChangedWeight, match_weights
+from driftscope.explain.quantised.undoing import MEASURED, Quantisation, as_rounded, cost_of, same_as
+from driftscope.explain.quantised.weights import Grid
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.reconcile.matching import Repair
+from driftscope.lift.reconcile.repaired import RepairedGraph
+
+
+def rounded_weights(evidence: Evidence) -> Quantisation | None:
+    """Say which side's weights are the other side's, rounded; None where that is not all that differs."""
+    known = evidence.reconciled
+    if known is None:
+        return None
+    graphs, settled = (evidence.a.graph, evidence.b.graph), (known.repairs_a, known.repairs_b)
+    for k in (1, 0):
+        own, other = graphs[k], graphs[1 - k]
+        if own is None or other is None:
+            return None
+        changes = match_weights(other.constants(), own.constants(), [r.name for r in settled[k]]).changed
+        rounded = [c for c in changes if c.alteration.code == "W007" and REFERENCE_ROUNDED not in c.alteration.words]
+        if not rounded or len(rounded) < len(changes):
+            continue
+        exact = RepairedGraph(own, [_repair(c) for c in rounded])
+        if same_as("AB"[k], other, exact, evidence):
+            return _costs("AB"[k], exact, rounded)
+    return None
+
+
+def _repair(change: ChangedWeight) -> Repair:
+    words = f"{change.partner.name} {change.alteration.words}"
+    return Repair(change.constant.name, change.value, "weight", words, change.constant, (change.partner.name,))
+
+
+def _costs(side: str, exact: RepairedGraph, rounded: Sequence[ChangedWeight]) -> Quantisation:
+    clean, rows = exact.run(), []
+    for change in rounded[:MEASURED]:
+        stored = change.constant.value.double()
+        grid = Grid(change.constant.name, stored, stored, stored.bool())
+        moved = exact.run(replace={change.constant.name: stored})
+        rows.append(cost_of(grid, change.partner.name, change.value, clean, moved) | {"how": change.alteration.words})
+    return as_rounded(side, [c.alteration.words for c in rounded], rows)
