@@ -18,7 +18,7 @@ from driftscope.explain.quantised.undoing import (
     tried,
     wrong_weight,
 )
-from driftscope.explain.quantised.weights import Grid
+from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.formulas.quantisation import undone
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Observer, Step
@@ -96,7 +96,7 @@ def packed_quantisation(evidence: Evidence) -> Quantisation | None:
     return as_quantised(side, list(names.values()), rows)
 
 
-def _packed(graph: Lifted | None) -> list[tuple[Grid, Where]]:
+def _packed(graph: Lifted | None) -> list[tuple[IntegerGrid, Where]]:
     """The packed weights that a program multiplies with, and where."""
     if graph is None or graph.kind != "torch":
         return []
@@ -110,4 +110,4 @@ def _packed(graph: Lifted | None) -> list[tuple[Grid, Where]]:
             graph.run(observe=see)
     except CannotLift:
         return []
-    return [(Grid(name, *parts), places.get(name, Where())) for name, parts in found.seen.items()]
+    return [(IntegerGrid(name, *parts), places.get(name, Where())) for name, parts in found.seen.items()]

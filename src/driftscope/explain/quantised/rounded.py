@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from driftscope.explain.causes.alterations import REFERENCE_ROUNDED
 from driftscope.explain.causes.weights import ChangedWeight, match_weights
 from driftscope.explain.quantised.undoing import MEASURED, Quantisation, as_rounded, cost_of, same_as
-from driftscope.explain.quantised.weights import Grid
+from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.repaired import RepairedGraph
@@ -46,7 +46,7 @@ def _costs(side: str, exact: RepairedGraph, rounded: Sequence[ChangedWeight]) ->
     clean, rows = exact.run(), []
     for change in rounded[:MEASURED]:
         stored = change.constant.value.double()
-        grid = Grid(change.constant.name, stored, stored, stored.bool())
+        grid = IntegerGrid(change.constant.name, stored, stored, stored.bool())
         moved = exact.run(replace={change.constant.name: stored})
         rows.append(cost_of(grid, change.partner.name, change.value, clean, moved) | {"how": change.alteration.words})
     return as_rounded(side, [c.alteration.words for c in rounded], rows)

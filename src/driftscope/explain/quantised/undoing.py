@@ -21,7 +21,7 @@ from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
-from driftscope.explain.quantised.weights import PASSING, Graph, Grid, Quantised
+from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.certify import OutputPairing, reconcile
 from driftscope.lift.reconcile.folds import folded_values
@@ -90,7 +90,7 @@ def _dearest(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]]
     return layers, ", ".join(f"{layer['weight']} ({share(layer['output'])})" for layer in layers[:_NAMED])
 
 
-def wrong_weight(weight: Grid, name: str, exact: torch.Tensor, where: Where) -> Finding:
+def wrong_weight(weight: IntegerGrid, name: str, exact: torch.Tensor, where: Where) -> Finding:
     """Say that integers are not those of the weight that they should stand for."""
     off = (weight.value - exact).abs() / weight.step
     why = weight.instead(exact)
@@ -111,7 +111,7 @@ def tried(wrong: Sequence[Finding], same: bool) -> list[Finding]:
 
 
 def cost_of(
-    weight: Grid, name: str, exact: torch.Tensor, clean: Sequence[LiftedOutput], moved: Sequence[LiftedOutput]
+    weight: IntegerGrid, name: str, exact: torch.Tensor, clean: Sequence[LiftedOutput], moved: Sequence[LiftedOutput]
 ) -> dict[str, Any]:
     """What one weight's rounding alone does to the outputs, relative."""
     shares = [

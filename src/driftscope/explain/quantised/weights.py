@@ -27,7 +27,7 @@ PASSING = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class IntegerGrid:
     """One quantised weight, whichever program holds it.
 
     Parameters
@@ -79,13 +79,13 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised(Grid):
+class Quantised(IntegerGrid):
     """A quantised weight of an ONNX graph.
 
     Parameters
     ----------
     name, value, step, edge
-        As of :class:`Grid`.
+        As of :class:`IntegerGrid`.
     node : onnx.NodeProto
         The node that reads the integers.
     mover : onnx.NodeProto or None
