@@ -192,7 +192,7 @@ _TABLE = (
      "The function reaches a running generator, an open file, or more objects than are looked at."),
     ("T034", "no source", "The function is built in C; refusals cannot be placed on a line."),
     ("T035", "changes what callers hold", "The function writes to an argument or to what lives outside."),
-    ("T036", "derivative of a branch not taken",
+    ("T036", "derivative dropped by where",
      "`torch.where` drops a branch whose derivative is NaN or infinite; reverse mode multiplies it by 0: NaN."),
     ("T099", "cause not identified", "The transform refuses or differs, and none of the known causes was found."),
 )  # fmt: skip
