@@ -14,8 +14,11 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from torch import nn
 
 import driftscope as ds
+from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.formulas.quantisation import integer_product, sums_of_two_saturate
+from driftscope.lift.steps import Constant, Origin
 from driftscope.programs.bare_sessions import bare_session
+from driftscope.records.finding import Where
 from driftscope.records.verdict import Verdict
 
 
@@ -296,3 +299,17 @@ def test_dynamic_int8_by_torch_is_precision_and_with_a_wrong_scale_different():
         assert [(f.code, f.verified) for f in c.findings if not f.note] == [("W012", True)]
         assert "its scale is" in c.first.what
         assert "2.weight" in c.first.what
+
+
+def test_an_expanded_token_is_matched_with_the_token_and_not_with_a_stranger_of_its_size():
+    generator = torch.Generator().manual_seed(0)
+    token = torch.randn(1, 1, 32, generator=generator, dtype=torch.float64)
+    step = token.abs().max() / 127
+    value = (torch.round(token / step) * step).expand(2, 1, 32)
+    grid = IntegerGrid("expanded", value, step, torch.zeros(2, 1, 32, dtype=torch.bool))
+    stranger = Constant("bias", torch.randn(64, generator=generator), Origin.WEIGHT, Where())
+    found = grid.partner([stranger, Constant("token", token, Origin.WEIGHT, Where())])
+    assert found is not None
+    assert found[0].name == "token"
+    assert grid.rounds(found[1])
+    assert not grid.rounds(found[1] * 1.1)

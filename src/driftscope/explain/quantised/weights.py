@@ -99,6 +99,9 @@ class Quantised(IntegerGrid):
 
 def _layouts(value: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
     if value.numel() != shape.numel():
+        if value.dim() == len(shape) and all(n in (1, m) for n, m in zip(value.shape, shape, strict=True)):
+            # An exporter writes a token that is expanded over the batch as one constant.
+            yield value.detach().cpu().to(torch.float64).expand(shape)
         return
     wide = value.detach().cpu().to(torch.float64)
     if wide.shape == shape:
