@@ -34,7 +34,7 @@ PAGES = ("README.md", "docs/tutorial/first-drift.md", "docs/howto/choose-a-toler
          "docs/howto/which-optimiser-did-it.md", "docs/howto/find-the-guilty-line.md", "docs/howto/keep-every-shape.md",
          "docs/howto/survive-vmap.md", "docs/howto/run-a-study.md", "docs/howto/test-in-ci.md",
          "docs/howto/see-drift-in-other-tools.md", "docs/howto/export-a-transformer-safely.md",
-         "docs/explanation/guards.md")  # fmt: skip
+         "docs/howto/see-what-a-result-depends-on.md", "docs/explanation/guards.md")  # fmt: skip
 CUT = "…"
 _FENCE = re.compile(r"^```(?P<kind>\w+)(?P<options>[^\n`]*)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from dataclasses import dataclass
 
 import pytest
@@ -221,3 +222,33 @@ def test_the_mean_of_probabilities_is_not_taken_for_padding():
     report = ds.check_invariance(lambda x, mask: F.softmax(x, -1) * mask[..., None], (X, ALL), explain=False)
     assert report.outcomes["padding"] in HONEST
     assert report.runs <= 60
+
+
+class _CountsTokens(nn.Module):
+    """Numbers positions by the tokens that are no padding, as RoBERTa does."""
+
+    def __init__(self, pad: int):
+        super().__init__()
+        self.config = types.SimpleNamespace(pad_token_id=pad)
+        self.words = nn.Embedding(9, 4)
+        self.places = nn.Embedding(64, 4)
+
+    def forward(self, ids, attention_mask):
+        there = ids != 1
+        return self.words(ids) + self.places(there.cumsum(1) * there)
+
+
+@pytest.mark.parametrize(("pad", "outcome"), [(1, HONEST), (2, ("different",))])
+def test_the_padding_token_of_a_model_inside_the_module_is_used(pad, outcome):
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = _CountsTokens(pad)
+
+        def forward(self, ids, attention_mask):
+            return self.model(ids, attention_mask)
+
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    inputs = {"ids": ids, "attention_mask": torch.ones_like(ids)}
+    report = ds.check_invariance(Wrapper(), inputs, axes="padding", explain=False)
+    assert report.outcomes["padding"] in outcome

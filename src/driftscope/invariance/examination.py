@@ -101,8 +101,12 @@ class InvarianceCheck:
         """What the caller, or the model's own configuration, says that integers are padded with."""
         if self.asked.pad is not None:
             return self.asked.pad
-        token = getattr(getattr(getattr(self.runner.program, "module", None), "config", None), "pad_token_id", None)
-        return token if isinstance(token, int) else None
+        module = getattr(self.runner.program, "module", None)
+        # A model is often a part of the module that calls it; two that disagree say nothing.
+        parts = module.modules() if isinstance(module, torch.nn.Module) else ()
+        tokens = {getattr(getattr(part, "config", None), "pad_token_id", None) for part in parts}
+        known = [token for token in tokens if isinstance(token, int)]
+        return known[0] if len(known) == 1 else None
 
     def plan(self, axis: str) -> AxisPlan:
         """Return the trials of an axis."""
