@@ -56,9 +56,10 @@ within the noise floor; **different**: more than rounding; **refused**: the prog
 axis does not apply (no mask, no cache, a runtime that copies its inputs).
 
 Padding is tried on both sides. Models that number positions from the left, as BERT does, are *different* when they
-are padded on the left and given no position ids (RoBERTa and MPNet count them from the padding tokens): the finding says which side it was. The last bits of a row depend on
-the size of its batch wherever a product takes another kernel for another number of rows; which sizes those are
-depends on the processor, so another machine may show *same* for *rounding* and the other way round.
+are padded on the left and given no position ids; RoBERTa and MPNet count from the padding tokens instead. The finding
+says which side it was. The last bits of a row depend on the size of its batch wherever a product takes another kernel
+for another number of rows; which sizes those are depends on the processor, so another machine may show *same* for
+*rounding* and the other way round.
 """.splitlines()
 
 

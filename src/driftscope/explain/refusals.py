@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from driftscope.errors import DriftscopeError, InputError, ProgramError, RuntimeCrashed, RuntimeRefused
+from driftscope.programs.isolation.failures import ENDED_ITSELF
 from driftscope.records.finding import Finding, Where
 from driftscope.records.user_code import innermost
 
@@ -185,9 +186,15 @@ def death_finding(code: str, words: str, facts: Mapping[str, Any]) -> Finding:
     return Finding(
         code,
         f"{who if side else 'the process'} did not survive {doing}: {words}",
-        fix=_CRASH_FIXES[code],
+        fix=_fix_of_death(code, words),
         evidence={"words": words} | {k: v for k, v in facts.items() if k in ("side", "stage", "runtime", "program")},
     )
+
+
+def _fix_of_death(code: str, words: str) -> str:
+    if ENDED_ITSELF in words:
+        return "Take out what ends the process: os._exit in the program, or exit in native code that it calls."
+    return _CRASH_FIXES[code]
 
 
 _BY_STAGE = {
@@ -200,8 +207,8 @@ _BY_STAGE = {
 }
 
 _CRASH_FIXES = {
-    "R006": "Try inputs of other sizes (an empty batch is a usual cause) and fewer optimisations (level disable). A "
-    "native crash is a bug of the runtime: report it with the model and the inputs.",
+    "R006": "Native code failed, of the runtime or of an extension. Until it is mended there, try inputs of other "
+    "sizes and fewer optimisations (level disable); a report needs the model and these inputs.",
     "R007": "Something outside ended the process; run it again.",
     "R008": "Compare on a smaller batch, or allow more memory (--max-memory).",
     "R009": "Compare on smaller inputs, or allow more time (--max-seconds).",

@@ -69,6 +69,9 @@ class TaskFailure:
     last_words: str = ""
 
 
+#: How the words begin for a process that was not killed but called an exit function.
+ENDED_ITSELF = "the process ended itself"
+
 # What allocators say that report by a general error: torch (CPU, CUDA), the C++ library, onnxruntime's arenas.
 _MEMORY_WORDS = re.compile(
     r"can't allocate memory|out of memory|bad_alloc|Failed to allocate memory|Unable to allocate"
@@ -124,7 +127,7 @@ def death_of(status: int, *, out_of_memory: bool, last_words: str) -> WorkerDied
         The end of what it printed.
     """
     if status >= 0:
-        return WorkerDied(Fate.ABORTED, f"the process ended itself with exit status {status}", last_words)
+        return WorkerDied(Fate.ABORTED, f"{ENDED_ITSELF} with exit status {status}", last_words)
     try:
         name = signal.Signals(-status).name
     except ValueError:
