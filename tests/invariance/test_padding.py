@@ -252,3 +252,30 @@ def test_the_padding_token_of_a_model_inside_the_module_is_used(pad, outcome):
     inputs = {"ids": ids, "attention_mask": torch.ones_like(ids)}
     report = ds.check_invariance(Wrapper(), inputs, axes="padding", explain=False)
     assert report.outcomes["padding"] in outcome
+
+
+class _Turned(nn.Module):
+    """Attention whose queries and keys are turned by their position (relative), or given it (absolute)."""
+
+    def __init__(self, relative: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.queries, self.keys, self.out = (nn.Linear(8, 8) for _ in range(3))
+        self.relative = relative
+
+    def forward(self, x, mask):
+        angle = torch.arange(x.shape[1])[:, None].float() * torch.tensor([1.0, 0.3, 0.1, 0.03])
+        cos, sin = angle.cos(), angle.sin()
+        q, k = self.queries(x), self.keys(x)
+        if self.relative:
+            q, k = (torch.cat([a * cos - b * sin, a * sin + b * cos], -1) for a, b in (y.chunk(2, -1) for y in (q, k)))
+        else:
+            q = q + torch.cat([cos, sin], -1)
+        scores = (q @ k.transpose(1, 2)).masked_fill(mask[:, None] == 0, -1e9)
+        return self.out(scores.softmax(-1) @ x)
+
+
+@pytest.mark.parametrize(("relative", "outcome"), [(True, HONEST), (False, ("different",))])
+def test_tables_of_angles_that_are_rounded_otherwise_at_another_place_are_rounding(relative, outcome):
+    report = ds.check_invariance(_Turned(relative), {"x": X, "mask": ALL}, axes="padding", explain=False)
+    assert report.outcomes["padding"] in outcome

@@ -18,7 +18,7 @@ from driftscope.invariance.wrapping import Calling, called_by
 from driftscope.lift.evidence import SideLift, add_noise, lift_side
 from driftscope.lift.noise.floor import noisy_run
 from driftscope.lift.sources import lift_bound
-from driftscope.lift.steps import LiftedOutput
+from driftscope.lift.steps import Lifted, LiftedOutput, Origin
 from driftscope.numerics.formats import format_of
 from driftscope.programs.arrays import dtype_name
 from driftscope.programs.protocol import Bound
@@ -31,6 +31,8 @@ UNUSUAL = 4.0
 _DRAWS = 4
 _FLOAT64_UNIT = 2.0**-53
 
+#: What a lifted program returned.
+Outputs = Sequence[LiftedOutput]
 #: Selects from one output (by its position) what two results are compared in.
 Select = Callable[[int, torch.Tensor], torch.Tensor]
 
@@ -178,10 +180,20 @@ class Judge:
         if self.side.graph is None:
             return None
         try:
-            outputs = lift_bound(self._bound(changed, calling)).run()
+            graph = lift_bound(self._bound(changed, calling))
+            share = self._worst(self.side.clean, graph.run(), positions, mine, theirs)
+            if share is not None and share > 1.0:
+                # Tables that are computed from sizes (of sines, of positions) keep the rounding they were made with,
+                # and another size makes other ones: only where they are real numbers too does the function differ.
+                share = self._worst(_really(self.side.graph), _really(graph), positions, mine, theirs)
+            return share
         except (CannotLift, DriftscopeError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):
             return None
-        shares = [self._share(k, outputs, mine, theirs) for k in positions]
+
+    def _worst(
+        self, one: Outputs, other: Outputs, positions: Sequence[int], mine: Select, theirs: Select
+    ) -> float | None:
+        shares = [self._share(k, one, other, mine, theirs) for k in positions]
         return None if any(s is None for s in shares) else max((s for s in shares if s is not None), default=0.0)
 
     def _bound(self, changed: Mapping[int, torch.Tensor], calling: Calling | None) -> Bound:
@@ -192,8 +204,8 @@ class Judge:
             raise CannotLift("it is not a function of torch")
         return program.bind(self.runner.inputs)
 
-    def _share(self, k: int, outputs: list[LiftedOutput], mine: Select, theirs: Select) -> float | None:
-        one, other = self.side.clean[k].value, outputs[k].value if k < len(outputs) else None
+    def _share(self, k: int, ours: Outputs, outputs: Outputs, mine: Select, theirs: Select) -> float | None:
+        one, other = ours[k].value, outputs[k].value if k < len(outputs) else None
         if one is None or other is None or not one.is_floating_point():
             return 0.0
         one, other = mine(k, one), theirs(k, other)
@@ -212,6 +224,13 @@ class Judge:
         if native is None or not samples or samples[0] is None:
             return 0.0
         return rms(samples[0]) * _FLOAT64_UNIT / native.unit_roundoff
+
+
+def _really(graph: Lifted) -> Outputs:
+    """Evaluate a program with the tables it computes from no input in float64 as well."""
+    meant = graph.constant_values()
+    tables = [c for c in graph.constants() if c.origin is Origin.COMPUTED and c.frontier and c.name in meant]
+    return graph.run(replace={c.name: meant[c.name].reshape(c.value.shape) for c in tables})
 
 
 def with_lifted(answer: HowAlike, share: float | None) -> HowAlike:
