@@ -35,7 +35,7 @@ TEXT: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 IMAGE: dict[str, dict[str, Any]] = {
     "ViT": {"patch_size": 8}, "Dinov2": {"patch_size": 8},
-    "ConvNext": {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]},
+    "ConvNext": {"num_hidden_layers": 4, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]},
 }  # fmt: skip
 #: How an outcome is written in a table as wide as a page.
 SHORT = {
