@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import driftscope as ds
+from driftscope.lift.onnx.graph import lift_onnx
 from driftscope.lift.reconcile import subgraphs
 from driftscope.lift.steps import Constant, Origin
 from driftscope.lift.torch.tape import lift_torch
@@ -170,3 +174,35 @@ def test_the_noise_of_a_weight_norm_has_the_size_of_its_error():
         error = constant.value.double() - known.exact[constant.name]
         floor = sum(n.square().mean() for n in known.noise_of(constant.name)).sqrt()
         assert 0.3 < float(error.square().mean().sqrt() / floor) < 2.0
+
+
+def cosines_of_places(source: str) -> onnx.ModelProto:
+    """Cosines of the places along axis 1 of x, counted up to its size or up to the value of ``n``."""
+    number = numpy_helper.from_array
+    if source == "size":
+        counted = [helper.make_node("Shape", ["x"], ["sizes"]), helper.make_node("Gather", ["sizes", "one"], ["limit"])]
+        inputs = []
+    else:
+        counted = [helper.make_node("Identity", ["n"], ["limit"])]
+        inputs = [helper.make_tensor_value_info("n", TensorProto.INT64, [])]
+    graph = helper.make_graph(
+        [*counted, helper.make_node("Range", ["zero", "limit", "one"], ["places"]),
+         helper.make_node("Cast", ["places"], ["real"], to=TensorProto.FLOAT),
+         helper.make_node("Mul", ["real", "pitch"], ["angles"]), helper.make_node("Cos", ["angles"], ["cosines"]),
+         helper.make_node("Mul", ["x", "cosines"], ["y"])],
+        "places", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, "n"]), *inputs],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, "n"])],
+        [number(np.int64(0), "zero"), number(np.int64(1), "one"), number(np.float32(0.3), "pitch")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("source", ["size", "value"])
+def test_a_table_counted_up_to_a_size_is_constant_and_up_to_a_value_is_not(source: str) -> None:
+    feeds = {"x": torch.ones(2, 5)} | ({} if source == "size" else {"n": torch.tensor(5)})
+    values = lift_onnx(cosines_of_places(source), feeds).constant_values()
+    if source == "value":
+        assert "cosines" not in values
+    else:
+        pitch = torch.tensor(0.3).double()
+        torch.testing.assert_close(values["cosines"], (torch.arange(5) * pitch).cos(), rtol=0, atol=0)

@@ -28,6 +28,7 @@ class Seen:
     stored: dict[str, Stored] = field(default_factory=dict)
     used: dict[str, NodePlan] = field(default_factory=dict)  # stored constants that a lifted node reads
     read: dict[str, NodePlan] = field(default_factory=dict)  # stored constants that any node reads
+    sizes: dict[str, Value] = field(default_factory=dict)  # what is known of inputs without their values
 
 
 class GraphEvaluation:
@@ -127,6 +128,8 @@ class GraphEvaluation:
         outputs, rounding = self._apply(node, operator, tensors, constant)
         held = [v is not None and v.constant for v in values]
         outputs = self._step(plan, tensors, outputs, rounding, constant, held)
+        if operator.constant:
+            self._seen.sizes.update(zip(plan.outputs, outputs, strict=False))
         self._keep(plan, outputs)
 
     def _lifted_inputs(self, plan: NodePlan, operator: Operator, values: Sequence[Value | None]) -> list[Any]:
@@ -340,9 +343,10 @@ class GraphEvaluation:
 class ConstantEvaluation(GraphEvaluation):
     """Evaluates the part of a graph that depends on no input, in float64."""
 
-    def values_of(self, plan: GraphPlan) -> dict[str, torch.Tensor]:
-        """Give every real value that nodes without dependence on an input compute, by name."""
+    def values_of(self, plan: GraphPlan, sizes: Mapping[str, Value]) -> dict[str, torch.Tensor]:
+        """Give every real value that nodes compute from stored constants and ``sizes``, by name."""
         self._stored.update(plan.stored)
+        self._values.update(sizes)
         found: dict[str, torch.Tensor] = {}
         for node in plan.nodes:
             if node.operator is not None and (node.operator.values or node.operator.constant is not None):

@@ -119,8 +119,10 @@ class LiftedOnnx:
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """Evaluate the constant subgraphs alone, in float64 (see :meth:`~driftscope.lift.steps.Lifted`)."""
+        if self._seen is None:
+            self.run()  # tables are computed from sizes too, and these come of a run
         evaluation = ConstantEvaluation(self._device, self._expand, Seen(), observe, self._checked(replace or {}))
-        return evaluation.values_of(self._plan)
+        return evaluation.values_of(self._plan, self._seen.sizes if self._seen is not None else {})
 
     def with_attribute(self, step: str, name: str, value: object) -> LiftedOnnx:
         """Give the graph with another attribute of one node (see :class:`~driftscope.lift.steps.Lifted`)."""
