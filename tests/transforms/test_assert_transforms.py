@@ -75,10 +75,12 @@ def test_notes_never_decide():
 
 def test_the_answer_is_short_whatever_was_found():
     many = report({f"t{i}": "refused" for i in range(30)}, [finding(what=f"thing {i} " * 30) for i in range(40)])
-    lines = render(many, width=80).splitlines()
-    assert len(lines) <= 25
-    assert max(map(len, lines)) <= 80
-    assert "more" in lines[-1]
+    for width in (60, 80, 100):
+        # A narrow terminal gets more lines, not less of the answer.
+        lines = render(many, width=width).splitlines()
+        assert len(lines) * width <= 25 * 100
+        assert max(map(len, lines)) <= width
+        assert "more" in lines[-1]
 
 
 def test_the_sheet_names_every_outcome_and_shows_the_patch():

@@ -239,6 +239,8 @@ def _quantised(results: Results, evidence: Evidence, measured: Sequence[Measured
     found = found or rounded_weights(evidence)
     if found is None:
         return []
+    if found.where is not None:
+        evidence.places[found.code] = found.where
     run = QuantisedRun(found.side, evidence)
     for m in parted if found.words else ():
         m.quantised = f"{found.words}; {run.words(m.pair, native_values(results, m.leaf))}"  # type: ignore[arg-type]

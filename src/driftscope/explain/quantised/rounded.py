@@ -6,6 +6,7 @@ to be the same function: then their precision is all that differs.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from driftscope.explain.causes.alterations import REFERENCE_ROUNDED
@@ -49,4 +50,6 @@ def _costs(side: str, exact: RepairedGraph, rounded: Sequence[ChangedWeight]) ->
         grid = IntegerGrid(change.constant.name, stored, stored, stored.bool())
         moved = exact.run(replace={change.constant.name: stored})
         rows.append(cost_of(grid, change.partner.name, change.value, clean, moved) | {"how": change.alteration.words})
-    return as_rounded(side, [c.alteration.words for c in rounded], rows)
+    dearest = max(range(len(rows)), key=lambda k: float(rows[k]["output"]))
+    found = as_rounded(side, [c.alteration.words for c in rounded], rows)
+    return dataclasses.replace(found, where=rounded[dearest].constant.where)

@@ -52,6 +52,8 @@ class Quantisation:
         outputs; the dearest first.
     wrong : sequence of Finding
         Integers, scales and zero points that are not those of the other side's weights.
+    where : Where or None
+        Where the dearest weight is used, as far as that is known.
     """
 
     side: str
@@ -59,6 +61,7 @@ class Quantisation:
     layers: Sequence[Mapping[str, Any]] = ()
     wrong: Sequence[Finding] = ()
     code: str = "W013"
+    where: Where | None = None
 
 
 def as_quantised(side: str, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Quantisation:
