@@ -332,7 +332,7 @@ class Program(abc.ABC):
             yield self
 
     def flushing_denormals(self) -> Program | None:
-        """Return this program with denormal numbers taken as zero; None where it cannot be told to."""
+        """Return this program on one thread with denormal numbers taken as zero; None where it cannot be told to."""
         return None
 
     @property

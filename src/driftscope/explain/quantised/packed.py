@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
@@ -21,12 +20,13 @@ from driftscope.explain.quantised.undoing import (
 from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.formulas.quantisation import undone
-from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Observer, Step
+from driftscope.lift.reconcile.repaired import RepairedGraph
+from driftscope.lift.steps import Lifted, LiftedOutput, Observer, Step
 from driftscope.records.finding import Where
 
 
-class FloatGraph:
-    """Implements :class:`driftscope.lift.steps.Lifted`: another one, multiplying floats where it multiplies integers.
+class FloatGraph(RepairedGraph):
+    """A lifted program that multiplies floats where it multiplies integers.
 
     Parameters
     ----------
@@ -36,31 +36,22 @@ class FloatGraph:
     """
 
     def __init__(self, graph: Lifted, exact: Mapping[str, torch.Tensor]):
-        self.kind, self._graph, self._exact = graph.kind, graph, exact
-
-    def constants(self) -> Sequence[Constant]:
-        """Its constants, as stored."""
-        return self._graph.constants()
+        super().__init__(graph, ())
+        self._exact = exact
 
     def run(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
     ) -> list[LiftedOutput]:
         """Evaluate once in float64."""
         with undone(self._exact):
-            return self._graph.run(observe=observe, replace=replace)
-
-    def with_attribute(self, step: str, name: str, value: object) -> FloatGraph:
-        """Give it with another attribute of one step."""
-        changed = copy.copy(self)
-        changed._graph = self._graph.with_attribute(step, name, value)
-        return changed
+            return super().run(observe=observe, replace=replace)
 
     def constant_values(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """Evaluate the constant subgraphs alone."""
         with undone(self._exact):
-            return self._graph.constant_values(observe=observe, replace=replace)
+            return super().constant_values(observe=observe, replace=replace)
 
 
 def packed_quantisation(evidence: Evidence) -> Quantisation | None:

@@ -65,8 +65,7 @@ def denormals(runner: Runner, base: RunVariant) -> AxisPlan:
 
     @contextlib.contextmanager
     def flushing(program: Program) -> Iterator[Program]:
-        with program.on_threads(1) as alone:
-            yield alone.flushing_denormals() or alone
+        yield program.flushing_denormals() or program
 
     usual, flushed = RunVariant(setting=_on(1)), RunVariant(setting=flushing)
     return AxisPlan(

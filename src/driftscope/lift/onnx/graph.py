@@ -78,9 +78,7 @@ class LiftedOnnx:
         Attributes and computed constants are those a run meets, so the graph is evaluated once if it has not
         been yet. Stored values are decoded anew on every call.
         """
-        if self._seen is None:
-            self.run()
-        seen = self._seen or Seen()
+        seen = self._known()
         found = [
             Constant(
                 name=name,
@@ -119,10 +117,10 @@ class LiftedOnnx:
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """Evaluate the constant subgraphs alone, in float64 (see :meth:`~driftscope.lift.steps.Lifted`)."""
-        if self._seen is None:
-            self.run()  # tables are computed from sizes too, and these come of a run
+        # Tables are computed from sizes too, and these come of a run.
+        sizes = self._known().sizes
         evaluation = ConstantEvaluation(self._device, self._expand, Seen(), observe, self._checked(replace or {}))
-        return evaluation.values_of(self._plan, self._seen.sizes if self._seen is not None else {})
+        return evaluation.values_of(self._plan, sizes)
 
     def with_attribute(self, step: str, name: str, value: object) -> LiftedOnnx:
         """Give the graph with another attribute of one node (see :class:`~driftscope.lift.steps.Lifted`)."""
@@ -137,12 +135,16 @@ class LiftedOnnx:
         changed._seen = None
         return changed
 
+    def _known(self) -> Seen:
+        """What a run meets; the graph is evaluated once if it has not been yet."""
+        if self._seen is None:
+            self.run()
+        return self._seen or Seen()
+
     def _checked(self, replace: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         if not replace:
             return replace
-        if self._seen is None:
-            self.run()
-        seen = self._seen or Seen()
+        seen = self._known()
         shapes: dict[str, Sequence[int]] = {name: stored.shape for name, stored in seen.stored.items()}
         shapes |= {name: c.value.shape for name, c in (*seen.attributes.items(), *seen.computed.items())}
         for name, value in replace.items():

@@ -320,7 +320,7 @@ def _exported_file(path: FilePath, **options: Any) -> Program:
 
 
 def _script_file(path: FilePath, **options: Any) -> Program:
-    from driftscope.programs.runtimes.torchscript_process import TorchScriptProgram
+    from driftscope.programs.runtimes.torchscript.process import TorchScriptProgram
 
     name, inputs = options.pop("name", None), options.pop("inputs", None)
     _refuse_unknown("TorchScript program", options)

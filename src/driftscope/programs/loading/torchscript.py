@@ -3,7 +3,7 @@
 TorchScript is code, with operators that read and write files. Two things keep a stranger's file from using them: no
 method of it runs while it is loaded (``__setstate__`` and C++ classes are refused before), and the graph that would
 run is checked, inlined and operator by operator, before it is called. Both happen in a worker process, see
-:mod:`driftscope.programs.runtimes.torchscript_worker`.
+:mod:`driftscope.programs.runtimes.torchscript.worker`.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class OnnxProgram(Program):
         return self.model
 
     def flushing_denormals(self) -> Program:
-        return self.variant(config=(*self.setup.config, ("session.set_denormal_as_zero", "1")))
+        return self.variant(threads=1, config=(*self.setup.config, ("session.set_denormal_as_zero", "1")))
 
     @property
     def layouts(self) -> tuple[str, ...]:

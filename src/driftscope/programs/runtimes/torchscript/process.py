@@ -21,7 +21,7 @@ from driftscope.programs.isolation.process import MARK
 from driftscope.programs.isolation.workers import WorkerPool
 from driftscope.programs.loading.pt2 import read_exported_bytes
 from driftscope.programs.protocol import Bound, Program, TorchSource
-from driftscope.programs.runtimes import torchscript_worker as worker
+from driftscope.programs.runtimes.torchscript import worker
 from driftscope.programs.torch_run import fresh
 from driftscope.programs.value_trees import flatten, unflatten
 
@@ -146,7 +146,7 @@ def _asked(stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
     pool = _POOLS.get(os.getpid())
     if pool is None:
         pool = _POOLS.setdefault(
-            os.getpid(), WorkerPool(1, preload=("driftscope.programs.runtimes.torchscript_worker",))
+            os.getpid(), WorkerPool(1, preload=("driftscope.programs.runtimes.torchscript.worker",))
         )
     try:
         return pool.submit(function, *arguments).result()

@@ -15,7 +15,7 @@ import torch
 from driftscope.errors import CannotLift, ProgramError, RuntimeRefused
 from driftscope.programs.loading.torchscript import check_graph, packed_script
 from driftscope.programs.pytrees import tree_leaves
-from driftscope.programs.runtimes.torchscript_recording import recorded_graph
+from driftscope.programs.runtimes.torchscript.recording import recorded_graph
 from driftscope.programs.torch_run import words_of
 
 RUNTIME = "TorchScript"
