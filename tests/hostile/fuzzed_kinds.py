@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import random
+import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 import onnx
 import torch
 
-from driftscope.errors import DriftscopeError, Exit
+from driftscope.errors import DriftscopeError, Exit, RuntimeRefused
 from hostile import exported_files, large_files, mutations, running_kinds
 
 Write = Callable[[int, Path], Path]
@@ -98,6 +99,42 @@ def _exported() -> Kind:
             module(torch.ones(3, 4), {"k": torch.ones(4)})
 
     return Kind(_files([("a.pt2", stream.getvalue())], _by_suffix), act)
+
+
+def _scripts() -> Kind:
+    """TorchScript files, loaded, held against allowed operators and run as the worker does."""
+    from driftscope.programs.runtimes.torchscript import worker
+
+    stream = io.BytesIO()
+    torch.jit.save(torch.jit.trace(exported_files.affine(), (torch.ones(3, 4), {"k": torch.ones(4)})), stream)
+    calls = re.compile(rb"torch\.\w+|ops\.\w+\.\w+|annotate|_0")
+
+    def change(name: str, data: bytes, rng: random.Random) -> bytes:
+        if rng.random() < 0.5:
+            return _by_suffix(name, data, rng)
+        # Another call in the code: most of these names exist, some reach files or Python.
+        other = rng.choice(
+            (b"torch.save", b"torch.from_file", b"ops.aten.from_file", b"ops.prim.PythonOp", b"__torch__.Affine",
+             b"torch.mm", b"torch.add", b"torch.cos", b"ops.prim.RaiseException", b"ops.aten.manual_seed",
+             b"ops.prim.unchecked_cast")
+        )  # fmt: skip
+        made = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(data)) as archive, zipfile.ZipFile(made, "w") as target:
+            for member in archive.namelist():
+                inside = archive.read(member)
+                found = list(calls.finditer(inside)) if member.endswith(".py") else []
+                if found:
+                    at = rng.choice(found)
+                    inside = inside[: at.start()] + other + inside[at.end() :]
+                target.writestr(member, inside)
+        return made.getvalue()
+
+    def act(path: Path) -> None:
+        worker.make(0, str(path))
+        with contextlib.suppress(RuntimeRefused):  # TorchScript's own words are an answer
+            worker.run(0, str(path), (torch.ones(3, 4), {"k": torch.ones(4)}), {}, 1)
+
+    return Kind(_files([("a.pt", stream.getvalue())], change), act)
 
 
 def _models() -> Kind:
@@ -292,6 +329,7 @@ def _commands() -> Kind:
 
 KINDS: dict[str, Callable[[Path], Kind]] = {
     "exported programs": lambda folder: _exported(),
+    "TorchScript files": lambda folder: _scripts(),
     "ONNX models": lambda folder: _models(),
     "inputs": lambda folder: _inputs(),
     "specs": lambda folder: _specs(),

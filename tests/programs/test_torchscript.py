@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from typing import NamedTuple
 
 import pytest
@@ -75,6 +76,15 @@ class Restored(nn.Module):
         return x + self.add
 
 
+class Raising(nn.Module):
+    """Its code calls ``ops.prim.RaiseException``, which is allowed."""
+
+    def forward(self, x: Tensor):
+        if x.dim() > 3:
+            raise ValueError("x has too many dimensions")
+        return torch.add(x, 1)
+
+
 class Asserting(nn.Module):
     def forward(self, x: Tensor):
         assert x.dim() == 3, "x must have rank 3"
@@ -137,6 +147,19 @@ def test_what_reaches_files_or_runs_while_it_is_loaded_is_refused(saved, tmp_pat
     with pytest.raises(ds.ProgramError, match=r"TorchScript program .* if you trust it, give file\.py:name"):
         ds.program(path)
     assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
+
+
+@pytest.mark.parametrize("call", ["ops.prim.PythonOp", "ops . prim.PythonOp", "(ops # a comment\n.prim.PythonOp)"])
+def test_an_operation_that_crashes_the_compiler_is_refused_before_it_is_compiled(saved, call):
+    path = saved(Raising())
+    assert ds.program(path)([torch.ones(2)]).tolist() == [2.0, 2.0]
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data.replace(b"torch.add", call.encode()))
+    with pytest.raises(ds.ProgramError, match="a TorchScript program with a call of prim::PythonOp; if you trust it"):
+        ds.program(path)
 
 
 def test_a_program_that_raises_is_told_in_its_own_words(saved):

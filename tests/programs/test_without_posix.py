@@ -68,7 +68,7 @@ def test_nothing_that_is_missing_is_needed_to_open_the_library_and_its_commands(
             print(pool.submit(divmod, 7, 2).exception())
     """
     said = python(elsewhere, "-c", code).stdout.splitlines()
-    assert said == ["(3, 1)", "the process ended itself with exit status 1"]
+    assert said == ["(3, 1)", "the process could not start: ModuleNotFoundError: No module named 'no_such_module_here'"]
     assert list((elsewhere / "tmp").iterdir()) == []
 
 

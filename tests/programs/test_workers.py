@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from driftscope.errors import InputError
+from driftscope.explain.refusals import death_finding
 from driftscope.programs.isolation.failures import Fate, WorkerDied, death_of, failure_of
+from driftscope.programs.isolation.memory import held_bytes, resident_bytes
 from driftscope.programs.isolation.workers import Limits, WorkerPool
 from programs import worker_tasks as tasks
 
@@ -72,6 +74,28 @@ def test_what_stays_within_its_limits_is_not_stopped():
     with WorkerPool(1, limits=AMPLE) as pool:
         assert pool.submit(tasks.hold, 100).result() == 100 << 20
         assert pool.submit(time.sleep, 0.5).result() is None
+
+
+def test_a_worker_that_cannot_start_says_why_and_no_program_is_blamed():
+    with WorkerPool(1, preload=("no_such_module",)) as pool:
+        failure = failure_of(pool.submit(tasks.square, 3).exception())
+    assert failure.words == "the process could not start: ModuleNotFoundError: No module named 'no_such_module'"
+    assert "import driftscope" in death_finding(failure.code, failure.words, {}).fix
+    ended = failure_of(death_of(3, out_of_memory=False, last_words=""))
+    assert "os._exit" in death_finding(ended.code, ended.words, {}).fix
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process is counted by itself")
+def test_memory_is_counted_with_what_a_process_started_and_shared_memory_once():
+    with WorkerPool(1, limits=AMPLE) as pool:
+        pool.submit(tasks.square, 3).result()
+        before = held_bytes(os.getpid()) - resident_bytes(os.getpid())
+        pool.submit(tasks.keep, 60).result()
+        kept = held_bytes(os.getpid()) - resident_bytes(os.getpid())
+        pool.submit(tasks.keep_shared, 60).result()
+        shared = held_bytes(os.getpid()) - resident_bytes(os.getpid())
+    assert kept - before > 50 << 20
+    assert shared - kept < 10 << 20
 
 
 def test_a_worker_killed_between_two_tasks_costs_no_task():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 import sys
@@ -34,6 +35,19 @@ def fill_memory() -> None:
 
 def hold(megabytes: int) -> int:
     return len(b"x" * (megabytes << 20))
+
+
+_KEPT: list[object] = []
+
+
+def keep(megabytes: int) -> None:
+    _KEPT.append(b"x" * (megabytes << 20))
+
+
+def keep_shared(megabytes: int) -> None:
+    memory = mmap.mmap(-1, megabytes << 20)  # anonymous and shared, as tensors handed from process to process are
+    memory.write(b"x" * (megabytes << 20))
+    _KEPT.append(memory)
 
 
 def kill_itself() -> None:

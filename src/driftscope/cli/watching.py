@@ -244,7 +244,7 @@ class _Watch:
         if pid:  # something it started may hold the pipe open
             self._ended.died = self._named(os.waitstatus_to_exitcode(status))
             return
-        used = memory.resident_bytes(self._child)
+        used = memory.held_bytes(self._child)
         if used > self._memory:
             words = f"it held {gib(used)}, more than its memory limit of {gib(self._memory)}"
             self._ended.died = WorkerDied(Fate.OUT_OF_MEMORY, words)

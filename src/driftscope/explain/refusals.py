@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from driftscope.errors import DriftscopeError, InputError, ProgramError, RuntimeCrashed, RuntimeRefused
-from driftscope.programs.isolation.failures import ENDED_ITSELF
+from driftscope.programs.isolation.failures import ENDED_ITSELF, NOT_STARTED
 from driftscope.records.finding import Finding, Where
 from driftscope.records.user_code import innermost
 
@@ -194,6 +194,8 @@ def death_finding(code: str, words: str, facts: Mapping[str, Any]) -> Finding:
 def _fix_of_death(code: str, words: str) -> str:
     if ENDED_ITSELF in words:
         return "Take out what ends the process: os._exit in the program, or exit in native code that it calls."
+    if NOT_STARTED in words:
+        return "Find out why python with the same environment does not start there: `import driftscope` shows it."
     return _CRASH_FIXES[code]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -321,8 +321,8 @@ class GraphEvaluation:
             where=plan.where,
             input_names=plan.inputs,
             output_names=plan.outputs,
-            inputs=[_tensor_or_none(data) for data in inputs],
-            outputs=[_tensor_or_none(v.data) for v in outputs],
+            inputs=_tensors(inputs),
+            outputs=_tensors(v.data for v in outputs),
             formats=[v.format for v in outputs],
             rounding=rounding,
             attributes=plan.attributes,
@@ -372,8 +372,8 @@ class ConstantEvaluation(GraphEvaluation):
         return self._frontier(value, name, None) if value.constant and _is_real(value.format) else value
 
 
-def _tensor_or_none(data: Any) -> torch.Tensor | None:
-    return data if isinstance(data, torch.Tensor) else None
+def _tensors(values: Iterable[Any]) -> list[torch.Tensor | None]:
+    return [data if isinstance(data, torch.Tensor) else None for data in values]
 
 
 def _is_real(format: Format) -> bool:

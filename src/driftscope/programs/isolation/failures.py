@@ -69,8 +69,10 @@ class TaskFailure:
     last_words: str = ""
 
 
-#: How the words begin for a process that was not killed but called an exit function.
+#: How the words begin for a process that was not killed but called an exit function,
 ENDED_ITSELF = "the process ended itself"
+#: and for one that came to no task.
+NOT_STARTED = "the process could not start"
 
 # What allocators say that report by a general error: torch (CPU, CUDA), the C++ library, onnxruntime's arenas.
 _MEMORY_WORDS = re.compile(
@@ -112,6 +114,14 @@ def ran_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and bool(_MEMORY_WORDS.search(str(error)))
     )
+
+
+def before_a_task(died: WorkerDied) -> WorkerDied:
+    """Say of a process that ended before it took a task that it could not start, in the last line it printed."""
+    if not died.words.startswith(ENDED_ITSELF):
+        return died
+    said = died.last_words.strip().rpartition("\n")[2] or died.words.removeprefix(ENDED_ITSELF).strip()
+    return WorkerDied(died.fate, f"{NOT_STARTED}: {said[:200]}", died.last_words)
 
 
 def death_of(status: int, *, out_of_memory: bool, last_words: str) -> WorkerDied:

@@ -17,7 +17,14 @@ from typing import Any
 from driftscope.errors import InputError
 from driftscope.programs.isolation import memory
 from driftscope.programs.isolation.breadcrumbs import SIGN
-from driftscope.programs.isolation.failures import Fate, RemoteTrace, WorkerDied, death_of, ran_out_of_memory
+from driftscope.programs.isolation.failures import (
+    Fate,
+    RemoteTrace,
+    WorkerDied,
+    before_a_task,
+    death_of,
+    ran_out_of_memory,
+)
 from driftscope.programs.isolation.process import DONE, STARTED, WorkerSetting
 from driftscope.programs.isolation.starting import Launch, end_with_children, start
 
@@ -136,7 +143,10 @@ class Supervised:
         setting = WorkerSetting(self._launch.main, os.getpid(), self._launch.preload)
         with contextlib.suppress(BrokenPipeError):  # it died already: waiting for its answer says of what
             running.link.send_bytes(pickle.dumps(setting))
-        self._answer(running, _START_LIMIT, "the limit for starting")
+        try:
+            self._answer(running, _START_LIMIT, "the limit for starting")
+        except WorkerDied as died:
+            raise before_a_task(died) from None
         return running
 
     def _answer(self, running: _Running, seconds: float | None, limit: str) -> tuple[str, Any]:

@@ -27,6 +27,9 @@ from driftscope.programs.loading.pt2.vocabulary import SCRIPT_FUNCTIONS, SCRIPT_
 _NEEDED = re.compile(r"data\.pkl|constants\.pkl|version|byteorder|(data|constants)/\d+|code/[\w./]+\.py", re.ASCII)
 # Names that make loading run something: a method of the file's own, or one of a C++ class.
 _RUN_AT_LOAD = {b"__setstate__": "a method that runs while it is loaded", b"torch.classes": "an object of a C++ class"}
+# The interpreter's own operations; between the words of a name its parser takes spaces, line ends and comments.
+_BETWEEN = rb"(?:\s|\\|#[^\n]*\n)*"
+_OF_INTERPRETER = re.compile(rb"\bops%b\.%bprim%b\.%b(\w+)" % ((_BETWEEN,) * 4))
 
 
 def packed_script(path: FilePath) -> io.BytesIO:
@@ -41,13 +44,23 @@ def packed_script(path: FilePath) -> io.BytesIO:
     with opened(path, str(path), ProgramError) as archive, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
         for name, inner in _members(archive, path):
             data = archive.read(name)
-            if inner.endswith((".py", ".pkl")):
-                for word, what in _RUN_AT_LOAD.items():
-                    if word in data:
-                        raise ProgramError(f"{path} is a TorchScript program with {what}; {trusted(path)}")
+            reason = _danger(data) if inner.endswith((".py", ".pkl")) else None
+            if reason:
+                raise ProgramError(f"{path} is a TorchScript program with {reason}; {trusted(path)}")
             target.writestr(f"script/{inner}", data)
     made.seek(0)
     return made
+
+
+def _danger(data: bytes) -> str | None:
+    """Return what loading code or a pickle would run, or trip over."""
+    for word, what in _RUN_AT_LOAD.items():
+        if word in data:
+            return what
+    for operation in map(bytes.decode, _OF_INTERPRETER.findall(data)):
+        if operation not in SCRIPT_NODES:  # compiling PythonOp reads an address that no file can fill
+            return f"a call of prim::{operation}"
+    return None
 
 
 def trusted(path: FilePath) -> str:

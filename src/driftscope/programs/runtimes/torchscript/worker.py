@@ -86,7 +86,7 @@ def exported(number: int, path: str, args: tuple[Any, ...], kwargs: Mapping[str,
     Raises
     ------
     CannotLift
-        If torch cannot export it.
+        If its run cannot be recorded, or torch cannot export it.
     """
     module = _module(number, path)
     made = io.BytesIO()
@@ -94,11 +94,14 @@ def exported(number: int, path: str, args: tuple[Any, ...], kwargs: Mapping[str,
         with _buffers_kept(module), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             graph = recorded_graph(module, args, kwargs)
+    except RuntimeError as error:  # what TorchScript's interpreter makes of any error of a program
+        raise CannotLift(f"the TorchScript program cannot be recorded: {_words(error)[:200]}") from None
+    tensors = tuple(leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor))
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tensors = tuple(leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, torch.Tensor))
             torch.export.save(torch.export.export(graph, tensors), made)
-    except Exception as error:  # whatever tracing may raise
+    except Exception as error:  # nothing but torch runs here, and its exporter raises a dozen classes
         raise CannotLift(f"torch cannot export the TorchScript program: {_words(error)[:200]}") from None
     return made.getvalue()
 
