@@ -128,6 +128,7 @@ _TABLE = (
     ("S032", "plain ONNX silently wrong", "The ONNX file of a plain export is silently wrong at these shapes."),
     ("S033", "model changes itself", "A call changes what the model holds, so that a later call meets another model."),
     ("S034", "complex results as pairs", "An ONNX file returns complex numbers as real ones with one more axis of 2."),
+    ("S035", "ways left out", "One export takes long, so fewer ways of exporting were tried."),
     ("I001", "rows meet", "A row's result depends on the content of the other rows of its batch."),
     ("I002", "batch size changes result", "A row's result changes with the size of its batch, by more than rounding."),
     ("I003", "padding changes result", "Padding, or what stands in it, changes results at positions that are none."),

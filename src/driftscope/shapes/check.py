@@ -11,6 +11,7 @@ from driftscope.records.finding import Finding
 from driftscope.shapes.broadcasting import Configuration
 from driftscope.shapes.capture.candidates import Candidate
 from driftscope.shapes.capture.export import Capture
+from driftscope.shapes.capture.export_costs import ExportCosts
 from driftscope.shapes.capture.inference import WantedAxes
 from driftscope.shapes.conditions.relations import Relations
 from driftscope.shapes.covering.bounding import Bounding, Bounds
@@ -62,6 +63,8 @@ class Check:
     domain: Domain = field(default_factory=Domain)
     findings: list[Finding] = field(default_factory=list)
     targets: tuple[str, ...] = ()
+    #: Targets that the user named: they are asked whatever it takes.
+    ordered: bool = False
     onnx_path: Path | None = None
     times: dict[str, float] = field(default_factory=dict)
     broadcasts: list[Configuration] = field(default_factory=list)
@@ -70,6 +73,8 @@ class Check:
     #: What each target was made under, where converting it assumed more than the trace did.
     made_under: dict[str, Relations] = field(default_factory=dict)
     runners: dict[str, ExportTarget] = field(default_factory=dict)
+    #: What exports took; further ones are left out where they take long.
+    exports: ExportCosts = field(default_factory=ExportCosts)
     _bounds: dict[str, Bounds | None] = field(default_factory=dict)
 
     @property

@@ -79,7 +79,9 @@ def check_shapes(
     if isinstance(model, ExportedProgram):
         raise InputError("an ExportedProgram is no longer the model it was made of; give the module that was exported")
     names = wanted_targets(targets) if onnx is None or targets is not None else (ONNX,)
-    check = Check(model, effort or Effort(), targets=names, onnx_path=None if onnx is None else Path(onnx))
+    path = None if onnx is None else Path(onnx)
+    ordered = targets is not None or path is not None
+    check = Check(model, effort or Effort(), targets=names, onnx_path=path, ordered=ordered)
     for name, step in _STEPS:
         started = time.perf_counter()
         going_on = step(check, inputs, dynamic)
@@ -123,13 +125,12 @@ def _export(check: Check, *_: Any) -> bool:
     """Try ways of exporting until one is right everywhere; rank them."""
     if check.arguments is None or check.wanted is None or check.original is None:
         return False
-    search = CandidateSearch(check.model, check.arguments, check.wanted)
+    search = CandidateSearch(check.model, check.arguments, check.wanted, check.exports)
     for made in search.plain():
         _consider(check, made)
-    for mode in search.further():
-        if _is_full(check):
-            break
-        _consider(check, mode())
+    further = search.further()
+    while not _is_full(check) and (one := next(further, None)) is not None:
+        _consider(check, one)
     return check.chosen is not None
 
 

@@ -10,6 +10,7 @@ from driftscope.errors import DependencyMissing, DriftscopeError, InputError, Ru
 from driftscope.records.finding import Finding
 from driftscope.shapes.attempts import Mode
 from driftscope.shapes.capture.export import Capture
+from driftscope.shapes.capture.export_costs import ExportCosts
 from driftscope.shapes.check import Check
 from driftscope.shapes.probe.aoti_target import AotiRunner
 from driftscope.shapes.probe.domain import probe
@@ -66,13 +67,17 @@ def ask_targets(check: Check, targets: Sequence[str]) -> bool:
         return True
     runners: list[ExportTarget] = [TorchRunner(UNGUARDED, capture.unguarded, original)]
     for name in targets:
+        if not check.ordered and not check.exports.may_convert:
+            check.exports.left_out.append(_TITLES[name])
+            check.findings.append(_not_converted(name, check.exports))
+            continue
         try:
             runners.append(_MAKERS[name](check, capture, original))
         except DependencyMissing:
             raise
         except DriftscopeError as error:
             check.findings.append(_not_asked(name, error))
-    if ONNX in targets:
+    if ONNX in targets and (check.ordered or check.exports.may_convert):
         runners += _plain_onnx(check, capture)
     check.runners.update({runner.name: runner for runner in runners})
     probe(original, runners, [*check.running, *check.refused], check.domain)
@@ -118,6 +123,18 @@ def _aoti(_check: Check, capture: Capture, _original: Original) -> ExportTarget:
 _MAKERS: dict[str, Callable[[Check, Capture, Original], ExportTarget]] = {ONNX: _onnx, AOTI: _aoti}
 
 _TITLES = {ONNX: "ONNX", AOTI: "AOTInductor"}
+
+
+def _not_converted(name: str, costs: ExportCosts) -> Finding:
+    return Finding(
+        "S030",
+        f"{_TITLES[name]} was not probed: exporting this model took {costs.fastest:.0f} s of processor time, and a"
+        f" converter traces it again",
+        why="nothing is known of this target",
+        fix=f'check_shapes(..., targets=("{name}",)) does it',
+        evidence={"target": name},
+        note=True,
+    )
 
 
 def _not_asked(name: str, error: DriftscopeError) -> Finding:

@@ -11,6 +11,7 @@ from torch.export import Dim
 
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.capture.export import Capture, Refusal, capture
+from driftscope.shapes.capture.export_costs import ExportCosts
 from driftscope.shapes.capture.inference import WantedAxes, dim_name
 from driftscope.shapes.capture.repairing import Repaired, repaired
 from driftscope.shapes.conditions.expressions import Operation, Term
@@ -89,17 +90,29 @@ class CandidateSearch:
         The example.
     wanted : WantedAxes
         Which axes may vary, and what the user said of them.
+    costs : ExportCosts, optional
+        What exports of this model took so far; decides whether further ways are tried.
     """
 
-    def __init__(self, model: Callable[..., Any], arguments: Arguments, wanted: WantedAxes):
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        arguments: Arguments,
+        wanted: WantedAxes,
+        costs: ExportCosts | None = None,
+    ):
         self.model = model
         self.arguments = arguments
         self.wanted = wanted
+        self.costs = costs or ExportCosts()
         self._relations: Relations | None = None
 
     def attempt(self, one: Attempt) -> Capture | Refusal:
         """Export one way."""
-        return capture(self.model, self.arguments, one)
+        return self.costs.timed(lambda: capture(self.model, self.arguments, one))
+
+    def _repaired(self, first: Attempt) -> Repaired:
+        return repaired(first, self.attempt, lambda: self.costs.may_go_on)
 
     def hinted(self, mode: Mode, hint: Any) -> Attempt:
         """The same hint for every axis that may vary."""
@@ -107,11 +120,11 @@ class CandidateSearch:
 
     def automatic(self) -> Candidate:
         """Everything left to torch: what it finds is where the other candidates start."""
-        return Candidate(Mode.AUTO.value, repaired(self.hinted(Mode.AUTO, Dim.AUTO), self.attempt))
+        return Candidate(Mode.AUTO.value, self._repaired(self.hinted(Mode.AUTO, Dim.AUTO)))
 
     def oblivious(self) -> Candidate:
         """The same with sizes 0 and 1 traced like any other."""
-        return Candidate(Mode.OBLIVIOUS.value, repaired(self.hinted(Mode.OBLIVIOUS, Dim.AUTO), self.attempt))
+        return Candidate(Mode.OBLIVIOUS.value, self._repaired(self.hinted(Mode.OBLIVIOUS, Dim.AUTO)))
 
     def unbacked(self, relations: Relations | None) -> Candidate:
         """Nothing assumed of sizes, but for those that every trace fixed."""
@@ -134,14 +147,14 @@ class CandidateSearch:
         if self.wanted.said is not None or not any(len(g) > 1 for g in self.wanted.classes.groups):
             return None
         sizes = named_sizes(self.wanted)
-        return Candidate("from the inputs", repaired(Attempt(_mode_of(sizes), sizes), self.attempt))
+        return Candidate("from the inputs", self._repaired(Attempt(_mode_of(sizes), sizes)))
 
     def related(self, relations: Relations) -> Candidate | None:
         """Named Dims that say what a trace found; None where it found nothing that names can say."""
         sizes = sizes_from(relations, self.wanted)
         if not any(isinstance(size, Dim) for size in sizes):
             return None
-        repair = repaired(Attempt(_mode_of(sizes), sizes), self.attempt)
+        repair = self._repaired(Attempt(_mode_of(sizes), sizes))
         if isinstance(repair.result, Capture):
             told = with_lines(repair.result.relations, relations)
             repair = dataclasses.replace(repair, result=dataclasses.replace(repair.result, relations=told))
@@ -152,15 +165,21 @@ class CandidateSearch:
         first = self.automatic()
         yield first
         self._relations = first.capture.relations if first.capture is not None else None
+        # What the user said is an order, whatever it costs.
         for made in (self.said(), self.inferred()):
             if made is not None:
                 yield made
-        if self._relations is not None and (made := self.related(self._relations)) is not None:
+        if self._relations is None or not self.costs.allows("a spec of named Dims"):
+            return
+        if (made := self.related(self._relations)) is not None:
             yield made
 
-    def further(self) -> tuple[Callable[[], Candidate], ...]:
+    def further(self) -> Iterator[Candidate]:
         """What needs more than a spec; worth trying where nothing plain is right everywhere."""
-        return (self.oblivious, lambda: self.unbacked(self._relations))
+        if self.costs.allows(Mode.OBLIVIOUS.value):
+            yield self.oblivious()
+        if self.costs.allows(Mode.UNBACKED.value):
+            yield self.unbacked(self._relations)
 
 
 def with_lines(relations: Relations, known: Relations) -> Relations:

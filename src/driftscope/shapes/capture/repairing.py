@@ -51,7 +51,7 @@ class Repaired:
     rejected: tuple[str, ...] = ()
 
 
-def repaired(first: Attempt, attempt: Try) -> Repaired:
+def repaired(first: Attempt, attempt: Try, going_on: Callable[[], bool] = lambda: True) -> Repaired:
     """Export, and change the spec until it is accepted.
 
     Parameters
@@ -59,6 +59,8 @@ def repaired(first: Attempt, attempt: Try) -> Repaired:
     first : Attempt
     attempt : callable
         Exports one attempt.
+    going_on : callable
+        Whether one more attempt is worth its time.
     """
     steps: list[RepairStep] = []
     rejected: list[str] = []
@@ -66,7 +68,7 @@ def repaired(first: Attempt, attempt: Try) -> Repaired:
     current = first
     while True:
         result = attempt(current)
-        if isinstance(result, Capture) or len(steps) == _MOST_STEPS:
+        if isinstance(result, Capture) or len(steps) == _MOST_STEPS or not going_on():
             return Repaired(result, tuple(steps), tuple(dict.fromkeys(rejected)))
         following = None
         for change in (_suggested, _violated, _specialised, _loosened):

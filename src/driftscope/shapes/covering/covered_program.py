@@ -149,6 +149,7 @@ def cover_shapes(
             directions,
             MemberRunners(asked, target),
             effort or CoverEffort(),
+            search.costs,
         )
         choice = looking.search(itertools.chain([first] if first else [], captures))
     asked.original.state.put_back(thoroughly=True)
@@ -164,6 +165,8 @@ def _captures(search: CandidateSearch) -> Iterator[Capture]:
     first = search.automatic().capture
     if first is not None:
         yield first
+        if search.costs.dear:
+            return
     for made in (search.oblivious, lambda: search.unbacked(first.relations if first is not None else None)):
         capture = made().capture
         if capture is not None:

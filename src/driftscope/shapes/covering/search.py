@@ -18,6 +18,7 @@ from driftscope.errors import RuntimeRefused
 from driftscope.programs.feeding.feeds import Inputs
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.capture.export import Capture, capture
+from driftscope.shapes.capture.export_costs import ExportCosts
 from driftscope.shapes.conditions.expressions import Term
 from driftscope.shapes.conditions.predicates import all_of
 from driftscope.shapes.conditions.relations import Relations
@@ -106,6 +107,8 @@ class CoverSearch:
     make_runner : callable
         Runs a capture without its checks; may raise :class:`RuntimeRefused`.
     effort : CoverEffort
+    costs : ExportCosts, optional
+        What exports took so far: where one takes long, holes stay open.
     """
 
     def __init__(
@@ -116,6 +119,7 @@ class CoverSearch:
         directions: Sequence[Direction],
         make_runner: MakeRunner,
         effort: CoverEffort = CoverEffort(),
+        costs: ExportCosts | None = None,
     ):
         self.original = original
         self.points = list(points)
@@ -124,6 +128,7 @@ class CoverSearch:
         self.directions = directions
         self.make_runner = make_runner
         self.effort = effort
+        self.costs = costs or ExportCosts()
         self.hopeless: set[Point] = set()
 
     def search(self, captures: Iterable[Capture]) -> Choice:
@@ -182,7 +187,10 @@ class CoverSearch:
         deadline = time.process_time() + self.effort.seconds
         dead: set[tuple[int, ...]] = set()
         while (
-            len(chosen) < self.effort.programs and time.process_time() < deadline and len(dead) < self.effort.failures
+            len(chosen) < self.effort.programs
+            and time.process_time() < deadline
+            and len(dead) < self.effort.failures
+            and not self.costs.dear
         ):
             hole = self._hole(chosen, dead)
             if hole is None:

@@ -14,6 +14,7 @@ from driftscope.records.finding import Finding, Where
 from driftscope.shapes.attempts import Mode
 from driftscope.shapes.capture.candidates import Candidate
 from driftscope.shapes.capture.export import Refusal
+from driftscope.shapes.capture.export_costs import ExportCosts
 from driftscope.shapes.check import Check
 from driftscope.shapes.conditions.expressions import Number, Operation, text
 from driftscope.shapes.conditions.naming import Sources
@@ -245,6 +246,8 @@ def _remarks(check: Check) -> Iterator[Finding]:
     yield from map(_moved, capture.relations.unread)
     yield from _unspeakable(check)
     yield from _mode_that_covers_more(check)
+    if check.exports.left_out:
+        yield _left_out(check.exports)
     by_data = [one for one in capture.relations if one.kind == "assert" and not one.names]
     if by_data:
         yield Finding(
@@ -254,6 +257,17 @@ def _remarks(check: Check) -> Iterator[Finding]:
             where=_where(by_data[0]),
             note=True,
         )
+
+
+def _left_out(costs: ExportCosts) -> Finding:
+    return Finding(
+        "S035",
+        f"exporting this model takes {costs.fastest:.1f} s of processor time, so not all was tried; left out:"
+        f" {', '.join(costs.left_out)}",
+        why="each of them exports the model again",
+        evidence={"seconds": costs.fastest, "left_out": list(costs.left_out)},
+        note=True,
+    )
 
 
 def _where(one: Clause) -> Where:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch.export import Dim
 
@@ -14,7 +15,7 @@ from driftscope.shapes.capture.export import Capture, capture
 from driftscope.shapes.check import Check
 from driftscope.shapes.findings.losses import Group
 from driftscope.shapes.findings.rewriting import Rewrite, rewrites
-from driftscope.shapes.probe.axes import arguments_of
+from driftscope.shapes.probe.axes import Arguments, arguments_of
 from driftscope.shapes.probe.domain import RIGHT, WRONG, Domain, probe
 from driftscope.shapes.probe.original import Original, Point
 from driftscope.shapes.probe.runners import TorchRunner
@@ -23,6 +24,7 @@ from driftscope.shapes.probe.runners import TorchRunner
 _TRIED = 12
 #: Most examples that the model is traced at for all findings together: a trace takes seconds.
 _EXAMPLES = 3
+_REWRITES, _OTHER_EXAMPLES = "expressions rewritten", "other examples to trace with"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,8 @@ class Remedies:
                 # What the chosen way fixed is what the rewrite may free.
                 sizes = tuple(Dim.AUTO if free else None for free in wanted.free)
                 for mode in (Mode.AUTO, Mode.OBLIVIOUS):
-                    result = capture(rewrite.model, chosen.arguments, Attempt(mode, sizes))
-                    made += [result] if isinstance(result, Capture) else []
+                    if self.check.exports.allows(_REWRITES):
+                        made += self._exported(rewrite.model, chosen.arguments, Attempt(mode, sizes))
             self._rewritten[rewrite.old] = made
         return self._rewritten[rewrite.old]
 
@@ -103,17 +105,20 @@ class Remedies:
             remedy = self._kept_by(made, point, points)
             if remedy is not None:
                 return remedy
-        if self._examples >= _EXAMPLES:
+        if self._examples >= _EXAMPLES or not check.exports.allows(_OTHER_EXAMPLES):
             return None
         self._examples += 1
         args, kwargs = check.original.inputs(points[0])
         arguments = arguments_of(check.model, Inputs(args=args, kwargs=kwargs))
         sizes = tuple(None if said is None else Dim.AUTO for said in check.capture.attempt.sizes)
-        made_here = capture(check.model, arguments, Attempt(Mode.AUTO, sizes))
-        if not isinstance(made_here, Capture):
-            return None
-        self._moved.append((points[0], made_here))
-        return self._kept_by(made_here, points[0], points)
+        for made_here in self._exported(check.model, arguments, Attempt(Mode.AUTO, sizes)):
+            self._moved.append((points[0], made_here))
+            return self._kept_by(made_here, points[0], points)
+        return None
+
+    def _exported(self, model: Callable[..., Any], arguments: Arguments, attempt: Attempt) -> list[Capture]:
+        made = self.check.exports.timed(lambda: capture(model, arguments, attempt))
+        return [made] if isinstance(made, Capture) else []
 
     def _kept_by(self, made: Capture, example: Point, points: Sequence[Point]) -> Remedy | None:
         """A program traced at another example, if it is right at some of the points and wrong at none."""

@@ -1,0 +1,68 @@
+"""A model that takes long to export is not exported in every way, and the report says what was left out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import driftscope as ds
+from driftscope.shapes.capture import export_costs
+from driftscope.shapes.capture.export_costs import ExportCosts
+
+
+class FixesItsSize(torch.nn.Module):
+    """Every way of exporting loses sizes: all of them are tried, and further examples too."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[i] * i for i in range(x.shape[0])])
+
+
+class Clock:
+    """A processor on which every export takes the same time."""
+
+    def __init__(self, seconds: float):
+        self.seconds, self.now = seconds, 0.0
+
+    def process_time(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+@pytest.mark.parametrize("seconds, further", [(0.5, 50), (2.0, 2), (20.0, 0)])
+def test_dear_exports_are_followed_by_fewer(monkeypatch, seconds, further):
+    monkeypatch.setattr(export_costs, "time", Clock(seconds))
+    costs = ExportCosts()
+    made = 0
+    while (not made or costs.allows("more")) and made <= 50:
+        costs.timed(lambda: None)
+        made += 1
+    assert made == further + 1
+    assert costs.left_out == ([] if seconds < 1 else ["more"])
+
+
+def test_a_slow_start_is_forgiven(monkeypatch):
+    clock = Clock(5.0)
+    monkeypatch.setattr(export_costs, "time", clock)
+    costs = ExportCosts()
+    costs.timed(lambda: None)
+    clock.seconds = 0.1
+    costs.timed(lambda: None)
+    assert costs.may_go_on
+    assert costs.exports == 2
+
+
+@pytest.mark.parametrize("seconds", [0.01, 40.0])
+def test_what_was_left_out_is_told(monkeypatch, seconds):
+    monkeypatch.setattr(export_costs, "time", Clock(seconds))
+    report = ds.check_shapes(FixesItsSize(), (torch.randn(3, 4),))
+    told = [finding for finding in report.findings if finding.code == "S035"]
+    unconverted = [f for f in report.findings if f.code == "S030" and "40 s" in f.what]
+    if seconds < 1:
+        assert not told
+        assert not unconverted
+    else:
+        assert told[0].evidence["left_out"]
+        assert told[0].note
+        assert unconverted
+        assert "onnx" not in report.record.targets
+    assert report.program is not None
