@@ -28,7 +28,7 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("seconds, further", [(0.5, 50), (2.0, 2), (20.0, 0)])
+@pytest.mark.parametrize(("seconds", "further"), [(0.5, 50), (2.0, 2), (20.0, 0)])
 def test_dear_exports_are_followed_by_fewer(monkeypatch, seconds, further):
     monkeypatch.setattr(export_costs, "time", Clock(seconds))
     costs = ExportCosts()

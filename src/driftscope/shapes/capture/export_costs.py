@@ -18,7 +18,7 @@ _DEAR = 8.0
 #: Seconds of processor time of one export, and how many more may follow the first one: fast ones are never counted,
 #: so that what small models are told depends on no machine.
 _MORE = ((1.0, math.inf), (_DEAR, 2.0), (math.inf, 0.0))
-#: Seconds of one export above which converting the program is left to who asks for it: it takes about three times as long.
+#: Seconds of one export above which the program is converted only where the user asks: that takes three times as long.
 _CONVERTED = 12.0
 
 
