@@ -1,12 +1,15 @@
 """Real architectures through real tools: honest pairs that must not be DIFFERENT, and planted bugs that must be found.
 
-Named alone: it takes hours. ``DRIFTSCOPE_ONLY='bert|llama'`` takes some architectures; rows are kept, and a sweep that
-was stopped goes on. What is printed is the table of the tools and every honest pair that is not answered rightly.
+Named alone: it takes hours. ``DRIFTSCOPE_ONLY='bert|llama'`` takes some architectures,
+``DRIFTSCOPE_TOOLS='saved|half'`` some tools; rows are kept, and a sweep that was stopped goes on. What is printed is
+the table of the tools and every honest pair that is not answered rightly.
 """
 
 from __future__ import annotations
 
 import copy
+import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -40,17 +43,26 @@ def cases(group: str) -> Iterator[Case]:
     except Exception as error:  # this version of the library has no such model
         raise Refused(f"{type(error).__name__}: {error}") from error
     with tempfile.TemporaryDirectory() as folder:
-        for tool in TOOLS:
+        for tool in filter(re.compile(os.environ.get("DRIFTSCOPE_TOOLS", "")).search, TOOLS):
             yield Case(tool, partial(_honest, model, inputs, tool, Path(folder)))
         try:
             exported = TOOLS["dynamo"](model, inputs, Path(folder))
         except Exception as error:
             raise Refused(f"dynamo: {type(error).__name__}: {error}") from error
         for k, (name, plant) in enumerate(BUGS.items()):
-            yield Case(f"bug-{name}", partial(_planted, model, plant, exported, inputs, k % 2 == 1), f"bug {name}")
+            ask = partial(_planted, model, plant, exported, inputs, k % 2 == 1)
+            yield Case(f"bug-{name}", ask, f"bug {name}", partial(_in_module, model, plant))
         for name, broken, node in planted(onnx.load(exported)):
             ask = partial(_broken, model, exported, broken, inputs)
             yield Case(f"graph-{name}", ask, f"bug at {node}", partial(names, guilty=node))
+
+
+def _in_module(model: nn.Module, plant: Callable[[nn.Module], str], finding: Any) -> bool:
+    """Whether a finding names the parameter that was changed, or the module that holds it."""
+    with torch.no_grad():
+        owner, _, name = plant(copy.deepcopy(model)).rpartition(".")
+    told = (str(finding.evidence.get(word)) for word in ("weight", "reference"))
+    return f"{owner}.{name}" in told or (bool(owner) and finding.where.module == owner)
 
 
 def _honest(model: nn.Module, inputs: tuple[torch.Tensor, ...], tool: str, folder: Path) -> Any:
@@ -82,7 +94,7 @@ def _outputs(model: bytes, inputs: tuple[torch.Tensor, ...]) -> list[bytes]:
 
 
 def _planted(
-    model: nn.Module, plant: Callable[[nn.Module], None], exported: Any, inputs: tuple[torch.Tensor, ...], back: bool
+    model: nn.Module, plant: Callable[[nn.Module], str], exported: Any, inputs: tuple[torch.Tensor, ...], back: bool
 ) -> Any:
     broken = copy.deepcopy(model)
     try:

@@ -188,9 +188,10 @@ def _row(label: str, case: Case) -> Row:
 def _first(found: Any, case: Case) -> dict[str, Any]:
     """Whether the first finding is at the right place, what it advises, and whether that was tried."""
     first = found.first
-    if first is None or case.placed is None:
+    if first is None:
         return {}
-    return {"placed": case.placed(first), "fix": first.fix, "verified": first.verified,
+    placed = {} if case.placed is None else {"placed": case.placed(first)}
+    return {**placed, "fix": first.fix, "verified": first.verified,
             "later": [f"{f.where}: {f.what}" for f in found.findings if not f.note and f is not first]}  # fmt: skip
 
 

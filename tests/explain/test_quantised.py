@@ -313,3 +313,69 @@ def test_an_expanded_token_is_matched_with_the_token_and_not_with_a_stranger_of_
     assert found[0].name == "token"
     assert grid.rounds(found[1])
     assert not grid.rounds(found[1] * 1.1)
+
+
+class Masked(nn.Module):
+    """Causal attention with an additive mask, as exporters write it."""
+
+    def __init__(self, masked: float):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.register_buffer("mask", torch.full((8, 8), masked).triu(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.inner(x).chunk(3, -1)
+        return self.outer(torch.softmax(2 * q @ k.transpose(-1, -2) + self.mask, -1) @ v)
+
+
+@pytest.mark.parametrize("layout", ["QDQ", "QOperator"])
+@pytest.mark.parametrize(("masked", "verdict"), [(-3.4e38, Verdict.DIFFERENT), (-20.0, Verdict.PRECISION)])
+def test_a_mask_that_takes_the_whole_range_is_named_and_one_that_leaves_the_scores_some_is_none(
+    layout: str, masked: float, verdict: Verdict, tmp_path: Path
+):
+    torch.manual_seed(0)
+    model, x = Masked(masked).eval(), torch.randn(2, 8, 16)
+    plain, small = str(tmp_path / "plain.onnx"), str(tmp_path / "small.onnx")
+    torch.onnx.export(model, (x,), plain, verbose=False, dynamo=False, input_names=["x"])
+
+    class Reader(CalibrationDataReader):
+        left = iter([{"x": x.numpy()}])
+
+        def get_next(self):
+            return next(self.left, None)
+
+    quantize_static(plain, small, Reader(), quant_format=QuantFormat[layout], activation_type=QuantType.QUInt8,
+                    weight_type=QuantType.QInt8, reduce_range=True)  # fmt: skip
+    for c in (ds.compare(model, small, (x,)), ds.compare(plain, small, (x,))):
+        assert c.verdict is verdict, c.reason
+        if verdict is Verdict.DIFFERENT:
+            assert c.first.code == "W012"
+            assert c.first.verified
+            assert "-3.4e+38" in c.first.what
+            assert "one integer" in c.first.what
+
+
+def recurrent_files(folder: Path) -> tuple[nn.Module, str, str]:
+    torch.manual_seed(0)
+    model = nn.LSTM(12, 8, batch_first=True, bidirectional=True).eval()
+    plain, small = str(folder / "plain.onnx"), str(folder / "small.onnx")
+    torch.onnx.export(model, (torch.randn(2, 5, 12),), plain, verbose=False, dynamo=False, input_names=["x"])
+    quantize_dynamic(plain, small, weight_type=QuantType.QInt8, op_types_to_quantize=["LSTM"], reduce_range=True)
+    return model, plain, small
+
+
+def test_a_dynamically_quantised_lstm_is_precision_and_with_a_wrong_scale_different(tmp_path: Path):
+    model, plain, small = recurrent_files(tmp_path)
+    x = torch.randn(2, 5, 12)
+    for a, b in ((model, small), (plain, small), (small, plain)):
+        c = ds.compare(a, b, (x,))
+        assert c.verdict is Verdict.PRECISION, c.reason
+        assert "2 integer tensors" in c.reason
+        assert "evaluated" not in c.reason
+    broken = onnx.load(small)
+    layer = next(n for n in broken.graph.node if n.op_type == "DynamicQuantizeLSTM")
+    scale = next(i for i in broken.graph.initializer if i.name == layer.input[8])
+    scale.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scale) * np.float32([1.0, 1.1]), scale.name))
+    c = ds.compare(model, broken, (x,))
+    assert c.verdict is Verdict.DIFFERENT, c.reason
+    assert c.first.code == "W012"

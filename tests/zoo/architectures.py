@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from . import families
+from .vision import VISION, load
 
 Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
@@ -137,6 +138,7 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "mobilenet": _mobilenet,
     **{name.lower(): functools.partial(_text, name, **more) for name, more in families.TEXT.items()},
     **{name.lower(): functools.partial(_image, name, **more) for name, more in families.IMAGE.items()},
+    **VISION,
     "perceptron": lambda: _plain(Perceptron(), 8, 16),
     "recurrent": lambda: _plain(Recurrent(), 2, 7, 16),
 }
@@ -144,6 +146,7 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
 
 def build(name: str) -> Made:
     """Make an architecture in evaluation mode; the same seed gives the same weights on one machine."""
+    load()
     torch.manual_seed(0)
     model, inputs = ARCHITECTURES[name]()
     return perturbed(model), inputs
@@ -154,8 +157,9 @@ def perturbed(model: nn.Module) -> nn.Module:
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for parameter in model.parameters():
-            # Biases of zero and gains of one would hide what is done to them.
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+            # Biases of zero and gains of one would hide what is done to them; a wide layer must not explode.
+            width = min(0.1, parameter[0].numel() ** -0.5) if parameter.ndim > 1 else 0.1
+            parameter.add_(width * torch.randn(parameter.shape, generator=generator))
         for key, buffer in model.named_buffers():
             if key.endswith("running_var"):
                 buffer.copy_(torch.rand(buffer.shape, generator=generator) + 0.5)

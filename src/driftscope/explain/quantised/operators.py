@@ -19,9 +19,10 @@ _FLOATS = {
     "QLinearConv": ("Conv", 2), "QLinearMatMul": ("MatMul", 2), "QGemm": ("Gemm", 2), "QLinearAdd": ("Add", 2),
     "QLinearMul": ("Mul", 2), "QLinearAveragePool": ("AveragePool", 1), "QLinearSigmoid": ("Sigmoid", 1),
     "QLinearGlobalAveragePool": ("GlobalAveragePool", 1), "QLinearLeakyRelu": ("LeakyRelu", 1),
-    "QLinearSoftmax": ("Softmax", 1),
+    "QLinearSoftmax": ("Softmax", 1), "QLinearConcat": ("Concat", 0), "QLinearWhere": ("Where", 2),
 }  # fmt: skip
-OPERATORS = frozenset(_FLOATS)
+_LSTM = "DynamicQuantizeLSTM"
+OPERATORS = frozenset({*_FLOATS, _LSTM})
 #: Attributes of the quantised operators alone.
 _OWN = frozenset({"channels_last", "opset"})
 
@@ -61,26 +62,25 @@ def taken_apart(model: onnx.ModelProto) -> onnx.ModelProto:
 def _parts(
     node: NodeProto, stored: dict[str, np.ndarray], store: Callable[[str, np.ndarray], str]
 ) -> Sequence[NodeProto]:
-    kind, triples = _FLOATS[node.op_type]
-    given = [*node.input, "", "", ""]
-    parts, operands = [], []
+    if node.op_type == _LSTM:
+        return _lstm(node)
+    kind = _FLOATS[node.op_type][0]
+    values, (scale, zero, bias), plain = _operands(node)
+    parts, operands = [], [*plain]
     transposed = any(a.name == "transB" and a.i for a in node.attribute)
     # A scale per output channel: rows of a convolution's weight, columns of a matrix.
     axis = 0 if kind == "Conv" or transposed else 1
-    for k in range(triples):
-        value = f"{given[3 * k]} for {node.output[0]}"
-        inputs = [name for name in given[3 * k : 3 * k + 3] if name]
-        parts.append(helper.make_node("DequantizeLinear", inputs, [value], node.name, axis=axis))
+    for triple in values:
+        value = f"{triple[0]} for {node.output[0]}"
+        while value in operands:  # one value twice
+            value += " again"
+        parts.append(helper.make_node("DequantizeLinear", [n for n in triple if n], [value], node.name, axis=axis))
         operands.append(value)
-    rest = given[3 * triples :]
-    if node.op_type == "QGemm":
-        bias, scale, zero = rest[:3]
-    else:
-        scale, zero, bias = rest[:3]
     if bias:
-        if not {given[1], given[4]} <= stored.keys():
+        scales = [triple[1] for triple in values]
+        if not stored.keys() >= set(scales):
             raise CannotLift(f"{node.op_type} ({node.output[0]}) has a bias, and a scale that the program computes")
-        factor = stored[given[1]].astype(np.float32) * stored[given[4]].astype(np.float32)
+        factor = stored[scales[0]].astype(np.float32) * stored[scales[1]].astype(np.float32)
         name = store(f"{node.output[0]}.bias_scale", np.asarray(factor, np.float32))
         inputs = [bias, name]
         parts.append(helper.make_node("DequantizeLinear", inputs, [f"{bias} for {node.output[0]}"], node.name, axis=0))
@@ -93,3 +93,30 @@ def _parts(
         inputs = [made, scale, *([zero] if zero else [])]
         parts.append(helper.make_node("QuantizeLinear", inputs, [node.output[0]], node.name))
     return parts
+
+
+def _operands(node: NodeProto) -> tuple[list[list[str]], tuple[str, str, str], list[str]]:
+    """The (value, scale, zero point) of each operand; scale and zero point of the result and a bias; plain inputs."""
+    triples, given = _FLOATS[node.op_type][1], [*node.input, "", "", ""]
+    if node.op_type == "QLinearConcat":
+        rest = list(node.input[2:])
+        return [rest[k : k + 3] for k in range(0, len(rest), 3)], (given[0], given[1], ""), []
+    plain = [given.pop(0)] if node.op_type == "QLinearWhere" else []
+    values, rest = [given[3 * k : 3 * k + 3] for k in range(triples)], given[3 * triples :]
+    scale, zero, bias = (rest[1], rest[2], rest[0]) if node.op_type == "QGemm" else rest[:3]
+    return values, (scale, zero, bias), plain
+
+
+def _lstm(node: NodeProto) -> list[NodeProto]:
+    """An LSTM behind its dequantised weights, which lie (directions, inputs, gates) in the quantised operator."""
+    given = [*node.input, *[""] * 12]
+    parts, weights = [], []
+    for k, scale in ((1, 8), (2, 10)):
+        floats, turned = (f"{given[k]} for {node.output[0]}{word}" for word in ("", " turned"))
+        inputs = [n for n in (given[k], *given[scale : scale + 2]) if n]
+        parts.append(helper.make_node("DequantizeLinear", inputs, [floats], node.name, axis=0))
+        parts.append(helper.make_node("Transpose", [floats], [turned], f"{node.name}.turned{k}", perm=[0, 2, 1]))
+        weights.append(turned)
+    layer = helper.make_node("LSTM", [given[0], *weights, *given[3:8]], node.output, f"{node.name}.LSTM")
+    layer.attribute.extend(node.attribute)
+    return [*parts, layer]

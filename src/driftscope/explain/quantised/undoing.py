@@ -20,6 +20,7 @@ from onnx import helper, numpy_helper
 from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
+from driftscope.explain.quantised.activations import Swallowed, swallowed
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
 from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
 from driftscope.lift.evidence import Evidence
@@ -117,13 +118,31 @@ def cost_of(
     weight: IntegerGrid, name: str, exact: torch.Tensor, clean: Sequence[LiftedOutput], moved: Sequence[LiftedOutput]
 ) -> dict[str, Any]:
     """What one weight's rounding alone does to the outputs, relative."""
+    own = rms(weight.value - exact) / (rms(exact) or math.inf)
+    return {"weight": name, "node": weight.name, "error": own, "output": off_by(clean, moved)}
+
+
+def off_by(clean: Sequence[LiftedOutput], moved: Sequence[LiftedOutput]) -> float:
+    """How far the outputs of one run are from those of another, relative: the largest."""
     shares = [
         rms(finite(m.value - c.value)) / (rms(finite(c.value)) or math.inf)
         for m, c in zip(moved, clean, strict=True)
         if m.value is not None and c.value is not None and c.value.is_floating_point()
     ]
-    own = rms(weight.value - exact) / (rms(exact) or math.inf)
-    return {"weight": name, "node": weight.name, "error": own, "output": max(shares, default=0.0)}
+    return max(shares, default=0.0)
+
+
+def _swallowed_finding(lost: Swallowed, cost: float) -> Finding:
+    made = lost.value.removesuffix(".floats").removesuffix("_quantized")
+    return Finding(
+        "W012",
+        f"the quantisation of {made} keeps nothing of it but its outliers: {lost.words}",
+        f"This one quantisation, with everything else in floats, puts the output off by {share(cost)}.",
+        f"Leave the node that computes {made} out of the quantisation (nodes_to_exclude).",
+        Where(node=lost.node.name or lost.node.output[0], operator=lost.node.op_type),
+        {"value": made, "scale": lost.scale, "farthest": lost.far, "rest": lost.rest, "output": cost,
+         "cause": lost.words},
+    )  # fmt: skip
 
 
 def float_weights(graph: Lifted) -> list[Constant]:
@@ -131,6 +150,16 @@ def float_weights(graph: Lifted) -> list[Constant]:
     floats = [c for c in graph.constants() if c.origin is not Origin.LITERAL and c.value.dtype.is_floating_point]
     # An exporter folds a batch norm into the layer before it; what is quantised is the fold.
     return [*(c for c in floats if c.value.numel() > 1), *folded_values(graph)]
+
+
+def computed_constants(graph: Lifted) -> list[Constant]:
+    """What a program computes from its constants alone, as rotary tables: exporters store and quantisers round it."""
+    found = graph.constant_values()
+    return [
+        Constant(name, value, Origin.COMPUTED, Where())
+        for name, value in found.items()
+        if value.dtype.is_floating_point and value.numel() > 1
+    ]
 
 
 def same_as(side: str, other: Lifted, floats: Lifted, evidence: Evidence) -> bool:
@@ -212,13 +241,13 @@ class _QuantisedSide:
     def __init__(self, side: str, source: OnnxSource, other: Lifted, evidence: Evidence):
         self.side, self.source, self.other, self.evidence = side, source, other, evidence
         self.graph = Graph(source.model)
-        self.constants = float_weights(other)
+        self.constants, self.computed = float_weights(other), computed_constants(other)
 
     def judge(self) -> Quantisation | None:
         """Match every weight, undo the quantisation, and hold what is left against the other side."""
         wrong, matched = [], list[tuple[Quantised, str, torch.Tensor]]()
         for weight in self.graph.weights(self.source.model.graph.node):
-            partner = weight.partner(self.constants)
+            partner = weight.partner(self.constants) or weight.partner(self.computed)
             if partner is None:
                 continue  # a number of its own, no weight
             constant, exact = partner
@@ -237,6 +266,9 @@ class _QuantisedSide:
         if not same:
             return None
         rows = self._costs(floats, matched)
+        lost = self._swallowed(floats, matched, max(float(row["output"]) for row in rows))
+        if lost:
+            return Quantisation(self.side, wrong=tried(lost, same))
         return as_quantised(self.side, [name for _, name, _ in matched], rows)
 
     def _scales(self) -> list[Finding]:
@@ -259,7 +291,24 @@ class _QuantisedSide:
                     found.append(Finding("W012", what, "", f"Give both one {word}.", where, {"cause": cause}))
         return found
 
-    def _undone(self, matched: Sequence[tuple[Quantised, str, torch.Tensor]]) -> onnx.ModelProto:
+    def _swallowed(
+        self, floats: Lifted, matched: Sequence[tuple[Quantised, str, torch.Tensor]], dearest: float
+    ) -> list[Finding]:
+        """Activations of which nothing is left, and which alone cost more than any weight does."""
+        nodes = self.source.model.graph.node
+        quantisers = {q.output[0]: q for q in map(self._quantiser, nodes) if q is not None}
+        found, clean = [], floats.run()
+        for lost in swallowed(floats, quantisers, self.graph)[:MEASURED]:
+            alone = lift_source(OnnxSource(self._undone(matched, lost.node), self.source.feeds))
+            cost = off_by(clean, alone.run())
+            if cost > dearest:
+                found.append(_swallowed_finding(lost, cost))
+        return sorted(found, key=lambda f: -float(f.evidence["output"]))
+
+    def _undone(
+        self, matched: Sequence[tuple[Quantised, str, torch.Tensor]], kept: onnx.NodeProto | None = None
+    ) -> onnx.ModelProto:
+        """The graph without its quantisation, but for one quantiser of an activation that is kept."""
         whole = onnx.ModelProto()
         whole.CopyFrom(self.source.model)
         undone = _Undone(whole, self.graph)
@@ -271,6 +320,7 @@ class _QuantisedSide:
         moved = {id(w.mover): f"undone.{k}" for k, (w, _, _) in enumerate(matched) if w.mover is not None}
         nodes: list[onnx.NodeProto] = []
         pairs = [(node, self._quantiser(node)) for node in self.source.model.graph.node]
+        pairs = [(node, q) for node, q in pairs if kept is None or q is not kept]
         back, there = {id(node) for node, q in pairs if q is not None}, {id(q) for _, q in pairs if q is not None}
         for node in self.source.model.graph.node:
             if id(node) in places:

@@ -56,12 +56,23 @@ class IntegerGrid:
     def partner(self, constants: Sequence[Constant]) -> tuple[Constant, torch.Tensor] | None:
         """The other side's weight that this is nearest to, laid out alike; None where none has its size."""
         best: tuple[float, Constant, torch.Tensor] | None = None
-        for constant in constants:
+        for constant in (*constants, *self._joined(constants)):
             for exact in _layouts(constant.value, self.value.shape):
                 gap = float((exact - self.value).square().sum())
                 if best is None or gap < best[0]:
                     best = (gap, constant, exact)
         return None if best is None else best[1:]
+
+    def _joined(self, constants: Sequence[Constant]) -> list[Constant]:
+        """torch's weight of each direction of an LSTM, its gates in ONNX's order, as one tensor."""
+        if self.value.dim() != 3 or self.value.shape[-1] % 4:
+            return []
+        single = [c for c in constants if c.value.shape == self.value.shape[:0:-1]]
+        found: list[Constant] = []
+        for own in self.value if single else ():
+            laid = [dataclasses.replace(c, value=_onnx_gates(c.value)) for c in single]
+            found.append(min(laid, key=lambda c, own=own: float((c.value - own).square().sum())))  # type: ignore[misc]
+        return [dataclasses.replace(found[0], value=torch.stack([c.value for c in found]))] if found else []
 
     def instead(self, exact: torch.Tensor) -> str:
         """Say which one scale or shift would make these integers of ``exact``; empty where none would."""
@@ -97,6 +108,12 @@ class Quantised(IntegerGrid):
     mover: onnx.NodeProto | None = None
 
 
+def _onnx_gates(weight: torch.Tensor) -> torch.Tensor:
+    """torch's weight of an LSTM (gates i, f, c, o; by I) as ONNX's quantised operator holds it (I by i, o, f, c)."""
+    i, f, c, o = weight.detach().cpu().to(torch.float64).chunk(4)
+    return torch.cat((i, o, f, c)).T
+
+
 def _layouts(value: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
     if value.numel() != shape.numel():
         if value.dim() == len(shape) and all(n in (1, m) for n, m in zip(value.shape, shape, strict=True)):
@@ -106,9 +123,9 @@ def _layouts(value: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
     wide = value.detach().cpu().to(torch.float64)
     if wide.shape == shape:
         yield wide
-    if wide.dim() == 2 and wide.mT.shape == shape:
+    if wide.dim() in (2, 3) and wide.mT.shape == shape:
         yield wide.mT
-    if wide.dim() < 2 or wide.squeeze().shape == shape:
+    elif wide.dim() < 2 or wide.squeeze().shape == torch.Size(n for n in shape if n > 1):
         yield wide.reshape(shape)
 
 

@@ -13,6 +13,7 @@ from driftscope.lift.onnx.contrib.attention import attend_projected
 from driftscope.lift.onnx.contrib.quantised import quantised
 from driftscope.lift.onnx.element_types import round_to
 from driftscope.lift.onnx.ops.quantise import dynamic_quantize_linear
+from driftscope.lift.onnx.ops.recurrent import recurrent
 from driftscope.lift.onnx.registry import Node, Result, axis_of, operator
 from driftscope.lift.steps import Kind, Rounding
 
@@ -72,6 +73,28 @@ def dynamic_quantize_matmul(
     level, scale, zero = dynamic_quantize_linear(node, a).outputs
     operands = Operands(level, scale, zero, b, b_scale, b_zero)
     return Result(_scaled_product(node, operands, bias), Rounding(Kind.ROUND), [node.format(0)])
+
+
+@operator("DynamicQuantizeLSTM", domain=MICROSOFT)
+def dynamic_quantize_lstm(node: Node, x: torch.Tensor, *inputs: torch.Tensor | None) -> Result:
+    """An LSTM with 8-bit weights, one scale per direction or column, and operands quantised by their own extremes.
+
+    Inputs are X, W (directions, I, 4 H) and R, B, the lengths, both states, the peepholes, and scales and zero
+    points of W and R. onnxruntime takes one scale for all of X, and one for the state at every time step.
+    """
+    w, r, b, lengths, h0, c0, peepholes, w_scale, w_zero, r_scale, r_zero = (*inputs, *[None] * 11)[:11]
+    if w is None or r is None or w_scale is None or r_scale is None:
+        raise node.refuse("a weight or its scale is left out")
+    weights = (_by_direction(q, s, z).transpose(1, 2) for q, s, z in ((w, w_scale, w_zero), (r, r_scale, r_zero)))
+    unrolled: Result = recurrent(node, x, *weights, b, lengths, h0, c0, peepholes)
+    return unrolled
+
+
+def _by_direction(levels: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor | None) -> torch.Tensor:
+    """``(levels - zero) * scale`` with a scale per direction, or per direction and column."""
+    shape = (levels.shape[0], 1, -1)
+    offset = 0.0 if zero is None else zero.to(torch.float64).reshape(shape)
+    return (levels.to(torch.float64) - offset) * scale.to(torch.float64).reshape(shape)
 
 
 @operator("MatMulInteger16", domain=MICROSOFT)

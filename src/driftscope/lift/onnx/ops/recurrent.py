@@ -80,7 +80,18 @@ def _limited(node: Node, x: Tensor) -> Tensor:
 
 def _times(node: Node, part: str, h: Tensor, r: Tensor) -> Tensor:
     weights = r.transpose(-1, -2)
+    h = _coarse(node, h)
     return node.inner(part, h @ weights, product(h, weights))
+
+
+def _coarse(node: Node, x: Tensor) -> Tensor:
+    """What onnxruntime's dynamically quantised layer multiplies with: 8 bits between the extremes; else the value."""
+    if not node.op_type.startswith("DynamicQuantize") or not x.numel():
+        return x
+    low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
+    scale = (high - low) / 255
+    zero = torch.round((-low / scale).nan_to_num(0.0))
+    return torch.where(scale > 0, ((torch.round(x / scale) + zero).clamp(0, 255) - zero) * scale, x)
 
 
 def _lstm_step(node: Node, d: RecurrentDirection, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,8 +129,9 @@ def _rnn_step(node: Node, d: RecurrentDirection, xw: Tensor, h: Tensor, c: Tenso
     return node.inner("hidden", d.activations[0](_limited(node, total)), FUNCTION), c
 
 
-_STEPS = {"LSTM": (_lstm_step, 4), "GRU": (_gru_step, 3), "RNN": (_rnn_step, 1)}
-_DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+_STEPS = {"LSTM": (_lstm_step, 4), "DynamicQuantizeLSTM": (_lstm_step, 4), "GRU": (_gru_step, 3), "RNN": (_rnn_step, 1)}
+_THREE = ("Sigmoid", "Tanh", "Tanh")
+_DEFAULTS = {"LSTM": _THREE, "DynamicQuantizeLSTM": _THREE, "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 
 
 def _unroll(node: Node, d: RecurrentDirection, x: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,7 +140,7 @@ def _unroll(node: Node, d: RecurrentDirection, x: Tensor, lengths: Tensor | None
     time = x.shape[0]
     if d.reverse:
         x = _reversed(x, lengths)
-    weights = d.w.transpose(0, 1)
+    weights, x = d.w.transpose(0, 1), _coarse(node, x)
     xw = node.inner("input", x @ weights, product(x, weights)) + d.wb
     h, c = d.h, d.c
     ys = []
@@ -181,6 +193,6 @@ def recurrent(node: Node, x: Tensor, w: Tensor, r: Tensor, *optional: Tensor | N
     h, c = (torch.stack([run[i] for run in runs]) for i in (1, 2))
     if batch_first:
         y, h, c = y.permute(2, 0, 1, 3), h.transpose(0, 1), c.transpose(0, 1)
-    outputs = (y, h, c) if node.op_type == "LSTM" else (y, h)
+    outputs = (y, h, c) if node.op_type.endswith("LSTM") else (y, h)
     # Every time step has been shown: the layer itself adds no rounding of its own.
     return Result(outputs, EXACT, [node.format(0)] * len(outputs))
