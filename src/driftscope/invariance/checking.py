@@ -23,8 +23,8 @@ from driftscope.records.environment import capture
 from driftscope.records.finding import Where
 from driftscope.records.kinds.invariance_report import AXES, OUTCOMES, InvarianceFinding, InvarianceReport
 
-#: What is looked at unless told otherwise.
-DEFAULT_AXES = tuple(AXES)
+#: What is looked at unless told otherwise: loading a program again may take much longer than running it.
+DEFAULT_AXES = tuple(axis for axis in AXES if axis != "processes")
 
 Progress = Callable[[str], None]
 
@@ -53,8 +53,9 @@ def check_invariance(
     inputs : anything ``ds.inputs`` accepts
         None for the program's own. Two rows or more show more than one.
     axes : sequence of str, or str
-        Any of ``repeat``, ``batch``, ``order``, ``padding``, ``chunking``, ``threads``, ``layout`` and ``denormals``;
-        all of them by default.
+        Any of ``repeat``, ``batch``, ``order``, ``padding``, ``chunking``, ``threads``, ``layout``, ``denormals`` and
+        ``processes``; by default all but the last, which loads a program named by a path or as ``"file.py:name"``
+        again in two fresh processes, with generators at one seed and other hash seeds. ``"all"`` is all of them.
     batch : str, mapping or None
         The batch axis of each input that has one: ``"x=0,mask=0"``. None takes axis 0 of the inputs of the commonest
         length there; outputs are found by running on another number of rows.
@@ -122,6 +123,7 @@ def check_invariance(
 
 def _wanted(axes: Sequence[str] | str) -> tuple[str, ...]:
     names = [a.strip() for a in axes.split(",")] if isinstance(axes, str) else list(axes)
+    names = list(AXES) if names == ["all"] else names
     unknown = [name for name in names if name not in AXES]
     if unknown or not names:
         raise InputError(f"axes: {unknown[0]!r} is not one of {', '.join(AXES)}" if unknown else "axes: none was named")

@@ -18,9 +18,12 @@ from driftscope.invariance.trials.batch import batch, order
 from driftscope.invariance.trials.chunking import chunking
 from driftscope.invariance.trials.circumstances import denormals, layout, repeat, threads
 from driftscope.invariance.trials.padding import padding
+from driftscope.invariance.trials.processes import processes
 from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, RunVariant
 from driftscope.programs.protocol import Program
 from driftscope.records.kinds.invariance_report import OUTCOMES
+
+_OF_PROCESSES = "take out what differs from process to process: the order of a set, hash() and id(), the time, a seed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +122,7 @@ class InvarianceCheck:
             "threads": lambda: threads(self.runner, self.base),
             "layout": lambda: layout(self.runner, self.base),
             "denormals": lambda: denormals(self.runner, self.base),
+            "processes": lambda: processes(self.runner),
         }
         return makers[axis]()
 
@@ -197,6 +201,8 @@ class InvarianceCheck:
 
     def advice(self, trial: AxisTrial) -> str:
         """Say which guess a finding rests on and how to state it instead, or what usually helps."""
+        if trial.axis == "processes":
+            return _OF_PROCESSES
         if trial.axis == "padding" and trial.aside:
             return "fill the padding with zeros, or take it out with torch.where: 0 x NaN is NaN"
         if trial.axis == "padding" and trial.ways == "joining" and trial.kept is not None and trial.kept.left:
@@ -231,7 +237,7 @@ class InvarianceCheck:
 
 def _key(variant: RunVariant) -> tuple[int, ...]:
     """Variants that run alike share one run, whatever of it they compare; ``()`` is the run on the inputs as given."""
-    ways = tuple(id(way) for way in (variant.setting, variant.laid, variant.calling) if way is not None)
+    ways = tuple(id(way) for way in (variant.setting, variant.laid, variant.calling, variant.fresh) if way is not None)
     return ways + tuple(number for k, x in sorted((variant.changed or {}).items()) for number in (k, id(x)))
 
 

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.native.observation import observe
+from driftscope.invariance.orders import SumCall, node_call, sum_call, two_orders
 from driftscope.invariance.rows import same_bits
 from driftscope.invariance.running import Runner
 from driftscope.invariance.trials.trial import AxisTrial, KeptPositions, RowMap, RunVariant
@@ -40,12 +41,15 @@ class Meeting:
     value : str
         The value without a batch axis through which rows reach each other; empty where there is none.
     evidence : mapping
+    calls : tuple of SumCall or None
+        The operator as both runs called it, where its order of addition can be asked.
     """
 
     where: Where
     words: str
     value: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    calls: tuple[SumCall | None, SumCall | None] = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class TracedOperator:
     where: Where
     outputs: tuple[torch.Tensor, ...]
     shapes: tuple[tuple[int, ...], ...] = ()
+    call: SumCall | None = None
 
 
 def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> Meeting | None:
@@ -70,13 +75,17 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
     rounding : bool
         Whether the results differ by rounding alone: values of whole numbers then tell nothing.
     """
-    if trial.one.calling is not None or trial.other.calling is not None:
+    known = trial.told() if trial.told is not None else None
+    if known is not None:
+        return Meeting(Where(module=known[0] or None), known[1])
+    if any(v.calling is not None or v.fresh is not None for v in (trial.one, trial.other)):
         return None
     try:
         one, other = _traced(runner, trial.one), _traced(runner, trial.other)
         if trial.kept is not None:
             base = _traced(runner, RunVariant()) if trial.kept.both else one
-            return _first_kept(one, other, base, trial.kept, rounding)
+            kept = _first_kept(one, other, base, trial.kept, rounding)
+            return _with_orders(kept, runner, trial) if rounding else kept
         rows = trial.rows
         shapes = None
         if rows is not None and rows.counts[0] == rows.counts[1]:
@@ -86,7 +95,22 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
                 return None
     except (CannotLift, DriftscopeError, RuntimeError, ValueError, TypeError, NotImplementedError):
         return None
-    return _first(one, other, rows, shapes)
+    found = _first(one, other, rows, shapes)
+    return _with_orders(found, runner, trial) if rounding else found
+
+
+def _with_orders(found: Meeting | None, runner: Runner, trial: AxisTrial) -> Meeting | None:
+    """Add the two orders of addition of the first operator whose bits change, where its kernel can be asked."""
+    if found is None:
+        return None
+    threads = trial.one.threads, trial.other.threads
+    if trial.other.threads is not None and trial.one.threads is None:
+        threads = runner.program.settings.get("threads", torch.get_num_threads()), trial.other.threads
+    orders = two_orders(*found.calls, runner.program.runtime, threads)
+    if orders is None:
+        return found
+    words = f"{found.words}: {orders.words}"
+    return replace(found, words=words, evidence={**found.evidence, "orders": orders.evidence})
 
 
 def _doubled(runner: Runner, trial: AxisTrial, rows: RowMap) -> list[TracedOperator] | None:
@@ -220,8 +244,9 @@ def _at(a: TracedOperator, b: TracedOperator, shared: TracedOperator | None, *, 
         return Meeting(
             a.where, f"rows meet inside {a.operator}: its result for a row depends on the others", "", evidence
         )
-    changed = f" of {_shape(a)} and of {_shape(b)}" if _shape(a) != _shape(b) else ""
-    return Meeting(a.where, f"{a.operator} is the first operator whose bits change{changed}", "", evidence)
+    changed = f", of {_shape(a)} and of {_shape(b)}" if _shape(a) != _shape(b) else ""
+    words = f"{a.operator} is the first operator whose bits change{changed}"
+    return Meeting(a.where, words, "", evidence, (a.call, b.call))
 
 
 def _shape(seen: TracedOperator) -> str:
@@ -272,7 +297,9 @@ def _onnx_values(bound: Bound, source: OnnxSource) -> Iterator[TracedOperator]:
             value = values.get(name)
             if isinstance(value, torch.Tensor):
                 where = Where(node=node.name or name, operator=node.op_type)
-                yield TracedOperator(name, node.op_type, where, (value,), (tuple(value.shape),))
+                known = {**watched.bound.feeds, **values}
+                call = node_call(watched.graph, node, known)
+                yield TracedOperator(name, node.op_type, where, (value,), (tuple(value.shape),), call)
 
 
 def _torch_values(source: TorchSource) -> list[TracedOperator]:
@@ -310,7 +337,9 @@ class _Recorder(TorchDispatchMode):
         where = Where(node=f"{name.rpartition('.')[2]}_{len(self.seen)}", operator=name, module=place.module or None,
                       file=place.file, line=place.line)  # fmt: skip
         shapes = tuple(tuple(x.shape) for x in outputs)
-        self.seen.append(TracedOperator(str(where.node), name, where, tuple(x for x in kept if x is not None), shapes))
+        call = sum_call(name, func._schema, args, kwargs or {})
+        outputs = [x for x in kept if x is not None]
+        self.seen.append(TracedOperator(str(where.node), name, where, tuple(outputs), shapes, call))
         return result
 
     def _copy(self, x: torch.Tensor) -> torch.Tensor | None:

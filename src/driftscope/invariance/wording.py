@@ -81,4 +81,5 @@ _LEADS = {
     "layout": "the layout of the inputs in memory",
     "denormals": "taking denormal numbers as zero",
     "repeat": "calling again",
+    "processes": "the process it runs in",
 }

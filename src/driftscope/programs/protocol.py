@@ -157,6 +157,22 @@ class Slot:
         return f"{self.name} {self.dtype or self.kind}{dims if self.kind == 'tensor' else ''}"
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a program was loaded from, where another process can load it again.
+
+    Parameters
+    ----------
+    obj : object
+        A path, ``file.py:name``, or a model that can be pickled.
+    options : mapping of str to object
+        What it was loaded with.
+    """
+
+    obj: Any
+    options: Mapping[str, Any]
+
+
 class Program(abc.ABC):
     """Something runnable with named tensor inputs and a tree of outputs.
 
@@ -170,10 +186,13 @@ class Program(abc.ABC):
         True when outputs come as a flat dict of names, so that their containers say nothing.
     default_inputs : Inputs or None
         Inputs that came with the program.
+    origin : Origin or None
+        What it was loaded from; None for an object of this process.
     """
 
     kind: str = ""
     flat: bool = False
+    origin: Origin | None = None
 
     def __init__(self, name: str, default_inputs: Inputs | None = None):
         self.name = name

@@ -35,7 +35,7 @@ _FAIL_ON = [f.value for f in FailOn if f is not FailOn.FUNCTION]
 @click.option("--input", "inputs", multiple=True, metavar="NAME=SPEC|FILE",
               help="An input to draw (x=4x64:float32) or a file with inputs. Repeatable.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of drawn inputs and of the noise.")
-@click.option("--axes", metavar="AXIS,...", help=f"Any of {', '.join(AXES)}. [default: all]")
+@click.option("--axes", metavar="AXIS,...", help=f"Any of {', '.join(AXES)}, or all. [default: all but processes]")
 @click.option("--batch", metavar="NAME=AXIS,...", help="The batch axis of each input that has one. [default: axis 0]")
 @click.option("--sequence", metavar="NAME=AXIS,...", help="The sequence axis of each input. [default: by the mask]")
 @click.option("--mask", metavar="NAME[=VALUE]",

@@ -45,10 +45,11 @@ def threads(runner: Runner, base: RunVariant) -> AxisPlan:
     return AxisPlan(
         "threads",
         [
-            AxisTrial("threads", f"{n} thread{'s' * (n > 1)}", base, RunVariant(setting=_on(n)), _outputs(runner))
+            AxisTrial("threads", f"{n} thread{'s' * (n > 1)}", base, RunVariant(setting=_on(n), threads=n),
+                      _outputs(runner))
             for n in counts
         ],
-    )
+    )  # fmt: skip
 
 
 def _on(count: int) -> Setting:

@@ -39,6 +39,10 @@ class RunVariant:
         Calls its function in a way of its own, instead of once.
     again : bool
         Run it even if it was run before.
+    fresh : callable or None
+        Returns what a process of its own gave.
+    threads : int or None
+        That its setting sets.
     """
 
     changed: Mapping[int, torch.Tensor] | None = None
@@ -47,9 +51,13 @@ class RunVariant:
     laid: Laid | None = None
     calling: Calling | None = None
     again: bool = False
+    fresh: Callable[[], RunResult] | None = None
+    threads: int | None = None
 
     def run(self, runner: Runner) -> RunResult:
         """Run the program this way."""
+        if self.fresh is not None:
+            return self.fresh()
         if self.calling is not None:
             program = called_by(runner.program, self.calling)
             return RunResult(refusal="not a function of torch") if program is None else runner.run(program=program)
@@ -128,6 +136,8 @@ class AxisTrial:
         What it shows is a note: the outcome of the axis is that of the other trials.
     ways : str
         ``"content"``, ``"joining"``, ``"state"`` or ``""``: what kind of dependence a difference shows.
+    told : callable or None
+        Says, after a difference was seen, what is known of it: a module, and a sentence.
     """
 
     axis: str
@@ -145,6 +155,7 @@ class AxisTrial:
     along: Mapping[int, int] = field(default_factory=dict)
     aside: bool = False
     ways: str = ""
+    told: Callable[[], tuple[str, str] | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from driftscope.programs.loading.frameworks import framework_of
 from driftscope.programs.loading.references import is_reference, resolve
 from driftscope.programs.loading.third_party import claimed_by_any, claimed_by_plugin
 from driftscope.programs.loading.weights import parted, with_weights
-from driftscope.programs.protocol import Program
+from driftscope.programs.protocol import Origin, Program
 from driftscope.programs.state.process import alone
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def load_program(obj: Any, **options: Any) -> Program:
         _no_options(obj, options)
         return obj
     if isinstance(obj, (str, FilePath)):
-        return _from_text(obj, options)
+        return _remembering(_from_text(obj, dict(options)), obj, options)
     if isinstance(obj, type):
         raise ProgramError(f"{obj.__name__} is a class; give an instance of it")
     for matches, make in _KINDS:
@@ -71,6 +71,11 @@ def load_program(obj: Any, **options: Any) -> Program:
         f"an object of class {type(obj).__name__} is not a program driftscope can load; give a module, a function,"
         " an ExportedProgram, an ONNX model, a path to .onnx or .pt2, or package.module:name"
     )
+
+
+def _remembering(program: Program, obj: Any, options: Mapping[str, Any]) -> Program:
+    program.origin = Origin(obj, dict(options))
+    return program
 
 
 def _no_options(program: Program, options: Mapping[str, Any]) -> None:
@@ -224,7 +229,11 @@ def onnx_program(
     found = model_of(model)
     if name and found.path is None:
         found.name = name
-    return OnnxProgram(found, setup, None if inputs is None else make_inputs(inputs))
+    program = OnnxProgram(found, setup, None if inputs is None else make_inputs(inputs))
+    if isinstance(model, (str, FilePath)) or _class_in(model, _ONNX[0]):
+        options = {"level": level, "disabled": setup.disabled, "threads": threads, "provider": provider}
+        return _remembering(program, model, {**options, "config": config})
+    return program
 
 
 def torch_program(

@@ -30,6 +30,7 @@ AXES: dict[str, str] = {
     "threads": "the number of threads",
     "layout": "strides and alignment of the inputs in memory",
     "denormals": "denormal numbers taken as zero",
+    "processes": "loaded and run in fresh processes, with other hash seeds",
 }
 
 

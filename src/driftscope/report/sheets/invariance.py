@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from driftscope.records.kinds.invariance_report import AXES, OUTCOMES, InvarianceReport
+from driftscope.records.kinds.invariance_report import AXES, OUTCOMES, InvarianceFinding, InvarianceReport
 from driftscope.records.verdict import FailOn
 from driftscope.report import wording
-from driftscope.report.sheet import Mark, Section, Sheet, Table
+from driftscope.report.sheet import Mark, Points, Section, Sheet, Table
 from driftscope.report.terminal import sheet as terminal
 
 TONE = {"not-applicable": "", "same": "good", "rounding": "good", "refused": "fair", "different": "bad"}
@@ -17,7 +17,10 @@ WORDS = {"same": "same bits", "not-applicable": "not applicable"}
 def sheet_of(record: InvarianceReport) -> Sheet:
     """Draw a check."""
     asked = [o for o in record.outcomes.values() if o != "not-applicable"]
-    sections: list[Section] = [_axes(record), *([_choices(record)] if record.choices else []), _trials(record)]
+    sections: list[Section] = [_axes(record)]
+    sections += [_choices(record)] if record.choices else []
+    sections += [_rounding(record)] if any(_why(f) for f in record.findings) else []
+    sections += [_trials(record)]
     return Sheet(
         title=record.program,
         tone=TONE[record.worst] or "unsure",
@@ -66,6 +69,18 @@ def _axes(record: InvarianceReport) -> Table:
     )  # fmt: skip
     varied = "; ".join(f"{axis}, {AXES[axis]}" for axis in record.outcomes if axis in AXES)
     return Table("What the result depends on", ("axis", "outcome", "why"), rows, f"Varied: {varied}.")
+
+
+def _rounding(record: InvarianceReport) -> Points:
+    """Say of each axis where the last bits begin to change, and what was seen to take that away."""
+    return Points("Where last bits change", tuple(_why(f) for f in record.findings if _why(f)))
+
+
+def _why(finding: InvarianceFinding) -> str:
+    if not finding.note or not finding.why:
+        return ""
+    fix = f". To have equal bits: {finding.fix} (tried: it works)" if finding.fix and finding.verified else ""
+    return f"{finding.axis}: {wording.one_line(finding.why)}{fix}"
 
 
 def _trials(record: InvarianceReport) -> Table:
