@@ -89,7 +89,7 @@ class FreshProcesses:
 
 def processes(runner: Runner) -> AxisPlan:
     """Load and run the program in two fresh processes."""
-    origin = runner.program.origin
+    origin = runner.program.loaded_from
     if origin is None:
         return AxisPlan("processes", reason=_NAMED)
     if MARK in os.environ:

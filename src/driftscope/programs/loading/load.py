@@ -74,7 +74,7 @@ def load_program(obj: Any, **options: Any) -> Program:
 
 
 def _remembering(program: Program, obj: Any, options: Mapping[str, Any]) -> Program:
-    program.origin = Origin(obj, dict(options))
+    program.loaded_from = Origin(obj, dict(options))
     return program
 
 
