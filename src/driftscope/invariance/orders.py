@@ -198,7 +198,8 @@ def _name(call: SumCall, threads: int | None) -> str:
 
 def _manner(a: Accumulation) -> str:
     words = a.family if a.family == a.pattern or len(a.pattern) > 60 else f"{a.family} ({a.pattern})"
-    fma = {True: ", with FMA", False: ", without FMA"}.get(a.fma, "") if not isinstance(a.fma, str) else ", partly FMA"
+    kinds: dict[bool | str | None, str] = {True: ", with FMA", False: ", without FMA", None: ""}
+    fma = kinds.get(a.fma, ", partly with FMA")
     several = f", for {a.applies}" if a.others else ""
     return f"{words}{fma}{several}"
 
