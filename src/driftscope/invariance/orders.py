@@ -86,7 +86,7 @@ class SumCall:
             if self.node is None:
                 return torch_call(self.operator, shapes, self.attributes, self.dtype, meter)
             if self.operator not in OPERATORS or len(self.node.input) != len(shapes):
-                raise InputError(f"{self.operator}: its order cannot be asked")
+                raise InputError(f"{self.operator}: its order cannot be revealed")
             call = NodeCall(self.node, self.opsets, shapes, None, self.constant, threads)
             return node_kernel(self.operator, call, self.dtype, meter)
 
