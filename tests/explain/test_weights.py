@@ -203,3 +203,68 @@ def test_one_layer_of_its_own_is_still_named_alone(tmp_path):
     told = ds.compare(other, path, (x,))
     assert told.findings[0].code == "W004"
     assert "last.weight is not the reference's last.weight" in told.findings[0].what
+
+
+class Folded(torch.nn.Module):
+    """Convolutions that exporters fold batch norms into; one is strided where its neighbour is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1, bias=False), torch.nn.BatchNorm2d(8))
+        self.two = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1, bias=False), torch.nn.BatchNorm2d(8))
+        self.beside = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, 2, 1, bias=False), torch.nn.BatchNorm2d(8))
+
+    def forward(self, x):
+        x = torch.relu(self.one(x))
+        return torch.relu(self.two(x)).mean((2, 3)) + self.beside(x).mean((2, 3))
+
+
+def folded(edit=lambda net: None) -> Folded:
+    torch.manual_seed(0)
+    net = Folded().eval()
+    with torch.no_grad():
+        for m in net.modules():
+            if isinstance(m, torch.nn.BatchNorm2d):
+                m.running_mean.normal_()
+                m.running_var.uniform_(0.5, 1.5)
+        edit(net)
+    return net
+
+
+@pytest.fixture(scope="module")
+def file_of_folds(tmp_path_factory):
+    path = tmp_path_factory.mktemp("folds") / "m.onnx"
+    torch.onnx.export(folded(), (torch.randn(2, 3, 8, 8),), path, verbose=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("edit", "code", "words"),
+    [
+        (lambda net: net.two[0].weight[3].mul_(1.01), "W008", "multiplied by 0.990099 in index 3 of axis 0"),
+        (lambda net: net.two[1].running_mean[5].add_(0.25), "W011", "added in element [5]"),
+        (lambda net: setattr(net.two[1], "eps", 1e-3), "W008", "along axis 0"),
+    ],
+    ids=["weight", "statistics", "epsilon"],
+)
+def test_a_fold_of_other_numbers_is_named_and_the_right_one_tried(file_of_folds, edit, code, words):
+    x = torch.randn(2, 3, 8, 8)
+    assert ds.compare(folded(), file_of_folds, (x,)).verdict in ("IDENTICAL", "ROUNDING")
+    for told in ds.compare(folded(edit), file_of_folds, (x,)), ds.compare(file_of_folds, folded(edit), (x,)):
+        assert told.verdict == "DIFFERENT"
+    first = ds.compare(folded(edit), file_of_folds, (x,)).first
+    assert (first.code, first.verified, first.where.module) == (code, True, "two.1")
+    assert "folded with native_batch_norm_1" in first.what
+    assert words in first.what
+
+
+def test_another_layer_with_other_settings_is_no_cause(file_of_folds):
+    def edit(net):
+        around = torch.nn.Conv2d(8, 8, 3, padding=1, bias=False, padding_mode="circular")
+        around.weight = net.two[0].weight
+        net.two[0] = around
+
+    told = ds.compare(folded(edit), file_of_folds, (torch.randn(2, 3, 8, 8),))
+    assert told.verdict == "DIFFERENT"
+    assert told.first.where.module == "two.1"
+    assert not [f for f in told.findings if "strides" in f"{f.what} {f.why} {f.fix}"]

@@ -14,6 +14,9 @@ _NARROW_FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 # Share of elements up to which they are counted, and indices along an axis up to which they are listed.
 _FEW = 0.05
 _LISTED = 4
+# Elements looked at before all are, and steps from zero to the largest number in the coarsest grid, with some room.
+_LOOKED_AT = 64
+_COARSEST = 127.0
 # Elements up to which an order is looked into.
 _SMALL = 1 << 24
 
@@ -62,10 +65,17 @@ def uniform_of(value: torch.Tensor) -> float | None:
 
 
 def _rounded(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> str:
+    few = slice(None, _LOOKED_AT)
     for name in _NARROW_FORMATS:
         short = getattr(torch, name)
-        if narrower(short, fmt) and torch.equal(exact.to(short).to(torch.float64), value):
+        # Of tensors that have nothing in common a few elements say so.
+        if narrower(short, fmt) and all(
+            torch.equal(kept.to(short).to(torch.float64), given)
+            for kept, given in ((exact.reshape(-1)[few], value.reshape(-1)[few]), (exact, value))
+        ):
             return f"rounded to {name}"
+    if float((value - exact).abs().max()) > float(exact.abs().max()) / _COARSEST:
+        return ""
     for axis, words in ((None, "one scale"), (0, "a scale per index of axis 0"), (-1, "a scale per column")):
         if _on_grid(value, exact, fmt, axis):
             return f"rounded to an int8 grid ({words})"
@@ -97,8 +107,10 @@ def _reordered(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> bo
         return False
     # Rounding keeps order: in order of size the very numbers must stand at the same places. Merely being near would
     # make a reordering of every small change.
-    rounded = exact.nan_to_num(0.0, 0.0, 0.0).to(fmt).to(value.dtype)
-    return torch.equal(value.nan_to_num(0.0, 0.0, 0.0).flatten().sort().values, rounded.flatten().sort().values)
+    rounded = exact.nan_to_num(0.0, 0.0, 0.0).to(fmt).to(value.dtype).flatten()
+    stored = value.nan_to_num(0.0, 0.0, 0.0).flatten()
+    same_ends = torch.equal(torch.stack(stored.aminmax()), torch.stack(rounded.aminmax()))
+    return same_ends and torch.equal(stored.sort().values, rounded.sort().values)
 
 
 def _order(value: torch.Tensor, exact: torch.Tensor) -> Alteration:
@@ -152,7 +164,8 @@ def _along(value: torch.Tensor, exact: torch.Tensor, axis: int) -> str:
 def _changed(value: torch.Tensor, exact: torch.Tensor) -> Alteration:
     changed = (value != exact) & ~(value.isnan() & exact.isnan())
     where = _part(changed)
-    part, before = value[changed], exact[changed]
+    whole = bool(changed.all())
+    part, before = (value.flatten(), exact.flatten()) if whole else (value[changed], exact[changed])
     if bool((part == 0).all()):
         return Alteration("W009", f"set to zero{where}")
     if part.numel() == 1:
@@ -205,5 +218,9 @@ def _factor(ratio: float) -> str:
 
 
 def _alike(values: torch.Tensor) -> bool:
+    few = values[:_LOOKED_AT]
+    # Numbers that are not alike among the first are not alike; looking at all costs as much as the comparison.
+    if few.numel() < values.numel() and not _alike(few):
+        return False
     centre = float(values.mean())
     return bool(torch.isfinite(values).all()) and float((values - centre).abs().max()) <= 1e-2 * abs(centre)

@@ -28,11 +28,12 @@ _SMALL = 16
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """A step of the broken piece that the healthy one has otherwise."""
+    """A step of the broken piece that the healthy one has otherwise; ``attributes`` are what the healthy one has."""
 
     step: Visited
     words: str
     fix: str
+    attributes: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -156,7 +157,7 @@ class _PairWalk:
                 theirs = other.attributes.get(name)
                 if not _equal(value, theirs):
                     words = f"{name} is {value} here and {theirs} in {other.name}"
-                    self.found.append(Odd(one, words, _like(other)))
+                    self.found.append(Odd(one, words, _like(other), {name: theirs}))
         for name, peer in zip(one.inputs, other.inputs, strict=False):
             self._input(one, other, name, peer)
 

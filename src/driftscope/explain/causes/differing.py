@@ -21,6 +21,7 @@ from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.locating import Search, TriedPlace, capture
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.certify import OutputPairing, measure
+from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.reconcile.matching import as_stored
 from driftscope.lift.reconcile.repaired import RepairedGraph
 from driftscope.lift.steps import LiftedOutput
@@ -32,6 +33,8 @@ from driftscope.records.verdict import Verdict
 # Outputs named in a finding, and changed weights tried one by one.
 _PATHS = 3
 _MOST_ALONE = 6
+# Changed tensors up to which each is told by itself.
+_MOST_TOLD = 12
 
 
 def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], explain: bool) -> list[Finding]:
@@ -87,7 +90,9 @@ class _Case:
         self.pairing = OutputPairing(evidence.pairs, [None] * len(evidence.pairs))
         self.repaired = {r.name: r.value for r in known.repairs_b}
         self.constants = as_stored(self.a.constants()), as_stored(self.b.constants())
-        self.matched: Matched = match_weights(*self.constants, self.repaired)
+        self.matched: Matched = match_weights(
+            *self.constants, self.repaired, lambda: {} if self.a is None else folded_values(self.a)
+        )
         self.search = Search(self.a, self.b, self._agrees, self.repaired, self.matched.first_names())
 
     def findings(self) -> list[Finding]:
@@ -98,9 +103,11 @@ class _Case:
             order = {step.name: step.index for step in self.search.follow({})[0].b.steps}
             changed = sorted(changed, key=lambda c: order.get(c.constant.where.node or "", len(order)))
             strange = [c for c in changed if c.strange]
+            if len(changed) > _MOST_TOLD:
+                return [self._other_weights(changed, len(strange))]
             if len(strange) > 1:
                 return [
-                    self._other_weights(strange),
+                    self._other_weights(strange, len(strange)),
                     *(self._weight_finding(c, True) for c in changed if not c.strange),
                 ]
             return [self._weight_finding(c, True) for c in changed]
@@ -134,7 +141,13 @@ class _Case:
         alone = [[c] for c in changed] if 1 < len(changed) <= _MOST_ALONE else []
         return next((one for one in alone if self._works(one)), [])
 
-    def _weight_finding(self, change: ChangedWeight, verified: bool | None, place: TriedPlace | None = None) -> Finding:
+    def _weight_finding(
+        self,
+        change: ChangedWeight,
+        verified: bool | None,
+        place: TriedPlace | None = None,
+        more: Sequence[ChangedWeight] = (),
+    ) -> Finding:
         constant, partner = change.constant, change.partner
         owner = partner.name.rpartition(".")[0] or None
         own, theirs = constant.where, partner.where
@@ -151,25 +164,27 @@ class _Case:
             change.alteration.code,
             f"{constant.name} is not the reference's {partner.name}: it is that tensor, {words}",
             f"The two programs hold other numbers here{self._at_the_end()}.",
-            f"Store {partner.name} of A in {constant.name} again.",
+            " ".join(f"Store {c.partner.name} of A in {c.constant.name} again." for c in (change, *more)),
             where,
             {**self.numbers, "weight": constant.name, "reference": partner.name, "what was done": words,
              "created": place.created if place else None},
             verified=verified,
         )  # fmt: skip
 
-    def _other_weights(self, strange: Sequence[ChangedWeight]) -> Finding:
-        """Say of several tensors that have nothing in common with A's what a list of them would hide."""
-        first = self._weight_finding(strange[0], True)
-        tensors = len(self.matched.same) + len(self.matched.changed)
+    def _other_weights(self, others: Sequence[ChangedWeight], strange: int) -> Finding:
+        """Say of several tensors what a list of them would hide; so many have nothing in common with A's."""
+        first = self._weight_finding(others[0], True)
+        tensors = len([c for c in self.constants[1] if c.value.dtype.is_floating_point and c.value.numel() > 1])
+        alike = "have nothing in common with" if strange == len(others) else "are not"
+        some = f" ({strange} have nothing in common with them)" if 0 < strange < len(others) else ""
         return replace(
             first,
             code="W004",
-            what=f"B holds other weights: {len(strange)} of {tensors} stored tensors have nothing in common with A's, "
-            f"{strange[0].constant.name} first",
+            what=f"B holds other weights: {len(others)} of {tensors} stored tensors {alike} A's{some}, "
+            f"{others[0].constant.name} first",
             why=f"With A's numbers in them the two are the same function{self._at_the_end()}.",
             fix="Give both the same weights: load one checkpoint into both, or set the seed before each is made.",
-            evidence={**first.evidence, "weights": [c.constant.name for c in strange]},
+            evidence={**first.evidence, "weights": [c.constant.name for c in others]},
         )
 
     def _index_finding(self, change: ChangedWeight, moved: OtherIndices, verified: bool | None) -> Finding:
@@ -203,10 +218,11 @@ class _Case:
         parting = place.parting
         names = {n for s in (*parting.piece, *parting.followers) for n in s.stored}
         nodes = {s.name for s in (*parting.piece, *parting.followers)}
-        for change in self.matched.changed:
-            here = change.constant.name in names or change.constant.where.node in nodes
-            if here and self.search.piece_heals(place, {change.constant.name: change.value}, {}):
-                return self._weight_finding(change, True, place)
+        here = [c for c in self.matched.changed if c.constant.name in names or c.constant.where.node in nodes]
+        # One tensor, or all together: a layer folded with other numbers has another weight and another bias.
+        for changed in [[c] for c in here] + ([here] if len(here) > 1 else []):
+            if self.search.piece_heals(place, {c.constant.name: c.value for c in changed}, {}):
+                return self._weight_finding(changed[0], True, place, changed[1:])
         strange = misread(parting.piece, self.matched.same, *self.constants)
         if strange is not None:
             heals = self.search.piece_heals(place, {strange.constant.name: strange.value}, {})
@@ -243,7 +259,10 @@ class _Case:
             return None
         by_name = tuple({c.name: c.value for c in side} for side in self.constants)
         odd = odd_step(view, place.parting, (by_name[0], by_name[1]))
-        return None if odd is None else Reason(odd.words, odd.fix, None, odd.step)
+        if odd is None or not odd.attributes:
+            return None if odd is None else Reason(odd.words, odd.fix, None, odd.step)
+        # Another layer may have other settings and be right: it is a cause if setting them makes this one right.
+        return Reason(odd.words, odd.fix, True, odd.step) if self._set(place, odd.step.name, odd.attributes) else None
 
     def _bypass(self, place: TriedPlace, name: str, source: str) -> Mapping[str, torch.Tensor]:
         if self.b is None:

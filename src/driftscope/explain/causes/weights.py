@@ -9,15 +9,16 @@ is not decided here: it is tried, by running B with A's tensor in the place of i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from driftscope.explain.causes.alterations import Alteration, alteration_of, uniform_of
 from driftscope.explain.locate.fingerprints import Visited
-from driftscope.lift.reconcile.matching import fingerprint, rearrangements
+from driftscope.lift.reconcile.matching import fingerprint, rearrangements, ulp
 from driftscope.lift.steps import Constant, Origin
 
 # Elements up to which every arrangement of a tensor is compared; above, as it is and transposed.
@@ -27,6 +28,11 @@ _FEW_ARRANGEMENTS = 2
 _MOST_CANDIDATES = 12
 # Tensors farther apart than this, relative to their size, have nothing in common: independent ones are at 1.4.
 _STRANGE = 0.5
+# Elements by which layouts are told apart, and how much farther than the nearest one a layout may look.
+_SAMPLED = 1024
+# Roundings, in ulps, of a fold that was computed in its own format: root, division, product, sum.
+_OF_FOLDS = 8.0
+_AS_NEAR = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +82,11 @@ class Matched:
         return {name: names[0] for name, names in self.same.items()}
 
 
-def match_weights(a: Sequence[Constant], b: Sequence[Constant], settled: Iterable[str]) -> Matched:
+#: What folding a program's layers computes, each with the names of the constants that it is computed from.
+Folds = Callable[[], Mapping[str, tuple[Constant, tuple[str, ...]]]]
+
+
+def match_weights(a: Sequence[Constant], b: Sequence[Constant], settled: Iterable[str], folds: Folds = dict) -> Matched:
     """Match the stored tensors of two programs.
 
     Parameters
@@ -84,23 +94,48 @@ def match_weights(a: Sequence[Constant], b: Sequence[Constant], settled: Iterabl
     a, b : sequences of Constant
     settled : iterable of str
         Names of B's constants that are known to be A's, rounded or folded.
+    folds : callable
+        Returns A's folds; asked if a constant is left.
     """
+    own_a, own_b = _side_by_side(a, b)
+    same = _same_bits(own_a, own_b)
+    return Matched(same, list(_changes(own_a, own_b, same, set(settled), folds)))
+
+
+def changed_weights(a: Sequence[Constant], b: Sequence[Constant], settled: Iterable[str]) -> Iterator[ChangedWeight]:
+    """Yield the changed ones alone, one at a time, for who needs not all of them; see :func:`match_weights`."""
+    own_a, own_b = _side_by_side(a, b)
+    return _changes(own_a, own_b, _same_bits(own_a, own_b), set(settled))
+
+
+def _side_by_side(a: Sequence[Constant], b: Sequence[Constant]) -> tuple[list[Constant], list[Constant]]:
     # The two programs may live on different devices.
     own_a = [dataclasses.replace(c, value=c.value.cpu()) for c in a if _is_tensor(c)]
-    own_b = [dataclasses.replace(c, value=c.value.cpu()) for c in b if _is_tensor(c) and c.frontier]
-    found = Matched(_same_bits(own_a, own_b))
-    by_name = {c.name: c for c in own_a}
-    used = {name for names in found.same.values() for name in names}
-    free = [c for c in own_a if c.name not in used]
-    known = set(settled)
-    for constant in own_b:
-        if constant.name in known:
+    return own_a, [dataclasses.replace(c, value=c.value.cpu()) for c in b if _is_tensor(c) and c.frontier]
+
+
+def _changes(
+    a: Sequence[Constant],
+    b: Sequence[Constant],
+    same: Mapping[str, Sequence[str]],
+    settled: set[str],
+    folds: Folds = dict,
+) -> Iterator[ChangedWeight]:
+    by_name = {c.name: c for c in a}
+    used = {name for names in same.values() for name in names}
+    free = [c for c in a if c.name not in used]
+    folded: Mapping[str, tuple[Constant, tuple[str, ...]]] | None = None
+    for constant in b:
+        if constant.name in settled:
             continue
-        names = found.same.get(constant.name, [])
-        change = _misplaced(constant, names, by_name) if names else _altered(constant, free, by_name)
+        names = same.get(constant.name, [])
+        if names:
+            change = _misplaced(constant, names, by_name)
+        else:
+            folded = folded if folded is not None else folds()
+            change = _altered(constant, free, by_name, _folds_for(constant, folded))
         if change is not None:
-            found.changed.append(change)
-    return found
+            yield change
 
 
 def _is_tensor(constant: Constant) -> bool:
@@ -125,17 +160,29 @@ def _same_bits(a: Sequence[Constant], b: Sequence[Constant]) -> dict[str, list[s
 # --- other elements ----------------------------------------------------------------------------------------------
 
 
-def _altered(constant: Constant, free: Sequence[Constant], by_name: Mapping[str, Constant]) -> ChangedWeight | None:
+def _folds_for(constant: Constant, folds: Mapping[str, tuple[Constant, tuple[str, ...]]]) -> list[Constant]:
+    """The folds that a constant may be: computed from the tensor of its name, or from tensors of its module."""
+    module = constant.where.module
+    return [
+        fold
+        for fold, sources in folds.values()
+        if _fits(constant, fold) and any(constant.name == s or (module and _module(s) == module) for s in sources)
+    ]
+
+
+def _altered(
+    constant: Constant, free: Sequence[Constant], by_name: Mapping[str, Constant], folds: Sequence[Constant]
+) -> ChangedWeight | None:
     """The tensor of A that this one was made of: of its name, of its module, or the nearest of its size."""
     partner = by_name.get(constant.name)
-    candidates = [partner] if partner is not None and _fits(constant, partner) else []
+    candidates = [partner, *folds] if partner is not None and _fits(constant, partner) else []
     if not candidates:
         fitting = [c for c in free if _fits(constant, c)]
         module = constant.where.module
         beside = [c for c in fitting if module and _module(c.name) == module]
         # A tensor that several steps share may have been copied for one of them, and changed there.
         anywhere = [c for c in by_name.values() if _fits(constant, c)]
-        candidates = beside or (fitting or anywhere)[:_MOST_CANDIDATES]
+        candidates = [*beside, *folds] or (fitting or anywhere)[:_MOST_CANDIDATES]
     nearest = None
     for candidate in candidates:
         close = _nearest(constant, candidate)
@@ -144,7 +191,8 @@ def _altered(constant: Constant, free: Sequence[Constant], by_name: Mapping[str,
     if nearest is None:
         return None
     gap, value, other = nearest
-    named = other.name == constant.name or _module(other.name) == constant.where.module
+    own = other.name == constant.name or any(other is fold for fold in folds)
+    named = own or _module(other.name) == constant.where.module
     # Tensors of one size that have nothing in common are not one tensor, changed.
     if gap == 0.0 or (not named and gap > _STRANGE):
         return None
@@ -163,20 +211,46 @@ def _sizes(constant: Constant) -> list[int]:
 
 
 def _nearest(constant: Constant, partner: Constant) -> tuple[float, torch.Tensor] | None:
-    """A's elements in the layout nearest to B's, with the distance relative to their size."""
-    stored = constant.value.to(torch.float64)
-    best = plain = None
-    for value in (arranged.to(torch.float64) for arranged in _arrangements(partner.value, constant.value.shape)):
-        # A mask's infinities are equal or as far apart as can be.
-        gap = torch.nan_to_num(value - stored, nan=0.0, posinf=1.0, neginf=1.0)
-        size = float(torch.nan_to_num(value, posinf=1.0, neginf=1.0).square().sum().sqrt()) or 1.0
-        distance = float(gap.square().sum().sqrt()) / size
-        plain = (distance, value) if plain is None else plain
-        if best is None or distance < best[0]:
-            best = (distance, value)
+    """A's elements in the layout nearest to B's, with the distance relative to their size.
+
+    Layouts are told apart by a sample of the elements; all are compared in those that the sample finds nearest.
+    """
+    shape, stored = constant.value.shape, constant.value.reshape(-1)
+    chosen = _sample(stored.numel())
+    seen = stored[chosen].to(torch.float64)
+    gaps = [_gap(value.reshape(-1)[chosen].to(torch.float64), seen) for value in _arrangements(partner.value, shape)]
+    least = min(gaps)
     # Numbers that have nothing in common are as far apart in every layout.
-    as_it_is = [n for n in partner.value.shape if n > 1] == [n for n in constant.value.shape if n > 1]
-    return plain if best is not None and best[0] > _STRANGE and as_it_is else best
+    as_it_is = [n for n in partner.value.shape if n > 1] == [n for n in shape if n > 1]
+    if least > _STRANGE:
+        near = [0 if as_it_is else gaps.index(least)]
+    else:
+        near = [k for k, gap in enumerate(gaps) if gap <= _AS_NEAR * least]
+    whole = stored.to(torch.float64)
+    best: tuple[float, torch.Tensor] | None = None
+    for k, arranged in enumerate(itertools.islice(_arrangements(partner.value, shape), near[-1] + 1)):
+        if k in near:
+            value = arranged.to(torch.float64)
+            distance = _gap(value.reshape(-1), whole)
+            best = (distance, value) if best is None or distance < best[0] else best
+    return best
+
+
+def _gap(value: torch.Tensor, stored: torch.Tensor) -> float:
+    # A mask's infinities are equal or as far apart as can be.
+    gap = torch.nan_to_num(value - stored, nan=0.0, posinf=1.0, neginf=1.0)
+    size = float(torch.nan_to_num(value, posinf=1.0, neginf=1.0).square().sum().sqrt()) or 1.0
+    return float(gap.square().sum().sqrt()) / size
+
+
+@functools.cache
+def _sample(count: int) -> torch.Tensor:
+    """Positions spread over a tensor of so many elements, whatever the length of its rows."""
+    if count <= _SAMPLED:
+        return torch.arange(count)
+    # Multiples of the golden ratio modulo 1: no two fall near each other, and no stride of a layout is met.
+    spread = (torch.arange(_SAMPLED, dtype=torch.float64) * 0.6180339887498949) % 1.0
+    return (spread * count).long()
 
 
 def _arrangements(source: torch.Tensor, shape: torch.Size) -> Iterable[torch.Tensor]:
@@ -185,8 +259,13 @@ def _arrangements(source: torch.Tensor, shape: torch.Size) -> Iterable[torch.Ten
 
 
 def _changed(constant: Constant, partner: Constant, value: torch.Tensor) -> ChangedWeight:
-    stored = constant.value.to(torch.float64)
-    alteration = alteration_of(stored, value, constant.value.dtype)
+    fmt, stored = constant.value.dtype, constant.value.to(torch.float64)
+    exact = value
+    if partner.value.dtype == torch.float64 != fmt:
+        # A fold was rounded when it was computed; what was done to it is said of the other elements.
+        rounding = _OF_FOLDS * ulp(torch.maximum(value.abs(), value.abs().mean()), fmt)
+        exact = torch.where((stored - value).abs() <= rounding, stored, value)
+    alteration = alteration_of(stored, exact, fmt)
     if partner.origin is Origin.COMPUTED and alteration.code == "W004":
         alteration = Alteration("W011", alteration.words)
     return ChangedWeight(constant, partner, value, alteration)

@@ -7,10 +7,10 @@ to be the same function: then their precision is all that differs.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from driftscope.explain.causes.alterations import REFERENCE_ROUNDED
-from driftscope.explain.causes.weights import ChangedWeight, match_weights
+from driftscope.explain.causes.weights import ChangedWeight, changed_weights
 from driftscope.explain.quantised.undoing import MEASURED, Quantisation, as_rounded, cost_of, same_as
 from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.evidence import Evidence
@@ -28,14 +28,24 @@ def rounded_weights(evidence: Evidence) -> Quantisation | None:
         own, other = graphs[k], graphs[1 - k]
         if own is None or other is None:
             return None
-        changes = match_weights(other.constants(), own.constants(), [r.name for r in settled[k]]).changed
-        rounded = [c for c in changes if c.alteration.code == "W007" and REFERENCE_ROUNDED not in c.alteration.words]
-        if not rounded or len(rounded) < len(changes):
+        changes = changed_weights(other.constants(), own.constants(), [r.name for r in settled[k]])
+        rounded = _all_rounded(changes)
+        if not rounded:
             continue
         exact = RepairedGraph(own, [_repair(c) for c in rounded])
         if same_as("AB"[k], other, exact, evidence):
             return _costs("AB"[k], exact, rounded)
     return None
+
+
+def _all_rounded(changes: Iterable[ChangedWeight]) -> list[ChangedWeight]:
+    """Return the changes if every one is a rounding; the first that is not ends the search."""
+    found = []
+    for change in changes:
+        if change.alteration.code != "W007" or REFERENCE_ROUNDED in change.alteration.words:
+            return []
+        found.append(change)
+    return found
 
 
 def _repair(change: ChangedWeight) -> Repair:

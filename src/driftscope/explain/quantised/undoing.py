@@ -149,7 +149,7 @@ def float_weights(graph: Lifted) -> list[Constant]:
     """The weights of a program that may have been quantised, folded ones among them."""
     floats = [c for c in graph.constants() if c.origin is not Origin.LITERAL and c.value.dtype.is_floating_point]
     # An exporter folds a batch norm into the layer before it; what is quantised is the fold.
-    return [*(c for c in floats if c.value.numel() > 1), *folded_values(graph)]
+    return [*(c for c in floats if c.value.numel() > 1), *(fold for fold, _ in folded_values(graph).values())]
 
 
 def computed_constants(graph: Lifted) -> list[Constant]:

@@ -149,12 +149,22 @@ def match_folds(
     return repairs
 
 
-def folded_values(graph: Lifted) -> list[Constant]:
-    """Every tensor that folding affine pieces of a program computes, exact in float64, named by what was folded."""
+def folded_values(graph: Lifted) -> dict[str, tuple[Constant, tuple[str, ...]]]:
+    """Every tensor that folding affine pieces of a program computes, by what was folded.
+
+    Returns
+    -------
+    dict of str to (Constant, tuple of str)
+        The fold, exact in float64, and the names of the constants that it was computed from.
+    """
     pieces = AffinePieces()
     graph.run(observe=pieces)
-    found = (c for piece in pieces.folded for c in _candidates(piece))
-    return [Constant(c.words, c.exact, Origin.COMPUTED, Where()) for c in found]
+    found: dict[str, tuple[Constant, tuple[str, ...]]] = {}
+    for candidate in (c for piece in pieces.folded for c in _candidates(piece)):
+        # A piece gives a weight and a bias; the weight comes first.
+        name = f"{candidate.words} (bias)" if candidate.words in found else candidate.words
+        found[name] = (Constant(name, candidate.exact, Origin.COMPUTED, Where()), candidate.sources)
+    return found
 
 
 def _candidates(piece: Map) -> Iterator[_Candidate]:
