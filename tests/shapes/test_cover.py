@@ -12,6 +12,7 @@ from torch import nn
 
 import driftscope as ds
 from driftscope.errors import InputError, ProgramError, RecordError
+from driftscope.shapes.covering.dispatching import NotCovered
 from driftscope.shapes.covering.search import CoverEffort
 from shapes.small_models import CenterAlways, CenterUnlessAlone, DampLong, Gated, Looped, OfPair, Pair, seeded
 
@@ -167,3 +168,34 @@ def test_outputs_in_containers_and_sizes_among_them_come_back(tmp_path):
     doubled, rows = ds.CoveredProgram.load(tmp_path / "kept")(seeded(7))
     assert torch.equal(doubled["part"], seeded(7) * 2)
     assert rows == 7
+
+
+class PositionTable(nn.Module):
+    """A table that is taken as it is where it fits; ``off`` is what it is off there."""
+
+    def __init__(self, off: float):
+        super().__init__()
+        self.table = nn.Parameter(torch.arange(16.0))
+        self.off = off
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        height, width = x.shape[0] // 4, x.shape[1] // 4
+        if height * width == 16 and height == width:
+            return x.sum() + self.table.sum() + self.off
+        return x.sum() + self.table.sum() + 0.0 * height * width
+
+
+@pytest.mark.parametrize("off", [0.0, 5.0])
+def test_a_coincidence_of_two_sizes_is_tried_before_it_is_refused(off):
+    model = PositionTable(off)
+    covered = ds.cover(model, (torch.randn(24, 20),))
+    for sizes in ((16, 16), (18, 17), (8, 32), (20, 12), (9, 9)):
+        x = torch.randn(sizes)
+        refused = False
+        try:
+            answer = covered(x)
+        except NotCovered:
+            refused = True
+        if not refused:
+            assert torch.allclose(answer, model(x), atol=1e-3), sizes
+        assert refused <= (off != 0.0), sizes

@@ -435,3 +435,20 @@ def test_a_gradient_beside_values_that_are_read_later_keeps_them():
     assert finding.verified
     assert "has_aux=True" in finding.patch
     assert "return loss, (aux,)" in finding.patch
+
+
+def test_one_example_where_a_batch_is_wanted_is_told_from_a_function_that_fails():
+    def gaps(x):
+        return x.sort().values.diff()
+
+    alone = ds.check_transforms(gaps, torch.randn(5))
+    assert "on the arguments as given it runs" in alone.first.what
+    assert "x.unsqueeze(0)" in alone.first.fix
+    assert ds.check_transforms(gaps, torch.randn(5).unsqueeze(0)).outcomes["vmap"] == "same"
+
+    def broken(x):
+        return x.sort().values.diff() @ torch.ones(99)
+
+    told = ds.check_transforms(broken, torch.randn(5))
+    assert "by itself" in told.first.what
+    assert told.first.fix == "mend the function first"

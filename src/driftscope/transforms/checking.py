@@ -100,6 +100,8 @@ def _record(found: Investigation, fn: Any, seconds: float) -> TransformReport:
 
 def _proposal(suspect: Suspicion, examination: Examination) -> Proposal | None:
     """Ask the room of repairs to try an edit."""
+    if suspect.cause == "T031" and examination.runs_unmapped:
+        return Proposal(_STACK)
     if suspect.outcome not in ("refused", "wrong"):
         return None
     examination.subject.world.rewind()
@@ -107,6 +109,12 @@ def _proposal(suspect: Suspicion, examination: Examination) -> Proposal | None:
         found = propose(examination.subject, suspect)
     examination.subject.world.rewind()
     return found
+
+
+_STACK = (
+    "examples carry the axis that vmap maps (in_dims=0: the first one of each argument): stack several, or give"
+    " x.unsqueeze(0) for one example, and in_dims=None for an argument that all share"
+)
 
 
 def _ordered(findings: list[TransformFinding]) -> list[TransformFinding]:

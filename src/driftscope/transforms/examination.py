@@ -147,6 +147,11 @@ class Examination:
         """Return the slices of a copy of the examples: views of it, as a loop over the batch would see them."""
         return slices_of(self.fresh(), self.subject.in_dims, self.subject.size)
 
+    @functools.cached_property
+    def runs_unmapped(self) -> bool:
+        """Whether the function runs on the arguments as the user gave them, without an axis taken off."""
+        return self.run(self.subject.function, [cloned(self.subject.batch)], traced=False).error is None
+
     def begin(self) -> None:
         """Run the loop twice: does it run, can it be traced, does it repeat itself?"""
         internals.warm()

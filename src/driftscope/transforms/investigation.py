@@ -88,6 +88,8 @@ class Investigation:
         limit = f"did not return within {self.examination.seconds:g} s" if stopped else ""
         said = limit or f"raises {type(run.error).__name__}: {first_line(run.error)}" if run.error else ""
         reason = f"the function {said} by itself, without any transform" if not stopped else f"the function {said}"
+        if not stopped and self.examination.runs_unmapped:
+            reason = f"the function {said} on one example of the batch; on the arguments as given it runs"
         cause = "T032" if stopped else "T031"
         for name, _ in self.wanted:
             self.runs.append(TransformRun(name, "plain-refuses", reason, message=said))

@@ -26,6 +26,10 @@ LARGER = (10, 12, 14, 16, 20, 24, 28, 32)
 #: Sizes that nothing is chosen by, for holding conditions against what they were not made from.
 FAR = (11, 13, 17, 18, 19, 21, 23, 27, 31, 33, 36, 40, 47, 48, 63, 64, 65, 96)
 _GRID = 200_000
+#: Most inequalities of a trace that are looked for exceptions, points for each, and sizes that move at once.
+_EXCEPTIONS, _PER_EXCEPTION, _MOVED = 8, 8, 3
+#: Sizes up to which exceptions are looked for, by how many move at once.
+_WIDEST = {1: 513, 2: 129, 3: 33}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,42 @@ def inside(relations: Relations, limit: int, seed: int) -> list[Point]:
     for clauses, share in ((list(relations.recorded), 2), (equations, 3), (without_static, 6)):
         points += _solutions(relations, clauses, limit // share, seed)
     return _admissible(points)
+
+
+def exceptions(relations: Relations, limit: int, seed: int) -> list[Point]:
+    """Points at which one recorded ``!=`` is broken and everything else that is checked holds.
+
+    The trace took the other side of a branch there (a table of positions that fits without interpolation); points of a
+    lattice hardly ever meet such a coincidence of two sizes.
+    """
+    rng = random.Random(f"exceptions {seed}")
+    enforced = [c for c in relations.recorded if c.enforced]
+    points: list[Point] = []
+    broken = [c for c in enforced if isinstance(c.condition, Operation) and c.condition.operator == "!="]
+    for clause in broken[:_EXCEPTIONS]:
+        others = [c for c in enforced if c is not clause]
+        found = _broken_alone(relations, clause, others)
+        # Where sizes are equal as well, then near the example: coincidences come together.
+        found.sort(key=lambda point: (len(set(point)), sum(point)))
+        points += [*found[: limit // 2], *rng.sample(found[limit // 2 :], min(limit // 2, len(found[limit // 2 :])))]
+    return _admissible(points)
+
+
+def _broken_alone(relations: Relations, clause: Clause, others: Sequence[Clause]) -> list[Point]:
+    classes = relations.classes
+    moved = [any(relations.axes[i].name in clause.names for i in group) for group in classes.groups]
+    if not 1 <= sum(moved) <= _MOVED:
+        return []
+    values = [
+        [*range(_WIDEST[sum(moved)]), size, 2 * size] if moves else [size]
+        for moves, size in zip(moved, classes.example, strict=True)
+    ]
+    points = classes.spread(np.array(list(itertools.product(*values)), np.int64).reshape(-1, len(values)))
+    sizes = relations.columns(points)
+    keep = ~np.asarray(holds(clause.condition, sizes, len(points)))
+    for other in others:
+        keep &= holds(other.condition, sizes, len(points))
+    return [tuple(int(size) for size in row) for row in np.unique(points[keep], axis=0)]
 
 
 def _is_equation(clause: Clause) -> bool:
@@ -257,6 +297,7 @@ def explore(
         broadcasts(example, free, calls // 6),
         *(inside(r, calls // (3 * max(len(relations), 1)), plan.seed) for r in relations),
         lattice(directions, example, calls // 2, plan.seed),
+        *(exceptions(r, _PER_EXCEPTION, plan.seed) for r in relations),
     ]
     fixed = [axis for axis in range(len(example)) if axis not in set(free)]
     for point in _interleaved(queue):
