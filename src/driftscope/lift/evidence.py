@@ -194,12 +194,12 @@ class Evidence:
         What rounding A's stored constants did is the last of them.
         """
         moved = self.moved_a(pair)
-        return [*_samples(self.a.noises, self.pairs[pair][0]), *([] if moved is None else [moved])]
+        return [*samples_at(self.a.noises, self.pairs[pair][0]), *([] if moved is None else [moved])]
 
     def noise_b(self, pair: int) -> list[torch.Tensor]:
         """The same of B."""
         moved = self.moved_b(pair)
-        return [*_samples(self.b.noises, self.pairs[pair][1]), *([] if moved is None else [moved])]
+        return [*samples_at(self.b.noises, self.pairs[pair][1]), *([] if moved is None else [moved])]
 
     def moved_a(self, pair: int) -> torch.Tensor | None:
         """What rounding A's stored constants did to this output; None when none is known to be rounded."""
@@ -220,7 +220,8 @@ class Evidence:
         return self.b.clean[self.pairs[pair][1]].value if self.b.graph is not None else None
 
 
-def _samples(noises: Sequence[Sequence[torch.Tensor | None]], index: int) -> list[torch.Tensor]:
+def samples_at(noises: Sequence[Sequence[torch.Tensor | None]], index: int) -> list[torch.Tensor]:
+    """Return the noise of one output in every run, weighted so that their squares add up to one side's floor."""
     found = [run[index] for run in noises]
     weight = max(len(found), 1) ** -0.5
     return [n * weight for n in found if n is not None]

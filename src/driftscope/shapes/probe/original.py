@@ -13,6 +13,7 @@ import torch
 
 from driftscope.programs.value_trees import flatten
 from driftscope.shapes.probe.building import InputBuilder
+from driftscope.shapes.probe.floors import Floors
 from driftscope.shapes.probe.judging_runs import Answer, Ran, Refused, ask, difference
 from driftscope.shapes.probe.model_state import ModelState
 
@@ -50,6 +51,7 @@ class Original:
         self.random = False
         #: Where the model changed something of itself: by path, the first point at which it did.
         self.changed_at: dict[str, Point] = {}
+        self._floors = Floors(model, self.inputs)
         self._known: dict[Point, bool | None] = {}
         self._answers: dict[Point, Answer] = {}
         self._room = KEPT
@@ -142,6 +144,12 @@ class Original:
             told = difference(plain.value, again)
             return f"it gives its own example another answer ({told})" if told else ""
         return ""
+
+    def rounds_as_far(self, point: Point, other: Ran) -> bool:
+        """Whether ordinary rounding of the model moves its answer at a point as far as another answer is from it."""
+        reference = self.answer(point)
+        with self.state.kept():
+            return isinstance(reference, Ran) and self._floors.explain(point, reference.value, other)
 
     def runs(self, point: Point) -> bool:
         """Whether the model runs at these sizes."""
