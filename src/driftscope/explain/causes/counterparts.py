@@ -28,12 +28,16 @@ _SMALL = 16
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """A step of the broken piece that the healthy one has otherwise; ``attributes`` are what the healthy one has."""
+    """A step of the broken piece that the healthy one has otherwise.
+
+    ``attributes``, or ``constants`` by name in float64, are what the healthy one has.
+    """
 
     step: Visited
     words: str
     fix: str
     attributes: Mapping[str, object] = field(default_factory=dict)
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -157,7 +161,8 @@ class _PairWalk:
                 theirs = other.attributes.get(name)
                 if not _equal(value, theirs):
                     words = f"{name} is {value} here and {theirs} in {other.name}"
-                    self.found.append(Odd(one, words, _like(other), {name: theirs}))
+                    fix = f"Set {name} of {one.name} to {theirs}, as in {other.name}."
+                    self.found.append(Odd(one, words, fix, {name: theirs}))
         for name, peer in zip(one.inputs, other.inputs, strict=False):
             self._input(one, other, name, peer)
 
@@ -168,7 +173,9 @@ class _PairWalk:
             # Layers have weights of their own; scalars, shapes and axes are alike.
             if small and (mine.numel() == 1 or not mine.dtype.is_floating_point) and not torch.equal(mine, theirs):
                 words = f"its {name} is {mine.tolist()}, and {theirs.tolist()} in {other.name}"
-                self.found.append(Odd(one, words, _like(other)))
+                floats = {name: theirs.to(torch.float64)} if theirs.dtype.is_floating_point else {}
+                fix = f"Set {name} to {theirs.tolist()}, as in {other.name}." if floats else _like(other)
+                self.found.append(Odd(one, words, fix, constants=floats))
             return
         maker, made = self.mine.makers.get(name), self.theirs.makers.get(peer)
         if maker is not None and made is not None and maker.index in self.piece.inside:

@@ -24,7 +24,7 @@ from driftscope.lift.reconcile.certify import OutputPairing, measure
 from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.reconcile.matching import as_stored
 from driftscope.lift.reconcile.repaired import RepairedGraph
-from driftscope.lift.steps import LiftedOutput
+from driftscope.lift.steps import Lifted, LiftedOutput
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.answer import share
 from driftscope.records.kinds.output import OutputRecord
@@ -124,11 +124,12 @@ class _Case:
     def _works(self, changed: Sequence[ChangedWeight]) -> bool:
         return self._whole({c.constant.name: c.value for c in changed})
 
-    def _whole(self, replace: Mapping[str, torch.Tensor]) -> bool:
-        """Whether B's outputs are A's with these constants."""
+    def _whole(self, replace: Mapping[str, torch.Tensor], graph: Lifted | None = None) -> bool:
+        """Whether the outputs of B, or of an edited B, are A's with these constants."""
+        whole = graph or self.b
         try:
-            return self.b is not None and self._agrees(self.b.run(replace={**self.repaired, **replace}))
-        except (CannotLift, DriftscopeError):
+            return whole is not None and self._agrees(whole.run(replace={**self.repaired, **replace}))
+        except (CannotLift, DriftscopeError, RuntimeError):
             return False
 
     def _guilty_weights(self) -> list[ChangedWeight]:
@@ -251,7 +252,7 @@ class _Case:
             graph = with_attributes(self.b, step, attributes)
         except CannotLift:
             return False
-        return self.search.piece_heals(place, {}, {}, graph)
+        return self.search.piece_heals(place, {}, {}, graph) or self._whole({}, graph)
 
     def _peers(self, place: TriedPlace) -> Reason | None:
         view = self.search.latest
@@ -259,10 +260,14 @@ class _Case:
             return None
         by_name = tuple({c.name: c.value for c in side} for side in self.constants)
         odd = odd_step(view, place.parting, (by_name[0], by_name[1]))
-        if odd is None or not odd.attributes:
+        if odd is None or not (odd.attributes or odd.constants):
             return None if odd is None else Reason(odd.words, odd.fix, None, odd.step)
         # Another layer may have other settings and be right: it is a cause if setting them makes this one right.
-        return Reason(odd.words, odd.fix, True, odd.step) if self._set(place, odd.step.name, odd.attributes) else None
+        if odd.constants:
+            works = self.search.piece_heals(place, odd.constants, {}) or self._whole(odd.constants)
+        else:
+            works = self._set(place, odd.step.name, odd.attributes)
+        return Reason(odd.words, odd.fix, True, odd.step) if works else None
 
     def _bypass(self, place: TriedPlace, name: str, source: str) -> Mapping[str, torch.Tensor]:
         if self.b is None:

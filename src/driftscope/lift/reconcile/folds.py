@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,12 +24,24 @@ import torch.nn.functional as F
 
 from driftscope.lift.onnx.contrib.nchwc import blocked_filter
 from driftscope.lift.reconcile.affine import AffinePieces, Map, narrow
-from driftscope.lift.reconcile.matching import Repair, WeightIndex, match_joined, rearrangements, stores, ulp, uniform
+from driftscope.lift.reconcile.matching import (
+    Repair,
+    WeightIndex,
+    clamped_elements,
+    match_joined,
+    rearrangements,
+    stores,
+    ulp,
+    uniform,
+)
 from driftscope.lift.reconcile.scalars import MeantNumber, numbers
 from driftscope.lift.steps import Constant, Lifted, Origin
 from driftscope.records.finding import Where
 
 _BLOCKS = (16, 8, 4)  # channels per block of onnxruntime's blocked convolutions, by processor
+# Elements of a tensor that are looked at before all of it, and how far off they may be for that: units of rounding of
+# the largest terms, and a share of their own size.
+_PROBED, _PROBE_REACH, _PROBE_SHARE = 64, 64.0, 0.05
 # Agreement of norms, in roundings of the terms.
 _ALIKE = 16.0
 
@@ -186,10 +199,18 @@ def _norms(value: torch.Tensor) -> tuple[float, float]:
 def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.Tensor | None:
     """The exact fold in the stored arrangement, where the stored tensor is its rounding."""
     stored, fmt = native.to(torch.float64), native.dtype
-    again = [arranged(r.to(torch.float64), stored.shape) for r in candidate.replays]
-    both = zip(arranged(candidate.exact, stored.shape), arranged(candidate.size, stored.shape), strict=True)
-    for value, size in both:
-        natives = [next(r, None) for r in again]
+    coarsest = max(torch.finfo(t.dtype).eps for t in (native, *candidate.replays))
+    probe = torch.linspace(0, stored.numel() - 1, min(stored.numel(), _PROBED)).long()
+    places = torch.unravel_index(probe, stored.shape)
+    few, reach = stored[places], _PROBE_REACH * coarsest * candidate.size.max()
+    for k, value in enumerate(arranged(candidate.exact, stored.shape)):
+        some = value[places]
+        # A large weight has many arrangements, most of which a few elements rule out.
+        if bool(((few - some).abs() > reach + _PROBE_SHARE * some.abs()).any()):
+            continue
+        size = next(itertools.islice(arranged(candidate.size, stored.shape), k, None))
+        again = (arranged(r.to(torch.float64), stored.shape) for r in candidate.replays)
+        natives = [next(itertools.islice(r, k, None), None) for r in again]
         # A runtime that computes in float32 stores what it folded in the file's format as float32.
         folded = any(n is not None and torch.equal(n, stored) for n in natives)
         if not folded and narrow(fmt):
@@ -203,11 +224,17 @@ def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.
 
 
 def _rounded_twice(stored: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, fmt: torch.dtype) -> bool:
-    """Whether a fold computed in float32 was rounded to a narrower format: half an ulp, and float32's few."""
+    """Whether a fold computed in float32 was rounded to a narrower format: half an ulp, and float32's few.
+
+    A converter may have clamped what was too small or too large for the format.
+    """
     if fmt != torch.float16 and fmt != torch.bfloat16:
         return False
     allowed = 0.5 * ulp(stored, fmt) + 4.0 * ulp(size, torch.float32)
-    return bool(((stored - exact).abs() <= allowed).all())
+    near = (stored - exact).abs() <= allowed
+    if fmt == torch.float16 and not bool(near.all()):
+        near |= clamped_elements(exact, stored)
+    return bool(near.all())
 
 
 def arranged(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:

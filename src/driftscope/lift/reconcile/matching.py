@@ -145,10 +145,10 @@ _CLAMP_ABOVE = (1e4, 65504.0)
 def clamped(exact: float, stored: float, fmt: torch.dtype) -> bool:
     """Whether a float16 converter's clamp makes ``stored`` of ``exact``."""
     one = torch.tensor([exact], dtype=torch.float64), torch.tensor([stored], dtype=torch.float64)
-    return fmt == torch.float16 and exact != 0.0 and bool(_clamped(*one).all())
+    return fmt == torch.float16 and exact != 0.0 and bool(clamped_elements(*one).all())
 
 
-def _clamped(exact: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+def clamped_elements(exact: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
     """Mark the elements that a converter's clamp explains; float64 in."""
     found = torch.zeros_like(exact, dtype=torch.bool)
     same_sign = exact.sign() == stored.sign()
@@ -179,7 +179,7 @@ def stores(stored: torch.Tensor, exact: torch.Tensor) -> bool:
     same = rounded == stored
     lost = torch.isinf(stored) & torch.isfinite(exact)
     if not bool(same.all()) and stored.dtype == torch.float16:
-        same = same | _clamped(exact.to(torch.float64), stored.to(torch.float64))
+        same = same | clamped_elements(exact.to(torch.float64), stored.to(torch.float64))
     return bool((same & ~lost).all())
 
 
@@ -194,6 +194,7 @@ class WeightIndex:
         self._formats = {c.value.dtype for c in self._weights}
         self._tables: dict[torch.dtype, dict[tuple[int, int, int], list[Constant]]] = {}
         self._own: dict[int, tuple[int, int, int]] = {}
+        self._widened: dict[torch.dtype, set[tuple[int, int, int]]] = {}
 
     def holds(self, value: torch.Tensor) -> bool:
         """Whether some tensor holds the same numbers in some order, in the same format or exactly in another."""
@@ -202,10 +203,14 @@ class WeightIndex:
         for c in self._table(fmt).get(key, ()):
             if self._fingerprint(c) == (bits if c.value.dtype == fmt else fingerprint(value.to(c.value.dtype))):
                 return True
-        if not any(narrower(own, fmt) for own in self._formats):
-            return False
-        shorter = [c for c in self._weights if c.value.numel() == value.numel() and narrower(c.value.dtype, fmt)]
-        return any(fingerprint(c.value.to(fmt)) == bits for c in shorter)
+        return bits in self._narrower(fmt)
+
+    def _narrower(self, fmt: torch.dtype) -> set[tuple[int, int, int]]:
+        """What the tensors of narrower formats hold, as ``fmt`` writes it."""
+        if fmt not in self._widened:
+            shorter = [c for c in self._weights if narrower(c.value.dtype, fmt)]
+            self._widened[fmt] = {fingerprint(c.value.to(fmt)) for c in shorter}
+        return self._widened[fmt]
 
     def _fingerprint(self, constant: Constant) -> tuple[int, int, int]:
         key = id(constant)
