@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from driftscope.lift.reconcile import folds
 from driftscope.lift.reconcile.folds import match_folds
 from driftscope.lift.steps import Constant, Origin
 from driftscope.lift.torch.tape import lift_torch
@@ -72,3 +73,34 @@ def test_a_weight_that_nothing_rescales_is_no_fold():
     near = Constant("w", layer.weight.detach().bfloat16().half(), Origin.WEIGHT, Where())
     lifted = lift_torch(plain, (torch.randn(2, 8).half(),), {})
     assert match_folds([near], lifted, lifted.constants(), 2.0) == []
+
+
+def clamped_fold(smallest: float) -> tuple[nn.Sequential, Constant]:
+    """A fold that a converter rounded to float16, with a number too small for it as ``smallest``."""
+    module = normed_convolution(torch.float32)
+    with torch.no_grad():
+        module[0].weight.view(-1)[7] = 3e-8
+    weight, _ = folded(module, 1e-3, multiply=False)
+    stored = weight.value.half()
+    stored.view(-1)[7] = smallest
+    return module, Constant("weight", stored, Origin.WEIGHT, Where())
+
+
+@pytest.mark.parametrize(("smallest", "names"), [(1e-7, {"weight"}), (1e-4, set())])
+def test_a_fold_that_a_converter_clamped_is_that_fold_and_no_other_number_is(smallest: float, names: set[str]):
+    module, stored = clamped_fold(smallest)
+    lifted = lift_torch(module, (torch.randn(1, 3, 5, 5),), {}, module=module)
+    assert {r.name for r in match_folds([stored], lifted, lifted.constants(), 2.0)} == names
+
+
+def test_most_layouts_of_a_large_fold_are_ruled_out_by_a_few_of_its_elements(monkeypatch: pytest.MonkeyPatch):
+    module = normed_convolution(torch.float32)
+    weight, _ = folded(module, 1e-3, multiply=False)
+    turned = weight.value.transpose(2, 3).contiguous().half()
+    looked = []
+    whole = folds.stores
+    monkeypatch.setattr(folds, "stores", lambda *given: looked.append(given) or whole(*given))
+    lifted = lift_torch(module, (torch.randn(1, 3, 5, 5),), {}, module=module)
+    stored = Constant("weight", turned, Origin.WEIGHT, Where())
+    assert match_folds([stored], lifted, lifted.constants(), 2.0)
+    assert len(looked) == 1
