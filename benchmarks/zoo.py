@@ -27,7 +27,9 @@ from tests.zoo.tools import TOOLS, quiet
 from torch import nn
 
 import driftscope as ds
-from benchmarks.verdicts.sweep import HONEST, Case, Refused, sweep, tally, troubles
+from benchmarks.verdicts.sweep import Case, Refused, sweep, tally, troubles
+from benchmarks.verdicts.zoo_rows import bug_table, really_wrong, tool_table
+from benchmarks.verdicts.zoo_rows import planted as bugs_of
 
 #: Tools that compute or store in a narrower format on purpose.
 CHEAPER = ("half", "bfloat16")
@@ -108,30 +110,16 @@ def _planted(
     return ds.compare(exported, broken, inputs) if back else ds.compare(broken, exported, inputs)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The tools as a Markdown table: clean, false, refused and crashed pairs, and seconds for one comparison."""
-    lines = ["| tool | clean | answered wrongly | inconclusive | refused by the tool | crash | s |", "|---" * 7 + "|"]
-    for tool in TOOLS:
-        own = [r for r in rows if r["case"].rsplit("/", 1)[-1] == tool]
-        by = {
-            v: sum(r["verdict"] == v for r in own) for v in (*HONEST, "DIFFERENT", "INCONCLUSIVE", "REFUSED", "CRASH")
-        }
-        seconds = sorted(r["seconds"] for r in own if r["verdict"] in (*HONEST, "DIFFERENT"))
-        middle = f"{seconds[len(seconds) // 2]:.1f}" if seconds else ""
-        clean = sum(by.get(v, 0) for v in HONEST)
-        wrong = " | ".join(str(by.get(v, 0)) for v in ("DIFFERENT", "INCONCLUSIVE", "REFUSED", "CRASH"))
-        lines.append(f"| {tool} | {clean} | {wrong} | {middle} |")
-    return "\n".join(lines)
-
-
 def main() -> int:
     """Run the sweep; the number of honest pairs answered wrongly and of bugs not found."""
     rows = sweep("zoo", "benchmarks.zoo", list(ARCHITECTURES))
-    found = troubles(rows, narrow=lambda case: any(word in case for word in CHEAPER))
-    planted = [r for r in rows if r["expected"].startswith("bug") and r["verdict"] not in ("REFUSED", "END")]
-    missed = [r for r in planted if r["verdict"] != "DIFFERENT"]
-    print(table(rows))
+    found = troubles(
+        [r for r in rows if not really_wrong(r)], narrow=lambda case: any(word in case for word in CHEAPER)
+    )
+    bugs = bugs_of(rows)
+    missed = [r for r in bugs if r["verdict"] != "DIFFERENT"]
+    print("\n".join([*tool_table(rows, TOOLS), "", *bug_table(rows)]))
     print("\n".join([*found, *(f"missed       {r['case']}: {r['verdict']} {r['reason'][:120]}" for r in missed)]))
     print(f"{len(rows)} rows; {tally(rows)}; {len(found)} honest pairs answered wrongly;"
-          f" {len(planted) - len(missed)} of {len(planted)} bugs found")  # fmt: skip
+          f" {len(bugs) - len(missed)} of {len(bugs)} bugs found")  # fmt: skip
     return len(found) + len(missed)

@@ -1,0 +1,81 @@
+"""Write the table of what tools make of real models, from the rows that ``python -m benchmarks zoo`` wrote.
+
+``python docs/zoo_table.py out/sweeps/zoo.jsonl`` writes ``docs/reference/tools-on-real-models.md``. The rows are
+measured by ``python -m benchmarks zoo``, which takes hours for all architectures.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
+
+from benchmarks.verdicts.zoo_rows import bug_table, counts, honest, planted, really_wrong, tool_table  # noqa: E402
+
+from driftscope.records.environment import capture, processor_words  # noqa: E402
+from zoo.tools import TOOLS  # noqa: E402
+
+PAGE = HERE / "reference" / "tools-on-real-models.md"
+TODAY = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+INTRODUCTION = """# What tools make of real models
+
+`python -m benchmarks zoo` builds small models of real architectures (`transformers`, torchvision, timm; random
+weights, no two layers alike), hands each to the tools that people use, and asks `ds.compare` whether the result is
+still the same program. Then it plants bugs, in the weights and in the exported graph, and asks again.
+
+**clean**: identical, rounding, or the cheaper arithmetic that the tool was asked for; **really wrong**: the tool made
+another function, and the verdict names the number that is wrong and was seen to be right without it; **answered
+wrongly**: DIFFERENT without such a proof; **refused by the tool**: it raised an error, or the tool does not apply to
+that model; **s**: the middle of the seconds that one comparison took, the first run of the model included.
+""".splitlines()
+WRONG = """## What is really wrong
+
+onnxruntime's static int8 quantisation of models with a causal mask: the exporter adds a mask of -3.4e38 to the
+attention scores, calibration takes the range of the sum from the mask, and one step becomes 1.3e36. Every score is
+then 0, and every token attends to all tokens before it alike. Leave these nodes out with `nodes_to_exclude`
+([W012](codes/W012.md)).
+""".splitlines()
+
+
+def read(paths: Sequence[str]) -> list[dict[str, Any]]:
+    """Read the rows of several files; of a case measured twice, the later one."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in paths:
+        for line in Path(path).read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            found[row["case"]] = row
+    # A tool that is not installed has refused nothing.
+    absent = [case for case, row in found.items() if row["reason"].startswith("ModuleNotFoundError")]
+    return [row for case, row in found.items() if row["verdict"] != "END" and case not in absent]
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    """Return the page: what was asked, the tools, what is really wrong, and the bugs."""
+    models = sorted({r["case"].partition("/")[0] for r in rows})
+    all_counts, bugs = counts(honest(rows)), planted(rows)
+    where = capture()
+    versions = where["versions"]
+    made_with = ", ".join(f"{name} {versions[name]}" for name in ("torch", "onnxruntime", "transformers"))
+    size = (
+        f"{len(honest(rows))} pairs of {len(models)} models: "
+        + ", ".join(f"{number} {word}" for word, number in all_counts.items())
+        + f"; {len(bugs)} bugs. Measured with {made_with} on {processor_words(where)}, {TODAY}, while the machine did "
+        f"other work. The models: {', '.join(models)}."
+    )
+    wrong = [f"* {r['case']}: {r['first']}." for r in rows if really_wrong(r)]
+    return "\n".join(
+        [*INTRODUCTION, "", size, "", *tool_table(rows, TOOLS), "", *WRONG, "", *wrong, "", "## Planted bugs", "",
+         "A place counts as right when the first finding names the node or the parameter that was changed, or the "
+         "module that holds it; a fix counts as tried when it was put into the program and made it the same function.",
+         "", *bug_table(rows), ""]
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(read(sys.argv[1:])), encoding="utf-8")

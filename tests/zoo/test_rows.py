@@ -1,0 +1,38 @@
+"""What the table of the zoo counts: only a difference that was mended by its own number is the tool's fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from benchmarks.verdicts.zoo_rows import bug_table, counts, really_wrong, tool_table
+
+
+def row(case: str, verdict: str, expected: str = "honest", codes: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
+    return {"case": case, "verdict": verdict, "expected": expected, "codes": list(codes), "seconds": 1.5, "more": more}
+
+
+@pytest.mark.parametrize(
+    ("codes", "verified", "wrong"),
+    [(("W012", "N001"), True, True), (("W012",), None, False), (("N001", "W012"), True, False), ((), True, False)],
+)
+def test_a_tool_is_wrong_where_the_first_finding_was_tried(codes: tuple[str, ...], verified: bool | None, wrong: bool):
+    assert really_wrong(row("a/int8", "DIFFERENT", codes=codes, verified=verified)) is wrong
+
+
+def test_every_pair_is_in_one_column():
+    rows = [
+        row("a/x", v) for v in ("IDENTICAL", "ROUNDING", "PRECISION", "DIFFERENT", "INCONCLUSIVE", "REFUSED", "CRASH")
+    ]
+    rows.append(row("b/x", "DIFFERENT", codes=("W012",), verified=True))
+    assert list(counts(rows).values()) == [3, 1, 1, 1, 1, 1]
+    assert tool_table(rows, ["x", "y"])[2:] == ["| x | 3 | 1 | 1 | 1 | 1 | 1 | 1.5 |"]
+
+
+def test_a_bug_counts_where_it_had_an_effect():
+    kind = "bug one bit"
+    rows = [
+        row("a/bug-one bit", "DIFFERENT", kind, placed=True, verified=True), row("b/bug-one bit", "REFUSED", kind),
+        row("c/bug-one bit", "ROUNDING", kind), row("d/bug-one bit", "DIFFERENT", kind, placed=False),
+    ]  # fmt: skip
+    assert bug_table(rows)[2:] == ["| weights: one bit | 3 | 2 | 1 | 1 |", "| all | 3 | 2 | 1 | 1 |"]
