@@ -186,17 +186,17 @@ class InvarianceCheck:
                 break
         return found
 
-    def compared(self, trial: AxisTrial) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the pairs of tensors that a trial compared, from results already at hand."""
+    def compared(self, trial: AxisTrial) -> list[tuple[object, torch.Tensor, torch.Tensor]]:
+        """Return what a trial compared, from results already at hand: for each of its positions path and two tensors."""
         if trial.one.again or trial.other.again:
             return []
         one, other = self.result(trial.one), self.result(trial.other)
         left = _selected(one.leaves, trial.positions, trial.one) or []
         right = _selected(other.leaves, trial.positions, trial.other) or []
+        none = torch.empty(0)  # what is no tensor is no score
         return [
-            (x, y)
-            for (_, x), (_, y) in zip(left, right, strict=False)
-            if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)
+            (path, x, y) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else (path, none, none)
+            for (path, x), (_, y) in zip(left, right, strict=False)
         ]
 
     def advice(self, trial: AxisTrial) -> str:

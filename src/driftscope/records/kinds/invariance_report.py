@@ -105,7 +105,9 @@ class InvarianceReport(Record):
     axes : mapping of str to str
         Which axes of inputs and outputs were taken for the batch: ``{"batch": "x=0, out=0"}``.
     choices : mapping of str to JSON values
-        For outputs that are scores (two or more along the last axis): how often the largest one changed, by trial.
+        For outputs that are scores (two or more along the last axis), by axis: ``choices``, how often the largest one
+        changed (``flips``) and the set of five (``top``), ``smallest_margin`` in changes, ``margin_floors``, and after
+        how many choices in a row one is expected to be another (``expected_steps``).
     runs : int
         Times the program was run, tracing and lifting not counted.
     inputs, environment, thresholds, times, command

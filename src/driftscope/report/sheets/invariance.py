@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from driftscope.records.kinds.invariance_report import AXES, OUTCOMES, InvarianceFinding, InvarianceReport
@@ -71,6 +72,11 @@ def _axes(record: InvarianceReport) -> Table:
     return Table("What the result depends on", ("axis", "outcome", "why"), rows, f"Varied: {varied}.")
 
 
+def _steps(expected: float) -> str:
+    """Write a number of steps as roughly as it is known."""
+    return "never" if math.isinf(expected) else f"about {float(f'{expected:.2g}'):g}"
+
+
 def _rounding(record: InvarianceReport) -> Points:
     """Say of each axis where the last bits begin to change, and what was seen to take that away."""
     return Points("Where last bits change", tuple(_why(f) for f in record.findings if _why(f)))
@@ -94,14 +100,16 @@ def _trials(record: InvarianceReport) -> Table:
 
 def _choices(record: InvarianceReport) -> Table:
     rows = tuple(
-        (axis, told["choices"], told["flips"], told["smallest_margin"], told["expected_steps"])
+        (axis, *(told.get(key) for key in ("choices", "flips", "top", "smallest_margin", "margin_floors")),
+         _steps(told["expected_steps"]))
         for axis, told in record.choices.items()
-    )
+    )  # fmt: skip
     note = (
-        "The largest score along the last axis. Margin: between the two largest, over the largest change of any score;"
-        " steps: expected until one of a row of such choices is another."
+        "The largest score along the last axis: how often it is another one, or another set of five. Margin: between the"
+        " two largest, the smallest seen, over the largest change of any score there, and in noise floors; steps:"
+        " such choices in a row, as in greedy decoding, until one is expected to be another."
     )
-    columns = ("axis", "choices", "changed", "smallest margin", "expected steps")
+    columns = ("axis", "choices", "changed", "top 5 changed", "smallest margin", "in floors", "expected steps")
     return Table("Does it matter", columns, rows, note)
 
 
