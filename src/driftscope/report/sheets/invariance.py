@@ -105,8 +105,8 @@ def _choices(record: InvarianceReport) -> Table:
         for axis, told in record.choices.items()
     )  # fmt: skip
     note = (
-        "The largest score along the last axis: how often it is another one, or another set of five. Margin: between the"
-        " two largest, the smallest seen, over the largest change of any score there, and in noise floors; steps:"
+        "The largest score along the last axis: how often it is another one, or another set of five. Margin: between"
+        " the two largest, the smallest seen, over the largest change of any score there, and in noise floors; steps:"
         " such choices in a row, as in greedy decoding, until one is expected to be another."
     )
     columns = ("axis", "choices", "changed", "top 5 changed", "smallest margin", "in floors", "expected steps")
