@@ -187,7 +187,7 @@ class InvarianceCheck:
         return found
 
     def compared(self, trial: AxisTrial) -> list[tuple[object, torch.Tensor, torch.Tensor]]:
-        """Return what a trial compared, from results already at hand: for each of its positions path and two tensors."""
+        """Return path and two tensors for each position that a trial compared, from results already at hand."""
         if trial.one.again or trial.other.again:
             return []
         one, other = self.result(trial.one), self.result(trial.other)
