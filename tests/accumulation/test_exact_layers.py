@@ -27,7 +27,9 @@ LAYERS = {
     "conv3d": (lambda x: F.conv3d(x[:, :, None], drawn(3, 4, 1, 3, 3, seed=1)), IMAGES),
     "transposed": (lambda x: F.conv_transpose1d(x, drawn(4, 3, 4, seed=1), drawn(3, seed=2), 3, 1, 2), STEPS),
     "transposed 2d in groups": (
-        lambda x: F.conv_transpose2d(x, drawn(4, 3, 3, 2, seed=1), stride=2, padding=1, groups=2, dilation=2), IMAGES),
+        lambda x: F.conv_transpose2d(x, drawn(4, 3, 3, 2, seed=1), stride=2, padding=1, groups=2, dilation=2),
+        IMAGES,
+    ),
     "attention": (lambda x: F.scaled_dot_product_attention(x, x.flip(-1), x), HEADS),
     "causal attention": (lambda x: F.scaled_dot_product_attention(x, x, x, is_causal=True), HEADS),
     "masked attention": (lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=MASK[: len(x)], scale=0.3), HEADS),
@@ -35,7 +37,38 @@ LAYERS = {
     "log_softmax": (lambda x: x.log_softmax(-1), STEPS),
     "cumsum": (lambda x: x.cumsum(-1), STEPS),
     "batch norm": (nn.BatchNorm2d(4).eval(), IMAGES),
+    "average 1d": (lambda x: F.avg_pool1d(x, 3, 2, 1, ceil_mode=True), STEPS),
+    "average 2d": (lambda x: F.avg_pool2d(x, (3, 2), 2, (1, 0), ceil_mode=True, count_include_pad=False), IMAGES),
+    "average of padding": (lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), IMAGES),
+    "sum pool": (lambda x: F.avg_pool2d(x, 2, divisor_override=1), IMAGES),
+    "average 3d": (lambda x: F.avg_pool3d(x[:, None], 2, 1), IMAGES),
+    "adaptive": (lambda x: F.adaptive_avg_pool2d(x, (4, 3)), IMAGES),
+    "adaptive 1d": (lambda x: F.adaptive_avg_pool1d(x, 3), STEPS),
+    "power pool": (lambda x: F.lp_pool2d(x.abs(), 2, 2), IMAGES),
+    "group norm": (lambda x: F.group_norm(x, 2, drawn(4, seed=1), drawn(4, seed=2)), IMAGES),
+    "instance norm": (lambda x: F.instance_norm(x, None, None, drawn(4, seed=1), drawn(4, seed=2)), IMAGES),
+    "norms": (lambda x: torch.stack([x.norm(dim=-1), x.norm(1, -1), x.norm(torch.inf, -1)]).movedim(0, 1), STEPS),
+    "logsumexp": (lambda x: x.logsumexp((1, 2), keepdim=True), STEPS),
+    "std": (lambda x: x.std(-1), STEPS),
+    "losses": (lambda x: torch.stack([F.mse_loss(r, drawn(4, 11, seed=1)) for r in x]), STEPS),
+    "cross entropy": (
+        lambda x: F.cross_entropy(x, torch.arange(11).remainder(4).expand(len(x), 11), reduction="none"),
+        STEPS,
+    ),
+}
+POINTWISE = {
+    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp, "gelu": F.gelu, "silu": F.silu, "mish": F.mish,
+    "gelu of tanh": lambda x: F.gelu(x, approximate="tanh"), "softplus": F.softplus, "elu": F.elu, "glu": F.glu,
+    "pow": lambda x: x.abs() ** 2.5, "log sigmoid": F.logsigmoid, "in place": lambda x: x.clone().sigmoid_(),
 }  # fmt: skip
+LAYERS |= {name: (function, drawn(7, 13, 18)) for name, function in POINTWISE.items()}
+RECURRENT = {
+    "lstm": nn.LSTM(11, 5, num_layers=2, bidirectional=True, batch_first=True),
+    "lstm without bias": nn.LSTM(11, 7, bias=False, batch_first=True),
+    "gru": nn.GRU(11, 5, batch_first=True),
+    "rnn": nn.RNN(11, 5, batch_first=True),
+}
+LAYERS |= {name: (lambda x, layer=layer: layer(x)[0], STEPS) for name, layer in RECURRENT.items()}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -51,6 +84,51 @@ def test_a_layer_is_torchs_up_to_rounding_and_the_same_bits_for_any_batch_and_la
     torch.testing.assert_close(whole, native, rtol=1e-5, atol=1e-5)
     assert bits(alone) == bits(whole[:1])
     assert bits(strided) == bits(whole)
+
+
+@pytest.mark.parametrize(
+    "name", ["lstm", "gru", "average 2d", "adaptive", "group norm", "instance norm", "std", "logsumexp"]
+)
+def test_what_was_computed_inside_can_be_differentiated_outside(name):
+    layer, x = LAYERS[name]
+    inside, outside = x.clone().requires_grad_(), x.clone().requires_grad_()
+    layer(outside).square().sum().backward()
+    with ds.reproducible():
+        loss = layer(inside).square().sum()
+    loss.backward()
+    torch.testing.assert_close(inside.grad, outside.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_a_bag_has_torchs_values_and_the_same_bits_whatever_other_bags_there_are(mode, padding):
+    need_compiled()
+    table, ids = drawn(9, 6), torch.arange(20).remainder(9)
+    starts = torch.tensor([0, 3, 3, 12])
+    weights = drawn(20, seed=1) if mode == "sum" else None
+
+    def bag(ids, starts, weights):
+        return F.embedding_bag(ids, table, starts, mode=mode, per_sample_weights=weights, padding_idx=padding)
+
+    native = bag(ids, starts, weights)
+    with torch.no_grad(), ds.reproducible():
+        together = bag(ids, starts, weights)
+        alone = bag(ids[3:12], torch.tensor([0]), None if weights is None else weights[3:12])
+    torch.testing.assert_close(together, native)
+    assert bits(alone[0]) == bits(together[2])
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_loss_is_torchs_up_to_rounding(reduction):
+    need_compiled()
+    x, target = drawn(6, 5), torch.tensor([0, 4, -100, 2, 2, 1])
+    given = {"weight": drawn(5, seed=1).abs(), "reduction": reduction}
+    native = F.cross_entropy(x, target, **given)
+    with torch.no_grad(), ds.reproducible():
+        torch.testing.assert_close(F.cross_entropy(x, target, **given), native)
+        torch.testing.assert_close(
+            F.cross_entropy(x[0], target[0], **given), F.nll_loss(x[0].log_softmax(-1), target[0], **given)
+        )
 
 
 def test_rows_that_attend_to_nothing_are_zero_as_torch_has_them():

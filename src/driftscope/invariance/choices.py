@@ -38,7 +38,7 @@ class ChangedChoices:
     margin_floors : float or None
         The smallest margin over sqrt(2) times the noise floor, where that was measured.
     expected_steps : float
-        Choices in a row until one is expected to be another, were these choices typical.
+        Choices in a row, all computed in the other way, until one is expected to be another, were these typical.
     """
 
     choices: int
@@ -104,7 +104,8 @@ def changed_choices(x: torch.Tensor, y: torch.Tensor, floors: Sequence[float] = 
     largest = change.abs().amax(-1)
     units = (margin / largest)[largest > 0]
     smallest = float(margin.min())
-    rate = _rate(margin, (moved[:, 0] - moved[:, 1]).abs())
+    # Choices of which no score changed were computed alike: the first piece of a sequence, say.
+    rate = _rate(margin, (moved[:, 0] - moved[:, 1]).abs()[largest > 0])
     return ChangedChoices(
         choices=len(x),
         flips=int((x.argmax(-1) != y.argmax(-1)).sum()),
@@ -122,7 +123,7 @@ def _rate(margin: torch.Tensor, change: torch.Tensor) -> float:
     edge = float(ranked[few - 1])
     below = torch.searchsorted(ranked, change, right=True) / len(ranked)
     evenly = few / len(ranked) * change / edge if edge > 0 else below
-    return float(0.5 * torch.where(change < edge, evenly, below).mean())
+    return float(0.5 * torch.where(change < edge, evenly, below).mean()) if len(change) else 0.0
 
 
 def _other_sets(x: torch.Tensor, y: torch.Tensor) -> int | None:

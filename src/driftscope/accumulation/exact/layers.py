@@ -100,13 +100,21 @@ def _turned(weight: torch.Tensor, groups: int) -> torch.Tensor:
 def batch_norm(
     x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Normalise by statistics that are given, as in evaluation mode.
+    """Normalise by statistics that are given, as in evaluation mode, or by those of a single row.
+
+    InstanceNorm arrives here as one row whose channels are those of all rows.
 
     Raises
     ------
     InputError
         In train mode, in which rows are normalised together.
     """
+    if training and x.shape[0] == 1 and mean is None and x.dim() > 2:
+        from driftscope.accumulation.exact.pools import group_norm
+
+        channels = x.shape[1]
+        result, middle, spread = group_norm(x, weight, bias, 1, channels, x[0, 0].numel(), channels, eps)
+        return result, middle.reshape(-1), spread.reshape(-1)
     if training or mean is None:
         raise InputError(
             "ds.reproducible() cannot make BatchNorm in train mode independent of its batch: call .eval()."

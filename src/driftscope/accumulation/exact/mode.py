@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from driftscope.accumulation.exact import layers, reductions
+from driftscope.accumulation.exact import layers, pools, reductions
 from driftscope.accumulation.exact.formats import STORED
 from driftscope.accumulation.exact.layer_norm import rounded_once
 from driftscope.accumulation.exact.softmax import softmax
@@ -36,8 +36,8 @@ _ADDS_NOTHING = frozenset(
         "new_ones", "new_zeros", "nonzero", "normal", "one_hot", "ones", "ones_like", "put", "rand", "rand_like",
         "randint", "randint_like", "randn", "randn_like", "random", "randperm", "repeat", "repeat_interleave",
         "resize", "roll", "rot90", "scalar_tensor", "scatter", "searchsorted", "select_scatter", "set",
-        "slice_scatter", "sort", "split_with_sizes_copy", "stack", "take", "topk", "tril", "tril_indices", "triu",
-        "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "where", "zero", "zeros", "zeros_like",
+        "slice_scatter", "sort", "split_with_sizes_copy", "squeeze", "stack", "t", "take", "topk", "transpose", "tril", "tril_indices", "triu",
+        "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "unsqueeze", "where", "zero", "zeros", "zeros_like",
     )
 )  # fmt: skip
 
@@ -55,7 +55,8 @@ def reproducible() -> TorchDispatchMode:
     ``bmm``, ``addmm`` and ``linear`` are its sequential chains, to which the bias is then added; ``softmax`` divides
     by an exact sum and has an exponential of its own, and so has ``log_softmax``. Convolutions are products with the
     patches of their input, attention is its formula, ``cumsum`` adds in turn in float64, and BatchNorm in evaluation
-    mode is pointwise.
+    mode is pointwise. Poolings by averages, embedding bags, GroupNorm, InstanceNorm, recurrent layers (LSTM, GRU,
+    RNN), norms of vectors, ``logsumexp``, ``std``, ``mse_loss`` and ``nll_loss`` are made of these.
 
     Returns
     -------
@@ -67,12 +68,14 @@ def reproducible() -> TorchDispatchMode:
     ------
     InputError
         Inside the context, for an operator that may add something and has no fixed order here (a
-        recurrent layer, a fused encoder layer, an embedding bag); the message names it.
+        fused encoder layer, an interpolation, a product of all elements, ``scatter_add``, BatchNorm in train mode, any
+        backward pass); the message names it.
 
     Notes
     -----
-    Pointwise functions such as ``exp`` and ``tanh`` stay torch's: no order can change them, but another version or
-    instruction set can, in the last bit.
+    Functions of single elements (``exp``, ``tanh``, ``gelu``, ``silu``, ``pow``, ...) are torch's, evaluated in float64
+    and rounded once: its kernels round the last elements of a row otherwise than those before. Of float64 they are
+    torch's own, which another version, instruction set or place in a row can change in the last bit.
     """
     return _Reproducible()
 
@@ -89,7 +92,7 @@ class _Reproducible(TorchDispatchMode):
         floats = [leaf for leaf in tree_leaves((args, given)) if _is_inexact(leaf)]
         if not floats:
             return func(*args, **given)
-        fixed = _FIXED.get(name)
+        fixed = _FIXED.get(name) or _pointwise(func, name)
         if fixed is not None and "out" not in given and all(_has_format(leaf) for leaf in floats):
             with torch.no_grad():
                 return fixed(*args, **given)
@@ -97,6 +100,31 @@ class _Reproducible(TorchDispatchMode):
             hint = _INSTEAD.get(name, "take it out of the context, or write it with sums and products")
             raise InputError(f"ds.reproducible() has no fixed order for torch's operator {name}: {hint}.")
         return func(*args, **given)
+
+
+#: Functions of one element that torch's kernels round otherwise at the end of a row than inside it, or in a view.
+_IN_FLOAT64 = frozenset(
+    (
+        "sigmoid", "tanh", "exp", "expm1", "exp2", "log", "log1p", "log2", "log10", "erf", "erfc", "gelu", "silu",
+        "mish", "elu", "celu", "selu", "softplus", "pow", "sin", "cos", "tan", "sinh", "cosh", "atan", "logit",
+    )
+)  # fmt: skip
+
+
+def _pointwise(func: Any, name: str) -> Callable[..., Any] | None:
+    """Evaluate a function of single elements in float64 and round once: the same bits wherever an element lies."""
+    if name.rstrip("_") not in _IN_FLOAT64:
+        return None
+
+    def wide(x: Any, *args: Any, **given: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.dtype == torch.float64 or not x.is_floating_point():
+            return func(x, *args, **given)
+        others = [a.double() if isinstance(a, torch.Tensor) else a for a in args]
+        # A function in place writes into the float64 copy.
+        result = func(x.double(), *others, **given)
+        return x.copy_(rounded_once(result, x.dtype)) if name.endswith("_") else rounded_once(result, x.dtype)
+
+    return wide
 
 
 def _is_inexact(leaf: Any) -> bool:
@@ -211,4 +239,20 @@ _FIXED: dict[str, Callable[..., Any]] = {
     "convolution": layers.convolution,
     "native_batch_norm": layers.batch_norm,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "avg_pool2d": pools.average_pool,
+    "avg_pool3d": pools.average_pool,
+    "_adaptive_avg_pool2d": pools.adaptive_average_pool,
+    "_adaptive_avg_pool3d": pools.adaptive_average_pool,
+    "_embedding_bag": pools.embedding_bag,
+    "_embedding_bag_forward_only": pools.embedding_bag,
+    "native_group_norm": pools.group_norm,
+    "mkldnn_rnn_layer": pools.lstm_layer,
+    "linalg_vector_norm": pools.vector_norm,
+    "logsumexp": pools.log_of_sum,
+    "std": pools.std,
+    "glu": pools.gated,
+    "log_sigmoid_forward": pools.log_sigmoid,
+    "mse_loss": pools.squared_error,
+    "nll_loss_forward": pools.likelihood_loss,
+    "nll_loss2d_forward": pools.likelihood_loss,
 }

@@ -1,0 +1,218 @@
+"""Poolings, bags, recurrences and losses whose sums have a fixed order, in the signatures of torch's own operators."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from driftscope.accumulation.exact import reductions
+from driftscope.accumulation.exact.layer_norm import rounded_once
+from driftscope.accumulation.exact.softmax import exponential
+from driftscope.errors import InputError
+
+Sizes = Sequence[int]
+_SUM, _MEAN, _MAX = 0, 1, 2  # of an embedding bag
+_LSTM = 2  # the mode of oneDNN's recurrent layers
+_EACH, _AVERAGE = 0, 1  # reductions of a loss
+
+
+def average_pool(
+    x: torch.Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Add each window exactly, and divide once; over as many last axes as the kernel has."""
+    axes = len(kernel)
+    stride, padding = (_each(s, axes) for s in (stride or kernel, padding))
+    counts, first = [], x.dim() - axes
+    edges: list[int] = []
+    for axis, (k, s, p) in enumerate(zip(kernel, stride, padding, strict=True), start=first):
+        n = x.shape[axis]
+        places = (n + 2 * p - k + (s - 1) * ceil_mode) // s + 1
+        places -= int(ceil_mode and (places - 1) * s >= n + p)
+        starts = torch.arange(places) * s - p
+        low, high = (starts, n + p) if count_include_pad else (starts.clamp(min=0), n)
+        counts.append((starts + k).clamp(max=high) - low)
+        edges = [p, max((places - 1) * s + k - n - p, 0), *edges]
+    windows = torch.nn.functional.pad(x, edges)
+    for axis, (k, s, c) in enumerate(zip(kernel, stride, counts, strict=True), start=first):
+        windows = windows.unfold(axis, k, s).narrow(axis, 0, len(c))
+    total = reductions.sum(windows.flatten(-axes), -1, dtype=torch.float64)
+    by = torch.ones((), dtype=torch.float64) * (divisor_override or 1)
+    for axis, count in enumerate(counts if divisor_override is None else ()):
+        by = by * count.double().reshape(-1, *[1] * (axes - 1 - axis))
+    return rounded_once(total / by.to(x.device), x.dtype)
+
+
+def _each(sizes: Sizes, axes: int) -> tuple[int, ...]:
+    return tuple(sizes) * (axes // len(sizes))
+
+
+def adaptive_average_pool(x: torch.Tensor, output: Sizes) -> torch.Tensor:
+    """Average exactly over the windows that torch divides the last axes into."""
+    sizes, axes = x.shape[-len(output) :], tuple(range(-len(output), 0))
+    spans = [[(i * n // m, -(-(i + 1) * n // m)) for i in range(m)] for n, m in zip(sizes, output, strict=True)]
+    parts = [
+        reductions.mean(x[(..., *(slice(*span) for span in window))], axes) for window in itertools.product(*spans)
+    ]
+    return torch.stack(parts, -1).reshape(*x.shape[: -len(output)], *output)
+
+
+def embedding_bag(
+    weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, scale_grad_by_freq: bool = False,
+    mode: int = _SUM, sparse: bool = False, per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False, padding_idx: int = -1,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Add or average the rows of each bag exactly; what torch returns beside them is about places only."""
+    rest: tuple[torch.Tensor, ...]
+    pooled, *rest = torch.ops.aten._embedding_bag(  # type: ignore[assignment]
+        weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx
+    )
+    if mode == _MAX:
+        return pooled, *rest
+    ends = [int(o) for o in offsets] + [len(indices)] * (not include_last_offset)
+    bags = []
+    for start, end in itertools.pairwise(ends):
+        at = torch.arange(start, end, device=indices.device)
+        at = at[indices[at] != padding_idx] if padding_idx >= 0 else at
+        rows = weight[indices[at]]
+        rows = rows if per_sample_weights is None else rows * per_sample_weights[at, None]
+        of = reductions.mean if mode == _MEAN and len(at) else reductions.sum
+        bags.append(of(rows, 0))
+    return (torch.stack(bags) if bags else pooled), *rest
+
+
+def group_norm(
+    x: torch.Tensor, weight: Any, bias: Any, rows: int, channels: int, places: int, groups: int, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Normalise each group of channels by its exact mean and variance, then scale each channel."""
+    grouped = x.reshape(rows, groups, -1)
+    mean = reductions.mean(grouped, -1, dtype=torch.float64)
+    spread = 1.0 / (reductions.var(grouped, -1, correction=0, dtype=torch.float64) + eps).sqrt()
+    result = ((grouped.double() - mean[..., None]) * spread[..., None]).reshape(x.shape)
+    shape = (1, channels, *[1] * (x.dim() - 2))
+    result = result if weight is None else result * weight.double().reshape(shape)
+    result = result if bias is None else result + bias.double().reshape(shape)
+    return rounded_once(result, x.dtype), rounded_once(mean, x.dtype), rounded_once(spread, x.dtype)
+
+
+def lstm_layer(
+    x: torch.Tensor, inner: torch.Tensor, outer: torch.Tensor, inner_bias: torch.Tensor, outer_bias: torch.Tensor,
+    hidden: torch.Tensor, cell: torch.Tensor, reverse: bool, batch_sizes: Sizes, mode: int, hidden_size: int,
+    num_layers: int, has_biases: bool, bidirectional: bool, batch_first: bool, train: bool,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """One direction of one layer over a sequence, step by step, as the formula of torch's documentation has it.
+
+    Raises
+    ------
+    InputError
+        For sequences that are packed by oneDNN.
+    """
+    if batch_sizes or mode != _LSTM:
+        raise InputError("ds.reproducible() has no fixed order for packed sequences in oneDNN: unpack them.")
+    h, c = hidden.reshape(hidden.shape[-2:]), cell.reshape(cell.shape[-2:])
+    given = reductions.matmul(x, inner.t())
+    given, steps = (given + inner_bias if has_biases else given), []
+    for step in range(len(x) - 1, -1, -1) if reverse else range(len(x)):
+        gates = given[step] + reductions.matmul(h, outer.t())
+        i, f, g, o = (gates + outer_bias if has_biases else gates).double().chunk(4, -1)
+        wide = _sigmoid(f) * c.double() + _sigmoid(i) * _tanh(g)
+        c, h = rounded_once(wide, x.dtype), rounded_once(_sigmoid(o) * _tanh(wide), x.dtype)
+        steps.append(h)
+    result = torch.stack(steps[::-1] if reverse else steps)
+    kept = x.new_empty(0, dtype=torch.uint8)
+    if train:  # what oneDNN's own backward pass reads
+        with torch.enable_grad():
+            kept = torch.ops.aten.mkldnn_rnn_layer(
+                x, inner, outer, inner_bias, outer_bias, hidden, cell, reverse, batch_sizes, mode, hidden_size,
+                num_layers, has_biases, bidirectional, batch_first, train
+            )[3]  # fmt: skip
+    return result, h.reshape(hidden.shape), c.reshape(cell.shape), kept
+
+
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    """Of float64, with the exponential of this folder: torch's own rounds otherwise at the end of a row."""
+    small = exponential(-x.abs())
+    return torch.where(x >= 0, 1.0, small) / (1.0 + small)
+
+
+def _tanh(x: torch.Tensor) -> torch.Tensor:
+    small = exponential(-2.0 * x.abs())
+    return torch.copysign((1.0 - small) / (1.0 + small), x)
+
+
+def vector_norm(x: torch.Tensor, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    """The norms that a sum or an extreme makes: of order 1, 2 and infinity.
+
+    Raises
+    ------
+    InputError
+        For another order.
+    """
+    if order == 2:
+        return reductions.norm(x, dim, keepdim, dtype=dtype)
+    if order == 1:
+        return reductions.sum(x.abs(), dim, keepdim, dtype=dtype)
+    if math.isinf(order):
+        values = x.abs() if dtype is None else x.abs().to(dtype)
+        axes = tuple(range(x.dim())) if dim is None else dim
+        return values.amax(axes, keepdim) if order > 0 else values.amin(axes, keepdim)
+    raise InputError(f"ds.reproducible() has no fixed order for a norm of order {order}: write it with sums.")
+
+
+def log_of_sum(x: torch.Tensor, dim: Any, keepdim: bool = False) -> torch.Tensor:
+    """``m + log(sum(exp(x - m)))`` with the largest element m and an exact sum, rounded once."""
+    wide = x.double()
+    largest = wide.amax(dim, keepdim=True)
+    largest = torch.where(largest.isfinite(), largest, 0.0)
+    total = reductions.sum(exponential(wide - largest), dim, True).log() + largest
+    axes = [d % x.dim() for d in ([dim] if isinstance(dim, int) else dim)]
+    kept = total if keepdim else total.reshape([n for d, n in enumerate(x.shape) if d not in axes])
+    return rounded_once(kept, x.dtype)
+
+
+def std(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> torch.Tensor:
+    """The root of the exact variance, rounded once."""
+    many = 1 if correction is None else int(correction)
+    return rounded_once(reductions.var(x, dim, correction=many, keepdim=keepdim, dtype=torch.float64).sqrt(), x.dtype)
+
+
+def gated(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """``glu``, in float64, rounded once."""
+    return rounded_once(torch.nn.functional.glu(x.double(), dim), x.dtype)
+
+
+def log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """In float64, rounded once; the second result serves a backward pass."""
+    result = torch.nn.functional.logsigmoid(x.double())
+    return rounded_once(result, x.dtype), rounded_once((-x.double().abs()).exp(), x.dtype)
+
+
+def squared_error(x: torch.Tensor, y: torch.Tensor, reduction: int = _AVERAGE) -> Any:
+    """``mse_loss``: squares of differences, each rounded, then an exact sum or mean."""
+    squares = (x - y).square()
+    if reduction == _EACH:
+        return squares
+    return reductions.mean(squares) if reduction == _AVERAGE else reductions.sum(squares)
+
+
+def likelihood_loss(
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, ignore_index: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``nll_loss``: the weighted scores of the targets, with exact sums; classes lie along axis 1 or the only one."""
+    x = x.movedim(1, -1) if x.dim() > 1 else x
+    kept = target != ignore_index
+    chosen = torch.where(kept, target, 0)
+    picked = -x.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+    share = torch.ones_like(picked) if weight is None else weight[chosen]
+    share = torch.where(kept, share, 0.0)
+    terms = torch.where(kept, picked * share, 0.0)
+    total = reductions.sum(share)
+    if reduction == _EACH or target.dim() == 0:
+        return terms, total if target.dim() == 0 else x.new_zeros(())
+    wide = reductions.sum(terms, dtype=torch.float64)
+    wide = wide / total.double() if reduction == _AVERAGE else wide
+    return rounded_once(wide, x.dtype), total
