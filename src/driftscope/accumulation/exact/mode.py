@@ -36,8 +36,10 @@ _ADDS_NOTHING = frozenset(
         "new_ones", "new_zeros", "nonzero", "normal", "one_hot", "ones", "ones_like", "put", "rand", "rand_like",
         "randint", "randint_like", "randn", "randn_like", "random", "randperm", "repeat", "repeat_interleave",
         "resize", "roll", "rot90", "scalar_tensor", "scatter", "searchsorted", "select_scatter", "set",
-        "slice_scatter", "sort", "split_with_sizes_copy", "squeeze", "stack", "t", "take", "topk", "transpose", "tril", "tril_indices", "triu",
-        "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "unsqueeze", "where", "zero", "zeros", "zeros_like",
+        "slice_scatter", "sort", "split_with_sizes_copy", "squeeze", "stack", "t", "take", "topk", "transpose", "tril",
+        "tril_indices", "triu", "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "unsqueeze",
+        "where", "zero",
+        "zeros", "zeros_like",
     )
 )  # fmt: skip
 
