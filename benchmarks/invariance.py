@@ -1,9 +1,9 @@
 """What makes results invariant, and what that costs: switches of today's runtimes beside ``ds.reproducible()``.
 
-One encoder of images under ``ds.check_invariance`` along four axes: plain; with torch's deterministic algorithms; on onnxruntime
-without and with its deterministic compute; inside ``ds.reproducible()``. ``batch_invariant_ops`` registers Triton
-kernels for CUDA alone, so on a CPU it changes nothing; its switch is tried where it is installed. Then the cost of
-``ds.reproducible()``: ratios of CPU time on one thread, interleaved so that a busy machine slows both sides alike.
+An encoder of images under ``ds.check_invariance`` along four axes: plain; with torch's deterministic algorithms; on
+onnxruntime without and with its deterministic compute; inside ``ds.reproducible()``. ``batch_invariant_ops`` is made of
+Triton kernels, which need a GPU, and is not measured here. Then the cost of ``ds.reproducible()``: ratios of CPU time
+on one thread, interleaved so that a busy machine slows both sides alike.
 
 Run: ``OMP_NUM_THREADS=1 python -m benchmarks invariance``
 """
@@ -11,7 +11,6 @@ Run: ``OMP_NUM_THREADS=1 python -m benchmarks invariance``
 from __future__ import annotations
 
 import contextlib
-import importlib
 import statistics
 import sys
 import tempfile
@@ -93,9 +92,6 @@ def ways(folder: Path) -> Iterator[tuple[str, Any, contextlib.AbstractContextMan
     model, none = Images().eval(), contextlib.nullcontext()
     yield "torch", model, none
     yield "torch, deterministic algorithms", model, deterministic()
-    with contextlib.suppress(ImportError):
-        switch = importlib.import_module("batch_invariant_ops").set_batch_invariant_mode
-        yield "torch, batch_invariant_ops", model, switch()
     path = folder / "encoder.onnx"
     example, free = torch.zeros(2, 3, 32, 32), torch.export.Dim.DYNAMIC
     with contextlib.redirect_stdout(None):
