@@ -55,9 +55,8 @@ def adaptive_average_pool(x: torch.Tensor, output: Sizes) -> torch.Tensor:
     """Average exactly over the windows that torch divides the last axes into."""
     sizes, axes = x.shape[-len(output) :], tuple(range(-len(output), 0))
     spans = [[(i * n // m, -(-(i + 1) * n // m)) for i in range(m)] for n, m in zip(sizes, output, strict=True)]
-    parts = [
-        reductions.mean(x[(..., *(slice(*span) for span in window))], axes) for window in itertools.product(*spans)
-    ]
+    windows: list[tuple[Any, ...]] = [tuple(slice(*span) for span in spanned) for spanned in itertools.product(*spans)]
+    parts = [reductions.mean(x[(..., *window)], axes) for window in windows]
     return torch.stack(parts, -1).reshape(*x.shape[: -len(output)], *output)
 
 
@@ -67,8 +66,7 @@ def embedding_bag(
     include_last_offset: bool = False, padding_idx: int = -1,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Add or average the rows of each bag exactly; what torch returns beside them is about places only."""
-    rest: tuple[torch.Tensor, ...]
-    pooled, *rest = torch.ops.aten._embedding_bag(  # type: ignore[assignment]
+    pooled, *rest = torch.ops.aten._embedding_bag(
         weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx
     )
     if mode == _MAX:
