@@ -16,6 +16,7 @@ from driftscope.errors import ProgramError
 from driftscope.programs.arrays import array_of, dtype_name
 from driftscope.programs.inspection.onnx_signature import ELEMENT_NAMES, opsets_of, value_slot
 from driftscope.programs.loading.external_data import is_external
+from driftscope.programs.loading.folders import is_torchscript
 from driftscope.programs.loading.onnx_files import model_of
 from driftscope.programs.protocol import Program
 from driftscope.programs.state.process import state_kept
@@ -85,6 +86,11 @@ def _inside(model: Any) -> Any:
         from driftscope.programs.loading.pt2 import read_exported
 
         return read_exported(FilePath(model))
+    if isinstance(model, (str, FilePath)) and is_torchscript(FilePath(model)):
+        raise ProgramError(
+            f"{model} is a TorchScript program, which is run and not listed; export the module it was made of to .pt2"
+            " or .onnx, or print(torch.jit.load(path).graph) if you trust the file"
+        )
     return model
 
 

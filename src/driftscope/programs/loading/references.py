@@ -14,6 +14,8 @@ from typing import Any
 
 from driftscope.errors import DriftscopeError, ProgramError
 
+#: Of files that hold no Python code to call.
+_MODEL_FILES = (".onnx", ".pt2", ".pt", ".pth", ".xml", ".safetensors", ".ckpt", ".bin")
 _REFERENCE = re.compile(r"(?P<home>.+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)$")
 
 
@@ -63,7 +65,7 @@ def find(text: str) -> Any:
     """
     parts = _REFERENCE.fullmatch(text)
     if parts is None:
-        raise ProgramError(f"{text!r} is not package.module:name or file.py:name")
+        raise ProgramError(_no_reference(text))
     home, name = parts["home"], parts["name"]
     found: Any = _import_file(home) if home.endswith(".py") else _import_module(home)
     for step in name.split("."):
@@ -72,6 +74,19 @@ def find(text: str) -> Any:
             raise ProgramError(f"{home} has no {name!r}; it has {', '.join(near) or 'nothing'}")
         found = getattr(found, step)
     return found
+
+
+def _no_reference(text: str) -> str:
+    """Say what to give instead, where a file of a model or of Python was given."""
+    suffix = FilePath(text).suffix.lower()
+    if suffix == ".py":
+        return f"{text} needs the name of an object or a factory inside: {text}:name"
+    if suffix in _MODEL_FILES:
+        return (
+            f"{text} is a model that was exported or saved; give the module or function that it was made of, as"
+            " package.module:name or file.py:name"
+        )
+    return f"{text!r} is not package.module:name or file.py:name"
 
 
 def _opened(found: Any, name: str, text: str) -> Found:
