@@ -244,3 +244,13 @@ class Squares(torch.nn.Module):
 class Shrunk(torch.nn.Module):
     def forward(self, x):
         return x / 1e4
+
+
+def test_a_result_that_is_exactly_zero_is_said_to_be_and_not_called_infinite():
+    def zero(x):
+        centred = x - x.mean(-1, keepdim=True)
+        return (centred * 3.0 - centred * 2.0 - centred) * 1.5
+
+    half = ds.check_half(zero, torch.ones(4, 8) + torch.arange(8.0) / 7)
+    assert half.fits
+    assert "no finite result" not in half.answer

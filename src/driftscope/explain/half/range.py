@@ -18,7 +18,7 @@ from driftscope.programs.loading.load import load_program
 from driftscope.programs.protocol import Bound, OnnxSource
 from driftscope.programs.state.process import state_kept
 from driftscope.records.finding import Finding, Where
-from driftscope.records.kinds.half_precision import Failure, HalfPrecision, error_words
+from driftscope.records.kinds.half_precision import CANCELLED, Failure, HalfPrecision, error_words
 
 _FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # Names of operators in a line to paste; beyond this the types are the better list.
@@ -216,7 +216,9 @@ def _outputs_beyond(runs: HalfRuns, word: str) -> str:
 
 def _answer(incidents: Sequence[Incident], kept: Kept, error: float, word: str, beyond: str) -> str:
     if not incidents:
-        return f"everything fits {word}: rounding every operator's result leaves {error_words(error)}"
+        # Where all values are numbers, an infinite relative error is one of a result that is exactly zero.
+        left = error_words(error) if math.isfinite(error) else CANCELLED
+        return f"everything fits {word}: rounding every operator's result leaves {left}"
     failed = f"{word} fails at {len(incidents)} place{'s' if len(incidents) > 1 else ''}, first: {incidents[0]}"
     if beyond:
         return f"{failed}; {beyond}"

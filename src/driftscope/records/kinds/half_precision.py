@@ -11,6 +11,8 @@ from driftscope.records.showing import Record
 HALF_SCHEMA = "driftscope/half-precision/1"
 
 
+#: What is said of an error relative to nothing.
+CANCELLED = "an error larger than the result itself, whose exact value is zero or cancels to almost zero"
 _MEANINGLESS = 10.0  # relative errors above: nothing of the result is left, and how little says nothing
 
 
@@ -19,7 +21,7 @@ def error_words(error: float | None) -> str:
     if error is None or not math.isfinite(error):
         return "no finite result"
     if error > _MEANINGLESS:
-        return "an error larger than the result itself, whose exact value is zero or cancels to almost zero"
+        return CANCELLED
     return f"a relative error of {error:.1e}"
 
 
