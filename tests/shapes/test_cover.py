@@ -185,10 +185,10 @@ class PositionTable(nn.Module):
         return x.sum() + self.table.sum() + 0.0 * height * width
 
 
-@pytest.mark.parametrize("off", [0.0, 5.0])
+@pytest.mark.parametrize("off", [0.0, pytest.param(5.0, marks=pytest.mark.slow)])
 def test_a_coincidence_of_two_sizes_is_tried_before_it_is_refused(off):
     model = PositionTable(off)
-    covered = ds.cover(model, (torch.randn(24, 20),))
+    covered = ds.cover(model, (torch.randn(24, 20),), effort=CoverEffort(seconds=1))
     for sizes in ((16, 16), (18, 17), (8, 32), (20, 12), (9, 9)):
         x = torch.randn(sizes)
         refused = False

@@ -7,8 +7,12 @@ import torch
 
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.capture.export import capture
+from driftscope.shapes.conditions.expressions import Size
+from driftscope.shapes.conditions.parsing import parse_text
+from driftscope.shapes.conditions.solving import bounded_on_both_sides
 from driftscope.shapes.probe.axes import arguments_of
 from driftscope.shapes.probe.building import InputBuilder
+from driftscope.shapes.probe.directions import Direction, directions_of
 from driftscope.shapes.probe.domain import CRASH, INVALID, LOST, MORE, RIGHT, UNASKED, WRONG, outcome
 from driftscope.shapes.probe.exploration import ProbePlan, explore, lattice, pattern, spread
 from driftscope.shapes.probe.judging_runs import Crashed, NotAsked, Ran, Refused, difference
@@ -123,3 +127,47 @@ def test_outcome_table(reference, other, expected):
 def test_a_difference_says_where_and_how_much():
     words = difference({"a": TENSOR, "b": TENSOR}, Ran({"a": TENSOR, "b": TENSOR + 1}))
     assert words.startswith("out['b']: 1.0 against 2.0 at (0,): ")
+
+
+class IndexedMask(torch.nn.Module):
+    """A cache of two tensors; the mask may have more rows than the inputs and more columns than are read."""
+
+    def forward(self, step, keys, values, mask):
+        both = torch.cat([keys + values, step], 1)
+        rows = torch.arange(step.shape[0])
+        return both * mask[rows][:, : both.shape[1]]
+
+
+def test_axes_that_a_trace_ties_are_moved_with_those_that_the_model_needs():
+    one = original(IndexedMask(), (seeded(2, 3), seeded(2, 5), seeded(2, 5), seeded(2, 8)))
+    step, keys, values, mask = range(0, 8, 2)
+    tied = [
+        Direction(step, ((step, 1), (keys, 1), (values, 1))),
+        Direction(step + 1, ((step + 1, 1), (mask + 1, 1))),
+        Direction(keys + 1, ((keys + 1, 1), (mask + 1, 1))),
+    ]
+    found = {frozenset(axis for axis, _ in d.steps) for d in directions_of(one, range(8), (), tied)}
+    assert {step, keys, values, mask} in found, "a mask of two rows is too short for three inputs"
+    assert {keys + 1, values + 1, mask + 1} in found
+    assert {step + 1, mask + 1} in found
+    assert {mask} in found
+
+
+def line(text: str):
+    return parse_text(text, Size)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "lines"),
+    [
+        (("a + b - c <= 0", "c <= b + a"), 1),
+        (("c >= a + b", "c <= a + b"), 1),
+        (("c >= a + b", "c <= a + b + 1"), 0),
+        (("c <= a + b", "c <= a + b"), 0),
+        (("a + b - c < 0", "c <= a + b"), 0),
+    ],
+)
+def test_what_is_bounded_on_both_sides_is_an_equation(bounds, lines):
+    found = bounded_on_both_sides([line(text) for text in bounds])
+    assert len(found) == lines
+    assert all(set(one.slopes) == {"a", "b", "c"} for one in found)

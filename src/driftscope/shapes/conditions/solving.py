@@ -24,6 +24,28 @@ def equation_of(condition: Term) -> Linear | None:
     return left.minus(right)
 
 
+def bounded_on_both_sides(conditions: Iterable[Term]) -> list[Linear]:
+    """Lines that are zero because one condition holds them to 0 from above and another from below."""
+    held: set[tuple[frozenset[tuple[str, int]], int]] = set()
+    found = []
+    for condition in conditions:
+        if not isinstance(condition, Operation) or condition.operator not in ("<=", ">="):
+            continue
+        left, right = linear_of(condition.terms[0]), linear_of(condition.terms[1])
+        if left is None or right is None:
+            continue
+        at_most_zero = left.minus(right) if condition.operator == "<=" else right.minus(left)
+        opposite = Linear().minus(at_most_zero)
+        if at_most_zero.slopes and _key(opposite) in held:
+            found.append(at_most_zero)
+        held.add(_key(at_most_zero))
+    return found
+
+
+def _key(line: Linear) -> tuple[frozenset[tuple[str, int]], int]:
+    return frozenset(line.slopes.items()), line.offset
+
+
 def steps_together(equations: Iterable[Linear], example: dict[str, int]) -> list[dict[str, int]]:
     """Find steps of sizes that keep every equation.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from driftscope.shapes.conditions.relations import Relations
-from driftscope.shapes.conditions.solving import equation_of, steps_together
+from driftscope.shapes.conditions.solving import bounded_on_both_sides, equation_of, steps_together
 from driftscope.shapes.probe.original import Original, Point
 
 _SLOPES = (1, 2, 3, 4)
@@ -50,6 +50,7 @@ def solved_directions(original: Original, relations: Sequence[Relations], free: 
     for one in relations:
         # Without the sizes that the trace fixed, and with them free: a trace fixes more than the model does.
         equations = [line for c in one.recorded if c.kind != "static" and (line := equation_of(c.condition))]
+        equations += bounded_on_both_sides([c.condition for c in one.recorded])
         for step in steps_together(equations, example):
             direction = Direction(place[next(iter(step))], tuple((place[name], slope) for name, slope in step.items()))
             if len(step) > 1 and direction not in found and all(axis in free for axis, _ in direction.steps):
@@ -93,10 +94,15 @@ def directions_of(
             found.append(alone)
         else:
             bound.append(axis)
+    most = original.calls + calls
     for direction in solved:
-        # Where its axes move alone as well, the relation is the trace's and not the model's.
-        if all(axis in bound for axis, _ in direction.steps) and _moves(original, direction):
-            found.append(direction)
+        # Where its axes move alone as well, the relation is the trace's and not the model's, but for a sum of sizes:
+        # a mask longer than past and step is taken too, and what users give is a mask of just that length.
+        unbound = [axis for axis, _ in direction.steps if axis not in bound]
+        if not unbound or (_adds_up(direction, solved) and original.calls < most):
+            tied = {axis for other in found if len(other.steps) > 1 for axis, _ in other.steps}
+            moving = _moving(original, direction, [axis for axis in free if axis not in tied])
+            found += [moving] if moving is not None else []
     led = {axis for direction in found for axis, _ in direction.steps}
     open_axes = [axis for axis in bound if axis not in led]
     most = original.calls + calls
@@ -111,6 +117,32 @@ def directions_of(
     moved = {axis for direction in found for axis, _ in direction.steps}
     found += list(_sloped(original, [axis for axis in open_axes if axis not in moved], free, most))
     return found
+
+
+def _adds_up(direction: Direction, solved: Sequence[Direction]) -> bool:
+    """Whether an axis of a direction moves with another direction as well: its size is a sum."""
+    axes = {axis for axis, _ in direction.steps}
+    return any(axes & {axis for axis, _ in other.steps} for other in solved if other != direction)
+
+
+def _moving(original: Original, direction: Direction, others: Sequence[int]) -> Direction | None:
+    """The direction, or the least of it and further axes of its lead's size along which the original runs.
+
+    A trace ties fewer axes than the model does where a mask or a part of a cache is only indexed: a mask of more rows
+    may stand beside the inputs, one of fewer rows may not.
+    """
+    if _moves(original, direction):
+        return direction
+    size, taken = original.example[direction.lead], {axis for axis, _ in direction.steps}
+    more = [axis for axis in others if original.example[axis] == size and axis not in taken]
+    whole = Direction(direction.lead, (*direction.steps, *((axis, 1) for axis in more)))
+    if not more or not _moves(original, whole):
+        return None
+    for axis in more:
+        fewer = Direction(whole.lead, tuple(step for step in whole.steps if step[0] != axis))
+        if _moves(original, fewer):
+            whole = fewer
+    return whole
 
 
 def _summed(original: Original, open_axes: list[int]) -> Iterator[Direction]:

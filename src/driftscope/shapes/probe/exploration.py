@@ -56,12 +56,12 @@ class ProbePlan:
 
 
 def lattice(directions: Sequence[Direction], example: Point, limit: int, seed: int) -> list[Point]:
-    """Points whose directions stand at small sizes, each alone first, then in all combinations, drawn evenly."""
+    """Points whose directions stand at small sizes, each alone, and in combinations, drawn evenly."""
     rng = random.Random(seed)
     alone = [
-        d.moved(example, size - example[d.lead])
+        d.moved(example, (example[d.lead] + 1, 2 * example[d.lead], *SIZES, *LARGER)[number] - example[d.lead])
+        for number in range(2 + len(SIZES) + len(LARGER))
         for d in directions
-        for size in (*SIZES, example[d.lead] + 1, 2 * example[d.lead], *LARGER)
     ]
     if len(SIZES) ** len(directions) <= limit:
         combinations: Iterable[tuple[int, ...]] = itertools.product(SIZES, repeat=len(directions))
@@ -69,13 +69,14 @@ def lattice(directions: Sequence[Direction], example: Point, limit: int, seed: i
         combinations = [tuple(rng.choice(SIZES) for _ in directions) for _ in range(limit)]
     # A direction whose lead must be a multiple of 4 meets few of the small sizes.
     combinations = [*combinations, *(tuple(rng.choice(SIZES + LARGER) for _ in directions) for _ in range(limit // 3))]
-    points = list(alone)
+    together = []
     for sizes in combinations:
         point = example
         for direction, size in zip(directions, sizes, strict=True):
             point = direction.moved(point, size - example[direction.lead])
-        points.append(point)
-    return _admissible(points)
+        together.append(point)
+    # In turn: whoever can afford few points sees sizes that move at once, too.
+    return _admissible(_interleaved([alone, together]))
 
 
 def inside(relations: Relations, limit: int, seed: int) -> list[Point]:
