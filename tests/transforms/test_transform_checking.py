@@ -452,3 +452,47 @@ def test_one_example_where_a_batch_is_wanted_is_told_from_a_function_that_fails(
     told = ds.check_transforms(broken, torch.randn(5))
     assert "by itself" in told.first.what
     assert told.first.fix == "mend the function first"
+
+
+def _determinants(x):
+    """Zero in real numbers; its derivative is the difference of numbers ten thousand times as large as itself."""
+    a = x.reshape(8, 8)
+    return torch.linalg.det(a @ a.T) - torch.linalg.det(a) ** 2
+
+
+def _peaks(x):
+    h = x @ torch.linspace(-8, 8, 256).sin().reshape(16, 16) * 100
+    return (h.logsumexp(-1) - h.amax(-1)) * 1e3
+
+
+class _HalfGradient(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(("function", "size"), [(_determinants, 64), (_peaks, 16)], ids=["determinants", "peaks"])
+def test_what_a_cancelling_derivative_loses_is_rounding(function, size):
+    x = torch.randn(4, size, generator=torch.Generator().manual_seed(0))
+    report = ds.check_transforms(function, x, transforms=("grad", "jacfwd", "vmap(grad)"))
+    assert set(report.outcomes.values()) <= {"same", "rounding"}, report
+
+
+def test_a_tangent_that_is_off_by_little_is_still_wrong():
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    report = ds.check_transforms(lambda x: _HalfGradient.apply(x).square().sum(), x, transforms=("jacfwd",))
+    assert report.outcomes["jacfwd"] == "wrong"

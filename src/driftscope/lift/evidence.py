@@ -20,12 +20,14 @@ from driftscope.lift.noise.floor import (
     NoiseSample,
     Watch,
     floor64_sample,
+    noise_sample,
     noise_samples,
     noisy_run,
 )
 from driftscope.lift.reconcile.certify import OutputPairing, Reconciled, measure, reconcile, within
 from driftscope.lift.sources import lift_bound, lift_source
 from driftscope.lift.steps import Lifted, LiftedOutput
+from driftscope.lift.torch.tape import lift_torch
 from driftscope.lift.widened import widened_drift, widened_outputs
 from driftscope.numerics.error_model import Growth
 from driftscope.programs.protocol import Bound
@@ -60,6 +62,21 @@ class SideLift:
 def lift_side(bound: Bound) -> SideLift:
     """Lift one program and run it once; a program that cannot be lifted is evidence, not an error."""
     return _attempt(lambda: lift_bound(bound))
+
+
+def measured_call(function: Callable[..., Any], args: tuple[Any, ...], most: int) -> SideLift:
+    """Lift one call of a torch function and take one sample of its noise, if it takes no more than so many steps."""
+
+    def build() -> Lifted:
+        found = lift_torch(function, args, {})
+        if len(found.tape.entries) > most:
+            raise CannotLift(f"{len(found.tape.entries)} steps are more than {most}")
+        return found
+
+    side = _attempt(build)
+    if side.graph is not None:
+        side.noises = [noise_sample(side.graph, side.clean)]
+    return side
 
 
 def _attempt(build: Callable[[], Lifted]) -> SideLift:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from driftscope.errors import InputError
+from driftscope.lift.evidence import measured_call
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import Difference, differ
 from driftscope.transforms.subject import Subject
@@ -20,6 +21,8 @@ from driftscope.transforms.world.trace import Bounded, Trace, peeled
 
 # Three examples show every difference that more would, at a fraction of the time; two could agree by chance.
 EXAMPLES = 3
+# Steps up to which a run is repeated in float64: a second or two.
+_MOST_STEPS = 4000
 _RANDOMNESS = ("error", "different", "same")
 
 
@@ -208,6 +211,23 @@ class Examination:
         arguments = arguments_for(levels, examples, self.setting)
         build = lift if lifted else plain
         return self.run(self.subject.function, arguments, traced=False, build=lambda f: build(f, levels, self.setting))
+
+    def finer_run(self, levels: tuple[Level, ...], *, lifted: bool) -> WatchedRun:
+        """Run the transform, or its plain reference, in float64 step by step; the result is a list of ``SideLift``.
+
+        Its noise is that of ordinary rounding in every step, derivatives among them.
+        """
+
+        def finer(function: Any) -> Any:
+            called = (lift if lifted else plain)(function, levels, self.setting)
+
+            def measured(*arguments: Any) -> Any:
+                return measured_call(called, arguments, _MOST_STEPS)
+
+            return measured
+
+        arguments = arguments_for(levels, self.fresh(), self.setting)
+        return self.run(self.subject.function, arguments, traced=False, build=finer)
 
     def plain_run(self, levels: tuple[Level, ...], *, traced: bool = True) -> WatchedRun:
         """Return the run of the plain reference of a composition."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from driftscope.comparison.agreement import agreement
+from driftscope.lift.evidence import SideLift, samples_at
 from driftscope.transforms import derivatives
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import differ
@@ -47,8 +48,8 @@ def judge(question: Question, examination: Examination) -> tuple[str, str]:
         return "random", "other random numbers, as was asked for"
     if coarse := _within_inner_format(question, examination):
         return "rounding", f"rounding: at most {difference.max_abs:.3g} apart, and the function computes in {coarse}"
-    if _within_noise(question, examination):
-        return "rounding", f"rounding: at most {difference.max_abs:.3g} apart, as far as a rounded input moves it"
+    if why := _within_noise(question, examination):
+        return "rounding", f"rounding: at most {difference.max_abs:.3g} apart, {why}"
     told = tangents.convention(question, examination) if derivative else ""
     return ("same", told) if told else ("wrong", difference.detail)
 
@@ -70,16 +71,21 @@ def _within_inner_format(question: Question, examination: Examination) -> str:
 
 #: Times that the inputs are moved by one rounding to measure what it does to an answer.
 _MOVES = 2
+#: What may be left of a difference where both are run in float64: 2**-29 of float32's rounding, with much room.
+_LEFT = 1e-4
 
 
-def _within_noise(question: Question, examination: Examination) -> bool:
-    """Whether rounding of the inputs moves the answers as far as they are apart: they are zero but for rounding."""
+def _within_noise(question: Question, examination: Examination) -> str:
+    """Say by what rounding the answers are apart where a measurement shows it; "" where none does.
+
+    Rounded inputs may move them as far: they are zero but for rounding. Or both are one function in float64.
+    """
     difference, eager = question.difference, all(lv.kind not in ("compile", "export") for lv in question.levels)
     if difference is None or difference.kind != "value" or not eager:
-        return False
+        return ""
     apart = _float_pairs(question.plain.result, question.lifted.result)
-    if apart is None or not all(_small(one, other) for one, other in apart):
-        return False
+    if apart is None:
+        return ""
     noises: list[list[torch.Tensor]] = [[] for _ in apart]
     for which in range(_MOVES):
         for lifted in (False, True):
@@ -87,10 +93,45 @@ def _within_noise(question: Question, examination: Examination) -> bool:
             still = (question.lifted if lifted else question.plain).result
             moved = _float_pairs(still, run.result) if run.error is None else None
             if moved is None or len(moved) != len(apart):
-                return False
+                return ""
             for noise, (one, other) in zip(noises, moved, strict=True):
                 noise.append(other - one)
-    return all(agreement(*pair, noises=noise).agrees for pair, noise in zip(apart, noises, strict=True))
+    if all(_small(one, other) for one, other in apart) and all(
+        agreement(*pair, noises=noise).agrees for pair, noise in zip(apart, noises, strict=True)
+    ):
+        return "as far as a rounded input moves it"
+    return "as far as rounding at each step moves it" if _same_in_float64(question, examination, apart) else ""
+
+
+def _same_in_float64(
+    question: Question, examination: Examination, apart: list[tuple[torch.Tensor, torch.Tensor]]
+) -> bool:
+    """Whether both are the same function in float64, step by step, and apart by no more than their own floors."""
+    sides = []
+    for lifted in (False, True):
+        run = examination.finer_run(question.levels, lifted=lifted)
+        side = run.result if run.error is None else None
+        if not isinstance(side, SideLift) or not side.noises or len(side.clean) != len(apart):
+            return False
+        sides.append(side)
+    for k, (one, other) in enumerate(apart):
+        finer = [side.clean[k].value for side in sides]
+        if finer[0] is None or finer[1] is None or finer[0].shape != one.shape or finer[1].shape != one.shape:
+            return False
+        noises = [noise for side in sides for noise in samples_at(side.noises, k)]
+        if not noises:
+            return False
+        left, gap, floor = (_largest(x) for x in (finer[1] - finer[0], other - one, torch.stack(noises)))
+        # float64 rounds, too, by 2**-29 of what float32 does.
+        if left > max(_LEFT * gap, _LEFT * _LEFT * floor):
+            return False
+        if not agreement(one, other, noises=noises).agrees:
+            return False
+    return True
+
+
+def _largest(values: torch.Tensor) -> float:
+    return float(values.abs().max()) if values.numel() else 0.0
 
 
 def _float_pairs(plain: object, other: object) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
