@@ -158,7 +158,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class LoadedFrom:
     """What a program was loaded from, where another process can load it again.
 
     Parameters
@@ -186,13 +186,13 @@ class Program(abc.ABC):
         True when outputs come as a flat dict of names, so that their containers say nothing.
     default_inputs : Inputs or None
         Inputs that came with the program.
-    loaded_from : Origin or None
+    loaded_from : LoadedFrom or None
         What it was loaded from; None for an object of this process.
     """
 
     kind: str = ""
     flat: bool = False
-    loaded_from: Origin | None = None
+    loaded_from: LoadedFrom | None = None
 
     def __init__(self, name: str, default_inputs: Inputs | None = None):
         self.name = name

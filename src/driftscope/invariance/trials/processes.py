@@ -19,7 +19,7 @@ from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, RunVariant
 from driftscope.programs.isolation.process import MARK
 from driftscope.programs.isolation.workers import WorkerPool
 from driftscope.programs.loading.load import load_program
-from driftscope.programs.protocol import Origin, Program
+from driftscope.programs.protocol import LoadedFrom, Program
 from driftscope.programs.value_trees import flatten
 
 #: Of Python's hashes of strings, by which sets are ordered.
@@ -49,10 +49,10 @@ class FreshProcesses:
     Parameters
     ----------
     runner : Runner
-    origin : Origin
+    origin : LoadedFrom
     """
 
-    def __init__(self, runner: Runner, origin: Origin):
+    def __init__(self, runner: Runner, origin: LoadedFrom):
         self.runner, self.origin = runner, origin
         self._answers: list[Elsewhere | str] = []
 

@@ -15,7 +15,7 @@ from driftscope.programs.loading.frameworks import framework_of
 from driftscope.programs.loading.references import is_reference, resolve
 from driftscope.programs.loading.third_party import claimed_by_any, claimed_by_plugin
 from driftscope.programs.loading.weights import parted, with_weights
-from driftscope.programs.protocol import Origin, Program
+from driftscope.programs.protocol import LoadedFrom, Program
 from driftscope.programs.state.process import alone
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def load_program(obj: Any, **options: Any) -> Program:
 
 
 def _remembering(program: Program, obj: Any, options: Mapping[str, Any]) -> Program:
-    program.loaded_from = Origin(obj, dict(options))
+    program.loaded_from = LoadedFrom(obj, dict(options))
     return program
 
 
