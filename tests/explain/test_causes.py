@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import driftscope as ds
 from driftscope.explain.causes.pieces import attributes_of, cause_of
 from driftscope.explain.causes.rewiring import Reason, Trials
 from driftscope.explain.locate.divergence import piece_of
@@ -148,3 +149,30 @@ def test_a_trail_keeps_what_each_step_took():
     gelu = next(s for s in trail.steps if s.operator == "aten.gelu")
     linear = next(s for s in trail.steps if gelu.inputs[0] in s.outputs)
     assert gelu.taken[0] == linear.sketches[0]
+
+
+class Wired(Net):
+    """The same net; ``scale`` is a second thing that is wrong at the place where a wire is."""
+
+    def __init__(self, early: bool = False, scale: float = 1.0):
+        super().__init__(early=early)
+        self.scale = scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = self.first(x)
+        y = F.gelu(before)
+        z = self.scale * torch.tanh(self.second(y))
+        return self.norm(z + before if self.early else z + y)
+
+
+@pytest.mark.parametrize(("scale", "tried"), [(1.0, True), (1.5, False)])
+def test_a_wire_is_put_right_before_the_fix_is_called_tried(scale: float, tried: bool):
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    first = ds.compare(Wired().eval(), Wired(early=True, scale=scale).eval(), (x,)).first
+    assert first is not None
+    assert first.code == "N001"
+    if tried:
+        assert first.verified is True
+        assert first.fix.startswith("Connect ")
+    else:
+        assert first.verified is not True or not first.fix.startswith("Connect ")

@@ -17,7 +17,7 @@ from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, Trials, told, where_of, with_attributes
 from driftscope.explain.causes.weights import ChangedWeight, Matched, match_weights, misread
 from driftscope.explain.locate.divergence import Parting, piece_of
-from driftscope.explain.locate.fingerprints import Visited
+from driftscope.explain.locate.fingerprints import Sketch, Visited
 from driftscope.explain.locate.locating import Search, TriedPlace, capture
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.certify import OutputPairing, measure
@@ -242,6 +242,8 @@ class _Case:
         cause = cause_of(parting, theirs, self.constants, trials)
         if cause is not None and cause.changed is not None:
             return self._weight_finding(cause.changed, True, place)
+        if cause is not None and cause.reads is not None and self._reconnected(place, *cause.reads):
+            cause = replace(cause, verified=True)
         return self._parting_finding(place, cause)
 
     def _set(self, place: TriedPlace, step: str, attributes: Mapping[str, object]) -> bool:
@@ -268,6 +270,23 @@ class _Case:
         else:
             works = self._set(place, odd.step.name, odd.attributes)
         return Reason(odd.words, odd.fix, True, odd.step) if works else None
+
+    def _reconnected(self, place: TriedPlace, step: Visited, meant: Mapping[str, Sketch]) -> bool:
+        """Whether the piece gives A's value when one of its steps reads what A reads, all else as it is."""
+        view = self.search.latest
+        sources = {} if view is None else {n: view.in_b.names_of(wanted) for n, wanted in meant.items()}
+        if self.b is None or not all(sources.values()):
+            return False
+        wanted = [*step.inputs, *(names[0] for names in sources.values())]
+        values = capture(self.b, wanted, place.force, self.repaired)
+        pairs = {n: (values.get(n), values.get(names[0])) for n, names in sources.items()}
+        # The other values that it reads stay, whatever is computed from the one that is exchanged.
+        force = {n: v for n, v in values.items() if n in step.inputs}
+        for name, (own, other) in pairs.items():
+            if own is None or other is None or own.numel() != other.numel():
+                return False
+            force[name] = other.reshape(own.shape)
+        return self.search.piece_heals(place, {}, force)
 
     def _bypass(self, place: TriedPlace, name: str, source: str) -> Mapping[str, torch.Tensor]:
         if self.b is None:

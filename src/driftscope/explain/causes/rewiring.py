@@ -34,7 +34,8 @@ class Reason:
     """Why, and what to do about it, both in one sentence.
 
     ``verified`` says that doing it was tried and worked, ``step`` is set when it is at another step of the piece
-    than its end, ``changed`` when it is a stored tensor.
+    than its end, ``changed`` when it is a stored tensor. ``reads`` is set when a step should read other values: the
+    step, and for names that it reads what A reads there.
     """
 
     why: str
@@ -42,6 +43,7 @@ class Reason:
     verified: bool | None = None
     step: Visited | None = None
     changed: ChangedWeight | None = None
+    reads: tuple[Visited, Mapping[str, Sketch]] | None = None
 
 
 def where_of(step: Visited, other: Visited | None, output: str) -> Where:
@@ -119,6 +121,7 @@ def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
             return Reason(
                 f"{step.name} and {other.operator} in A read the same values in another order",
                 f"Exchange the inputs of {step.name}.",
+                reads=(step, {mine[0]: theirs[1] for mine, theirs in zip(read, wanted, strict=True)}),
             )
         return None
     wrong = [(n, a) for n, t, a in read if a and not any(t.agrees(w) for _, w in wanted)]
@@ -126,6 +129,7 @@ def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
     if not wrong or not missing:
         return None
     (name, theirs), instead = wrong[0], missing[0]
+    meant = next(w for called, w in wanted if called == instead)
     through = _identity(name, makers)
     if through is not None:
         return Reason(
@@ -138,6 +142,7 @@ def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
     return Reason(
         f"it reads {name}{called} where {other.operator} in A reads {instead}",
         f"Connect {step.name} to the value that A calls {instead}.",
+        reads=(step, {name: meant}),
     )
 
 
@@ -232,6 +237,7 @@ def detour(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Vis
         f"Connect {reader.name} to the value that A calls {missing[0]}.",
         None,
         reader,
+        reads=(reader, {wrong[0]: meant[missing[0]]}),
     )
 
 
