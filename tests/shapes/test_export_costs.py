@@ -53,7 +53,7 @@ def test_a_slow_start_is_forgiven(monkeypatch):
     assert costs.exports == 2
 
 
-@pytest.mark.parametrize("seconds", [0.01, 40.0])
+@pytest.mark.parametrize("seconds", [pytest.param(0.01, marks=pytest.mark.slow), 40.0])
 def test_what_was_left_out_is_told(monkeypatch, seconds):
     monkeypatch.setattr(export_costs, "time", Clock(seconds))
     # Left to us, ONNX is left out where exporting is dear; the twin has no need to convert.
@@ -71,3 +71,26 @@ def test_what_was_left_out_is_told(monkeypatch, seconds):
         assert unconverted
         assert "onnx" not in report.record.targets
     assert report.program is not None
+
+
+class LoopsOverRows(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(x.shape[1])
+        for row in range(x.shape[0]):
+            total = torch.tanh(total + x[row])
+        return total
+
+
+class Reshapes(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.reshape(3, 4) * 2
+
+
+@pytest.mark.parametrize(("model", "unrolled"), [(LoopsOverRows(), True), (Reshapes(), False)])
+def test_a_loop_over_a_size_is_named_as_what_fixed_it(model, unrolled):
+    effort = Effort(ProbePlan(most=60), valid=30, invalid=10, ranked=20)
+    report = ds.check_shapes(model, (torch.randn(3, 4),), targets=(), effort=effort)
+    told = [finding.why for finding in report.findings if "was unrolled for the example's size" in finding.why]
+    assert bool(told) == unrolled
+    if unrolled:
+        assert "`for row in range(x.shape[0])`" in told[0]

@@ -27,6 +27,14 @@ _SHOWN = 10  # points kept as evidence
 _FOLLOWED = 6  # points after which the example is run again
 
 
+def _unrolled(clause: Clause) -> str:
+    """Whether the user's line is a loop over the size that was fixed: a trace holds one copy of its body per turn."""
+    line = clause.user_line
+    said = linecache.getline(line.file, line.line).strip() if line is not None else ""
+    loops = clause.kind == "static" and said.startswith("for ") and said.endswith(":")
+    return f", because `{said.removesuffix(':')}` was unrolled for the example's size" if loops else ""
+
+
 class DomainFindings:
     """Makes the findings of one check.
 
@@ -148,7 +156,7 @@ class DomainFindings:
         if group.clause is None:
             return self._said(group, point)
         if group.clause.enforced:
-            return f"it checks {group.clause.text}"
+            return f"it checks {group.clause.text}{_unrolled(group.clause)}"
         return f"it was traced for {text(group.clause.condition)}, and inside {self._said(group, point)}"
 
     def _said(self, group: Group, point: tuple[int, ...]) -> str:
