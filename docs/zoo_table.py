@@ -33,6 +33,9 @@ still the same program. Then it plants bugs, in the weights and in the exported 
 another function, and the verdict names the number that is wrong and was seen to be right without it; **answered
 wrongly**: DIFFERENT without such a proof; **refused by the tool**: it raised an error, or the tool does not apply to
 that model; **s**: the middle of the seconds that one comparison took, the first run of the model included.
+
+Rows are kept between runs. A pair that an earlier version answered wrongly, and that was not measured again since, is
+not in the table, so it says less about a tool the fewer pairs it has.
 """.splitlines()
 WRONG = """## What is really wrong
 
