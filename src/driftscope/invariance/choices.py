@@ -71,10 +71,16 @@ def _of_trial(examination: InvarianceCheck, trial: AxisTrial) -> ChangedChoices 
     """Return the numbers of the output whose choices change first; a program mostly has one of scores."""
     compared = zip(trial.positions, examination.compared(trial), strict=False)
     usable = [(k, x, y) for k, (path, x, y) in compared if not handed_on(path) and _scores(x) and x.shape == y.shape]
-    told = [
-        changed_choices(x, y, [rms(n) for n in examination.judge.noises(k, trial.based, x)[:1]]) for k, x, y in usable
-    ]
+    floors = {k: [rms(n) for n in examination.judge.noises(k, trial.based, x)[:1]] for k, x, _ in usable}
+    if trial.pieces:  # the first piece is computed as it is in the whole
+        usable = [(k, *(_after(t, trial.along[k], trial.pieces[0]) for t in (x, y))) for k, x, y in usable
+                  if k in trial.along and x.shape[trial.along[k]] > trial.pieces[0]]  # fmt: skip
+    told = [changed_choices(x, y, floors[k]) for k, x, y in usable]
     return min(told, key=lambda t: t.expected_steps, default=None)
+
+
+def _after(x: torch.Tensor, dim: int, start: int) -> torch.Tensor:
+    return x.narrow(dim, start, x.shape[dim] - start)
 
 
 def _scores(x: torch.Tensor) -> bool:
@@ -104,8 +110,7 @@ def changed_choices(x: torch.Tensor, y: torch.Tensor, floors: Sequence[float] = 
     largest = change.abs().amax(-1)
     units = (margin / largest)[largest > 0]
     smallest = float(margin.min())
-    # Choices of which no score changed were computed alike: the first piece of a sequence, say.
-    rate = _rate(margin, (moved[:, 0] - moved[:, 1]).abs()[largest > 0])
+    rate = _rate(margin, (moved[:, 0] - moved[:, 1]).abs())
     return ChangedChoices(
         choices=len(x),
         flips=int((x.argmax(-1) != y.argmax(-1)).sum()),
@@ -123,7 +128,7 @@ def _rate(margin: torch.Tensor, change: torch.Tensor) -> float:
     edge = float(ranked[few - 1])
     below = torch.searchsorted(ranked, change, right=True) / len(ranked)
     evenly = few / len(ranked) * change / edge if edge > 0 else below
-    return float(0.5 * torch.where(change < edge, evenly, below).mean()) if len(change) else 0.0
+    return float(0.5 * torch.where(change < edge, evenly, below).mean())
 
 
 def _other_sets(x: torch.Tensor, y: torch.Tensor) -> int | None:
