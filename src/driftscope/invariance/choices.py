@@ -73,8 +73,8 @@ def _of_trial(examination: InvarianceCheck, trial: AxisTrial) -> ChangedChoices 
     usable = [(k, x, y) for k, (path, x, y) in compared if not handed_on(path) and _scores(x) and x.shape == y.shape]
     floors = {k: [rms(n) for n in examination.judge.noises(k, trial.based, x)[:1]] for k, x, _ in usable}
     if trial.pieces:  # the first piece is computed as it is in the whole
-        usable = [(k, *(_after(t, trial.along[k], trial.pieces[0]) for t in (x, y))) for k, x, y in usable
-                  if k in trial.along and x.shape[trial.along[k]] > trial.pieces[0]]  # fmt: skip
+        usable = [(k, _after(x, trial.along[k], trial.pieces[0]), _after(y, trial.along[k], trial.pieces[0]))
+                  for k, x, y in usable if k in trial.along and x.shape[trial.along[k]] > trial.pieces[0]]  # fmt: skip
     told = [changed_choices(x, y, floors[k]) for k, x, y in usable]
     return min(told, key=lambda t: t.expected_steps, default=None)
 
