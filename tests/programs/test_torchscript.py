@@ -180,6 +180,37 @@ def test_a_pickled_module_is_not_torchscript(tmp_path):
         ds.program(tmp_path / "m.pt")
 
 
+def _edited(path, change):
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, change(name.partition("/")[2], data))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda name, data: b"" if name == "data/0" else data, "storage '0' declares .* holds 0 bytes"),
+        (lambda name, data: data[:-4] if name == "data/1" else data, "storage '1' declares"),
+        # The first tensor's offset, a small integer after its storage, becomes 120 elements.
+        (
+            lambda name, data: data.replace(b"K\x00(K", b"Kx(K") if name == "data.pkl" else data,
+            "reads beyond its storage",
+        ),
+        (lambda name, data: data[:-9] if name == "data.pkl" else data, "its data.pkl is damaged"),
+    ],
+    ids=["empty", "short", "view", "pickle"],
+)
+def test_tensors_beyond_the_bytes_of_the_file_are_refused_before_torch_reads_them(saved, change, words):
+    path = saved(net())
+    _edited(path, lambda name, data: data)
+    assert ds.program(path)([torch.ones(1, 8)]).logits.shape == (1, 4)
+    _edited(path, change)
+    with pytest.raises(ds.ProgramError, match=words):
+        ds.program(path)
+
+
 def test_a_cut_file_is_called_cut(saved):
     path = saved(net())
     path.write_bytes(path.read_bytes()[:3000])

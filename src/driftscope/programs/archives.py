@@ -63,7 +63,8 @@ class Archive:
         try:
             with self._source.open(self._entries[name]) as stream:
                 yield stream
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as reason:
+        # A ValueError is a name that is no text.
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as reason:
             raise self._error(f"{self._what} is damaged: its member {name!r} cannot be read ({reason})") from reason
 
 

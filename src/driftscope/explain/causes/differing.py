@@ -24,7 +24,7 @@ from driftscope.lift.reconcile.certify import OutputPairing, measure
 from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.reconcile.matching import as_stored
 from driftscope.lift.reconcile.repaired import RepairedGraph
-from driftscope.lift.steps import Lifted, LiftedOutput
+from driftscope.lift.steps import Lifted, LiftedOutput, Origin
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.answer import share
 from driftscope.records.kinds.output import OutputRecord
@@ -89,7 +89,13 @@ class _Case:
             self.a = RepairedGraph(self.a, known.repairs_a)
         self.pairing = OutputPairing(evidence.pairs, [None] * len(evidence.pairs))
         self.repaired = {r.name: r.value for r in known.repairs_b}
-        self.constants = as_stored(self.a.constants()), as_stored(self.b.constants())
+        # What A computes ahead of time is rounded in its format; B's outputs are held against the exact values.
+        exact = {r.name: r.value for r in known.repairs_a}
+        theirs = [
+            replace(c, value=exact[c.name]) if c.origin is Origin.COMPUTED and c.name in exact else c
+            for c in as_stored(self.a.constants())
+        ]
+        self.constants = theirs, as_stored(self.b.constants())
         self.matched: Matched = match_weights(
             *self.constants, self.repaired, lambda: {} if self.a is None else folded_values(self.a)
         )

@@ -62,6 +62,7 @@ def cause_of(
         or rewiring.emptied(parting, trials.makers)
         or gate_order(parting, constants, trials)
         or _constant(parting, theirs, constants, trials.constants)
+        or _mask(parting, constants, trials.constants)
         or rewiring.wire(parting, trials.makers)
         or rewiring.extra(parting, theirs, trials.bypass)
         or trials.peers()
@@ -195,7 +196,7 @@ def _constant(
 ) -> Reason | None:
     """The constant of this piece that makes it give A's value when A's takes its place."""
     ours, own = constants
-    owners = tuple(f"{s.name}." for s in (parting.counterpart, *theirs) if s is not None)
+    owners = [s for s in (parting.counterpart, *theirs) if s is not None]
     floats = {c.name: c for c in own if c.value.dtype.is_floating_point}
     used = [
         (step, constant)
@@ -220,13 +221,16 @@ def _constant(
 
 
 def _substitutes(
-    constant: Constant, parting: Parting, owners: tuple[str, ...], ours: Sequence[Constant]
+    constant: Constant, parting: Parting, owners: Sequence[Visited], ours: Sequence[Constant]
 ) -> Iterator[tuple[Constant, str, torch.Tensor]]:
     """Yield what A might hold in place of ``constant``: scalars of the counterpart, then tensors, nearest first."""
     number = uniform(constant)
     shape, stored = constant.value.shape, constant.value.to(torch.float64)
     if number is not None or constant.value.numel() == 1:
-        beside = [c for c in ours if c.name.startswith(owners)]
+        # torch's literals are named after their step; a file stores them beside it.
+        names = tuple(f"{s.name}." for s in owners)
+        read = {n for s in owners for n in s.stored}
+        beside = [c for c in ours if c.name.startswith(names) or (c.name in read and c.value.dtype.is_floating_point)]
         for candidate in beside:
             value = candidate.value.to(torch.float64).reshape(-1)[:1]
             if value.numel() and float(value) != number:
@@ -247,6 +251,22 @@ def _substitutes(
                 near = sorted(near, key=lambda entry: entry[:2])[:_NEAREST]
     for _, _, name, value in near:
         yield constant, name, value
+
+
+def _mask(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Constant]], works: Trial) -> Reason | None:
+    """The mask of this piece that makes it give A's value when one of A's takes its place."""
+    ours, own = ([c for c in side if c.value.dtype == torch.bool and c.value.numel() > 1] for side in constants)
+    steps = [*reversed(parting.piece or (parting.step,)), *parting.followers]
+    used = [(s, c) for s in steps for c in own if c.name in s.stored or c.where.node == s.name]
+    pairs = ((s, c, other) for s, c in used for other in ours if other.value.numel() == c.value.numel())
+    for step, constant, other in itertools.islice(pairs, _MOST_TRIALS):
+        value = other.value.reshape(constant.value.shape)
+        if not torch.equal(value, constant.value) and works({constant.name: value}):
+            turned = f"{int((value != constant.value).sum())} of {value.numel()} elements turned"
+            words = f"its constant {constant.name} is {other.name} of A with {turned}"
+            later = None if step is parting.step else step
+            return Reason(words, f"Store {other.name} of A in {constant.name} again.", True, later)
+    return None
 
 
 def _partners(constant: Constant, parting: Parting, ours: Sequence[Constant]) -> list[Constant]:

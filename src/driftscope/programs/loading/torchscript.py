@@ -22,6 +22,7 @@ from driftscope.errors import ProgramError
 from driftscope.programs.archives import Archive, opened
 from driftscope.programs.loading.pt2.operators import NotAllowed, checked_operator
 from driftscope.programs.loading.pt2.vocabulary import SCRIPT_FUNCTIONS, SCRIPT_NODES
+from driftscope.programs.loading.script_storages import damage
 
 # What torch.jit.load needs. Debugging tables, traced inputs, mobile bytecode and files of the user's stay behind.
 _NEEDED = re.compile(r"data\.pkl|constants\.pkl|version|byteorder|(data|constants)/\d+|code/[\w./]+\.py", re.ASCII)
@@ -42,7 +43,12 @@ def packed_script(path: FilePath) -> io.BytesIO:
     """
     made = io.BytesIO()
     with opened(path, str(path), ProgramError) as archive, zipfile.ZipFile(made, "w", zipfile.ZIP_STORED) as target:
-        for name, inner in _members(archive, path):
+        members = {inner: name for name, inner in _members(archive, path)}
+        pickles = {inner: archive.read(name) for inner, name in members.items() if inner.endswith(".pkl")}
+        wrong = damage(pickles, lambda inner: archive.size(members[inner]) if inner in members else None)
+        if wrong:
+            raise ProgramError(f"{path} is a TorchScript program that is damaged: {wrong}")
+        for inner, name in members.items():
             data = archive.read(name)
             reason = _danger(data) if inner.endswith((".py", ".pkl")) else None
             if reason:
