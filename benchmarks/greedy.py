@@ -3,7 +3,9 @@
 A small decoder is trained on the help texts of Python, rounded to bfloat16, and generates text greedily twice: with a
 cache, one token at a time, and by the whole forward of a fixed length at every step. Measured is the number of tokens
 until the two part; ``ds.check_invariance(..., axes="chunking")`` predicts it from the margins of the text that was
-generated. Promised: within a factor of 2.
+generated. The goal is a factor of 2, which is not reached: greedy text soon repeats itself, few prompts part (2 of
+512 in one run), and four runs, with changes between them, gave factors of 1.4, 4.6, 4.0 and 34. On scores that do not
+repeat themselves the prediction holds within 2 (``tests/invariance/test_choices.py``).
 
 Run: ``OMP_NUM_THREADS=1 python -m benchmarks greedy`` (some minutes)
 """
@@ -20,7 +22,7 @@ from torch import nn
 import driftscope as ds
 
 WIDTH, LENGTH, PROMPT, PROMPTS, STEPS, LETTERS = 64, 64, 8, 512, 100, 60_000
-PROMISED = 2.0
+WANTED = 2.0
 
 State = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -125,7 +127,7 @@ def main() -> int:
         )
         predicted = float(report.choices["chunking"]["expected_steps"]) if report.choices else math.inf
         ratio = max(measured / predicted, predicted / measured) if partings else math.nan
-        broken += ratio > PROMISED
+        broken += ratio > WANTED
         name = str(dtype).removeprefix("torch.")
         print(f"{name:10} {partings:8} {measured:22.0f} {predicted:10.0f} {ratio:6.2f}", flush=True)
     return broken
