@@ -42,3 +42,13 @@ def test_what_tools_make_is_the_same_function_and_a_bug_is_not(architecture: str
             plant(broken)
         for a, b in ((broken, exported), (exported, broken)):
             assert ds.compare(a, b, inputs, explain=False).verdict is Verdict.DIFFERENT, bug
+
+
+@pytest.mark.slow
+def test_a_deep_quantised_model_is_judged_in_the_float64_rounding_of_its_depth(tmp_path: Path):
+    """Fifty convolutions round in float64 by more than the usual limit; without the quantisation it is one function."""
+    model, inputs = build("mobilenet")
+    with quiet(), torch.no_grad():
+        made = TOOLS["int8-dynamic"](model, inputs, tmp_path)
+    found = ds.compare(model, made, inputs)
+    assert found.verdict is Verdict.PRECISION, found.reason

@@ -284,9 +284,7 @@ def gather(
     add_noise(side_b, seed + 1000, watch=watch_b, allows=allows)
     if side_a.graph is not None and side_b.graph is not None:
         progress("Reconciling constants")
-        floor64 = _floor64(side_a, seed)
-        theirs = _floor64(side_b, seed + 1000)
-        pairing = OutputPairing(found.pairs, [_together(floor64[i], theirs[j]) for i, j in found.pairs])
+        pairing = pairing_of(side_a, side_b, found.pairs, seed)
         found.reconciled = reconcile(side_a.graph, side_b.graph, (side_a.clean, side_b.clean), pairing, thresholds)
     elif side_a.graph is not None:
         side_b.widened = widened_outputs(b, seed)
@@ -297,6 +295,12 @@ def gather(
     if side_b.graph is not None:
         _check_optimized(found, b, seed, thresholds, progress)
     return found
+
+
+def pairing_of(a: SideLift, b: SideLift, pairs: Sequence[tuple[int, int]], seed: int = 0) -> OutputPairing:
+    """Pair the outputs of two lifted programs, with the float64 noise of both."""
+    one, other = _floor64(a, seed), _floor64(b, seed + 1000)
+    return OutputPairing(list(pairs), [_together(one[i], other[j]) for i, j in pairs])
 
 
 def _floor64(side: SideLift, seed: int) -> list[torch.Tensor | None]:

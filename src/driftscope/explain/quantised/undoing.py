@@ -23,7 +23,7 @@ from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.quantised.activations import Swallowed, swallowed
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
 from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
-from driftscope.lift.evidence import Evidence
+from driftscope.lift.evidence import Evidence, SideLift, pairing_of
 from driftscope.lift.reconcile.certify import OutputPairing, reconcile
 from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.sources import lift_source
@@ -35,6 +35,8 @@ from driftscope.records.kinds.answer import share
 _INTEGERS = frozenset({"DequantizeLinear", "MatMulInteger", "ConvInteger", "MatMulNBits"}) | OPERATORS
 # Layers whose cost is measured one by one, and that are named.
 MEASURED, _NAMED = 48, 3
+# Relative drift above which it is not float64 that rounds.
+_DEEP = 1e-10
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +168,13 @@ def same_as(side: str, other: Lifted, floats: Lifted, evidence: Evidence) -> boo
     """Whether a side without its quantisation is the other side's function."""
     theirs = evidence.a if side == "B" else evidence.b
     pairs = [(i, j) if side == "B" else (j, i) for i, j in evidence.pairs]
-    pairing = OutputPairing(pairs, [None] * len(pairs))
-    return reconcile(other, floats, (theirs.clean, floats.run()), pairing, THRESHOLDS).same_function
+    clean = floats.run()
+    known = reconcile(other, floats, (theirs.clean, clean), OutputPairing(pairs, [None] * len(pairs)), THRESHOLDS)
+    if known.same_function or any(d.value > _DEEP for d in known.drifts):
+        return known.same_function
+    # Deep programs round in float64 by more than the usual limit: theirs is measured.
+    pairing = pairing_of(theirs, SideLift(floats, clean=clean), pairs)
+    return reconcile(other, floats, (theirs.clean, clean), pairing, THRESHOLDS).same_function
 
 
 @dataclass(slots=True)
