@@ -341,10 +341,7 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
     found.optimized = reconcile(found.b.graph, optimized.graph, (found.b.clean, optimized.clean), pairing, thresholds)
     if not found.optimized.same_function and found.a.graph is not None and found.reconciled is not None:
         # A constant that the file implies (the 1/6 of HardSwish) and the optimiser writes out is A's, rounded.
-        first = _floor64(found.a, seed)
-        theirs = _floor64(optimized, seed + 1000)
-        pairs = [(i, j) for i, j in found.pairs if j < len(optimized.clean)]
-        whole = OutputPairing(pairs, [_together(first[i], theirs[j]) for i, j in pairs])
+        whole = pairing_of(found.a, optimized, [(i, j) for i, j in found.pairs if j < len(optimized.clean)], seed)
         through = reconcile(found.a.graph, optimized.graph, (found.a.clean, optimized.clean), whole, thresholds)
         if through.same_function and found.reconciled.same_function:
             found.optimized = None

@@ -30,9 +30,9 @@ _MOST_CANDIDATES = 12
 _STRANGE = 0.5
 # Elements by which layouts are told apart, and how much farther than the nearest one a layout may look.
 _SAMPLED = 1024
+_AS_NEAR = 1.1
 # Roundings, in ulps, of a fold that was computed in its own format: root, division, product, sum.
 _OF_FOLDS = 8.0
-_AS_NEAR = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,10 +222,8 @@ def _nearest(constant: Constant, partner: Constant) -> tuple[float, torch.Tensor
     least = min(gaps)
     # Numbers that have nothing in common are as far apart in every layout.
     as_it_is = [n for n in partner.value.shape if n > 1] == [n for n in shape if n > 1]
-    if least > _STRANGE:
-        near = [0 if as_it_is else gaps.index(least)]
-    else:
-        near = [k for k, gap in enumerate(gaps) if gap <= _AS_NEAR * least]
+    near = [k for k, gap in enumerate(gaps) if gap <= _AS_NEAR * least] if least <= _STRANGE else []
+    near = near or [0 if as_it_is else gaps.index(least)]
     whole = stored.to(torch.float64)
     best: tuple[float, torch.Tensor] | None = None
     for k, arranged in enumerate(itertools.islice(_arrangements(partner.value, shape), near[-1] + 1)):

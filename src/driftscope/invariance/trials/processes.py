@@ -139,7 +139,7 @@ def _sent(leaf: Any) -> Any:
         return leaf.detach().cpu()
     try:
         return pickle.loads(pickle.dumps(leaf))  # noqa: S301  (what this process wrote itself)
-    except Exception:
+    except Exception:  # pickling runs code of the leaf's class, which may raise anything
         return type(leaf).__name__
 
 

@@ -109,6 +109,11 @@ def is_float(format: Format) -> bool:
     return format is not None and format.is_floating_point
 
 
+def is_inexact(format: Format) -> bool:
+    """Whether values of a format are rounded: real or complex floating point."""
+    return is_float(format) or (format is not None and format.is_complex)
+
+
 def storage(format: torch.dtype) -> torch.dtype:
     """The torch dtype of the tensor that carries values of a format natively."""
     return _STORAGE.get(format, format)

@@ -12,7 +12,7 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.lift.constant_cache import LiftedConstants
 from driftscope.lift.counting import counted
 from driftscope.lift.formulas.terms import Number
-from driftscope.lift.onnx.element_types import Format, lifted_storage, storage, wrap_integer
+from driftscope.lift.onnx.element_types import Format, is_inexact, lifted_storage, storage, wrap_integer
 from driftscope.lift.onnx.plan import GraphPlan, NodePlan
 from driftscope.lift.onnx.registry import InnerStep, Node, Operator, Result, Value
 from driftscope.lift.onnx.stored import Stored
@@ -137,7 +137,7 @@ class GraphEvaluation:
         for index, (name, value) in enumerate(zip(plan.inputs, values, strict=True)):
             if value is None:
                 tensors.append(None)
-            elif not value.constant or (index in operator.host and not _is_real(value.format)):
+            elif not value.constant or (index in operator.host and not is_inexact(value.format)):
                 tensors.append(value.data)
             else:
                 tensors.append(self._frontier(value, name, plan).data)
@@ -226,7 +226,7 @@ class GraphEvaluation:
         if name in self._stored:
             if reader is not None:
                 self._seen.used.setdefault(name, reader)
-        elif _is_real(value.format) and name:
+        elif is_inexact(value.format) and name:
             if reader is not None and name not in self._seen.computed:
                 constant = Constant(name, value.data, Origin.COMPUTED, reader.where)
                 self._seen.computed[name] = constant
@@ -359,7 +359,7 @@ class ConstantEvaluation(GraphEvaluation):
                 continue
             for name in node.outputs:
                 value = self._values.get(name)
-                if value is not None and isinstance(value.data, torch.Tensor) and _is_real(value.format):
+                if value is not None and isinstance(value.data, torch.Tensor) and is_inexact(value.format):
                     found[name] = value.data if not value.constant else self._frontier(value, name, None).data
         return found
 
@@ -369,15 +369,11 @@ class ConstantEvaluation(GraphEvaluation):
     def _read(self, name: str, reader: NodePlan | None) -> Value:
         value = super()._read(name, reader)
         # A constant float is lifted from the start, so that nothing that follows is evaluated natively.
-        return self._frontier(value, name, None) if value.constant and _is_real(value.format) else value
+        return self._frontier(value, name, None) if value.constant and is_inexact(value.format) else value
 
 
 def _tensors(values: Iterable[Any]) -> list[torch.Tensor | None]:
     return [data if isinstance(data, torch.Tensor) else None for data in values]
-
-
-def _is_real(format: Format) -> bool:
-    return format is not None and (format.is_floating_point or format.is_complex)
 
 
 def _default_format(item: Any, formats: Sequence[Format], tensors: Sequence[Any]) -> Format:
@@ -385,12 +381,12 @@ def _default_format(item: Any, formats: Sequence[Format], tensors: Sequence[Any]
     if not isinstance(item, torch.Tensor):
         return None
     if item.is_floating_point() or item.is_complex():
-        found = next((f for f in formats if _is_real(f)), None)
+        found = next((f for f in formats if is_inexact(f)), None)
         return found if found is not None else item.dtype
     if item.dtype == torch.bool:
         return torch.bool
     for native, tensor in zip(formats, tensors, strict=False):
-        if isinstance(tensor, torch.Tensor) and tensor.dtype == item.dtype and not _is_real(native):
+        if isinstance(tensor, torch.Tensor) and tensor.dtype == item.dtype and not is_inexact(native):
             return native
     return item.dtype
 

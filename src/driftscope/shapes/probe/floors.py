@@ -17,8 +17,7 @@ from driftscope.errors import DriftscopeError
 from driftscope.lift.evidence import SideLift, add_noise, lift_side, samples_at
 from driftscope.programs.loading.load import torch_program
 from driftscope.programs.protocol import Bound, Program
-from driftscope.programs.value_trees import flatten
-from driftscope.shapes.probe.judging_runs import Ran, flat_leaves
+from driftscope.shapes.probe.judging_runs import Ran, both_leaves
 
 # Points at which the floor is measured in vain before the rest is taken to be wrong, too; and those after which a
 # difference no larger than the largest that was explained needs no measurement of its own.
@@ -57,21 +56,22 @@ class Floors:
         other : Ran
             An answer that is farther off than rounding usually is.
         """
-        pairs = _pairs(reference, other)
+        a, b = both_leaves(reference, other)
+        if not a or len(a) != len(b):
+            return False
+        pairs = [(x, y) for (_, x), (_, y) in zip(a, b, strict=True)]
         plain = [agreement(x, y, flat=other.flat) for x, y in pairs]
-        if not pairs or any(not a.agrees and a.rho is None and a.kind != "value" for a in plain):
+        if any(not p.agrees and (p.kind != "value" or not _floats(x)) for p, (x, _) in zip(plain, pairs, strict=True)):
             return False
-        if any(not a.agrees and not _floats(x) for a, (x, _) in zip(plain, pairs, strict=True)):
-            return False
-        excess = max(a.excess for a in plain)
+        excess = max(p.excess for p in plain)
         if len(self._explained) >= _KNOWN and excess <= max(self._explained):
             return True
         if self._in_vain >= _IN_VAIN and not self._explained:
             return False
         noises = self._measured(point, len(pairs))
         judged = (
-            a.agrees or (bool(noises[k]) and agreement(x, y, noises=noises[k], flat=other.flat).agrees)
-            for k, (a, (x, y)) in enumerate(zip(plain, pairs, strict=True))
+            p.agrees or (bool(noises[k]) and agreement(x, y, noises=noises[k], flat=other.flat).agrees)
+            for k, (p, (x, y)) in enumerate(zip(plain, pairs, strict=True))
         )
         explained = bool(noises) and all(judged)
         self._in_vain += not explained
@@ -96,13 +96,6 @@ def _lifted(program: Program, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     except DriftscopeError as error:
         side.reason = str(error)
     return side
-
-
-def _pairs(reference: Any, other: Ran) -> list[tuple[Any, Any]]:
-    expected, actual = [leaf for _, leaf in flatten(reference)[0]], [leaf for _, leaf in flat_leaves(other)]
-    if other.flat and len(expected) != len(actual):
-        expected = [leaf for leaf in expected if leaf is not None]
-    return list(zip(expected, actual, strict=True)) if len(expected) == len(actual) else []
 
 
 def _floats(leaf: Any) -> bool:

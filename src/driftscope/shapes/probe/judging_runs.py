@@ -97,11 +97,7 @@ def difference(reference: Any, other: Ran) -> str:
         What the original returned.
     other : Ran
     """
-    a, _ = flatten(reference)
-    b = flat_leaves(other)
-    if other.flat and len(a) != len(b):
-        # Runtimes return tensors alone: what the model returns as None is not among their outputs.
-        a = [(path, leaf) for path, leaf in a if leaf is not None]
+    a, b = both_leaves(reference, other)
     alike = len(a) == len(b) and (other.flat or [path for path, _ in a] == [path for path, _ in b])
     if not alike:
         told = [leaf for leaf in compare_leaves(a, b, flat=other.flat) if leaf.kind not in ("same", "value")]
@@ -113,6 +109,15 @@ def difference(reference: Any, other: Ran) -> str:
         if not found.agrees:
             return f"{path}: {found.detail}"
     return ""
+
+
+def both_leaves(reference: Any, other: Ran) -> tuple[list[tuple[Path, Any]], list[tuple[Path, Any]]]:
+    """Return the leaves of the original's answer and of another, as they are to be held against each other."""
+    a, b = flatten(reference)[0], flat_leaves(other)
+    if other.flat and len(a) != len(b):
+        # Runtimes return tensors alone: what the model returns as None is not among their outputs.
+        a = [(path, leaf) for path, leaf in a if leaf is not None]
+    return a, b
 
 
 def _same_tensor(x: Any, y: Any) -> bool:
