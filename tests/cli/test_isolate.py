@@ -239,6 +239,7 @@ def test_nothing_stays_when_the_command_is_ended(folder, number, status):
     process = subprocess.Popen(
         [sys.executable, "-m", "driftscope", "compare", "p.py:ok", "p.py:waits", *X], cwd=folder, env=environment,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job begins with it ignored
     )  # fmt: skip
     assert "WAITING" in process.stderr.readline()
     assert len(processes_in(folder)) >= 2

@@ -133,7 +133,10 @@ SCRIPT = """
 def start(tmp_path, run_id=""):
     script = tmp_path / f"study{run_id}.py"
     script.write_text(textwrap.dedent(SCRIPT.format(tests=str(HERE.parent), store=str(tmp_path / "runs"), run=run_id)))
-    return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job begins with it ignored
+    )  # fmt: skip
 
 
 def rows_so_far(folder: Path) -> int:
