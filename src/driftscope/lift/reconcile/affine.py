@@ -41,7 +41,8 @@ class Map:
     weight, bias : torch.Tensor
         ``weight`` has one axis for a map that is diagonal; ``bias`` one element per channel of the result.
     size, magnitude : torch.Tensor
-        Sums of the sizes of the terms that ``weight`` and ``bias`` were computed from.
+        Sums of the sizes of the terms that ``weight`` and ``bias`` were computed from; signs do not count. ``size``
+        is ``weight`` itself where nothing was added up.
     out_axis, in_axis : int or None
         Of the weight; None where there is none.
     channel : int or None
@@ -76,12 +77,13 @@ class Map:
         if self.out_axis is not None:
             shape[self.out_axis] = -1
         along = scale.reshape(shape)
+        weight = self.weight * along
         rescaled = not bool((scale == 1.0).all())
         return replace(
             self,
-            weight=self.weight * along,
+            weight=weight,
             bias=self.bias * scale + shift,
-            size=self.size * along.abs(),
+            size=weight if self.size is self.weight else self.size * along.abs(),
             magnitude=self.magnitude * scale.abs() + added,
             steps=(*self.steps, step.name),
             sources=(*self.sources, *step.input_names),
@@ -165,7 +167,7 @@ class AffinePieces:
         native = step.formats[0]
         replays = ((weight.to(native), bias.to(native)),) if native is not None and narrow(native) else ()
         own = Map(
-            step.input_names[values[0]], weight, bias, weight.abs(), bias.abs(), axes[0], ins[0] if ins else None,
+            step.input_names[values[0]], weight, bias, weight, bias.abs(), axes[0], ins[0] if ins else None,
             channel, (step.name,), names, replays=replays,
         )  # fmt: skip
         self._keep(step, own, folded=False)
@@ -290,7 +292,7 @@ def _after(layer: Map, before: Map, pads: bool) -> Map | None:
         return replace(
             layer, root=before.root, weight=layer.weight * along, size=layer.size * before.size.reshape(shape),
             bias=layer.bias + (layer.weight * shift).sum(rest),
-            magnitude=layer.magnitude + (layer.size * before.magnitude.reshape(shape)).sum(rest),
+            magnitude=layer.magnitude + (layer.size.abs() * before.magnitude.reshape(shape)).sum(rest),
             steps=steps, sources=sources, bias_rounds=layer.bias_rounds or moved,
             weight_rounds=layer.weight_rounds or not bool((before.weight == 1.0).all()), replays=(),
         )  # fmt: skip
@@ -298,7 +300,7 @@ def _after(layer: Map, before: Map, pads: bool) -> Map | None:
         return None
     one = before.weight if before.out_axis == 1 else before.weight.T
     two = layer.weight if layer.out_axis == 1 else layer.weight.T
-    sizes = [m.size if m.out_axis == 1 else m.size.T for m in (before, layer)]
+    sizes = [(m.size if m.out_axis == 1 else m.size.T).abs() for m in (before, layer)]
     if one.shape[1] != two.shape[0]:
         return None
     return Map(
@@ -317,7 +319,8 @@ def _sum(one: Map, two: Map, step: Step) -> Map | None:
     if one.weight.shape != other.weight.shape or one.weight.ndim > 2:
         return None
     return replace(
-        one, weight=one.weight + other.weight, bias=one.bias + other.bias, size=one.size + other.size,
+        one, weight=one.weight + other.weight, bias=one.bias + other.bias,
+        size=one.size.abs() + other.size.abs(),
         magnitude=one.magnitude + other.magnitude, steps=(*one.steps, *other.steps, step.name),
         sources=(*one.sources, *other.sources), weight_rounds=True, bias_rounds=True, replays=(),
     )  # fmt: skip

@@ -268,7 +268,7 @@ def _exact_matches(side: _Constants, others: Sequence[Constant], index: WeightIn
             value = torch.full(constant.value.shape, candidates[0].value, dtype=torch.float64)
             repairs.append(Repair(constant.name, value, "scalar", candidates[0].words, constant))
         elif _is_tensor(constant):
-            if index.holds(constant.value):
+            if index.holds(constant.value, side.index.fingerprint(constant)):
                 continue
             found = _match_tensor(constant, index)
             if found is None:

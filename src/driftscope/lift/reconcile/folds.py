@@ -18,6 +18,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,7 @@ import torch.nn.functional as F
 from driftscope.lift.onnx.contrib.nchwc import blocked_filter
 from driftscope.lift.reconcile.affine import AffinePieces, Map, narrow
 from driftscope.lift.reconcile.matching import (
+    PIECE,
     Repair,
     WeightIndex,
     clamped_elements,
@@ -78,11 +80,7 @@ class Folds:
         self._sizes = [c.norms[1] for c in self._candidates]
         self._pool = sorted((n for n in numbers(constants) if n.value > 0 and n.value != 1.0), key=lambda n: n.value)
         self._values = [n.value for n in self._pool]
-        self._weights = [
-            (c, _norms(c.value.to(torch.float64)))
-            for c in constants
-            if c.value.dtype.is_floating_point and c.value.numel() > 1 and uniform(c) is None
-        ]
+        self._constants = constants
 
     def match(self, constant: Constant, ulps: float) -> Repair | None:
         """Find the fold that a stored tensor is.
@@ -93,14 +91,18 @@ class Folds:
         ulps : float
             Largest distance for each of two roundings, in ulps of the stored format at the size of the terms.
         """
-        stored = constant.value.to(torch.float64)
-        norms = _norms(stored)
+        norms = _norms(constant.value)
         spacing = torch.finfo(constant.value.dtype).eps
         for candidate in self._near(norms, spacing):
             value = _fitting(constant.value, candidate, ulps)
             if value is not None:
                 return Repair(constant.name, value, "fold", candidate.words, constant, candidate.sources)
         return self._scaled(constant, norms, ulps)
+
+    @cached_property
+    def _weights(self) -> list[tuple[Constant, tuple[float, float]]]:
+        floats = (c for c in self._constants if c.value.dtype.is_floating_point and c.value.numel() > 1)
+        return [(c, _norms(c.value)) for c in floats if uniform(c) is None]
 
     def _near(self, norms: tuple[float, float], spacing: float) -> Iterator[_Candidate]:
         # Cancelled biases have norms far below those of their terms, so the window is taken wide and then checked.
@@ -188,12 +190,20 @@ def _candidates(piece: Map) -> Iterator[_Candidate]:
     )
     for exact, size, rounds, replays in parts:
         if rounds and exact.numel() > 1:
-            yield _Candidate(exact, size, replays, words, piece.sources, _norms(exact), _norms(size))
+            norms = _norms(exact)
+            yield _Candidate(
+                exact, size, replays, words, piece.sources, norms, norms if size is exact else _norms(size)
+            )
 
 
 def _norms(value: torch.Tensor) -> tuple[float, float]:
-    flat = value.reshape(-1)
-    return float(torch.linalg.vector_norm(flat, 1.0)), float(torch.linalg.vector_norm(flat, 2.0))
+    """The sum of sizes, and the root of the sum of squares."""
+    one = two = 0.0
+    for piece in torch.split(value.reshape(-1), PIECE):
+        wide = piece.to(torch.float64)
+        one += float(torch.linalg.vector_norm(wide, 1.0))
+        two += float(torch.dot(wide, wide))
+    return one, math.sqrt(two)
 
 
 def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.Tensor | None:
@@ -202,7 +212,7 @@ def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.
     coarsest = max(torch.finfo(t.dtype).eps for t in (native, *candidate.replays))
     probe = torch.linspace(0, stored.numel() - 1, min(stored.numel(), _PROBED)).long()
     places = torch.unravel_index(probe, stored.shape)
-    few, reach = stored[places], _PROBE_REACH * coarsest * candidate.size.max()
+    few, reach = stored[places], _PROBE_REACH * coarsest * torch.linalg.vector_norm(candidate.size, math.inf)
     for k, value in enumerate(arranged(candidate.exact, stored.shape)):
         some = value[places]
         # A large weight has many arrangements, most of which a few elements rule out.
@@ -217,10 +227,16 @@ def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.
             folded = stores(native, value) or _rounded_twice(stored, value, size, fmt)
         elif not folded:
             # One rounding each for the square root, the division, the product and the sum.
-            folded = bool(((stored - value).abs() <= 2.0 * ulps * ulp(size, fmt)).all())
+            folded = _within(stored, value, 2.0 * ulps, size, fmt)
         if folded:
             return value.contiguous()
     return None
+
+
+def _within(stored: torch.Tensor, exact: torch.Tensor, ulps: float, size: torch.Tensor, fmt: torch.dtype) -> bool:
+    """Whether no element is farther off than so many ulps of its size."""
+    pieces = zip(*(torch.split(t.reshape(-1), PIECE) for t in (stored, exact, size)), strict=True)
+    return all(bool(((mine - theirs).abs() <= ulps * ulp(at, fmt)).all()) for mine, theirs, at in pieces)
 
 
 def _rounded_twice(stored: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, fmt: torch.dtype) -> bool:

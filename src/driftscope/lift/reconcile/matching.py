@@ -114,15 +114,15 @@ def as_stored(constants: Sequence[Constant]) -> list[Constant]:
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-# Elements fingerprinted at a time: weights are large, and int64 copies of them twice as large.
-_PIECE = 1 << 16
+# Elements looked at in one go: weights are large, and wider copies of them stay in the processor's cache.
+PIECE = 1 << 16
 _WORD = (1 << 64) - 1
 
 
 def fingerprint(value: torch.Tensor) -> tuple[int, int, int]:
     """Return a key of the multiset of a tensor's bits: equal for every permutation of the same elements."""
     plain = mixed = 0
-    for piece in torch.split(value.reshape(-1), _PIECE):
+    for piece in torch.split(value.reshape(-1), PIECE):
         bits = _bits(piece).to(torch.int64)
         plain += int(bits.sum())
         # Wraps modulo 2**64, so any fixed odd multiplier serves.
@@ -196,12 +196,15 @@ class WeightIndex:
         self._own: dict[int, tuple[int, int, int]] = {}
         self._widened: dict[torch.dtype, set[tuple[int, int, int]]] = {}
 
-    def holds(self, value: torch.Tensor) -> bool:
-        """Whether some tensor holds the same numbers in some order, in the same format or exactly in another."""
-        fmt, key = value.dtype, fingerprint(_unclamped(value))
-        bits = fingerprint(value) if fmt == torch.float16 else key
+    def holds(self, value: torch.Tensor, bits: tuple[int, int, int] | None = None) -> bool:
+        """Whether some tensor holds the same numbers in some order, in the same format or exactly in another.
+
+        ``bits`` is the fingerprint of ``value`` where it is known.
+        """
+        fmt, bits = value.dtype, bits or fingerprint(value)
+        key = fingerprint(_unclamped(value)) if fmt == torch.float16 else bits
         for c in self._table(fmt).get(key, ()):
-            if self._fingerprint(c) == (bits if c.value.dtype == fmt else fingerprint(value.to(c.value.dtype))):
+            if self.fingerprint(c) == (bits if c.value.dtype == fmt else fingerprint(value.to(c.value.dtype))):
                 return True
         return bits in self._narrower(fmt)
 
@@ -212,7 +215,8 @@ class WeightIndex:
             self._widened[fmt] = {fingerprint(c.value.to(fmt)) for c in shorter}
         return self._widened[fmt]
 
-    def _fingerprint(self, constant: Constant) -> tuple[int, int, int]:
+    def fingerprint(self, constant: Constant) -> tuple[int, int, int]:
+        """Return the fingerprint of one of this program's tensors."""
         key = id(constant)
         if key not in self._own:
             self._own[key] = fingerprint(constant.value)
@@ -232,7 +236,8 @@ class WeightIndex:
             table: dict[tuple[int, int, int], list[Constant]] = {}
             for constant in self._weights:
                 if constant.value.dtype == fmt or narrower(fmt, constant.value.dtype):
-                    key = fingerprint(_unclamped(constant.value.to(fmt)))
+                    plain = constant.value.dtype == fmt != torch.float16
+                    key = self.fingerprint(constant) if plain else fingerprint(_unclamped(constant.value.to(fmt)))
                     table.setdefault(key, []).append(constant)
             self._tables[fmt] = table
         return self._tables[fmt]
