@@ -16,12 +16,11 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.elsewhere import where_asked
 from driftscope.errors import InputError, ends_us
 from driftscope.explain import reasons
-from driftscope.explain.causes import differing, integers
+from driftscope.explain.causes import differing, integers, unreached
 from driftscope.explain.follow_up import JudgedPair, look_again
 from driftscope.explain.judging import judge_outputs
+from driftscope.explain.locate import reproducing
 from driftscope.explain.locate.node_chart import node_records
-from driftscope.explain.locate.reproducing import check_folder
-from driftscope.explain.locate.reproducing import reproduce as write_reproducer
 from driftscope.explain.measured import Results
 from driftscope.explain.native import accumulations, nonfinite
 from driftscope.explain.native.kernels_alone import KernelLooks
@@ -48,6 +47,7 @@ from driftscope.records.verdict import Verdict
 
 @state_kept()
 @where_asked
+@unreached.drawn_again
 def compare(
     a: ProgramLike,
     b: ProgramLike,
@@ -115,7 +115,7 @@ def compare(
     del isolate  # read by the decorator
     say = progress or (lambda _text: None)
     budget = Budget(budget_seconds, budget_memory)
-    wanted = _Wanted(explain, blame, nodes, None if reproduce is None else check_folder(reproduce))
+    wanted = _Wanted(explain, blame, nodes, None if reproduce is None else reproducing.check_folder(reproduce))
     say("Loading both programs")
     program_a, program_b = _loaded("A", a), _loaded("B", b)
     if both_weights(program_a, program_b):
@@ -143,7 +143,8 @@ def compare(
         if not case.leaves:
             return _record(case, Verdict.INCONCLUSIVE, why, command, _left_out(case))
     verdict = overall_verdict(case.outputs)
-    return _record(case, verdict, overall_reason(case.outputs, verdict), command, [*case.found, *_left_out(case)])
+    reason = overall_reason(case.outputs, verdict) + unreached.in_words(case.found)
+    return _record(case, verdict, reason, command, [*case.found, *_left_out(case)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,7 @@ def _explain(case: Case, wanted: _Wanted, looks: KernelLooks) -> None:
         with case.step("reproduce", "Writing a reproducer"):
             expected = [value for _, value in case.results[0]]
             ranked = reasons.ordered([*case.found, *case.findings])
-            case.found.append(write_reproducer(case.a, case.b, evidence, ranked, expected, wanted.folder))
+            case.found.append(reproducing.reproduce(case.a, case.b, evidence, ranked, expected, wanted.folder))
 
 
 def _left_out(case: Case) -> list[Finding]:
@@ -344,6 +345,7 @@ def _findings(
     placed = _exact_places(evidence, outputs, codes) if explain and not found else {}
     found += [placed.get(f.where.output or "", f) if f.code == "N010" else f
               for f in reasons.output_findings(outputs, codes, evidence)]  # fmt: skip
+    found += unreached.unreached_weights(evidence, outputs) if explain else []
     found += reasons.lift_notes(evidence)
     if evidence.reconciled is not None:
         found += reasons.repair_notes(evidence.reconciled.repairs_b, "B")

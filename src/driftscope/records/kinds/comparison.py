@@ -100,8 +100,8 @@ class Comparison(Record):
 
     @property
     def functions_differ(self) -> bool:
-        """Whether some output has the same bits on these inputs although its function is another one."""
-        return any(f.code == "N016" for f in self.findings)
+        """Whether results agree on these inputs although the functions are not the same: other inputs part them."""
+        return any(f.code == "N016" or "unreached" in f.evidence for f in self.findings)
 
     @property
     def tolerance(self) -> Tolerance:
