@@ -15,10 +15,19 @@ setup(
     ext_modules=[
         Extension(
             "driftscope.accumulation._exact",
-            sources=[f"{NATIVE}/{name}.c" for name in ("exact", "fixed_order", "replay")],
+            sources=[f"{NATIVE}/{name}.c" for name in ("exact", "fixed_order", "layers", "replay")],
             depends=[
                 f"{NATIVE}/{name}.h"
-                for name in ("adds", "arithmetic", "blocks", "rounding", "superaccumulator", "tile")
+                for name in (
+                    "adds",
+                    "arithmetic",
+                    "blocks",
+                    "elementary",
+                    "products",
+                    "rounding",
+                    "superaccumulator",
+                    "tile",
+                )
             ],
             extra_compile_args=["-O2", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden"],
             libraries=["m"],

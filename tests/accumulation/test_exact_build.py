@@ -116,6 +116,9 @@ int driftscope_use(int);
 void driftscope_rows(int, int, int, const void *, const void *, int64_t, int64_t, int64_t, void *);
 void driftscope_layer_norm(int, const void *, const double *, const double *, double, int64_t, int64_t, void *);
 int driftscope_matmul(int, const void *, const void *, void *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
+void driftscope_elements(int, const float *, int64_t, float *);
+void driftscope_softmax(const float *, int64_t, int64_t, int, float *);
+void driftscope_row_norm(const float *, int64_t, int64_t, const float *, const float *, double, float *, float *);
 static uint64_t seed = 12345;
 static uint64_t next(void) { return seed = seed * 6364136223846793005u + 1442695040888963407u; }
 static void show(const char *what, const void *bytes, int count) {
@@ -151,6 +154,16 @@ int main(void) {
         driftscope_matmul(kind, x, x, out, 20, 30, 25, 30, 25, 1);
         show("matmul", out, 20 * 25 * (kind ? 4 : 8));
     }
+    float *in = (float *)x, *found = (float *)out, beside[6];
+    for (int i = 0; i < 999; i++) in[i] = (float)((double)(int64_t)next() * 0x1p-60);
+    for (int function = 0; function < 5; function++) {
+        driftscope_elements(function, in, 999, found);
+        show("elements", found, 999 * 4);
+    }
+    driftscope_softmax(in, 3, 333, 0, found);
+    show("softmax", found, 999 * 4);
+    driftscope_row_norm(in, 3, 333, in, in, 1e-5, found, beside);
+    show("row norm", found, 999 * 4);
     return 0;
 }
 """
@@ -162,7 +175,7 @@ _ARM = ("aarch64-linux-gnu-gcc", "qemu-aarch64-static")
 def test_arm_gives_the_same_bits(tmp_path):
     """The native sources for 64-bit Arm, run by qemu: sums, norms, variances, layer norms, products."""
     (tmp_path / "main.c").write_text(_ON_ANY_PROCESSOR)
-    sources = [str(NATIVE / f"{name}.c") for name in ("exact", "fixed_order", "replay")]
+    sources = [str(NATIVE / f"{name}.c") for name in ("exact", "fixed_order", "layers", "replay")]
     told = []
     for compiler, runner in (("gcc", []), (_ARM[0], [_ARM[1]])):
         target = tmp_path / compiler

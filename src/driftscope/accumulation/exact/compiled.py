@@ -12,7 +12,9 @@ import enum
 import functools
 import importlib.machinery
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 class Instructions(enum.IntEnum):
@@ -38,6 +40,15 @@ _SIGNATURES = {
     "driftscope_dots": ([_INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER], None),
 }
 
+#: What came later. A library built before it still serves for the rest; these layers then take the way without one.
+_LAYERS = {
+    "driftscope_products": ([_INT, *[_POINTER] * 4, *[_LONG] * 9], _INT),
+    "driftscope_elements": ([_INT, _POINTER, _LONG, _POINTER], None),
+    "driftscope_softmax": ([_POINTER, _LONG, _LONG, _INT, _POINTER], None),
+    "driftscope_row_norm": ([_POINTER, _LONG, _LONG, _POINTER, _POINTER, ctypes.c_double, _POINTER, _POINTER], None),
+    "driftscope_attention": ([*[_POINTER] * 4, *[_LONG] * 6, _POINTER, _POINTER], _INT),
+}
+
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
@@ -46,6 +57,21 @@ def library() -> ctypes.CDLL | None:
     None also when ``DRIFTSCOPE_NO_NATIVE=1`` is set at the first call; ``library.cache_clear()`` asks again.
     """
     return None if os.environ.get("DRIFTSCOPE_NO_NATIVE") == "1" else _opened()
+
+
+def layers() -> ctypes.CDLL | None:
+    """Return the compiled library if it has the layers of a fixed order, else None."""
+    native = library()
+    return native if native is not None and _declared(native) else None
+
+
+@functools.cache
+def _declared(native: ctypes.CDLL) -> bool:
+    try:
+        _declare(native, _LAYERS)
+    except AttributeError:
+        return False
+    return True
 
 
 def library_file() -> Path | None:
@@ -82,12 +108,16 @@ def _opened() -> ctypes.CDLL | None:
         return None
     try:
         opened = ctypes.CDLL(str(path))
-        for name, (arguments, result) in _SIGNATURES.items():
-            function = getattr(opened, name)
-            function.argtypes = arguments
-            function.restype = result
+        _declare(opened, _SIGNATURES)
     except (OSError, AttributeError):
         # Built for another machine, or left over from an older version: as good as not built.
         return None
     opened.driftscope_use(int(Instructions.AVX512))
     return opened
+
+
+def _declare(native: ctypes.CDLL, signatures: Mapping[str, tuple[Any, Any]]) -> None:
+    for name, (arguments, result) in signatures.items():
+        function = getattr(native, name)
+        function.argtypes = arguments
+        function.restype = result

@@ -1,7 +1,7 @@
 """Layers whose sums have a fixed order, written with the products, sums and exponentials of this folder.
 
 Each takes what torch's own operator takes and returns what it returns; inside a row nothing depends on the batch, the
-threads or the strides, because :func:`~driftscope.accumulation.exact.reductions.matmul` adds in one order.
+threads or the strides, because :func:`~driftscope.accumulation.exact.fixed.kernels.product` adds in one order.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from driftscope.accumulation.exact import reductions
+from driftscope.accumulation.exact.fixed import kernels
 from driftscope.accumulation.exact.layer_norm import rounded_once
 from driftscope.accumulation.exact.softmax import exponential
 from driftscope.errors import InputError
@@ -65,19 +66,28 @@ def convolution(
     return result if bias is None else result + bias.reshape(-1, *[1] * axes)
 
 
-def _of_patches(x: torch.Tensor, weight: torch.Tensor, stride: Sizes, dilation: Sizes, groups: int) -> torch.Tensor:
-    kernel, axes = weight.shape[2:], x.dim() - 2
+def patches(x: torch.Tensor, kernel: Sizes, stride: Sizes, dilation: Sizes, groups: int) -> torch.Tensor:
+    """Return the patches of an input that is padded already.
+
+    Returns
+    -------
+    Tensor, shape ``(rows, groups, channels of a group x kernel, *places)``
+    """
+    axes = x.dim() - 2
     for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation, strict=True), start=2):
         x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
-    rows, places = x.shape[0], x.shape[2 : 2 + axes]
-    # rows x groups x (channels of a group, kernel) x places
     order = (0, 1, *range(2 + axes, 2 + 2 * axes), *range(2, 2 + axes))
-    terms = weight.shape[1] * math.prod(kernel)
-    patches = x.permute(order).reshape(rows, groups, terms, math.prod(places))
+    terms = x.shape[1] // groups * math.prod(kernel)
+    return x.permute(order).reshape(x.shape[0], groups, terms, *x.shape[2 : 2 + axes])
+
+
+def _of_patches(x: torch.Tensor, weight: torch.Tensor, stride: Sizes, dilation: Sizes, groups: int) -> torch.Tensor:
+    found = patches(x, weight.shape[2:], stride, dilation, groups)
+    rows, _, terms, *places = found.shape
     outputs = weight.shape[0] // groups
     parts = [
-        reductions.matmul(weight[g * outputs : (g + 1) * outputs].reshape(outputs, terms).expand(rows, outputs, terms),
-                          patches[:, g])
+        kernels.product(weight[g * outputs : (g + 1) * outputs].reshape(outputs, terms).expand(rows, outputs, terms),
+                        found[:, g].flatten(2))
         for g in range(groups)
     ]  # fmt: skip
     return torch.cat(parts, 1).reshape(rows, weight.shape[0], *places)

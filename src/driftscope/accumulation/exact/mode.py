@@ -8,6 +8,7 @@ keep.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,30 +16,31 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.accumulation.exact import layers, pools, reductions
+from driftscope.accumulation.exact.fixed import gradients, kernels
 from driftscope.accumulation.exact.formats import STORED
 from driftscope.accumulation.exact.layer_norm import rounded_once
-from driftscope.accumulation.exact.softmax import softmax
 from driftscope.errors import InputError
 from driftscope.programs.pytrees import tree_leaves
 
 #: Operators without a tag that move, make, compare or select values and add none.
 _ADDS_NOTHING = frozenset(
     (
-        "_assert_async", "_local_scalar_dense", "_pin_memory", "_reshape_alias", "_to_copy", "_unique2",
-        "_unsafe_view", "adaptive_max_pool2d", "all", "amax", "amin", "aminmax", "any", "arange", "argmax",
-        "argmin", "argsort", "as_strided", "bernoulli", "broadcast_tensors", "bucketize", "cat", "clone",
-        "constant_pad_nd", "contiguous", "copy", "count_nonzero", "cummax", "cummin", "detach", "diag_embed",
-        "embedding", "empty", "empty_like", "empty_permuted", "empty_strided", "equal", "eye", "fill", "flip",
-        "full", "full_like", "gather", "index", "index_copy", "index_fill", "index_put", "index_select",
-        "is_nonzero", "is_pinned", "is_same_size", "isin", "item", "kthvalue", "lift", "lift_fresh",
-        "lift_fresh_copy", "masked_fill", "masked_scatter", "masked_select", "max", "max_pool2d_with_indices",
-        "max_pool3d_with_indices", "median", "min", "native_dropout", "new_empty", "new_empty_strided", "new_full",
-        "new_ones", "new_zeros", "nonzero", "normal", "one_hot", "ones", "ones_like", "put", "rand", "rand_like",
-        "randint", "randint_like", "randn", "randn_like", "random", "randperm", "repeat", "repeat_interleave",
-        "resize", "roll", "rot90", "scalar_tensor", "scatter", "searchsorted", "select_scatter", "set",
-        "slice_scatter", "sort", "split_with_sizes_copy", "squeeze", "stack", "t", "take", "topk", "transpose", "tril",
-        "tril_indices", "triu", "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "unsqueeze",
-        "where", "zero",
+        "_assert_async", "_local_scalar_dense", "_pin_memory", "_prelu_kernel", "_prelu_kernel_backward",
+        "_reshape_alias", "_to_copy", "_unique2", "_unsafe_view", "adaptive_max_pool2d", "all", "amax", "amin",
+        "aminmax", "any", "arange", "argmax", "argmin", "argsort", "as_strided", "bernoulli",
+        "broadcast_tensors", "bucketize", "cat", "clone", "constant_pad_nd", "contiguous", "copy",
+        "count_nonzero", "cummax", "cummin", "detach", "diag_embed", "diagonal_backward", "embedding", "empty",
+        "empty_like", "empty_permuted", "empty_strided", "equal", "eye", "fill", "flip", "full", "full_like",
+        "gather", "index", "index_copy", "index_fill", "index_put", "index_select", "is_nonzero", "is_pinned",
+        "is_same_size", "isin", "item", "kthvalue", "lift", "lift_fresh", "lift_fresh_copy", "masked_fill",
+        "masked_scatter", "masked_select", "max", "max_pool2d_with_indices", "max_pool3d_with_indices",
+        "median", "min", "native_dropout", "new_empty", "new_empty_strided", "new_full", "new_ones",
+        "new_zeros", "nll_loss2d_backward", "nll_loss_backward", "nonzero", "normal", "one_hot", "ones",
+        "ones_like", "put", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random",
+        "randperm", "repeat", "repeat_interleave", "resize", "roll", "rot90", "scalar_tensor", "scatter",
+        "searchsorted", "select_backward", "select_scatter", "set", "slice_backward", "slice_scatter", "sort",
+        "split_with_sizes_copy", "squeeze", "stack", "t", "take", "topk", "transpose", "tril", "tril_indices",
+        "triu", "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "unsqueeze", "where", "zero",
         "zeros", "zeros_like",
     )
 )  # fmt: skip
@@ -51,33 +53,41 @@ _INSTEAD = {
 
 
 def reproducible() -> TorchDispatchMode:
-    """Make a context in which torch's sums do not depend on order, threads, batch or device.
+    """Make a context in which torch's sums do not depend on batch, order of rows, threads, layout or device.
 
-    Inside, ``torch.sum``, ``mean``, ``var`` and ``layer_norm`` are those of ``ds.exact``; ``matmul``, ``mm``,
-    ``bmm``, ``addmm`` and ``linear`` are its sequential chains, to which the bias is then added; ``softmax`` divides
-    by an exact sum and has an exponential of its own, and so has ``log_softmax``. Convolutions are products with the
-    patches of their input, attention is its formula, ``cumsum`` adds in turn in float64, and BatchNorm in evaluation
-    mode is pointwise. Poolings by averages, embedding bags, GroupNorm, InstanceNorm, recurrent layers (LSTM, GRU,
-    RNN), norms of vectors, ``logsumexp``, ``std``, ``mse_loss`` and ``nll_loss`` are made of these.
+    Inside, ``torch.sum``, ``mean`` and ``var`` are those of ``ds.exact``; ``matmul``, ``mm``, ``bmm``, ``addmm`` and
+    ``linear`` are its sequential chains, to which the bias is then added. ``softmax`` adds its exponentials as
+    integers, so padding a row with -infinity changes no bit; ``layer_norm`` adds in sixteen lanes of float64; both have
+    a compiled kernel of their own, and so have attention, ``gelu``, ``silu``, ``sigmoid`` and ``tanh``. Convolutions
+    are products with the patches of their input, attention is its formula, ``cumsum`` adds in turn in float64, and
+    BatchNorm in evaluation mode is pointwise. Poolings by averages, embedding bags, GroupNorm, InstanceNorm, recurrent
+    layers (LSTM, GRU, RNN), norms of vectors, ``logsumexp``, ``std``, ``mse_loss`` and ``nll_loss`` are made of these;
+    ``index_add``, ``scatter_add`` and ``index_put`` add in the order of their terms.
+
+    A backward pass may run inside: its products and sums have a fixed order too. The gradient of a row's input then
+    does not depend on the other rows; the gradient of a weight is a sum over all of them, in their order.
 
     Returns
     -------
     context manager
-        To be entered with ``with``. What runs inside it may be called under autograd, but no backward pass may run
-        inside.
+        To be entered with ``with``. What is computed inside can also be differentiated outside, by torch's own kernels.
 
     Raises
     ------
     InputError
         Inside the context, for an operator that may add something and has no fixed order here (a
-        fused encoder layer, an interpolation, a product of all elements, ``scatter_add``, BatchNorm in train mode, any
-        backward pass); the message names it.
+        fused encoder layer, an interpolation, a product of all elements, BatchNorm in train mode, the backward pass of
+        an LSTM on oneDNN); the message names it.
 
     Notes
     -----
-    Functions of single elements (``exp``, ``tanh``, ``gelu``, ``silu``, ``pow``, ...) are torch's, evaluated in float64
-    and rounded once: its kernels round the last elements of a row otherwise than those before. Of float64 they are
-    torch's own, which another version, instruction set or place in a row can change in the last bit.
+    ``gelu``, ``silu``, ``sigmoid`` and ``tanh`` of float32 and narrower are fixed lists of float32 operations, with the
+    same bits on every machine. Other functions of single elements (``exp``, ``log``, ``pow``, ...) are torch's,
+    evaluated in float64 and rounded once: its kernels round the last elements of a row otherwise than those before. Of
+    float64 they are torch's own, which another version, instruction set or place in a row can change in the last bit.
+
+    torch adds the gradients of a tensor that is used three times in the order of its own graph, and its attention has
+    another graph where the last axis of an operand is not contiguous.
     """
     return _Reproducible()
 
@@ -90,11 +100,12 @@ class _Reproducible(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         given = dict(kwargs or {})
-        name = func._schema.name.removeprefix("aten::")
+        name, fixed = _order_of(func)
+        if fixed is None and _never_adds(func):
+            return func(*args, **given)
         floats = [leaf for leaf in tree_leaves((args, given)) if _is_inexact(leaf)]
         if not floats:
             return func(*args, **given)
-        fixed = _FIXED.get(name) or _pointwise(func, name)
         if fixed is not None and "out" not in given and all(_has_format(leaf) for leaf in floats):
             with torch.no_grad():
                 return fixed(*args, **given)
@@ -107,26 +118,53 @@ class _Reproducible(TorchDispatchMode):
 #: Functions of one element that torch's kernels round otherwise at the end of a row than inside it, or in a view.
 _IN_FLOAT64 = frozenset(
     (
-        "sigmoid", "tanh", "exp", "expm1", "exp2", "log", "log1p", "log2", "log10", "erf", "erfc", "gelu", "silu",
-        "mish", "elu", "celu", "selu", "softplus", "pow", "sin", "cos", "tan", "sinh", "cosh", "atan", "logit",
+        "exp", "expm1", "exp2", "log", "log1p", "log2", "log10", "erf", "erfc", "mish", "elu", "celu", "selu",
+        "softplus", "pow", "sin", "cos", "tan", "sinh", "cosh", "atan", "logit", "hardswish",
+        "sigmoid", "tanh", "gelu", "silu",  # of float64 itself
     )
 )  # fmt: skip
 
+#: Those with steps of their own in float32.
+_OWN = {"sigmoid": "sigmoid", "tanh": "tanh", "silu": "silu", "gelu": "gelu"}
 
-def _pointwise(func: Any, name: str) -> Callable[..., Any] | None:
-    """Evaluate a function of single elements in float64 and round once: the same bits wherever an element lies."""
-    if name.rstrip("_") not in _IN_FLOAT64:
+
+def _pointwise(name: str, func: Any) -> Callable[..., Any] | None:
+    """Evaluate a function of single elements so that it has the same bits wherever an element lies."""
+    plain = name.rstrip("_")
+    if plain in gradients.OF_ELEMENTS:
+        return functools.partial(gradients.of_elements, func)
+    if plain not in _IN_FLOAT64:
         return None
 
-    def wide(x: Any, *args: Any, **given: Any) -> Any:
+    def evaluated(x: Any, *args: Any, **given: Any) -> Any:
         if not isinstance(x, torch.Tensor) or x.dtype == torch.float64 or not x.is_floating_point():
             return func(x, *args, **given)
+        if plain in _OWN:
+            own = "gelu_of_tanh" if given.get("approximate") == "tanh" else _OWN[plain]
+            result = kernels.elements(own, x)
+            return x.copy_(result) if name.endswith("_") else result
         others = [a.double() if isinstance(a, torch.Tensor) else a for a in args]
         # A function in place writes into the float64 copy.
         result = func(x.double(), *others, **given)
         return x.copy_(rounded_once(result, x.dtype)) if name.endswith("_") else rounded_once(result, x.dtype)
 
-    return wide
+    return evaluated
+
+
+@functools.cache
+def _order_of(func: Any) -> tuple[str, Callable[..., Any] | None]:
+    """The name of an operator, and what stands in its place."""
+    name = func._schema.name.removeprefix("aten::")
+    return name, _FIXED.get(name) or _pointwise(name, func)
+
+
+@functools.cache
+def _never_adds(func: Any) -> bool:
+    """Whether an operator adds no two elements of its input, whatever its other arguments are."""
+    return torch.Tag.pointwise in func.tags or (
+        "reduce" not in func._overloadname
+        and any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+    )
 
 
 def _is_inexact(leaf: Any) -> bool:
@@ -140,13 +178,10 @@ def _has_format(leaf: torch.Tensor | torch.dtype) -> bool:
 
 
 def _adds_nothing(func: Any, name: str, args: Sequence[Any], given: Mapping[str, Any]) -> bool:
-    """Whether an operator adds no two elements of its input."""
-    if torch.Tag.pointwise in func.tags:
-        return True
+    """Whether a call adds no two elements of its input."""
     if "reduce" in func._overloadname or given.get("accumulate") or (name.startswith("index_put") and any(args[3:4])):
         return False
-    view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-    return view or name.rstrip("_") in _ADDS_NOTHING or name in _ADDS_NOTHING
+    return _never_adds(func) or name.rstrip("_") in _ADDS_NOTHING or name in _ADDS_NOTHING
 
 
 # --- what has a fixed order ------------------------------------------------------------------------------------------
@@ -169,13 +204,19 @@ def _var(x: torch.Tensor, dim: Any = None, *, correction: Any = None, keepdim: b
     return reductions.var(x, dim, correction=1 if correction is None else int(correction), keepdim=keepdim)
 
 
+def _product(a: torch.Tensor, b: torch.Tensor) -> Any:
+    return kernels.product(a, b)
+
+
 def _added(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """``beta * base + alpha * (a @ b)``, each operation rounded to the dtype by itself.
 
     torch turns a linear layer into this operator or into a product and a sum, depending on the strides of its input;
     so written, both have the same bits.
     """
-    result = reductions.matmul(a, b)
+    if alpha == beta == 1 and base.dim() == 1 and a.dim() == b.dim() == 2 and len(base) == b.shape[1]:
+        return kernels.product(a, b, base)
+    result = kernels.product(a, b)
     if alpha != 1:
         result = result * alpha
     if beta == 0:
@@ -184,58 +225,50 @@ def _added(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
-    return reductions.matmul(x, weight.t()) if bias is None else _added(bias, x, weight.t())
+    flat = kernels.product(x.reshape(-1, x.shape[-1]), weight.t(), bias)
+    return flat.reshape(*x.shape[:-1], len(weight))
 
 
 def _softmax(x: torch.Tensor, dim: int, half_to_float: bool = False) -> Any:
-    return softmax(x.float() if half_to_float else x, dim)
+    return kernels.softmax(x.float() if half_to_float else x, dim)
 
 
 def _safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
-    return softmax(x if dtype is None else x.to(dtype), dim, masked_rows_are_zero=True)
-
-
-def _layer_norm(x: torch.Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
-    """The three results of the native operator; the last two only serve a backward pass."""
-    axes = tuple(range(x.ndim - len(shape), x.ndim))
-    mean = reductions.mean(x, axes, True, dtype=torch.float64)
-    var = reductions.var(x, axes, correction=0, keepdim=True, dtype=torch.float64)
-    spread = rounded_once(1.0 / (var + eps).sqrt(), x.dtype)
-    return reductions.layer_norm(x, tuple(shape), weight, bias, eps), rounded_once(mean, x.dtype), spread
+    return kernels.softmax(x if dtype is None else x.to(dtype), dim, masked_rows_are_zero=True)
 
 
 def _attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, *,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, _dropout: float = 0.0, is_causal: bool = False, *,
     attn_mask: torch.Tensor | None = None, scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Take torch's plain formula, as torch itself does for other strides, and the logarithms of its sums.
+    """Attention as torch's plain formula has it for other strides, and the logarithms of its sums.
 
-    Only a backward pass reads the second; it computes the weights from it again.
+    Only a backward pass reads the second.
     """
-    plain = torch.ops.aten._scaled_dot_product_attention_math.default
-    with reproducible():
-        result, _ = plain.decompose(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
-    wide = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    _, sums = wide(query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
-    return result, sums
+    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
+    q, k, v = (t.to(wide) for t in (query, key, value))
+    mask = gradients.mask_of(attn_mask, is_causal, q, k)
+    found, statistics = kernels.attention(q, k, v, mask, gradients.scale_of(scale, q))
+    sums = statistics[..., 0] + statistics[..., 1].log()
+    return found.to(query.dtype), sums
 
 
 _FIXED: dict[str, Callable[..., Any]] = {
     "sum": _sum,
     "mean": _mean,
     "var": _var,
-    "mm": reductions.matmul,
-    "bmm": reductions.matmul,
-    "mv": reductions.matmul,
-    "dot": reductions.matmul,
-    "matmul": reductions.matmul,
+    "mm": _product,
+    "bmm": _product,
+    "mv": _product,
+    "dot": _product,
+    "matmul": _product,
     "addmm": _added,
     "addmv": _added,
     "baddbmm": _added,
     "linear": _linear,
     "_softmax": _softmax,
     "_safe_softmax": _safe_softmax,
-    "native_layer_norm": _layer_norm,
+    "native_layer_norm": kernels.layer_norm,
     "_log_softmax": layers.log_softmax,
     "cumsum": layers.cumulative_sum,
     "convolution": layers.convolution,
@@ -257,4 +290,5 @@ _FIXED: dict[str, Callable[..., Any]] = {
     "mse_loss": pools.squared_error,
     "nll_loss_forward": pools.likelihood_loss,
     "nll_loss2d_forward": pools.likelihood_loss,
+    **gradients.FIXED,
 }

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from driftscope.accumulation.exact import reductions
+from driftscope.accumulation.exact.fixed import kernels
+from driftscope.accumulation.exact.fixed.gathering import added_flat, positions
 from driftscope.accumulation.exact.layer_norm import rounded_once
 from driftscope.accumulation.exact.softmax import exponential
 from driftscope.errors import InputError
@@ -20,31 +23,71 @@ _LSTM = 2  # the mode of oneDNN's recurrent layers
 _EACH, _AVERAGE = 0, 1  # reductions of a loss
 
 
-def average_pool(
-    x: torch.Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
-) -> torch.Tensor:  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Which windows an average is taken over, in the words of torch's operator."""
+
+    kernel: Sizes
+    stride: Sizes = ()
+    padding: Sizes = (0,)
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor_override: int | None = None
+
+    def of(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the windows of the last axes, as many more axes at the end, and what each sum is divided by."""
+        axes = len(self.kernel)
+        stride, padding = (_each(s, axes) for s in (self.stride or self.kernel, self.padding))
+        counts, first = [], x.dim() - axes
+        edges: list[int] = []
+        for axis, (k, s, p) in enumerate(zip(self.kernel, stride, padding, strict=True), start=first):
+            n = x.shape[axis]
+            places = (n + 2 * p - k + (s - 1) * self.ceil_mode) // s + 1
+            places -= int(self.ceil_mode and (places - 1) * s >= n + p)
+            starts = torch.arange(places) * s - p
+            low, high = (starts, n + p) if self.count_include_pad else (starts.clamp(min=0), n)
+            counts.append((starts + k).clamp(max=high) - low)
+            edges = [p, max((places - 1) * s + k - n - p, 0), *edges]
+        found = torch.nn.functional.pad(x, edges)
+        for axis, (k, s, c) in enumerate(zip(self.kernel, stride, counts, strict=True), start=first):
+            found = found.unfold(axis, k, s).narrow(axis, 0, len(c))
+        by = torch.ones((), dtype=torch.float64) * (self.divisor_override or 1)
+        for axis, count in enumerate(counts if self.divisor_override is None else ()):
+            by = by * count.double().reshape(-1, *[1] * (axes - 1 - axis))
+        return found, by.to(x.device)
+
+
+def average_pool(x: torch.Tensor, *asked: Any, **given: Any) -> torch.Tensor:
     """Add each window exactly, and divide once; over as many last axes as the kernel has."""
-    axes = len(kernel)
-    stride, padding = (_each(s, axes) for s in (stride or kernel, padding))
-    counts, first = [], x.dim() - axes
-    edges: list[int] = []
-    for axis, (k, s, p) in enumerate(zip(kernel, stride, padding, strict=True), start=first):
-        n = x.shape[axis]
-        places = (n + 2 * p - k + (s - 1) * ceil_mode) // s + 1
-        places -= int(ceil_mode and (places - 1) * s >= n + p)
-        starts = torch.arange(places) * s - p
-        low, high = (starts, n + p) if count_include_pad else (starts.clamp(min=0), n)
-        counts.append((starts + k).clamp(max=high) - low)
-        edges = [p, max((places - 1) * s + k - n - p, 0), *edges]
-    windows = torch.nn.functional.pad(x, edges)
-    for axis, (k, s, c) in enumerate(zip(kernel, stride, counts, strict=True), start=first):
-        windows = windows.unfold(axis, k, s).narrow(axis, 0, len(c))
-    total = reductions.sum(windows.flatten(-axes), -1, dtype=torch.float64)
-    by = torch.ones((), dtype=torch.float64) * (divisor_override or 1)
-    for axis, count in enumerate(counts if divisor_override is None else ()):
-        by = by * count.double().reshape(-1, *[1] * (axes - 1 - axis))
-    return rounded_once(total / by.to(x.device), x.dtype)
+    found = Windows(*asked, **given)
+    windows, by = found.of(x)
+    total = reductions.sum(windows.flatten(-len(found.kernel)), -1, dtype=torch.float64)
+    return rounded_once(total / by, x.dtype)
+
+
+def average_pool_backward(grad: torch.Tensor, x: torch.Tensor, *asked: Any, **given: Any) -> torch.Tensor:
+    """Give each element the gradients of its windows, one after the other."""
+    found = Windows(*asked, **given)
+    axes = len(found.kernel)
+    # Numbered from one: zero is the padding.
+    at, by = found.of((positions(x.shape, x.device) + 1).double())
+    shares = (grad.double() / by).reshape(*grad.shape, *[1] * axes).expand(at.shape)
+    inside = at > 0
+    zeros = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    return rounded_once(added_flat(zeros, at[inside].long() - 1, shares[inside]), x.dtype)
+
+
+def adaptive_average_pool_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Give each element the gradients of the windows it is in, window after window."""
+    axes = grad.dim() - 2 if grad.dim() > 3 else 2
+    total = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    lines = grad.double().flatten(-axes).unbind(-1)
+    for window, line in zip(_adaptive_windows(x.shape[-axes:], grad.shape[-axes:]), lines, strict=True):
+        place: tuple[Any, ...] = (..., *window)
+        part = total[place]
+        count = part.shape[-axes:].numel()
+        part += (line / count).reshape(*line.shape, *[1] * axes)
+    return rounded_once(total, x.dtype)
 
 
 def _each(sizes: Sizes, axes: int) -> tuple[int, ...]:
@@ -53,11 +96,15 @@ def _each(sizes: Sizes, axes: int) -> tuple[int, ...]:
 
 def adaptive_average_pool(x: torch.Tensor, output: Sizes) -> torch.Tensor:
     """Average exactly over the windows that torch divides the last axes into."""
-    sizes, axes = x.shape[-len(output) :], tuple(range(-len(output), 0))
-    spans = [[(i * n // m, -(-(i + 1) * n // m)) for i in range(m)] for n, m in zip(sizes, output, strict=True)]
-    windows: list[tuple[Any, ...]] = [tuple(slice(*span) for span in spanned) for spanned in itertools.product(*spans)]
-    parts = [reductions.mean(x[(..., *window)], axes) for window in windows]
+    axes = tuple(range(-len(output), 0))
+    windows: list[tuple[Any, ...]] = [(..., *w) for w in _adaptive_windows(x.shape[-len(output) :], output)]
+    parts = [reductions.mean(x[window], axes) for window in windows]
     return torch.stack(parts, -1).reshape(*x.shape[: -len(output)], *output)
+
+
+def _adaptive_windows(sizes: Sizes, output: Sizes) -> list[tuple[slice, ...]]:
+    spans = [[(i * n // m, -(-(i + 1) * n // m)) for i in range(m)] for n, m in zip(sizes, output, strict=True)]
+    return [tuple(slice(*span) for span in spanned) for spanned in itertools.product(*spans)]
 
 
 def embedding_bag(
@@ -112,10 +159,10 @@ def lstm_layer(
     if batch_sizes or mode != _LSTM:
         raise InputError("ds.reproducible() has no fixed order for packed sequences in oneDNN: unpack them.")
     h, c = hidden.reshape(hidden.shape[-2:]), cell.reshape(cell.shape[-2:])
-    given = reductions.matmul(x, inner.t())
+    given = kernels.product(x, inner.t())
     given, steps = (given + inner_bias if has_biases else given), []
     for step in range(len(x) - 1, -1, -1) if reverse else range(len(x)):
-        gates = given[step] + reductions.matmul(h, outer.t())
+        gates = given[step] + kernels.product(h, outer.t())
         i, f, g, o = (gates + outer_bias if has_biases else gates).double().chunk(4, -1)
         wide = _sigmoid(f) * c.double() + _sigmoid(i) * _tanh(g)
         c, h = rounded_once(wide, x.dtype), rounded_once(_sigmoid(o) * _tanh(wide), x.dtype)

@@ -9,16 +9,9 @@
 #include <string.h>
 
 #include "arithmetic.h"
+#include "products.h"
 
 enum { DEPTH = 256, WIDTH = 256, SPARE = 64 };
-
-typedef struct {
-    const void *a, *b;
-    void *c;
-    int64_t rows, depth, columns;
-    int64_t a_row;           /* elements between rows of a; its columns are adjacent */
-    int64_t b_row, b_column; /* elements between rows and between columns of b */
-} product;
 
 #if ON_X86
 #define TARGET __attribute__((target("avx512f")))
@@ -96,28 +89,54 @@ typedef struct {
 #define SCALAR_FMA(x, y, z) fma(x, y, z)
 #include "tile.h"
 
+static void without_terms(int kind, const product *p) {
+    size_t line = (size_t)p->columns * (kind ? sizeof(float) : sizeof(double));
+    for (int64_t i = 0; i < p->rows; i++) {
+        void *row = (char *)p->c + (size_t)i * line;
+        if (p->bias) memcpy(row, p->bias, line);
+        else memset(row, 0, line);
+    }
+}
+
+int fused_multiply(int kind, const product *p) {
+    if (p->depth == 0) {
+        without_terms(kind, p);
+        return 0;
+    }
+    int64_t width = p->columns < WIDTH ? p->columns : WIDTH, deep = p->depth < DEPTH ? p->depth : DEPTH;
+    void *packed = malloc((size_t)((width + SPARE) * deep) * (kind ? sizeof(float) : sizeof(double)));
+    if (!packed) return 1;
+    int level = driftscope_level();
+#if ON_X86
+    if (level == AVX512 && kind) fused_multiply_float32_avx512(p, packed);
+    if (level == AVX512 && !kind) fused_multiply_float64_avx512(p, packed);
+    if (level == AVX2 && kind) fused_multiply_float32_avx2(p, packed);
+    if (level == AVX2 && !kind) fused_multiply_float64_avx2(p, packed);
+#endif
+    if (level == PLAIN && kind) fused_multiply_float32_plain(p, packed);
+    if (level == PLAIN && !kind) fused_multiply_float64_plain(p, packed);
+    free(packed);
+    return 0;
+}
+
+/* `batch` products, each operand `a_batch` and `b_batch` elements after the one before; every c is contiguous. */
+EXPORT int driftscope_products(int kind, const void *a, const void *b, const void *bias, void *c, int64_t batch,
+                               int64_t rows, int64_t depth, int64_t columns, int64_t a_batch, int64_t a_row,
+                               int64_t b_batch, int64_t b_row, int64_t b_column) {
+    int64_t size = kind ? (int64_t)sizeof(float) : (int64_t)sizeof(double);
+    arithmetic before = set_arithmetic();
+    int failed = 0;
+    for (int64_t i = 0; i < batch && !failed; i++) {
+        product p = {(const char *)a + i * a_batch * size, (const char *)b + i * b_batch * size, bias,
+                     (char *)c + i * rows * columns * size, rows, depth, columns, a_row, b_row, b_column};
+        failed = fused_multiply(kind, &p);
+    }
+    restore_arithmetic(before);
+    return failed;
+}
+
 /* kind: 0 for double, 1 for float. Returns 0, or 1 when there is no memory to work in. */
 EXPORT int driftscope_matmul(int kind, const void *a, const void *b, void *c, int64_t rows, int64_t depth,
                              int64_t columns, int64_t a_row, int64_t b_row, int64_t b_column) {
-    const product p = {a, b, c, rows, depth, columns, a_row, b_row, b_column};
-    if (depth == 0) {
-        memset(c, 0, (size_t)(rows * columns) * (kind ? sizeof(float) : sizeof(double)));
-        return 0;
-    }
-    int64_t width = columns < WIDTH ? columns : WIDTH, deep = depth < DEPTH ? depth : DEPTH;
-    void *packed = malloc((size_t)((width + SPARE) * deep) * (kind ? sizeof(float) : sizeof(double)));
-    if (!packed) return 1;
-    arithmetic before = set_arithmetic();
-    int level = driftscope_level();
-#if ON_X86
-    if (level == AVX512 && kind) fused_multiply_float32_avx512(&p, packed);
-    if (level == AVX512 && !kind) fused_multiply_float64_avx512(&p, packed);
-    if (level == AVX2 && kind) fused_multiply_float32_avx2(&p, packed);
-    if (level == AVX2 && !kind) fused_multiply_float64_avx2(&p, packed);
-#endif
-    if (level == PLAIN && kind) fused_multiply_float32_plain(&p, packed);
-    if (level == PLAIN && !kind) fused_multiply_float64_plain(&p, packed);
-    restore_arithmetic(before);
-    free(packed);
-    return 0;
+    return driftscope_products(kind, a, b, NULL, c, 1, rows, depth, columns, 0, a_row, 0, b_row, b_column);
 }

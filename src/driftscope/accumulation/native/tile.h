@@ -6,7 +6,7 @@
  */
 
 TARGET static void NAME(tile)(const REAL *a, int64_t a_row, const REAL *b, REAL *c, int64_t c_row, int64_t depth,
-                              int first) {
+                              int first, const REAL *bias) {
     VECTOR sum[ROWS][2];
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
@@ -25,7 +25,10 @@ TARGET static void NAME(tile)(const REAL *a, int64_t a_row, const REAL *b, REAL 
 #pragma GCC unroll 12
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
-        for (int v = 0; v < 2; v++) STORE(c + r * c_row + v * LANES, sum[r][v]);
+        for (int v = 0; v < 2; v++) {
+            if (bias) sum[r][v] = sum[r][v] + LOAD(bias + v * LANES);
+            STORE(c + r * c_row + v * LANES, sum[r][v]);
+        }
 }
 
 /* Columns [start, start + 2 * LANES) of `depth` rows of b side by side, zeros beyond the last column. */
@@ -46,12 +49,13 @@ TARGET static void NAME(pack)(const REAL *b, int64_t row, int64_t column, int64_
 
 /* A tile that reaches over the edge of the result: computed beside it, and the inside copied. */
 TARGET static void NAME(edge)(const REAL *a, int64_t a_row, const REAL *b, REAL *c, int64_t c_row, int64_t depth,
-                              int first, int64_t rows, int64_t columns) {
-    REAL inside[ROWS * 2 * LANES] = {0};
+                              int first, const REAL *bias, int64_t rows, int64_t columns) {
+    REAL inside[ROWS * 2 * LANES] = {0}, beside[2 * LANES] = {0};
+    if (bias) memcpy(beside, bias, sizeof(REAL) * (size_t)columns);
     if (!first)
         for (int64_t r = 0; r < rows; r++)
             memcpy(inside + r * 2 * LANES, c + r * c_row, sizeof(REAL) * (size_t)columns);
-    NAME(tile)(a, a_row, b, inside, 2 * LANES, depth, first);
+    NAME(tile)(a, a_row, b, inside, 2 * LANES, depth, first, bias ? beside : NULL);
     for (int64_t r = 0; r < rows; r++) memcpy(c + r * c_row, inside + r * 2 * LANES, sizeof(REAL) * (size_t)columns);
 }
 
@@ -78,6 +82,9 @@ TARGET static void NAME(thin)(const product *p) {
                 for (int64_t k = 0; k < count; k++) line[j] = SCALAR_FMA(factors[k], lines[k * p->b_row + j], line[j]);
         }
     }
+    const REAL *bias = p->bias;
+    for (int64_t i = 0; bias && i < p->rows; i++)
+        for (int64_t j = 0; j < p->columns; j++) c[i * p->columns + j] += bias[j];
 }
 
 /* c = a b. `packed` holds DEPTH x WIDTH elements and a few to spare. */
@@ -109,10 +116,11 @@ TARGET static void NAME(multiply)(const product *p, REAL *packed) {
                     int64_t columns = width - j < 2 * LANES ? width - j : 2 * LANES;
                     const REAL *panel = packed + j * depth;
                     REAL *out = c + i * p->columns + left + j;
+                    const REAL *bias = p->bias && start + depth == p->depth ? (const REAL *)p->bias + left + j : NULL;
                     if (rows == ROWS && columns == 2 * LANES)
-                        NAME(tile)(factors, a_row, panel, out, p->columns, depth, start == 0);
+                        NAME(tile)(factors, a_row, panel, out, p->columns, depth, start == 0, bias);
                     else
-                        NAME(edge)(factors, a_row, panel, out, p->columns, depth, start == 0, rows, columns);
+                        NAME(edge)(factors, a_row, panel, out, p->columns, depth, start == 0, bias, rows, columns);
                 }
             }
         }
