@@ -24,7 +24,7 @@ _EACH, _AVERAGE = 0, 1  # reductions of a loss
 
 
 @dataclass(frozen=True, slots=True)
-class Windows:
+class AveragedWindows:
     """Which windows an average is taken over, in the words of torch's operator."""
 
     kernel: Sizes
@@ -59,7 +59,7 @@ class Windows:
 
 def average_pool(x: torch.Tensor, *asked: Any, **given: Any) -> torch.Tensor:
     """Add each window exactly, and divide once; over as many last axes as the kernel has."""
-    found = Windows(*asked, **given)
+    found = AveragedWindows(*asked, **given)
     windows, by = found.of(x)
     total = reductions.sum(windows.flatten(-len(found.kernel)), -1, dtype=torch.float64)
     return rounded_once(total / by, x.dtype)
@@ -67,7 +67,7 @@ def average_pool(x: torch.Tensor, *asked: Any, **given: Any) -> torch.Tensor:
 
 def average_pool_backward(grad: torch.Tensor, x: torch.Tensor, *asked: Any, **given: Any) -> torch.Tensor:
     """Give each element the gradients of its windows, one after the other."""
-    found = Windows(*asked, **given)
+    found = AveragedWindows(*asked, **given)
     axes = len(found.kernel)
     # Numbered from one: zero is the padding.
     at, by = found.of((positions(x.shape, x.device) + 1).double())
