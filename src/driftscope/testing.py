@@ -27,6 +27,7 @@ from driftscope.programs.protocol import InputsLike, ProgramLike
 from driftscope.programs.value_trees import flatten
 from driftscope.records.listeners import listeners
 from driftscope.records.verdict import FailOn, FailOnName
+from driftscope.records.words import floors
 
 __all__ = ["assert_close", "assert_invariant", "assert_same", "assert_transforms", "max_diff"]
 
@@ -319,10 +320,10 @@ def _sizes(drift: Drift) -> str:
 def _in_floors(rms: float, floor: float | None) -> str:
     if not floor:
         return ""
-    floors = rms / (math.sqrt(2.0) * floor)
-    ordinary = floors <= THRESHOLDS.rounding
+    drift = rms / (math.sqrt(2.0) * floor)
+    ordinary = drift <= THRESHOLDS.rounding
     words = "ordinary rounding for this value" if ordinary else "more than its rounding explains"
-    return f" = {floors:.3g} floors (noise floor {floor:.3g}): {words}"
+    return f" = {floors(drift, 3)} (noise floor {floor:.3g}): {words}"
 
 
 def _next_step(found: list[Mismatch], floor: Floor | None) -> str:

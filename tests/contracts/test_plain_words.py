@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import driftscope
 import record_examples
+from driftscope.records import words
 from driftscope.records.kinds.output import Side
 from driftscope.records.verdict import Verdict
 from driftscope.report import wording
@@ -76,6 +78,64 @@ def test_the_pages_of_the_codes_hold_none_either() -> None:
 )  # fmt: skip
 def test_the_checker_sees_what_it_should(text: str, fine: bool) -> None:
     assert (not stumbling(text)) is fine
+
+
+#: Nouns that sentences count, and the rooms whose sentences people read.
+COUNTED = re.compile(r" (?:[a-z]+ )?(calls|cells|columns|elements|examples|findings|floors|nodes|outputs|pairs|rows|"
+                     r"shapes|tables|tensors|values)\b")  # fmt: skip
+SPOKEN = ("comparison", "demo", "explain", "invariance", "records", "report", "shapes", "studies", "transforms")
+#: Never one: a limit of ours, several by construction, or a name before a verb.
+NEVER_ONE = {"t.tie", "_MOST_CELLS", "_MOST_VALUES", "MOST_VALUES", "len(cut.nodes)", "len(names)", "len(found)", "number(rounding)",
+             "len(known)"}  # fmt: skip
+
+
+def uncounted(source: str) -> list[str]:
+    """Return what a file prints as a number before a plural, so that it reads "1 rows" one day."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        parts = node.values if isinstance(node, ast.JoinedStr) else []
+        for value, after in itertools.pairwise(parts):
+            if isinstance(value, ast.FormattedValue) and isinstance(after, ast.Constant):
+                name = ast.unparse(value.value)
+                number = not re.search(r"(counted|part_of|name|weights|side|worst\['name'\])|'", name) or "len(" in name
+                if COUNTED.match(str(after.value)) and number and name not in NEVER_ONE:
+                    found.append(f"{value.lineno}: {{{name}}}{after.value[:30]}")
+    return found
+
+
+@pytest.mark.parametrize("room", SPOKEN)
+def test_a_number_before_a_noun_agrees_with_it(room: str) -> None:
+    files = sorted((PACKAGE / room).rglob("*.py"))
+    found = [f"{path.relative_to(PACKAGE)}:{hit}" for path in files for hit in uncounted(path.read_text("utf-8"))]
+    assert not found, "use counted() or floors() of records.words:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(("source", "seen"), [
+    ("f'{len(rows)} rows of it'", True), ("f'{value:.2g} floors'", True), ("f'{n} stored tensors'", True),
+    ("f'{counted(n, \"row\")} of it'", False), ("f'{name} holds rows'", False), ("f'{n} of them'", False),
+])  # fmt: skip
+def test_the_checker_of_numbers_sees_what_it_should(source: str, seen: bool) -> None:
+    assert bool(uncounted(source)) is seen
+
+
+def test_numbers_agree_with_their_nouns() -> None:
+    assert [words.counted(n, "axis", "axes") for n in (0, 1, 2)] == ["0 axes", "1 axis", "2 axes"]
+    assert [words.all_of(n, "row") for n in (1, 2)] == ["the one row", "all 2 rows"]
+    assert [words.part_of(n, 3, "pair", "differs", "differ") for n in (1, 2)] == [
+        "1 of 3 pairs differs",
+        "2 of 3 pairs differ",
+    ]
+    assert [words.floors(v) for v in (1.0, 0.999, 1.04, 0.0, 0.68, 250.4)] == [
+        "1 floor", "1 floor", "1 floor", "0 floors", "0.68 floors", "250 floors"]  # fmt: skip
+    assert [words.percent(v) for v in (0.0, 1e-9, 0.004, 0.5, 0.999, 1.0)] == [
+        "0%", "under 1%", "under 1%", "50%", "over 99%", "100%"]  # fmt: skip
+
+
+@given(share=st.floats(0.0, 1.0), digits=st.integers(0, 2))
+def test_a_share_is_nothing_or_everything_only_where_it_is(share: float, digits: int) -> None:
+    said = words.percent(share, digits)
+    assert (float(said.rstrip("%")) == 0.0 if said[0].isdigit() else False) == (share == 0.0)
+    assert (said.startswith("100")) == (share == 1.0)
 
 
 sizes = st.floats(1e-12, 1e3)

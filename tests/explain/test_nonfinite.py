@@ -91,5 +91,5 @@ def test_a_kernel_that_leaves_the_range_on_the_way_is_told_from_a_result_that_do
     found = origin_findings(Evidence(side, side, [(0, 0)]), leaves, ([right], [early]))
     serious = [f for f in found if not f.note]
     assert [f.code for f in serious] == ["R003"]
-    assert serious[0].what.startswith("B returns NaN or infinity at 1 elements")
+    assert serious[0].what.startswith("B returns NaN or infinity at 1 element")
     assert {f.code for f in found if f.note} == {"N017"}

@@ -34,7 +34,7 @@ def test_names_win_over_order():
     [
         ({"z": X}, "has no input 'z'; it takes x float32[2, 3], and was given z float32[2, 3]"),
         ({}, "0 were given, nothing"),
-        ((X, X), "takes 1 inputs"),
+        ((X, X), "takes 1 input,"),
         (X.double(), "is float32, but float64 was given"),
         (X.half(), "is float32, but float16 was given"),
         (X[0], "has 2 dimensions"),

@@ -23,6 +23,7 @@ from driftscope.numerics.trees.naming import Term, describe, spine_words
 from driftscope.numerics.trees.replay import SumArithmetic, numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
 from driftscope.records.kinds.accumulation import AccumulationRecord, OtherOrder, Replayed
+from driftscope.records.words import counted
 
 _MEANS = {
     "divide": "the sum divided by n",
@@ -201,7 +202,7 @@ class Accumulation:
                 if rows.any():
                     out[rows, j] = replayed(one.tree, x[rows], one.arithmetic, one.output, weights)
         if not known.all():
-            raise InputError(f"the order of {int((~known).sum())} of {known.size} elements is not known")
+            raise InputError(f"the order of {int((~known).sum())} of {counted(known.size, 'element')} is not known")
         return out[:, 0] if w is None else out
 
     def draw(self, path: str | FilePath) -> FilePath:
@@ -299,7 +300,8 @@ class Accumulation:
                 *(f"  {'map' if not i else '':12} {line}" for i, line in enumerate(map_lines(self.classes))),
                 f"  depth        {self.depth} additions in a row, of {self.tree.additions}",
                 f"  verified     {self.verified}",
-                f"  asked        {self.calls} calls, {self.rows} rows, {self.seconds * 1e3:.3g} ms",
+                f"  probed       {counted(self.calls, 'call')}, {counted(self.rows, 'row')},"
+                f" {self.seconds * 1e3:.3g} ms",
             )
         )
 

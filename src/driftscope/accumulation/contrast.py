@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from driftscope.errors import InputError
+from driftscope.records.words import counted
 
 if TYPE_CHECKING:
     from driftscope.accumulation.answer import Accumulation
@@ -31,8 +32,8 @@ def contrast(a: Accumulation, b: Accumulation) -> str:
     shared = np.intersect1d(a.tree.groups, b.tree.groups).size - 1
     depths = f"{a.depth} and {b.depth}" if a.depth != b.depth else f"{a.depth} in both"
     second = (
-        f"Of their {a.tree.additions} and {b.tree.additions} partial sums {shared} are the same besides the total, the"
-        f" longest chains of additions are {depths}, and {_arithmetic(a, b)}."
+        f"Of their {a.tree.additions} and {counted(b.tree.additions, 'partial sum')} {shared} are the same besides the"
+        f" total, the longest chains of additions are {depths}, and {_arithmetic(a, b)}."
     )
     return f"{first} {second}"
 
@@ -51,8 +52,9 @@ def difference(a: Accumulation, b: Accumulation) -> tuple[str, str] | None:
         what = f"adds {a.n} terms in another order than A: {b.family} here, {a.family} there"
         shared = np.intersect1d(a.tree.groups, b.tree.groups).size - 1
         why = (
-            f"Of {b.tree.additions} partial sums {shared} are the same besides the total, the longest chains of"
-            f" additions are {b.depth} here and {a.depth} there, and {_arithmetic(b, a)}. Other orders round otherwise."
+            f"Of {counted(b.tree.additions, 'partial sum')} {shared} are the same besides the total, the longest chains"
+            f" of additions are {b.depth} here and {a.depth} there, and {_arithmetic(b, a)}. Other orders round"
+            " otherwise."
         )
         return what, why
     if a.accumulator != b.accumulator:

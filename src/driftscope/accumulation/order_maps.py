@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from driftscope.records.words import counted
+
 Mask = npt.NDArray[np.bool_]
 _MOST_LINES = 12
 _COLOURS = (
@@ -68,7 +70,9 @@ def map_lines(classes: Sequence[Ordered]) -> list[str]:
         else:
             lines.append(f"{rows}: " + ", ".join(f"{name} in {_span('column', a, b)}" for name, a, b in parts))
     more = len(lines) - _MOST_LINES
-    return lines if more <= 0 else [*lines[:_MOST_LINES], f"and {more} more lines: draw() shows the whole map"]
+    return (
+        lines if more <= 0 else [*lines[:_MOST_LINES], f"and {counted(more, 'more line')}: draw() shows the whole map"]
+    )
 
 
 def draw_map(classes: Sequence[Ordered], left: float, top: float) -> tuple[list[str], float]:

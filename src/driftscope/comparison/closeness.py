@@ -20,6 +20,7 @@ from driftscope.comparison.measuring.operands import operand
 from driftscope.comparison.measuring.pieces import pieces, same_bits
 from driftscope.errors import InputError
 from driftscope.records.paths import Path
+from driftscope.records.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def _compare(actual: Any, expected: Any, rules: Rules, path: Path) -> Mismatch |
     beyond = sum(_beyond(p, q, rtol, atol, rules.equal_nan) for _, p, q in pieces(x, y))
     if not beyond:
         return None
-    what = f"{beyond} of {x.numel()} elements beyond {_bound(rtol, atol)}"
+    what = f"{beyond} of {counted(x.numel(), 'element')} beyond {_bound(rtol, atol)}"
     return Mismatch(path, what, measure(y, x), beyond, operand(y).dtype)
 
 

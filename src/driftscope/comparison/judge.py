@@ -14,6 +14,7 @@ from typing import Any
 from driftscope.comparison.measuring.spread import Ratio
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.records.verdict import Verdict
+from driftscope.records.words import floors
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +266,7 @@ def _floors(rho: Ratio) -> str:
         return "a difference that rounding cannot make"
     place = "" if rho.place == "tensor" else f" ({rho.place})"
     value = rho.whole if rho.place == "tensor" and not math.isnan(rho.whole) else rho.value
-    return f"{value:.2g} floors{place}"
+    return f"{floors(value)}{place}"
 
 
 _RULES: tuple[Rule, ...] = (

@@ -10,6 +10,7 @@ from driftscope.comparison.measuring.metrics import Drift, measure
 from driftscope.comparison.measuring.operands import Operand, operand
 from driftscope.comparison.pairing import Pairing, pair_leaves
 from driftscope.records.paths import Path
+from driftscope.records.words import agreeing, all_of, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +165,17 @@ def _differences(
     if drift.differing > drift.special_differ:
         found.append(("value", value_words(drift)))
     if drift.all_nan:
-        found.append(("same", f"all {drift.count} elements are NaN on both sides"))
+        found.append(
+            ("same", f"{all_of(drift.count, 'element')} {agreeing(drift.count, 'is', 'are')} NaN on both sides")
+        )
     if not drift.same_bits and drift.same_values and dtypes[0] == dtypes[1]:
-        found.append(("same", f"{drift.mismatched} of {drift.count} elements have equal values in different bits"))
+        found.append(("same", _equal_words(drift)))
     return found
+
+
+def _equal_words(drift: Drift) -> str:
+    has = agreeing(drift.mismatched, "has an equal value", "have equal values")
+    return f"{drift.mismatched} of {counted(drift.count, 'element')} {has} in different bits"
 
 
 def special_words(drift: Drift) -> str:
@@ -175,13 +183,13 @@ def special_words(drift: Drift) -> str:
     parts = [f"NaN in {side} only: {n}" for side, n in (("A", drift.nan_a), ("B", drift.nan_b)) if n]
     if drift.inf_differ:
         parts.append(f"infinity against another value: {drift.inf_differ}")
-    return f"{', '.join(parts)} of {drift.count} elements"
+    return f"{', '.join(parts)} of {counted(drift.count, 'element')}"
 
 
 def value_words(drift: Drift) -> str:
     """Say how many values differ, by how much and where."""
     count = drift.differing - drift.special_differ
-    words = f"{count} of {drift.count} elements differ"
+    words = f"{count} of {counted(drift.count, 'element')} {agreeing(count, 'differs', 'differ')}"
     if drift.max_abs:
         words += f", by up to {drift.max_abs:.3g}"
     if drift.worst_index is not None and drift.worst_values is not None:

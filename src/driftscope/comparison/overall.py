@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict, worst
+from driftscope.records.words import counted
 
 
 def overall_verdict(outputs: Sequence[OutputRecord]) -> Verdict:
@@ -28,7 +29,7 @@ def overall_reason(outputs: Sequence[OutputRecord], verdict: Verdict) -> str:
     if len(outputs) == 1:
         return first.reason
     alike = sum(o.verdict is verdict for o in outputs)
-    return f"{first.path}: {first.reason} ({alike} of {len(outputs)} outputs {verdict})"
+    return f"{first.path}: {first.reason} ({alike} of {counted(len(outputs), 'output')} {verdict})"
 
 
 def _function_differs(output: OutputRecord) -> bool:

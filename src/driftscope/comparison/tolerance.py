@@ -44,8 +44,10 @@ def suggest_tolerance(noises: Sequence[torch.Tensor], formats: tuple[str, str], 
     largest = max(float(n.abs().max()) for n in noises) * math.sqrt(len(noises))
     deviations = max(math.sqrt(2.0 * math.log(max(count, 2))) + 1.0, largest / floor)
     atol = round_up(_MARGIN * deviations * floor)
+    # A scalar has one error, and what is expected of it has no largest.
+    farthest = f"the largest of {count:,} rounding errors" if count > 1 else "its largest rounding error"
     reason = (
-        f"the floor of {words} is {floor:.1e} here and the largest of {count:,} rounding errors about "
+        f"the floor of {words} is {floor:.1e} here and {farthest} about "
         f"{deviations:.1f} times that; rtol is two roundings"
     )
     return Tolerance(round_up(2.0 * roundoff), atol, reason)

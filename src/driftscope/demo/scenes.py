@@ -16,6 +16,7 @@ from driftscope.inquiry import compare
 from driftscope.programs.feeding.feeds import make_inputs
 from driftscope.programs.loading.load import load_program
 from driftscope.records.kinds.comparison import Comparison
+from driftscope.records.words import agreeing, counted
 
 OPSET = 20  # the first with a Gelu operator; every onnxruntime we support loads it
 GUILTY_BLOCK = 1  # the block whose LayerNormalization or Gelu is broken in scene two: the middle one of three
@@ -153,9 +154,13 @@ def _play(title: str, model: nn.Module, file: onnx.ModelProto, images: Tensor, l
     comparison = compare(model, file, make_inputs({"images": batches[0]}))
     before, after = accuracy(expected, labels), accuracy(got, labels)
     moved = int((expected.argmax(dim=-1) != got.argmax(dim=-1)).sum())
-    classified = "every digit is classified the same" if not moved else f"{moved} digits are classified otherwise"
+    classified = (
+        "every digit is classified the same"
+        if not moved
+        else f"{counted(moved, 'digit')} {agreeing(moved, 'is', 'are')} classified otherwise"
+    )
     comment = (
-        f"{comparison.verdict}: on {len(labels)} digits {classified} "
+        f"{comparison.verdict}: on {counted(len(labels), 'digit')} {classified} "
         f"({before:.1%} right before, {after:.1%} after), and the logits move by at most "
         f"{float((got - expected).abs().max()):.1e}."
     )

@@ -188,7 +188,7 @@ def _explain_narrowing(evidence: Evidence, measured: Sequence[Measured], seed: i
         if narrowing is None:
             _explain_rounded_constants(evidence, m, name, alone)
             continue
-        own = f", {m.rho.value:.2g} floors of that format" if m.rho.value == m.rho.value else ""
+        own = f", {floors(m.rho.value)} of that format" if m.rho.value == m.rho.value else ""
         words = f"rounding to {narrowing} in {name}{own}"
         replay = reproduce(evidence, [(m.pair, m.drift)], seed, name, (DECLARED,))
         m.cheaper, m.consistent = ("", words) if replay is None else (words, "")

@@ -20,6 +20,7 @@ from driftscope.programs.value_trees import flatten
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict
+from driftscope.records.words import counted
 
 _FEW = 3
 _OUTPUTS = "model.py:Net@weights compares what that does to the outputs."
@@ -88,10 +89,12 @@ def reason_of(records: Sequence[OutputRecord], findings: Sequence[Finding]) -> s
     """The answer in one sentence, in words of tensors."""
     differing = sum(o.verdict is not Verdict.IDENTICAL for o in records)
     if not differing:
-        return f"the same bits in {len(records)} tensors"
+        return f"the same bits in {counted(len(records), 'tensor')}"
     said = findings[0].what if findings else next(o.reason for o in records if o.verdict is not Verdict.IDENTICAL)
     alike = len(records) - differing
-    return f"{said} ({differing} of {len(records)} tensors{'; the others have the same bits' if alike else ''})"
+    return (
+        f"{said} ({differing} of {counted(len(records), 'tensor')}{'; the others have the same bits' if alike else ''})"
+    )
 
 
 def _change(leaf: LeafComparison, trees: Sequence[Sequence[tuple[object, object]]]) -> Alteration | None:
@@ -126,7 +129,7 @@ def _findings(changes: Sequence[tuple[LeafComparison, Alteration]]) -> list[Find
     found = []
     for code, members in sorted(grouped.items(), key=lambda item: (item[0] in _ROUNDED, item[0])):
         named = "; ".join(f"{_name(str(leaf.path))} is A's tensor, {done.words}" for leaf, done in members[:_FEW])
-        more = f"; and {len(members) - _FEW} more tensors" if len(members) > _FEW else ""
+        more = f"; and {counted(len(members) - _FEW, 'more tensor')}" if len(members) > _FEW else ""
         rounded, kept = code in _ROUNDED, all(done.words.endswith(_KEPT) for _, done in members)
         why = "The two files hold other numbers." if not rounded else "Every number is A's, rounded once."
         found.append(

@@ -22,6 +22,7 @@ from driftscope.invariance.trials.processes import processes
 from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, RunVariant
 from driftscope.programs.protocol import Program
 from driftscope.records.kinds.invariance_report import OUTCOMES
+from driftscope.records.words import counted
 
 _OF_PROCESSES = "take out what differs from process to process: the order of a set, hash() and id(), the time, a seed"
 
@@ -153,7 +154,9 @@ class InvarianceCheck:
             for result, variant in ((one, trial.one), (other, trial.other))
         )
         if expected is None or actual is None:
-            return HowAlike("different", f"{len(one.leaves)} outputs, and {len(other.leaves)}, or of other shapes")
+            return HowAlike(
+                "different", f"{counted(len(one.leaves), 'output')}, and {len(other.leaves)}, or of other shapes"
+            )
         if trial.strict and self.repeatable:
             return self.judge.bits(expected, actual)
         return self.judge.values(expected, actual, positions=trial.positions, select=trial.based)

@@ -23,6 +23,7 @@ from driftscope.numerics.formats import format_of
 from driftscope.programs.arrays import dtype_name
 from driftscope.programs.protocol import Bound
 from driftscope.records.kinds.invariance_report import OUTCOMES, InvarianceTrial
+from driftscope.records.words import agreeing, counted, floors
 
 #: Floors, in units of the limit of ordinary rounding, up to which a difference that float64 does not have is still
 #: rounding: kernels for one row and for many may differ in how they accumulate, by up to a factor of 4.
@@ -106,7 +107,7 @@ class Judge:
             What of an output they hold: takes its position and a tensor of the shape it has on the inputs as given.
         """
         if len(expected) != len(actual):
-            return HowAlike("different", f"{len(expected)} outputs, and {len(actual)}")
+            return HowAlike("different", f"{counted(len(expected), 'output')}, and {len(actual)}")
         places = range(len(expected)) if positions is None else positions
         answers = []
         for k, (path, x), (_, y) in zip(places, expected, actual, strict=True):
@@ -242,7 +243,7 @@ def with_lifted(answer: HowAlike, share: float | None) -> HowAlike:
         return replace(answer, outcome="different", reason=f"{answer.reason}; {what}" if answer.reason else what)
     if answer.outcome == "different" and answer.floors is not None:
         if answer.floors <= UNUSUAL * THRESHOLDS.large:
-            what = f"{answer.floors:.2g} noise floors, unusually large; in float64 there is no difference"
+            what = f"{noise_floors(answer.floors)}, unusually large; in float64 there is no difference"
             return replace(answer, outcome="rounding", reason=what)
         what = "in float64 there is no difference: a kernel computes something else for one of the two"
         return replace(answer, reason=f"{answer.reason}; {what}")
@@ -276,7 +277,8 @@ def _differs(x: torch.Tensor, y: torch.Tensor, path: str) -> HowAlike:
     at = int(flat.reshape(-1).argmax())
     pair = (f"{x.reshape(-1)[at].item():.9g}", f"{y.reshape(-1)[at].item():.9g}")
     count = int(wrong.sum())
-    words = f"{count} of {x.numel()} elements of {path} differ, the worst {pair[0]} and {pair[1]}"
+    differ = agreeing(count, "differs", "differ")
+    words = f"{count} of {counted(x.numel(), 'element')} of {path} {differ}, the worst {pair[0]} and {pair[1]}"
     return HowAlike("different", words, None, float(flat.max()), path, pair)
 
 
@@ -284,14 +286,19 @@ def _answer(judged: Agreement, x: object, y: object, path: str, *, measured: boo
     floors = judged.rho.value if judged.rho is not None else None
     known = _bits(x, y, path)
     if judged.agrees:
-        words = f"{floors:.2g} noise floors" if floors is not None else "within what rounding may do; no floor measured"
+        words = noise_floors(floors) if floors is not None else "within what rounding may do; no floor measured"
         return HowAlike("rounding", words, floors, judged.max_abs, path, known.worst)
     words = known.reason
     if floors is not None and math.isfinite(floors):
-        words = f"{words}: {floors:.3g} noise floors, {THRESHOLDS.large:g} are rounding"
+        words = f"{words}: {noise_floors(floors, 3)}, {THRESHOLDS.large:g} are rounding"
     elif measured is False and judged.kind == "value":
         words = f"{words}: {judged.excess:.2g} times what rounding may do"
     return HowAlike("different", words, floors, judged.max_abs, path, known.worst)
+
+
+def noise_floors(value: float, digits: int = 2) -> str:
+    """Write a change in noise floors: ``"1 noise floor"``."""
+    return floors(value, digits).replace("floor", "noise floor")
 
 
 def _kind(x: torch.Tensor) -> str:

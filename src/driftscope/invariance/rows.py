@@ -10,6 +10,7 @@ import torch
 
 from driftscope.errors import InputError
 from driftscope.invariance.running import Leaves, Runner
+from driftscope.records.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def _rows_along(runner: Runner, dims: Mapping[int, int]) -> BatchRows | str:
 def _unfollowed(base: Leaves, probe: Leaves, count: int, probed: int) -> str:
     """Say of what shapes the outputs were, where none has one row for each of the batch."""
     shapes = [
-        f"{path} is {_shape(one)} for {count} rows and {_shape(other)} for {probed}"
+        f"{path} is {_shape(one)} for {counted(count, 'row')} and {_shape(other)} for {probed}"
         for (path, one), (_, other) in zip(base, probe, strict=False)
         if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
     ]
@@ -216,7 +217,7 @@ def read_axes(asked: object, runner: Runner, what: str) -> dict[int, int]:
         k = runner.names.index(name)
         dim = runner.tensors[k].dim()
         if not isinstance(axis, int) or not -dim <= axis < dim:
-            raise InputError(f"{what}: input {name!r} has {dim} axes, so there is no axis {axis}")
+            raise InputError(f"{what}: input {name!r} has {counted(dim, 'axis', 'axes')}, so there is no axis {axis}")
         found[k] = axis % dim
     return found
 

@@ -80,6 +80,44 @@ _SAME_AS = {"in float64": "lifted", "float64": "lifted", "lift": "lifted", "ulps
             "closer": "exactness", "rho": "floors"}  # fmt: skip
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return ``"1 pair"``, ``"2 pairs"``."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+def all_of(count: int, noun: str) -> str:
+    """Return ``"the one pair"``, ``"all 2 pairs"``."""
+    return f"the one {noun}" if count == 1 else f"all {counted(count, noun)}"
+
+
+def agreeing(count: float, singular: str, plural: str) -> str:
+    """Return the form of a verb that agrees with a number: ``"differs"`` with 1, ``"differ"`` with 2."""
+    return singular if count == 1 else plural
+
+
+def part_of(part: int, whole: int, noun: str, singular: str, plural: str) -> str:
+    """Return ``"1 of 3 pairs differs"``, with the verb in both its forms."""
+    return f"{part} of {counted(whole, noun)} {agreeing(part, singular, plural)}"
+
+
+def floors(value: float, digits: int = 2) -> str:
+    """Return ``"1 floor"``, ``"0.98 floors"``: what is printed decides, not what is behind it."""
+    text = f"{value:.{3 if abs(value) >= 100 else digits}g}"
+    if 1e3 <= abs(value) < 1e7:
+        text = f"{float(text):,.0f}"
+    return f"{text} floor" + ("" if text == "1" else "s")
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """Write a share of something that is there: ``"48%"``, and ``"under 1%"`` rather than a zero."""
+    least = 10.0 ** -(digits + 2)
+    if 0.0 < share <= least / 2:
+        return f"under {least:.{digits}%}"
+    if 1.0 - least / 2 <= share < 1.0:
+        return f"over {1.0 - least:.{digits}%}"
+    return f"{share:.{digits}%}"
+
+
 def word(name: str) -> Word | None:
     """Return the explanation of a word, however it is spelled; None for one that is not explained."""
     plain = " ".join(name.lower().replace("_", " ").replace("-", " ").split())

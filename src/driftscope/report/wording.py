@@ -178,6 +178,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def floors(value: float | None) -> str:
+    """Write ``1 floor``, ``0.68 floors``."""
+    text = number(value)
+    return f"{text} floor{'' if text == '1' else 's'}"
+
+
 def next_step(comparison: Comparison) -> str:
     """Say what to do now, in one sentence."""
     actions = [f for f in comparison.findings if not f.note]

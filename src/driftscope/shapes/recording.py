@@ -8,6 +8,7 @@ import torch
 
 from driftscope.records.environment import capture as environment_now
 from driftscope.records.kinds.shape_report import ShapeCandidate, ShapePoint, ShapeRecord, ShapeRelation
+from driftscope.records.words import all_of, counted
 from driftscope.shapes.capture.candidates import Candidate
 from driftscope.shapes.check import Check
 from driftscope.shapes.conditions.relations import Clause
@@ -70,10 +71,12 @@ def headline(check: Check) -> str:
     if not probed:
         return f"{name} exported by {check.capture.mode} could not be tried at any shape"
     if not lost and not wrong:
-        return f"{name} exported by {check.capture.mode} is right at all {probed} shapes tried{_elsewhere(check)}"
+        return f"{name} exported by {check.capture.mode} is right at {all_of(probed, 'shape')} tried{_elsewhere(check)}"
     parts = [f"{wrong} silently wrong"] if wrong else []
     parts += [f"{lost} lost"] if lost else []
-    told = f"{name} exported by {check.capture.mode}: {right} of {probed} shapes right, {' and '.join(parts)}"
+    told = (
+        f"{name} exported by {check.capture.mode}: {right} of {counted(probed, 'shape')} right, {' and '.join(parts)}"
+    )
     return told + _elsewhere(check)
 
 

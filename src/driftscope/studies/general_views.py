@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from driftscope.errors import InputError
 from driftscope.records.kinds.study import Statement, StudyRecord
 from driftscope.records.runs.rows import BOOKKEEPING, OK
 from driftscope.records.runs.tables import frame_of
+from driftscope.records.words import agreeing, all_of, counted
 
 
 def matrix(record: StudyRecord, value: str | None = None) -> Any:
@@ -44,17 +46,30 @@ def plot(record: StudyRecord, path: Path) -> Path:
 def conclude(record: StudyRecord) -> tuple[Statement, ...]:
     """Say how many cells there were and between which values their results lie."""
     fine = [row for row in record.rows if row.get("outcome") == OK]
-    said = [Statement(f"{record.name}: {len(fine)} rows from {_product(record.axes)}.", {"rows": len(fine)})]
-    numbers = [name for name in _results(record) if any(isinstance(r.get(name), (int, float)) for r in fine)]
-    for name in numbers[:3]:
-        values = [(float(r[name]), r) for r in fine if isinstance(r.get(name), (int, float))]
-        low, high = min(values, key=lambda v: v[0]), max(values, key=lambda v: v[0])
-        where = " ".join(f"{axis}={high[1].get(axis)}" for axis in record.axes)
-        said.append(
-            Statement(f"{name} lies between {low[0]:.4g} and {high[0]:.4g}, the largest at {where}.",
-                      {"column": name, "smallest": low[0], "largest": high[0]})
-        )  # fmt: skip
-    return tuple(said)
+    said = [Statement(f"{record.name}: {counted(len(fine), 'row')} from {_product(record.axes)}.", {"rows": len(fine)})]
+    numbers = [name for name in _results(record) if any(_is_number(r.get(name)) for r in fine)]
+    return (*said, *(_range(name, [(float(r[name]), r) for r in fine if _is_number(r.get(name))], record.axes)
+                     for name in numbers[:3]))  # fmt: skip
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _range(name: str, values: Sequence[tuple[float, Mapping[str, Any]]], axes: Mapping[str, Any]) -> Statement:
+    """Say between which values a result lies; NaN has no place between others, and equals have no largest one."""
+    known = [v for v in values if not math.isnan(v[0])]
+    lost = len(values) - len(known)
+    also = f"; {counted(lost, 'row')} {agreeing(lost, 'has', 'have')} NaN" if lost else ""
+    if not known:
+        return Statement(f"{name} is NaN in {all_of(lost, 'row')}.", {"column": name})
+    low, high = min(known, key=lambda v: v[0]), max(known, key=lambda v: v[0])
+    evidence = {"column": name, "smallest": low[0], "largest": high[0]}
+    if f"{low[0]:.4g}" == f"{high[0]:.4g}":
+        return Statement(f"{name} is {high[0]:.4g} in {all_of(len(known), 'row')}{also}.", evidence)
+    where = " ".join(f"{axis}={high[1].get(axis)}" for axis in axes)
+    at = f", the largest at {where}" if where else ""
+    return Statement(f"{name} lies between {low[0]:.4g} and {high[0]:.4g}{at}{also}.", evidence)
 
 
 def unfinished(record: StudyRecord) -> tuple[Statement, ...]:
@@ -62,9 +77,10 @@ def unfinished(record: StudyRecord) -> tuple[Statement, ...]:
     if not record.missing:
         return ()
     cells = len(record.times) + record.missing
+    are = agreeing(record.missing, "is", "are")
     text = (
-        f"{record.missing} of {cells} cells are not made yet: the run was stopped or is still running, and what is "
-        "said here rests on the others. The same command makes the rest."
+        f"{record.missing} of {counted(cells, 'cell')} {are} not made yet: the run was stopped or is still running, "
+        "and what is said here rests on the others. The same command makes the rest."
     )
     return (Statement(text, {"missing": record.missing, "cells": cells}),)
 
@@ -78,7 +94,7 @@ def failures(record: StudyRecord) -> tuple[Statement, ...]:
     kinds = ", ".join(f"{count} {outcome}" for outcome, count in counted.most_common())
     first = failed[0]
     where = " ".join(f"{axis}={first.get(axis)}" for axis in record.axes)
-    text = f"{len(failed)} cells gave no result ({kinds}); the first is {where}: {first['words']}."
+    text = f"{counted(len(failed), 'cell')} gave no result ({kinds}); the first is {where}: {first['words']}."
     return (Statement(text, dict(counted)),)
 
 

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from driftscope.records.words import agreeing, all_of, counted, floors, part_of, percent
+
+__all__ = ["agreeing", "all_of", "counted", "floors", "is_ranked", "listed", "part_of", "percent"]
+
 #: Two errors are ranked only if they differ by more than this share: less is another draw of the data.
 RANKED = 0.1
-
-
-def counted(count: int, noun: str, plural: str = "") -> str:
-    """Return ``"1 pair"``, ``"2 pairs"``."""
-    return f"{count} {noun if count == 1 else plural or noun + 's'}"
-
-
-def floors(value: float) -> str:
-    """Return ``"1 floor"``, ``"0.98 floors"``: what is printed decides, not what is behind it."""
-    text = f"{value:.3g}" if value >= 100 else f"{value:.2g}"
-    return f"{text} floor" + ("" if text == "1" else "s")
 
 
 def is_ranked(smaller: float, larger: float) -> bool:

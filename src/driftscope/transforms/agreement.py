@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from driftscope.comparison.agreement import agreement
+from driftscope.records.words import counted
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.transforming import Ragged
 from driftscope.transforms.world.snapshot import same_bits
@@ -64,7 +65,7 @@ def differ(plain: Any, other: Any, *, any_float: bool = False) -> Difference:
         return Difference("shape", detail="the examples' results do not stack, yet the transform returned one tensor")
     left, right = internals.tree_leaves(plain), internals.tree_leaves(other)
     if len(left) != len(right):
-        return Difference("structure", detail=f"{len(left)} outputs, with the transform {len(right)}")
+        return Difference("structure", detail=f"{counted(len(left), 'output')}, with the transform {len(right)}")
     names = ["out"] if len(left) == 1 else [f"out[{i}]" for i in range(len(left))]
     found = [
         _leaf(*(_alike(a, b) if any_float else (a, b)), name) for a, b, name in zip(left, right, names, strict=True)

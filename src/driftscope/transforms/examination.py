@@ -11,6 +11,7 @@ import torch
 
 from driftscope.errors import InputError
 from driftscope.lift.evidence import measured_call
+from driftscope.records.words import counted
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import Difference, differ
 from driftscope.transforms.subject import Subject
@@ -60,7 +61,10 @@ def _dims(examples: tuple[Any, ...], in_dims: Any) -> tuple[Any, ...]:
         in_dims = tuple(in_dims)
     entries = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(examples)
     if len(entries) != len(examples):
-        raise InputError(f"in_dims has {len(entries)} entries for {len(examples)} example arguments; give one for each")
+        raise InputError(
+            f"in_dims has {counted(len(entries), 'entry', 'entries')} for {len(examples)} example arguments;"
+            " give one for each"
+        )
     found = []
     for i, (arg, entry) in enumerate(zip(examples, entries, strict=True)):
         leaves, spec = internals.tree_flatten(arg)

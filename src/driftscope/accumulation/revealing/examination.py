@@ -11,6 +11,7 @@ from driftscope.accumulation.kernels.kernel import CallableKernel, Kernel
 from driftscope.accumulation.revealing.refusal import BudgetSpentError, RaisedError, RevealError
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.trees.replay import numpy_dtype
+from driftscope.records.words import counted
 
 Array = npt.NDArray[Any]
 
@@ -144,7 +145,7 @@ def words_of_elements(elements: npt.NDArray[np.bool_]) -> str:
     if elements.ndim == 2:
         sides.append((np.flatnonzero(elements.any(axis=0)), elements.shape[1], "columns"))
         if not elements[np.ix_(sides[0][0], sides[1][0])].all():
-            return f"{int(elements.sum())} of {elements.size} elements"
+            return f"{int(elements.sum())} of {counted(elements.size, 'element')}"
     return " and ".join(f"{_numbers(places)} of {many} {noun}" for places, many, noun in sides if len(places) < many)
 
 

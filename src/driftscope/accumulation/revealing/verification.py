@@ -21,6 +21,7 @@ from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.trees.balanced import Scale, balanced_rows, scale_for
 from driftscope.numerics.trees.replay import SumArithmetic, numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
+from driftscope.records.words import counted
 
 Array = npt.NDArray[Any]
 
@@ -46,8 +47,8 @@ class Verified:
     miss: float
 
     def __str__(self) -> str:
-        chance = f"one local change would go unnoticed with p < {self.miss:.0e}"
-        return f"{self.rows} balanced rows replayed bit for bit; {chance}"
+        chance = f"a local change goes unnoticed with p < {self.miss:.0e}"
+        return f"{counted(self.rows, 'balanced row')} replayed bit for bit; {chance}"
 
 
 @dataclass(frozen=True, slots=True)

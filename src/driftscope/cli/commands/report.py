@@ -13,6 +13,7 @@ from driftscope.cli.answers import answer_options, give
 from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
 from driftscope.errors import InputError
+from driftscope.records.words import counted
 
 
 @make_command(
@@ -45,7 +46,7 @@ def command(record: str, *, journey: Journey, as_json: bool, outputs: Sequence[s
     if options["annotate"]:
         count = _annotate(loaded, *map(Path, options["annotate"]))
         if not journey.quiet:
-            click.echo(f"Wrote {options['annotate'][1]}: {count} nodes annotated", err=True)
+            click.echo(f"Wrote {options['annotate'][1]}: {counted(count, 'node')} annotated", err=True)
     give(loaded, as_json=as_json, outputs=outputs, quiet=journey.quiet, details=journey.verbose)
 
 

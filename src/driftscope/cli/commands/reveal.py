@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from driftscope.cli.answers import screen
 from driftscope.cli.surroundings import Journey, say
 from driftscope.cli.surroundings import command as make_command
 from driftscope.cli.unanswered import unanswered
@@ -113,11 +114,14 @@ def command(kernel: str, *, journey: Journey, as_json: bool, outputs: Sequence[s
             record["dependence"] = each.to_dict()
         say(json.dumps(plain[0] if len(plain) == 1 else plain, indent=2))
         return
-    say("\n\n".join(one.pattern if journey.quiet else str(one) for one in found))
-    if not journey.quiet:
-        for each in tried:
-            say(f"\nthis order  {each}")
-        for other in found[1:]:
-            say(f"\n{found[0].explain(other)}")
-        for path in outputs:
-            click.echo(f"Wrote {path}", err=True)
+    if journey.quiet:
+        say("\n\n".join(one.pattern for one in found))
+        return
+    from driftscope.report.terminal.lines import folded
+
+    words = [str(one) for one in found]
+    words += [f"this order  {each}" for each in tried]
+    words += [found[0].explain(other) for other in found[1:]]
+    say(folded("\n\n".join(words), screen()[0]))
+    for path in outputs:
+        click.echo(f"Wrote {path}", err=True)

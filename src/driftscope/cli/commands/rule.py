@@ -34,7 +34,8 @@ _PARAGRAPH = re.compile(r"^(?![#|]|\s*$).+(?:\n(?![#|*]|\s*$).+)*", re.MULTILINE
 def command(code: str | None, *, journey: Journey, as_json: bool) -> None:
     """Explain a finding code or a word of an answer, or list them all.
 
-    N: numerics. W: weights. O: observation, optimisers and binding. R: what a runtime refuses or cannot do.
+    N: numerics. W: weights. O: observation, optimisers and binding. R: what a runtime refuses or cannot do. S: shapes.
+    T: transforms. I: what a result depends on.
     """
     from driftscope.records.rules import RULES, rule
     from driftscope.records.words import WORDS, word
@@ -67,7 +68,7 @@ def _beside(head: str, meaning: str) -> list[str]:
     """Set a meaning beside its name, wrapped; below it where the screen is too narrow for two columns."""
     width, _ = screen()
     beside = len(head) + 2 if width - len(head) - 2 >= _NARROWEST else 6
-    text = f"{head}  {meaning}" if beside > _CODE else f"{head.rstrip()}\n{' ' * _CODE}{meaning}"
+    text = f"{head}  {meaning}" if beside > _CODE else f"{head.strip()}\n{' ' * _CODE}{meaning}"
     return [
         part
         for line in text.split("\n")

@@ -19,6 +19,7 @@ from driftscope.explain.locate.targets import Distance, Target, largest_gap, sam
 from driftscope.programs.protocol import Bound, Program
 from driftscope.programs.value_trees import flatten
 from driftscope.records.kinds.left_out import Blame, Suspect
+from driftscope.records.words import floors
 
 # backend -> what it adds to the one before it
 _STAGES = (
@@ -250,10 +251,10 @@ def _answer(
         changing = [s.trial for s in suspects if not s.same_bits]
         moved = f"; other bits, within rounding, with: {', '.join(changing)}" if changing else ""
         casts = _casts(base, suspects)
-        return f"nothing to blame: {base.distance.floors:.2g} floors from {words} as compiled{casts}{moved}"
+        return f"nothing to blame: {floors(base.distance.floors)} from {words} as compiled{casts}{moved}"
     state = in_words(base.distance)
     if not guilty:
         return f"not found within the budget of {search.runs} compilations: {state} from {words}"
     place = f", in the kernel {kernel}" if kernel else ""
-    after = f" ({mended.floors:.3g} floors without)" if mended is not None and mended.floors is not None else ""
+    after = f" ({floors(mended.floors, 3)} without)" if mended is not None and mended.floors is not None else ""
     return f"{guilty} of torch.compile moved the result{place}: {state} from {words}{after}"

@@ -22,6 +22,7 @@ from driftscope.explain.locate.targets import Distance, Target, largest_gap, sam
 from driftscope.programs.loading.onnx_files import OnnxModel
 from driftscope.programs.protocol import Bound, OnnxSource, Optimised, Program
 from driftscope.records.kinds.left_out import Blame, Suspect
+from driftscope.records.words import floors
 
 #: Operators at which each rewrite rule of onnxruntime 1.31 starts (``core/optimizer/*.h``, ``TargetOpTypes``).
 RULES: Mapping[str, frozenset[str]] = {
@@ -309,4 +310,4 @@ def in_words(distance: Distance) -> str:
     """How far a run is from its target, in a few words."""
     if distance.lifted is not None and distance.lifted.value > distance.lifted.limit:
         return f"another function (lifted drift {distance.lifted.value:.1e})"
-    return "NaN or infinity elsewhere" if distance.floors == float("inf") else f"{distance.floors:.3g} floors"
+    return "NaN or infinity elsewhere" if distance.floors == float("inf") else floors(distance.floors, 3)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from driftscope.lift.reconcile.matching import narrower, ulp
+from driftscope.records.words import counted
 
 #: How the words begin where it is the reference that was rounded.
 REFERENCE_ROUNDED = "before it was"
@@ -196,7 +197,7 @@ def _part(changed: torch.Tensor) -> str:
     if count <= _LISTED:
         listed = ", ".join(str(p) for p in changed.nonzero().tolist())
         return f" in elements {listed}"
-    return f" in {count} of {total} elements" if count <= _FEW * total else ""
+    return f" in {count} of {counted(total, 'element')}" if count <= _FEW * total else ""
 
 
 def _channels(value: torch.Tensor, exact: torch.Tensor) -> str:

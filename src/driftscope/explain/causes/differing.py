@@ -29,6 +29,7 @@ from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.answer import share
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict
+from driftscope.records.words import counted
 
 # Outputs named in a finding, and changed weights tried one by one.
 _PATHS = 3
@@ -187,7 +188,7 @@ class _Case:
         return replace(
             first,
             code="W004",
-            what=f"B holds other weights: {len(others)} of {tensors} stored tensors {alike} A's{some}, "
+            what=f"B holds other weights: {len(others)} of {counted(tensors, 'stored tensor')} {alike} A's{some}, "
             f"{others[0].constant.name} first",
             why=f"With A's numbers in them the two are the same function{self._at_the_end()}.",
             fix="Give both the same weights: load one checkpoint into both, or set the seed before each is made.",

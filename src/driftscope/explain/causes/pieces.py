@@ -23,6 +23,7 @@ from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.operators import family
 from driftscope.lift.reconcile.matching import rearrangements, uniform
 from driftscope.lift.steps import Constant, Origin
+from driftscope.records.words import counted
 
 # The same attribute under the names that torch and ONNX give it.
 _SYNONYMS = {
@@ -262,7 +263,7 @@ def _mask(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Consta
     for step, constant, other in itertools.islice(pairs, _MOST_TRIALS):
         value = other.value.reshape(constant.value.shape)
         if not torch.equal(value, constant.value) and works({constant.name: value}):
-            turned = f"{int((value != constant.value).sum())} of {value.numel()} elements turned"
+            turned = f"{int((value != constant.value).sum())} of {counted(value.numel(), 'element')} turned"
             words = f"its constant {constant.name} is {other.name} of A with {turned}"
             later = None if step is parting.step else step
             return Reason(words, f"Store {other.name} of A in {constant.name} again.", True, later)

@@ -19,6 +19,7 @@ from driftscope.programs.protocol import Bound, OnnxSource
 from driftscope.programs.state.process import state_kept
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.half_precision import CANCELLED, Failure, HalfPrecision, error_words
+from driftscope.records.words import counted
 
 _FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # Names of operators in a line to paste; beyond this the types are the better list.
@@ -179,20 +180,20 @@ def incident_findings(
     if first.kind == "overflow":
         what = (
             f"a device that computes in {first.format} overflows at {place}: {first.magnitude:.3g} exceeds the "
-            f"largest {first.format}, {first.largest:.5g} ({first.count} of {first.total} elements){hidden}"
+            f"largest {first.format}, {first.largest:.5g} ({first.count} of {counted(first.total, 'element')}){hidden}"
         )
         code, why = "N026", f"The value is larger than {first.format} can hold; float64 has it finite."
     else:
         what = (
             f"a device that computes in {first.format} gives NaN or infinity at {place} "
-            f"({first.count} of {first.total} elements){hidden}"
+            f"({first.count} of {counted(first.total, 'element')}){hidden}"
         )
         code, why = "N027", f"A value that it is computed from is zero in {first.format}."
     fix, verified = beyond[:1].upper() + beyond[1:], None
     if kept.names:
         after = "finite" if kept.error is None else error_words(kept.error)
         count = len(kept.names)
-        fix = f"Keep {count} operator{'s' if count > 1 else ''} in float32, which leaves {after}: {' or '.join(paste)}"
+        fix = f"Keep {counted(count, 'operator')} in float32, which leaves {after}: {' or '.join(paste)}"
         verified = kept.error is not None and math.isfinite(kept.error)
     evidence = {
         "format": first.format, "magnitude": first.magnitude, "largest": first.largest, "keep": list(kept.names),
@@ -219,9 +220,9 @@ def _answer(incidents: Sequence[Incident], kept: Kept, error: float, word: str, 
         # Where all values are numbers, an infinite relative error is one of a result that is exactly zero.
         left = error_words(error) if math.isfinite(error) else CANCELLED
         return f"everything fits {word}: rounding every operator's result leaves {left}"
-    failed = f"{word} fails at {len(incidents)} place{'s' if len(incidents) > 1 else ''}, first: {incidents[0]}"
+    failed = f"{word} fails at {counted(len(incidents), 'place')}, first: {incidents[0]}"
     if beyond:
         return f"{failed}; {beyond}"
     if not kept.names:
         return f"{failed}; no set of operators kept in float32 was found that mends it"
-    return f"{failed}; with {len(kept.names)} operators in float32 there is {error_words(kept.error)}"
+    return f"{failed}; with {counted(len(kept.names), 'operator')} in float32 there is {error_words(kept.error)}"

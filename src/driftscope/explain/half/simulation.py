@@ -15,6 +15,7 @@ import torch
 from driftscope.lift.onnx.element_types import round_to
 from driftscope.lift.steps import Lifted, LiftedOutput, Step
 from driftscope.records.finding import Where
+from driftscope.records.words import agreeing, counted
 
 HALVES = (torch.float16, torch.bfloat16)
 # A number this large was written into a mask; it did not grow.
@@ -56,7 +57,8 @@ class Incident:
         place = f"{self.where.node} ({self.where.operator})"
         if self.kind == "overflow":
             return f"{self.magnitude:.3g} exceeds the largest {self.format}, {self.largest:.5g}, at {place}"
-        return f"{self.count} of {self.total} elements are NaN or infinite at {place}"
+        are = agreeing(self.count, "is", "are")
+        return f"{self.count} of {counted(self.total, 'element')} {are} NaN or infinite at {place}"
 
 
 @dataclass(slots=True)

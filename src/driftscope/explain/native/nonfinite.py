@@ -20,6 +20,7 @@ from driftscope.explain.locate.operators import family
 from driftscope.lift.evidence import Evidence, SideLift
 from driftscope.lift.steps import Kind, Lifted, LiftedOutput, Step
 from driftscope.records.finding import Finding, Where
+from driftscope.records.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +235,7 @@ def _kernel_finding(name: str, side: SideLift, leaf: LeafComparison, index: int,
         return None
     return Finding(
         "R003",
-        f"{name} returns NaN or infinity at {int(mark.sum())} elements whose exact values, up to "
+        f"{name} returns NaN or infinity at {counted(int(mark.sum()), 'element')} whose exact values, up to "
         f"{float(peak.max()):.3g}, {str(fmt).removeprefix('torch.')} can hold",
         "No operator of its graph leaves the range of its format there: a kernel does inside.",
         where=Where(output=str(leaf.path)),

@@ -21,6 +21,7 @@ from driftscope.lift.onnx.element_types import storage
 from driftscope.lift.steps import Step
 from driftscope.programs.protocol import Bound, OnnxSource, Program
 from driftscope.records.finding import Finding
+from driftscope.records.words import counted
 
 #: Bytes of intermediate values that one run may hold; with more, several runs share them.
 HELD = 1 << 30
@@ -98,8 +99,8 @@ def disturbed(side: str, values: int, by: float) -> Finding:
     """Say by how much reading intermediate values changed the final output of a side."""
     return Finding(
         "O012",
-        f"reading {values} intermediate values of {side} changes its final output by {by:.2g}: they say nothing about "
-        "the undisturbed run, and nothing is concluded from them",
+        f"reading {counted(values, 'intermediate value')} of {side} changes its final output by {by:.2g}: they say "
+        "nothing about the undisturbed run, and nothing is concluded from them",
         "The runtime computes something else when values are to be read, or nothing twice alike.",
         evidence={"side": side, "values": values, "disturbance": by},
         note=True,

@@ -19,6 +19,7 @@ from driftscope.lift.torch.tape import TorchTape
 from driftscope.programs.protocol import Bound
 from driftscope.programs.value_trees import flatten
 from driftscope.records.finding import Finding, Where
+from driftscope.records.words import agreeing, counted, floors
 
 # Kernels named beside the worst one.
 _OTHERS = 3
@@ -143,9 +144,9 @@ def kernel_finding(outside: Sequence[PieceDrift], count: int, side: str) -> Find
     why = _meaning(worst)
     return Finding(
         "N025",
-        f"the kernel of {worst.where.node} ({worst.where.operator}) in {side} is {worst.floors:.3g} floors from "
+        f"the kernel of {worst.where.node} ({worst.where.operator}) in {side} is {floors(worst.floors, 3)} from "
         f"float64 on the very values it was given (relative error {worst.error:.1e}); {count - len(outside)} of "
-        f"{count} values are within theirs{more}",
+        f"{counted(count, 'value')} {agreeing(count - len(outside), 'is within its own', 'are within theirs')}{more}",
         why,
         _remedy(worst),
         worst.where,

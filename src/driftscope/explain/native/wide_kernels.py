@@ -11,6 +11,7 @@ from onnx import TensorProto
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.programs.protocol import Bound
 from driftscope.records.finding import Finding
+from driftscope.records.words import counted
 
 # What onnxruntime 1.31 calls the casts it puts around operators without a kernel for a format
 # (core/optimizer/insert_cast_transformer.cc).
@@ -99,7 +100,7 @@ def wide_finding(found: WideKernels, name: str, fmt: str) -> Finding:
     """Say that a result is more exact than its format because it was not computed in it."""
     return Finding(
         "O008",
-        f"{found.wide} of {found.total} rounding operators that {name} ran were computed in float32 by "
+        f"{found.wide} of {counted(found.total, 'rounding operator')} that {name} ran were computed in float32 by "
         f"{found.provider}, not in {fmt}: it has no kernels for it, and {found.casts} casts were inserted",
         "A small error here promises nothing for a device that computes as declared.",
         evidence={"wide": found.wide, "total": found.total, "casts": found.casts, "operators": list(found.operators)},

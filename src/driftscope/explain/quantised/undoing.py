@@ -96,11 +96,17 @@ def _dearest(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]]
     return layers, ", ".join(f"{layer['weight']} ({share(layer['output'])})" for layer in layers[:_NAMED])
 
 
+def counted_steps(steps: float) -> str:
+    """Write a distance in steps of a grid: ``"1 step"``, ``"0.5 steps"``."""
+    text = f"{steps:.3g}"
+    return f"{text} step" + ("" if text == "1" else "s")
+
+
 def wrong_weight(weight: IntegerGrid, name: str, exact: torch.Tensor, where: Where) -> Finding:
     """Say that integers are not those of the weight that they should stand for."""
     off = (weight.value - exact).abs() / weight.step
     why = weight.instead(exact)
-    cause = why or f"its integers are up to {float(off.max()):.3g} steps from that weight, divided by the scale"
+    cause = why or f"its integers are up to {counted_steps(float(off.max()))} from that weight, divided by the scale"
     return Finding(
         "W012",
         f"{weight.name} is not {name} quantised: {cause}",

@@ -9,6 +9,7 @@ import torch
 from driftscope.invariance.running import Leaves
 from driftscope.invariance.streams import STATES, Stream, handed_on
 from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, RunVariant
+from driftscope.records.words import counted
 
 #: Sequences up to this long are run step by step from their first position; of longer ones only the last steps.
 _ALL_STEPS = 8
@@ -72,7 +73,7 @@ def _ways(length: int) -> dict[str, tuple[int, ...]]:
         ways = {"step by step": (1,) * length}
     else:
         steps = min(_LAST_STEPS, length - 1)
-        ways = {f"{length - steps} positions, then step by step": (length - steps, *(1,) * steps)}
+        ways = {f"{counted(length - steps, 'position')}, then step by step": (length - steps, *(1,) * steps)}
     ways[f"in pieces of {half} and {length - half}"] = (half, length - half)
     if length > 4:
         rest = length - 2 * third

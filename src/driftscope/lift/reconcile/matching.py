@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from driftscope.lift.steps import Constant, Origin
+from driftscope.records.words import counted
 
 _EXPONENT = 0x7FF0 << 48
 # Half an ulp, and a little for conversions that pass through float32 on their way to float16.
@@ -268,7 +269,7 @@ def match_weight(constant: Constant, index: WeightIndex) -> Repair | None:
             if stores(constant.value, arranged):
                 words = f"{partner.name} rounded to {str(constant.value.dtype).removeprefix('torch.')}"
                 moved = int((arranged.to(constant.value.dtype) != constant.value).sum())
-                words += f", {moved} elements of it clamped" if moved else ""
+                words += f", {counted(moved, 'element')} of it clamped" if moved else ""
                 return Repair(constant.name, arranged.to(torch.float64), "weight", words, constant, (partner.name,))
     return None
 

@@ -15,6 +15,7 @@ from driftscope.programs.protocol import Bound, Program, Slot
 from driftscope.programs.value_trees import flatten
 from driftscope.records.finding import Finding, Where
 from driftscope.records.paths import Attribute
+from driftscope.records.words import counted
 
 
 def ready(program: Program, inputs: Any) -> Inputs:
@@ -186,7 +187,7 @@ def _slots_by_order(program: Program, slots: Sequence[Slot], given: Sequence[tup
         tensors = [(name, leaf) for name, leaf in given if isinstance(leaf, torch.Tensor)]
         if len(tensors) not in (len(required), len(slots)):
             raise InputError(
-                f"{program.name} takes {len(required)} inputs, {_wants(required)};"
+                f"{program.name} takes {counted(len(required), 'input')}, {_wants(required)};"
                 f" {len(given)} were given, {_given([leaf for _, leaf in given], {})}"
             )
         given = tensors
@@ -220,7 +221,7 @@ def fit(program: Program, slot: Slot, value: Any) -> Any:
         return tensor
     if len(slot.shape) != tensor.dim():
         raise InputError(
-            f"input {slot.name!r} of {program.name} has {len(slot.shape)} dimensions, {slot},"
+            f"input {slot.name!r} of {program.name} has {counted(len(slot.shape), 'dimension')}, {slot},"
             f" but the shape {tuple(tensor.shape)} was given"
         )
     for axis, (wants, has) in enumerate(zip(slot.shape, tensor.shape, strict=True)):

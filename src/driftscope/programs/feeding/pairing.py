@@ -16,6 +16,7 @@ from driftscope.programs.feeding.binding import fit, inputs_of_slots, limits, wo
 from driftscope.programs.feeding.feeds import Inputs, make_inputs
 from driftscope.programs.protocol import Bound, Program, Slot
 from driftscope.records.finding import Finding, Where
+from driftscope.records.words import agreeing, counted
 
 # Names must fit this much better when exchanged before anything is said: x, y against in0, in1 says nothing.
 _CLEARLY_BETTER = 0.5
@@ -126,10 +127,8 @@ def _follow_whole(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:
     if set(given.kwargs) <= set(names):
         return b.bind(given), []
     if len(names) != len(given.kwargs):
-        raise InputError(
-            f"{b.name} takes {', '.join(map(str, slots))}, but {len(given.kwargs)} inputs were given:"
-            f" {', '.join(given.kwargs)}"
-        )
+        were = f"{counted(len(given.kwargs), 'input')} {agreeing(len(given.kwargs), 'was', 'were')}"
+        raise InputError(f"{b.name} takes {', '.join(map(str, slots))}, but {were} given: {', '.join(given.kwargs)}")
     pairs = list(zip(given.kwargs, names, strict=True))
     bound = b.bind(Inputs(kwargs={new: given.kwargs[old] for old, new in pairs}))
     return bound, _said_of_order(pairs, bound_a.feeds, b)

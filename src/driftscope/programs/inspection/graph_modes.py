@@ -9,6 +9,7 @@ from torch.export import ExportedProgram
 
 from driftscope.programs.inspection.onnx_signature import graph_nodes
 from driftscope.records.finding import Finding, Where
+from driftscope.records.words import counted
 
 _FIX = "export the model again after model.eval()"
 
@@ -87,7 +88,7 @@ def _batch(places: list[tuple[str, str]], name: str) -> list[Finding]:
     return [
         Finding(
             "O003",
-            f"the graph of {name} normalises by the batch's own statistics ({len(places)} nodes)",
+            f"the graph of {name} normalises by the batch's own statistics ({counted(len(places), 'node')})",
             why="the model was exported in train() mode",
             fix=_FIX,
             where=Where(node=places[0][0], operator=places[0][1]),

@@ -20,6 +20,7 @@ from driftscope.programs.loading.folders import is_torchscript
 from driftscope.programs.loading.onnx_files import model_of
 from driftscope.programs.protocol import Program
 from driftscope.programs.state.process import state_kept
+from driftscope.records.words import counted
 
 _INDENT = "  "
 _SHOWN_VALUES = 5
@@ -252,7 +253,7 @@ def _meta(node: torch.fx.Node) -> str:
     if isinstance(value, torch.Tensor):
         return f"{dtype_name(value.dtype)}[{', '.join(map(str, value.shape))}]"
     if isinstance(value, (list, tuple)):
-        return f"{len(value)} values"
+        return counted(len(value), "value")
     return "" if value is None else str(value)
 
 

@@ -86,7 +86,7 @@ def _rounding(outputs: Sequence[OutputRecord]) -> str:
 
 
 # How the judge ends its sentence on a drift above rounding: its size in floors, where, and what was found to make it.
-_CAUSED = re.compile(r" floors(?: \([^)]*\))?: (?P<how>consistent with|explained by) (?P<cause>.+)$")
+_CAUSED = re.compile(r" floors?(?: \([^)]*\))?: (?P<how>consistent with|explained by) (?P<cause>.+)$")
 
 
 def _precision(findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> str:

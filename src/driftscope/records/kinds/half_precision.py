@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from driftscope.records.finding import Finding, Where
 from driftscope.records.showing import Record
+from driftscope.records.words import counted
 
 HALF_SCHEMA = "driftscope/half-precision/1"
 
@@ -115,9 +116,11 @@ class HalfPrecision(Record):
             size = (
                 f"{failure.magnitude:.3g} > {failure.largest:.5g}" if failure.kind == "overflow" else "NaN or infinite"
             )
-            rows.append(f"  {failure.kind} at {failure.where}: {size} ({failure.count} of {failure.total} elements)")
+            rows.append(
+                f"  {failure.kind} at {failure.where}: {size} ({failure.count} of {counted(failure.total, 'element')})"
+            )
         if len(self.failures) > 5:
-            rows.append(f"  and {len(self.failures) - 5} more places")
+            rows.append(f"  and {counted(len(self.failures) - 5, 'more place')}")
         rows += [f"  {line}" for line in self.paste]
         rows += [f"  {c.operator} x{c.count} in float32: error {c.error:.2g}" for c in self.by_operator[:8]]
         return "\n".join(rows)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from driftscope.errors import InputError
 from driftscope.records.showing import Record
+from driftscope.records.words import floors
 
 BLAME_SCHEMA = "driftscope/blame/1"
 
@@ -135,7 +136,7 @@ def _effect(suspect: Suspect) -> str:
         return f"refused: {suspect.refused}"
     numbers = "the same bits" if suspect.same_bits else f"moves by {suspect.moved:.2g}" if suspect.moved else "moves"
     if suspect.floors is not None:
-        numbers += f", {suspect.floors:.2g} floors from the reference"
+        numbers += f", {floors(suspect.floors)} from the reference"
     if suspect.lifted is not None:
         numbers += f", lifted drift {suspect.lifted:.1e}"
     return f"{numbers}{'  [explains it]' if suspect.explains else ''}  {operators_in_words(suspect.operators)}".rstrip()

@@ -12,6 +12,7 @@ from driftscope.errors import RecordError
 from driftscope.records.plain import from_plain
 from driftscope.records.runs.rows import OK, Row, restored, spelled, sql_type, wider
 from driftscope.records.showing import Record
+from driftscope.records.words import counted
 
 STUDY_SCHEMA = "driftscope/study/1"
 
@@ -124,7 +125,7 @@ class StudyRecord(Record):
 
     def __str__(self) -> str:
         wrapped = [textwrap.fill(s.text, 100, break_long_words=False, subsequent_indent="  ") for s in self.statements]
-        return "\n".join(wrapped) or f"{self.name}: {len(self.rows)} rows"
+        return "\n".join(wrapped) or f"{self.name}: {counted(len(self.rows), 'row')}"
 
 
 def rows_text(rows: tuple[Mapping[str, Any], ...]) -> str:

@@ -15,6 +15,7 @@ from driftscope.records.plain import to_plain
 from driftscope.records.runs.lines import Damage
 from driftscope.records.runs.rows import BOOKKEEPING, OK, Row
 from driftscope.records.runs.store import RunFolder, runs_in, unreadable_in
+from driftscope.records.words import counted
 
 _COUNTS = ("cells", "finished", "failed", "damaged")
 
@@ -92,7 +93,7 @@ def _problems(damage: Sequence[Damage]) -> list[str]:
     for found in damage:
         kinds.setdefault((found.file, re.sub(r"\d+|'.*'", "", found.what)), []).append(found)
     return [
-        str(several[0]) + (f"; {len(several) - 1} more lines like it" if len(several) > 1 else "")
+        str(several[0]) + (f"; {counted(len(several) - 1, 'more line')} like it" if len(several) > 1 else "")
         for several in kinds.values()
     ]
 

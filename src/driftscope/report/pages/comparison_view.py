@@ -119,7 +119,7 @@ def _figures(record: Comparison) -> list[tuple[str, str, str]]:
         limit = record.thresholds.get("rounding")
         if isinstance(limit, (int, float)):
             remark = f"ordinary rounding ends at {wording.number(limit)}"
-        figures.append(("Native drift", f"{wording.number(worst_floors.floors)} floors", remark))
+        figures.append(("Native drift", wording.floors(worst_floors.floors), remark))
     if worst_lifted is not None:
         remark = f"relative; the limit is {wording.number(worst_lifted.lifted_threshold)}"
         figures.append(("Drift in float64", wording.number(worst_lifted.lifted), remark))

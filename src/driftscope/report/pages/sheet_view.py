@@ -155,7 +155,7 @@ def markdown(sheet: Sheet) -> str:
             heads, rows = [name for name, _ in part["columns"]], part["rows"][:_EXCERPT_ROWS]
             blocks += [f"**{_escaped(part['title'])}**", _grid(heads, [[c["text"] for c in row] for row in rows])]
             if part["count"] > _EXCERPT_ROWS:
-                blocks.append(f"and {part['count'] - _EXCERPT_ROWS:,} more rows")
+                blocks.append("and " + wording.counted(part["count"] - _EXCERPT_ROWS, "more row"))
         elif part["kind"] == "HeatMap":
             rows = [[name, *(s["text"] for s in squares)] for name, squares in part["lines"]]
             blocks += [f"**{_escaped(part['title'])}**", _grid(["", *part["columns"]], rows)]

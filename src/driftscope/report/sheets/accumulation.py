@@ -30,10 +30,14 @@ def sheet_of(record: AccumulationRecord) -> Sheet:
             ("Accumulator", record.accumulator, f"result {record.output}"),
             (
                 "Verified",
-                f"{record.verified.rows:,} rows",
+                wording.counted(record.verified.rows, "row"),
                 f"a local change unnoticed with p < {record.verified.miss:.0e}",
             ),
-            ("Asked", wording.counted(record.calls, "call"), f"{record.rows:,} rows, {1e3 * record.seconds:.3g} ms"),
+            (
+                "Asked",
+                wording.counted(record.calls, "call"),
+                f"{wording.counted(record.rows, 'row')}, {1e3 * record.seconds:.3g} ms",
+            ),
         ),
         sections=tuple(sections),
         sign="Σ",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from driftscope.records.kinds.left_out import Blame, Suspect, operators_in_words
 from driftscope.report import wording
 from driftscope.report.sheet import Listing, Mark, Section, Sheet, Table
+from driftscope.report.terminal.lines import folded
 
 
 def sheet_of(blame: Blame) -> Sheet:
@@ -55,4 +56,4 @@ def _row(suspect: Suspect) -> tuple[str | int | float | Mark | None, ...]:
 
 def render(blame: Blame, *, width: int, color: bool) -> str:
     """Write a search for a terminal."""
-    return str(blame)
+    return folded(wording.clean(blame), width, whole=(blame.paste, blame.program_line))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from driftscope.records.kinds.half_precision import Failure, HalfPrecision, error_words
 from driftscope.report import wording
 from driftscope.report.sheet import Listing, Mark, Section, Sheet, Table
+from driftscope.report.terminal.lines import folded
 
 
 def sheet_of(half: HalfPrecision) -> Sheet:
@@ -61,4 +62,4 @@ def _effect(half: HalfPrecision) -> str:
 
 def render(half: HalfPrecision, *, width: int, color: bool) -> str:
     """Write a check for a terminal."""
-    return str(half)
+    return folded(wording.clean(half), width, whole=half.paste)

@@ -113,7 +113,7 @@ def _classes(matrix: DriftMatrix) -> Table:
 
 def _pairs(matrix: DriftMatrix) -> Table:
     rows = tuple(
-        (f"{a} and {b}", Mark(str(c.verdict), TONE[c.verdict], sort=float(c.verdict.rank)), c.reason)
+        (f"{a} and {b}", Mark(str(c.verdict), TONE[c.verdict], sort=float(c.verdict.rank)), c.answer or c.reason)
         for (a, b), c in matrix.pairs.items()
     )
     return Table("Every pair", ("pair", "verdict", "reason"), rows)

@@ -41,7 +41,7 @@ def sheet_of(record: StudyRecord) -> Sheet:
         title=f"study {record.name}" + (f", run {record.run}" if record.run else ""),
         tone=tone_of(record),
         headline=headline_of(record),
-        reason=record.statements[0].text if record.statements else f"{len(record.rows)} rows",
+        reason=record.statements[0].text if record.statements else wording.counted(len(record.rows), "row"),
         figures=(
             ("Rows", str(len(record.rows)), _extent(record)),
             ("Failed cells", str(len(record.failures)), "each is a row that says how"),
@@ -63,7 +63,7 @@ def headline_of(record: StudyRecord) -> str:
     if not record.rows:
         return "NO ROWS"
     if record.failures:
-        return f"{len(record.failures)} CELLS FAILED"
+        return wording.counted(len(record.failures), "cell").upper() + " FAILED"
     return "FINISHED"
 
 
@@ -75,8 +75,8 @@ def tone_of(record: StudyRecord) -> str:
 def render(record: StudyRecord, *, width: int = 100, color: bool = False) -> str:
     """Write a study for a terminal: the headline, the conclusion, where the rows are."""
     page = Lines(max(width, MIN_WIDTH), color)
-    page.add(Text.assemble((f"{headline_of(record)}: ", _STYLES[tone_of(record)]),
-                           f"study {record.name}, {len(record.rows)} rows of {_extent(record)}"), limit=2)  # fmt: skip
+    rows = f"{wording.counted(len(record.rows), 'row')} of {_extent(record)}"
+    page.add(Text.assemble((f"{headline_of(record)}: ", _STYLES[tone_of(record)]), f"study {record.name}, {rows}"))
     for shown in record.tables[:_TABLES]:
         page.blank()
         page.lines += [
@@ -85,7 +85,7 @@ def render(record: StudyRecord, *, width: int = 100, color: bool = False) -> str
         ]
     if record.tables:
         more = len(record.tables) - _TABLES
-        page.lines += [f"and {more} more tables: -o page.html"] if more > 0 else []
+        page.lines += [f"and {wording.counted(more, 'more table')}: -o page.html"] if more > 0 else []
         page.blank()
     for statement in record.statements:
         for index, line in enumerate(wrap(wording.one_line(statement.text), page.width - 4)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from driftscope.records.kinds.transform_report import OUTCOMES, TransformReport, TransformRun
 from driftscope.report import wording
 from driftscope.report.sheet import Listing, Mark, Section, Sheet, Table
-from driftscope.report.terminal.transforms import TONE, actions, fix_words, verdict_of
+from driftscope.report.terminal.transforms import TONE, actions, fix_words, told_once, verdict_of
 
 
 def sheet_of(record: TransformReport) -> Sheet:
@@ -28,10 +28,10 @@ def sheet_of(record: TransformReport) -> Sheet:
         reason=reason,
         figures=(
             ("Transforms", f"{agreeing} of {len(record.outcomes)}", "give the plain program's values"),
-            ("Findings", str(len(actions(record))), "to act on"),
+            ("Findings", str(len(told_once(actions(record)))), "to act on"),
             ("Repairs", str(len(repaired)), "tried on the examples and their derivative"),
         ),
-        findings=record.findings,
+        findings=told_once(record.findings),
         sections=tuple(sections),
         command=record.command,
         panels={"inputs": record.inputs, "environment": record.environment},
@@ -76,6 +76,6 @@ def _edits(record: TransformReport) -> Table:
             f.what,
             Mark(fix_words(f), "good" if f.verified else ""),
         )
-        for f in record.findings
+        for f in told_once(record.findings)
     )
     return Table("Where, and what to change", ("code", "transforms", "place", "expression", "what", "fix"), rows)

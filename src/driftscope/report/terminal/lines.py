@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.table import Table
@@ -90,6 +92,34 @@ def wrap(text: str, width: int) -> list[str]:
     joined = text.replace(" %", f"{_JOINT}%")
     lines = Text(joined).wrap(Console(width=width, file=io.StringIO()), width)
     return [line.plain.rstrip().replace(_JOINT, " ") for line in lines] or [""]
+
+
+_LEAD = re.compile(r"\s*(?:\S+(?: \S+)*?\s{2,})?")
+
+
+def folded(text: str, width: int, whole: Iterable[str] = ()) -> str:
+    """Wrap the lines of a finished text that are too wide, under the column where what they say begins.
+
+    Parameters
+    ----------
+    text : str
+        Lines as ``  label      what it says``.
+    width : int
+        Columns to fit, at least 40.
+    whole : iterable of str
+        Lines that stay as they are: code to paste.
+    """
+    width, kept, found = max(width, MIN_WIDTH), {line.strip() for line in whole}, []
+    for line in text.split("\n"):
+        lead = _LEAD.match(line).group()  # type: ignore[union-attr]  # it matches the empty string too
+        if len(line) <= width or line.strip() in kept:
+            found.append(line)
+            continue
+        lead = lead if len(lead) <= width // 2 else line[: len(line) - len(line.lstrip())]
+        indent = len(lead) if lead.strip() or not lead else len(lead) + 2
+        first, *rest = wrap(line[len(lead) :], width - indent)
+        found += [f"{lead}{first}", *(" " * indent + part for part in rest)]
+    return "\n".join(found)
 
 
 def shorten(text: str, width: int, lines: int) -> str:

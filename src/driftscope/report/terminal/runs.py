@@ -8,13 +8,18 @@ from itertools import zip_longest
 from typing import Any
 
 from driftscope.records.runs.listing import Change, RunDifference
+from driftscope.records.words import agreeing, all_of, counted
 from driftscope.report import wording
 from driftscope.report.terminal.lines import wrap
 
 _MOST = 12  # changes and environment entries shown
+_NARROWEST = 8  # columns of a cell that is shortened
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int = 100, wrapped: bool = False) -> str:
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int = 100, wrapped: bool = False,
+    whole: bool = False,
+) -> str:  # fmt: skip
     """Write rows under their column names, numbers on the right.
 
     Parameters
@@ -25,16 +30,20 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int =
         Columns to fit.
     wrapped : bool
         Break cells that are too wide, the first too, over several lines. Otherwise a row is one line: its first cell
-        stays whole, because it names the row for the next command, and others are shortened.
+        stays whole, because it names the row for the next command, and so do numbers; other texts are shortened.
+    whole : bool
+        Shorten nothing. Where a row does not fit one line, each stands as lines ``column  cell`` of its own.
     """
     if not rows:
         return "no rows"
     texts = [[_text(value) for value in row] for row in rows]
-    widths = [max(len(name), *(len(row[i]) for row in texts)) for i, name in enumerate(columns)]
-    free = 0 if wrapped else 1
-    while sum(widths) + 2 * (len(widths) - 1) > width and max(widths[free:], default=0) > 8:
-        widths[widths.index(max(widths[free:]), free)] -= 1
     right = [all(isinstance(row[i], (int, float, type(None))) for row in rows) for i in range(len(columns))]
+    widths = [max(len(name), *(len(row[i]) for row in texts)) for i, name in enumerate(columns)]
+    free = range(len(columns)) if wrapped else [i for i in range(1, len(columns)) if not right[i]]
+    if _together(widths) > width and not whole:
+        _shrink(widths, free, width)
+    if _together(widths) > width and not wrapped:
+        return "\n\n".join(_standing(columns, row, width) for row in texts)
 
     def lines(cells: Sequence[str]) -> list[str]:
         sized = zip(cells, widths, strict=True)
@@ -43,6 +52,28 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, width: int =
 
     drawn = [lines(list(columns)), lines(["-" * size for size in widths]), *map(lines, texts)]
     return "\n".join(line for row in drawn for line in row)
+
+
+def _together(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _shrink(widths: list[int], free: Sequence[int], width: int) -> None:
+    """Take columns that may be narrower down to eight, the widest first, until all fit."""
+    while _together(widths) > width:
+        widest = max(free, key=lambda i: widths[i], default=None)
+        if widest is None or widths[widest] <= _NARROWEST:
+            return
+        widths[widest] -= 1
+
+
+def _standing(columns: Sequence[str], row: Sequence[str], width: int) -> str:
+    """Write a row as lines, each a column's name and its cell, wrapped."""
+    margin = 2 + max(map(len, columns))
+    cells = [(name, wrap(cell, max(width - margin, _NARROWEST))) for name, cell in zip(columns, row, strict=True)]
+    return "\n".join(
+        f"{name if k == 0 else '':{margin}}{part}".rstrip() for name, parts in cells for k, part in enumerate(parts)
+    )
 
 
 def _placed(cell: str, size: int, number: bool) -> str:
@@ -54,7 +85,7 @@ def listing(listed: Sequence[Mapping[str, Any]], store: str, *, width: int = 100
     if not listed:
         return f"no runs in {store}; `driftscope study` makes one"
     names = ["run", "study", "state", "cells", "finished", "failed", "started", "place"]
-    lines = [table(names, [[line[name] for name in names] for line in listed], width=width)]
+    lines = [table(names, [[line[name] for name in names] for line in listed], width=width, whole=True)]
     for line in listed:
         for problem in line["problems"]:
             lines += ["", *wrap(wording.one_line(f"{line['run']}: {problem}"), width)]
@@ -65,13 +96,16 @@ def difference(found: RunDifference, *, width: int = 100) -> str:
     """Write what differs between two runs: the answer, the cells, the environment."""
     rows = len(found.changed) + len(found.moved) + found.same
     if not found.any:
-        head = f"SAME: all {rows} rows of {found.a} and {found.b} are equal"
+        head = f"SAME: {all_of(rows, 'row')} of {found.a} and {found.b} {agreeing(rows, 'is', 'are')} equal"
     else:
-        parts = [f"{len(found.changed)} of {rows} rows changed class", f"{len(found.moved)} have other numbers"]
+        parts = [
+            f"{len(found.changed)} of {counted(rows, 'row')} changed class",
+            f"{len(found.moved)} {agreeing(len(found.moved), 'has', 'have')} other numbers",
+        ]
         missing = len(found.only_a) + len(found.only_b)
-        parts += [f"{missing} are in one run only"] if missing else []
+        parts += [f"{missing} {agreeing(missing, 'is', 'are')} in one run only"] if missing else []
         head = f"CHANGED: {', '.join(parts)} from {found.a} to {found.b}"
-    lines = [head]
+    lines = wrap(head, width)
     if found.processor_alone:
         before, after = found.processors
         lines += wrap(
@@ -85,14 +119,15 @@ def difference(found: RunDifference, *, width: int = 100) -> str:
             lines += [f"  and {len(changes) - _MOST} more: --json has all"] if len(changes) > _MOST else []
     for title, places in ((f"only in {found.a}", found.only_a), (f"only in {found.b}", found.only_b)):
         if places:
-            lines += ["", f"{title}: {len(places)} rows, as {places[0]}"]
+            lines += ["", f"{title}: {counted(len(places), 'row')}, as {places[0]}"]
     lines += ["", *_environment(found.environment, width)]
     return "\n".join(lines)
 
 
 def _change(change: Change) -> str:
     moved = change.moved
-    floors = "" if moved is None or moved == 0 else f"  ({_signed(moved)} floors)"
+    # A change of one floor is read as +1: it is what is printed that decides.
+    floors = "" if not moved else f"  ({_signed(moved)} {agreeing(float(_signed(abs(moved))), 'floor', 'floors')})"
     if change.before != change.after:
         return f"{change.place}: {change.before} -> {change.after}{floors}"
     return f"{change.place}: {change.before}, {', '.join(change.columns[:4])} differ{floors}"
@@ -101,7 +136,7 @@ def _change(change: Change) -> str:
 def _environment(entries: Mapping[str, tuple[str, str]], width: int) -> list[str]:
     if not entries:
         return ["environment: the same"]
-    lines = [f"environment: {'1 entry differs' if len(entries) == 1 else f'{len(entries)} entries differ'}"]
+    lines = [f"environment: {counted(len(entries), 'entry', 'entries')} {agreeing(len(entries), 'differs', 'differ')}"]
     for name, (before, after) in list(entries.items())[:_MOST]:
         lines += [f"  {part}" for part in wrap(f"{name}: {before or 'absent'} -> {after or 'absent'}", width - 2)]
     if len(entries) > _MOST:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.text import Text
 
 from driftscope.records.kinds.shape_report import ShapeRecord
 from driftscope.report import wording
+from driftscope.report.sheet import Mark
 from driftscope.report.sheets import shapes
 from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, room, wrap
 from driftscope.report.terminal.sheet import STYLES
@@ -48,10 +51,17 @@ def render(record: ShapeRecord, *, width: int = 100, color: bool = False, lines:
     left = _findings(page, record, lines)
     _picture(page, record, lines)
     more = [wording.counted(left, "finding")] if left else []
-    more += [f"{len(record.points)} shapes"] if record.points else []
+    more += [_tried(record)] if record.points else []
     if more:
         page.add(Text(f"more: {', '.join(more)}: see --json or -o page.html", "dim"))
     return "\n".join(page.lines[: lines - 1] + page.lines[-1:] if len(page.lines) > lines else page.lines)
+
+
+def _tried(record: ShapeRecord) -> str:
+    """Count the shapes tried, and explain why the headline counts fewer: there it is those at which the model runs."""
+    refused = sum(not point.valid for point in record.points)
+    beyond = f" ({wording.counted(refused, 'shape')} of them the model itself refuses)" if refused else ""
+    return f"every shape tried, {len(record.points):,}{beyond}"
 
 
 def _targets(page: Lines, record: ShapeRecord) -> None:
@@ -85,17 +95,25 @@ def _picture(page: Lines, record: ShapeRecord, lines: int) -> None:
     page.blank()
     for line in wrap(wording.one_line(grid.title), page.width):
         page.add(Text(line, "bold"), limit=1)
-    shown = {mark.text for squares in grid.squares for mark in squares}
-    legend = "; ".join(f"{_LETTERS[text]} {words}" for text, words in _MEANINGS.items() if text in shown)
-    height = min(lines - len(page.lines) - 3 - len(legend) // page.width, _ROWS)
+    drawn_rows = list(zip(grid.rows, grid.squares, strict=True))
+    legend = _legend(grid.squares)
+    height = max(min(lines - len(page.lines) - 4 - len(legend) // page.width, _ROWS), 1)
     if len(grid.columns) > 1:
         page.add(Text("".join([" " * 6, *(f"{name:>4}" for name in grid.columns)]), "dim"), limit=1)
-    for name, squares in list(zip(grid.rows, grid.squares, strict=True))[:height]:
+    for name, squares in drawn_rows[:height]:
         drawn = Text(f"{name:>6}")
         for mark in squares:
             drawn.append(f"{_LETTERS.get(mark.text, mark.text[:1]):>4}", STYLES[mark.tone])
         page.add(drawn, limit=1)
-    page.paragraph(legend, "dim", indent=2)
+    left = len(drawn_rows) - height
+    rows = f"and {wording.counted(left, 'more row')}; " if left > 0 else ""
+    page.paragraph(f"{rows}{_legend(grid.squares[:height])}", "dim", indent=2)
+
+
+def _legend(squares: Sequence[Sequence[Mark]]) -> str:
+    """Say what the signs that are drawn mean."""
+    shown = {mark.text for row in squares for mark in row}
+    return "; ".join(f"{_LETTERS[text]} {words}".strip() for text, words in _MEANINGS.items() if text in shown)
 
 
 def _relations(page: Lines, record: ShapeRecord) -> None:

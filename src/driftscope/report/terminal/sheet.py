@@ -15,6 +15,7 @@ from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, room, 
 
 STYLES = {"good": "bold green", "fair": "bold yellow", "bad": "bold red", "unsure": "bold magenta", "": ""}
 _LONGEST_NAME = 18  # of a cell that is kept on one line
+_LEAST, _LEAST_NAME = 4, 8  # columns of a cell, and of the first one of a row
 _LONGEST_CELL = 160
 _MOST_REMARK = 3  # lines of a title, a figure, or what is said to be elsewhere
 _FEWEST_ROWS = 3  # of a section; where fewer fit it is left to the page
@@ -94,18 +95,51 @@ def _section(page: Lines, section: Section, lines: int) -> bool:
     if isinstance(section, Points):
         return _points(page, section, free)
     heads, rows = _cells(section)
-    columns = Columns(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for index, head in enumerate(heads):
-        # Sentences are wrapped; a number or a name is not.
-        prose = max((len(row[index][0]) for row in rows), default=0) > _LONGEST_NAME
-        columns.add_column(head, no_wrap=not prose, overflow="fold", min_width=4 if index else 8)
-    shown = rows[: max(free - 1, 1)]
-    for row in shown:
-        columns.add_row(*(Text(wording.elide(text, _LONGEST_CELL), STYLES[tone]) for text, tone in row))
-    page.add(columns, limit=None)
+    widths = [max((len(row[index][0]) for row in rows), default=0) for index in range(len(heads))]
+    heads, parts = _fitting(heads, widths, page.width)
+    shown = rows[: max(free // len(parts) - 1, 1)]
+    for part in parts:
+        columns = Columns(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for index in part:
+            # Sentences are wrapped; a number or a name is not.
+            prose = widths[index] > _LONGEST_NAME
+            columns.add_column(
+                heads[index], no_wrap=not prose, overflow="fold", min_width=_LEAST if index else _LEAST_NAME
+            )
+        for row in shown:
+            cells = [row[index] for index in part]
+            columns.add_row(*(Text(wording.elide(text, _LONGEST_CELL), STYLES[tone]) for text, tone in cells))
+        page.add(columns, limit=None)
     if isinstance(section, HeatMap) and section.legend:
         page.paragraph("; ".join(wording.one_line(words) for _, words in section.legend), "dim", indent=2)
     return len(shown) == len(rows)
+
+
+def _fitting(heads: Sequence[str], cells: Sequence[int], width: int) -> tuple[list[str], list[list[int]]]:
+    """Break titles at words and set a table as several, one below the other, until no number or name is cut.
+
+    Returns
+    -------
+    titles, parts
+        The titles with line breaks, and the columns of each part; the first column, which names the row, is in all.
+    """
+    least = [_LEAST if index else _LEAST_NAME for index in range(len(heads))]
+    needed = [min(cell, _LONGEST_NAME) if cell > _LONGEST_NAME else max(cell, len(head), floor)
+              for head, cell, floor in zip(heads, cells, least, strict=True)]  # fmt: skip
+    if sum(needed) + 2 * (len(needed) - 1) <= width:
+        return list(heads), [list(range(len(heads)))]
+    titles = []
+    for index, (head, cell) in enumerate(zip(heads, cells, strict=True)):
+        narrow = max([least[index], min(cell, _LONGEST_NAME), *map(len, head.split())])
+        titles.append("\n".join(wrap(head, narrow)))
+        needed[index] = narrow
+    parts = [[0]]
+    for index in range(1, len(heads)):
+        taken = sum(needed[i] + 2 for i in parts[-1])
+        if len(parts[-1]) > 1 and taken + needed[index] > width:
+            parts.append([0])
+        parts[-1].append(index)
+    return titles, parts
 
 
 def _points(page: Lines, section: Points, free: int) -> bool:

@@ -44,7 +44,7 @@ def render(record: TransformReport, *, width: int = 100, color: bool = False, li
     page.paragraph(wording.one_line(record.function), "dim", indent=2)
     for outcome, names in by_outcome(record):
         page.labelled(f"  {outcome}", " ".join(names), STYLES[TONE[outcome]], indent=20)
-    left = _findings(page, record.findings, lines - 1)
+    left = _findings(page, told_once(record.findings), lines - 1)
     if left:
         page.add(Text(f"more: {wording.counted(left, 'finding')}: see --json or -o page.html", "dim"))
     return "\n".join(page.lines[:lines])
@@ -60,6 +60,14 @@ def by_outcome(record: TransformReport) -> list[tuple[str, list[str]]]:
 def actions(record: TransformReport) -> list[TransformFinding]:
     """Return the findings that are no notes."""
     return [f for f in record.findings if not f.note]
+
+
+def told_once(findings: Sequence[TransformFinding]) -> tuple[TransformFinding, ...]:
+    """Return findings without those that read the same as an earlier one: each names all its transforms itself."""
+    seen: dict[tuple[object, ...], TransformFinding] = {}
+    for finding in findings:
+        seen.setdefault((finding.code, finding.note, finding.where, finding.what, finding.why, finding.fix), finding)
+    return tuple(seen.values())
 
 
 def outcome_fails(outcome: str, limit: FailOn) -> bool:

@@ -14,6 +14,7 @@ from torch.export import Dim
 
 from driftscope.errors import InputError
 from driftscope.programs import pytrees as pytree
+from driftscope.records.words import counted
 from driftscope.shapes.conditions.linear import Linear
 from driftscope.shapes.probe.axes import Arguments, Axis, AxisClasses
 
@@ -238,7 +239,7 @@ def _said_of_leaf(leaf: int, words: Any, example: Arguments) -> dict[tuple[int, 
         raise InputError(f"the spec says {words!r} of {path}; give a dict from axis to Dim, or None")
     wrong = [axis for axis in words if not isinstance(axis, int) or not -value.ndim <= axis < value.ndim]
     if wrong:
-        raise InputError(f"the spec names axis {wrong[0]!r} of {path}, which has {value.ndim} axes")
+        raise InputError(f"the spec names axis {wrong[0]!r} of {path}, which has {counted(value.ndim, 'axis', 'axes')}")
     return {(leaf, axis % value.ndim): word for axis, word in words.items()}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from driftscope.errors import InputError, ProgramError
 from driftscope.programs.state.process import state_kept
+from driftscope.records.words import counted
 from driftscope.shapes.asked_model import AskedModel, asked_model
 from driftscope.shapes.capture.candidates import CandidateSearch
 from driftscope.shapes.capture.export import Capture
@@ -84,15 +85,18 @@ class CoveredProgram(Dispatcher):
         return cls(form, members, about["outputs"], about)
 
     def __str__(self) -> str:
-        programs = "one program" if len(self.members) == 1 else f"{len(self.members)} programs"
+        programs = counted(len(self.members), "program")
         gap = self.probed - self.covered
-        answer = f"no drift on {self.covered} shapes tried" if not gap else f"refuses {gap} of {self.probed} shapes"
+        probed = counted(self.probed, "shape")
+        answer = f"refuses {gap} of {probed}" if gap else f"no drift on {probed} tried"
         lines = [f"{programs}, {answer} (probed, not proved)"]
         lines += [f"  {m.origin}: {m.relation}" for m in self.members]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"<CoveredProgram of {len(self.members)}, right at {self.covered} of {self.probed} shapes tried>"
+        return (
+            f"<CoveredProgram of {len(self.members)}, right at {self.covered} of {counted(self.probed, 'shape')} tried>"
+        )
 
 
 @state_kept()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from driftscope.records.finding import Finding, Where
+from driftscope.records.words import all_of, counted
 from driftscope.shapes.check import Check
 from driftscope.shapes.conditions.expressions import text
 from driftscope.shapes.conditions.relations import Clause
@@ -126,7 +127,7 @@ class DomainFindings:
             f"the ONNX file returns {which} of complex numbers as real ones with one more axis of 2 at the end",
             why="ONNX operators compute with real numbers; the exporter keeps real and imaginary part side by side",
             fix="torch.view_as_complex(output), or call the file through report.guard(path), which does it"
-            + (f": the values are then right at all {right} shapes tried" if not wrong else ""),
+            + (f": the values are then right at {all_of(right, 'shape')} tried" if not wrong else ""),
             evidence={"target": ONNX, "outputs": outputs, "right": right, "wrong": wrong},
             verified=True if right and not wrong else None,
         )
@@ -228,7 +229,7 @@ class DomainFindings:
         running = len(self.check.domain.running)
         count = len(group.points)
         total = probed - running if group.outcome == MORE else running
-        return f"{count} of {total} shapes tried" if count != 1 else f"1 of {total} shapes tried"
+        return f"{count} of {counted(total, 'shape')} tried"
 
     def _at(self, point: tuple[int, ...]) -> str:
         return ", ".join(f"{name}={size}" for name, size in changed_sizes(point, self.example, self.names)[:6])

@@ -11,6 +11,7 @@ import torch
 
 from driftscope.errors import InputError
 from driftscope.records.finding import Finding, Where
+from driftscope.records.words import counted
 from driftscope.shapes.attempts import Mode
 from driftscope.shapes.capture.candidates import Candidate
 from driftscope.shapes.capture.export import Refusal
@@ -171,7 +172,7 @@ def _not_followed(candidate: Candidate, check: Check) -> Iterator[Finding]:
         yield Finding(
             "S002",
             f"torch suggests {suggestion}, which {'freezes' if freezes else 'thins out'} that axis and loses"
-            f" {len(excluded)} of {len(check.running)} shapes tried; not followed",
+            f" {len(excluded)} of {counted(len(check.running), 'shape')} tried; not followed",
             why="a suggestion makes a spec acceptable, it does not keep the sizes at which the model runs",
             fix=f"{name} left to Dim.DYNAMIC",
             note=True,
@@ -309,8 +310,8 @@ def _mode_that_covers_more(check: Check) -> Iterator[Finding]:
         lost, wrong = best.coverage.lost, best.coverage.wrong
         yield Finding(
             "S004",
-            f"of the {chosen.coverage.probed} shapes at which ways of exporting were compared {chosen.capture.mode} is"
-            f" right at {chosen.coverage.right}; {best.capture.mode} loses {lost}"
+            f"of the {counted(chosen.coverage.probed, 'shape')} at which ways of exporting were compared"
+            f" {chosen.capture.mode} is right at {chosen.coverage.right}; {best.capture.mode} loses {lost}"
             + (f" and is wrong at {wrong}" if wrong else ""),
             why="a plain spec traces sizes 0 and 1 apart and turns what torch's own analysis asks for into guards",
             fix="export by the function in spec_code",

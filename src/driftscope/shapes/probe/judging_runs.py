@@ -16,6 +16,7 @@ from driftscope.comparison.agreement import agreement
 from driftscope.comparison.leaves import compare_leaves
 from driftscope.programs.value_trees import flatten
 from driftscope.records.paths import Path
+from driftscope.records.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def difference(reference: Any, other: Ran) -> str:
     alike = len(a) == len(b) and (other.flat or [path for path, _ in a] == [path for path, _ in b])
     if not alike:
         told = [leaf for leaf in compare_leaves(a, b, flat=other.flat) if leaf.kind not in ("same", "value")]
-        return f"{told[0].path}: {told[0].detail}" if told else f"{len(a)} outputs against {len(b)}"
+        return f"{told[0].path}: {told[0].detail}" if told else f"{counted(len(a), 'output')} against {len(b)}"
     for (path, x), (_, y) in zip(a, b, strict=True):
         if _same_tensor(x, y):
             continue

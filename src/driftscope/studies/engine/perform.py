@@ -17,6 +17,7 @@ from driftscope.records.runs import store as run_store
 from driftscope.records.runs.rows import OK
 from driftscope.records.runs.store import RunFolder
 from driftscope.records.runs.writers import CellRows, Claims
+from driftscope.records.words import agreeing, counted
 from driftscope.studies.engine.cell_runs import environment_with
 from driftscope.studies.engine.grid import Cell
 from driftscope.studies.engine.plan import Plan, digest_of
@@ -125,7 +126,8 @@ def _finished(submission: Submission, cells: Sequence[Cell], folder: RunFolder, 
             done |= ours
             missing = [c for c in missing if c.name not in ours]
             if missing:
-                say(f"{len(missing)} cells are being made by another process that writes to {folder.path}")
+                are = agreeing(len(missing), "is", "are")
+                say(f"{counted(len(missing), 'cell')} {are} being made by another process that writes to {folder.path}")
                 start = time.perf_counter()
                 claims.look()
                 done = folder.entries()
@@ -173,7 +175,7 @@ def _is_wanted(cell: Cell, done: Mapping[str, CellRows]) -> bool:
 
 def _begin(where: str, cells: int, missing: int) -> str:
     kept = f", {cells - missing} kept from before" if missing < cells else ""
-    return f"{missing} of {cells} cells to run{where}{kept}"
+    return f"{missing} of {counted(cells, 'cell')} to run{where}{kept}"
 
 
 class _Telling:
@@ -188,5 +190,5 @@ class _Telling:
         failed = entry.rows[0]["outcome"] != OK
         self._failures += failed - self._failed.get(entry.cell, False)
         self._failed[entry.cell] = failed
-        text = f"{len(self._failed)} of {self._cells} cells"
+        text = f"{len(self._failed)} of {counted(self._cells, 'cell')}"
         self._say(text + (f", {self._failures} failed" if self._failures else ""))

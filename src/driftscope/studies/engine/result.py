@@ -18,6 +18,7 @@ from driftscope.records.runs.rows import OK
 from driftscope.records.runs.store import RunFolder
 from driftscope.records.runs.tables import TABLE_SUFFIXES, frame_of, write_table
 from driftscope.records.showing import Shown
+from driftscope.records.words import counted
 from driftscope.studies import general_views
 from driftscope.studies.engine.perform import Outcome, Running, run_study
 from driftscope.studies.engine.plan import Plan
@@ -157,7 +158,7 @@ class Study(Shown):
 
     def __repr__(self) -> str:
         failed = f", {len(self.failures)} failed" if self.failures else ""
-        return f"<Study {self.run or self.name}: {len(self.record.rows)} rows{failed}>"
+        return f"<Study {self.run or self.name}: {counted(len(self.record.rows), 'row')}{failed}>"
 
 
 def perform(plan: Plan, running: Running) -> Study:

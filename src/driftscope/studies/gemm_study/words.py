@@ -12,7 +12,7 @@ from driftscope.records.kinds.study import ShownTable, Statement, StudyRecord
 from driftscope.studies import pairwise
 from driftscope.studies.gemm_study.cell import BIAS_TOP, NOT_AVAILABLE
 from driftscope.studies.places import places
-from driftscope.studies.sentences import counted, floors, is_ranked, listed
+from driftscope.studies.sentences import agreeing, all_of, counted, floors, is_ranked, listed, part_of
 
 _FINE = (pairwise.SAME_BITS, pairwise.ROUNDING, pairwise.LARGE)
 _Place = tuple[str, Sequence[Any]]
@@ -76,13 +76,19 @@ def _whether_rounding(found: Sequence[_Place]) -> Iterator[Statement]:
     same = sum(row["verdict"] == pairwise.SAME_BITS for _, row in pairs)
     if not beyond:
         if same == len(pairs):
-            yield Statement(f"All {counted(len(pairs), 'pair')} of results have the same bits.", evidence)
+            yield Statement(
+                f"{all_of(len(pairs), 'pair').capitalize()} of results {agreeing(same, 'has', 'have')} the same bits.",
+                evidence,
+            )
             return
         large = sum(row["verdict"] == pairwise.LARGE for _, row in pairs)
         unusual = f", of which {large} unusually large (above 1.5 floors)" if large else ""
+        alike = (
+            f"{same} of {counted(len(pairs), 'pair')} {agreeing(same, 'has', 'have')} the same bits, the others differ"
+        )
+        alike = alike if same else f"{all_of(len(pairs), 'pair')} {agreeing(len(pairs), 'differs', 'differ')}"
         yield Statement(
-            f"Every difference is rounding: {same} of {counted(len(pairs), 'pair')} have the same bits, the others "
-            f"differ by rounding{unusual}, the farthest {size}.", evidence,
+            f"Every difference is rounding: {alike} by rounding{unusual}, the farthest {size}.", evidence
         )  # fmt: skip
         return
     causes = sorted({row["cause"] for _, row in beyond if row.get("cause")})
@@ -90,7 +96,7 @@ def _whether_rounding(found: Sequence[_Place]) -> Iterator[Statement]:
     why = f"{listed(causes)} would explain {len(beyond) - open_} of them by its size" if causes else ""
     rest = f"no cheaper arithmetic that is known explains {open_}" if open_ else ""
     yield Statement(
-        f"{len(beyond)} of {counted(len(pairs), 'pair')} differ by more than rounding, the farthest {size}; "
+        f"{part_of(len(beyond), len(pairs), 'pair', 'differs', 'differ')} by more than rounding, the farthest {size}; "
         f"{'; '.join(filter(None, (why, rest)))}.", evidence | {"causes": causes},
     )  # fmt: skip
 
@@ -165,7 +171,7 @@ def _changes(variants: Sequence[Any]) -> Iterator[Statement]:
         parts.append(f"runs another graph for {changed[0]}{more} ({words})")
         evidence["changed"] = changed
     if parts:
-        yield Statement(f"onnxruntime itself {listed(parts)}.", evidence)
+        yield Statement(f"onnxruntime itself {', and '.join(parts)}.", evidence)
 
 
 def _orders(variants: Sequence[Any]) -> tuple[tuple[str, str, str], ...]:

@@ -12,6 +12,7 @@ from driftscope.records.kinds.study import StudyRecord
 from driftscope.studies.figures import COLOURS, HATCHES, heat_map, new_figure, saved
 from driftscope.studies.layer_norm_study.cell import BINS, HALF_WIDTH, NOT_AVAILABLE
 from driftscope.studies.places import places
+from driftscope.studies.sentences import counted, floors
 
 _END_OF_ROUNDING = 1.5  # floors
 _SHOWN = ("ttt", "ooo", "onnxruntime whole")  # whose errors are drawn as histograms
@@ -59,7 +60,7 @@ def _histogram(panel: Any, place: dict[str, Any], rows: Sequence[Any]) -> None:
         counts = chains[name]["histogram"]
         share = [max(count, 0) / sum(counts) for count in counts]
         chain = chains[name]
-        label = f"{name}: {chain['roundings']} roundings, {chain['floors']:.2g} floors"
+        label = f"{name}: {counted(chain['roundings'], 'rounding')}, {floors(chain['floors'])}"
         style = ("-", "--", ":")[index]
         panel.step(centres, share, where="mid", color=COLOURS[index], linewidth=1.5, linestyle=style, label=label)
     panel.set_yscale("log")

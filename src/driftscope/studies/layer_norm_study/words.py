@@ -10,7 +10,7 @@ from driftscope.records.kinds.study import Statement, StudyRecord
 from driftscope.studies import pairwise
 from driftscope.studies.layer_norm_study.cell import NOT_AVAILABLE, NOT_FINITE
 from driftscope.studies.places import places
-from driftscope.studies.sentences import counted, floors, is_ranked, listed
+from driftscope.studies.sentences import agreeing, all_of, counted, floors, is_ranked, listed, part_of, percent
 
 _TORCH, _ORT, _WHOLE = "ttt", "ooo", "onnxruntime whole"
 _BROKEN = (pairwise.MORE, NOT_FINITE)
@@ -51,9 +51,9 @@ def _itself(place: str, pair: Any, one: Any, whole: Any) -> Statement:
     """Speak of onnxruntime's own two ways to run the same operators."""
     why = f" ({whole['runtime']})" if whole["runtime"] else ""
     text = (
-        f"{place}: onnxruntime run node by node and as a whole graph differ in {pair['changed']:.1%} of the results, "
-        f"by at most {pair['max_abs']:.2g}: node by node rounds {counted(one['roundings'], 'time')}, the whole graph "
-        f"{counted(whole['roundings'], 'time')}{why}."
+        f"{place}: onnxruntime run node by node and as a whole graph differ in {percent(pair['changed'], 1)} of the "
+        f"results, by at most {pair['max_abs']:.2g}: node by node rounds {counted(one['roundings'], 'time')}, the "
+        f"whole graph {counted(whole['roundings'], 'time')}{why}."
     )
     return Statement(text, {"changed": pair["changed"], "roundings": [one["roundings"], whole["roundings"]]})
 
@@ -65,14 +65,16 @@ def _pairs(place: str, pairs: Sequence[Any]) -> list[Statement]:
     far = max(pairs, key=lambda row: row["floors"])
     evidence = {"pairs": len(pairs), "beyond": len(beyond), "floors": far["floors"], "max_ulp": far.get("max_ulp")}
     if beyond:
-        text = f"{place}: {len(beyond)} of {counted(len(pairs), 'pair')} of ways differ by more than rounding."
+        differ = part_of(len(beyond), len(pairs), "pair", "of ways differs", "of ways differ")
+        text = f"{place}: {differ} by more than rounding."
     elif far["rms"] == 0:
-        text = f"{place}: all {counted(len(pairs), 'pair')} of ways give the same bits."
+        text = f"{place}: {all_of(len(pairs), 'pair')} of ways {agreeing(len(pairs), 'gives', 'give')} the same bits."
     else:
         unusual = ", which is unusually large" if far["verdict"] == pairwise.LARGE else ""
         text = (
-            f"{place}: all {counted(len(pairs), 'pair')} of ways differ by rounding; the farthest, {far['name']} and "
-            f"{far['other']}, by {floors(far['floors'])}{unusual}: {far['max_ulp']:.2g} ulp of the largest result."
+            f"{place}: {all_of(len(pairs), 'pair')} of ways {agreeing(len(pairs), 'differs', 'differ')} by rounding; "
+            f"the farthest, {far['name']} and {far['other']}, by {floors(far['floors'])}{unusual}: "
+            f"{far['max_ulp']:.2g} ulp of the largest result."
         )
     return [Statement(text, evidence)]
 
@@ -91,7 +93,8 @@ def _responsible(place: str, operators: Sequence[Any]) -> Statement:
     if len(first) == 1:
         text = (
             f"{place}, operator by operator: {worst['name']} changes most: exchanging it alone changes "
-            f"{worst['changed']:.1%} of the results ({_share(worst, total)} of the squared difference{others}).{exact}"
+            f"{percent(worst['changed'], 1)} of the results ({_share(worst, total)} of the squared difference"
+            f"{others}).{exact}"
         )
     else:
         shares = listed([f"{row['name']} ({_share(row, total)})" for row in first])
@@ -102,7 +105,7 @@ def _responsible(place: str, operators: Sequence[Any]) -> Statement:
 
 
 def _share(row: Any, total: float) -> str:
-    return f"{row['rms'] ** 2 / total:.0%}"
+    return percent(row["rms"] ** 2 / total)
 
 
 def _closer(place: str, chains: dict[str, Any], pair: Any) -> Statement:
@@ -121,8 +124,8 @@ def _closer(place: str, chains: dict[str, Any], pair: Any) -> Statement:
     else:
         text = f"{place}: torch and onnxruntime are equally close to exact (rms error {far['rms']:.2g})."
     text += (
-        f" Between torch and the whole graph in onnxruntime {pair['changed']:.1%} of the results differ, by at most "
-        f"{pair['max_abs']:.2g}: {pair['max_ulp']:.2g} ulp of the largest result, {floors(pair['floors'])}."
+        f" Between torch and the whole graph in onnxruntime {percent(pair['changed'], 1)} of the results differ, "
+        f"by at most {pair['max_abs']:.2g}: {pair['max_ulp']:.2g} ulp of the largest result, {floors(pair['floors'])}."
     )
     return Statement(text, evidence)
 

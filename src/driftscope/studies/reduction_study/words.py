@@ -11,7 +11,7 @@ from typing import Any
 from driftscope.records.kinds.study import Statement, StudyRecord
 from driftscope.records.runs.rows import OK
 from driftscope.studies.reduction_study.cell import MORE, NOT_FINITE, SAME_BITS
-from driftscope.studies.sentences import counted, floors
+from driftscope.studies.sentences import counted, floors, part_of, percent
 
 _PREDICTED = ("float64", "float32")  # dtypes in which a spread is more than a step of the grid
 
@@ -45,7 +45,7 @@ def _of_dtype(function: str, dtype: str, rows: Sequence[Any]) -> Statement:
     changed = measures.mean(1 - _share_of_commonest(row) for row in moved)
     head = (
         f"{function} in {dtype}: the order changes bits in {len(moved)} of {counted(len(rows), 'cell')}, there in "
-        f"{changed:.0%} of the orders"
+        f"{percent(changed)} of the orders"
     )
     far = max(moved, key=lambda row: row["random_spread"])
     evidence |= {"largest_spread": far["random_spread"], "floors": far["floors"], "law": far["law"],
@@ -66,17 +66,25 @@ def _of_random_orders(rows: Sequence[Any]) -> Iterator[Statement]:
     same = sum(row["verdict"] == SAME_BITS for row in rows)
     evidence = {"same": same, "cells": len(rows), "beyond": len(beyond)}
     if not beyond:
-        yield Statement(
-            f"For random orders the change is rounding: {same} of {counted(len(rows), 'cell')} have the same bits in "
-            "every order, and none of the others moves more than 2.5 floors or one unit in the last place.", evidence,
-        )  # fmt: skip
+        if same < len(rows):  # where no cell moves at all, each function and dtype has said so
+            yield Statement(
+                f"For random orders the change is rounding: {_how_many_stay(same, len(rows))} moves more than 2.5 "
+                "floors or one unit in the last place.", evidence,
+            )  # fmt: skip
         return
     worst = max(beyond, key=lambda row: row["floors"])
     yield Statement(
-        f"{len(beyond)} of {counted(len(rows), 'cell')} move more between random orders than rounding of independent "
-        f"terms predicts, the farthest {floors(worst['floors'])}: {worst['function']} of {_place(worst)}, "
+        f"{part_of(len(beyond), len(rows), 'cell', 'moves', 'move')} more between random orders than rounding of "
+        f"independent terms predicts, the farthest {floors(worst['floors'])}: {worst['function']} of {_place(worst)}, "
         f"{worst['dtype']}.", evidence | {"floors": worst["floors"]},
     )  # fmt: skip
+
+
+def _how_many_stay(same: int, cells: int) -> str:
+    """Begin a sentence on cells that only round with those that have the same bits in every order."""
+    if not same:
+        return "no cell" if cells > 1 else "nothing"
+    return f"{part_of(same, cells, 'cell', 'has', 'have')} the same bits in every order, and none of the others"
 
 
 def _of_sorted_terms(rows: Sequence[Any]) -> Iterator[Statement]:

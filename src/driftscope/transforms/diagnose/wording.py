@@ -10,6 +10,7 @@ import torch
 
 from driftscope.records.finding import Where
 from driftscope.records.kinds.transform_report import TransformFinding
+from driftscope.records.words import counted
 from driftscope.transforms.diagnose import syntax
 from driftscope.transforms.diagnose.catalogue import CAUSES
 from driftscope.transforms.examination import Examination
@@ -145,8 +146,8 @@ def _seen(suspect: Suspicion) -> str:
     each = value.numel() // max(value.shape[0], 1)
     if each == 1:
         shown = ", ".join(_number(x) for x in value.reshape(-1)[:_VALUES].tolist())
-        return f": {subject} is mapped over {value.shape[0]} examples: {shown}"
-    return f": {subject} is mapped over {value.shape[0]} examples, each of shape {tuple(value.shape[1:])}"
+        return f": {subject} is mapped over {counted(value.shape[0], 'example')}: {shown}"
+    return f": {subject} is mapped over {counted(value.shape[0], 'example')}, each of shape {tuple(value.shape[1:])}"
 
 
 def _number(value: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from driftscope.records.words import agreeing, counted
 from driftscope.transforms.batching.batched import vmap
 from driftscope.transforms.repairs import autograd, flow, values
 from driftscope.transforms.repairs.source import Edit, Source, edited_code, edited_text, patch_of, source_of, swapped
@@ -131,10 +132,8 @@ def _one_sided(source: Source, edit: Edit, answers: Answers) -> str:
 
 def _half_tried(source: Source, edit: Edit, text: str, verdict: TrialOutcome, condition: str) -> Proposal:
     offered = _offered(source, edit, text, verdict)
-    fix = (
-        f"{offered.fix} (tried on one side alone: the {verdict.examples} examples tried agree on `{condition}`; "
-        f"give examples that take both)"
-    )
+    agree = f"{counted(verdict.examples, 'example')} tried {agreeing(verdict.examples, 'agrees', 'agree')}"
+    fix = f"{offered.fix} (tried on one side alone: the {agree} on `{condition}`; give examples that take both)"
     return replace(offered, fix=fix, verified=None)
 
 
