@@ -13,7 +13,7 @@ from rich.cells import cell_len
 import record_examples
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.collection import Collection, Entry
-from driftscope.records.kinds.output import OutputRecord
+from driftscope.records.kinds.output import OutputRecord, Side
 from driftscope.records.verdict import Verdict
 from driftscope.report import wording
 from driftscope.report.terminal import comparison
@@ -214,7 +214,7 @@ def test_a_collection_shows_every_entry_under_its_title() -> None:
     [
         (None, wording.NOTHING), (0.0, "0"), (0.6137, "0.61"), (0.6, "0.6"), (1.0, "1"), (12.34, "12"), (690.0, "690"),
         (9999.0, "9999"), (10_000.0, "1.0e+04"), (0.0099, "9.9e-03"), (3.14e-16, "3.1e-16"), (-0.5, "-0.5"),
-        (float("inf"), "∞"), (float("-inf"), "-∞"), (float("nan"), "nan"), (10**400, "∞"),
+        (float("inf"), "∞"), (float("-inf"), "-∞"), (float("nan"), "NaN"), (10**400, "∞"),
     ],
 )  # fmt: skip
 def test_numbers(value: float | None, expected: str) -> None:
@@ -236,6 +236,17 @@ def test_eliding_keeps_both_ends(words: str, width: int) -> None:
 @given(st.text())
 def test_cleaned_text_cannot_steer_a_terminal(words: str) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", wording.clean(words))
+
+
+def test_the_column_closer_ranks_neither_two_functions_nor_equals() -> None:
+    sides = [Side("float32", (2,), error=e, error_floors=e) for e in (1.201e-6, 1.204e-6, 2e-6)]
+
+    def said(verdict: Verdict, near: Side, far: Side) -> str:
+        return wording.closer(record_examples.value("out", verdict, closer="a", a=near, b=far))
+
+    assert said(Verdict.ROUNDING, sides[0], sides[2]) == "A"
+    assert said(Verdict.ROUNDING, sides[0], sides[1]) == "equal"
+    assert said(Verdict.DIFFERENT, sides[0], sides[2]) == wording.NOTHING
 
 
 def test_closer_counts_outputs() -> None:

@@ -45,7 +45,9 @@ def test_no_sentence_contradicts_its_table(rows):
             ]
             assert said.evidence["largest_spread"] == max(r["random_spread"] for r in group)
             assert all(r["random_spread"] <= said.evidence["largest_spread"] for r in group)
+        assert not re.search(r"\b0 of \d|\b0% of|\b1 of \d+ cells? (have|move) ", said.text), said.text
         if said.text.startswith("For random orders the change is rounding"):
+            assert any(r["verdict"] != SAME_BITS for r in finite), "nothing moved, and others are spoken of"
             assert not any(r["verdict"] == MORE for r in finite)
         if said.text.startswith("For sorted terms it is larger"):
             counted = [r for r in finite if (r["ordered_times"] or 0) > 1 and r["ordered_floors"] > 2.5]

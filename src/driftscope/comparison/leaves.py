@@ -189,7 +189,7 @@ def special_words(drift: Drift) -> str:
 def value_words(drift: Drift) -> str:
     """Say how many values differ, by how much and where."""
     count = drift.differing - drift.special_differ
-    words = f"{count} of {counted(drift.count, 'element')} {agreeing(count, 'differs', 'differ')}"
+    words = f"{count} of {counted(drift.count, 'element')} differ"
     if drift.max_abs:
         words += f", by up to {drift.max_abs:.3g}"
     if drift.worst_index is not None and drift.worst_values is not None:

@@ -23,7 +23,7 @@ from driftscope.numerics.formats import format_of
 from driftscope.programs.arrays import dtype_name
 from driftscope.programs.protocol import Bound
 from driftscope.records.kinds.invariance_report import OUTCOMES, InvarianceTrial
-from driftscope.records.words import agreeing, counted, floors
+from driftscope.records.words import counted, floors
 
 #: Floors, in units of the limit of ordinary rounding, up to which a difference that float64 does not have is still
 #: rounding: kernels for one row and for many may differ in how they accumulate, by up to a factor of 4.
@@ -277,8 +277,7 @@ def _differs(x: torch.Tensor, y: torch.Tensor, path: str) -> HowAlike:
     at = int(flat.reshape(-1).argmax())
     pair = (f"{x.reshape(-1)[at].item():.9g}", f"{y.reshape(-1)[at].item():.9g}")
     count = int(wrong.sum())
-    differ = agreeing(count, "differs", "differ")
-    words = f"{count} of {counted(x.numel(), 'element')} of {path} {differ}, the worst {pair[0]} and {pair[1]}"
+    words = f"{count} of {counted(x.numel(), 'element')} of {path} differ, the worst {pair[0]} and {pair[1]}"
     return HowAlike("different", words, None, float(flat.max()), path, pair)
 
 

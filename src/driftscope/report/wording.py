@@ -55,7 +55,7 @@ def number(value: float | None, digits: int = 2) -> str:
     except OverflowError:  # a whole number from a damaged record
         value = math.inf
     if not math.isfinite(value):
-        return {"inf": "∞", "-inf": "-∞"}.get(str(value), str(value))
+        return {"inf": "∞", "-inf": "-∞"}.get(str(value), "NaN")
     if value == 0:
         return "0"
     if 1e-2 <= abs(value) < 1e4:
@@ -107,7 +107,12 @@ def usable_tolerance(output: OutputRecord) -> Tolerance | None:
 
 
 def closer(output: OutputRecord) -> str:
-    """Name the side that is closer to float64."""
+    """Name the side that is closer to float64; of two functions neither is, nor one of two errors that read alike."""
+    if output.verdict is Verdict.DIFFERENT:
+        return NOTHING
+    errors = [side.error for side in (output.a, output.b) if side is not None and side.error is not None]
+    if output.closer in ("a", "b") and len(errors) == 2 and number(errors[0]) == number(errors[1]):
+        return "equal"
     return {"a": "A", "b": "B", "equal": "equal"}.get(output.closer or "", NOTHING)
 
 

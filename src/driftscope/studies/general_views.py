@@ -90,12 +90,12 @@ def failures(record: StudyRecord) -> tuple[Statement, ...]:
     failed = [row for row in record.rows if row.get("outcome") != OK]
     if not failed:
         return ()
-    counted = Counter(str(row["outcome"]) for row in failed)
-    kinds = ", ".join(f"{count} {outcome}" for outcome, count in counted.most_common())
+    outcomes = Counter(str(row["outcome"]) for row in failed)
+    kinds = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
     first = failed[0]
     where = " ".join(f"{axis}={first.get(axis)}" for axis in record.axes)
     text = f"{counted(len(failed), 'cell')} gave no result ({kinds}); the first is {where}: {first['words']}."
-    return (Statement(text, dict(counted)),)
+    return (Statement(text, dict(outcomes)),)
 
 
 def _product(axes: Mapping[str, Any]) -> str:
