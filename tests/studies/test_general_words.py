@@ -18,12 +18,13 @@ def record(values: list[object], outcome: str = "ok", missing: int = 0) -> Study
 
 
 @pytest.mark.parametrize(("values", "said"), [
-    ([1.0, 2.0], ["mine: 2 rows from 2 size.", "v lies between 1 and 2, the largest at size=1."]),
+    ([1.0, 2.0], ["mine: 2 rows from 2 sizes.", "v lies between 1 and 2, the largest at size=1."]),
     ([3.0], ["mine: 1 row from 1 size.", "v is 3 in the one row."]),
-    ([3.0, 3.0], ["mine: 2 rows from 2 size.", "v is 3 in all 2 rows."]),
-    ([math.nan, 1.0, 2.0], ["mine: 3 rows from 3 size.", "v lies between 1 and 2, the largest at size=2; 1 row has NaN."]),
+    ([3.0, 3.0], ["mine: 2 rows from 2 sizes.", "v is 3 in all 2 rows."]),
+    ([math.nan, 1.0, 2.0], ["mine: 3 rows from 3 sizes.",
+                            "v lies between 1 and 2, the largest at size=2; 1 row has NaN."]),
     ([math.nan], ["mine: 1 row from 1 size.", "v is NaN in the one row."]),
-    ([True, False], ["mine: 2 rows from 2 size."]),
+    ([True, False], ["mine: 2 rows from 2 sizes."]),
 ])  # fmt: skip
 def test_the_range_of_a_result(values: list[object], said: list[str]) -> None:
     assert [s.text for s in general_views.conclude(record(values))] == said

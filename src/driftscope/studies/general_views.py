@@ -99,7 +99,9 @@ def failures(record: StudyRecord) -> tuple[Statement, ...]:
 
 
 def _product(axes: Mapping[str, Any]) -> str:
-    return " x ".join(f"{len(values)} {name}" for name, values in axes.items()) or "one cell"
+    # "data" is a plural already.
+    plural = {name: name if name.endswith(("s", "data")) else f"{name}s" for name in axes}
+    return " x ".join(counted(len(values), name, plural[name]) for name, values in axes.items()) or "one cell"
 
 
 def _results(record: StudyRecord) -> list[str]:
