@@ -37,6 +37,7 @@ from driftscope.explain.quantised.undoing import quantisation_of
 from driftscope.lift.evidence import Evidence, reached_by_noise
 from driftscope.records.finding import Finding
 from driftscope.records.kinds.output import OutputRecord
+from driftscope.records.words import floors as said_floors
 
 
 def judge_outputs(
@@ -188,7 +189,7 @@ def _explain_narrowing(evidence: Evidence, measured: Sequence[Measured], seed: i
         if narrowing is None:
             _explain_rounded_constants(evidence, m, name, alone)
             continue
-        own = f", {floors(m.rho.value)} of that format" if m.rho.value == m.rho.value else ""
+        own = f", {said_floors(m.rho.value)} of that format" if m.rho.value == m.rho.value else ""
         words = f"rounding to {narrowing} in {name}{own}"
         replay = reproduce(evidence, [(m.pair, m.drift)], seed, name, (DECLARED,))
         m.cheaper, m.consistent = ("", words) if replay is None else (words, "")
