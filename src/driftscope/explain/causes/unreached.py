@@ -22,6 +22,7 @@ from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict
+from driftscope.records.words import counted
 
 P = ParamSpec("P")
 
@@ -76,7 +77,7 @@ def unreached_weights(evidence: Evidence, outputs: Sequence[OutputRecord]) -> li
         tried = other.run(replace={b.name: a.value.to(torch.float64) for a, b in pairs})
     if not tried or not all(_same_bits(x.value, y.value) for x, y in zip(evidence.b.clean, tried, strict=True)):
         return []
-    more = f" (and {len(pairs) - _TOLD} more tensors)" if len(pairs) > _TOLD else ""
+    more = f" (and {counted(len(pairs) - _TOLD, 'more tensor')})" if len(pairs) > _TOLD else ""
     return [_note(a, b, len(pairs), more if k == 0 else "") for k, (a, b) in enumerate(pairs[:_TOLD])]
 
 
