@@ -1,4 +1,4 @@
-"""A numpy function has no graph; run on float64 arrays its own code says whether it is the same function."""
+"""A numpy function that leaves numpy's dispatch is run on float64 arrays: is it the same function?"""
 
 from __future__ import annotations
 
@@ -58,9 +58,14 @@ def inputs(shift: float) -> Tensor:
     return torch.randn(16, 256, generator=torch.Generator().manual_seed(3)) + shift
 
 
+def unfollowed(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    """The same function, out of sight: nobody can follow an array through its bytes."""
+    return lambda x: function(np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape))
+
+
 def against(reference: Callable[[Tensor], Tensor], function: Callable[[Array], Array], shift: float) -> ds.Comparison:
     """Compare both ways round; the verdict is the same."""
-    program = ds.program(function, framework="numpy")
+    program = ds.program(unfollowed(function), framework="numpy")
     found = ds.compare(reference, program, [inputs(shift)], explain=False)
     back = ds.compare(program, reference, [inputs(shift)], explain=False)
     if "run in float64" in found.reason:
@@ -90,7 +95,7 @@ def test_another_epsilon_in_numpy_is_a_different_function(eps, shift):
 
 
 def test_a_numpy_reference_with_another_epsilon_is_a_different_function():
-    program = ds.program(lambda x: by_hand(x, 1e-3), framework="numpy")
+    program = ds.program(unfollowed(lambda x: by_hand(x, 1e-3)), framework="numpy")
     assert ds.compare(program, norm, [inputs(0.0)], explain=False).verdict is ds.Verdict.DIFFERENT
 
 

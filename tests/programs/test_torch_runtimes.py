@@ -12,6 +12,7 @@ from torch import nn
 
 import driftscope as ds
 from driftscope.errors import CannotLift
+from driftscope.lift.sources import lift_bound
 from driftscope.programs.loading.frameworks import framework_of
 
 X = torch.arange(6, dtype=torch.float32).reshape(2, 3)
@@ -231,8 +232,8 @@ def test_numpy_refusals_and_missing_graphs():
     program = ds.program(lambda x: np.linalg.inv(x))
     with pytest.raises(ds.RuntimeRefused, match="numpy refused to run the program: LinAlgError"):
         program(X)
-    with pytest.raises(CannotLift, match="no graph"):
-        program.lift_source(X)
+    with pytest.raises(CannotLift, match="LinAlgError"):
+        lift_bound(program.bind(X))
 
 
 def test_unknown_and_missing_frameworks_are_said():

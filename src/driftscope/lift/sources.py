@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driftscope.errors import CannotLift
 from driftscope.lift.steps import Lifted
-from driftscope.programs.protocol import Bound, OnnxSource, TorchSource
+from driftscope.programs.protocol import Bound, NumpySource, OnnxSource, TorchSource
 
 
 def lift_bound(bound: Bound) -> Lifted:
@@ -18,7 +18,7 @@ def lift_bound(bound: Bound) -> Lifted:
     return lift_source(bound.program.lift_source(bound))
 
 
-def lift_source(source: TorchSource | OnnxSource) -> Lifted:
+def lift_source(source: TorchSource | OnnxSource | NumpySource) -> Lifted:
     """Lift a graph that a program handed out."""
     if isinstance(source, OnnxSource):
         from driftscope.lift.onnx.graph import lift_onnx
@@ -28,4 +28,8 @@ def lift_source(source: TorchSource | OnnxSource) -> Lifted:
         from driftscope.lift.torch.tape import lift_torch
 
         return lift_torch(source.function, source.args, source.kwargs, module=source.module, exported=source.exported)
+    if isinstance(source, NumpySource):
+        from driftscope.lift.arrays.record import lift_arrays
+
+        return lift_arrays(source.function, source.args, source.kwargs)
     raise CannotLift(f"a {type(source).__name__} is not a graph driftscope can evaluate in float64")

@@ -60,6 +60,23 @@ class TorchSource:
 
 
 @dataclass(frozen=True, slots=True)
+class NumpySource:
+    """A function on numpy arrays to lift.
+
+    Parameters
+    ----------
+    function : callable
+        Takes and returns numpy arrays.
+    args, kwargs
+        Its arguments, with torch tensors in the place of arrays.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class OnnxSource:
     """An ONNX graph to lift.
 
@@ -257,7 +274,7 @@ class Program(abc.ABC):
         """Whether it runs in a process of its own, which it can take down alone."""
         return False
 
-    def lift_source(self, inputs: Any = None) -> TorchSource | OnnxSource:
+    def lift_source(self, inputs: Any = None) -> TorchSource | OnnxSource | NumpySource:
         """Return the graph to evaluate in float64.
 
         Raises

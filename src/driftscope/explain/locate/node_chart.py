@@ -93,7 +93,7 @@ def _output(step: Visited, partner: Visited, side_a: _Side, side_b: _Side) -> st
 def _with_natives(bound: Bound, graph: Lifted) -> tuple[Lifted, Mapping[str, torch.Tensor]]:
     """Return the lifted graph with what its values natively were, by name; none where they cannot be read."""
     try:
-        if bound.program.kind in ("torch", "exported"):
+        if bound.program.kind in ("torch", "exported", "callable"):
             with keeping_natives() as natives:
                 recorded = lift_bound(bound)
             if isinstance(recorded, TorchTape) and not recorded.tape.written:

@@ -54,7 +54,7 @@ def native_pieces_of(
     RuntimeRefused
         If the optimised graph cannot be saved or run.
     """
-    if bound.program.kind in ("torch", "exported"):
+    if bound.program.kind in ("torch", "exported", "callable"):
         return _torch_pieces(bound, seed, side, errors)
     if bound.program.onnx_model is None:
         raise CannotLift(f"the values inside {bound.program.name} on {bound.program.runtime} cannot be read")

@@ -83,6 +83,7 @@ class CallPlace:
     file: str | None = None
     line: int | None = None
     expression: str | None = None
+    operator: str = ""
 
 
 @dataclass(slots=True)
@@ -126,7 +127,7 @@ class AtenCall:
         if self._where is None:
             p = self.place
             expression = p.expression or _source_line(p.file, p.line)
-            operator = f"{self.operator.namespace}.{self.facts.name}"
+            operator = p.operator or f"{self.operator.namespace}.{self.facts.name}"
             self._where = Where(None, self.name, operator, p.module, p.file, p.line, expression)
         return self._where
 

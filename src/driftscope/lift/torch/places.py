@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -36,9 +36,12 @@ class Places:
     module : torch.nn.Module or None
         The program, whose submodules have paths. Modules called by a plain function are adopted when they are
         first called, with their own names.
+    operation : callable
+        What the call in progress is named in the user's own words; empty for torch's name.
     """
 
-    def __init__(self, module: torch.nn.Module | None):
+    def __init__(self, module: torch.nn.Module | None, operation: Callable[[], str] = str):
+        self._operation = operation
         self._paths: dict[int, str] = {}
         self._stack: list[str] = []
         self.modules: list[torch.nn.Module] = []
@@ -80,13 +83,14 @@ class Places:
         Where the model is a library's alone, the library's innermost line.
         """
         module = self._stack[-1] if self._stack else None
+        named = self._operation()
         library: CallPlace | None = None
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not stop:
             file = frame.f_code.co_filename
             if not is_internal(file):
                 if is_users(file):
-                    return CallPlace(module, file, frame.f_lineno)
-                library = library or CallPlace(module, file, frame.f_lineno)
+                    return CallPlace(module, file, frame.f_lineno, operator=named)
+                library = library or CallPlace(module, file, frame.f_lineno, operator=named)
             frame = frame.f_back
-        return library or CallPlace(module)
+        return library or CallPlace(module, operator=named)

@@ -96,6 +96,11 @@ class Recorder(TorchDispatchMode):
         self._tape_call(func, facts, call, tensors_in(result), targets, dependent)
         return result
 
+    def keep_again(self, tensor: torch.Tensor) -> None:
+        """Keep a native result whose bits the program's own library made, which a call came close to."""
+        if self._listener is not None:
+            self._listener.keep(self.tape, [self.ledger.number_now(tensor)], [tensor])
+
     # -- arguments ---------------------------------------------------------------------------------------------
 
     def _same(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -138,6 +138,8 @@ def lift_torch(
     *,
     module: torch.nn.Module | None = None,
     exported: torch.export.ExportedProgram | None = None,
+    names: Callable[[torch.Tensor], str | None] | None = None,
+    operation: Callable[[], str] = str,
 ) -> TorchTape:
     """Record a torch program on given inputs, ready to be evaluated in float64.
 
@@ -151,6 +153,10 @@ def lift_torch(
         Names parameters, buffers and places. A module that `function` calls is found by itself.
     exported : torch.export.ExportedProgram or None
         Walked node by node instead of calling `function`.
+    names : callable or None
+        Gives the name of a captured tensor that is no module's.
+    operation : callable
+        What the call in progress is named in the user's own words; empty for torch's name.
 
     Raises
     ------
@@ -158,7 +164,7 @@ def lift_torch(
         If the program leaves torch, uses tensors with rules of their own, or an unknown higher-order operator.
     """
     leaves, spec = flatten((args, dict(kwargs)), "in")
-    program = _Program(function, module, exported)
+    program = _Program(function, module, exported, names, operation)
     recorded = program.record(leaves, spec)
     doubted = doubtful(recorded.tape, function) if exported is None else []
     if doubted:
@@ -180,6 +186,8 @@ class _Program:
     function: Callable[..., Any]
     module: torch.nn.Module | None
     exported: torch.export.ExportedProgram | None
+    names: Callable[[torch.Tensor], str | None] | None
+    operation: Callable[[], str]
 
     def record(self, leaves: list[tuple[Path, Any]], spec: Spec) -> TorchTape:
         """Run once on fresh containers and return the tape."""
@@ -198,22 +206,19 @@ class _Program:
         with torch.set_grad_enabled(gradients):
             if self.exported is not None:
                 return _record_exported(self.exported, args, kwargs, inputs)
-            return _record_call(self.function, args, kwargs, inputs, self.module)
+            return self._record_call(args, kwargs, inputs)
+
+    def _record_call(self, args: Any, kwargs: Any, inputs: list[tuple[str, torch.Tensor]]) -> TorchTape:
+        places = Places(self.module, self.operation)
+        names = self.names or _Names(places)
+        recorder = Recorder(names, lambda: places.here(_call_natively.__code__))
+        with places.following(), contained(self.function if self.module is None else self.module):
+            return _record(recorder, inputs, lambda: _call_natively(self.function, args, kwargs))
 
 
 def _fresh(value: Any) -> Any:
     """Give an input as a tensor object of its own, so that what happens to it does not reach the caller's."""
     return value.detach().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
-
-
-def _record_call(
-    function: Callable[..., Any], args: Any, kwargs: Any, inputs: list[tuple[str, torch.Tensor]],
-    module: torch.nn.Module | None,
-) -> TorchTape:  # fmt: skip
-    places = Places(module)
-    recorder = Recorder(_Names(places), lambda: places.here(_call_natively.__code__))
-    with places.following(), contained(function if module is None else module):
-        return _record(recorder, inputs, lambda: _call_natively(function, args, kwargs))
 
 
 def _call_natively(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

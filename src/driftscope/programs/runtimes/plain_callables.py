@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from driftscope.errors import DependencyMissing, DriftscopeError, ProgramError, RuntimeRefused, ends_us
+from driftscope.errors import CannotLift, DependencyMissing, DriftscopeError, ProgramError, RuntimeRefused, ends_us
 from driftscope.programs.arrays import array_of, jax_array_of, jax_available, tensor_of
 from driftscope.programs.feeding.binding import bind_call, ready, signature_of
-from driftscope.programs.protocol import Bound, Program, Slot
+from driftscope.programs.protocol import Bound, NumpySource, Program, Slot
 from driftscope.programs.state.effects import contained
 from driftscope.programs.value_trees import flatten, unflatten
 
@@ -78,6 +78,12 @@ class ArrayProgram(Program):
                 raise RuntimeRefused(self.framework, "run", f"{type(error).__name__}: {error}") from error
         found, out_spec = flatten(outputs)
         return unflatten([tensor_of(leaf) for _, leaf in found], out_spec)
+
+    def lift_source(self, inputs: Any = None) -> NumpySource:
+        bound = self.bind(inputs)
+        if self.framework != "numpy":
+            raise CannotLift(f"{self.name} runs on {self.runtime}, which has no graph to evaluate in float64")
+        return NumpySource(self.function, bound.args, bound.kwargs)
 
     def widened(self, bound: Bound, step: float = 0.0, seed: int = 0) -> Any:
         if self.framework != "numpy":

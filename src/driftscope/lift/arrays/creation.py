@@ -1,0 +1,90 @@
+"""numpy's functions that make arrays, while a call is followed: what they make can be written into and followed.
+
+They do not dispatch on what they are given, so they are replaced in the module ``numpy`` for the duration of the call;
+other threads, and libraries between, get what they had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from driftscope.lift.arrays.traced import TracedArray
+from driftscope.lift.arrays.tracing import Tracer, torch_dtype
+
+_EMPTY = ("zeros", "ones", "empty", "full")
+_TAKING = ("array", "asarray", "asanyarray", "ascontiguousarray")
+
+# Whose own arrays are none of the program's.
+_NOT_USERS = frozenset({"driftscope", "torch", "numpy", "ml_dtypes"})
+
+
+@contextlib.contextmanager
+def followed(tracer: Tracer) -> Iterator[None]:
+    """Let numpy make arrays that are followed, in this thread."""
+    thread = threading.get_ident()
+    before = {name: getattr(np, name) for name in (*_EMPTY, *_TAKING)}
+
+    def replaced(name: str) -> Callable[..., Any]:
+        original = before[name]
+        own = _made if name in _EMPTY else _taken
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            caller = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
+            if threading.get_ident() != thread or caller in _NOT_USERS:
+                return original(*args, **kwargs)
+            return own(tracer, original, args, kwargs)
+
+        return call
+
+    for name in before:
+        setattr(np, name, replaced(name))
+    try:
+        yield
+    finally:
+        for name, original in before.items():
+            setattr(np, name, original)
+
+
+def _made(tracer: Tracer, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """An array of one value, to be written into; integers decide and need not be followed."""
+    if any(type(a) is TracedArray for a in (*args, *kwargs.values())):
+        array = np.broadcast_to(next(a for a in args if type(a) is TracedArray), args[0])
+        return array.astype(kwargs["dtype"]) if "dtype" in kwargs else array.copy()
+    array = original(*args, **kwargs)
+    if array.dtype.kind not in "fcV" or array.ndim == 0:
+        return array
+    if original.__name__ == "empty":
+        array[...] = 0  # its content is nobody's
+    one_value = array.size and (array == array.flat[0]).all()
+    dtype = torch_dtype(array.dtype)
+    tensor = torch.full(array.shape, array.flat[0].item(), dtype=dtype) if one_value else tracer.constant(array).clone()
+    return TracedArray(array, tensor, tracer)
+
+
+def _taken(tracer: Tracer, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """An array of what is given, which may be followed or hold what is."""
+    given = args[0] if args else kwargs.get("object", kwargs.get("a"))
+    if not _holds(given):
+        return original(*args, **kwargs)
+    dtype = args[1] if len(args) > 1 else kwargs.get("dtype")
+    array = _stacked(given)
+    if dtype is not None:
+        array = array.astype(dtype, copy=False)
+    return array.copy() if original.__name__ == "array" and array is given and kwargs.get("copy", True) else array
+
+
+def _holds(tree: Any) -> bool:
+    return type(tree) is TracedArray or (type(tree) in (list, tuple) and any(map(_holds, tree)))
+
+
+def _stacked(tree: Any) -> Any:
+    if type(tree) in (list, tuple):
+        return np.stack([_stacked(t) for t in tree])
+    return tree

@@ -1,0 +1,107 @@
+"""A function on numpy arrays in float64: it is called once on followed arrays, and what it does is a tape of torch."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from driftscope.lift.arrays.creation import followed
+from driftscope.lift.arrays.traced import TracedArray
+from driftscope.lift.arrays.tracing import OPERATION, Tracer
+from driftscope.lift.torch.tape import TorchTape, lift_torch
+from driftscope.programs.value_trees import flatten, unflatten
+
+_DEPTH = 2
+
+
+def lift_arrays(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TorchTape:
+    """Record a function on numpy arrays, ready to be evaluated in float64.
+
+    Parameters
+    ----------
+    function : callable
+        Takes and returns numpy arrays.
+    args, kwargs
+        Trees of torch tensors, which the function gets as arrays, and of Python values.
+
+    Raises
+    ------
+    CannotLift
+        If it takes values out of numpy's dispatch, or calls a function that has no counterpart in torch.
+    """
+    call = _Followed(function)
+    return lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
+
+
+@dataclass
+class _Followed:
+    """The function as one on torch tensors."""
+
+    function: Callable[..., Any]
+    _named: dict[int, str] = field(default_factory=dict)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        tracer = Tracer(_held_by(self.function), TracedArray)
+        tracer.named = self._named
+        leaves, spec = flatten((args, kwargs), "in")
+        given = [tracer.take(leaf) if isinstance(leaf, torch.Tensor) else leaf for _, leaf in leaves]
+        arrays, named = unflatten(given, spec)
+        with followed(tracer):
+            outputs = self.function(*arrays, **named)
+        found, tree = flatten(outputs)
+        return unflatten([_tensor(leaf, tracer) for _, leaf in found], tree)
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """Name a captured tensor after the array that the function holds."""
+        return self._named.get(tensor._cdata)
+
+
+def _tensor(leaf: Any, tracer: Tracer) -> Any:
+    if type(leaf) is TracedArray or isinstance(leaf, (np.ndarray, np.generic)):
+        return tracer.tensor(leaf)
+    return leaf
+
+
+def _held_by(function: Callable[..., Any]) -> dict[int, str]:
+    """Name the arrays that a function closes over, has as globals or attributes, by their ``id``."""
+    found: dict[int, str] = {}
+    for name, value in _parts(function):
+        _search(name, value, found, _DEPTH)
+    return found
+
+
+def _search(name: str, value: Any, found: dict[int, str], depth: int) -> None:
+    if isinstance(value, np.ndarray):
+        found.setdefault(id(value), name)
+    elif depth > 0 and isinstance(value, (list, tuple)):
+        for k, part in enumerate(value):
+            _search(f"{name}[{k}]", part, found, depth - 1)
+    elif depth > 0 and isinstance(value, dict):
+        for k, part in value.items():
+            _search(f"{name}[{k!r}]", part, found, depth - 1)
+    elif depth > 0 and not isinstance(value, (type, types.ModuleType)):
+        for key, part in _parts(value):
+            _search(f"{name}.{key}", part, found, depth - 1)
+
+
+def _parts(thing: Any) -> list[tuple[str, Any]]:
+    if isinstance(thing, types.MethodType):
+        return [("self", thing.__self__), *_parts(thing.__func__)]
+    if isinstance(thing, types.FunctionType):
+        free = zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=False)
+        cells = [(name, cell.cell_contents) for name, cell in free if _filled(cell)]
+        return [*cells, *((n, thing.__globals__[n]) for n in thing.__code__.co_names if n in thing.__globals__)]
+    return list(vars(thing).items()) if hasattr(thing, "__dict__") else []
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

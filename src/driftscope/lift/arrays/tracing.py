@@ -1,0 +1,303 @@
+"""One call of a numpy function followed: what numpy computes, and the torch operations that mean the same.
+
+Every array that a followed function sees carries two things: numpy's own value, which decides branches, indices and
+masks and is what the program natively has there, and a tensor made by torch operations, which a recorder writes down.
+After every operation the tensor takes over numpy's bits, so that the tape's native values are the program's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+
+from driftscope.errors import CannotLift, InputError
+from driftscope.lift.arrays import functions, ufuncs
+from driftscope.programs.arrays import array_of, tensor_of
+
+#: The operation of numpy in progress, which recorded calls are named after.
+OPERATION: ContextVar[str] = ContextVar("numpy_operation", default="")
+
+# How far torch's result may be from numpy's, relative to its largest element: another meaning, not another rounding.
+_MEANING = 2.0**-4
+
+
+class Tracer:
+    """Follows one call.
+
+    Parameters
+    ----------
+    names : dict of int to str
+        Names of arrays that the function holds, by ``id``.
+    wrap : callable
+        ``wrap(native, tensor, tracer)`` makes an array that is followed.
+    """
+
+    def __init__(self, names: Mapping[int, str], wrap: Callable[[Any, torch.Tensor, Tracer], Any]):
+        self.names = names
+        self.named: dict[int, str] = {}
+        self._wrap = wrap
+        self._constants: dict[int, tuple[Any, torch.Tensor]] = {}
+
+    def take(self, tensor: torch.Tensor) -> Any:
+        """Follow an input."""
+        with _disable_current_modes():
+            native = np.array(array_of(tensor.clone()))
+        return self._wrap(native, tensor, self)
+
+    def constant(self, array: Any) -> torch.Tensor:
+        """Give an array that is not followed as a tensor, the same one every time."""
+        known = self._constants.get(id(array))
+        if known is not None:
+            return known[1]
+        try:
+            with _disable_current_modes():
+                tensor: torch.Tensor = tensor_of(np.array(array))
+        except InputError as error:
+            raise CannotLift(str(error)) from error
+        if not isinstance(tensor, torch.Tensor):
+            raise CannotLift(f"an array of {array.dtype} has no counterpart in torch")
+        self._constants[id(array)] = array, tensor
+        if id(array) in self.names:
+            self.named[tensor._cdata] = self.names[id(array)]
+        return tensor
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """Name a captured tensor after the array that the function holds."""
+        return self.named.get(tensor._cdata)
+
+    # -- calls -------------------------------------------------------------------------------------------------
+
+    def ufunc(self, function: np.ufunc, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Evaluate a universal function, or a reduction or accumulation by one."""
+        out, where = kwargs.pop("out", None), kwargs.pop("where", True)
+        native = getattr(function, method)(*map(_native, inputs), **_native(kwargs))
+        name = function.__name__
+        with _operation(f"numpy.{name}" if method == "__call__" else f"numpy.{name}.{method}"):
+            if method == "__call__":
+                tensors = self._called(function, inputs, kwargs)
+            elif method == "outer":
+                tensors = self._outer(function, inputs)
+            else:
+                tensors = _gathered(name, method, self.tensors(inputs), self.tensors(kwargs))
+            result = self.results(native, tensors)
+        if where is not True:
+            result = self._only_where(where, result, out)
+        return self.write(out, result)
+
+    def _called(self, function: np.ufunc, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        call = ufuncs.torch_ufunc(function.__name__)
+        if call is None or set(kwargs) - {"dtype", "casting", "order", "subok"}:
+            raise CannotLift(f"{function} has no float64 evaluation")
+        loop = _loop(function, inputs, kwargs.get("dtype"))
+        given = [self._operand(x, torch_dtype(d)) for x, d in zip(inputs, loop, strict=True)]
+        if len(given) == 2 and not isinstance(given[0], torch.Tensor) and function.__name__ in ufuncs.COMMUTING:
+            given.reverse()
+        numbers = function.__name__ in ufuncs.NUMBERS
+        plain = [
+            g if isinstance(g, torch.Tensor) or (numbers and k == 1) else torch.tensor(g, dtype=torch_dtype(loop[k]))
+            for k, g in enumerate(given)
+        ]
+        return call(*plain)
+
+    def _outer(self, function: np.ufunc, inputs: Sequence[Any]) -> Any:
+        x, y = inputs
+        left = np.reshape(x, np.shape(x) + (1,) * np.ndim(y))
+        found = function(left, y)
+        return found.tensor
+
+    def _operand(self, x: Any, dtype: torch.dtype) -> Any:
+        if type(x) in (bool, int, float, complex):
+            return x
+        value = self.tensor(x)
+        return value if value.dtype == dtype else value.to(dtype)
+
+    def function(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Evaluate an array function of numpy."""
+        out = kwargs.pop("out", None)
+        native = function(*map(_native, args), **_native(kwargs))
+        if not _holds_arrays(native):
+            return native  # a shape, a decision: what numpy says
+        call = functions.torch_function(function)
+        name = f"{function.__module__}.{function.__name__}"
+        if call is None:
+            raise CannotLift(f"{name} has no float64 evaluation")
+        with _operation(name):
+            try:
+                found = call(*map(self.tensors, args), **self.tensors(kwargs))
+            except (TypeError, NotImplementedError, RuntimeError, ValueError, IndexError, AttributeError) as error:
+                words = (str(error).strip().splitlines() or [""])[0]
+                raise CannotLift(f"{name}, so called, has no float64 evaluation: {words}") from error
+            return self.write(out, self.results(native, found))
+
+    def write(self, out: Any, result: Any) -> Any:
+        """Write a result where numpy was told to put it."""
+        target = out[0] if isinstance(out, tuple) and len(out) == 1 else out
+        if target is None:
+            return result
+        if not hasattr(target, "tracer"):
+            raise CannotLift("it writes into an array that is not followed")
+        target[...] = result
+        return target
+
+    def _only_where(self, where: Any, result: Any, out: Any) -> Any:
+        target = out[0] if isinstance(out, tuple) else out
+        if target is None:
+            raise CannotLift("a universal function with where= and without out= leaves values that nobody set")
+        return np.where(where, result, target)
+
+    # -- values ------------------------------------------------------------------------------------------------
+
+    def tensor(self, x: Any) -> torch.Tensor:
+        """Give an array as a tensor; a number that is no Python number is a literal of its own format."""
+        if hasattr(x, "tracer"):
+            value: torch.Tensor = x.tensor
+            return value
+        if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
+            return torch.tensor(x.item(), dtype=torch_dtype(x.dtype))
+        if isinstance(x, np.ndarray):
+            return self.constant(x)
+        return self.constant(np.asarray(_native(x)))
+
+    def tensors(self, tree: Any) -> Any:
+        """Tensors in the place of arrays and torch's dtypes in the place of numpy's; the rest as it is."""
+        if hasattr(tree, "tracer") or isinstance(tree, (np.ndarray, np.generic)):
+            return self.tensor(tree)
+        if isinstance(tree, np.dtype) or (isinstance(tree, type) and issubclass(tree, np.generic)):
+            return torch_dtype(np.dtype(tree))
+        if type(tree) in (list, tuple):
+            return type(tree)(map(self.tensors, tree))
+        return {k: self.tensors(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
+
+    def results(self, native: Any, tensors: Any) -> Any:
+        """Follow results: numpy's values, and tensors that take over their bits."""
+        if isinstance(native, (tuple, list)):
+            if not isinstance(tensors, (tuple, list)) or len(tensors) != len(native):
+                raise CannotLift(f"{OPERATION.get()} returns something else than its counterpart in torch")
+            return type(native)(map(self.results, native, tensors)) if type(native) in (tuple, list) else tuple(
+                map(self.results, native, tensors))  # fmt: skip
+        if not isinstance(tensors, torch.Tensor) or tuple(tensors.shape) != np.shape(native):
+            raise CannotLift(f"{OPERATION.get()} returns another shape than its counterpart in torch")
+        dtype = torch_dtype(np.asarray(native).dtype)
+        tensor = tensors if tensors.dtype == dtype else tensors.to(dtype)
+        return self._wrap(np.asarray(native), self._with_bits(native, tensor), self)
+
+    def _with_bits(self, native: Any, tensor: torch.Tensor) -> torch.Tensor:
+        with _disable_current_modes():
+            wanted = tensor_of(np.array(native))
+            if _same(tensor, wanted):
+                return tensor
+            if not _means_the_same(tensor, wanted):
+                raise CannotLift(f"{OPERATION.get()} means something else in torch")
+            tensor.copy_(wanted)
+        mode = _get_current_dispatch_mode()
+        if hasattr(mode, "keep_again"):
+            mode.keep_again(tensor)
+        return tensor
+
+
+@functools.cache
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """Give torch's name of a format of numpy.
+
+    Raises
+    ------
+    CannotLift
+        If torch has no such format.
+    """
+    try:
+        with _disable_current_modes():
+            empty = tensor_of(np.empty(0, dtype))
+    except InputError as error:
+        raise CannotLift(f"torch has no format {dtype}") from error
+    if not isinstance(empty, torch.Tensor):
+        raise CannotLift(f"torch has no format {dtype}")
+    return empty.dtype
+
+
+def _native(tree: Any) -> Any:
+    if hasattr(tree, "tracer"):
+        return tree.native
+    if type(tree) in (list, tuple):
+        return type(tree)(map(_native, tree))
+    return {k: _native(v) for k, v in tree.items()} if isinstance(tree, dict) else tree
+
+
+def _holds_arrays(tree: Any) -> bool:
+    if isinstance(tree, (tuple, list)):
+        return any(map(_holds_arrays, tree))
+    return isinstance(tree, (np.ndarray, np.generic)) and not isinstance(tree, np.bool_)
+
+
+def _loop(function: np.ufunc, inputs: Sequence[Any], dtype: Any) -> list[np.dtype[Any]]:
+    """The formats in which a universal function takes these operands."""
+    if dtype is not None:
+        return [np.dtype(dtype)] * len(inputs)
+    given = [type(x) if type(x) in (int, float, complex) else np.asarray(_native(x)).dtype for x in inputs]
+    return list(function.resolve_dtypes((*given, *[None] * function.nout)))[: len(inputs)]
+
+
+def _gathered(name: str, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A reduction or an accumulation, whose axis is the first unless it is said."""
+    x, *rest = inputs
+    axis = rest[0] if rest else kwargs.pop("axis", 0)
+    call = _GATHERING.get((name, method))
+    if call is None or len(rest) > 1 or not isinstance(x, torch.Tensor):
+        raise CannotLift(f"numpy.{name}.{method} has no float64 evaluation")
+    return call(x, axis=axis, **kwargs)
+
+
+_GATHERING: dict[tuple[str, str], Callable[..., Any]] = {
+    ("add", "reduce"): functions.sum_,
+    ("multiply", "reduce"): functions.named("prod"),
+    ("maximum", "reduce"): functions.max_,
+    ("minimum", "reduce"): functions.min_,
+    ("logical_and", "reduce"): functions.named("all"),
+    ("logical_or", "reduce"): functions.named("any"),
+    ("logaddexp", "reduce"): functions.logsumexp,
+    ("add", "accumulate"): lambda x, axis: torch.cumsum(x, axis),
+    ("multiply", "accumulate"): lambda x, axis: torch.cumprod(x, axis),
+    ("maximum", "accumulate"): lambda x, axis: torch.cummax(x, axis).values,
+    ("minimum", "accumulate"): lambda x, axis: torch.cummin(x, axis).values,
+    ("logaddexp", "accumulate"): lambda x, axis: torch.logcumsumexp(x, axis),
+}
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype.itemsize == 0 or one.is_complex():
+        return bool(torch.equal(torch.view_as_real(one.resolve_conj()), torch.view_as_real(other)))
+    carrier = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.dtype.itemsize]
+    return bool(torch.equal(one.contiguous().view(carrier), other.contiguous().view(carrier)))
+
+
+def _means_the_same(tensor: torch.Tensor, wanted: torch.Tensor) -> bool:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return bool(torch.equal(tensor, wanted))
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    one, other = (t.to(wide) for t in (tensor, wanted))
+    both = one.isfinite() & other.isfinite()
+    if not bool(both.any()):
+        return True
+    gap, size = (one - other)[both].abs().max(), other[both].abs().max()
+    return bool(gap <= _MEANING * size) or bool(gap <= 64 * torch.finfo(tensor.dtype).eps * max(1.0, float(size)))
+
+
+class _operation:
+    """Names the operation of numpy in progress; the outermost one stays."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self._token: Any = None
+
+    def __enter__(self) -> None:
+        if not OPERATION.get():
+            self._token = OPERATION.set(self.name)
+
+    def __exit__(self, *_: Any) -> None:
+        if self._token is not None:
+            OPERATION.reset(self._token)
