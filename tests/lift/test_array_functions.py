@@ -18,6 +18,7 @@ from driftscope.lift.torch.native_values import keeping_natives
 
 Array = np.ndarray[Any, Any]
 _WEIGHT = np.random.default_rng(3).standard_normal((6, 4)).astype(np.float32)
+_TORCH_WEIGHT = torch.from_numpy(_WEIGHT)
 
 
 def drawn(*shape: int, seed: int = 5) -> torch.Tensor:
@@ -69,14 +70,14 @@ def stacked(x: Array) -> Array:
 
 FOLLOWED = [
     (written_into, lambda x: torch.stack([x.sum(1), x[:, -1]], 1) * 3),
-    (in_place, lambda x: (x @ torch.from_numpy(_WEIGHT)).clamp(0, 1)),
+    (in_place, lambda x: (x @ _TORCH_WEIGHT).clamp(0, 1)),
     (welford, lambda x: x.var(0, unbiased=False)),
-    (windows, lambda x: F.conv1d(F.pad(x[:, None], (1, 1), mode="reflect"), torch.from_numpy(_WEIGHT[:3, 0])[None, None])[:, 0]),
+    (windows, lambda x: F.conv1d(F.pad(x[:, None], (1, 1), mode="reflect"), _TORCH_WEIGHT[:3, 0][None, None])[:, 0]),
     (by_fft, lambda x: 0.5 * x),
     (chosen, lambda x: F.elu(x.topk(2).values) + x.amax(1, keepdim=True)),
     (stacked, lambda x: torch.stack([x.mean(), x.std(), x.norm(), x[0].logsumexp(0), x[:, 0].median()])),
     (lambda x: np.interp(x, np.linspace(-4, 4, 9), np.linspace(-4, 4, 9) ** 2).astype(np.float32), None),
-    (lambda x: np.clip(x, -1, None).cumsum(axis=1) @ _WEIGHT, lambda x: x.clamp(min=-1).cumsum(1) @ torch.from_numpy(_WEIGHT)),
+    (lambda x: np.clip(x, -1, None).cumsum(axis=1) @ _WEIGHT, lambda x: x.clamp(min=-1).cumsum(1) @ _TORCH_WEIGHT),
 ]  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from driftscope.invariance.rows import same_bits
 from driftscope.invariance.running import Runner
 from driftscope.invariance.trials.trial import AxisTrial, KeptPositions, RowMap, RunVariant
 from driftscope.lift.torch.places import Places
-from driftscope.programs.protocol import Bound, OnnxSource, Program, TorchSource
+from driftscope.programs.protocol import Bound, NumpySource, OnnxSource, Program, TorchSource
 from driftscope.programs.pytrees import tree_leaves
 from driftscope.programs.state.effects import contained
 from driftscope.programs.value_trees import flatten
@@ -282,6 +282,8 @@ def _operators(program: Program, bound: Bound) -> list[TracedOperator]:
     source = program.lift_source(bound)
     if isinstance(source, OnnxSource):
         return list(_onnx_values(bound, source))
+    if isinstance(source, NumpySource):
+        raise CannotLift("the values inside a function on numpy arrays are not kept")
     return _torch_values(source)
 
 

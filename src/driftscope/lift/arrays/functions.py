@@ -36,7 +36,7 @@ def _fft_many(name: str, axes: Any = None) -> Function:
     return call
 
 
-def _clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> torch.Tensor:  # noqa: A002
+def _clip(a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> torch.Tensor:
     low, high = (a_min if min is None else min), (a_max if max is None else max)
     if isinstance(low, torch.Tensor) != isinstance(high, torch.Tensor):
         low, high = (None if v is None else torch.as_tensor(v, dtype=a.dtype) for v in (low, high))
@@ -48,7 +48,8 @@ def _axes(a: torch.Tensor, axis: Any) -> list[int]:
 
 
 def _mean(a: torch.Tensor, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> torch.Tensor:
-    return torch.mean(a if a.is_floating_point() or a.is_complex() else a.double(), _axes(a, axis), keepdims, dtype=dtype)
+    given = a if a.is_floating_point() or a.is_complex() else a.double()
+    return torch.mean(given, _axes(a, axis), keepdims, dtype=dtype)
 
 
 def sum_(a: torch.Tensor, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> torch.Tensor:
@@ -98,7 +99,7 @@ def _pad(array: torch.Tensor, pad_width: Any, mode: str = "constant", constant_v
         # The positions that numpy itself reads, whatever the mode.
         if mode not in ("edge", "reflect", "symmetric", "wrap"):
             raise CannotLift(f"numpy.pad in mode {mode!r} is not evaluated in float64")
-        index = np.pad(np.arange(array.shape[dim]), (int(before), int(after)), mode=mode)
+        index = np.pad(np.arange(array.shape[dim]), (int(before), int(after)), mode=mode)  # type: ignore[call-overload]
         array = array.index_select(dim, torch.from_numpy(index))
     return array
 
@@ -178,8 +179,8 @@ _OWN: dict[str, Function] = {
     "numpy.matrix_transpose": lambda x: x.mT,
     "numpy.linalg.matrix_transpose": lambda x: x.mT,
     "numpy.linalg.matmul": torch.matmul,
-    "numpy.linalg.vector_norm": lambda x, axis=None, keepdims=False, ord=2: torch.linalg.vector_norm(
-        x, ord, axis, keepdim=keepdims
+    "numpy.linalg.vector_norm": lambda x, axis=None, keepdims=False, **ord: torch.linalg.vector_norm(
+        x, dim=axis, keepdim=keepdims, **ord
     ),
     "numpy.reshape": lambda a, shape, order="C", **kw: _reshape(a, shape, order),
     "numpy.transpose": lambda a, axes=None: a.permute(*(range(a.dim())[::-1] if axes is None else axes)),
@@ -230,7 +231,7 @@ def _arrays(tree: Any) -> Any:
     import torch._numpy as translation
 
     if isinstance(tree, torch.Tensor):
-        return translation.ndarray(tree)
+        return translation.ndarray(tree)  # type: ignore[attr-defined, no-untyped-call]
     if isinstance(tree, torch.dtype):
         return str(tree).removeprefix("torch.")
     return type(tree)(map(_arrays, tree)) if type(tree) in (list, tuple) else tree

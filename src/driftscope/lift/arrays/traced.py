@@ -19,10 +19,11 @@ from driftscope.lift.arrays.functions import get_item, set_item
 from driftscope.lift.arrays.tracing import Tracer, torch_dtype
 
 # Methods of arrays that are functions of numpy.
-_METHODS = (
-    "all any argmax argmin argsort clip cumprod cumsum diagonal dot max mean min nonzero prod ravel repeat round "
-    "searchsorted squeeze std sum swapaxes take trace var"
-).split()
+_METHODS = frozenset({
+    "all", "any", "argmax", "argmin", "argsort", "clip", "cumprod", "cumsum", "diagonal", "dot", "max", "mean",
+    "min", "nonzero", "prod", "ravel", "repeat", "round", "searchsorted", "squeeze", "std", "sum", "swapaxes",
+    "take", "trace", "var",
+})  # fmt: skip
 
 
 class TracedArray(NDArrayOperatorsMixin):
@@ -64,10 +65,10 @@ class TracedArray(NDArrayOperatorsMixin):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.native.shape
+        return tuple(self.native.shape)
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> Any:
         return self.native.dtype
 
     @property
@@ -145,19 +146,19 @@ class TracedArray(NDArrayOperatorsMixin):
 
     @property
     def T(self) -> Any:  # noqa: N802
-        return np.transpose(self)  # type: ignore[call-overload]
+        return np.transpose(self)
 
     @property
     def mT(self) -> Any:  # noqa: N802
-        return np.swapaxes(self, -1, -2)  # type: ignore[call-overload]
+        return np.swapaxes(self, -1, -2)
 
     @property
     def real(self) -> Any:
-        return np.real(self) if self.dtype.kind == "c" else self  # type: ignore[call-overload]
+        return np.real(self) if self.dtype.kind == "c" else self
 
     @property
     def imag(self) -> Any:
-        return np.imag(self)  # type: ignore[call-overload]
+        return np.imag(self)
 
     # -- methods -----------------------------------------------------------------------------------------------
 
@@ -184,15 +185,15 @@ class TracedArray(NDArrayOperatorsMixin):
     def transpose(self, *axes: Any) -> Any:
         """Permute axes, in one argument or several."""
         wanted = axes[0] if len(axes) == 1 else axes or None
-        return np.transpose(self, wanted)  # type: ignore[call-overload]
+        return np.transpose(self, wanted)
 
     def flatten(self, *_args: Any) -> Any:
         """Give a flat copy."""
-        return np.ravel(self).copy()  # type: ignore[call-overload]
+        return np.ravel(self).copy()
 
     def conj(self) -> Any:
         """Give the complex conjugate."""
-        return np.conjugate(self)  # type: ignore[call-overload]
+        return np.conjugate(self)
 
     conjugate = conj
 

@@ -78,7 +78,7 @@ class Tracer:
         out, where = kwargs.pop("out", None), kwargs.pop("where", True)
         native = getattr(function, method)(*map(_native, inputs), **_native(kwargs))
         name = function.__name__
-        with _operation(f"numpy.{name}" if method == "__call__" else f"numpy.{name}.{method}"):
+        with _Operation(f"numpy.{name}" if method == "__call__" else f"numpy.{name}.{method}"):
             if method == "__call__":
                 tensors = self._called(function, inputs, kwargs)
             elif method == "outer":
@@ -127,7 +127,7 @@ class Tracer:
         name = f"{function.__module__}.{function.__name__}"
         if call is None:
             raise CannotLift(f"{name} has no float64 evaluation")
-        with _operation(name):
+        with _Operation(name):
             try:
                 found = call(*map(self.tensors, args), **self.tensors(kwargs))
             except (TypeError, NotImplementedError, RuntimeError, ValueError, IndexError, AttributeError) as error:
@@ -195,7 +195,7 @@ class Tracer:
             if not _means_the_same(tensor, wanted):
                 raise CannotLift(f"{OPERATION.get()} means something else in torch")
             tensor.copy_(wanted)
-        mode = _get_current_dispatch_mode()
+        mode: Any = _get_current_dispatch_mode()
         if hasattr(mode, "keep_again"):
             mode.keep_again(tensor)
         return tensor
@@ -287,7 +287,7 @@ def _means_the_same(tensor: torch.Tensor, wanted: torch.Tensor) -> bool:
     return bool(gap <= _MEANING * size) or bool(gap <= 64 * torch.finfo(tensor.dtype).eps * max(1.0, float(size)))
 
 
-class _operation:
+class _Operation:
     """Names the operation of numpy in progress; the outermost one stays."""
 
     def __init__(self, name: str):

@@ -15,13 +15,15 @@ _NAMES = {
     "fabs": "abs", "rint": "round", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
     "degrees": "rad2deg", "radians": "deg2rad", "arctan2": "atan2",
 }  # fmt: skip
-_SAME = frozenset(
-    "add subtract multiply floor_divide remainder fmod float_power negative positive absolute sign exp exp2 log log2 "
-    "log10 expm1 log1p sqrt square reciprocal sin cos tan arcsin arccos arctan sinh cosh tanh arcsinh arccosh arctanh "
-    "hypot maximum minimum fmax fmin logaddexp logaddexp2 greater greater_equal less less_equal not_equal logical_and "
-    "logical_or logical_xor logical_not isfinite isnan isinf signbit floor ceil trunc copysign heaviside nextafter "
-    "bitwise_and bitwise_or bitwise_xor matmul gcd lcm ldexp rad2deg deg2rad".split()
-)
+_SAME = frozenset({
+    "add", "subtract", "multiply", "floor_divide", "remainder", "fmod", "float_power", "negative", "positive",
+    "absolute", "sign", "exp", "exp2", "log", "log2", "log10", "expm1", "log1p", "sqrt", "square", "reciprocal",
+    "sin", "cos", "tan", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh",
+    "hypot", "maximum", "minimum", "fmax", "fmin", "logaddexp", "logaddexp2", "greater", "greater_equal", "less",
+    "less_equal", "not_equal", "logical_and", "logical_or", "logical_xor", "logical_not", "isfinite", "isnan",
+    "isinf", "signbit", "floor", "ceil", "trunc", "copysign", "heaviside", "nextafter", "bitwise_and",
+    "bitwise_or", "bitwise_xor", "matmul", "gcd", "lcm", "ldexp", "rad2deg", "deg2rad",
+})  # fmt: skip
 _SPECIAL = {
     "expit": "expit", "erf": "erf", "erfc": "erfc", "erfinv": "erfinv", "erfcx": "erfcx", "ndtr": "ndtr",
     "log_ndtr": "log_ndtr", "ndtri": "ndtri", "gammaln": "gammaln", "psi": "digamma", "logit": "logit", "i0": "i0",
@@ -31,10 +33,10 @@ _SPECIAL = {
 #: Those of two operands that may be given in the other order.
 COMMUTING = frozenset({"add", "multiply"})
 #: Those whose second operand torch takes as a Python number.
-NUMBERS = frozenset(
-    "add subtract multiply divide power floor_divide remainder fmod greater greater_equal less less_equal equal "
-    "not_equal".split()
-)
+NUMBERS = frozenset({
+    "add", "subtract", "multiply", "divide", "power", "floor_divide", "remainder", "fmod", "greater",
+    "greater_equal", "less", "less_equal", "equal", "not_equal",
+})  # fmt: skip
 
 
 def _cbrt(x: torch.Tensor) -> torch.Tensor:
