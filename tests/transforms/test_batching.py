@@ -293,8 +293,8 @@ def test_other_structures_and_other_things_are_refused_or_listed():
     with pytest.raises(InputError, match="other structures"):
         ds.vmap(structure)(batch())
     assert len(ds.vmap(structure, ragged="list")(batch())) == 7
-    with pytest.raises(InputError, match="returns NoneType"):
-        ds.vmap(lambda v: None)(batch())
+    with pytest.raises(InputError, match="returns str, which cannot be stacked"):
+        ds.vmap(lambda v: (v, "name"))(batch())
     with pytest.raises(InputError, match="ragged='rows'"):
         ds.vmap(positive, ragged="rows")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from driftscope.programs import pytrees as pytree
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching.guard import Guarded, Steps
 from driftscope.transforms.batching.results import Piece, Shape, piece_of_examples
+from driftscope.transforms.batching.structures import Opening
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class Request:
     chunk_size: int | None = None
     ragged: str = "error"
     padding: float = 0.0
+
+    @functools.cached_property
+    def opening(self) -> Callable[..., Any]:
+        """The function, its results open to torch's trees."""
+        return Opening(self.function)
 
     @property
     def shape(self) -> Shape:
@@ -145,7 +152,7 @@ def run_loop(
     With ``randomness="same"`` every example starts from the same state of torch's generator, so that all draw the
     same numbers. ``writing`` as for :meth:`BatchedCall.examples`. ``watched`` receives the steps of each example.
     """
-    function, keywords = call.request.function, call.keywords
+    function, keywords = call.request.opening, call.keywords
     state = torch.get_rng_state() if call.request.randomness == "same" else None
     rows = range(call.size) if rows is None else rows
     outputs = []

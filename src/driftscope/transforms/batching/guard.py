@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from driftscope.transforms import torch_internals as internals
@@ -52,6 +53,56 @@ def shares_among_ties(func: Any, args: Any, kwargs: Any) -> bool:
     return internals.is_mapped(args[0]) and internals.wants_derivative(args[0])
 
 
+def sharing(func: Any, tensor: torch.Tensor) -> Any:
+    """Return what is called instead of an extreme of a whole mapped tensor; None where only the loop will do.
+
+    Where an example holds NaN, the derivative of ``amax`` is another than that of ``max``.
+    """
+    if OVER_ALL[func] is None:
+        return None
+    with internals.beneath_transforms():
+        values = internals.peel(tensor)[0]
+        return None if not internals.is_fake(values) and values.isnan().any() else OVER_ALL[func]
+
+
+def _positions_of_embedding(args: Any, keywords: Any) -> tuple[Any, Any]:
+    given = dict(zip(("input", "weight"), args, strict=False)) | keywords
+    return given["input"], len(given["weight"])
+
+
+def _classes_of_one_hot(args: Any, keywords: Any) -> tuple[Any, Any]:
+    given = dict(zip(("tensor", "num_classes"), args, strict=False)) | keywords
+    classes = given.get("num_classes", -1)
+    return given["tensor"], classes if isinstance(classes, int) and classes > 0 else None
+
+
+#: Calls that look positions up, with what they look for and how many there are: a batched rule does not check them,
+#: and reads another example's row where the plain call raises. Read in torch 2.13.0.
+_LOOKED_UP: dict[Any, Callable[[Any, Any], tuple[Any, Any]]] = {
+    F.embedding: _positions_of_embedding,
+    torch.embedding: lambda args, keywords: (args[1], len(args[0])),
+    F.one_hot: _classes_of_one_hot,
+}
+
+
+def looks_beyond(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call looks up mapped positions that the plain call would refuse."""
+    if func not in _LOOKED_UP:
+        return False
+    try:
+        positions, size = _LOOKED_UP[func](args, kwargs or {})
+    except (LookupError, TypeError):
+        return False  # torch itself says what is missing
+    if not isinstance(positions, torch.Tensor) or not internals.is_mapped(positions):
+        return False
+    with internals.beneath_transforms():
+        values = internals.peel(positions)[0]
+        if internals.is_fake(values) or not values.numel():
+            return False
+        low, high = values.aminmax()
+        return bool(low < 0) or (size is not None and bool(high >= size))
+
+
 _PLAIN = (bool, int, str, torch.Size, torch.dtype, torch.device, type(None))
 
 
@@ -76,8 +127,11 @@ class Guard(TorchFunctionMode):
             self.hazard = self.hazard or f"{internals.torch_name(func)} is called on a mapped tensor"
         called = func
         if shares_among_ties(func, args, kwargs):
-            called = OVER_ALL[func] or func
-            self.hazard = self.hazard or ("" if OVER_ALL[func] else f"{internals.torch_name(func)} may meet ties")
+            shared = sharing(func, args[0])
+            called = shared or func
+            self.hazard = self.hazard or ("" if shared else f"{internals.torch_name(func)} may meet ties or NaN")
+        if looks_beyond(func, args, kwargs):
+            self.hazard = self.hazard or f"{internals.torch_name(func)} looks for what is not there"
         try:
             result = called(*args, **(kwargs or {}))
         except Exception as error:

@@ -90,7 +90,7 @@ def _run(call: BatchedCall, path: ExamplePath) -> Piece:
         mode = PathMode(internals.current_level(), size, path.decisions, path.own)
         arguments = pytree.tree_unflatten(list(leaves), call.spec)
         with mode:
-            flat, spec = pytree.tree_flatten(call.request.function(*arguments, **call.keywords))
+            flat, spec = pytree.tree_flatten(call.request.opening(*arguments, **call.keywords))
         if mode.ended is not None:
             raise mode.ended
         if not all(isinstance(leaf, (torch.Tensor, *_VALUES)) for leaf in flat):

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from driftscope.errors import InputError
 from driftscope.programs import pytrees as pytree
 from driftscope.transforms import torch_internals as internals
+from driftscope.transforms.batching.structures import described
 from driftscope.transforms.world.snapshot import same_bits
 
 RAGGED = ("error", "jagged", "pad", "list")
 
-_NUMBERS = (bool, int, float, complex)
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 # A Python number has 64 bits; a narrower tensor would not hold what the loop returned.
 _NUMBER_DTYPE = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
@@ -87,8 +89,9 @@ def put_together(pieces: list[Piece], size: int, wanted: Shape) -> Any:
         if wanted.ragged == "list":
             return _as_list(pieces, size)
         raise InputError(
-            f"{wanted.name} returns other structures for different examples ({pieces[0].spec} and "
-            f"{next(p.spec for p in pieces if p.spec != spec)}); return the same structure, or ask for ragged='list'"
+            f"{wanted.name} returns other structures for different examples ({described(spec)} and "
+            f"{described(next(p.spec for p in pieces if p.spec != spec))}); return the same structure, or ask for "
+            f"ragged='list'"
         )
     dims = internals.spread_over(wanted.out_dims, spec)
     if dims is None and isinstance(wanted.out_dims, tuple) and len(wanted.out_dims) == len(pieces[0].leaves) == 1:
@@ -156,12 +159,19 @@ def _as_tensors(column: Column) -> list[tuple[list[int], torch.Tensor]] | None:
         if isinstance(value, torch.Tensor):
             found.append((rows, value))
         elif isinstance(value, _NUMBERS):
-            dtype = _NUMBER_DTYPE[type(value)] if beside is None else torch.result_type(beside, value)
+            number = value.item() if isinstance(value, np.generic) else value
+            dtype = _dtype_of(value) if beside is None else torch.result_type(beside, number)
             device = None if beside is None else beside.device
-            found.append((rows, torch.full((len(rows),), value, dtype=dtype, device=device)))
+            found.append((rows, torch.full((len(rows),), number, dtype=dtype, device=device)))
         else:
             return None
     return found
+
+
+def _dtype_of(number: Any) -> torch.dtype:
+    if isinstance(number, np.generic):
+        return torch.as_tensor(np.asarray(number)).dtype
+    return next(dtype for kind, dtype in _NUMBER_DTYPE.items() if isinstance(number, kind))
 
 
 def _in_order(values: list[tuple[list[int], torch.Tensor]], size: int) -> torch.Tensor:

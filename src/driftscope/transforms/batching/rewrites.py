@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from driftscope.transforms import torch_internals as internals
-from driftscope.transforms.batching.guard import OVER_ALL, shares_among_ties
+from driftscope.transforms.batching.guard import OVER_ALL, shares_among_ties, sharing
 from driftscope.transforms.batching.mode import PathMode, Unbatchable, rewrites
 
 _T = torch.Tensor
@@ -104,9 +104,10 @@ def _where(mode: PathMode, func: Any, args: tuple[Any, ...], keywords: dict[str,
 def _over_all(mode: PathMode, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     if not shares_among_ties(func, args, keywords):
         return mode.native(func, args, keywords)
-    if OVER_ALL[func] is None:
+    shared = sharing(func, args[0])
+    if shared is None:
         raise Unbatchable("its derivative is shared among ties")
-    return mode.native(OVER_ALL[func], args, {})
+    return mode.native(shared, args, {})
 
 
 @rewrites(torch.repeat_interleave, _T.repeat_interleave)

@@ -17,6 +17,7 @@ from driftscope.transforms.batching.memory import CallPlan, Known, Signature, pl
 from driftscope.transforms.batching.paths import by_path, same_as_loop
 from driftscope.transforms.batching.refusal import refuse_random, refuse_written
 from driftscope.transforms.batching.results import put_together
+from driftscope.transforms.batching.structures import closed
 from driftscope.transforms.batching.trial import other_generators, put_back_generators, try_out
 from driftscope.transforms.world.captured import Captured
 from driftscope.transforms.world.places import is_own_mistake
@@ -45,8 +46,8 @@ class CallRunner:
         wanted = self.request
         return torch.vmap(function, wanted.in_dims, wanted.out_dims, wanted.randomness, chunk_size=wanted.chunk_size)
 
-    def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Run one call."""
+    def opened(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Run one call; its result is open to torch's trees."""
         call = BatchedCall.read(self.request, arguments, keywords)
         if any(map(internals.is_fake, call.tensors)) or not call.size:
             return self.without_values(call)
@@ -63,6 +64,10 @@ class CallRunner:
         if rows:
             self.audit.check(call, result, rows)
         return result
+
+    def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Run one call; what it returns is of the user's classes."""
+        return closed(self.opened(arguments, keywords))
 
     def read(self, call: BatchedCall) -> None:
         """Read what the function has captured, anew where it changed since the last call."""
@@ -106,7 +111,7 @@ class CallRunner:
 
     def follow(self, call: BatchedCall, known: Known) -> Any:
         """Run ``torch.vmap`` along the steps that were proved."""
-        guarded, now = Guarded(self.request.function), self.now
+        guarded, now = Guarded(self.request.opening), self.now
         fresh = now.key not in known.proved
         drawn = other_generators() if fresh else None
         try:
@@ -157,16 +162,24 @@ class CallRunner:
 
     def without_values(self, call: BatchedCall) -> Any:
         """Run a call that cannot be tried: no example in it, or tensors of tracing, which have no values."""
-        guarded = Guarded(self.request.function)
-        result = self.theirs(guarded)(*call.given, **call.keywords)
+        guarded = Guarded(self.request.opening)
+        try:
+            result = self.theirs(guarded)(*call.given, **call.keywords)
+        except Exception as error:
+            if call.size or not guarded.hazard or is_own_mistake(error):
+                raise  # what stops a tracer is for the tracer to read
+            raise self.without_value(call, guarded) from error
         if guarded.hazard:
-            why = "a batch of no examples" if not call.size else "a traced batch"
-            name = internals.name_of(self.request.function)
-            raise InputError(
-                f"{name} cannot be batched over {why}: {guarded.hazard}, and there is no value to decide by; "
-                f"give at least one example, outside of tracing"
-            )
+            raise self.without_value(call, guarded)
         return result
+
+    def without_value(self, call: BatchedCall, guarded: Guarded) -> InputError:
+        """Return the refusal of a function that decides by values where there are none."""
+        why = "a batch of no examples" if not call.size else "a traced batch"
+        return InputError(
+            f"{guarded.__name__} cannot be batched over {why}: {guarded.hazard}, and there is no value to decide by; "
+            f"give at least one example, outside of tracing"
+        )
 
     def inside_another(self, call: BatchedCall, signature: Signature, known: Known | None) -> Any:
         """Run under another vmap: values belong to it, so only what ``torch.vmap`` does right can be done here."""

@@ -37,6 +37,9 @@ WRONG_RULES = frozenset({"torch.index_fill", "Tensor.index_fill", "Tensor.index_
 #: Maps a function with ``torch.vmap`` under the options of a call.
 Theirs = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+#: What a function mentions that may seed torch's generator, on the examples tried or later.
+_SEEDING = frozenset({"manual_seed", "set_rng_state", "fork_rng", "seed_everything", "set_seed"})
+
 #: Examples tried before a plan is made.
 TRIED = 4
 
@@ -118,7 +121,7 @@ class _Proof:
     def plan(self) -> Known:
         """Return the cheapest plan that is the loop in steps, values and derivatives."""
         loop, request = self.loop, self.call.request
-        guarded = Guarded(request.function)
+        guarded = Guarded(request.opening)
         try:
             got = self._run(lambda call: self.theirs(guarded)(*call.given, **call.keywords))
         except Exception as error:
@@ -138,7 +141,7 @@ class _Proof:
                 Known(CallPlan.TORCH, {steps}, draws=True) if self._draws_alike() else Known(CallPlan.LOOP, draws=True)
             )
         if agrees(got, loop.pieces, request.out_dims) and self._same_derivatives(
-            lambda call: self.theirs(request.function)(*call.given, **call.keywords)
+            lambda call: self.theirs(request.opening)(*call.given, **call.keywords)
         ):
             return Known(CallPlan.TORCH, {steps})
         return self.without_torch()
@@ -165,11 +168,25 @@ class _Proof:
             finally:
                 self.world.rewind()
 
+    def _seeds(self) -> bool:
+        """Whether the function seeds torch's generator itself, so that every example draws the same numbers."""
+        left = []
+        for seed in (0, 1):
+            reseed(seed)
+            try:
+                run_loop(self.call.plain(self.rows), writing=True)
+            finally:
+                left.append(torch.get_rng_state())
+                self.world.rewind()
+        return torch.equal(*left)
+
     def _draws_alike(self) -> bool:
         """Whether the values are the loop's when both draw the same numbers for every example."""
+        if self.loop.calls & _SEEDING or self._seeds():
+            return False
         call = self.call.plain(self.rows)
         call = replace(call, request=replace(call.request, randomness="same"))
-        mapped = torch.vmap(call.request.function, call.request.in_dims, call.request.out_dims, "same")
+        mapped = torch.vmap(call.request.opening, call.request.in_dims, call.request.out_dims, "same")
         try:
             got = self._run(lambda _: mapped(*call.given, **call.keywords))
             reseed()
