@@ -68,8 +68,8 @@ def vmap(
     Notes
     -----
     Results that are Python numbers become tensors of 64 bits, which hold what the loop returned exactly; beside tensors
-    they take the tensors' dtype. Dataclasses are filled as the loop's are, without running their ``__init__``; None stays
-    None where every example returns it. ``randomness="different"`` outside of ``torch.vmap`` draws as the loop draws.
+    they take the tensors' dtype. Dataclasses are filled as the loop's are, without running their ``__init__``; None
+    stays None. ``randomness="different"`` outside of ``torch.vmap`` draws as the loop draws.
     ``torch.compile`` leaves the graph for it.
     """
     if ragged not in RAGGED:
