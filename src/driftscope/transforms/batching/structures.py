@@ -26,7 +26,8 @@ def _flatten(fields: _Fields) -> tuple[list[Any], tuple[type, tuple[str, ...]]]:
 
 
 def _unflatten(values: Any, context: Any) -> _Fields:
-    return _Fields(*context, tuple(values))
+    kind, names = context
+    return _Fields(kind, names, tuple(values))
 
 
 pytree.register_pytree_node(_Fields, _flatten, _unflatten)
@@ -82,7 +83,7 @@ def _closed_leaf(leaf: Any) -> Any:
         return leaf
     if leaf.kind is type(None):
         return None
-    made = object.__new__(leaf.kind)
+    made: Any = object.__new__(leaf.kind)
     for name, value in zip(leaf.names, leaf.values, strict=True):
         object.__setattr__(made, name, closed(value))  # a frozen class refuses its own
     return made
