@@ -33,7 +33,7 @@ def _unflatten(values: Any, context: Any) -> _Fields:
 pytree.register_pytree_node(_Fields, _flatten, _unflatten)
 
 
-class _Leaf:
+class _Star:
     def __repr__(self) -> str:
         return "*"
 
@@ -91,4 +91,4 @@ def _closed_leaf(leaf: Any) -> Any:
 
 def described(spec: Any) -> str:
     """Show a structure as its author would write it, every tensor or number a star."""
-    return f"{closed(pytree.tree_unflatten([_Leaf()] * spec.num_leaves, spec))!r:.100}"
+    return f"{closed(pytree.tree_unflatten([_Star()] * spec.num_leaves, spec))!r:.100}"
