@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 import driftscope as ds
 from driftscope.explain.causes.alterations import alteration_of
 from driftscope.explain.causes.weights import match_weights
+from driftscope.explain.reasons import repair_notes
+from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.finding import Where
 
@@ -268,3 +270,14 @@ def test_another_layer_with_other_settings_is_no_cause(file_of_folds):
     assert told.verdict == "DIFFERENT"
     assert told.first.where.module == "two.1"
     assert not [f for f in told.findings if "strides" in f"{f.what} {f.why} {f.fix}"]
+
+
+@pytest.mark.parametrize(
+    ("partner", "words"),
+    [("1e-05 (norm.eps)", "norm.eps is A's 1e-05 (norm.eps)"), ("0.01", "norm.eps is the number 0.01"),
+     ("1/6", "norm.eps is the number 1/6")],
+)  # fmt: skip
+def test_a_number_that_no_side_wrote_is_not_called_the_other_sides(partner: str, words: str) -> None:
+    constant = held("norm.eps", torch.tensor(0.01), origin=Origin.ATTRIBUTE)
+    (note,) = repair_notes([Repair("norm.eps", torch.tensor(0.01), "scalar", partner, constant)], "B")
+    assert note.what == f"B stores 1 constant rounded: {words}"

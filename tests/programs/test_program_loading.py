@@ -310,6 +310,40 @@ def test_a_folder_is_its_model(tmp_path):
     assert ds.program(tmp_path).kind == "onnx"
 
 
+@pytest.fixture
+def small_bert(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertModel(BertConfig(vocab_size=32, max_position_embeddings=16, **sizes)).save_pretrained(tmp_path / "my bert")
+    return tmp_path / "my bert"
+
+
+def test_a_hugging_face_folder_says_what_its_inputs_are_and_nothing_on_stderr(small_bert, capfd):
+    import transformers
+
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    program = ds.program(small_bert)
+    assert {k: (tuple(v.shape), v.dtype) for k, v in program.default_inputs.kwargs.items()} == {
+        "input_ids": ((2, 8), torch.int64)}  # fmt: skip
+    assert capfd.readouterr() == ("", "")
+    assert transformers.utils.logging.is_progress_bar_enabled() == bars
+
+
+def test_weights_that_transformers_would_draw_at_random_are_refused(small_bert):
+    from safetensors.torch import load_file, save_file
+
+    file = small_bert / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors, file, metadata={"format": "pt"})
+    ds.program(small_bert)  # twin: whole, it is taken
+    del tensors["encoder.layer.0.output.dense.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ds.ProgramError, match=r"would draw encoder\.layer\.0\.output\.dense\.weight at random"):
+        ds.program(small_bert)
+
+
 def test_code_beside_a_model_is_never_run(tmp_path):
     (tmp_path / "config.json").write_text(
         '{"architectures": ["Mine"], "model_type": "bert", "auto_map": {"AutoModel": "mine.Mine"}}'

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import driftscope as ds
 from driftscope.errors import ProgramError
-from driftscope.programs.loading.folders import pairs_in
+from driftscope.programs.loading.folders import left_alone, pairs_in
 
 SOURCE = """
 import torch
@@ -85,6 +85,8 @@ def test_folders_with_several_models_are_paired_by_name(tmp_path: Path) -> None:
             (tmp_path / side / f"{name}.onnx").touch()
     a, b, c, d = (str(tmp_path / side) for side in "abcd")
     assert [name for name, _, _ in pairs_in(a, b)] == ["y.onnx", "z.onnx"]
+    assert left_alone(a, b) == f"Not compared: only {a} holds x.onnx; only {b} holds w.onnx."
+    assert left_alone(a, a) == ""
     assert pairs_in(a, c) == []  # one model: that is the one
     assert pairs_in(a, "model.onnx") == []
     with pytest.raises(ProgramError, match="of the same name"):

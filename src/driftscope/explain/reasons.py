@@ -9,6 +9,7 @@ from typing import Any
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.matching import Repair
+from driftscope.lift.reconcile.scalars import is_nobodys
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict
@@ -115,11 +116,13 @@ def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
             continue
         first = members[0]
         others = f" and {len(members) - 1} more" if len(members) > 1 else ""
+        # A number that nobody wrote down (1/6, 0.01) is not the other side's: that may hold another one there.
+        whose = "the number" if is_nobodys(first.partner) else f"{'A' if side == 'B' else 'B'}'s"
         notes.append(
             Finding(
                 code,
                 f"{side} {words.format(count=len(members), s='' if len(members) == 1 else 's')}: {first.name} is"
-                f" {'A' if side == 'B' else 'B'}'s {first.partner}{others}",
+                f" {whose} {first.partner}{others}",
                 why,
                 where=Where(node=first.constant.where.node, operator=first.constant.where.operator),
                 evidence={"constants": [f"{r.name} = {r.partner}" for r in members[:20]], "count": len(members)},

@@ -81,23 +81,28 @@ def _unanswered(died: WorkerDied, options: dict[str, Any]) -> None:
 def command(a: str, b: str, *, journey: Journey, as_json: bool, outputs: Sequence[str], **options: Any) -> None:
     """Say whether B is still the program A, and where it is not.
 
-    A is the reference. Each is an .onnx, .pt2 or TorchScript .pt file, or package.module:name or file.py:name, where
-    the name is a module, a callable, or a function without arguments that returns a program or a program and its
-    inputs; file.py:Net@weights.safetensors puts weights into it. Of two folders that hold several .onnx files, those of
-    the same name are compared.
+    A is the reference. Each is an .onnx, .pt2, TorchScript .pt or OpenVINO .xml file, or package.module:name or
+    file.py:name, where the name is a module, a callable, or a function without arguments that returns a program or a
+    program and its inputs; file.py:Net@weights.safetensors puts weights into it. A folder stands for its model.onnx,
+    or for a Hugging Face model (config.json with .safetensors); of two folders that hold several .onnx files, those of
+    the same name are compared. Two files of weights are compared as weights, recorded outputs (.npz) as results.
 
     Session options (--level, --disable-optimizer, --threads, --provider, --runtime) are for every side that is an
     .onnx file; write b:VALUE or a:VALUE for one side alone.
     """
     with journey.travelling():
         journey("Loading the tensor libraries")
-        from driftscope.programs.loading.folders import pairs_in
+        from driftscope.programs.loading.folders import left_alone, pairs_in
 
         pairs = pairs_in(a, b)
         if pairs:
             if options["reproduce"]:
                 raise InputError("--reproduce writes one case; give the two files instead of their folders")
-            entries = [Entry(name, "", _compared(str(x), str(y), journey, outputs, options)) for name, x, y in pairs]
+            said = [""] * (len(pairs) - 1) + [left_alone(a, b)]
+            entries = [
+                Entry(name, comment, _compared(str(x), str(y), journey, outputs, options))
+                for (name, x, y), comment in zip(pairs, said, strict=True)
+            ]
             record: Any = Collection(f"{a} and {b}", tuple(entries))
         else:
             record = _compared(a, b, journey, outputs, options)

@@ -90,7 +90,7 @@ def place_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ("driftscope study sweep.yaml --cluster tcp://localhost:8786", "a study of your own, on a cluster"),
     ),
 )
-@click.argument("study", metavar="gemm|layer_norm|reduction|FILE.yaml|FILE.toml|module:name")
+@click.argument("study", metavar="gemm|layer_norm|reduction|FILE|module:name")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE[,VALUE]",
               help="A parameter of the study, such as sizes=512,4096 or permutations=32. Repeatable.")  # fmt: skip
 @click.option("--dtypes", metavar="NAME[,NAME]", help="The same as --set dtypes=…")
@@ -101,6 +101,8 @@ def place_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @outputs_option
 def command(study: str, *, journey: Journey, as_json: bool, outputs: Sequence[str], **options: Any) -> None:
     """Run many variants of one computation and say what they show.
+
+    FILE is a study of your own, .yaml or .toml.
 
     Rows are kept under runs/ID as they come. A cell that raises, crashes, is killed, fills the memory or runs past its
     limit is a row that says so. Stopped and started again, the study makes the rows that are missing.

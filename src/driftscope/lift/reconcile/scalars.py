@@ -75,6 +75,11 @@ def _derive(value: float) -> Iterator[tuple[float, str]]:
         yield value**0.25, f"{value!r}**0.25"
 
 
+def is_nobodys(words: str) -> bool:
+    """Whether a number is one that kernels and exporters write by themselves, and so no side's own."""
+    return words in _UNIVERSAL
+
+
 def scalar_candidates(constant: Constant, pool: Sequence[MeantNumber], single: bool = False) -> list[MeantNumber]:
     """Return the numbers whose rounding to the constant's own format is the constant; [] when it is exact.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +66,28 @@ def pairs_in(a: str, b: str) -> list[tuple[str, Path, Path]]:
     ProgramError
         If both hold several and no name is in both.
     """
-    found = [{f.name: f for f in sorted(Path(p).glob("*.onnx"))} if Path(p).is_dir() else {} for p in (a, b)]
+    found = _models_of(a, b)
     if not all(len(files) > 1 for files in found):
         return []
     common = [name for name in found[0] if name in found[1]]
     if not common:
         raise ProgramError(f"{a} and {b} hold no .onnx file of the same name")
     return [(name, found[0][name], found[1][name]) for name in common]
+
+
+def _models_of(*folders: str) -> list[dict[str, Path]]:
+    return [{f.name: f for f in sorted(Path(p).glob("*.onnx"))} if Path(p).is_dir() else {} for p in folders]
+
+
+def left_alone(a: str, b: str) -> str:
+    """Say which ONNX files only one of two folders holds, so that they have no counterpart; empty where none."""
+    of_a, of_b = _models_of(a, b)
+    parts = []
+    for folder, own, other in ((a, of_a, of_b), (b, of_b, of_a)):
+        names = [name for name in own if name not in other]
+        few = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        parts += [f"only {folder} holds {few}"] if names else []
+    return f"Not compared: {'; '.join(parts)}." if parts else ""
 
 
 def model_in(folder: Path) -> Path | Any:
@@ -123,7 +140,45 @@ def _from_transformers(folder: Path) -> Any:
             " not have; code that lies in the folder is not run: give file.py:name that builds the model"
         )
     try:
-        model = kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True)
+        with _quietly(transformers):
+            model, told = kind.from_pretrained(
+                str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True,
+                output_loading_info=True,
+            )  # fmt: skip
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ProgramError(f"transformers cannot build the model in {folder}: {str(error).splitlines()[0]}") from error
+        words = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ProgramError(f"transformers cannot build the model in {folder}: {words}") from error
+    drawn = sorted({str(name) for key in ("missing_keys", "mismatched_keys") for name in told.get(key, ())})
+    if drawn:
+        few = ", ".join(drawn[:_NAMED]) + (f" and {len(drawn) - _NAMED} more" if len(drawn) > _NAMED else "")
+        raise ProgramError(
+            f"the weights in {folder} do not fit {name}: transformers would draw {few} at random; give the class that"
+            " the weights were saved from, in config.json, or the whole weights"
+        )
     return model.eval()
+
+
+@contextlib.contextmanager
+def _quietly(transformers: Any) -> Iterator[None]:
+    """Keep transformers' bars and reports off stderr: what matters of them is said as an error."""
+    logs = transformers.utils.logging
+    bars, level = logs.is_progress_bar_enabled(), logs.get_verbosity()
+    logs.disable_progress_bar()
+    logs.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logs.set_verbosity(level)
+        if bars:
+            logs.enable_progress_bar()
+
+
+def inputs_of(model: Any) -> dict[str, str] | None:
+    """Describe the main input of a Hugging Face model by its configuration; None where that says too little."""
+    name, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
+    words, channels, size = (getattr(config, key, None) for key in ("vocab_size", "num_channels", "image_size"))
+    if name == "input_ids" and isinstance(words, int) and words > 0:
+        return {name: f"2x8:int64:randint(0,{words})"}
+    if name == "pixel_values" and isinstance(channels, int) and isinstance(size, int):
+        return {name: f"1x{channels}x{size}x{size}:float32"}
+    return None

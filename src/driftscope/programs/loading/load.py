@@ -10,7 +10,7 @@ from zipfile import is_zipfile
 
 from driftscope.errors import InputError, ProgramError
 from driftscope.programs.feeding.feeds import Inputs, make_inputs
-from driftscope.programs.loading.folders import is_torchscript, model_in, refuse_known, starts_an_archive
+from driftscope.programs.loading.folders import inputs_of, is_torchscript, model_in, refuse_known, starts_an_archive
 from driftscope.programs.loading.frameworks import framework_of
 from driftscope.programs.loading.references import is_reference, resolve
 from driftscope.programs.loading.third_party import claimed_by_any, claimed_by_plugin
@@ -119,7 +119,7 @@ def _from_text(text: str | FilePath, options: dict[str, Any]) -> Program:
     path = FilePath(text)
     refuse_known(path)
     if text and path.is_dir():
-        return load_program(model_in(path), **_named(options, path.name, None))
+        return _from_folder(path, options)
     suffix = path.suffix.lower()
     if suffix == ".onnx":
         return onnx_program(path, **options)
@@ -139,6 +139,15 @@ def _from_text(text: str | FilePath, options: dict[str, Any]) -> Program:
         f"{str(text)!r} is not a program driftscope can load: give a path to .onnx or .pt2, a folder with a model,"
         " package.module:name, or file.py:name"
     )
+
+
+def _from_folder(path: FilePath, options: dict[str, Any]) -> Program:
+    found = model_in(path)
+    program = load_program(found, **_named(options, path.name, None))
+    described = inputs_of(found)
+    if described is not None and program.default_inputs is None:
+        program.default_inputs = make_inputs(described)
+    return program
 
 
 def _saved(path: FilePath, options: dict[str, Any]) -> Program:
