@@ -13,6 +13,8 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.computed import OtherIndices, other_indices
 from driftscope.explain.causes.counterparts import odd_step
+from driftscope.explain.causes.fold_findings import fold_finding
+from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, other_fold
 from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, Trials, told, where_of, with_attributes
 from driftscope.explain.causes.weights import ChangedWeight, Matched, match_weights, misread
@@ -85,11 +87,13 @@ class _Case:
         self.a, self.b, known = evidence.a.graph, evidence.b.graph, evidence.reconciled
         if self.a is None or self.b is None or known is None:
             raise CannotLift("a side cannot be lifted")
-        self.known = known
+        self.known, self.plain_a = known, self.a
         if known.repairs_a:
             self.a = RepairedGraph(self.a, known.repairs_a)
         self.pairing = OutputPairing(evidence.pairs, [None] * len(evidence.pairs))
         self.repaired = {r.name: r.value for r in known.repairs_b}
+        # What A stores folded of these was seen to be right.
+        settled = {*self.repaired, *(name for r in known.repairs_a for name in r.sources)}
         # What A computes ahead of time is rounded in its format; B's outputs are held against the exact values.
         exact = {r.name: r.value for r in known.repairs_a}
         theirs = [
@@ -98,7 +102,7 @@ class _Case:
         ]
         self.constants = theirs, as_stored(self.b.constants())
         self.matched: Matched = match_weights(
-            *self.constants, self.repaired, lambda: {} if self.a is None else folded_values(self.a)
+            *self.constants, settled, lambda: {} if self.a is None else folded_values(self.a)
         )
         self.search = Search(self.a, self.b, self._agrees, self.repaired, self.matched.first_names())
 
@@ -231,10 +235,14 @@ class _Case:
         for changed in [[c] for c in here] + ([here] if len(here) > 1 else []):
             if self.search.piece_heals(place, {c.constant.name: c.value for c in changed}, {}):
                 return self._weight_finding(changed[0], True, place, changed[1:])
+        refolded = self._refolded(place)
+        if refolded is not None:
+            return refolded
         strange = misread(parting.piece, self.matched.same, *self.constants)
         if strange is not None:
-            heals = self.search.piece_heals(place, {strange.constant.name: strange.value}, {})
-            return self._weight_finding(strange, True if heals else None, place)
+            right = {strange.constant.name: strange.value}
+            if self.search.piece_heals(place, right, {}) or self._whole(right):
+                return self._weight_finding(strange, True, place)
         theirs: list[Visited] = []
         if self.search.view is not None and parting.counterpart is not None:
             theirs = piece_of(self.search.view, parting.counterpart, inner=True)
@@ -252,6 +260,36 @@ class _Case:
         if cause is not None and cause.reads is not None and self._reconnected(place, *cause.reads):
             cause = replace(cause, verified=True)
         return self._parting_finding(place, cause)
+
+    def _refolded(self, place: TriedPlace) -> Finding | None:
+        """What one side holds apart and the other side's fold was not made of, whichever side folds."""
+        parting = place.parting
+        step, other = parting.step, parting.counterpart
+        if self.plain_a is None or self.b is None or other is None:
+            return None
+        repairs_a = {r.name: r.value for r in self.known.repairs_a}
+        a = FoldSide(self.plain_a, other, self.constants[0], repairs_a)
+        b = FoldSide(self.b, step, self.constants[1], self.repaired)
+        for apart, folded in ((b, a), (a, b)):
+            found = other_fold(apart, folded)
+            if found is not None and self._same_when(found, apart is a):
+                where = where_of(step, other, self.output.path)
+                told = fold_finding(found, folded.step, where, apart is a, self._at_the_end())
+                return replace(told, evidence={**self.numbers, "created": place.created,
+                                               "piece": [s.name for s in parting.piece], **told.evidence})  # fmt: skip
+        return None
+
+    def _same_when(self, found: OtherFold, apart_is_a: bool) -> bool:
+        """Whether the outputs are the same with the solved sources on one side and their exact fold on the other."""
+        values = (found.solved(), found.exact) if apart_is_a else (found.exact, found.solved())
+        if self.a is None or self.b is None:
+            return False
+        try:
+            one, two = self.a.run(replace=values[0]), self.b.run(replace={**self.repaired, **values[1]})
+        except (CannotLift, DriftscopeError, RuntimeError):
+            return False
+        after = measure(one, two, self.pairing, THRESHOLDS)
+        return all(now.value <= before.limit for now, before in zip(after, self.known.drifts, strict=True))
 
     def _set(self, place: TriedPlace, step: str, attributes: Mapping[str, object]) -> bool:
         """Whether the piece gives A's value with other attributes of one of its steps."""

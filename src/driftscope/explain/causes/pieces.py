@@ -238,7 +238,7 @@ def _substitutes(
                 yield constant, candidate.name, value.expand(constant.value.numel()).reshape(shape).clone()
     if constant.value.numel() < 2:
         return
-    if number is not None:
+    if number is not None and constant.origin is Origin.WEIGHT:
         # A norm without weight or bias is written with ones and zeros that A never stores.
         yield from ((constant, words, torch.full_like(stored, x)) for x, words in _NEUTRAL if x != number)
     near: list[tuple[float, int, str, torch.Tensor]] = []

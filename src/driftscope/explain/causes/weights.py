@@ -273,6 +273,11 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def _within(name: str, module: str) -> bool:
+    """Whether a tensor is a module's own or one of a module inside it, whose weight its code may read directly."""
+    return name.startswith(f"{module}.")
+
+
 # --- A's elements, elsewhere ---------------------------------------------------------------------------------------
 
 
@@ -307,7 +312,7 @@ def _wanted(constant: Constant, names: Sequence[str], by_name: Mapping[str, Cons
     if own is not None and _fits(constant, own):
         return own.name
     module = constant.where.module
-    if not module or any(_module(n) == module for n in names):
+    if not module or any(_within(n, module) for n in names):
         return None
     there = [c for n, c in by_name.items() if _module(n) == module and _sizes(c) == _sizes(constant)]
     return there[0].name if len(there) == 1 else None
@@ -329,9 +334,9 @@ def misread(
     theirs, mine = {c.name: c for c in a if _is_tensor(c)}, {c.name: c for c in b}
     for step in piece:
         module = step.where.module
-        for name in step.stored if module else ():
+        for name in step.stored:
             names = same.get(name, ())
-            if not names or name not in mine or any(_module(n) == module for n in names):
+            if not module or not names or name not in mine or any(_within(n, module) for n in names):
                 continue
             own = [c for n, c in theirs.items() if _module(n) == module and _sizes(c) == _sizes(mine[name])]
             if len(own) == 1:

@@ -18,6 +18,8 @@ from driftscope.explain.locate.operators import MOVES, family
 
 # Share of names that may be contradicted by values, and that must be common, for names to be believed.
 _CONTRADICTED = 0.2
+# Contradictions up to which a bug that exchanges values may have caused them.
+_FEW = 3
 _COMMON = 0.8
 
 
@@ -116,18 +118,30 @@ def _shown(trail: Trail) -> list[Visited]:
 
 
 def _believed(pairs: dict[int, int], a: Trail, b: Trail) -> dict[int, int]:
-    """Drop all pairs when the values contradict too many: names of two exporters may mean different things."""
+    """Drop pairs that the values contradict: names of two exporters may mean different things.
+
+    Names are counted for each operator (``sub_5``), and one more operator of a kind shifts all of that kind: too many
+    contradictions in one kind drop that kind, too many in all drop all.
+    """
     in_a, in_b = ValueIndex(a), ValueIndex(b)
-    agree = against = 0
+    votes: dict[str, list[bool]] = {}
     for k, i in pairs.items():
         mine, theirs = _main(b.steps[k]), _main(a.steps[i])
         if mine is None or theirs is None or mine.plain or theirs.plain:
             continue
         if mine.agrees(theirs):
-            agree += 1
+            votes.setdefault(_piece(b.steps[k]), []).append(True)
         elif in_a.holds(mine) and in_b.holds(theirs):
-            against += 1
-    return pairs if against <= _CONTRADICTED * (agree + against) or against < 3 else {}
+            votes.setdefault(_piece(b.steps[k]), []).append(False)
+    if _contradicted([vote for own in votes.values() for vote in own]):
+        return {}
+    shifted = {piece for piece, own in votes.items() if _contradicted(own)}
+    return {k: i for k, i in pairs.items() if _piece(b.steps[k]) not in shifted}
+
+
+def _contradicted(votes: Sequence[bool]) -> bool:
+    against = len(votes) - sum(votes)
+    return against >= _FEW and against > _CONTRADICTED * len(votes)
 
 
 def _main(step: Visited) -> Sketch | None:

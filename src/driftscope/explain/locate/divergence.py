@@ -8,7 +8,7 @@ that takes only A's values and gives another value than A does at its end is whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from driftscope.explain.locate.alignment import Alignment, ValueIndex
@@ -63,12 +63,26 @@ class View:
     in_b: ValueIndex
     sound_a: set[str] = field(default_factory=set)
     sound_b: set[str] = field(default_factory=set)
+    results: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, a: Trail, b: Trail, alignment: Alignment) -> View:
-        """Index both runs and find the values of each that lead to a value of the other."""
+    def of(cls, a: Trail, b: Trail, alignment: Alignment, results: Iterable[str] = ()) -> View:
+        """Index both runs and find the values of each that lead to a value of the other; ``results`` are B's."""
         in_a, in_b = ValueIndex(a), ValueIndex(b)
-        return cls(a, b, alignment, in_a, in_b, _sound(a.steps, in_b), _sound(b.steps, in_a))
+        return cls(a, b, alignment, in_a, in_b, _sound(a.steps, in_b), _sound(b.steps, in_a), frozenset(results))
+
+    def unused_b(self) -> set[int]:
+        """Steps of B from which none of its results is computed, where it is known what these are."""
+        computed = {name for step in self.b.steps for name in step.outputs}
+        if not self.results or not self.results <= computed:
+            return set()
+        needed, unused = set(self.results), set()
+        for step in reversed(self.b.steps):
+            if needed.intersection(step.outputs):
+                needed.update(step.inputs)
+            else:
+                unused.add(step.index)
+        return unused
 
     def makers_b(self) -> dict[str, Visited]:
         """The step of B that computes each value."""
@@ -87,13 +101,14 @@ def find_partings(view: View) -> list[Parting]:
         if not step.inside and step.outputs:
             search.visit(step)
     partings = search.found
-    covered = {s.index for p in partings for s in p.piece}
+    covered = view.unused_b().union(s.index for p in partings for s in p.piece)
     frontier = [s for s in _frontier(view.b.steps, view.sound_b) if s.index not in covered]
     candidates = _frontier(view.a.steps, view.sound_a)
-    partings += [
-        _parting(view, step, counterpart_of(step, candidates, k), (step,), False) for k, step in enumerate(frontier)
-    ]
-    return sorted(partings, key=lambda p: (not p.paired, p.step.index))
+    for k, step in enumerate(frontier):
+        search.add_moved(step.inputs)
+        partings.append(_parting(view, step, counterpart_of(step, candidates, k), (step,), False))
+    # What only selects from A's values is seldom where they part, if something else takes them as well.
+    return sorted(partings, key=lambda p: (not p.paired, not p.paired and _selects(p.step), p.step.index))
 
 
 def _parting(view: View, step: Visited, counterpart: Visited | None, piece: Sequence[Visited], paired: bool) -> Parting:
@@ -174,17 +189,23 @@ class _Search:
     def _part(self, step: Visited, partner: int, members: frozenset[int], inputs: Sequence[str]) -> None:
         view = self.view
         piece = [view.b.steps[k] for k in sorted(members)]
-        outside = [n for s in piece for n in s.inputs]
-        for first in dict.fromkeys(self.moved[n] for n in outside if n in self.moved):
-            # The elements are A's and their order is not: where that begins may be the place.
-            start = view.b.steps[first]
-            other = view.a.steps[view.alignment.partner[first]]
-            whole = [view.b.steps[k] for k in sorted(self.starts[first])]
-            self.found.append(_parting(view, start, other, whole, True))
+        self.add_moved([n for s in piece for n in s.inputs])
         self.found.append(_parting(view, step, view.a.steps[partner], piece, True))
         for name in step.outputs:
             self.tainted.add(name)
             self.pieces[name] = frozenset()
+
+    def add_moved(self, names: Iterable[str]) -> None:
+        """Add where the elements of values are A's and their order begins not to be: that may be the place."""
+        view = self.view
+        for first in dict.fromkeys(self.moved[n] for n in names if n in self.moved):
+            other = view.a.steps[view.alignment.partner[first]]
+            whole = [view.b.steps[k] for k in sorted(self.starts[first])]
+            self.found.append(_parting(view, view.b.steps[first], other, whole, True))
+
+
+def _selects(step: Visited) -> bool:
+    return family(step.operator) in MOVES | _SELECTS
 
 
 def _moves(step: Visited) -> bool:

@@ -98,7 +98,8 @@ class Search:
         trail = _trail(self.b, force)
         outputs = self.b.run(observe=trail, replace={**self.replace, **(extra or {})})
         known = None if self.view is None else self.view.alignment
-        view = View.of(self.trail_a(), trail, known or align(self.trail_a(), trail, self.same_weights))
+        known = known or align(self.trail_a(), trail, self.same_weights)
+        view = View.of(self.trail_a(), trail, known, (o.name for o in outputs if o.name))
         self.view = self.view or view
         self.latest = view
         return view, self.agrees(outputs)

@@ -255,9 +255,11 @@ def rearrangements(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Te
         for order in itertools.permutations(range(source.ndim)):
             if order != tuple(range(source.ndim)):
                 yield source.permute(order).reshape(shape)
+    # A recurrent operator of ONNX has an axis of directions before them.
+    gated = source.squeeze(0) if source.ndim > 1 and source.shape[0] == 1 else source
     for gates in (3, 4):
-        if source.ndim and source.shape[0] % gates == 0:
-            blocks = source.chunk(gates, 0)
+        if gated.ndim and gated.shape[0] % gates == 0:
+            blocks = gated.chunk(gates, 0)
             for order in itertools.permutations(range(gates)):
                 yield torch.cat([blocks[k] for k in order], 0).reshape(shape)
 

@@ -1,0 +1,376 @@
+"""Which of the numbers that one program holds apart is not what the other program's folded tensor was made of.
+
+An exporter folds a batch norm into the convolution before it. Where the two programs part at such a piece, the fold
+can be read backwards: each tensor that the fold is computed from is solved for, alone, so that the fold gives what the
+other side stores. One unknown per channel meets all weights of that channel and its bias, so that it fits to the last
+digit or is not the cause. What can be told only together (a norm's weight and the variance it is divided by) is named
+together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.explain.causes.alterations import Alteration, alteration_of
+from driftscope.explain.locate.fingerprints import Visited
+from driftscope.lift.reconcile.affine import AffinePieces, Map, narrow
+from driftscope.lift.reconcile.matching import rearrangements, ulp
+from driftscope.lift.steps import Constant, Lifted, Step
+
+# Roundings of a fold that was computed in its own format: root, division, product, sum.
+_ULPS = 8.0
+# Newton steps for what does not enter a fold linearly (a variance, an epsilon), and what each has to leave of the
+# squared distance at most to be followed by another.
+_STEPS, _SHRINKS = 12, 0.5
+# Tensors that are tried of one fold.
+_MOST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FoldSource:
+    """A tensor that a fold is computed from, and what it would have to be.
+
+    Parameters
+    ----------
+    constant : Constant
+        As its program holds it.
+    value : Tensor
+        What makes the fold the one that the other program stores (float64, in the stored shape).
+    also : tuple of str
+        Further tensors and settings of which each, alone, could do the same.
+    """
+
+    constant: Constant
+    value: torch.Tensor
+    also: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> torch.Tensor:
+        """What its program holds, in float64."""
+        return self.constant.value.to(torch.float64)
+
+    @property
+    def words(self) -> str:
+        """Its name, with those that cannot be told from it."""
+        return f"{self.constant.name} (or {', or '.join(self.also)})" if self.also else self.constant.name
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFold:
+    """Why a fold is not what the other program stores.
+
+    Parameters
+    ----------
+    sources : tuple of FoldSource
+        One, or two that differ together (a norm's weight and its bias).
+    stored : tuple of Constant
+        The other program's folded tensors.
+    exact : mapping of str to Tensor
+        What these hold, not rounded, by their names: the fold of the solved sources.
+    """
+
+    sources: tuple[FoldSource, ...]
+    stored: tuple[Constant, ...]
+    exact: Mapping[str, torch.Tensor]
+
+    def solved(self) -> dict[str, torch.Tensor]:
+        """The solved sources by their names."""
+        return {s.constant.name: s.value for s in self.sources}
+
+    def alteration(self, backwards: bool = False) -> Alteration:
+        """What was done to the first source, or (``backwards``) what makes the other program's of it."""
+        first = self.sources[0]
+        pair = (first.held, first.value)
+        return alteration_of(*(pair[::-1] if backwards else pair), first.constant.value.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldSide:
+    """One program at a place where two part.
+
+    Parameters
+    ----------
+    graph : Lifted
+    step : Visited
+        The step at the place.
+    constants : sequence of Constant
+    repairs : mapping of str to Tensor
+        In force in every run.
+    """
+
+    graph: Lifted
+    step: Visited
+    constants: Sequence[Constant]
+    repairs: Mapping[str, torch.Tensor]
+
+    def read(self, names: Sequence[str]) -> list[Constant]:
+        """Constants that the step reads, by their names or through views."""
+        known = {*names, *self.step.stored}
+        return [c for c in self.constants if c.name in known or c.where.node == self.step.name]
+
+    def held(self) -> frozenset[str]:
+        """Names of constants, and of what is computed from them alone: a run that replaces some does not say so."""
+        watch = _Until(self.step.outputs[0])
+        _run(self.graph, watch, {})
+        return frozenset(watch.held)
+
+
+def other_fold(apart: FoldSide, folded: FoldSide) -> OtherFold | None:
+    """Find the tensors of ``apart`` that ``folded`` was not made of; None where nothing fits to the last digit.
+
+    Parameters
+    ----------
+    apart : FoldSide
+        The program that computes the piece step by step.
+    folded : FoldSide
+        The one that stores it in one weight and one bias.
+    """
+    target = _maps(folded, folded.held())[:1]
+    if not target or narrow(_format(folded, target[0])):
+        return None
+    held = apart.held()
+    for piece in _maps(apart, held):
+        if len(piece.steps) > 1 and _shape(piece) == _shape(target[0]):
+            found = _Fold(apart, folded, piece, target[0], held).solve()
+            if found is not None:
+                return found
+    return None
+
+
+class _Found(Exception):
+    """Ends a run at the place."""
+
+
+@dataclass(slots=True)
+class _Until:
+    """An observer that follows affine pieces up to a value.
+
+    A constant that a run replaces is none for the run: ``known`` are the names of those, from a run as stored.
+    """
+
+    name: str
+    known: frozenset[str] = frozenset()
+    pieces: AffinePieces = field(default_factory=AffinePieces)
+    held: set[str] = field(default_factory=set)
+
+    def __call__(self, step: Step) -> None:
+        self.held.update(n for n, held in zip(step.input_names, step.held, strict=False) if held)
+        step.held = [n in self.held or n in self.known for n in step.input_names]
+        self.pieces(step)
+        if self.name in step.output_names:
+            raise _Found
+
+
+def _run(graph: Lifted, watch: _Until, values: Mapping[str, torch.Tensor]) -> None:
+    with contextlib.suppress(_Found, CannotLift, DriftscopeError, RuntimeError):
+        graph.run(observe=watch, replace=values)
+
+
+def _maps(side: FoldSide, held: frozenset[str], values: Mapping[str, torch.Tensor] | None = None) -> list[Map]:
+    """The affine maps that end at the place, the shortest first."""
+    watch = _Until(side.step.outputs[0], held)
+    _run(side.graph, watch, {**side.repairs, **(values or {})})
+    return watch.pieces.maps.get(watch.name, [])
+
+
+def _shape(piece: Map) -> tuple[tuple[int, ...], int]:
+    return tuple(_rows(piece).shape), piece.bias.numel()
+
+
+def _rows(piece: Map) -> torch.Tensor:
+    """The weight with the result's channels first."""
+    return piece.weight if piece.out_axis is None else piece.weight.movedim(piece.out_axis, 0)
+
+
+def _format(side: FoldSide, piece: Map) -> torch.dtype:
+    held = [c.value.dtype for c in side.constants if c.name in (*piece.sources, *side.step.stored)]
+    floats = [fmt for fmt in held if fmt.is_floating_point]
+    return max(floats, key=lambda fmt: torch.finfo(fmt).eps, default=torch.float32)
+
+
+class _Fold:
+    """One fold, evaluated with other numbers in its sources."""
+
+    def __init__(self, apart: FoldSide, folded: FoldSide, piece: Map, target: Map, held: frozenset[str]):
+        self.apart, self.folded, self.piece, self.target, self.held = apart, folded, piece, target, held
+        self.wanted = (_rows(target), target.bias)
+        self.fmt = _format(folded, target)
+        self.sources = [
+            c for c in apart.constants
+            if c.value.dtype.is_floating_point and (c.name in piece.sources or c.where.node in piece.steps)
+        ][:_MOST]  # fmt: skip
+
+    def solve(self) -> OtherFold | None:
+        """The one source that explains weight and bias, else one that explains the weight and one for the bias."""
+        if self._fits(self.piece):
+            return None
+        alone: list[tuple[Constant, torch.Tensor]] = []
+        partly: list[tuple[Constant, torch.Tensor]] = []
+        for constant in self.sources:
+            for value, whole in self._solved(constant, {}, True):
+                (alone if whole else partly).append((constant, value))
+        if alone:
+            return self._told([self._named(alone)])
+        for constant, value in partly[:1]:
+            held = {constant.name: value}
+            second = [
+                (other, found) for other in self.sources if other is not constant
+                for found, whole in self._solved(other, held, False) if whole
+            ]  # fmt: skip
+            if second:
+                return self._told([self._named(partly), self._named(second)])
+        return None
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
+    def _at(self, values: Mapping[str, torch.Tensor]) -> Map | None:
+        return next((m for m in _maps(self.apart, self.held, values) if m.steps == self.piece.steps), None)
+
+    def _fits(self, piece: Map, *, bias: bool = True) -> bool:
+        """Whether the other program stores this fold, rounded."""
+        size = piece.size if piece.out_axis is None else piece.size.movedim(piece.out_axis, 0)
+        pairs = [(_rows(piece), self.wanted[0], size), (piece.bias, self.wanted[1], piece.magnitude)]
+        return all(
+            bool(((mine - theirs).abs() <= _ULPS * ulp(torch.maximum(of, theirs.abs()), self.fmt)).all())
+            for mine, theirs, of in pairs[: 2 if bias else 1]
+        )
+
+    # -- solving --------------------------------------------------------------------------------------------------
+
+    def _solved(
+        self, constant: Constant, held: Mapping[str, torch.Tensor], weights: bool
+    ) -> Iterator[tuple[torch.Tensor, bool]]:
+        """Yield what a source must be, and whether the bias fits as well; at most one of each kind of solution."""
+        start = constant.value.to(torch.float64)
+        base = self._at({**held, constant.name: start})
+        if base is None:
+            return
+        for spread in _spreads(constant, _rows(self.piece) if weights else self.piece.bias):
+            value, now, left = start, base, math.inf
+            for _ in range(_STEPS):
+                move = self._move(constant.name, value, now, held, spread, weights)
+                if move is None or not bool(torch.isfinite(move).all()):
+                    break
+                value = value + move
+                after = self._at({**held, constant.name: value})
+                if after is None:
+                    break
+                now, before = after, left
+                left = float((self.wanted[0] - _rows(now) if weights else self.wanted[1] - now.bias).square().sum())
+                if self._fits(now, bias=not weights) or not left <= _SHRINKS * before:
+                    break
+            if self._fits(now, bias=not weights):
+                value, now = self._tidy(constant, value, now, held)
+                yield value, self._fits(now)
+                return
+
+    def _move(
+        self, name: str, value: torch.Tensor, now: Map, held: Mapping[str, torch.Tensor], spread: _Spread, weights: bool
+    ) -> torch.Tensor | None:
+        """The least-squares step of a source towards the stored fold, by its slope at this value."""
+        by = float(value.abs().max()) * 2.0**-20 or 2.0**-20
+        beside = self._at({**held, name: value + by})
+        if beside is None:
+            return None
+        parts = [(_rows(beside) - _rows(now), self.wanted[0] - _rows(now))] if weights else []
+        if not weights:
+            parts.append((beside.bias - now.bias, self.wanted[1] - now.bias))
+        top = sum(spread.gathered(slope * rest) for slope, rest in parts)
+        below = sum(spread.gathered(slope * slope) for slope, _ in parts)
+        if not isinstance(top, torch.Tensor) or not isinstance(below, torch.Tensor) or not bool((below > 0).any()):
+            return None
+        step = torch.where(below > 0, by * top / below.clamp(min=1e-300), torch.zeros_like(top))
+        return spread.placed(step, value.shape)
+
+    def _tidy(
+        self, constant: Constant, value: torch.Tensor, now: Map, held: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, Map]:
+        """The program's own numbers in another order, or most of them as they are, where those fit as well."""
+        own = constant.value.to(torch.float64)
+        order, sorted_own = value.reshape(-1).argsort(), own.reshape(-1).sort().values
+        moved = torch.empty_like(sorted_own)
+        moved[order] = sorted_own
+        near = 64.0 * ulp(torch.maximum(value.abs(), own.abs()), self.fmt)
+        kept = torch.where((value - own).abs() <= near, own, value)
+        rounded = torch.where(kept == own, own, value.to(constant.value.dtype).to(torch.float64))
+        for tidy in (moved.reshape(own.shape), rounded, kept):
+            after = self._at({**held, constant.name: tidy})
+            if after is not None and self._fits(after, bias=self._fits(now)) and self._fits(after, bias=False):
+                return tidy, after
+        return value, now
+
+    # -- what is told ---------------------------------------------------------------------------------------------
+
+    def _named(self, found: Sequence[tuple[Constant, torch.Tensor]]) -> FoldSource:
+        """The source with the fewest numbers; those with as many (but one alone explains more than several)."""
+        least = min(c.value.numel() for c, _ in found)
+        fewest = [(c, v) for c, v in found if c.value.numel() == least]
+        (first, value), others = fewest[0], fewest[1:]
+        return FoldSource(first, value, tuple(dict.fromkeys(c.name for c, _ in others)))
+
+    def _told(self, found: Sequence[FoldSource]) -> OtherFold | None:
+        # In the order in which they run: of several, the first is where a reader starts.
+        order = {c.name: k for k, c in enumerate(self.apart.constants)}
+        sources = sorted(found, key=lambda source: order[source.constant.name])
+        end = self._at({s.constant.name: s.value for s in sources})
+        if end is None:
+            return None
+        stored, exact = [], {}
+        for constant in self.folded.read(self.target.sources):
+            for have, want in ((self.target.weight, _rows(end)), (self.target.bias, end.bias)):
+                if have is self.target.weight and self.target.out_axis is not None:
+                    want = want.movedim(0, self.target.out_axis)
+                value = _as_stored(constant, have, want)
+                if value is not None and constant.name not in exact:
+                    stored.append(constant)
+                    exact[constant.name] = value
+        return OtherFold(tuple(sources), tuple(stored), exact) if stored else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Spread:
+    """How the numbers of a source enter a weight whose first axis is the result's: one for each index of ``axis``.
+
+    ``axis`` is None where each enters one element of its own, in rows or (``turned``) columns, and -1 for one number.
+    """
+
+    axis: int | None
+    turned: bool = False
+
+    def gathered(self, terms: torch.Tensor) -> torch.Tensor:
+        """Terms of a weight or a bias added up over what one number of the source enters."""
+        if self.axis is None:
+            return terms
+        if self.axis == -1:
+            return terms.sum().reshape(1)
+        return terms.movedim(self.axis, 0).reshape(terms.shape[self.axis], -1).sum(1)
+
+    def placed(self, step: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+        """One number each, in the source's own shape."""
+        return (step.T if self.turned else step).reshape(shape)
+
+
+def _spreads(constant: Constant, rows: torch.Tensor) -> list[_Spread]:
+    """The ways in which a source of this size can enter the weight, or the bias."""
+    count = constant.value.numel()
+    if count == 1:
+        return [_Spread(-1)]
+    if count == rows.numel() and rows.ndim > 1:
+        return [_Spread(None), _Spread(None, turned=True)] if rows.ndim == 2 else [_Spread(None)]
+    return [_Spread(axis) for axis in range(min(rows.ndim, 2)) if rows.shape[axis] == count]
+
+
+def _as_stored(constant: Constant, have: torch.Tensor, want: torch.Tensor) -> torch.Tensor | None:
+    """``want`` laid out as a constant stores ``have``; None where it stores something else."""
+    if constant.value.numel() != have.numel():
+        return None
+    stored = constant.value.to(torch.float64)
+    both = zip(rearrangements(have, stored.shape), rearrangements(want, stored.shape), strict=True)
+    return next((new for old, new in itertools.islice(both, 24) if torch.equal(old, stored)), None)
