@@ -178,3 +178,30 @@ def test_other_formats_are_followed_in_their_own(dtype):
     found = lift_arrays(lambda x: x * 2 + x.sum(-1, keepdims=True), (x,), {}).run()[0]
     assert found.format == dtype
     torch.testing.assert_close(found.value, x.double() * 2 + x.double().sum(-1, keepdim=True))
+
+
+@pytest.mark.parametrize(
+    ("function", "reference"),
+    [
+        (lambda x: x.sum(axis=0), lambda x: x.sum(0)),
+        (lambda x: np.cumsum(x, axis=0), lambda x: x.cumsum(0)),
+        (lambda x: np.einsum("ij,ij->j", x, x), lambda x: x.square().sum(0)),
+        (lambda x: x.T.var(axis=-1), lambda x: x.var(0, unbiased=False)),
+    ],
+)
+def test_numpy_adds_one_after_the_other_along_outer_axes_and_that_is_rounding(function, reference):
+    program = ds.program(function, framework="numpy")
+    for a, b in ((program, reference), (reference, program)):
+        c = ds.compare(a, b, [drawn(3000, 4) + 1])
+        assert c.verdict in (ds.Verdict.IDENTICAL, ds.Verdict.ROUNDING), c.reason
+        assert "explained" not in c.reason
+
+
+def test_the_same_sum_in_half_is_no_ordinary_rounding():
+    def in_half(x: Array) -> Array:
+        return x.astype(np.float16).sum(axis=0).astype(x.dtype)
+
+    c = ds.compare(lambda x: x.sum(0), ds.program(in_half, framework="numpy"), [drawn(300, 64)])
+    assert c.verdict is ds.Verdict.PRECISION, c.reason
+    assert " in B" in c.reason
+    assert "float16" in c.reason

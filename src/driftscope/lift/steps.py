@@ -91,6 +91,8 @@ class Rounding:
         ones of ``1 + erf`` are. A kernel rounds those too; the formula of the lift need not.
     running : bool
         For SUM and DOT: the kernel is known to add all terms one after the other.
+    stored : bool
+        For SUM and DOT: that running sum is kept in the format of the result.
     """
 
     kind: Kind = Kind.EXACT
@@ -98,6 +100,7 @@ class Rounding:
     squares: Callable[[], torch.Tensor] | None = None
     parts: Callable[[], torch.Tensor] | None = None
     running: bool = False
+    stored: bool = False
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from driftscope.lift.arrays.creation import followed
+from driftscope.lift.arrays.sums import numpy_rounding
 from driftscope.lift.arrays.traced import TracedArray
 from driftscope.lift.arrays.tracing import OPERATION, Tracer
 from driftscope.lift.torch.tape import TorchTape, lift_torch
@@ -35,7 +36,9 @@ def lift_arrays(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Map
         If it takes values out of numpy's dispatch, or calls a function that has no counterpart in torch.
     """
     call = _Followed(function)
-    return lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
+    found = lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
+    found.tape.rounds = numpy_rounding
+    return found
 
 
 @dataclass

@@ -60,6 +60,8 @@ class Model:
 
         ``squares`` is the sum of squared terms where it is known; otherwise terms are taken to be of equal size.
         """
+        if step.rounding.stored:
+            units = replace(units, accumulator=units.storage)
         spread = self._formula(step, units)
         if samples_at_coordinates(step):
             on_grid = _named(step, ("grid",))

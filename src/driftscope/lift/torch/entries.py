@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,6 +160,8 @@ class Tape:
         Constant entries that write into memory which others see; they are never evaluated again.
     snapshots : dict of int to (torch.Tensor, list of int)
         For entries that bring constant memory into the replay: its native content, and the offset of each view.
+    rounds : callable or None
+        ``rounds(call, rounding)``: how another library than torch, whose calls these stand for, rounds.
     """
 
     entries: list[AtenCall] = field(default_factory=list)
@@ -169,6 +172,7 @@ class Tape:
     written: set[int] = field(default_factory=set)
     folded: set[int] = field(default_factory=set)
     snapshots: dict[int, tuple[torch.Tensor, list[int]]] = field(default_factory=dict)
+    rounds: Callable[[Any, Any], Any] | None = None
 
 
 def _source_line(file: str | None, line: int | None) -> str | None:

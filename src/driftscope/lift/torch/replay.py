@@ -107,6 +107,7 @@ class Replay:
         call = Call(entry.function, args, kwargs, formats, self, entry)
         try:
             outputs, rounding = rules.evaluate(call)
+            rounding = rounding if self.tape.rounds is None else self.tape.rounds(call, rounding)
         except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError) as error:
             words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise CannotLift(f"{entry.where} cannot be evaluated in float64: {words}") from error
