@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_models import unary
 
 import driftscope as ds
 from driftscope.errors import ProgramError
@@ -148,3 +150,16 @@ def test_weights_alone_are_no_program_and_outputs_are_no_weights(folder: Path) -
         ds.compare("net.py:net", "w.safetensors")
     save_file({"logits": torch.ones(2, 3)}, "out.safetensors")  # recorded outputs still stand for a program
     assert ds.compare("net.py:net", "out.safetensors").outputs
+
+
+def test_a_program_is_found_after_a_change_of_the_working_folder(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx.save(unary("Relu"), "a model.onnx")
+    torch.jit.trace(torch.nn.ReLU(), torch.ones(2, 3)).save("a script.pt")
+    programs = [ds.program("a model.onnx"), ds.program("a script.pt")]
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    x = torch.randn(2, 3)
+    assert ds.compare(*programs, x, explain=False).verdict is ds.Verdict.IDENTICAL
+    # No path of this machine is kept: the files are called what they were called.
+    assert [p.describe()["path"] for p in programs] == ["a model.onnx", "a script.pt"]

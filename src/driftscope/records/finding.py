@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
+
+from driftscope.records.user_code import written
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -82,5 +84,5 @@ class Finding:
         return f"<{type(self).__name__}{' (note)' if self.note else ''} {self}>"
 
     def __str__(self) -> str:
-        place = str(self.where)
+        place = str(replace(self.where, file=written(self.where.file)) if self.where.file else self.where)
         return f"{self.code} {place + ': ' if place else ''}{self.what}"

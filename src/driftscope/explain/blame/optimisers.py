@@ -274,7 +274,7 @@ def _record(
 
 
 def _program_line(search: _SessionSearch, disabled: Sequence[str]) -> str:
-    words = ["model" if search.model.path is None else repr(str(search.model.path))]
+    words = ["model" if search.model.path is None else repr(search.model.given or str(search.model.path))]
     words += [f"{k}={v!r}" for k, v in search.program.settings.items() if k != "disabled" and v != _USUAL.get(k)]
     return f"ds.onnx({', '.join([*words, f'disabled={list(disabled)}'])})"
 

@@ -26,15 +26,18 @@ class OnnxModel:
         External data not loaded.
     name : str
     path : pathlib.Path or None
-        The file; None for a model that was handed over in memory.
+        The file, absolute: it is found after a change of the working folder; None for a model handed over in memory.
     external : bool
         Whether some data lies in other files.
+    given : str
+        The path as it was given, which is what records keep.
     """
 
     proto: onnx.ModelProto
     name: str
     path: FilePath | None = None
     external: bool = False
+    given: str = ""
     _digest: str | None = field(default=None, repr=False)
 
     @property
@@ -83,7 +86,7 @@ class OnnxModel:
     def identity(self) -> dict[str, Any]:
         """Return path and SHA-256 as plain data."""
         if self.path is not None:
-            return {"path": str(self.path), "sha256": file_digest(self.path)}
+            return {"path": self.given or str(self.path), "sha256": file_digest(self.path)}
         if self._digest is None:
             self._serialized()
         return {"sha256": self._digest}
@@ -107,7 +110,7 @@ def read_model(path: FilePath) -> OnnxModel:
         raise ProgramError(f"{path} cannot be read: {error.strerror or error}") from error
     _check_whole(proto, str(path))
     external = confine(proto, path.resolve().parent, path.name)
-    return OnnxModel(proto, path.name, path, external)
+    return OnnxModel(proto, path.name, path.absolute(), external, str(path))
 
 
 def wrap_model(proto: onnx.ModelProto, name: str = "") -> OnnxModel:

@@ -54,7 +54,7 @@ class TorchScriptProgram(Program):
 
     def __init__(self, path: FilePath, name: str, default_inputs: Inputs | None = None):
         super().__init__(name, default_inputs)
-        self._path = str(path.resolve())
+        self._path, self._given = str(path.resolve()), str(path)
         self._number = next(_NUMBERS)
         weakref.finalize(self, _DROPPED.append, self._number)
         found: list[worker.Argument] = _asked("load", worker.make, self._number, self._path)
@@ -86,7 +86,7 @@ class TorchScriptProgram(Program):
 
         return super().describe() | {
             "torch": torch.__version__,
-            "path": self._path,
+            "path": self._given,
             "sha256": file_digest(FilePath(self._path)),
             "inputs": list(self.signature.parameters),
         }
