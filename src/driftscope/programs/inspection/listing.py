@@ -23,6 +23,10 @@ from driftscope.programs.state.process import state_kept
 from driftscope.records.words import counted
 
 _INDENT = "  "
+_LISTED = (
+    "a listing is made of .onnx and .pt2 files, ModelProto, GraphProto, FunctionProto, onnx_ir.Model, ONNXProgram,"
+    " ExportedProgram, GraphModule, and a Program of one of these"
+)
 _SHOWN_VALUES = 5
 # Attributes whose integers are element types: shown by name, nobody knows that 10 is float16.
 _FORMATS = ("to", "dtype", "output_dtype", "stash_type", "precision")
@@ -60,7 +64,18 @@ def listing_of(model: Any, *, optimized: bool = False) -> str:
         return "\n".join(_graph_lines(model, 0))
     if isinstance(model, FunctionProto):
         return "\n".join(_function_lines(model))
-    return "\n".join(_model_lines(model_of(model).proto))
+    return "\n".join(_model_lines(_proto_of(model)))
+
+
+def _proto_of(model: Any) -> ModelProto:
+    try:
+        return model_of(model).proto
+    except ProgramError as error:
+        if isinstance(model, (str, FilePath)) or "is not an ONNX model" not in str(error):
+            raise
+        raise ProgramError(
+            f"an object of class {type(model).__name__} is not an ONNX model nor an exported one; {_LISTED}"
+        ) from error
 
 
 def _optimized(model: Any) -> Any:
@@ -79,8 +94,7 @@ def _inside(model: Any) -> Any:
         found = getattr(model, "exported", None) or getattr(model, "model", None)
         if found is None:
             raise ProgramError(
-                f"{model.name} runs on {model.runtime}, which has no graph to list; export it first. A listing is made"
-                " of .onnx and .pt2 files, ModelProto, onnx_ir.Model, ONNXProgram, ExportedProgram and GraphModule"
+                f"{model.name} runs on {model.runtime}, which has no graph to list; export it first; {_LISTED}"
             )
         return found
     if isinstance(model, (str, FilePath)) and str(model).endswith(".pt2"):
