@@ -59,6 +59,11 @@ LAYERS = {
 POINTWISE = {
     "sigmoid": torch.sigmoid, "tanh": torch.tanh, "exp": torch.exp, "gelu": F.gelu, "silu": F.silu, "mish": F.mish,
     "gelu of tanh": lambda x: F.gelu(x, approximate="tanh"), "softplus": F.softplus, "elu": F.elu, "glu": F.glu,
+    "atan2": lambda x: torch.atan2(x, x.roll(1, -1)), "logaddexp": lambda x: torch.logaddexp(x, x * 2),
+    "atanh": lambda x: (x / 5).atanh(), "ldexp": lambda x: torch.ldexp(x, x), "hardswish": F.hardswish,
+    "softshrink": F.softshrink, "scaled sum": lambda x: torch.add(x, x.roll(1, -1), alpha=0.3),
+    "addcmul": lambda x: torch.addcmul(x, x, x.roll(1, -1), value=0.7), "lerp": lambda x: x.lerp(x * x, 0.3),
+    "in place, mixed": lambda x: x.clone().addcdiv_(x, x.abs().half().float() + 1), "tanhshrink": F.tanhshrink,
     "pow": lambda x: x.abs() ** 2.5, "log sigmoid": F.logsigmoid, "in place": lambda x: x.clone().sigmoid_(),
 }  # fmt: skip
 LAYERS |= {name: (function, drawn(7, 13, 18)) for name, function in POINTWISE.items()}

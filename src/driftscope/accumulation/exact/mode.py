@@ -9,7 +9,7 @@ keep.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ from driftscope.accumulation.exact.fixed import gradients, kernels
 from driftscope.accumulation.exact.formats import STORED
 from driftscope.accumulation.exact.layer_norm import rounded_once
 from driftscope.errors import InputError
-from driftscope.programs.pytrees import tree_leaves
 
 #: Operators without a tag that move, make, compare or select values and add none.
 _ADDS_NOTHING = frozenset(
@@ -99,89 +98,98 @@ class _Reproducible(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = dict(kwargs or {})
-        name, fixed = _order_of(func)
-        if fixed is None and _never_adds(func):
+        name, fixed, passes = _order_of(func)
+        given = kwargs or {}
+        if passes and "alpha" not in given:
             return func(*args, **given)
-        floats = [leaf for leaf in tree_leaves((args, given)) if _is_inexact(leaf)]
+        floats = list(_inexact((*args, *given.values())))
         if not floats:
             return func(*args, **given)
-        if fixed is not None and "out" not in given and all(_has_format(leaf) for leaf in floats):
+        if fixed is not None and "out" not in given and all(dtype in STORED for dtype in floats):
             with torch.no_grad():
                 return fixed(*args, **given)
-        if not _adds_nothing(func, name, args, given):
+        if name.rstrip("_") != "put" or given.get("accumulate") or any(args[3:4]):
             hint = _INSTEAD.get(name, "take it out of the context, or write it with sums and products")
             raise InputError(f"ds.reproducible() has no fixed order for torch's operator {name}: {hint}.")
         return func(*args, **given)
 
 
-#: Functions of one element that torch's kernels round otherwise at the end of a row than inside it, or in a view.
-_IN_FLOAT64 = frozenset(
+#: Functions of one element that are one IEEE operation or a choice, so that every kernel has the same bits.
+_EXACT = frozenset(
     (
-        "exp", "expm1", "exp2", "log", "log1p", "log2", "log10", "erf", "erfc", "mish", "elu", "celu", "selu",
-        "softplus", "pow", "sin", "cos", "tan", "sinh", "cosh", "atan", "logit", "hardswish",
-        "sigmoid", "tanh", "gelu", "silu",  # of float64 itself
+        "_conj", "_to_copy", "abs", "add", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil",
+        "clamp", "clamp_max", "clamp_min", "clone", "copysign", "div", "eq", "fill", "floor", "floor_divide",
+        "fmax", "fmin", "fmod", "frac", "ge", "gt", "hardtanh", "isfinite", "isinf", "isnan", "isneginf",
+        "isposinf", "le", "leaky_relu", "logical_and", "logical_not", "logical_or", "logical_xor", "lt",
+        "masked_fill", "maximum", "minimum", "mul", "nan_to_num", "ne", "neg", "nextafter", "positive",
+        "reciprocal", "relu", "remainder", "round", "sgn", "sign", "signbit", "sqrt", "square", "sub",
+        "threshold", "threshold_backward", "trunc", "where", "zero",
     )
 )  # fmt: skip
 
-#: Those with steps of their own in float32.
-_OWN = {"sigmoid": "sigmoid", "tanh": "tanh", "silu": "silu", "gelu": "gelu"}
+#: Those that torch gave no tag as functions of one element.
+_UNTAGGED = frozenset(("celu", "elu", "hardswish", "logit", "mish", "selu", "softplus"))
+
+#: Operators of float32 steps of their own.
+_OWN = frozenset(("sigmoid", "tanh", "silu", "gelu"))
 
 
 def _pointwise(name: str, func: Any) -> Callable[..., Any] | None:
-    """Evaluate a function of single elements so that it has the same bits wherever an element lies."""
+    """Evaluate a function of single elements so that it has the same bits wherever an element lies.
+
+    torch's kernels round the last elements of a row, or those of a view, otherwise than the others.
+    """
     plain = name.rstrip("_")
-    if plain in gradients.OF_ELEMENTS:
-        return functools.partial(gradients.of_elements, func)
-    if plain not in _IN_FLOAT64:
-        return None
+    if plain in _OWN:
+        return functools.partial(_own, plain, name.endswith("_"), func)
+    tagged = torch.Tag.pointwise in func.tags
+    # A sum that scales an operand first is no single operation; it alone among these is asked for what stands here.
+    if (tagged and plain not in _EXACT - {"add", "sub"}) or plain in _UNTAGGED | gradients.OF_ELEMENTS:
+        return functools.partial(_in_float64, name.endswith("_"), func)
+    return None
 
-    def evaluated(x: Any, *args: Any, **given: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or x.dtype == torch.float64 or not x.is_floating_point():
-            return func(x, *args, **given)
-        if plain in _OWN:
-            own = "gelu_of_tanh" if given.get("approximate") == "tanh" else _OWN[plain]
-            result = kernels.elements(own, x)
-            return x.copy_(result) if name.endswith("_") else result
-        others = [a.double() if isinstance(a, torch.Tensor) else a for a in args]
-        # A function in place writes into the float64 copy.
-        result = func(x.double(), *others, **given)
-        return x.copy_(rounded_once(result, x.dtype)) if name.endswith("_") else rounded_once(result, x.dtype)
 
-    return evaluated
+def _own(name: str, in_place: bool, func: Any, x: torch.Tensor, **given: Any) -> Any:
+    if x.dtype is torch.float64:
+        return func(x, **given)
+    found = kernels.elements("gelu_of_tanh" if given.get("approximate") == "tanh" else name, x)
+    return x.copy_(found) if in_place else found
+
+
+def _in_float64(in_place: bool, func: Any, *args: Any, **given: Any) -> Any:
+    """Evaluate a function of elements in float64 and round once."""
+    floats = [a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()]
+    if not floats or all(a.dtype is torch.float64 for a in floats):
+        return func(*args, **given)
+    wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+    found = func(*wide, **given)  # a function in place writes into the float64 copy
+    if not isinstance(found, torch.Tensor) or found.dtype is not torch.float64:
+        return func(*args, **given)
+    dtype = functools.reduce(torch.promote_types, (a.dtype for a in floats if a.dim()), floats[0].dtype)
+    found = rounded_once(found, dtype)
+    return args[0].copy_(found) if in_place else found
 
 
 @functools.cache
-def _order_of(func: Any) -> tuple[str, Callable[..., Any] | None]:
-    """The name of an operator, and what stands in its place."""
+def _order_of(func: Any) -> tuple[str, Callable[..., Any] | None, bool]:
+    """The name of an operator, what stands in its place, and whether it may pass whatever its arguments are."""
     name = func._schema.name.removeprefix("aten::")
-    return name, _FIXED.get(name) or _pointwise(name, func)
+    plain = name.rstrip("_")
+    fixed = _FIXED.get(name) or _pointwise(name, func)
+    moves = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+    adds_nothing = moves or not _ADDS_NOTHING.isdisjoint((name, plain)) or torch.Tag.pointwise in func.tags
+    alone = fixed is None and adds_nothing and "reduce" not in func._overloadname and plain != "put"
+    return name, fixed, plain in _EXACT or alone
 
 
-@functools.cache
-def _never_adds(func: Any) -> bool:
-    """Whether an operator adds no two elements of its input, whatever its other arguments are."""
-    return torch.Tag.pointwise in func.tags or (
-        "reduce" not in func._overloadname
-        and any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
-    )
-
-
-def _is_inexact(leaf: Any) -> bool:
-    """Whether a tensor or a dtype is of floating-point numbers, so that the order of a sum could be seen."""
-    dtype = leaf.dtype if isinstance(leaf, torch.Tensor) else leaf
-    return isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
-
-
-def _has_format(leaf: torch.Tensor | torch.dtype) -> bool:
-    return (leaf if isinstance(leaf, torch.dtype) else leaf.dtype) in STORED
-
-
-def _adds_nothing(func: Any, name: str, args: Sequence[Any], given: Mapping[str, Any]) -> bool:
-    """Whether a call adds no two elements of its input."""
-    if "reduce" in func._overloadname or given.get("accumulate") or (name.startswith("index_put") and any(args[3:4])):
-        return False
-    return _never_adds(func) or name.rstrip("_") in _ADDS_NOTHING or name in _ADDS_NOTHING
+def _inexact(arguments: Iterable[Any]) -> Iterator[torch.dtype]:
+    """Yield the dtypes of floating-point numbers among arguments: the order of their sums could be seen."""
+    for one in arguments:
+        if isinstance(one, list | tuple):
+            yield from _inexact(one)
+        dtype = one.dtype if isinstance(one, torch.Tensor) else one
+        if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex):
+            yield dtype
 
 
 # --- what has a fixed order ------------------------------------------------------------------------------------------
@@ -222,6 +230,11 @@ def _added(base: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: Any = 
     if beta == 0:
         return result
     return result + (base if beta == 1 else base * beta)
+
+
+def _soft_shrink(x: torch.Tensor, width: float = 0.5) -> Any:
+    """Written out, because torch's kernel gives zeros of either sign."""
+    return torch.where(x > width, x - width, torch.where(x < -width, x + width, x * 0))
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:
@@ -286,6 +299,7 @@ _FIXED: dict[str, Callable[..., Any]] = {
     "logsumexp": pools.log_of_sum,
     "std": pools.std,
     "glu": pools.gated,
+    "softshrink": _soft_shrink,
     "log_sigmoid_forward": pools.log_sigmoid,
     "mse_loss": pools.squared_error,
     "nll_loss_forward": pools.likelihood_loss,

@@ -2,7 +2,7 @@
  *
  * Every function is a fixed list of float operations, an fma wherever FMA is written and nowhere else, so lanes, tails and
  * machines agree. Sums over a row take either 16 fixed lanes (layer normalisation) or integers (softmax).
- * The includer defines NAME(x), TARGET, WIDTH (bytes of a vector) and FMA.
+ * The includer defines NAME(x), TARGET, WIDTH (bytes of a vector), FMA, and the conversions WIDE and NARROW.
  */
 
 typedef float NAME(vf) __attribute__((vector_size(WIDTH), aligned(4), may_alias));
@@ -22,7 +22,6 @@ typedef float NAME(half) __attribute__((vector_size(WIDTH / 2), aligned(4), may_
 #define UNROLL _Pragma("GCC unroll 16")
 #define CHOOSE(condition, a, b) (VF)(((condition) & (VI)(a)) | (~(condition) & (VI)(b)))
 #define AT(p) (*(const VF *)(p))
-#define WIDE(p) __builtin_convertvector(*(const HALF *)(p), VD)
 #define QUIET(x) CHOOSE((x) != (x), (VI)((VI){0} + QUIET_NAN), x)
 
 /* exp(x + rest) for x <= 0 and a rest that is small beside one; NaN stays NaN. */
@@ -186,7 +185,7 @@ INLINE double NAME(joined)(const VD *lane) {
 }
 
 TARGET static void NAME(norm_row)(const float *x, int64_t n, const float *weight, const float *bias, double eps,
-                                  float *out, float *statistics) {
+                                  float *out, float *mean_out, float *scale_out) {
     VD lane[16 / DOUBLES] = {{0}}, square[16 / DOUBLES] = {{0}};
     float last[16] = {0};
     int64_t whole = n & ~15;
@@ -208,8 +207,8 @@ TARGET static void NAME(norm_row)(const float *x, int64_t n, const float *weight
         ((double *)square)[i - whole] += d * d;
     }
     double scale = 1.0 / sqrt(NAME(joined)(square) / (double)n + eps);
-    statistics[0] = (float)mean;
-    statistics[1] = (float)scale;
+    *mean_out = (float)mean;
+    *scale_out = (float)scale;
     if (!(scale - scale == 0 && mean - mean == 0)) { /* the sign of a NaN is the machine's, so it is written here */
         for (int64_t i = 0; i < n; i++) out[i] = NAN;
         return;
@@ -219,7 +218,7 @@ TARGET static void NAME(norm_row)(const float *x, int64_t n, const float *weight
         VD y = (WIDE(x + i) - mean) * scale;
         if (weight) y *= WIDE(weight + i);
         if (bias) y += WIDE(bias + i);
-        *(HALF *)(out + i) = __builtin_convertvector(y, HALF);
+        *(HALF *)(out + i) = NARROW(y);
     }
     for (; i < n; i++) {
         double y = ((double)x[i] - mean) * scale;
@@ -245,4 +244,5 @@ TARGET static void NAME(norm_row)(const float *x, int64_t n, const float *weight
 #undef CHOOSE
 #undef AT
 #undef WIDE
+#undef NARROW
 #undef QUIET

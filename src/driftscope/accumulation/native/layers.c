@@ -30,17 +30,22 @@ static const float NEAR_ZERO[5] = {-0x1.8c4ea8p-8f, 0x1.56a096p-6f, -0x1.b8d880p
 static const float TAIL[10] = {0x1.c23b6ep-15f, 0x1.e4a018p-14f, -0x1.63f9cap-12f, -0x1.01e2e8p-10f, 0x1.7cb4bcp-9f,
                                0x1.91df12p-8f,  -0x1.7a944cp-5f, 0x1.f8bad0p-4f,   -0x1.a6b66ap-3f,  0x1.f1b89cp-4f};
 
+/* GCC splits a conversion between vectors of two sizes in halves unless it is named. */
 #if ON_X86
 #define NAME(x) fused_##x##_avx512
 #define TARGET __attribute__((target("avx512f,avx512dq,avx512bw,avx512vl")))
 #define WIDTH 64
 #define FMA(x, y, z) (VF) _mm512_fmadd_ps((__m512)(x), (__m512)(y), (__m512)(z))
+#define WIDE(p) (VD) _mm512_cvtps_pd(_mm256_loadu_ps(p))
+#define NARROW(y) (HALF) _mm512_cvtpd_ps((__m512d)(y))
 #include "elementary.h"
 
 #define NAME(x) fused_##x##_avx2
 #define TARGET __attribute__((target("avx2,fma")))
 #define WIDTH 32
 #define FMA(x, y, z) (VF) _mm256_fmadd_ps((__m256)(x), (__m256)(y), (__m256)(z))
+#define WIDE(p) (VD) _mm256_cvtps_pd(_mm_loadu_ps(p))
+#define NARROW(y) (HALF) _mm256_cvtpd_ps((__m256d)(y))
 #include "elementary.h"
 #endif
 
@@ -48,6 +53,8 @@ static const float TAIL[10] = {0x1.c23b6ep-15f, 0x1.e4a018p-14f, -0x1.63f9cap-12
 #define TARGET
 #define WIDTH 16
 #define FMA(x, y, z) fused_of_four(x, y, z)
+#define WIDE(p) __builtin_convertvector(*(const HALF *)(p), VD)
+#define NARROW(y) __builtin_convertvector(y, HALF)
 typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
 static inline four fused_of_four(four x, four y, four z) {
     return (four){fmaf(x[0], y[0], z[0]), fmaf(x[1], y[1], z[1]), fmaf(x[2], y[2], z[2]), fmaf(x[3], y[3], z[3])};
@@ -78,12 +85,12 @@ EXPORT void driftscope_softmax(const float *x, int64_t rows, int64_t n, int mask
     restore_arithmetic(before);
 }
 
-/* ((x - mean) / sqrt(variance + eps)) * weight + bias in double, rounded once; statistics: mean and scale of each row. */
+/* ((x - mean) / sqrt(variance + eps)) * weight + bias in double, rounded once; also the mean and the scale of each row. */
 EXPORT void driftscope_row_norm(const float *x, int64_t rows, int64_t n, const float *weight, const float *bias,
-                                double eps, float *out, float *statistics) {
+                                double eps, float *out, float *mean, float *scale) {
     arithmetic before = set_arithmetic();
     for (int64_t i = 0; i < rows; i++)
-        BEST(norm_row)(x + i * n, n, weight, bias, eps, out + i * n, statistics + 2 * i);
+        BEST(norm_row)(x + i * n, n, weight, bias, eps, out + i * n, mean + i, scale + i);
     restore_arithmetic(before);
 }
 

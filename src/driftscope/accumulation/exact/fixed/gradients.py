@@ -32,13 +32,6 @@ OF_ELEMENTS = frozenset(
 )  # fmt: skip
 
 
-def of_elements(func: Any, *args: Any, **given: Any) -> Any:
-    """Evaluate a function of elements in float64 and round once."""
-    floats = [a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()]
-    wide = [a.double() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
-    return rounded_once(func(*wide, **given), floats[0].dtype)
-
-
 def _sum(x: torch.Tensor, dims: Any, keepdim: bool = False) -> torch.Tensor:
     found: torch.Tensor = reductions.sum(x.double(), dims, keepdim)
     return found

@@ -133,26 +133,27 @@ def layer_norm(
     if not x.numel():
         return torch.empty_like(x), x.new_zeros(kept), x.new_zeros(kept)
     double = x.dtype is torch.float64
-    rows = (x if double else x.float()).contiguous().reshape(-1, n)
-    w, b = (f if f is None else f.reshape(n) for f in (weight, bias))
-    narrow = all(f is None or f.dtype is not torch.float64 for f in (w, b))
-    native = None if double or not narrow else _compiled_for(rows, w, b)
-    if native is None:
-        wide, statistics = operations.norm_rows(rows.double(), w, b, eps)
-        found = wide if double else wide.float()
-    else:
-        found, statistics = torch.empty_like(rows), rows.new_empty(len(rows), 2)
-        flat = [f if f is None else f.float().contiguous() for f in (w, b)]
-        scaled, shifted = (f if f is None else f.data_ptr() for f in flat)
-        source, out, beside = rows.data_ptr(), found.data_ptr(), statistics.data_ptr()
+    dense = (x if double else x.float()).contiguous()
+    native = None if double else _compiled_for(dense, weight, bias)
+    if native is None or any(f is not None and f.dtype is torch.float64 for f in (weight, bias)):
+        w, b = (f if f is None else f.reshape(n) for f in (weight, bias))
+        wide, statistics = operations.norm_rows(dense.double().reshape(-1, n), w, b, eps)
+        mean, scale = (s.reshape(kept).to(dense.dtype).to(x.dtype) for s in statistics.unbind(1))
+        return wide.to(dense.dtype).to(x.dtype).reshape(x.shape), mean, scale
+    found, mean, scale = torch.empty_like(dense), dense.new_empty(kept), dense.new_empty(kept)
+    flat = [f if f is None else f.float().contiguous() for f in (weight, bias)]
+    w_at, b_at = (f if f is None else f.data_ptr() for f in flat)
+    source, out, first, second = dense.data_ptr(), found.data_ptr(), mean.data_ptr(), scale.data_ptr()
 
-        def some(_: int, start: int, stop: int) -> None:
-            at = start * n * 4
-            native.driftscope_row_norm(source + at, stop - start, n, scaled, shifted, eps, out + at, beside + start * 8)
+    def some(_: int, start: int, stop: int) -> None:
+        at = start * n * 4
+        native.driftscope_row_norm(
+            source + at, stop - start, n, w_at, b_at, eps, out + at, first + start * 4, second + start * 4
+        )
 
-        share(len(rows), threads_for(rows.numel(), len(rows)), some)
-    mean, spread = statistics.to(x.dtype).unbind(1)
-    return found.reshape(x.shape).to(x.dtype), mean.reshape(kept), spread.reshape(kept)
+    count = dense.numel() // n
+    share(count, threads_for(dense.numel(), count), some)
+    return found.to(x.dtype), mean.to(x.dtype), scale.to(x.dtype)
 
 
 def elements(name: str, x: torch.Tensor) -> torch.Tensor:
@@ -198,9 +199,9 @@ def attention(
     root = math.sqrt(abs(scale))
     q, k, v = (query * math.copysign(root, scale)).contiguous(), (key * root).contiguous(), value.contiguous()
     native = _compiled_for(q, k, v, mask) if q.dtype is torch.float32 else None
-    result, statistics = q.new_zeros(batch, heads, queries, width), q.new_zeros(batch, heads, queries, 2)
+    result, statistics = q.new_empty(batch, heads, queries, width), q.new_empty(batch, heads, queries, 2)
     if not result.numel() or not keys:
-        return result, statistics
+        return result.zero_(), statistics.zero_()
     if native is None:
         q, k, v = (t.reshape(-1, *t.shape[-2:]) for t in (q, k, v))
         scores = product(q, k.transpose(1, 2)).reshape(batch, heads, queries, keys)
@@ -214,15 +215,16 @@ def attention(
         found = product(weights.reshape(-1, queries, keys), v)
         return found.reshape(result.shape), statistics.reshape(batch, heads, queries, 2)
     added = None if mask is None else mask.expand(batch, heads, queries, keys)
-    shape = (queries, keys, depth, width)
+    hidden, apart = (None, (0, 0, 0, 0)) if added is None else (added.data_ptr(), added.stride())
+    # Each operand is contiguous: its address, and the bytes of one head.
+    placed = [(t.data_ptr(), 4 * t.shape[2] * t.shape[3]) for t in (q, k, v, result, statistics)]
 
     def heads_of(_: int, start: int, stop: int) -> None:
         for at in range(start, stop):
-            i, j = divmod(at, heads)
-            steps = (None, 0, 0) if added is None else (added[i, j].data_ptr(), *added.stride()[2:])
-            places = (q[i, j].data_ptr(), k[i, j].data_ptr(), v[i, j].data_ptr())
+            *operands, out, beside = (address + at * size for address, size in placed)
+            place = hidden and hidden + 4 * (at // heads * apart[0] + at % heads * apart[1])
             if native.driftscope_attention(
-                *places, *steps, *shape, result[i, j].data_ptr(), statistics[i, j].data_ptr()
+                *operands, place, apart[2], apart[3], queries, keys, depth, width, out, beside
             ):
                 raise MemoryError("no memory for the scores of attention")
 
