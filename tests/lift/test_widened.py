@@ -123,3 +123,23 @@ def test_a_function_that_does_not_take_float64_is_not():
 
     program = ds.program(picky, framework="numpy")
     assert widened_outputs(program.bind([inputs(0.0)])) == []
+
+
+def test_a_jax_function_is_run_in_float64_and_jax_is_as_it_was():
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+
+    def normed(eps: float) -> Callable[[Any], Any]:
+        @jax.jit
+        def call(x: Any) -> Any:
+            c = x - x.mean(-1, keepdims=True)
+            return c / jnp.sqrt((c * c).mean(-1, keepdims=True) + eps)
+
+        return call
+
+    for a, b in ((norm, normed(1e-5)), (normed(1e-5), norm)):
+        c = ds.compare(a, b, [inputs(0.0)], explain=False)
+        assert c.verdict is ds.Verdict.ROUNDING, c.reason
+        assert "run in float64" in c.reason
+    assert ds.compare(norm, normed(1e-4), [inputs(0.0)], explain=False).verdict is ds.Verdict.DIFFERENT
+    assert jnp.zeros(1).dtype == jnp.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from typing import Any
@@ -101,6 +102,18 @@ def real_array_of(leaf: Any) -> Any:
 def jax_available() -> bool:
     """Whether JAX can be imported."""
     return importlib.util.find_spec("jax") is not None
+
+
+def jax_in_64_bits() -> contextlib.AbstractContextManager[Any]:
+    """Let JAX compute in float64 in this thread, for as long as the context lasts."""
+    import jax
+
+    if hasattr(jax, "enable_x64"):  # since JAX 0.8
+        found: contextlib.AbstractContextManager[Any] = jax.enable_x64(True)
+        return found
+    from jax.experimental import enable_x64
+
+    return enable_x64()  # type: ignore[no-any-return]
 
 
 def jax_array_of(value: Any) -> Any:

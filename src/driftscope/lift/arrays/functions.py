@@ -167,6 +167,7 @@ _OWN: dict[str, Function] = {
     "numpy.amax": max_,
     "numpy.min": min_,
     "numpy.amin": min_,
+    "numpy.empty_like": lambda a, dtype=None, **_: torch.zeros_like(a, dtype=dtype),
     "numpy.median": _median,
     "numpy.clip": _clip,
     "numpy.where": _where,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 
 from driftscope.errors import CannotLift, DependencyMissing, DriftscopeError, ProgramError, RuntimeRefused, ends_us
-from driftscope.programs.arrays import array_of, jax_array_of, jax_available, tensor_of
+from driftscope.programs.arrays import array_of, jax_array_of, jax_available, jax_in_64_bits, tensor_of
 from driftscope.programs.feeding.binding import bind_call, ready, signature_of
 from driftscope.programs.protocol import Bound, NumpySource, Program, Slot
 from driftscope.programs.state.effects import contained
@@ -86,12 +87,11 @@ class ArrayProgram(Program):
         return NumpySource(self.function, bound.args, bound.kwargs)
 
     def widened(self, bound: Bound, step: float = 0.0, seed: int = 0) -> Any:
-        if self.framework != "numpy":
-            return None  # JAX computes in 32 bits unless the whole process is told otherwise
         draw = torch.Generator().manual_seed(seed)
         leaves, spec = flatten((bound.args, bound.kwargs), "in")
         args, kwargs = unflatten([_wide(leaf, step, draw) for _, leaf in leaves], spec)
-        return self(replace(bound, args=args, kwargs=kwargs))
+        with jax_in_64_bits() if self.framework == "jax" else contextlib.nullcontext():
+            return self(replace(bound, args=args, kwargs=kwargs))
 
 
 def _wide(leaf: Any, step: float, draw: torch.Generator) -> Any:
