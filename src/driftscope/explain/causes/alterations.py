@@ -75,7 +75,9 @@ def _rounded(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> str:
             for kept, given in ((exact.reshape(-1)[few], value.reshape(-1)[few]), (exact, value))
         ):
             return f"rounded to {name}"
-    if float((value - exact).abs().max()) > float(exact.abs().max()) / _COARSEST:
+    low, high = (float(end) for end in exact.aminmax())
+    coarsest, gaps = max(-low, high) / _COARSEST, (value.reshape(-1)[few] - exact.reshape(-1)[few]).abs()
+    if float(gaps.max()) > coarsest or float((value - exact).abs().max()) > coarsest:
         return ""
     for axis, words in ((None, "one scale"), (0, "a scale per index of axis 0"), (-1, "a scale per column")):
         if _on_grid(value, exact, fmt, axis):
@@ -207,11 +209,20 @@ def _channels(value: torch.Tensor, exact: torch.Tensor) -> str:
             value.movedim(axis, 0).reshape(value.shape[axis], -1),
             exact.movedim(axis, 0).reshape(value.shape[axis], -1),
         )
-        factors = (mine * theirs).sum(1) / theirs.square().sum(1).clamp(min=1e-300)
-        if float((mine - factors[:, None] * theirs).abs().max()) <= 1e-5 * float(theirs.abs().max()):
+        if _multiplied(mine[:_LISTED], theirs[:_LISTED]) is None:
+            continue
+        factors = _multiplied(mine, theirs)
+        if factors is not None:
             low, high = float(factors.min()), float(factors.max())
             return f"multiplied by {low:.4g} to {high:.4g} along axis {axis}"
     return ""
+
+
+def _multiplied(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor | None:
+    """One factor for each row; None where the rows are not multiples."""
+    factors = (mine * theirs).sum(1) / theirs.square().sum(1).clamp(min=1e-300)
+    close = float((mine - factors[:, None] * theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
+    return factors if close else None
 
 
 def _factor(ratio: float) -> str:
