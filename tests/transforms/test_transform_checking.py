@@ -29,7 +29,7 @@ X = torch.arange(12.0, dtype=torch.float64).reshape(3, 4) / 7 - 0.6
         (lambda: ds.check_transforms(torch.sin, X, transforms=("vmap[chunks=1]",)), "chunk_size"),
         (lambda: ds.check_transforms(torch.sin, X, transforms=()), "at least one"),
         (lambda: ds.check_transforms(torch.sin, X, randomness="often"), "randomness is one of"),
-        (lambda: ds.check_transforms(torch.add, X, X, in_dims=(0,)), "1 entries for 2"),
+        (lambda: ds.check_transforms(torch.add, X, X, in_dims=(0,)), "1 entry for 2"),
         (lambda: ds.check_transforms(torch.sin, X, in_dims=5), "axis 5"),
         (lambda: ds.check_transforms(torch.sin, X, in_dims=(None,)), "no example has a mapped axis"),
         (lambda: ds.check_transforms(torch.add, X, X[:2]), "different sizes"),

@@ -30,8 +30,8 @@ How a check goes, one file per step; each knows only the ones above it.
 
 The seam to the repairs
 -----------------------
-``checking`` calls ``transforms.repairs.propose(subject, suspect) -> Proposal | None`` once per finding of a refusal or
-a wrong value, inside ``process_kept()`` and with the world rewound before and after. ``propose`` may run
+``checking`` calls ``transforms.repairs.propose(subject, suspect, plain) -> Proposal | None`` once per finding of a
+refusal or a wrong value, inside ``process_kept()`` and with the world rewound before and after. ``propose`` may run
 ``subject.function`` and variants of it on ``subject.examples`` as often as it likes (rewinding with ``subject.world``
 between runs); it returns None when no repair fits, and a :class:`~driftscope.transforms.subject.Proposal` otherwise:
 ``fix`` in words with the user's own names, ``patch`` a unified diff or "", ``verified`` True (equal to the loop, and to

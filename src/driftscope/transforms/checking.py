@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,8 @@ from driftscope.transforms.diagnose.wording import finding_of
 from driftscope.transforms.examination import Examination, subject_of
 from driftscope.transforms.investigation import SECONDS, Investigation, investigated
 from driftscope.transforms.naming import levels_of
-from driftscope.transforms.repairs.propose import propose
+from driftscope.transforms.repairs.propose import plain_answers, propose
+from driftscope.transforms.repairs.trial import PlainAnswers
 from driftscope.transforms.subject import Proposal, Suspicion
 from driftscope.transforms.transforming import DEFAULT_TRANSFORMS
 from driftscope.transforms.world.places import Place, place_of
@@ -80,7 +82,9 @@ def check_transforms(
 
 def _record(found: Investigation, fn: Any, seconds: float) -> TransformReport:
     subject = found.examination.subject
-    findings = _ordered([finding_of(s, found.examination, _proposal(s, found.examination)) for s in found.suspects])
+    plain = functools.cache(lambda: plain_answers(subject))
+    proposed = [(suspect, _proposal(suspect, found.examination, plain)) for suspect in found.suspects]
+    findings = _ordered([finding_of(suspect, found.examination, edit) for suspect, edit in proposed])
     return TransformReport(
         function=_title(fn),
         outcomes={run.transform: run.outcome for run in found.runs},
@@ -98,7 +102,7 @@ def _record(found: Investigation, fn: Any, seconds: float) -> TransformReport:
     )
 
 
-def _proposal(suspect: Suspicion, examination: Examination) -> Proposal | None:
+def _proposal(suspect: Suspicion, examination: Examination, plain: Callable[[], PlainAnswers]) -> Proposal | None:
     """Ask the room of repairs to try an edit."""
     if suspect.cause == "T031" and examination.runs_unmapped:
         return Proposal(_STACK)
@@ -106,7 +110,7 @@ def _proposal(suspect: Suspicion, examination: Examination) -> Proposal | None:
         return None
     examination.subject.world.rewind()
     with process_kept(), logs_silenced():
-        found = propose(examination.subject, suspect)
+        found = propose(examination.subject, suspect, plain)
     examination.subject.world.rewind()
     return found
 
@@ -137,10 +141,13 @@ def _shared_by(finding: TransformFinding) -> tuple[Any, ...]:
 
 
 def _told_better(finding: TransformFinding, earlier: list[TransformFinding], later: list[TransformFinding]) -> bool:
-    """Whether another finding says it: once for each kind of tensor that a name still holds, and for autograd inside.
+    """Whether another finding says it: once for each kind of tensor that a name still holds, for a function that raises
+    by itself, and for autograd inside.
 
     The place is the same under every transform; an edit may have been tried with success under one of them alone.
     """
+    if finding.cause == "T031":
+        return any(f.cause == "T031" for f in earlier)
     if finding.cause == "T001":
         return any(_same_escape(finding, f) for f in earlier)
     if finding.cause != "T012":

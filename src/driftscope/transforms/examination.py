@@ -233,6 +233,13 @@ class Examination:
         arguments = arguments_for(levels, self.fresh(), self.setting)
         return self.run(self.subject.function, arguments, traced=False, build=finer)
 
+    def wider_run(self, levels: tuple[Level, ...], *, lifted: bool) -> WatchedRun:
+        """Run the transform, or its plain reference, on the examples in float64."""
+        examples = tuple(internals.tree_map(_in_float64, self.fresh()))
+        arguments = arguments_for(levels, examples, self.setting)
+        build = lift if lifted else plain
+        return self.run(self.subject.function, arguments, traced=False, build=lambda f: build(f, levels, self.setting))
+
     def plain_run(self, levels: tuple[Level, ...], *, traced: bool = True) -> WatchedRun:
         """Return the run of the plain reference of a composition."""
         arguments = arguments_for(levels, self.fresh(), self.setting)
@@ -263,6 +270,10 @@ class Examination:
             untraced = self.run(function, arguments, traced=False, build=build, listen=listen)
             return untraced if untraced.error is None else run
         return run
+
+
+def _in_float64(leaf: Any) -> Any:
+    return leaf.detach().double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
 def _one_rounding_away(leaf: Any, which: int) -> Any:

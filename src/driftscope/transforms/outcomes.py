@@ -100,7 +100,30 @@ def _within_noise(question: Question, examination: Examination) -> str:
         agreement(*pair, noises=noise).agrees for pair, noise in zip(apart, noises, strict=True)
     ):
         return "as far as a rounded input moves it"
-    return "as far as rounding at each step moves it" if _same_in_float64(question, examination, apart) else ""
+    if _same_in_float64(question, examination, apart):
+        return "as far as rounding at each step moves it"
+    return "and one function in float64" if _meet_in_float64(question, examination, apart) else ""
+
+
+def _meet_in_float64(
+    question: Question, examination: Examination, apart: list[tuple[torch.Tensor, torch.Tensor]]
+) -> bool:
+    """Whether the same calls on arguments in float64 are apart by float64's rounding alone: what stays is no rounding.
+
+    For what takes too many steps to be run in float64 step by step. A function that holds float32 by itself either
+    refuses the arguments, or answers in float32 or as far apart as before: it is not called one function.
+    """
+    runs = [examination.wider_run(question.levels, lifted=lifted) for lifted in (False, True)]
+    if any(run.error is not None for run in runs):
+        return False
+    leaves = [leaf for run in runs for leaf in internals.tree_leaves(run.result)]
+    pairs = _float_pairs(*(run.result for run in runs))
+    if pairs is None or len(pairs) != len(apart) or any(leaf.dtype != torch.float64 for leaf in leaves):
+        return False
+    return all(
+        finer[0].shape == one.shape and _largest(finer[1] - finer[0]) <= _LEFT * _largest(other - one)
+        for finer, (one, other) in zip(pairs, apart, strict=True)
+    )
 
 
 def _same_in_float64(

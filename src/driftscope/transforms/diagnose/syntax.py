@@ -167,13 +167,21 @@ def place_of_node(near: Place, node: ast.AST) -> Place:
 def nodes_of_function(file: str, line: int, name: str) -> Iterator[ast.AST]:
     """Yield every node of the function ``name`` that starts at ``line`` (of a decorator or of its ``def``)."""
     found = _tree(file)
-    for scope in ast.walk(found[0]) if found else ():
-        if isinstance(scope, ast.Lambda) and name == "<lambda>" and scope.lineno == line:
-            yield from ast.walk(scope)
-        elif isinstance(scope, ast.FunctionDef) and scope.name == name:
-            starts = {scope.lineno, *(d.lineno for d in scope.decorator_list)}
-            if line in starts:
-                yield from ast.walk(scope)
+    for scope in _scopes(found[0]).get((name, line), ()) if found else ():
+        yield from ast.walk(scope)
+
+
+@functools.lru_cache(maxsize=16)
+def _scopes(tree: ast.AST) -> dict[tuple[str, int], list[ast.AST]]:
+    """Return the functions of a file by name and by each line that they may be said to start at."""
+    scopes: dict[tuple[str, int], list[ast.AST]] = {}
+    for scope in ast.walk(tree):
+        if isinstance(scope, ast.Lambda):
+            scopes.setdefault(("<lambda>", scope.lineno), []).append(scope)
+        elif isinstance(scope, ast.FunctionDef):
+            for line in {scope.lineno, *(d.lineno for d in scope.decorator_list)}:
+                scopes.setdefault((scope.name, line), []).append(scope)
+    return scopes
 
 
 def written_name(place: Place | None) -> str:

@@ -17,7 +17,7 @@ from driftscope.records.words import agreeing, counted
 from driftscope.transforms.batching.batched import vmap
 from driftscope.transforms.repairs import autograd, flow, values
 from driftscope.transforms.repairs.source import Edit, Source, edited_code, edited_text, patch_of, source_of, swapped
-from driftscope.transforms.repairs.trial import Trial, TrialOutcome
+from driftscope.transforms.repairs.trial import PlainAnswers, Trial, TrialOutcome
 from driftscope.transforms.repairs.witnesses import Answers, answers_of, witnessed
 from driftscope.transforms.subject import Proposal, Subject, Suspicion
 from driftscope.transforms.torch_internals import name_of
@@ -51,7 +51,7 @@ _MEANT_TO_CHANGE = frozenset({"T019", "T024"})
 MOST_EDITS = 16
 
 
-def propose(subject: Subject, suspect: Suspicion) -> Proposal | None:
+def propose(subject: Subject, suspect: Suspicion, plain: Callable[[], PlainAnswers] | None = None) -> Proposal | None:
     """Find and try a repair for what analysis found.
 
     Parameters
@@ -59,6 +59,8 @@ def propose(subject: Subject, suspect: Suspicion) -> Proposal | None:
     subject : Subject
         Its function may be run as often as wanted; the world is rewound after every run.
     suspect : Suspicion
+    plain : callable, optional
+        Returns the plain program's answers, which all findings of a check share.
 
     Returns
     -------
@@ -69,7 +71,8 @@ def propose(subject: Subject, suspect: Suspicion) -> Proposal | None:
     by_path = suspect.cause in _BY_PATH and suspect.transform == "vmap" and subject.randomness == "error"
     if not repairs and not by_path:
         return None
-    trial = Trial(witnessed(subject), suspect.transform)
+    answers = plain() if plain is not None else plain_answers(subject)
+    trial = Trial(answers, suspect.transform)
     failures: list[str] = []
     half_tried: list[Proposal] = []
     source = source_of(subject, suspect.place) or source_of(subject, suspect.birthplace)
@@ -90,6 +93,11 @@ def propose(subject: Subject, suspect: Suspicion) -> Proposal | None:
     if half_tried:
         return half_tried[0]
     return Proposal("", verified=False, evidence={"withdrawn": failures[:3]}) if failures else None
+
+
+def plain_answers(subject: Subject) -> PlainAnswers:
+    """Return what the plain program answers on the user's rows and on rows drawn from them."""
+    return PlainAnswers(witnessed(subject))
 
 
 def _first_that_works(

@@ -16,7 +16,7 @@ from driftscope.transforms.derivatives import float_leaves, total
 from driftscope.transforms.diagnose.traces_left import drifts
 from driftscope.transforms.naming import levels_of
 from driftscope.transforms.subject import Subject
-from driftscope.transforms.transforming import CheckSetting, Level, Ragged, arguments_for, lift, plain
+from driftscope.transforms.transforming import CheckSetting, Level, Ragged, arguments_for, lift, plain, plain_key
 from driftscope.transforms.world.running import WatchedRun, cloned, run_once
 
 #: A repair that takes longer than this is not believed to be one.
@@ -53,27 +53,73 @@ class TrialOutcome:
         return {"examples": self.examples, "values": self.agreement, "derivative": self.derivative}
 
 
-class Trial:
-    """The plain program's answers, asked once, and repairs tried against them.
+class PlainAnswers:
+    """What the plain program answers on the examples of a subject, each asked once for all findings of a check.
 
     Parameters
     ----------
     subject : Subject
+    """
+
+    def __init__(self, subject: Subject):
+        self.subject = subject
+        self.setting = CheckSetting(subject.in_dims, subject.randomness, subject.size)
+        self._runs: dict[Any, WatchedRun] = {}
+
+    def under(self, levels: tuple[Level, ...]) -> WatchedRun:
+        """Return the plain reference of a transform."""
+        key = (plain_key(levels), len(self.given(levels)))
+        if key not in self._runs:
+            run = self._runs[key] = self.run(plain(self.subject.function, levels, self.setting), levels)
+            run.value = [_with_numbers(value) for value in run.value or ()]
+        return self._runs[key]
+
+    def given(self, levels: tuple[Level, ...]) -> list[tuple[Any, ...]]:
+        """Return the arguments of each call of a transform."""
+        if all(level.kind == "derivative" for level in levels):
+            return list(self.subject.slices[:MOST_DERIVATIVES])
+        return list(arguments_for(levels, self.subject.examples, self.setting))
+
+    def run(self, built: Callable[..., Any], levels: tuple[Level, ...]) -> WatchedRun:
+        """Run a function that was built for a transform."""
+        calls = [lambda args=args: built(*cloned(args)) for args in self.given(levels)]
+        try:
+            return run_once(self.subject.world, calls, seconds=SECONDS)
+        finally:
+            self.subject.world.rewind()
+
+    @functools.cached_property
+    def twice(self) -> WatchedRun:
+        """The function without transforms on every example, two times over, and what it left behind."""
+        return self.run_twice(self.subject.function)
+
+    def run_twice(self, function: Callable[..., Any]) -> WatchedRun:
+        """Run a function without transforms on every example, two times over, and read what it left behind."""
+        given = [cloned(arguments) for _ in range(2) for arguments in self.subject.slices]
+        try:
+            calls = [functools.partial(function, *arguments) for arguments in given]
+            return run_once(self.subject.world, calls, seconds=SECONDS, arguments=given)
+        finally:
+            self.subject.world.rewind()
+
+
+class Trial:
+    """Repairs tried against the plain program's answers.
+
+    Parameters
+    ----------
+    answers : PlainAnswers
     transform : str
         Under which the finding was made.
     """
 
-    def __init__(self, subject: Subject, transform: str):
-        self.subject = subject
+    def __init__(self, answers: PlainAnswers, transform: str):
+        self.answers = answers
+        self.subject = answers.subject
         self.levels = levels_of(transform)
-        self.setting = CheckSetting(subject.in_dims, subject.randomness, subject.size)
-        self.expected = self._run(subject.function, self.levels, lifted=False)
-        self.expected.value = [_with_numbers(value) for value in self.expected.value or ()]
-        self.plain = self._twice(subject.function)
+        self.expected = answers.under(self.levels)
         self.gradient_levels = self._gradient_levels()
-        self.gradient: WatchedRun | None = None
-        if self.gradient_levels:
-            self.gradient = self._run(subject.function, self.gradient_levels, lifted=False)
+        self.gradient = answers.under(self.gradient_levels) if self.gradient_levels else None
 
     @property
     def ragged(self) -> bool:
@@ -87,45 +133,27 @@ class Trial:
         mapped = any(level.kind == "map" for level in self.levels)
         return levels_of("vmap(grad)" if mapped else "grad")
 
-    def _run(self, function: Callable[..., Any], levels: tuple[Level, ...], *, lifted: bool) -> WatchedRun:
-        build = lift if lifted else plain
-        if lifted and any(level.kind in ("compile", "export") for level in levels):
+    def _run(self, function: Callable[..., Any], levels: tuple[Level, ...]) -> WatchedRun:
+        if any(level.kind in ("compile", "export") for level in levels):
             torch._dynamo.reset()
-        built = build(function, levels, self.setting)
-        given = arguments_for(levels, self.subject.examples, self.setting)
-        if all(level.kind == "derivative" for level in levels):
-            given = list(self.subject.slices[:MOST_DERIVATIVES])
-        calls = [lambda args=args: built(*cloned(args)) for args in given]
-        try:
-            return run_once(self.subject.world, calls, seconds=SECONDS)
-        finally:
-            self.subject.world.rewind()
+        return self.answers.run(lift(function, levels, self.answers.setting), levels)
 
     def of(self, function: Callable[..., Any], *, edited: bool = False) -> TrialOutcome:
         """Try a repaired function in the place of the subject's; ``edited`` says that it is to do what that does."""
-        verdict = self._judge(lambda: self._run(function, self.levels, lifted=True), lambda: self._derivative(function))
+        verdict = self._judge(lambda: self._run(function, self.levels), lambda: self._derivative(function))
         told = self._plainly_other(function) if verdict.works and edited else ""
         return replace(verdict, works=False, reason=told) if told else verdict
 
-    def _twice(self, function: Callable[..., Any]) -> WatchedRun:
-        """Run a function without transforms on every example, two times over, and read what it left behind."""
-        given = [cloned(arguments) for _ in range(2) for arguments in self.subject.slices]
-        try:
-            calls = [functools.partial(function, *arguments) for arguments in given]
-            return run_once(self.subject.world, calls, seconds=SECONDS, arguments=given)
-        finally:
-            self.subject.world.rewind()
-
     def _plainly_other(self, function: Callable[..., Any]) -> str:
         """Say what an edit changes of the plain program: values, a second run, or what it leaves behind."""
-        got = self._twice(function)
-        if self.plain.error is not None or got.error is not None:
-            return "" if self.plain.error is not None else f"without transforms it raises {_first_line(got.error)}"  # type: ignore[arg-type]
-        difference = differ(self.plain.value, got.value)
+        plain, got = self.answers.twice, self.answers.run_twice(function)
+        if plain.error is not None or got.error is not None:
+            return "" if plain.error is not None else f"without transforms it raises {_first_line(got.error)}"  # type: ignore[arg-type]
+        difference = differ(plain.value, got.value)
         if not difference.agrees:
             return f"other values without transforms: {difference.detail}"
-        left = drifts(self.plain.state, got.state)
-        if left or self.plain.printed != got.printed:
+        left = drifts(plain.state, got.state)
+        if left or plain.printed != got.printed:
             return f"it leaves something else behind: {left[0].path if left else 'what it prints'}"
         return ""
 
@@ -186,7 +214,7 @@ class Trial:
     def _derivative(self, function: Callable[..., Any]) -> str:
         if self.gradient is None or self.gradient.error is not None:
             return "none"
-        got = self._run(function, self.gradient_levels, lifted=True)
+        got = self._run(function, self.gradient_levels)
         if got.error is not None and self.gradient_levels[0].kind == "map":
             # The derivative of each example may be refused where the derivative of all of them is not.
             return self._through(torch.vmap(function, self.subject.in_dims, randomness=self.subject.randomness))
