@@ -85,6 +85,7 @@ def others() -> Iterator[tuple[str, Callable[[int], str]]]:
 
     import driftscope as ds
     from driftscope.report import kinds
+    from driftscope.report.terminal.lines import folded
 
     def text(record: Any) -> Callable[[int], str]:
         plain = getattr(record, "record", record)  # reports that hold a program keep their record beside it
@@ -100,7 +101,7 @@ def others() -> Iterator[tuple[str, Callable[[int], str]]]:
         text(ds.studies.reduction("mean", sizes=(512,), dtypes=("float32",), permutations=8, workers=0).record),
     )
     order = str(ds.reveal("torch.sum", 256))
-    yield "reveal", lambda _width: order
+    yield "reveal", lambda width: folded(order, width)
     yield "half", text(ds.check_half(Net().eval(), torch.randn(8, 64)))
 
 

@@ -73,5 +73,7 @@ def test_a_code_is_found_however_it_is_written_and_a_wrong_one_is_refused() -> N
     assert rule(" n001 ") is RULES["N001"]
     with pytest.raises(InputError, match="did you mean N0"):
         rule("N0011")
+    with pytest.raises(InputError, match="or word 'flors'; did you mean floors, floor"):
+        rule("flors")
     with pytest.raises(InputError, match="lists them all"):
         rule("!")

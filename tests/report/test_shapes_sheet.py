@@ -111,3 +111,28 @@ def test_code_to_paste_is_never_broken_and_the_map_has_its_legend():
     assert "takes its process down" not in text  # only what is drawn is explained
     fine = tuple(ShapePoint((n, m), True, {"export": "right"}) for n in range(3) for m in range(3))
     assert "refuses" not in kinds.text_of(record(points=fine, targets=("export",), findings=()), width=60, color=False)
+
+
+def grid(count: int) -> tuple[ShapePoint, ...]:
+    """Points in which the model refuses a first size of 0 and the file is wrong at the largest one."""
+    outcomes = ["invalid", *["right"] * (count - 2), "wrong"]
+    return tuple(
+        ShapePoint((a, b), a > 0, {"export": "right" if a else "invalid", "onnx": outcomes[a]})
+        for a in range(count)
+        for b in range(3)
+    )
+
+
+def test_rows_of_the_map_that_are_left_out_are_counted_and_the_legend_speaks_of_the_others():
+    text = kinds.text_of(record(points=grid(14)), width=100, color=False)
+    drawn = [line for line in text.split("\n") if line.split()[1:] in (["✓"] * 3, ["·"] * 3)]
+    left = next(line for line in text.split("\n") if "more row" in line)
+    assert int(left.split("and ")[1].split()[0]) + len(drawn) == 14
+    assert "W wrong" not in text  # it is in a row that is not drawn
+    assert "W wrong" in kinds.text_of(record(points=grid(4)), width=100, color=False)  # twin
+
+
+def test_both_counts_of_shapes_are_explained():
+    text = kinds.text_of(record(), width=100, color=False)
+    assert "every shape tried, 5 (1 shape of them the model itself refuses)" in text
+    assert "itself refuses" not in kinds.text_of(record(points=grid(4)[3:]), width=100, color=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 from driftscope.errors import InputError
+from driftscope.records.words import WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,5 +214,6 @@ def rule(code: str) -> Rule:
     if wanted in RULES:
         return RULES[wanted]
     near = difflib.get_close_matches(wanted, RULES, n=3, cutoff=0.5)
+    near = near or difflib.get_close_matches(code.strip().lower(), WORDS, n=3, cutoff=0.6)
     hint = f"did you mean {', '.join(near)}?" if near else "`driftscope rule` lists them all."
-    raise InputError(f"there is no finding code {code!r}; {hint}")
+    raise InputError(f"there is no finding code or word {code!r}; {hint}")
