@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from driftscope.errors import CannotLift
+from driftscope.explain.quantised.findings import tried, wrong_weight
 from driftscope.explain.quantised.undoing import (
     MEASURED,
     Quantisation,
@@ -14,8 +15,6 @@ from driftscope.explain.quantised.undoing import (
     cost_of,
     float_weights,
     same_as,
-    tried,
-    wrong_weight,
 )
 from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.evidence import Evidence

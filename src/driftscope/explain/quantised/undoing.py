@@ -6,7 +6,6 @@ quantisation, and what it costs can be said layer by layer.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from onnx import helper, numpy_helper
 from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
-from driftscope.explain.quantised.activations import Swallowed, swallowed
+from driftscope.explain.quantised.activations import swallowed
+from driftscope.explain.quantised.findings import swallowed_finding, tried, wrong_weight
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
 from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
 from driftscope.lift.evidence import Evidence, SideLift, pairing_of
@@ -33,6 +33,7 @@ from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.answer import share
 
 _INTEGERS = frozenset({"DequantizeLinear", "MatMulInteger", "ConvInteger", "MatMulNBits"}) | OPERATORS
+_QUANTISERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 # Layers whose cost is measured one by one, and that are named.
 MEASURED, _NAMED = 48, 3
 # Relative drift above which it is not float64 that rounds.
@@ -96,32 +97,6 @@ def _dearest(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]]
     return layers, ", ".join(f"{layer['weight']} ({share(layer['output'])})" for layer in layers[:_NAMED])
 
 
-def counted_steps(steps: float) -> str:
-    """Write a distance in steps of a grid: ``"1 step"``, ``"0.5 steps"``."""
-    text = f"{steps:.3g}"
-    return f"{text} step" + ("" if text == "1" else "s")
-
-
-def wrong_weight(weight: IntegerGrid, name: str, exact: torch.Tensor, where: Where) -> Finding:
-    """Say that integers are not those of the weight that they should stand for."""
-    off = (weight.value - exact).abs() / weight.step
-    why = weight.instead(exact)
-    cause = why or f"its integers are up to {counted_steps(float(off.max()))} from that weight, divided by the scale"
-    return Finding(
-        "W012",
-        f"{weight.name} is not {name} quantised: {cause}",
-        "Rounding to nearest is at most half a step off.",
-        f"Quantise {name} again and store integers, scale and zero point together.",
-        where,
-        {"weight": weight.name, "reference": name, "steps": float(off.max()), "cause": cause},
-    )
-
-
-def tried(wrong: Sequence[Finding], same: bool) -> list[Finding]:
-    """Findings about wrong numbers, as verified where everything else is the other side's function."""
-    return [dataclasses.replace(f, verified=True) for f in wrong] if same else list(wrong)
-
-
 def cost_of(
     weight: IntegerGrid, name: str, exact: torch.Tensor, clean: Sequence[LiftedOutput], moved: Sequence[LiftedOutput]
 ) -> dict[str, Any]:
@@ -138,19 +113,6 @@ def off_by(clean: Sequence[LiftedOutput], moved: Sequence[LiftedOutput]) -> floa
         if m.value is not None and c.value is not None and c.value.is_floating_point()
     ]
     return max(shares, default=0.0)
-
-
-def _swallowed_finding(lost: Swallowed, cost: float) -> Finding:
-    made = lost.value.removesuffix(".floats").removesuffix("_quantized")
-    return Finding(
-        "W012",
-        f"the quantisation of {made} keeps nothing of it but its outliers: {lost.words}",
-        f"This one quantisation, with everything else in floats, puts the output off by {share(cost)}.",
-        f"Leave the node that computes {made} out of the quantisation (nodes_to_exclude).",
-        Where(node=lost.node.name or lost.node.output[0], operator=lost.node.op_type),
-        {"value": made, "scale": lost.scale, "farthest": lost.far, "rest": lost.rest, "output": cost,
-         "cause": lost.words},
-    )  # fmt: skip
 
 
 def float_weights(graph: Lifted) -> list[Constant]:
@@ -209,7 +171,9 @@ class _Undone:
             extra = [helper.make_node("Add", [middle, bias], [node.output[0]], f"{node.name}.bias")] if bias else []
             return [product, *extra]
         kind = "MatMul" if node.op_type == "MatMulInteger" else "Conv"
-        source = self.graph.made[node.input[0]].input[0]
+        made = self.graph.made[node.input[0]]
+        # Integers that were moved on the way are floats by now.
+        source = node.input[0] if made.op_type in PASSING else made.input[0]
         product = helper.make_node(kind, [source, name], [node.output[0]], node.name)
         product.attribute.extend(node.attribute)
         return [product]
@@ -231,6 +195,14 @@ def quantisation_of(bounds: tuple[Bound, Bound], evidence: Evidence) -> Quantisa
         return _QuantisedSide("AB"[index], apart, other, evidence).judge()
     except (CannotLift, onnx.checker.ValidationError):
         return None
+
+
+def _beside(node: onnx.NodeProto) -> onnx.NodeProto:
+    """The same step with its integers under a name that nothing reads."""
+    kept = onnx.NodeProto()
+    kept.CopyFrom(node)
+    kept.name, kept.output[0] = f"{node.name}.integers", f"{node.output[0]}.integers"
+    return kept
 
 
 def _source(bound: Bound) -> OnnxSource | None:
@@ -258,22 +230,16 @@ class _QuantisedSide:
 
     def judge(self) -> Quantisation | None:
         """Match every weight, undo the quantisation, and hold what is left against the other side."""
-        wrong, matched = [], list[tuple[Quantised, str, torch.Tensor]]()
-        for weight in self.graph.weights(self.source.model.graph.node):
-            partner = weight.partner(self.constants) or weight.partner(self.computed)
-            if partner is None:
-                continue  # a number of its own, no weight
-            constant, exact = partner
-            if not weight.rounds(exact):
-                node = weight.node
-                where = Where(node=node.name or node.output[0], operator=node.op_type)
-                wrong.append(wrong_weight(weight, constant.name, exact, where))
-            matched.append((weight, constant.name, exact))
-        wrong += self._scales()
-        if not matched:
-            return Quantisation(self.side, wrong=wrong) if wrong else None
-        floats = lift_source(OnnxSource(self._undone(matched), self.source.feeds))
-        same = same_as(self.side, self.other, floats, self.evidence)
+        scales = self._scales()
+        for neutral in (True, False):
+            matched, wrong, used = self._matched(neutral)
+            wrong += scales
+            if not matched:
+                return Quantisation(self.side, wrong=wrong) if wrong else None
+            floats = lift_source(OnnxSource(self._undone(matched), self.source.feeds))
+            same = same_as(self.side, self.other, floats, self.evidence)
+            if same or not used:
+                break
         if wrong:
             return Quantisation(self.side, wrong=tried(wrong, same))
         if not same:
@@ -283,6 +249,27 @@ class _QuantisedSide:
         if lost:
             return Quantisation(self.side, wrong=tried(lost, same))
         return as_quantised(self.side, [name for _, name, _ in matched], rows)
+
+    def _matched(self, neutral: bool) -> tuple[list[tuple[Quantised, str, torch.Tensor]], list[Finding], bool]:
+        """Every weight with the other side's, and which are not its; last, whether a neutral number was taken for one.
+
+        An exporter writes ones and zeros where an operator needs a weight and a bias that the program does not have.
+        """
+        wrong, matched, used = [], list[tuple[Quantised, str, torch.Tensor]](), False
+        for weight in self.graph.weights(self.source.model.graph.node):
+            partner = weight.partner(self.constants) or weight.partner(self.computed)
+            if partner is None:
+                continue  # a number of its own, no weight
+            constant, exact = partner
+            name, own = constant.name, weight.neutral() if neutral and not weight.rounds(exact) else None
+            if own is not None:
+                name, exact, used = f"the number {float(own.reshape(-1)[0]):g}", own, True
+            elif not weight.rounds(exact):
+                node = weight.node
+                where = Where(node=node.name or node.output[0], operator=node.op_type)
+                wrong.append(wrong_weight(weight, name, exact, where))
+            matched.append((weight, name, exact))
+        return matched, wrong, used
 
     def _scales(self) -> list[Finding]:
         """Activations that are scaled back by another number than they were scaled by."""
@@ -309,13 +296,14 @@ class _QuantisedSide:
     ) -> list[Finding]:
         """Activations of which nothing is left, and which alone cost more than any weight does."""
         nodes = self.source.model.graph.node
-        quantisers = {q.output[0]: q for q in map(self._quantiser, nodes) if q is not None}
+        static = (q for q in map(self._quantiser, nodes) if q is not None and q.op_type == "QuantizeLinear")
+        quantisers = {q.output[0]: q for q in static}
         found, clean = [], floats.run()
         for lost in swallowed(floats, quantisers, self.graph)[:MEASURED]:
             alone = lift_source(OnnxSource(self._undone(matched, lost.node), self.source.feeds))
             cost = off_by(clean, alone.run())
             if cost > dearest:
-                found.append(_swallowed_finding(lost, cost))
+                found.append(swallowed_finding(lost, cost))
         return sorted(found, key=lambda f: -float(f.evidence["output"]))
 
     def _undone(
@@ -335,6 +323,7 @@ class _QuantisedSide:
         pairs = [(node, self._quantiser(node)) for node in self.source.model.graph.node]
         pairs = [(node, q) for node, q in pairs if kept is None or q is not kept]
         back, there = {id(node) for node, q in pairs if q is not None}, {id(q) for _, q in pairs if q is not None}
+        there |= {id(q) for w, _, _ in matched if (q := self._moved_quantiser(w.node)) is not None}
         for node in self.source.model.graph.node:
             if id(node) in places:
                 nodes += undone.node(*places[id(node)])
@@ -346,6 +335,8 @@ class _QuantisedSide:
             elif id(node) in there:
                 kind = "Relu" if self._starts_at_zero(node) else "Identity"
                 nodes.append(helper.make_node(kind, [node.input[0]], [node.output[0]], node.name))
+                if node.op_type == "DynamicQuantizeLinear":  # its scale and zero point are read as well
+                    nodes.append(_beside(node))
             elif id(node) in back:
                 nodes.append(helper.make_node("Identity", [node.input[0]], [node.output[0]], node.name))
             elif node.output[0] in scaled:
@@ -361,11 +352,19 @@ class _QuantisedSide:
         return whole
 
     def _quantiser(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
-        """The QuantizeLinear that a DequantizeLinear undoes, through what only moves integers."""
-        before = self.graph.made.get(node.input[0]) if node.op_type == "DequantizeLinear" else None
+        """The step that quantised what a DequantizeLinear makes floats again, through what only moves integers."""
+        return self._quantised_by(node.input[0]) if node.op_type == "DequantizeLinear" else None
+
+    def _moved_quantiser(self, node: onnx.NodeProto) -> onnx.NodeProto | None:
+        """The step that quantised what an integer product reads, where something moves the integers in between."""
+        made = self.graph.made.get(node.input[0]) if node.op_type.endswith("Integer") else None
+        return self._quantised_by(node.input[0]) if made is not None and made.op_type in PASSING else None
+
+    def _quantised_by(self, name: str) -> onnx.NodeProto | None:
+        before = self.graph.made.get(name)
         while before is not None and before.op_type in PASSING:
             before = self.graph.made.get(before.input[0])
-        return before if before is not None and before.op_type == "QuantizeLinear" else None
+        return before if before is not None and before.op_type in _QUANTISERS else None
 
     def _starts_at_zero(self, node: onnx.NodeProto) -> bool:
         """Whether a quantisation has no negative numbers: then it also does what a Relu before it did."""

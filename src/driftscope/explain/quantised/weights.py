@@ -53,6 +53,14 @@ class IntegerGrid:
         stored = _STORED * exact.abs() / self.step
         return bool((off <= torch.where(self.edge, _SATURATED, _HALF) + stored).all())
 
+    def neutral(self) -> torch.Tensor | None:
+        """One or zero everywhere, where these integers are all that number, rounded."""
+        flat = self.value.reshape(-1)
+        if flat.numel() == 0 or not bool((flat == flat[0]).all()):
+            return None
+        both = (torch.ones_like(self.value), torch.zeros_like(self.value))
+        return next((number for number in both if self.rounds(number)), None)
+
     def partner(self, constants: Sequence[Constant]) -> tuple[Constant, torch.Tensor] | None:
         """The other side's weight that this is nearest to, laid out alike; None where none has its size."""
         best: tuple[float, Constant, torch.Tensor] | None = None

@@ -1,0 +1,95 @@
+"""Quantised graphs with neutral numbers that the model does not have, and with integers that are moved on their way."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+import driftscope as ds
+from driftscope.records.verdict import Verdict
+
+
+class Grouped(nn.Module):
+    """A group norm, which exporters write as an instance norm with ones and zeros; a gain has the size of those."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.GroupNorm(4, 8), nn.Linear(4, 4)
+        self.gain = nn.Parameter(1.0 + 0.1 * torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.norm(x) * self.gain)
+
+
+def _quantise(model: ModelProto, node: onnx.NodeProto, slot: int, integers: np.ndarray, scale: float) -> None:
+    name = f"{node.name}.{slot}"
+    stored = ((f"{name}.q", integers.astype(np.int8)), (f"{name}.s", np.float32(scale)), (f"{name}.z", np.int8(0)))
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), n) for n, value in stored)
+    model.graph.node.insert(
+        0, helper.make_node("DequantizeLinear", [n for n, _ in stored], [f"{name}.d"], f"{name}.node")
+    )
+    node.input[slot] = f"{name}.d"
+
+
+@pytest.mark.parametrize(("one", "verdict"), [(127, Verdict.PRECISION), (64, Verdict.DIFFERENT)])
+def test_a_quantised_one_is_no_wrong_weight_of_another_layer(one: int, verdict: Verdict, tmp_path: Path):
+    torch.manual_seed(0)
+    module, x = Grouped().eval(), torch.randn(2, 8, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (x,), tmp_path / "m.onnx", dynamo=True, verbose=False)
+    model = onnx.load(tmp_path / "m.onnx")
+    norm = next(n for n in model.graph.node if n.op_type == "InstanceNormalization")
+    _quantise(model, norm, 1, np.full(4, one), 1 / 127)
+    _quantise(model, norm, 2, np.zeros(4), 1.0)
+    product = next(n for n in model.graph.node if n.op_type in ("MatMul", "Gemm"))
+    weight = next(numpy_helper.to_array(i) for i in model.graph.initializer if i.name == product.input[1])
+    scale = float(np.abs(weight).max() / 127)
+    _quantise(model, product, 1, np.round(weight / scale), scale)
+    found = ds.compare(module, model, (x,))
+    assert found.verdict is verdict, found.reason
+
+
+def _square(quantised: bool, turned: bool = True) -> ModelProto:
+    """``x @ W + x.T``; quantised, the integers of ``x`` are made once, and transposed as integers."""
+    weight = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)
+    scale = np.float32(np.abs(weight).max() / 127)
+    move = helper.make_node("Transpose" if turned else "Identity", ["q" if quantised else "x"], ["moved"], "move")
+    stored = [numpy_helper.from_array(weight, "W")]
+    nodes = [
+        helper.make_node("MatMul", ["x", "W"], ["y"], "product"),
+        move,
+        helper.make_node("Add", ["y", "moved"], ["out"]),
+    ]
+    if quantised:
+        stored = [
+            numpy_helper.from_array(np.round(weight / scale).astype(np.int8), "W"),
+            numpy_helper.from_array(scale, "s"), numpy_helper.from_array(np.int8(0), "z"),
+        ]  # fmt: skip
+        nodes = [
+            helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "xs", "xz"], "quantise"),
+            helper.make_node("MatMulInteger", ["q", "W", "xz", "z"], ["i"], "product"),
+            helper.make_node("Cast", ["i"], ["c"], "cast", to=TensorProto.FLOAT),
+            helper.make_node("Mul", ["xs", "s"], ["both"], "scales"),
+            helper.make_node("Mul", ["c", "both"], ["y"], "scaled"),
+            move,
+            helper.make_node("DequantizeLinear", ["moved", "xs", "xz"], ["back"], "back"),
+            helper.make_node("Add", ["y", "back"], ["out"], "sum"),
+        ]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [6, 6]) for n in ("x", "out")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize(("turned", "verdict"), [(True, Verdict.PRECISION), (False, Verdict.DIFFERENT)])
+def test_dynamically_quantised_integers_may_be_moved_before_they_are_floats_again(turned: bool, verdict: Verdict):
+    x = {"x": np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)}
+    found = ds.compare(_square(False), _square(True, turned), x)
+    assert found.verdict is verdict, found.reason
