@@ -66,6 +66,14 @@ def _attention(x: torch.Tensor, *, across: bool) -> torch.Tensor:
     return F.softmax(weights, -1) @ x
 
 
+def _one_ulp_up(x: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    return torch.where(chosen, torch.nextafter(x, torch.full_like(x, torch.inf)), x)
+
+
+def _there_and_back(x: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    return (x[order] * 2)[order.argsort()]
+
+
 def _linear() -> nn.Module:
     return nn.Linear(16, 8)
 
@@ -179,6 +187,47 @@ TWINS = [
     (
         _of("first-row-added", lambda x: x + x[:1], batch=LEAKS),
         _of("first-column-added", lambda x: x + x[:, :1], batch=EXACT),
+    ),
+    (
+        _of("positive-rows-counted", lambda x: x / (x[:, 0] > 0).sum().clamp(min=1), batch=LEAKS),
+        _of("positives-counted", lambda x: x / (x > 0).sum(-1, keepdim=True).clamp(min=1)),
+    ),
+    (
+        _of("last-bit-of-all", lambda x: _one_ulp_up(x, x.sum() > 0), batch=LEAKS, place="sum"),
+        _of("last-bit-of-a-row", lambda x: _one_ulp_up(x, x.sum(-1, keepdim=True) > 0)),
+    ),
+    (
+        _of("gram-of-the-batch", lambda x: x @ (x.t() @ x), batch=LEAKS, place="mm"),
+        _of("gram-of-a-row", lambda x: (x[:, :, None] * x[:, None, :]).sum(-1)),
+    ),
+    (
+        _of("norm-of-all-clipped", lambda x: x * (9.0 / x.norm()).clamp(max=1.0), batch=LEAKS, place="norm"),
+        _of("norm-of-a-row-clipped", lambda x: x * (3.0 / x.norm(dim=-1, keepdim=True)).clamp(max=1.0)),
+    ),
+    (
+        _of("largest-of-all-kept", lambda x: x * (x >= x.flatten().topk(20).values[-1]), batch=LEAKS, place="topk"),
+        _of("largest-of-a-row-kept", lambda x: x * (x >= x.topk(5).values[:, -1:])),
+    ),
+    (
+        _of("convolved-across-rows", lambda x, c: c(x.t()[None])[0].t(), lambda: nn.Conv1d(16, 8, 3, padding=1),
+            batch=LEAKS, place="convolution"),
+        _of("convolved-along-rows", lambda x, c: c(x[:, None]), lambda: nn.Conv1d(1, 8, 3, padding=1)),
+    ),
+    (
+        _of("integers-of-all-added", lambda x: x + (x * 8).round().long().sum(0) % 7, batch=LEAKS, place="sum"),
+        _of("integers-of-a-row-added", lambda x: x + (x * 8).round().long().sum(-1, keepdim=True) % 7),
+    ),
+    (
+        _of("branch-of-all", lambda x, p: p(x) if bool((x.abs() < 3).all()) else x[:, :8], _linear, batch=LEAKS),
+        _of("choice-of-a-row", lambda x, p: torch.where(x.abs().amax(-1, keepdim=True) < 3, p(x), x[:, :1]), _linear),
+    ),
+    (
+        _of("spectrum-across-rows", lambda x: torch.fft.fft(x, dim=0).abs(), batch=LEAKS, place="fft"),
+        _of("spectrum-of-a-row", lambda x: torch.fft.fft(x, dim=-1).abs()),
+    ),
+    (
+        _of("rows-sorted", lambda x: x[x[:, 0].argsort()], batch=LEAKS),
+        _of("rows-sorted-and-back", lambda x: _there_and_back(x, x[:, 0].argsort()), batch=EXACT),
     ),
 ]  # fmt: skip
 

@@ -117,6 +117,11 @@ def _scaled(x: torch.Tensor, _dim: int, _kept: int) -> torch.Tensor | None:
     return x * _LARGE if x.is_floating_point() else None
 
 
+def _negated(x: torch.Tensor, _dim: int, _kept: int) -> torch.Tensor | None:
+    """What counts or compares signs may not see another size."""
+    return -x if x.is_floating_point() else None
+
+
 def _not_a_number(x: torch.Tensor, _dim: int, _kept: int) -> torch.Tensor | None:
     return torch.full_like(x, torch.nan) if x.is_floating_point() else None
 
@@ -125,6 +130,7 @@ _CHANGES: dict[str, Change] = {
     "given other values": _other_values,
     "made equal to it": _made_equal,
     f"scaled by {_LARGE:.0e}".replace("e+0", "e"): _scaled,
+    "negated": _negated,
     "NaN": _not_a_number,
 }
 
