@@ -93,3 +93,34 @@ def test_dynamically_quantised_integers_may_be_moved_before_they_are_floats_agai
     x = {"x": np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)}
     found = ds.compare(_square(False), _square(True, turned), x)
     assert found.verdict is verdict, found.reason
+
+
+def _clipped(end: float, quantised: bool) -> ModelProto:
+    """``clip(x @ W, 0, end) @ V``; quantised, a range from 0 to 6 takes the place of the clip."""
+    one, two = (np.random.default_rng(k).normal(size=(6, 6)).astype(np.float32) for k in (3, 4))
+    scale = np.float32(np.abs(two).max() / 127)
+    stored = {"W": one, "V": two, "low": np.float32(0.0), "high": np.float32(end)}
+    nodes = [helper.make_node("Clip", ["h", "low", "high"], ["c"], "clip")]
+    if quantised:
+        stored = {"W": one, "Vq": np.round(two / scale).astype(np.int8), "vs": scale, "vz": np.int8(0)}
+        stored |= {"s": np.float32(6.0 / 255), "z": np.uint8(0)}
+        nodes = [
+            helper.make_node("QuantizeLinear", ["h", "s", "z"], ["q"], "quantise"),
+            helper.make_node("DequantizeLinear", ["q", "s", "z"], ["c"], "back"),
+            helper.make_node("DequantizeLinear", ["Vq", "vs", "vz"], ["V"], "weight"),
+        ]
+    whole = [
+        helper.make_node("MatMul", ["x", "W"], ["h"], "first"), *nodes,
+        helper.make_node("MatMul", ["c", "V"], ["out"], "second"),
+    ]  # fmt: skip
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [6, 6]) for n in ("x", "out")]
+    made = [numpy_helper.from_array(np.asarray(value), name) for name, value in stored.items()]
+    graph = helper.make_graph(whole, "g", ends[:1], ends[1:], made)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@pytest.mark.parametrize(("end", "verdict"), [(6.0, Verdict.PRECISION), (5.0, Verdict.DIFFERENT)])
+def test_a_range_may_take_the_place_of_a_clip_that_ends_with_it(end: float, verdict: Verdict):
+    x = {"x": 4.0 * np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)}
+    found = ds.compare(_clipped(end, False), _clipped(end, True), x)
+    assert found.verdict is verdict, found.reason

@@ -36,6 +36,8 @@ _INTEGERS = frozenset({"DequantizeLinear", "MatMulInteger", "ConvInteger", "MatM
 _QUANTISERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 # Layers whose cost is measured one by one, and that are named.
 MEASURED, _NAMED = 48, 3
+# How far the end of a range is from the number it stands for, relative: a scale in float32, times 255.
+_STORED_END = 2.0**-22
 # Relative drift above which it is not float64 that rounds.
 _DEEP = 1e-10
 
@@ -227,6 +229,8 @@ class _QuantisedSide:
         self.side, self.source, self.other, self.evidence = side, source, other, evidence
         self.graph = Graph(source.model)
         self.constants, self.computed = float_weights(other), computed_constants(other)
+        floats = (c.value for c in other.constants() if c.value.numel() == 1 and c.value.dtype.is_floating_point)
+        self.numbers = [number for number in map(float, floats) if number > 0]
 
     def judge(self) -> Quantisation | None:
         """Match every weight, undo the quantisation, and hold what is left against the other side."""
@@ -333,8 +337,7 @@ class _QuantisedSide:
                 mover.input[0] = moved[id(node)]
                 nodes.append(mover)
             elif id(node) in there:
-                kind = "Relu" if self._starts_at_zero(node) else "Identity"
-                nodes.append(helper.make_node(kind, [node.input[0]], [node.output[0]], node.name))
+                nodes.append(self._floating(node, undone))
                 if node.op_type == "DynamicQuantizeLinear":  # its scale and zero point are read as well
                     nodes.append(_beside(node))
             elif id(node) in back:
@@ -366,12 +369,26 @@ class _QuantisedSide:
             before = self.graph.made.get(before.input[0])
         return before if before is not None and before.op_type in _QUANTISERS else None
 
-    def _starts_at_zero(self, node: onnx.NodeProto) -> bool:
-        """Whether a quantisation has no negative numbers: then it also does what a Relu before it did."""
-        zero = self.graph.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        if zero is None or not np.issubdtype(zero.dtype, np.integer):
-            return False
-        return bool((zero == np.iinfo(zero.dtype).min).all())
+    def _floating(self, node: onnx.NodeProto, undone: _Undone) -> onnx.NodeProto:
+        """What a quantisation does beside rounding: one without negative numbers did what a Relu before it did.
+
+        One that ends where the other side clips (a relu6) did that as well; its scale holds the end rounded.
+        """
+        name = node.name
+        scale, zero = (self.graph.array(node.input[k]) if k < len(node.input) else None for k in (1, 2))
+        if zero is None or scale is None or not np.issubdtype(zero.dtype, np.integer):
+            return helper.make_node("Identity", [node.input[0]], [node.output[0]], name)
+        levels = np.iinfo(zero.dtype)
+        if not bool((zero == levels.min).all()):
+            return helper.make_node("Identity", [node.input[0]], [node.output[0]], name)
+        top = (levels.max - levels.min) * float(scale.reshape(-1)[0])
+        end = next((number for number in self.numbers if abs(top - number) <= _STORED_END * number), None)
+        if end is None or scale.size > 1:
+            return helper.make_node("Relu", [node.input[0]], [node.output[0]], name)
+        bounds = {f"{node.output[0]}.low": 0.0, f"{node.output[0]}.high": end}
+        for bound, value in bounds.items():
+            undone.put(bound, torch.tensor(value))
+        return helper.make_node("Clip", [node.input[0], *bounds], [node.output[0]], name)
 
     def _costs(self, floats: Lifted, matched: Sequence[tuple[Quantised, str, torch.Tensor]]) -> list[dict[str, Any]]:
         clean, rows = floats.run(), []
