@@ -18,7 +18,7 @@ from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, other_
 from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, Trials, told, where_of, with_attributes
 from driftscope.explain.causes.weights import ChangedWeight, Matched, match_weights, misread
-from driftscope.explain.locate.divergence import Parting, piece_of
+from driftscope.explain.locate.divergence import Parting, piece_of, unsound_after
 from driftscope.explain.locate.fingerprints import Sketch, Visited
 from driftscope.explain.locate.locating import Search, TriedPlace, capture
 from driftscope.lift.evidence import Evidence
@@ -245,9 +245,12 @@ class _Case:
                 return self._weight_finding(strange, True, place)
         theirs: list[Visited] = []
         if self.search.view is not None and parting.counterpart is not None:
-            theirs = piece_of(self.search.view, parting.counterpart, inner=True)
+            view = self.search.view
+            theirs = piece_of(view, parting.counterpart, inner=True)
+            if not parting.paired:
+                theirs += unsound_after(view.a.steps, parting.counterpart, view.sound_a)
         trials = Trials(
-            lambda replace: self.search.piece_heals(place, replace, {}),
+            lambda replace: self.search.piece_heals(place, replace, {}) or (not parting.paired and self._whole(replace)),
             lambda name, source: self.search.piece_heals(place, {}, self._bypass(place, name, source)),
             lambda step, attributes: self._set(place, step, attributes),
             lambda: self._peers(place),

@@ -9,7 +9,7 @@ that takes only A's values and gives another value than A does at its end is whe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from driftscope.explain.locate.alignment import Alignment, ValueIndex
 from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited
@@ -106,7 +106,8 @@ def find_partings(view: View) -> list[Parting]:
     candidates = _frontier(view.a.steps, view.sound_a)
     for k, step in enumerate(frontier):
         search.add_moved(step.inputs)
-        partings.append(_parting(view, step, counterpart_of(step, candidates, k), (step,), False))
+        parting = _parting(view, step, counterpart_of(step, candidates, k), (step,), False)
+        partings.append(replace(parting, followers=unsound_after(view.b.steps, step, view.sound_b)))
     # What only selects from A's values is seldom where they part, if something else takes them as well.
     return sorted(partings, key=lambda p: (not p.paired, not p.paired and _selects(p.step), p.step.index))
 
@@ -120,6 +121,25 @@ def _parting(view: View, step: Visited, counterpart: Visited | None, piece: Sequ
     telling = [s for s in lost if family(s.operator) in known or family(s.operator) not in MOVES | _SELECTS]
     first = next(iter(telling or lost), None)
     return Parting(step, counterpart, reads, followers, tuple(piece), paired, first)
+
+
+def unsound_after(steps: Sequence[Visited], step: Visited, sound: set[str]) -> tuple[Visited, ...]:
+    """The steps from one to what the other program has again, or to the end: a fused step there shows no part of them.
+
+    Parameters
+    ----------
+    steps : sequence of Visited
+        The whole run that ``step`` is one of.
+    step : Visited
+    sound : set of str
+        Values from which something is computed that the other program has.
+    """
+    reached, found = set(step.outputs), list[Visited]()
+    for later in steps[step.index + 1 :]:
+        if not later.inside and reached.intersection(later.inputs) and len(found) < _LONGEST:
+            found.append(later)
+            reached.update(name for name in later.outputs if name not in sound)
+    return tuple(found)
 
 
 def _loses(step: Visited, sound: set[str]) -> bool:
