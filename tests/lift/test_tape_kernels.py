@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from float64_truth import assert_truth, distance, lift, truth
 from torch import nn
 
+import driftscope as ds
+
 _aten = torch.ops.aten
 
 
@@ -137,3 +139,19 @@ def test_weights_in_one_flat_buffer_keep_their_names():
         offset += parameter.numel()
     tape = assert_truth(module, torch.randn(3, 4))
     assert {c.name for c in tape.constants()} == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+def test_distances_by_products_round_and_another_norm_is_another_function(offset):
+    x, y = (torch.randn(n, 20, generator=torch.Generator().manual_seed(n)) + offset for n in (8, 9))
+
+    def fast(x, y):
+        return torch.cdist(x, y, compute_mode="use_mm_for_euclid_dist")
+
+    def plain(x, y):
+        return (x[:, None] - y).square().sum(-1).sqrt()
+
+    for a, b in ((fast, plain), (plain, fast)):
+        assert ds.compare(a, b, [x, y], explain=False).verdict is ds.Verdict.ROUNDING
+    other = ds.compare(lambda x, y: (x[:, None] - y).abs().sum(-1), fast, [x, y], explain=False)
+    assert other.verdict is ds.Verdict.DIFFERENT

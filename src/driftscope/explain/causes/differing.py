@@ -250,7 +250,9 @@ class _Case:
             if not parting.paired:
                 theirs += unsound_after(view.a.steps, parting.counterpart, view.sound_a)
         trials = Trials(
-            lambda replace: self.search.piece_heals(place, replace, {}) or (not parting.paired and self._whole(replace)),
+            lambda replace: (
+                self.search.piece_heals(place, replace, {}) or (not parting.paired and self._whole(replace))
+            ),
             lambda name, source: self.search.piece_heals(place, {}, self._bypass(place, name, source)),
             lambda step, attributes: self._set(place, step, attributes),
             lambda: self._peers(place),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -152,7 +153,23 @@ def _trilinear(call: Call) -> tuple[Outputs, Rounding]:
     return [call.function(*args, **kwargs)], dot(args[0].shape[-1] * args[2].shape[-1])
 
 
-@rule("_cdist_forward", "cdist", "_pdist_forward", "_euclidean_dist")
+@rule("_euclidean_dist")
+def _distance_by_products(call: Call) -> tuple[Outputs, Rounding]:
+    """``sqrt(|x|^2 + |y|^2 - 2 x y)``, which cancels where points are nearer to each other than to zero."""
+    x, y = call.value("x1"), call.value("x2")
+    exact = torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist")
+    unit = torch.finfo(call.formats[0] or torch.float32).eps / 2
+
+    def parts() -> torch.Tensor:
+        # What the squares, sums of so many products each, are off by moves the root by half of it over the root.
+        squares = x.square().sum(-1).unsqueeze(-1) + y.square().sum(-1).unsqueeze(-2)
+        off = squares * math.sqrt(x.shape[-1])
+        return off / (2.0 * torch.maximum(exact, (unit * off).sqrt())).clamp(min=1e-300)
+
+    return [exact], Rounding(Kind.ROUND, parts=parts)
+
+
+@rule("_cdist_forward", "cdist", "_pdist_forward")
 def _distance(call: Call) -> tuple[Outputs, Rounding]:
     args, kwargs = call.lifted()
     if call.facts.name == "_cdist_forward":
