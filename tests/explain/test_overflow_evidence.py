@@ -45,3 +45,26 @@ def test_the_same_norm_within_range_is_rounding():
 def test_another_function_is_not_excused_by_an_overflow():
     c = ds.compare(Norm(300.0, wide=False), Norm(300.0, wide=True, shift=0.5), [X])
     assert c.verdict is ds.Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_an_overflow_of_float32_is_told_from_a_sentinel_of_its_mask(swapped):
+    def steady(x):
+        return x.var(0)
+
+    def by_sums(x):
+        d = x - x[:1]
+        return (d.square().sum(0) - d.sum(0) ** 2 / x.shape[0]) / (x.shape[0] - 1)
+
+    x = torch.randn(300, 8, generator=torch.Generator().manual_seed(1))
+    pair = (by_sums, steady) if swapped else (steady, by_sums)
+    c = ds.compare(*pair, [x * 1e18])
+    assert c.verdict is ds.Verdict.PRECISION
+    assert f"overflow in {'A' if swapped else 'B'}" in c.reason
+    assert ds.compare(*pair, [x]).verdict is ds.Verdict.ROUNDING
+
+    mask = torch.zeros(300, 8).index_fill(1, torch.tensor([3]), torch.finfo(torch.float32).min)
+    broken = ds.compare(
+        lambda x: (x + mask).softmax(-1), lambda x: (x + mask).softmax(-1) / (x - x), [x], explain=False
+    )
+    assert "overflow" not in broken.reason

@@ -36,6 +36,10 @@ class Overflow:
         return f"{self.magnitude:.3g} exceeds the largest {self.format}, {self.largest:.5g}{place}"
 
 
+# Larger than what adding to float32's largest number, or rounding it to bfloat16, can make of it.
+_BEYOND = 3.5e38
+
+
 @dataclass(slots=True)
 class _RangeWatch:
     """An observer that remembers the steps whose finite values exceed their native format, in order."""
@@ -50,8 +54,8 @@ class _RangeWatch:
                 continue
             largest = torch.finfo(fmt).max
             finite = value[torch.isfinite(value)].abs()
-            # A sentinel of a wider format (finfo.min of float32 in a mask) is not a result that overflowed.
-            finite = finite[finite < 1e30]
+            # A sentinel of a wider format (finfo.min of float32 or float64 in a mask) is not a result that overflowed.
+            finite = finite[finite < 1e30] if largest < 1e30 else finite[(finite > _BEYOND) & (finite < 1e300)]
             if finite.numel() and float(finite.max()) > largest:
                 name = str(fmt).removeprefix("torch.")
                 where = Where(

@@ -164,7 +164,8 @@ def _distance_by_products(call: Call) -> tuple[Outputs, Rounding]:
         # What the squares, sums of so many products each, are off by moves the root by half of it over the root.
         squares = x.square().sum(-1).unsqueeze(-1) + y.square().sum(-1).unsqueeze(-2)
         off = squares * math.sqrt(x.shape[-1])
-        return off / (2.0 * torch.maximum(exact, (unit * off).sqrt())).clamp(min=1e-300)
+        size: torch.Tensor = off / (2.0 * torch.maximum(exact, (unit * off).sqrt())).clamp(min=1e-300)
+        return size
 
     return [exact], Rounding(Kind.ROUND, parts=parts)
 
