@@ -118,7 +118,7 @@ void driftscope_layer_norm(int, const void *, const double *, const double *, do
 int driftscope_matmul(int, const void *, const void *, void *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 void driftscope_elements(int, const float *, int64_t, float *);
 void driftscope_softmax(const float *, int64_t, int64_t, int, float *);
-void driftscope_row_norm(const float *, int64_t, int64_t, const float *, const float *, double, float *, float *,
+void driftscope_norm_rows(const float *, int64_t, int64_t, const float *, const float *, double, float *, float *,
                          float *);
 static uint64_t seed = 12345;
 static uint64_t next(void) { return seed = seed * 6364136223846793005u + 1442695040888963407u; }
@@ -163,7 +163,7 @@ int main(void) {
     }
     driftscope_softmax(in, 3, 333, 0, found);
     show("softmax", found, 999 * 4);
-    driftscope_row_norm(in, 3, 333, in, in, 1e-5, found, beside, beside + 3);
+    driftscope_norm_rows(in, 3, 333, in, in, 1e-5, found, beside, beside + 3);
     show("row norm", found, 999 * 4);
     return 0;
 }

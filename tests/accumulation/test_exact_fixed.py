@@ -173,3 +173,22 @@ def test_attention_is_the_plain_formula(monkeypatch):
         with sdpa_kernel(SDPBackend.MATH):
             assert bits(F.scaled_dot_product_attention(q, k, v, is_causal=True)) == bits(fused)
     assert bits(plain) == bits(fused)
+
+
+def test_a_library_built_before_these_layers_serves_for_the_rest(monkeypatch):
+    need_compiled()
+    x = drawn(0, 8, 33, special=0)
+
+    def results():
+        with torch.no_grad(), ds.reproducible():
+            return [bits(y) for y in (x.softmax(-1), F.layer_norm(x, (33,)), x @ x.t())]
+
+    now = results()
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "_LAYERS", {**compiled._LAYERS, "driftscope_absent": ([], None)})
+        compiled._declared.cache_clear()
+        assert compiled.library() is not None
+        assert compiled.layers() is None
+        assert results() == now
+    compiled._declared.cache_clear()
+    assert compiled.layers() is not None

@@ -45,7 +45,7 @@ _LAYERS = {
     "driftscope_products": ([_INT, *[_POINTER] * 4, *[_LONG] * 9], _INT),
     "driftscope_elements": ([_INT, _POINTER, _LONG, _POINTER], None),
     "driftscope_softmax": ([_POINTER, _LONG, _LONG, _INT, _POINTER], None),
-    "driftscope_row_norm": ([_POINTER, _LONG, _LONG, _POINTER, _POINTER, ctypes.c_double, *[_POINTER] * 3], None),
+    "driftscope_norm_rows": ([_POINTER, _LONG, _LONG, _POINTER, _POINTER, ctypes.c_double, *[_POINTER] * 3], None),
     "driftscope_attention": ([*[_POINTER] * 4, *[_LONG] * 6, _POINTER, _POINTER], _INT),
 }
 

@@ -86,7 +86,7 @@ EXPORT void driftscope_softmax(const float *x, int64_t rows, int64_t n, int mask
 }
 
 /* ((x - mean) / sqrt(variance + eps)) * weight + bias in double, rounded once; also the mean and the scale of each row. */
-EXPORT void driftscope_row_norm(const float *x, int64_t rows, int64_t n, const float *weight, const float *bias,
+EXPORT void driftscope_norm_rows(const float *x, int64_t rows, int64_t n, const float *weight, const float *bias,
                                 double eps, float *out, float *mean, float *scale) {
     arithmetic before = set_arithmetic();
     for (int64_t i = 0; i < rows; i++)

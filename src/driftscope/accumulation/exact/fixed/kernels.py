@@ -147,7 +147,7 @@ def layer_norm(
 
     def some(_: int, start: int, stop: int) -> None:
         at = start * n * 4
-        native.driftscope_row_norm(
+        native.driftscope_norm_rows(
             source + at, stop - start, n, w_at, b_at, eps, out + at, first + start * 4, second + start * 4
         )
 
