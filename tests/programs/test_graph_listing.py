@@ -108,8 +108,9 @@ def test_branches_of_an_exported_program_are_indented():
 
 
 def test_what_has_no_graph_is_said():
-    with pytest.raises(ds.ProgramError, match="has no graph to list; export it first"):
-        ds.pretty(ds.program(nn.Identity()))
+    for given in (ds.program(nn.Identity()), "torch.nn.functional:relu"):
+        with pytest.raises(ds.ProgramError, match="has no graph to list; export it first"):
+            ds.pretty(given)
     with pytest.raises(
         ds.ProgramError, match=r"class int is not an ONNX model.* ExportedProgram, GraphModule, and a Program"
     ):

@@ -288,7 +288,7 @@ class Accumulation:
         mean = "" if self.arithmetic.mean == "none" else f"; the mean: {_MEANS[self.arithmetic.mean]}"
         return "\n".join(
             (
-                f"{self.kernel}, {self.n} terms of {self.dtype}{shape}{threads} ({self.library})",
+                f"{self.kernel}, {counted(self.n, 'term')} of {self.dtype}{shape}{threads} ({self.library})",
                 f"  order        {self.family}",
                 f"  pattern      {self.pattern}",
                 f"  arithmetic   accumulator {self.accumulator}{product}, result {self.output}{mean}{flushed}",

@@ -18,6 +18,7 @@ from driftscope.programs.inspection.onnx_signature import ELEMENT_NAMES, opsets_
 from driftscope.programs.loading.external_data import is_external
 from driftscope.programs.loading.folders import is_torchscript
 from driftscope.programs.loading.onnx_files import model_of
+from driftscope.programs.loading.references import is_reference
 from driftscope.programs.protocol import Program
 from driftscope.programs.state.process import state_kept
 from driftscope.records.words import counted
@@ -90,6 +91,10 @@ def _optimized(model: Any) -> Any:
 
 
 def _inside(model: Any) -> Any:
+    if isinstance(model, str) and is_reference(model):
+        from driftscope.programs.loading.load import load_program
+
+        model = load_program(model)
     if isinstance(model, Program):
         found = getattr(model, "exported", None) or getattr(model, "model", None)
         if found is None:

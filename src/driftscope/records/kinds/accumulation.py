@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from driftscope.records.showing import Record
+from driftscope.records.words import counted
 
 ACCUMULATION_SCHEMA = "driftscope/accumulation/1"
 
@@ -93,4 +94,4 @@ class AccumulationRecord(Record):
     schema: str = ACCUMULATION_SCHEMA
 
     def __str__(self) -> str:
-        return f"{self.kernel}, {self.n} terms of {self.dtype}: {self.family}"
+        return f"{self.kernel}, {counted(self.n, 'term')} of {self.dtype}: {self.family}"

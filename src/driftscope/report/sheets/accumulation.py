@@ -21,7 +21,7 @@ def sheet_of(record: AccumulationRecord) -> Sheet:
         sections.append(Listing("Which element in which order", "\n".join(record.map), "? where it is not known"))
     sections.append(Table("Arithmetic", ("what", "how"), tuple(_facts(record))))
     return Sheet(
-        title=f"{record.kernel}, {record.n:,} terms of {record.dtype}",
+        title=f"{record.kernel}, {wording.counted(record.n, 'term')} of {record.dtype}",
         tone="good",
         headline="Revealed",
         reason=record.family,
