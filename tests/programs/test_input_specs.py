@@ -83,6 +83,9 @@ def test_another_input_changes_nothing():
     [
         ("4x-1", "size -1"),
         ("4xq", "cannot be read"),
+        ("3xx16", "cannot be read"),
+        ("x3", "cannot be read"),
+        ("3x", "cannot be read"),
         ("4x64:flot32", "unknown dtype 'flot32'"),
         ("4:float32:gauss", "unknown law 'gauss'"),
         ("4:float32:uniform(0,1,2)", "too many numbers"),

@@ -141,9 +141,11 @@ def wanted(name: str, shape: tuple[int, ...], dtype: torch.dtype, law_text: str 
 def _shape(name: str, text: str) -> tuple[int, ...]:
     if text in ("()", "", "scalar"):
         return ()
-    parts = text.lower().strip("[]()").replace(",", "x").split("x")
+    parts = text.lower().strip("[]() ").replace(",", "x").split("x")
+    if "," in text and not parts[-1].strip():
+        parts.pop()  # as Python writes a shape of one size: (4,)
     try:
-        shape = tuple(int(part) for part in parts if part.strip())
+        shape = tuple(int(part) for part in parts)
     except ValueError:
         raise InputError(
             f"input {name!r}: the shape {text!r} cannot be read;"
