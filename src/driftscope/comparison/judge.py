@@ -213,7 +213,7 @@ def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return None
     lifted = e.delta is not None
     rho = e.rho.value
-    ground = "by floor only" if e.delta is None else f"same function (in float64 they differ by {e.delta.value:.1e})"
+    ground = "by floor only" if e.delta is None else f"same function ({_in_float64(e.delta.value)})"
     unlifted = e.cannot_b or e.cannot_a
     if e.delta is not None and unlifted:
         whose = "its" if e.cannot_b else "A's"
@@ -259,6 +259,10 @@ def _caused(e: OutputEvidence, measured: str, t: Thresholds) -> Judgement | None
         text += f" but {e.beside}, which does not account for all of it" if e.beside else ""
         return Judgement(Verdict.ROUNDING, text, "N013")
     return None
+
+
+def _in_float64(drift: float) -> str:
+    return f"in float64 they differ by {drift:.1e}" if drift else "in float64 they are equal"
 
 
 def _floors(rho: Ratio) -> str:

@@ -24,6 +24,7 @@ _MEANINGS = {
     "": "blank: no such shape tried",
 }  # fmt: skip
 _ROWS = 9  # of the picture
+_FEWEST = 3  # of them; where fewer fit the picture is left to the page
 _RELATIONS = 5
 
 
@@ -49,8 +50,9 @@ def render(record: ShapeRecord, *, width: int = 100, color: bool = False, lines:
     _relations(page, record)
     _spec(page, record, lines)
     left = _findings(page, record, lines)
-    _picture(page, record, lines)
+    drawn = _picture(page, record, lines)
     more = [wording.counted(left, "finding")] if left else []
+    more += [] if drawn else ["the map of shapes"]
     more += [_tried(record)] if record.points else []
     if more:
         page.add(Text(f"more: {', '.join(more)}: see --json or -o page.html", "dim"))
@@ -84,20 +86,23 @@ def _findings(page: Lines, record: ShapeRecord, lines: int) -> int:
     return len(waiting)
 
 
-def _picture(page: Lines, record: ShapeRecord, lines: int) -> None:
-    """The worst target's domain, one letter for each pair of sizes."""
+def _picture(page: Lines, record: ShapeRecord, lines: int) -> bool:
+    """Draw the worst target's domain, one letter for each pair of sizes; False where there is no room for it."""
     pair = shapes.chosen_axes(record)
     targets = [name for name in record.targets if name not in shapes.ASIDE]
-    if pair is None or not targets or lines - len(page.lines) < _ROWS // 2 + 3:
-        return
+    if pair is None or not targets:
+        return True
     target = max(targets, key=lambda name: (record.count(name, "wrong"), record.count(name, "lost")))
     grid = shapes.domain_picture(record, target, pair)
-    page.blank()
-    for line in wrap(wording.one_line(grid.title), page.width):
-        page.add(Text(line, "bold"), limit=1)
+    title = wrap(wording.one_line(grid.title), page.width)
     drawn_rows = list(zip(grid.rows, grid.squares, strict=True))
     legend = _legend(grid.squares)
-    height = max(min(lines - len(page.lines) - 4 - len(legend) // page.width, _ROWS), 1)
+    height = min(lines - len(page.lines) - 4 - len(title) - len(legend) // page.width, _ROWS)
+    if height < min(_FEWEST, len(drawn_rows)):
+        return False
+    page.blank()
+    for line in title:
+        page.add(Text(line, "bold"), limit=1)
     if len(grid.columns) > 1:
         page.add(Text("".join([" " * 6, *(f"{name:>4}" for name in grid.columns)]), "dim"), limit=1)
     for name, squares in drawn_rows[:height]:
@@ -108,6 +113,7 @@ def _picture(page: Lines, record: ShapeRecord, lines: int) -> None:
     left = len(drawn_rows) - height
     rows = f"and {wording.counted(left, 'more row')}; " if left > 0 else ""
     page.paragraph(f"{rows}{_legend(grid.squares[:height])}", "dim", indent=2)
+    return True
 
 
 def _legend(squares: Sequence[Sequence[Mark]]) -> str:

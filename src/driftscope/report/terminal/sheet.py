@@ -16,7 +16,7 @@ from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, room, 
 STYLES = {"good": "bold green", "fair": "bold yellow", "bad": "bold red", "unsure": "bold magenta", "": ""}
 _LONGEST_NAME = 18  # of a cell that is kept on one line
 _LEAST, _LEAST_NAME = 4, 8  # columns of a cell, and of the first one of a row
-_LONGEST_CELL = 160
+_LONGEST_CELL = 240
 _MOST_REMARK = 3  # lines of a title, a figure, or what is said to be elsewhere
 _FEWEST_ROWS = 3  # of a section; where fewer fit it is left to the page
 
