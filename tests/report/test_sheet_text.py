@@ -127,3 +127,13 @@ def test_a_half_precision_check_fits_the_screen() -> None:
     answer = "everything fits float16: rounding every operator's result leaves a relative error of 3.2e-04"
     half = HalfPrecision(answer, "net", "float16", error=3.2e-4)
     assert max(map(len, kinds.text_of(half, width=60, color=False).split("\n"))) <= 60
+
+
+def test_a_table_whose_wrapped_cells_are_cut_is_said_to_be_elsewhere() -> None:
+    long = "a cause that takes a good many words to say " * 5
+    rows = tuple((f"{i} and {i + 1}", "DIFFERENT", long) for i in range(9))
+    text = sheet_text.render(Sheet("t", "bad", "d", "r", sections=(Table("Every pair", ("p", "v", "why"), rows),)))
+    assert "more: “Every pair”" in text
+    few = Sheet("t", "bad", "d", "r", sections=(Table("Every pair", ("p", "v", "why"), rows[:2]),))
+    assert "more:" not in sheet_text.render(few)  # twin: what is whole is not said to be elsewhere
+    assert sheet_text.render(few).split().count("takes") == 10

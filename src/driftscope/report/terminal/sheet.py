@@ -39,7 +39,14 @@ def render(sheet: Sheet, *, width: int = 100, color: bool = False, lines: int = 
     page = Lines(max(width, MIN_WIDTH), color)
     _answer(page, sheet)
     left = _findings(page, sheet.findings, lines, sheet.reason)
-    hidden = [s.title for s in sheet.sections if not _section(page, s, lines)]
+    hidden, begun = [], ""
+    for section in sheet.sections:
+        before = len(page.lines)
+        if not _section(page, section, lines):
+            hidden.append(section.title)
+        begun = section.title if len(page.lines) > before else begun
+    if len(page.lines) >= lines and begun not in hidden:
+        hidden.insert(0, begun)  # its end is cut below: wrapped cells take more lines than rows
     more = [wording.counted(left, "finding")] if left else []
     more += [f"\u201c{wording.one_line(title)}\u201d" for title in hidden]
     tail = Lines(page.width, color)
