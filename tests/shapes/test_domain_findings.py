@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 import driftscope as ds
 from driftscope.errors import InputError
 from driftscope.shapes.findings.rewriting import rewrites
+from driftscope.shapes.private_torch import transforms_left, unguarded
 from shapes.small_models import Buckets, CenterAlways, CenterUnlessAlone, DampLong, Gated, Halved, HalvedAsSize, seeded
 
 
@@ -219,8 +221,74 @@ def test_rows_that_are_stacked_in_a_loop_are_mapped_instead(model):
         assert torch.allclose(rewrite.model(x), model(x))
 
 
-def test_a_loop_that_uses_its_number_or_leaves_rows_out_stays():
-    assert rewrites(Numbered()) == []
+class AddedUp(nn.Module):
+    def forward(self, x):
+        total = torch.zeros(x.shape[0])
+        for t in range(x.shape[1]):
+            total = total + x[:, t].softmax(-1)[:, 0]
+        return total
+
+
+class AddedRows(nn.Module):
+    def forward(self, x):
+        total = 0
+        for row in x:
+            total += row.sin()
+        return total
+
+
+class NeedsItsLastStep(nn.Module):
+    """What it has so far goes into the next step: no sum."""
+
+    def forward(self, x):
+        state = torch.zeros(x.shape[2])
+        for row in x[0]:
+            state = state + (row * state).tanh()
+        for row in x[0]:
+            state = state * 0.5 + row
+        return state
+
+
+@pytest.mark.parametrize("model", [AddedUp(), AddedRows()])
+def test_rows_that_are_added_up_in_a_loop_are_summed_instead(model):
+    (rewrite,) = rewrites(model)
+    assert rewrite.old.startswith("for ")
+    assert rewrite.new.startswith("total = total + torch.vmap(lambda row:")
+    for rows in (1, 3, 7):
+        x = torch.randn(rows, rows + 2, 4)
+        assert torch.allclose(rewrite.model(x), model(x), atol=1e-6)
+
+
+def test_an_exported_program_that_fails_inside_vmap_leaves_it():
+    class Mapped(nn.Module):
+        def forward(self, x):
+            return torch.vmap(lambda row: row @ torch.ones(4))(x)
+
+    made = torch.export.export(Mapped(), (torch.randn(3, 4),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    program = unguarded(made)
+    with transforms_left(), pytest.raises(RuntimeError):
+        program(torch.randn(3, 5))
+    assert torch.randn(2, 2).shape == (2, 2), "still inside vmap"
+    assert program(torch.randn(5, 4)).shape == (5,)
+
+
+@pytest.mark.slow
+def test_the_sum_that_keeps_the_number_of_steps_is_tried_and_recommended():
+    report = ds.check_shapes(AddedUp(), (torch.randn(3, 5, 4),), targets=())
+    lost = [finding for finding in report.findings if finding.code in ("S023", "S024")]
+    assert any("torch.vmap(lambda row: row.softmax(-1)[:, 0])(x.movedim(1, 0)).sum(0)" in f.fix for f in lost), lost
+
+
+@pytest.mark.sweep
+def test_a_cover_keeps_the_number_of_steps_of_a_sum():
+    covered = ds.cover(AddedUp(), (torch.randn(3, 5, 4),))
+    x = torch.randn(2, 9, 6)
+    assert torch.allclose(covered(x), AddedUp()(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("model", [Numbered(), NeedsItsLastStep()])
+def test_a_loop_that_needs_its_number_its_rows_or_its_last_step_stays(model):
+    assert rewrites(model) == []
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C import _functorch as functorch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -33,6 +34,20 @@ def moved(what: str) -> Iterator[None]:
         yield
     except (AttributeError, ImportError, KeyError) as error:
         raise Moved(f"{what} was read in torch {READ_IN} and is not found in {torch.__version__}: {error}") from error
+
+
+@contextlib.contextmanager
+def transforms_left() -> Iterator[None]:
+    """Leave the transforms that a block entered: an exported program that fails inside ``torch.vmap`` does not.
+
+    Every later call of torch in the process would be mapped.
+    """
+    depth = functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        if functorch.get_dynamic_layer_stack_depth() > depth:
+            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from driftscope.shapes.capture.reading import relations_of
 from driftscope.shapes.capture.source_lines import traced
 from driftscope.shapes.capture.spelling import code_of, spec_of
 from driftscope.shapes.conditions.relations import Relations
-from driftscope.shapes.private_torch import mark_unbacked, oblivious, unguarded, without_dispatch_cache
+from driftscope.shapes.private_torch import mark_unbacked, oblivious, transforms_left, unguarded, without_dispatch_cache
 from driftscope.shapes.probe.axes import Arguments
 from driftscope.shapes.probe.model_state import ModelState
 
@@ -126,7 +126,7 @@ def capture(model: Callable[..., Any], arguments: Arguments, attempt: Attempt) -
         register_containers(arguments)
         started = time.perf_counter()
         # A trace leaves symbols in whatever the model assigns to itself.
-        with quietly(), without_dispatch_cache(), traced() as log, ModelState(model).kept():
+        with quietly(), transforms_left(), without_dispatch_cache(), traced() as log, ModelState(model).kept():
             exported = _export(module_of(model), arguments, attempt)
         traced_at = time.perf_counter()
         relations = relations_of(exported, arguments, log)

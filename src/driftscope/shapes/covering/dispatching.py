@@ -13,6 +13,7 @@ from driftscope.errors import DriftscopeError
 from driftscope.programs.value_trees import flatten
 from driftscope.shapes.conditions.expressions import Term, text
 from driftscope.shapes.conditions.predicates import Sizes, all_of
+from driftscope.shapes.private_torch import transforms_left
 from driftscope.shapes.probe.axes import Arguments
 
 
@@ -144,7 +145,8 @@ class Dispatcher:
         said = ""
         for member in self._admitting(sizes):
             try:
-                return member.call(*args, **kwargs)
+                with transforms_left():
+                    return member.call(*args, **kwargs)
             except Exception as error:
                 # A program may refuse inside what its conditions let pass; another one may not.
                 said = said or str(error).splitlines()[0][:200] if str(error) else said

@@ -22,7 +22,7 @@ class Rewrite:
     Parameters
     ----------
     old, new : str
-        Python expressions.
+        Python expressions, or statements on one line.
     line : int
         In the file.
     model : callable
@@ -40,7 +40,7 @@ def rewrites(model: Callable[..., Any]) -> list[Rewrite]:
 
     ``math.ceil(a / b)`` and ``int(a / b)`` go through a float, on which torch guards with the number of the example;
     ``max`` and ``min`` of sizes are decided while tracing; ``torch.linspace`` and ``torch.triu_indices`` take numbers;
-    a list of rows that is stacked is unrolled.
+    a list of rows that is stacked, and a loop that adds rows up, are unrolled.
 
     Returns
     -------
@@ -79,14 +79,20 @@ class _Change(ast.NodeTransformer):
         self.line = 0
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        better = _better(node)
+        return self._exchanged(node, _better(node))
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        return self._exchanged(node, _summed(node))
+
+    def _exchanged(self, node: ast.Call | ast.For, better: ast.expr | ast.stmt | None) -> ast.AST:
         if better is None:
             return self.generic_visit(node)
         self.seen += 1
         if self.number is not None and self.seen - 1 != self.number:
             return self.generic_visit(node)
-        self.old = f"{self.old}, {ast.unparse(node)}" if self.old else ast.unparse(node)
-        self.new = f"{self.new}, {ast.unparse(better)}" if self.new else ast.unparse(better)
+        old, new = (" ".join(ast.unparse(part).split()) for part in (node, better))
+        self.old = f"{self.old}, {old}" if self.old else old
+        self.new = f"{self.new}, {new}" if self.new else new
         self.line = self.line or node.lineno
         return ast.copy_location(better, node)
 
@@ -166,31 +172,64 @@ def _mapped(node: ast.Call, rows: ast.ListComp) -> ast.expr | None:
     when the rewrite is tried.
     """
     given = _given(node, ("tensors", "dim"))
-    loop, element = rows.generators[0], copy.deepcopy(rows.elt)
-    if given is None or len(rows.generators) > 1 or loop.ifs or not isinstance(loop.target, ast.Name):
+    loop = rows.generators[0]
+    each = None if given is None or len(rows.generators) > 1 or loop.ifs else _each(loop.target, loop.iter, rows.elt)
+    if given is None or each is None:
         return None
-    name, over = loop.target.id, ast.unparse(loop.iter)
-    if isinstance(loop.iter, ast.Call) and _called(loop.iter) == "range":
-        indexed = _Indexed(name)
-        element = indexed.visit(element)
-        used = any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(element))
-        if used or len(indexed.bases) != 1:
-            return None
-        name, over = "row", indexed.bases.pop()
     out_dims = f", out_dims={given['dim']}" if "dim" in given else ""
-    return _parsed(f"torch.vmap(lambda {name}: {ast.unparse(element)}{out_dims})({over})")
+    return _parsed(f"torch.vmap({each[0]}{out_dims})({each[1]})")
+
+
+def _each(target: ast.expr, over: ast.expr, element: ast.expr) -> tuple[str, str] | None:
+    """What a loop computes of one row, as a function, and what it goes over; None where it asks for more."""
+    if not isinstance(target, ast.Name):
+        return None
+    name, rows = target.id, ast.unparse(over)
+    if isinstance(over, ast.Call):
+        if _called(over) != "range":
+            return None
+        indexed = _Indexed(name)
+        element = indexed.visit(copy.deepcopy(element))
+        if _names(element, name) or len(indexed.bases) != 1:
+            return None
+        name, rows = "row", indexed.bases.pop()
+    return f"lambda {name}: {ast.unparse(element)}", rows
+
+
+def _names(tree: ast.AST, name: str) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(tree))
+
+
+def _summed(loop: ast.For) -> ast.stmt | None:
+    """``for row in x: total += f(row)`` is unrolled; a sum over ``torch.vmap`` keeps the number of rows."""
+    step = loop.body[0] if len(loop.body) == 1 and not loop.orelse else None
+    if isinstance(step, ast.AugAssign) and isinstance(step.op, ast.Add):
+        total, term = step.target, step.value
+    elif isinstance(step, ast.Assign) and isinstance(step.value, ast.BinOp) and isinstance(step.value.op, ast.Add):
+        total, term = step.targets[0], step.value.right
+        if len(step.targets) > 1 or ast.unparse(step.value.left) != ast.unparse(total):
+            return None
+    else:
+        return None
+    each = _each(loop.target, loop.iter, term)
+    if each is None or not isinstance(total, ast.Name) or _names(term, total.id):
+        return None  # what it has so far goes into the next step
+    return ast.parse(f"{total.id} = {total.id} + torch.vmap({each[0]})({each[1]}).sum(0)").body[0]
 
 
 class _Indexed(ast.NodeTransformer):
-    """Puts ``row`` in the place of every ``x[i]`` and remembers each ``x``."""
+    """Puts ``row`` in the place of every ``x[i]``, or ``x[:, i]``, and remembers each ``x`` with that axis in front."""
 
     def __init__(self, index: str):
         self.index = index
         self.bases: set[str] = set()
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        if isinstance(node.slice, ast.Name) and node.slice.id == self.index:
-            self.bases.add(ast.unparse(node.value))
+        *before, last = node.slice.elts if isinstance(node.slice, ast.Tuple) and node.slice.elts else [node.slice]
+        whole = all(isinstance(part, ast.Slice) and not any((part.lower, part.upper, part.step)) for part in before)
+        if whole and isinstance(last, ast.Name) and last.id == self.index:
+            moved = f".movedim({len(before)}, 0)" if before else ""
+            self.bases.add(ast.unparse(node.value) + moved)
             return ast.copy_location(ast.Name("row", ast.Load()), node)
         return self.generic_visit(node)
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from driftscope.programs.value_trees import flatten
+from driftscope.shapes.private_torch import transforms_left
 from driftscope.shapes.probe.building import InputBuilder
 from driftscope.shapes.probe.floors import Floors
 from driftscope.shapes.probe.judging_runs import Answer, Ran, Refused, ask, difference
@@ -111,7 +112,7 @@ class Original:
         before = generator.get_state()
         generator.manual_seed(self.seed)
         try:
-            with self.state.kept():
+            with self.state.kept(), transforms_left():
                 return ask(function, args, kwargs)
         finally:
             generator.set_state(before)
