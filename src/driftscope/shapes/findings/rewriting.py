@@ -203,6 +203,8 @@ def _names(tree: ast.AST, name: str) -> bool:
 def _summed(loop: ast.For) -> ast.stmt | None:
     """``for row in x: total += f(row)`` is unrolled; a sum over ``torch.vmap`` keeps the number of rows."""
     step = loop.body[0] if len(loop.body) == 1 and not loop.orelse else None
+    total: ast.expr
+    term: ast.expr
     if isinstance(step, ast.AugAssign) and isinstance(step.op, ast.Add):
         total, term = step.target, step.value
     elif isinstance(step, ast.Assign) and isinstance(step.value, ast.BinOp) and isinstance(step.value.op, ast.Add):
