@@ -37,8 +37,10 @@ _MOST_TRIALS = 10
 # Arrangements of A's constants kept to be tried, and elements up to which constants of other pieces are looked at.
 _NEAREST = 4
 _SMALL = 1 << 22
-# What stands for weights and biases that A does not have.
-_NEUTRAL = ((1.0, "the neutral factor"), (0.0, "the neutral term"))
+# What stands for weights and biases that A does not have, and the steps for which it is none.
+_NEUTRAL = ((1.0, "the neutral factor", ("add", "sub")), (0.0, "the neutral term", ("mul", "div")))
+# Uniform constants above this are masks and limits, no weights.
+_WEIGHTS = 1e6
 
 
 def cause_of(
@@ -205,7 +207,9 @@ def _constant(
         for constant in floats.values()
         if constant.name in step.stored or constant.where.node == step.name
     ]
-    trials = ((step, *trial) for step, constant in used for trial in _substitutes(constant, parting, owners, ours))
+    trials = (
+        (step, *trial) for step, constant in used for trial in _substitutes(step, constant, parting, owners, ours)
+    )
     for step, constant, partner, value in itertools.islice(trials, _MOST_TRIALS):
         if works({constant.name: value}):
             alteration = alteration_of(constant.value.to(torch.float64), value, constant.value.dtype)
@@ -222,7 +226,7 @@ def _constant(
 
 
 def _substitutes(
-    constant: Constant, parting: Parting, owners: Sequence[Visited], ours: Sequence[Constant]
+    step: Visited, constant: Constant, parting: Parting, owners: Sequence[Visited], ours: Sequence[Constant]
 ) -> Iterator[tuple[Constant, str, torch.Tensor]]:
     """Yield what A might hold in place of ``constant``: scalars of the counterpart, then tensors, nearest first."""
     number = uniform(constant)
@@ -238,9 +242,11 @@ def _substitutes(
                 yield constant, candidate.name, value.expand(constant.value.numel()).reshape(shape).clone()
     if constant.value.numel() < 2:
         return
-    if number is not None and constant.origin is Origin.WEIGHT:
+    if number is not None and abs(number) <= _WEIGHTS and constant.origin is Origin.WEIGHT:
         # A norm without weight or bias is written with ones and zeros that A never stores.
-        yield from ((constant, words, torch.full_like(stored, x)) for x, words in _NEUTRAL if x != number)
+        for neutral, words, unless in _NEUTRAL:
+            if neutral != number and _family(step) not in unless:
+                yield constant, words, torch.full_like(stored, neutral)
     near: list[tuple[float, int, str, torch.Tensor]] = []
     for candidate in _partners(constant, parting, ours):
         # As it is, and transposed; the order of gate blocks would take more runs than it is worth.
