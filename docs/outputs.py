@@ -166,7 +166,7 @@ def _command(line: str) -> str:
             text=True,
             timeout=300,
             check=False,
-            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "80"},
+            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "80", "PYTEST_ADDOPTS": ""},
         )
         return done.stdout.rstrip()
     raise ValueError(f"a page runs {words[0]!r}; only driftscope, python and pytest are run (use ```bash for others)")

@@ -128,6 +128,7 @@ def test_attention(everywhere, seed, queries, keys, mask):
     everywhere(lambda: kernels.attention(q, k, strided(v, seed), hidden, 0.3)[0])
 
 
+@pytest.mark.slow
 def test_long_rows_and_blocks_of_queries(everywhere):
     everywhere(lambda: kernels.softmax(drawn(3, 2, 4500, special=0), 1))
     q = drawn(4, 1, 1, 200, 8, special=0)

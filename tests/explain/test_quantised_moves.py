@@ -38,6 +38,7 @@ def _quantise(model: ModelProto, node: onnx.NodeProto, slot: int, integers: np.n
     node.input[slot] = f"{name}.d"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("one", "verdict"), [(127, Verdict.PRECISION), (64, Verdict.DIFFERENT)])
 def test_a_quantised_one_is_no_wrong_weight_of_another_layer(one: int, verdict: Verdict, tmp_path: Path):
     torch.manual_seed(0)

@@ -86,6 +86,7 @@ def _made(kind: type[nn.Module]) -> nn.Module:
     return kind().eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "replaced"), [("mixer.conv.weight", False), ("mixer.conv.bias", True)])
 def test_a_module_that_reads_the_weights_inside_it_is_not_taken_for_their_owner(
     name: str, replaced: bool, tmp_path: Path
@@ -100,6 +101,7 @@ def test_a_module_that_reads_the_weights_inside_it_is_not_taken_for_their_owner(
     assert (first.evidence["reference"], first.verified) == (name, True)
 
 
+@pytest.mark.slow
 def test_the_order_of_axes_between_recurrent_layers(tmp_path: Path):
     module, x = _made(Recurrent), torch.randn(2, 5, 6)
     file = _exported(module, x, tmp_path)
@@ -117,6 +119,7 @@ def test_a_recurrent_weight_is_not_looked_for_in_a_state_that_nobody_reads(tmp_p
     assert _first(file, broken, x).where.module == "gru"
 
 
+@pytest.mark.slow
 def test_names_that_count_otherwise_are_not_believed(tmp_path: Path):
     module, x = _made(Steps), torch.randn(2, 5, 8)
     file = _exported(module, x, tmp_path)
