@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+import torch._inductor.config  # deterministic algorithms import it when first set, and its import adds warnings filters
 from onnx import TensorProto, helper
 
 import driftscope as ds
