@@ -73,10 +73,10 @@ def external(location: str) -> onnx.ModelProto:
     return proto
 
 
-def npy(shape: tuple[int, ...], data: bytes = b"") -> bytes:
-    """An array file that says it has ``shape`` float32 numbers."""
+def npy(shape: tuple[int, ...], data: bytes = b"", kind: str = "<f4") -> bytes:
+    """An array file that says it has ``shape`` numbers, of float32 unless another ``kind`` is given."""
     stream = io.BytesIO()
-    np.lib.format.write_array_header_1_0(stream, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(stream, {"descr": kind, "fortran_order": False, "shape": shape})
     return stream.getvalue() + data
 
 
@@ -147,6 +147,7 @@ INPUTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "bomb.npz": (lambda p: bomb(p, "x.npy"), "would inflate to"),
     "bomb.pt": (lambda p: bomb(p, "archive/data.pkl"), "would inflate to"),
     "shape.npy": (lambda p: _bytes(p, npy((1 << 40,))), "but there are"),
+    "nothing.npy": (lambda p: _bytes(p, npy((1 << 30,), kind="<U0")), "but there are"),
     "minus.npy": (lambda p: _bytes(p, npy((-4,), bytes(16))), "header|shape"),
     "shape.npz": (lambda p: _npz(p, npy((1 << 40,))), "but there are"),
     "encrypted.npz": (lambda p: encrypted(p, "x.npy", npy((4, 8), bytes(128))), "encrypted"),

@@ -57,10 +57,10 @@ def write_model(number: int, folder: Path) -> Path:
 def comparing(command: Callable[..., None], folder: Path) -> Callable[[Path], None]:
     """``driftscope compare`` with onnxruntime in its worker, which is given :data:`SECONDS` for one run."""
     from driftscope.programs.isolation.supervision import Limits
-    from driftscope.programs.runtimes import ort_remote
+    from driftscope.programs.runtimes.native import worker_process
 
     def act(path: Path) -> None:
-        ort_remote.Limits = lambda: Limits(seconds=SECONDS, memory=2 << 30)  # type: ignore[assignment,misc]
+        worker_process.Limits = lambda: Limits(seconds=SECONDS, memory=2 << 30)  # type: ignore[assignment,misc]
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
         command("compare", path, path, "--input", "x=4x8:float32", "--level", "a:disable")
 

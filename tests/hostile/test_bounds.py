@@ -44,6 +44,16 @@ def test_their_neighbours_are_read(tmp_path: Path) -> None:
     assert read_inputs(tmp_path / "empty.npy")[0].shape == (0, 3)
 
 
+@pytest.mark.parametrize("number", [0x110000, 0xFFFFFFFF, 0xD800])
+def test_texts_of_numbers_that_are_no_characters_are_refused(tmp_path: Path, number: int) -> None:
+    path = tmp_path / "texts.npy"
+    path.write_bytes(large_files.npy((2,), np.array([65, number], "<u4").tobytes(), "<U1"))
+    with pytest.raises(InputError, match="no characters"):
+        ds.inputs(str(path))
+    path.write_bytes(large_files.npy((2,), np.array([65, 0x1F600], "<u4").tobytes(), "<U1"))
+    assert list(ds.inputs(str(path)).realise().args[0]) == ["A", "\U0001f600"]
+
+
 @pytest.mark.parametrize("name", large_files.MODELS)
 def test_models_that_grow_are_refused(tmp_path: Path, name: str) -> None:
     make, words = large_files.MODELS[name]

@@ -103,6 +103,23 @@ def test_the_worker_gives_the_bits_of_this_process():
         assert torch.equal(there, here)
 
 
+def test_large_outputs_keep_their_values_whatever_their_shapes_depend_on():
+    nodes = [helper.make_node("NonZero", ["x"], ["where"]), helper.make_node("Identity", ["x"], ["same"])]
+    outputs = [("where", TensorProto.INT64), ("same", TensorProto.FLOAT), ("x", TensorProto.FLOAT),
+               ("w", TensorProto.FLOAT)]  # fmt: skip
+    weight = np.arange(30_000, dtype="f")
+    program = ds.onnx(model(nodes, ("x", TensorProto.FLOAT, ["n", 3]), outputs, [("w", weight)]))
+    held = []
+    for step, rows in enumerate((10_000, 10_000, 10_000, 20_000, 20_000, 10_000)):
+        x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(step)) * (torch.arange(3) != step % 3)
+        held.append((x, program(x)))
+    for x, found in held:
+        assert torch.equal(found["where"], x.nonzero().T)
+        assert torch.equal(found["same"], x)
+        assert torch.equal(found["x"], x)
+        assert torch.equal(found["w"], torch.from_numpy(weight))
+
+
 @pytest.mark.parametrize("name", ["float16", "float64", "bool", "int8", "uint8", "int64", "bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("shape", [(2, 3), (0, 3), ()])
 def test_every_format_and_shape_passes_through(name, shape):

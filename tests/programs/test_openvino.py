@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import driftscope as ds
-from driftscope.errors import CannotLift, DependencyMissing, ProgramError
+from driftscope.errors import CannotLift, DependencyMissing, ProgramError, RuntimeCrashed
+from driftscope.programs.isolation.choice import isolating
+from driftscope.programs.runtimes.native import openvino_worker
 from driftscope.programs.runtimes.openvino_compiled import claim
 
 X = torch.linspace(-2, 2, 24).reshape(3, 8)
@@ -90,3 +93,25 @@ def test_threads_are_a_setting_and_a_variant_changes_it(openvino):
     assert one.settings == {**program.settings, "threads": 1}
     assert "1 thread" in one.runtime
     assert torch.allclose(one({"x": X})["y"], program({"x": X})["y"], atol=1e-5)
+
+
+def test_it_works_in_a_process_of_its_own_and_gives_the_bits_of_this_one(openvino):
+    record = ds.compare(perceptron(), claim(perceptron()), {"x": X})
+    assert record.programs["b"]["isolated"] is True
+    here = ds.compare(perceptron(), claim(perceptron()), {"x": X}, isolate=False)
+    assert here.programs["b"]["isolated"] is False
+    there = claim(perceptron())
+    with isolating(False):
+        assert torch.equal(there({"x": X})["y"], claim(perceptron())({"x": X})["y"])
+
+
+def test_what_ends_its_process_is_an_answer_and_the_program_goes_on(openvino, monkeypatch):
+    program = claim(perceptron())
+    before = program({"x": X})["y"]
+    with monkeypatch.context() as patch:
+        patch.setattr(openvino_worker, "element", os._exit)
+        with pytest.raises(RuntimeCrashed, match="ended itself") as crash:
+            print(program.runtime)
+    assert crash.value.code == "R006"
+    assert "float32" in program.runtime
+    assert torch.equal(program({"x": X})["y"], before)

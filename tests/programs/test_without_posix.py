@@ -87,9 +87,9 @@ def test_a_runtime_runs_in_a_worker_and_its_crash_is_a_finding(elsewhere):
         for rows in (4, 400_000):
             record = ds.compare(torch.relu, "m.onnx", torch.randn(rows, 3))
             print(record.verdict, record.programs["b"]["isolated"])
-        from driftscope.programs.runtimes import ort_remote
+        from driftscope.programs.runtimes.native import worker_process
         try:
-            ort_remote._asked("run", os._exit, 3)
+            worker_process.asked("onnxruntime", "run", os._exit, 3)
         except ds.errors.DriftscopeError as error:
             print(error.code)
         print(ds.compare(torch.relu, "m.onnx", torch.randn(4, 3)).verdict)

@@ -77,7 +77,12 @@ def _view(array: np.ndarray[Any, Any], carrier: Any) -> torch.Tensor:
 def _strings(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if array.dtype.kind == "O" and not all(isinstance(item, (str, bytes)) for item in array.ravel()):
         raise InputError("an array of Python objects holds something else than strings; convert it to a numeric dtype")
-    return array.astype(object)
+    try:
+        texts = array.astype(object)
+        "".join(text for text in texts.ravel() if isinstance(text, str)).encode()
+        return texts
+    except (SystemError, ValueError) as error:  # numpy stores any number as a character, half a pair included
+        raise InputError("an array of texts holds numbers that are no characters; save it again") from error
 
 
 def array_of(value: Any) -> Any:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -56,12 +57,16 @@ class Limits:
             raise InputError(f"a memory limit is a positive number of bytes, not {self.memory!r}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Running:
     process: subprocess.Popen[bytes]
     link: Connection
     memory: int  # resident bytes it may have
     kernel_kills: int  # processes killed for lack of memory when it started
+    ready: bool = False
+
+
+Start = Callable[[Launch], tuple[subprocess.Popen[bytes], Connection]]
 
 
 class Supervised:
@@ -74,11 +79,25 @@ class Supervised:
         For each task.
     stop : threading.Event
         When set, whatever runs is ended.
+    start : callable
+        Starts the process; on Linux it ends with the thread that started it.
     """
 
-    def __init__(self, launch: Launch, limits: Limits, stop: threading.Event):
-        self._launch, self._limits, self._stop = launch, limits, stop
+    def __init__(self, launch: Launch, limits: Limits, stop: threading.Event, start: Start = start):
+        self._launch, self._limits, self._stop, self._start = launch, limits, stop, start
         self._running: _Running | None = None
+
+    def begin(self) -> None:
+        """Start the process and do not wait for it."""
+        if self._running is not None and self._running.process.poll() is None:
+            return
+        self.end()
+        process, link = self._start(self._launch)
+        allowed = self._limits.memory or int(0.8 * memory.available_bytes()) or sys.maxsize
+        self._running = _Running(process, link, allowed, memory.kernel_kills())
+        setting = WorkerSetting(self._launch.main, os.getpid(), self._launch.preload)
+        with contextlib.suppress(BrokenPipeError):  # it died already: waiting for its answer says of what
+            link.send_bytes(pickle.dumps(setting))
 
     def run(self, message: bytes) -> Any:
         """Run a pickled task and return its result.
@@ -134,19 +153,17 @@ class Supervised:
         raise RuntimeError("a worker process was started twice and answered neither time")
 
     def _started(self) -> _Running:
-        if self._running is not None and self._running.process.poll() is None:
-            return self._running
-        self.end()
-        process, link = start(self._launch)
-        allowed = self._limits.memory or int(0.8 * memory.available_bytes()) or sys.maxsize
-        self._running = running = _Running(process, link, allowed, memory.kernel_kills())
-        setting = WorkerSetting(self._launch.main, os.getpid(), self._launch.preload)
-        with contextlib.suppress(BrokenPipeError):  # it died already: waiting for its answer says of what
-            running.link.send_bytes(pickle.dumps(setting))
-        try:
-            self._answer(running, _START_LIMIT, "the limit for starting")
-        except WorkerDied as died:
-            raise before_a_task(died) from None
+        # One that ended before it was ready is not started again: what it printed says why.
+        if self._running is None or self._running.ready:
+            self.begin()
+        running = self._running
+        assert running is not None
+        if not running.ready:
+            try:
+                self._answer(running, _START_LIMIT, "the limit for starting")
+            except WorkerDied as died:
+                raise before_a_task(died) from None
+            running.ready = True
         return running
 
     def _answer(self, running: _Running, seconds: float | None, limit: str) -> tuple[str, Any]:

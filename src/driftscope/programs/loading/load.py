@@ -221,6 +221,10 @@ def onnx_program(
     ProgramError
         If the model cannot be read, is damaged, or asks for data outside its folder.
     """
+    from driftscope.programs.runtimes.native.worker_process import begin_early
+
+    if provider != "cuda":
+        begin_early("driftscope.programs.runtimes.ort_worker")
     from driftscope.programs.loading.onnx_files import model_of
     from driftscope.programs.runtimes.onnxruntime_session import OnnxProgram
     from driftscope.programs.runtimes.ort_options import SessionSetup

@@ -6,21 +6,26 @@ a comparison would find at once, but which nobody asked for. Needs the extra ``d
 
 from __future__ import annotations
 
-import contextlib
-import io
-from collections.abc import Iterator, Mapping
+import importlib.util
+import itertools
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from driftscope.errors import CannotLift, DependencyMissing, DriftscopeError, ProgramError, RuntimeRefused
+from driftscope.errors import CannotLift, DependencyMissing, ProgramError
 from driftscope.programs.arrays import array_of, tensor_of
 from driftscope.programs.feeding.binding import bind_slots, ready
 from driftscope.programs.feeding.feeds import make_inputs
 from driftscope.programs.feeding.files import file_digest
+from driftscope.programs.isolation.choice import isolates
 from driftscope.programs.loading.onnx_files import OnnxModel, model_of
 from driftscope.programs.protocol import Bound, OnnxSource, Program, Slot
+from driftscope.programs.runtimes.native import openvino_worker
+from driftscope.programs.runtimes.native.worker_process import asked
 
 if TYPE_CHECKING:
     from driftscope.programs.feeding.feeds import Inputs
@@ -32,6 +37,9 @@ _DTYPES = {
     "string": "string",
 }  # fmt: skip
 PRECISIONS = ("f32", "f16", "bf16")
+
+_NUMBERS = itertools.count(1)
+_DROPPED: deque[int] = deque()
 
 
 def claim(obj: Any, **options: Any) -> OpenvinoProgram | None:
@@ -80,7 +88,7 @@ def _made(path: Path | None, model: OnnxModel | None, options: Mapping[str, Any]
 
 
 class OpenvinoProgram(Program):
-    """A model compiled by OpenVINO, in this process.
+    """A model compiled by OpenVINO, in a worker process unless isolation is switched off.
 
     Parameters
     ----------
@@ -107,19 +115,44 @@ class OpenvinoProgram(Program):
     ):
         super().__init__(name, default_inputs)
         self._path, self._model, self._settings = path, model, dict(settings)
-        self._made: Any = None
-        with _refusals("load"):
-            self._read = _openvino().Core().read_model(_readable(path, model))
-        self._slots = [_slot(port) for port in self._read.inputs]
+        if importlib.util.find_spec("openvino") is None:
+            raise DependencyMissing("running OpenVINO", "openvino", "openvino")
+        self._number, self._element = next(_NUMBERS), ""
+        weakref.finalize(self, _DROPPED.append, self._number)
+        read = self._load()
+        self._version = read.version
+        self._slots = [Slot(port.name, _DTYPES.get(port.element), port.shape) for port in read.inputs]
+
+    @property
+    def isolated(self) -> bool:
+        """Whether it runs in a worker process."""
+        return isolates()
+
+    def _load(self) -> openvino_worker.Read:
+        config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": self._settings["precision"]}
+        if self._settings["threads"] is not None:
+            config["INFERENCE_NUM_THREADS"] = self._settings["threads"]
+        given = str(self._path) if self._model is None else self._model.for_session()
+        recipe = openvino_worker.OpenvinoRecipe(given, self._settings["device"], config)
+        dropped = tuple(_DROPPED.popleft() for _ in range(len(_DROPPED)))
+        found: openvino_worker.Read = _done("load", openvino_worker.load, self._number, recipe, dropped)
+        return found
+
+    def _again(self, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        found = _done(stage, function, self._number, *arguments)
+        if found is None:  # another process than the one that read it
+            self._load()
+            found = _done(stage, function, self._number, *arguments)
+        return found
 
     @property
     def runtime(self) -> str:
         threads = self._settings["threads"]
         more = "" if threads is None else f", {threads} thread{'s' if threads != 1 else ''}"
-        version = _openvino().__version__.split("-")[0]
         # What it really computes in: a processor without the asked format gets float32.
-        element = self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
-        return f"OpenVINO {version} {self._settings['device']}, {_DTYPES.get(element, element)}{more}"
+        self._element = self._element or self._again("load", openvino_worker.element)[0]
+        words = _DTYPES.get(self._element, self._element)
+        return f"OpenVINO {self._version} {self._settings['device']}, {words}{more}"
 
     @property
     def onnx_model(self) -> OnnxModel | None:
@@ -147,23 +180,11 @@ class OpenvinoProgram(Program):
     def __call__(self, inputs: Any = None) -> dict[str, Any]:
         bound = self.bind(inputs)
         arrays = [_owned(bound.feeds[slot.name]) for slot in self._slots]
-        with _refusals("run"):
-            request = self._compiled.create_infer_request()
-            found = request.infer(arrays, share_inputs=False, share_outputs=False)
-        return {_name_of(port): tensor_of(np.array(found[port])) for port in self._compiled.outputs}
-
-    @property
-    def _compiled(self) -> Any:
-        if self._made is None:
-            config: dict[str, Any] = {"INFERENCE_PRECISION_HINT": self._settings["precision"]}
-            if self._settings["threads"] is not None:
-                config["INFERENCE_NUM_THREADS"] = self._settings["threads"]
-            with _refusals("load"):
-                self._made = _openvino().Core().compile_model(self._read, self._settings["device"], config)
-        return self._made
+        found: dict[str, Any] = self._again("run", openvino_worker.run, arrays)
+        return {name: tensor_of(array) for name, array in found.items()}
 
     def release(self) -> None:
-        self._made = None
+        _DROPPED.append(self._number)
 
     def describe(self) -> dict[str, Any]:
         identity: dict[str, Any] = {}
@@ -171,7 +192,7 @@ class OpenvinoProgram(Program):
             identity = self._model.identity()
         elif self._path is not None:
             identity = {"path": str(self._path), "sha256": file_digest(self._path)}
-        return super().describe() | {"openvino": _openvino().__version__, **self._settings, **identity}
+        return super().describe() | {"openvino": self._version, **self._settings, **identity}
 
     def lift_source(self, inputs: Any = None) -> OnnxSource:
         """Return the ONNX model that was compiled; an ``.xml`` has none."""
@@ -180,43 +201,11 @@ class OpenvinoProgram(Program):
         return OnnxSource(self._model.proto, dict(self.bind(inputs).feeds), self._model.directory)
 
 
-@contextlib.contextmanager
-def _refusals(stage: str) -> Iterator[None]:
-    """Turn what OpenVINO raises into :class:`RuntimeRefused`, in its own words without its source lines."""
-    try:
-        yield
-    except DriftscopeError:
-        raise
-    except Exception as error:  # it raises plain RuntimeErrors, and pybind's own classes
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        said = [line for line in lines if not line.startswith("Exception from ")]
-        raise RuntimeRefused("OpenVINO", stage, " ".join(said or lines)[:600]) from error
-
-
-def _openvino() -> Any:
-    try:
-        import openvino
-    except ImportError as error:
-        raise DependencyMissing("running OpenVINO", "openvino", "openvino") from error
-    return openvino
-
-
-def _readable(path: Path | None, model: OnnxModel | None) -> Any:
-    """What OpenVINO reads a model from: a path, or the bytes of an ONNX model in memory."""
-    given = str(path) if model is None else model.for_session()
-    return given if isinstance(given, str) else io.BytesIO(given)
-
-
-def _name_of(port: Any) -> str:
-    return str(port.any_name) if port.get_names() else str(port.node.friendly_name)
-
-
-def _slot(port: Any) -> Slot:
-    partial = port.partial_shape
-    shape = None
-    if not partial.rank.is_dynamic:
-        shape = tuple(None if dim.is_dynamic else int(dim.get_length()) for dim in partial)
-    return Slot(_name_of(port), _DTYPES.get(port.element_type.get_type_name()), shape)
+def _done(stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function of the worker's, in the worker or here."""
+    if not isolates():
+        return function(*arguments)
+    return asked(openvino_worker.RUNTIME, stage, function, *arguments)
 
 
 def _owned(value: Any) -> Any:

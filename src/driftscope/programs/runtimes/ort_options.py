@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 
 from driftscope.errors import ProgramError, RuntimeRefused
-from driftscope.records.finding import Finding, Where
+
+if TYPE_CHECKING:
+    from driftscope.records.finding import Finding
 
 LEVELS = {
     "disable": "ORT_DISABLE_ALL",
@@ -221,6 +223,8 @@ def _level(name: str) -> Any:
 
 
 def _unknown(name: str) -> Finding:
+    from driftscope.records.finding import Finding, Where  # a worker that runs sessions has no use for it
+
     near: Sequence[str] = difflib.get_close_matches(name, sorted(OPTIMIZERS), n=2)
     return Finding(
         "O011",

@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack
 
 from driftscope.errors import RuntimeRefused
 from driftscope.programs.inspection.onnx_signature import ELEMENT_NAMES
-from driftscope.programs.runtimes.ort_worker import bytes_of
+from driftscope.programs.runtimes.native.placing import bytes_of
 
 # torch dtype -> TensorProto element type
 ELEMENTS: dict[torch.dtype, int] = {

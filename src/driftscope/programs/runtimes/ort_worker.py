@@ -7,24 +7,22 @@ Imports onnxruntime and nothing heavier: the first run waits for this import. Wh
 from __future__ import annotations
 
 import ctypes
-import math
-import mmap
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import onnxruntime
 
+from driftscope.programs.runtimes.native.placing import Given, Job, Placed, Shared, whole_bytes
 from driftscope.programs.runtimes.ort_log import listening
 from driftscope.programs.runtimes.ort_options import SessionSetup
 from driftscope.programs.runtimes.ort_refusals import refusals
 
-#: Kernels load whole vectors; torch aligns what it allocates to this too.
-ALIGNED = 64
-
 _SESSIONS: dict[int, Any] = {}
-_MAPPED: dict[int, mmap.mmap] = {}
+# Of a session's last run with large outputs: its inputs, and the element types and shapes of its outputs.
+_MADE: dict[int, tuple[Any, tuple[tuple[int, tuple[int, ...]], ...]]] = {}
+_DEPENDS = "on values"  # instead of inputs: the shapes of the outputs were others for the same shapes of the inputs
+_LARGE = 1 << 16  # bytes of outputs from which on it is worth a look whether they can be written in place
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,49 +44,6 @@ class Recipe:
     save_to: str | None = None
     beside: str | None = None
     severity: int = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A tensor in shared memory.
-
-    Parameters
-    ----------
-    name : str
-    element : int
-        ONNX's number of the element type.
-    shape : tuple of int
-    start, size : int
-        Bytes.
-    """
-
-    name: str
-    element: int
-    shape: tuple[int, ...]
-    start: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One run.
-
-    Parameters
-    ----------
-    session : int
-    arena : int or bytes
-        File descriptor of the shared memory; its contents where none can be shared.
-    length : int
-        Bytes of it that are in use.
-    feeds : tuple of Placed
-    outputs : tuple of str
-    """
-
-    session: int
-    arena: int | bytes
-    length: int
-    feeds: tuple[Placed, ...]
-    outputs: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -129,6 +84,7 @@ def make(number: int, recipe: Recipe, dropped: Sequence[int], listen: bool = Fal
     """Make a session and keep it under a number; forget those that nobody holds any more."""
     for old in dropped:
         _SESSIONS.pop(old, None)
+        _MADE.pop(old, None)
     if not listen:
         _SESSIONS[number] = new_session(recipe)
         return Made()
@@ -137,7 +93,7 @@ def make(number: int, recipe: Recipe, dropped: Sequence[int], listen: bool = Fal
     return Made(heard.text, heard.audible)
 
 
-def run(job: Job) -> tuple[int | bytes, tuple[Placed, ...]] | None:
+def run(job: Job) -> Given | None:
     """Run a session on tensors in shared memory and put its outputs behind them.
 
     Returns
@@ -154,19 +110,54 @@ def run(job: Job) -> tuple[int | bytes, tuple[Placed, ...]] | None:
     session = _SESSIONS.get(job.session)
     if session is None:
         return None
-    memory = _memory(job.arena, job.length)
-    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    key = tuple((feed.name, feed.element, feed.shape) for feed in job.feeds)
+    known, made = _MADE.get(job.session, (None, ()))
+    if known == key:
+        try:
+            return _run_in_place(session, job, made)
+        except Exception:  # whatever else it is, the second run says it
+            _MADE[job.session] = known, _ = _DEPENDS, ()
+    shared = Shared(job)
     with refusals("run"):
-        binding = session.io_binding()
-        for feed in job.feeds:
-            binding.bind_input(feed.name, "cpu", 0, feed.element, list(feed.shape), base + feed.start)
-        for name in job.outputs:
+        values = _bound(session, job, shared, {})
+    kinds = tuple((value.element_type(), tuple(value.shape())) for value in values)
+    placed = shared.room([(name, *kind) for name, kind in zip(job.outputs, kinds, strict=True)])
+    for place, value in zip(placed, values, strict=True):
+        if place.size:
+            ctypes.memmove(shared.address(place), value.data_ptr(), place.size)
+    if sum(place.size for place in placed) >= _LARGE and known != _DEPENDS:
+        _MADE[job.session] = (key, kinds)
+    return shared.given(placed)
+
+
+def _run_in_place(session: Any, job: Job, made: Sequence[tuple[int, tuple[int, ...]]]) -> Given:
+    """Run with the outputs bound where who asked will read them, of the shapes they had the last time."""
+    shared = Shared(job)
+    placed = shared.room([(name, *kind) for name, kind in zip(job.outputs, made, strict=True)])
+    values = _bound(session, job, shared, {place.name: place for place in placed if place.size and whole_bytes(place)})
+    for place, kind, value in zip(placed, made, values, strict=True):
+        if kind != (value.element_type(), tuple(value.shape())):
+            raise ValueError(f"{place.name} is of another shape")
+        # What was not bound lies elsewhere, and so does an input or a weight that is an output as it is.
+        if place.size and value.data_ptr() != shared.address(place):
+            ctypes.memmove(shared.address(place), value.data_ptr(), place.size)
+    return shared.given(placed)
+
+
+def _bound(session: Any, job: Job, shared: Shared, outputs: Mapping[str, Placed]) -> Sequence[Any]:
+    binding = session.io_binding()
+    for feed in job.feeds:
+        binding.bind_input(feed.name, "cpu", 0, feed.element, list(feed.shape), shared.address(feed))
+    for name in job.outputs:
+        place = outputs.get(name)
+        if place is None:
             binding.bind_output(name, "cpu")
-        session.run_with_iobinding(binding)
-        binding.synchronize_outputs()
-        values = binding.get_outputs()
-    del base
-    return _given_back(job, values)
+        else:
+            binding.bind_output(name, "cpu", 0, place.element, list(place.shape), shared.address(place))
+    session.run_with_iobinding(binding)
+    binding.synchronize_outputs()
+    values: Sequence[Any] = binding.get_outputs()
+    return values
 
 
 def run_objects(number: int, feeds: dict[str, Any]) -> list[Any] | None:
@@ -177,50 +168,3 @@ def run_objects(number: int, feeds: dict[str, Any]) -> list[Any] | None:
     with refusals("run"):
         found: list[Any] = session.run(None, feeds)
         return found
-
-
-def _given_back(job: Job, values: Sequence[Any]) -> tuple[int | bytes, tuple[Placed, ...]]:
-    end = max((feed.start + feed.size for feed in job.feeds), default=0)
-    placed = []
-    for name, value in zip(job.outputs, values, strict=True):
-        start, size = aligned(end), bytes_of(value.element_type(), value.shape())
-        placed.append(Placed(name, value.element_type(), tuple(value.shape()), start, size))
-        end = start + size
-    length = max(job.length, end)
-    if isinstance(job.arena, bytes):
-        memory = mmap.mmap(-1, max(length, 1))
-    else:
-        if length > job.length:
-            os.ftruncate(job.arena, length)
-        memory = _memory(job.arena, length)
-    base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    for place, value in zip(placed, values, strict=True):
-        if place.size:
-            ctypes.memmove(base + place.start, value.data_ptr(), place.size)
-    return memory[:length] if isinstance(job.arena, bytes) else length, tuple(placed)
-
-
-# ONNX's number of an element type -> bits; OrtValue itself knows its size only since 1.21.
-_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128,
-         16: 16, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8}  # fmt: skip
-
-
-def bytes_of(element: int, shape: Sequence[int]) -> int:
-    """Return the bytes of a tensor; 0 for what is no plain tensor."""
-    return (math.prod(shape) * _BITS.get(element, 0) + 7) // 8
-
-
-def _memory(arena: int | bytes, length: int) -> mmap.mmap:
-    if isinstance(arena, bytes):  # into whole pages, as shared memory is: kernels see the same alignment
-        found = mmap.mmap(-1, length)
-        found[: len(arena)] = arena
-        return found
-    known = _MAPPED.get(arena)
-    if known is None or len(known) != length:
-        _MAPPED[arena] = known = mmap.mmap(arena, length)
-    return known
-
-
-def aligned(end: int) -> int:
-    """Return the next place for a tensor."""
-    return -(-end // ALIGNED) * ALIGNED
