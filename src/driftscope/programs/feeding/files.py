@@ -107,9 +107,7 @@ def _check_header(what: str, stream: IO[bytes], size: int) -> None:
         raise InputError(f"{what} has no readable header: {_first_sentence(error)}") from error
     if dtype.hasobject:
         raise InputError(f"{what} {_OBJECTS}")
-    needed = math.prod(shape) * max(
-        dtype.itemsize, 1
-    )  # as objects, texts of no length take room too
+    needed = math.prod(shape) * max(dtype.itemsize, 1)  # as objects, texts of no length take room too
     if len(shape) > _MOST_DIMENSIONS or any(isinstance(n, bool) or n < 0 for n in shape) or needed > size:
         raise InputError(f"{what} says it has shape {shape!r:.80} and {needed} bytes, but there are {size}")
 
