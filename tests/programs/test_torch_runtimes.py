@@ -320,3 +320,20 @@ def test_nested_and_constant_inputs_of_exports_fit_as_tree_and_as_leaves():
     expected = Nested()(*args, **kwargs)
     assert torch.equal(program({"pair": args[0], "scale": 3.0, "bias": kwargs["bias"]}), expected)
     assert torch.equal(program((X, 2 * X, kwargs["bias"])), expected)
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: lambda x: m(x)], ids=["module", "function"])
+def test_what_torch_compile_made_runs_on_its_own_backend(wrap):
+    seen = []
+
+    def doubling(graph, _examples):
+        seen.append(graph)
+        return lambda *given: tuple(2 * y for y in graph(*given))
+
+    program = ds.program(torch.compile(wrap(nn.Linear(3, 2)), backend=doubling, dynamic=False))
+    given = torch.ones(1, 3)
+    once = ds.program(program.function)({"x": given} if program.module is None else {"input": given})
+    again = program({"x": given} if program.module is None else {"input": given})
+    assert torch.equal(again, 2 * once)
+    assert seen
+    assert (program.backend, program.compile["dynamic"]) == ("doubling", False)

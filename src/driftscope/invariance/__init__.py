@@ -8,6 +8,7 @@ How a check goes, one file per step; each knows only the ones above it.
 ``judging``         ``Judge``: two results: same bits, rounding in measured floors, or different
 ``trials``          one file per axis: what is varied, and which results must then agree
 ``places``          the first operator whose bits change, and the value through which rows meet
+``substitutes``     programs in which a statistic of the batch is one of each row
 ``repairs``         what takes the dependence away, tried before it is printed
 ``choices``         whether it matters: largest scores that change, margins against the floor
 ``wording``         findings

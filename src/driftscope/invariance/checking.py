@@ -12,7 +12,7 @@ from driftscope.invariance.choices import choices_of
 from driftscope.invariance.examination import AskedAxes, InvarianceCheck
 from driftscope.invariance.judging import HowAlike
 from driftscope.invariance.places import Meeting, meeting_of
-from driftscope.invariance.repairs import repair_of
+from driftscope.invariance.repairs import Dependence, repair_of
 from driftscope.invariance.streams import Step
 from driftscope.invariance.trials.chunking import parting
 from driftscope.invariance.trials.trial import AxisTrial
@@ -141,7 +141,7 @@ def _findings(
             trial, worst = _shown(tried, answer)
             rounding = answer.outcome == "rounding"
             meeting = meeting_of(examination.runner, trial, rounding=rounding) if explain else None
-            repair = repair_of(examination, trial, worst.outcome) if explain else None
+            repair = repair_of(_dependence(examination, trial, meeting), worst.outcome) if explain else None
             if trial.pieces and not rounding:
                 words = parting(trial, examination.result(trial.one).leaves, examination.result(trial.other).leaves)
                 meeting = Meeting(Where(output=worst.path), words)
@@ -156,11 +156,19 @@ def _findings(
     return tuple(sorted(found, key=lambda f: (f.note, f.code == "I008")))
 
 
+def _dependence(examination: InvarianceCheck, trial: AxisTrial, meeting: Meeting | None) -> Dependence:
+    if meeting is None:
+        return Dependence(examination, trial)
+    return Dependence(examination, trial, str(meeting.where.operator or ""), meeting.value)
+
+
 def _shown(tried: Sequence[tuple[AxisTrial, HowAlike]], answer: HowAlike) -> tuple[AxisTrial, HowAlike]:
     """Return the trial that explains an axis best: of those as bad as the worst, one at equal shapes if any is."""
     worst = [(t, a) for t, a in tried if a.outcome == answer.outcome]
     strict = [(t, a) for t, a in worst if t.strict and "NaN" not in t.name] or [(t, a) for t, a in worst if t.strict]
-    return (strict or [(t, a) for t, a in worst if a is answer] or worst)[0]
+    if strict:
+        return max(strict, key=lambda pair: pair[1].max_abs or 0.0)
+    return ([(t, a) for t, a in worst if a is answer] or worst)[0]
 
 
 def _record(

@@ -277,6 +277,8 @@ def _differs(x: torch.Tensor, y: torch.Tensor, path: str) -> HowAlike:
     at = int(flat.reshape(-1).argmax())
     pair = (f"{x.reshape(-1)[at].item():.9g}", f"{y.reshape(-1)[at].item():.9g}")
     count = int(wrong.sum())
+    if not count:
+        return HowAlike("same", "the same values; zeros of another sign", path=path)
     words = f"{count} of {counted(x.numel(), 'element')} of {path} differ, the worst {pair[0]} and {pair[1]}"
     return HowAlike("different", words, None, float(flat.max()), path, pair)
 

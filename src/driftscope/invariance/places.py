@@ -26,6 +26,10 @@ from driftscope.records.finding import Where
 
 #: Bytes of intermediate values that one traced run may hold.
 HELD = 1 << 29
+#: Views that may put elements of several rows into one.
+_REGROUPING = frozenset(("aten::view", "aten::as_strided", "aten::_reshape_alias"))
+#: Operators that put what was computed of some rows back among all.
+_PUT_BACK = ("index_put", "index_add", "index_copy", "scatter", "where", "cat", "stack", "ScatterND", "ScatterElements")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +94,28 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
         shapes = None
         if rows is not None and rows.counts[0] == rows.counts[1]:
             # At equal shapes nothing tells the batch axis of a value: a run on one row does.
-            shapes = _doubled(runner, trial, rows)
+            shapes = _doubled(runner, trial, rows, one)
             if shapes is None:
                 return None
     except (CannotLift, DriftscopeError, RuntimeError, ValueError, TypeError, NotImplementedError):
         return None
     found = _first(one, other, rows, shapes)
+    if trial.axis == "denormals":
+        return _of_denormals(found, one)
     return _with_orders(found, runner, trial) if rounding else found
+
+
+def _of_denormals(found: Meeting | None, traced: Sequence[TracedOperator]) -> Meeting | None:
+    """Say whether the first operator whose bits change returns denormal numbers itself."""
+    seen = next((s for s in traced if found is not None and s.where == found.where), None)
+    if found is None or seen is None or not any(_has_denormals(x) for x in seen.outputs):
+        return found
+    smallest = torch.finfo(seen.outputs[0].dtype).tiny
+    return replace(found, words=f"{seen.operator} returns denormal numbers, below {smallest:.1e}")
+
+
+def _has_denormals(x: torch.Tensor) -> bool:
+    return x.is_floating_point() and bool(((x != 0) & (x.abs() < torch.finfo(x.dtype).tiny)).any())
 
 
 def _with_orders(found: Meeting | None, runner: Runner, trial: AxisTrial) -> Meeting | None:
@@ -113,16 +132,27 @@ def _with_orders(found: Meeting | None, runner: Runner, trial: AxisTrial) -> Mee
     return replace(found, words=words, evidence={**found.evidence, "orders": orders.evidence})
 
 
-def _doubled(runner: Runner, trial: AxisTrial, rows: RowMap) -> list[TracedOperator] | None:
+def _doubled(
+    runner: Runner, trial: AxisTrial, rows: RowMap, one: Sequence[TracedOperator]
+) -> list[TracedOperator] | None:
+    """Return what the first run returned with the shapes that it has for twice the rows."""
     if trial.one.changed is None and trial.other.changed is None:
         return None
     tensors = {k: (trial.one.changed or {}).get(k, runner.tensors[k]) for k, _ in rows.axes}
     # Twice the rows rather than one: BatchNorm in train mode refuses one.
     doubled = {k: torch.cat([tensors[k]] * 2, dim=dim) for k, dim in rows.axes}
-    found = []
-    for seen in _traced(runner, RunVariant(doubled)):
-        found.append(replace(seen, shapes=tuple(tuple(x.shape) for x in seen.outputs)))
-    return found
+    try:
+        traced = _traced(runner, RunVariant(doubled))
+    except (DriftscopeError, RuntimeError):  # made for this number of rows alone
+        return [replace(seen, shapes=tuple(_grown(x.shape, rows.counts[0]) for x in seen.outputs)) for seen in one]
+    return [replace(seen, shapes=tuple(tuple(x.shape) for x in seen.outputs)) for seen in traced]
+
+
+def _grown(shape: Sequence[int], count: int) -> tuple[int, ...]:
+    """Take the first axis that is as long as the batch for it, or else the first that holds it several times."""
+    exact = [d for d, n in enumerate(shape) if n == count]
+    batch = (exact or [d for d, n in enumerate(shape) if n and n % count == 0])[:1]
+    return tuple(2 * n if d in batch else n for d, n in enumerate(shape))
 
 
 def _first(
@@ -134,12 +164,16 @@ def _first(
     """Walk both runs in order and stop at the first value that differs in the row that is compared."""
     counterpart = _aligned(one, alone) if alone is not None else {}
     shared: TracedOperator | None = None
+    resized: Meeting | None = None
     for i, j in _aligned(one, other).items():
         a, b = one[i], other[j]
         for k, (x, y) in enumerate(zip(a.outputs, b.outputs, strict=False)):
             if rows is None:
                 if not same_bits(x, y):
                     return _at(a, b, None)
+                continue
+            if alone is not None and x.shape != y.shape:
+                resized = resized or _resized(a, b)
                 continue
             single = _single_shape(alone, counterpart.get(i), k, x, y, rows)
             mine = _row(x, single, rows.one, rows.counts[0])
@@ -149,8 +183,10 @@ def _first(
                     shared = shared or a
                 continue
             if not any(same_bits(m, t) for m, t in zip(mine, theirs, strict=False)):
+                if resized is not None and any(word in a.operator for word in _PUT_BACK):
+                    return resized
                 return _at(a, b, shared, meets=rows.one == rows.other and alone is not None)
-    return _at(shared, shared, shared) if shared is not None else None
+    return _at(shared, shared, shared) if shared is not None else resized
 
 
 def _first_kept(
@@ -249,6 +285,12 @@ def _at(a: TracedOperator, b: TracedOperator, shared: TracedOperator | None, *, 
     return Meeting(a.where, words, "", evidence, (a.call, b.call))
 
 
+def _resized(a: TracedOperator, b: TracedOperator) -> Meeting:
+    words = f"{a.operator} returns {_shape(a)} here and {_shape(b)} there: the other rows decide its size"
+    shapes = [list(x.shape) for x in (*a.outputs[:1], *b.outputs[:1])]
+    return Meeting(a.where, words, "", {"operator": a.operator, "shapes": shapes})
+
+
 def _shape(seen: TracedOperator) -> str:
     return "x".join(map(str, seen.outputs[0].shape)) if seen.outputs else ""
 
@@ -271,10 +313,7 @@ def _traced(runner: Runner, variant: RunVariant) -> list[TracedOperator]:
     bound = runner.binding(variant.changed, variant.laid)
     if variant.setting is None:
         return _operators(bound.program, bound)
-    with variant.setting(runner.program) as program:
-        # Only the setting of the process reaches a traced run; a program that is another one cannot be traced.
-        if program is not runner.program and program.kind != "onnx":
-            raise CannotLift("it runs in a mode of its own")
+    with variant.setting(runner.program) as program, getattr(program, "mode", contextlib.nullcontext)():
         return _operators(program, program.bind(bound.inputs))
 
 
@@ -330,7 +369,7 @@ class _Recorder(TorchDispatchMode):
         if (
             not outputs
             or "empty" in func._schema.name
-            or any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+            or (func._schema.name not in _REGROUPING and _moves(func))
         ):
             return result  # views hold what is known already
         name = f"{func._schema.name.replace('::', '.')}"
@@ -351,3 +390,7 @@ class _Recorder(TorchDispatchMode):
         with contextlib.suppress(RuntimeError):
             return x.detach().clone(memory_format=torch.contiguous_format)
         return None
+
+
+def _moves(func: Any) -> bool:
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)

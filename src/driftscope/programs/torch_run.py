@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 
 from driftscope.errors import DriftscopeError, RuntimeRefused, ends_us
 from driftscope.programs.arrays import tensor_of
-from driftscope.programs.protocol import Bound, Program
+from driftscope.programs.isolation.choice import isolating
+from driftscope.programs.protocol import Bound, NumpySource, OnnxSource, Program, TorchSource
 from driftscope.programs.state.effects import contained
 from driftscope.programs.state.torch_settings import flushes_denormals
 from driftscope.programs.value_trees import flatten, unflatten
@@ -92,9 +94,10 @@ def words_of(error: BaseException) -> str:
 
 
 class FlushingProgram(Program):
-    """A torch program whose operators take denormal numbers as zero.
+    """A program whose operators take denormal numbers as zero.
 
-    The mode belongs to each thread, and only the calling thread's can be set: it runs on one thread.
+    The mode belongs to each thread, and only the calling thread's can be set: it runs on that one, in this process.
+    onnxruntime has an option of its own, which holds for the first session of a process alone (seen in 1.31).
     """
 
     def __init__(self, inner: Program):
@@ -109,13 +112,36 @@ class FlushingProgram(Program):
         return self.inner.bind(inputs)
 
     def __call__(self, inputs: Any = None) -> Any:
-        with self.inner.on_threads(1) as program:
-            before = flushes_denormals()
-            torch.set_flush_denormal(True)
-            try:
-                return program(inputs)
-            finally:
-                torch.set_flush_denormal(before)
+        with self.mode():
+            return self.inner(inputs)
+
+    @contextlib.contextmanager
+    def mode(self) -> Iterator[None]:
+        """Run what the context holds as this program does."""
+        with contextlib.ExitStack() as stack:
+            if "threads" not in self.inner.settings:
+                stack.enter_context(self.inner.on_threads(1))
+            stack.enter_context(isolating(False))
+            getattr(self.inner, "session", None)  # the first one of a process sets the mode back when it is made
+            stack.enter_context(flushing())
+            yield
+
+    def flushing_denormals(self) -> Program:
+        return self
+
+    def lift_source(self, inputs: Any = None) -> TorchSource | OnnxSource | NumpySource:
+        return self.inner.lift_source(inputs)
+
+
+@contextlib.contextmanager
+def flushing() -> Iterator[None]:
+    """Take denormal numbers as zero on this thread."""
+    before = flushes_denormals()
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
 
 
 def can_flush() -> bool:

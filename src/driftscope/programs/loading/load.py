@@ -290,7 +290,9 @@ def torch_program(
     words = name or _name_of(original)
     if settings is None:
         return TorchProgram(original, words, options, defaults)
-    return CompiledProgram(original, words, settings, options, defaults)
+    # What the user compiled runs as it is, unless it is to be placed or compiled otherwise.
+    made = module if compile is None and options == _torch_options(None, None) else None
+    return CompiledProgram(original, words, settings, options, defaults, made)
 
 
 def _torch_options(device: Any, dtype: Any) -> Any:

@@ -28,6 +28,7 @@ from driftscope.programs.runtimes.ort_refusals import refusals
 from driftscope.programs.runtimes.ort_remote import RemoteSession
 from driftscope.programs.runtimes.ort_values import bind_input, bind_output, bindable, tensor_from
 from driftscope.programs.runtimes.ort_worker import Recipe, new_session
+from driftscope.programs.torch_run import FlushingProgram, can_flush
 from driftscope.records.finding import Finding, Where
 
 if TYPE_CHECKING:
@@ -102,8 +103,8 @@ class OnnxProgram(Program):
     def onnx_model(self) -> OnnxModel:
         return self.model
 
-    def flushing_denormals(self) -> Program:
-        return self.variant(threads=1, config=(*self.setup.config, ("session.set_denormal_as_zero", "1")))
+    def flushing_denormals(self) -> Program | None:
+        return FlushingProgram(self.variant(threads=1)) if can_flush() else None
 
     @property
     def layouts(self) -> tuple[str, ...]:

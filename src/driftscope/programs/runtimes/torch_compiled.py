@@ -32,6 +32,8 @@ class CompiledProgram(TorchProgram):
         Keyword arguments of ``torch.compile``.
     options : TorchOptions
     default_inputs : Inputs or None
+    compiled : callable or None
+        What ``torch.compile`` made of it already, to be run as it is.
     """
 
     kind = "compiled"
@@ -43,10 +45,11 @@ class CompiledProgram(TorchProgram):
         compile: Mapping[str, Any],
         options: TorchOptions | None = None,
         default_inputs: Inputs | None = None,
+        compiled: Callable[..., Any] | None = None,
     ):
         super().__init__(function, name, options, default_inputs)
         self.compile = dict(compile)
-        self._compiled: Callable[..., Any] | None = None
+        self._compiled = compiled
         self._framed = False
 
     @property
@@ -128,6 +131,25 @@ def compile_settings(compile: Any) -> dict[str, Any] | None:
 def uncompiled(function: Any) -> tuple[Any, dict[str, Any] | None]:
     """Return what was compiled and how, for an object ``torch.compile`` already made; else the object and None."""
     if isinstance(function, nn.Module) and hasattr(function, "_orig_mod"):
-        return function._orig_mod, {}
+        return function._orig_mod, _settings_of(getattr(function, "dynamo_ctx", None))
     inner = getattr(function, "_torchdynamo_orig_callable", None)
-    return (inner, {}) if inner is not None else (function, None)
+    if inner is None:
+        return function, None
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    return inner, _settings_of(next((held for held in cells if hasattr(held, "callback")), None))
+
+
+def _settings_of(context: Any) -> dict[str, Any]:
+    """Read the keywords ``torch.compile`` was given from what it keeps (seen in torch 2.8 to 2.13)."""
+    backend = getattr(context, "callback", None)
+    for name in ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable"):  # newer, older
+        while hasattr(backend, name):
+            backend = getattr(backend, name)
+    found: dict[str, Any] = {}
+    if hasattr(backend, "compiler_fn"):  # of any backend but the default one
+        known = torch.compiler.list_backends(exclude_tags=())
+        name = getattr(backend, "compiler_name", None)
+        found["backend"] = name if name in known else backend.compiler_fn
+    if getattr(backend, "dynamic", None) is not None:
+        found["dynamic"] = backend.dynamic
+    return found
