@@ -141,7 +141,7 @@ def test_denormals_of_a_file_are_seen_whatever_sessions_were_made_before(small, 
     assert [(f.where.node, f.verified) for f in report.findings] == [("mul_0", True)] * (outcome == "different")
 
 
-# --- places ------------------------------------------------------------------------------------------------------------
+# --- places -----------------------------------------------------------------------------------------------------------
 
 
 def test_rows_that_a_view_mixes_meet_in_the_view():

@@ -45,7 +45,7 @@ def _called_with(program: Program, instead: Callable[..., Any]) -> Program | Non
     return called_by(program, calling)
 
 
-# --- a scale for each row ----------------------------------------------------------------------------------------------
+# --- a scale for each row ---------------------------------------------------------------------------------------------
 
 
 def rows_quantised_alone(program: Program) -> Program | None:
@@ -95,7 +95,7 @@ def statically_quantised(program: Program, runner: Runner) -> Program | None:
     return load_program(proto, name=program.name, **program.settings)
 
 
-# --- a statistic for each row ------------------------------------------------------------------------------------------
+# --- a statistic for each row -----------------------------------------------------------------------------------------
 
 
 def rows_reduced_alone(program: Program, operator: str, axis: int) -> tuple[str, Program] | None:

@@ -141,10 +141,10 @@ def uncompiled(function: Any) -> tuple[Any, dict[str, Any] | None]:
 
 def _settings_of(context: Any) -> dict[str, Any]:
     """Read the keywords ``torch.compile`` was given from what it keeps (seen in torch 2.8 to 2.13)."""
-    backend = getattr(context, "callback", None)
-    for name in ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable"):  # newer, older
-        while hasattr(backend, name):
-            backend = getattr(backend, name)
+    backend: Any = getattr(context, "callback", None)
+    for attribute in ("_torchdynamo_orig_backend", "_torchdynamo_orig_callable"):  # newer, older
+        while hasattr(backend, attribute):
+            backend = getattr(backend, attribute)
     found: dict[str, Any] = {}
     if hasattr(backend, "compiler_fn"):  # of any backend but the default one
         known = torch.compiler.list_backends(exclude_tags=())
