@@ -12,7 +12,7 @@ from driftscope.invariance.choices import choices_of
 from driftscope.invariance.examination import AskedAxes, InvarianceCheck
 from driftscope.invariance.judging import HowAlike
 from driftscope.invariance.places import Meeting, meeting_of
-from driftscope.invariance.repairs import Dependence, repair_of
+from driftscope.invariance.repairs import RepairContext, repair_of
 from driftscope.invariance.streams import Step
 from driftscope.invariance.trials.chunking import parting
 from driftscope.invariance.trials.trial import AxisTrial
@@ -156,10 +156,10 @@ def _findings(
     return tuple(sorted(found, key=lambda f: (f.note, f.code == "I008")))
 
 
-def _dependence(examination: InvarianceCheck, trial: AxisTrial, meeting: Meeting | None) -> Dependence:
+def _dependence(examination: InvarianceCheck, trial: AxisTrial, meeting: Meeting | None) -> RepairContext:
     if meeting is None:
-        return Dependence(examination, trial)
-    return Dependence(examination, trial, str(meeting.where.operator or ""), meeting.value)
+        return RepairContext(examination, trial)
+    return RepairContext(examination, trial, str(meeting.where.operator or ""), meeting.value)
 
 
 def _shown(tried: Sequence[tuple[AxisTrial, HowAlike]], answer: HowAlike) -> tuple[AxisTrial, HowAlike]:

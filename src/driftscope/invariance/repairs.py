@@ -39,7 +39,7 @@ class TriedChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Dependence:
+class RepairContext:
     """What is known of a dependence when changes are tried.
 
     Parameters
@@ -64,12 +64,12 @@ class Dependence:
         return self.examination.runner.program
 
 
-def repair_of(found: Dependence, outcome: str) -> TriedChange | None:
+def repair_of(found: RepairContext, outcome: str) -> TriedChange | None:
     """Try what is known to help, cheapest first, and return the first that does.
 
     Parameters
     ----------
-    found : Dependence
+    found : RepairContext
     outcome : str
         How the trial differed: a change must take away all of it, but may leave rounding where it was different.
 
@@ -95,7 +95,7 @@ def repair_of(found: Dependence, outcome: str) -> TriedChange | None:
     return None
 
 
-def _others(found: Dependence, outcome: str) -> list[AxisTrial]:
+def _others(found: RepairContext, outcome: str) -> list[AxisTrial]:
     """Other trials that must not differ either: those that differ most, and more runs of what does not repeat."""
     trial = found.trial
     if trial.axis == "repeat":
@@ -109,7 +109,7 @@ def _others(found: Dependence, outcome: str) -> list[AxisTrial]:
 Change = tuple[str, Program]
 
 
-def _evaluating(found: Dependence) -> Change | None:
+def _evaluating(found: RepairContext) -> Change | None:
     """The same module in evaluation mode, as a copy."""
     program = found.program
     module = getattr(program, "module", None)
@@ -120,7 +120,7 @@ def _evaluating(found: Dependence) -> Change | None:
     return None
 
 
-def _reproducible(found: Dependence) -> Change | None:
+def _reproducible(found: RepairContext) -> Change | None:
     """The same function with torch's sums in a fixed order: that changes last bits, and nothing that is random."""
     answers = found.examination.answers.get(found.trial.axis, [])
     answer = next((a for t, a in answers if t is found.trial), None)
@@ -139,7 +139,7 @@ def _named(words: str, program: Program | None) -> Change | None:
     return None if program is None else (words, program)
 
 
-def _with_position_ids(found: Dependence) -> Change | None:
+def _with_position_ids(found: RepairContext) -> Change | None:
     """The same function, told positions that do not count the padding."""
     if found.trial.axis != "padding" or found.trial.kept is None:
         return None
@@ -160,28 +160,28 @@ def _with_position_ids(found: Dependence) -> Change | None:
     return _named(words, called_by(program, counted))
 
 
-def _rows_quantised_alone(found: Dependence) -> Change | None:
+def _rows_quantised_alone(found: RepairContext) -> Change | None:
     if found.trial.axis != "batch" or "quantized" not in found.operator:
         return None
     words = "call the dynamically quantised layers one row at a time: torch.cat([layer(row) for row in x.split(1)])"
     return _named(words, rows_quantised_alone(found.program))
 
 
-def _statically_quantised(found: Dependence) -> Change | None:
+def _statically_quantised(found: RepairContext) -> Change | None:
     if found.trial.axis != "batch" or found.operator != "DynamicQuantizeLinear":
         return None
     words = "quantise with measured ranges (QuantizeLinear, as onnxruntime.quantization.quantize_static writes it)"
     return _named(words, statically_quantised(found.program, found.examination.runner))
 
 
-def _rows_reduced_alone(found: Dependence) -> Change | None:
+def _rows_reduced_alone(found: RepairContext) -> Change | None:
     rows = found.trial.rows
     if found.trial.axis != "batch" or not found.shared or rows is None or not rows.axes:
         return None
     return rows_reduced_alone(found.program, found.operator, rows.axes[0][1])
 
 
-def _wider(found: Dependence) -> Change | None:
+def _wider(found: RepairContext) -> Change | None:
     """A copy in float64, whose smallest normal number is 2e-308."""
     program = found.program
     function = getattr(program, "function", None)
@@ -193,7 +193,7 @@ def _wider(found: Dependence) -> Change | None:
     return words, torch_program(given, dtype="float64", name=program.name)
 
 
-def _flushed_everywhere(found: Dependence) -> Change | None:
+def _flushed_everywhere(found: RepairContext) -> Change | None:
     """The same program with denormals taken as zero from the start."""
     program = found.program
     how = "torch.set_flush_denormal(True), in each thread"
@@ -206,19 +206,19 @@ def _only(axis: str, candidate: Candidate) -> Candidate:
     return lambda found: candidate(found) if found.trial.axis == axis else None
 
 
-def _one_thread(found: Dependence) -> Change | None:
+def _one_thread(found: RepairContext) -> Change | None:
     if "threads" not in found.program.settings:
         return None
     return "give the session one thread: ds.onnx(model, threads=1)", found.program.variant(threads=1)
 
 
-def _without_optimisation(found: Dependence) -> Change | None:
+def _without_optimisation(found: RepairContext) -> Change | None:
     if "level" not in found.program.settings:
         return None
     return "switch graph optimisation off: ds.onnx(model, level='disable')", found.program.unoptimised()
 
 
-Candidate = Callable[[Dependence], Change | None]
+Candidate = Callable[[RepairContext], Change | None]
 
 _CANDIDATES: tuple[Candidate, ...] = (
     _evaluating, _with_position_ids, _rows_quantised_alone, _statically_quantised, _rows_reduced_alone,
