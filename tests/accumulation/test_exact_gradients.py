@@ -57,6 +57,20 @@ LAYERS = {
     "losses": (lambda x: F.cross_entropy(x, TARGETS[: len(x)], reduction="none"), drawn(4, 3, 4), []),
     "mse": (lambda x: F.mse_loss(x, x.detach() * 0, reduction="none"), STEPS, []),
     "glu": (lambda x: F.glu(x, 1), STEPS, []),
+    "linear resize": (lambda x: F.interpolate(x, scale_factor=1.7, mode="linear"), STEPS, []),
+    "bilinear": (lambda x: F.interpolate(x, size=(4, 11), mode="bilinear", align_corners=True), IMAGES, []),
+    "bicubic": (lambda x: F.interpolate(x, scale_factor=(2.0, 0.5), mode="bicubic"), IMAGES, []),
+    "distances": (lambda x, w: torch.cdist(x, w.expand(len(x), 3, 11)), STEPS, [(1, 3, 11)]),
+    "distances of order 1": (lambda x, w: torch.cdist(x, w.expand(len(x), 3, 11), p=1.0), STEPS, [(1, 3, 11)]),
+    "huber": (lambda x: F.huber_loss(x, x.detach() * 0, "none", 0.3) + F.smooth_l1_loss(x, x.detach() * 0, None, None,
+              "none", 0.3), STEPS, []),
+    "binary": (lambda x: F.binary_cross_entropy_with_logits(x, x.detach().sigmoid(), reduction="none")
+               + F.binary_cross_entropy(x.sigmoid(), x.detach().sigmoid() * 0.5, reduction="none"), STEPS, []),
+    "lstm": (lambda x, *w: torch.lstm(x, (x.new_zeros(1, len(x), 5),) * 2, list(w), True, 1, 0.0, True, False, True)[0],
+             STEPS, [(20, 11), (20, 5), (20,), (20,)]),
+    "lstm both ways": (
+        lambda x, *w: torch.lstm(x, (x.new_ones(2, len(x), 5),) * 2, list(w), False, 1, 0.0, True, True, True)[0],
+        STEPS, [(20, 11), (20, 5), (20, 11), (20, 5)]),
     "gru": (lambda x, *w: torch.gru(x, x.new_zeros(1, len(x), 5), list(w), True, 1, 0.0, False, False, True)[0],
             STEPS, [(15, 11), (15, 5), (15,), (15,)]),
 }  # fmt: skip
@@ -183,7 +197,7 @@ def test_a_model_is_trained_to_the_same_bits_with_any_threads_and_layout():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda x: nn.LSTM(11, 3)(x)[0], "mkldnn_rnn_layer_backward"),
+        (lambda x: torch.cdist(x, x.detach() + 1, p=torch.inf), "gradient of distances of order inf"),
         (lambda x: F.embedding_bag(IDS, x[0].t(), torch.tensor([0]), sparse=True), "sparse=False"),
     ],
 )

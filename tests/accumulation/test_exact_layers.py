@@ -19,6 +19,14 @@ def drawn(*shape, seed=0):
 IMAGES, STEPS, HEADS = drawn(5, 4, 9, 8), drawn(5, 4, 11), drawn(5, 2, 6, 8)
 MASK = drawn(5, 1, 6, 6, seed=3) > -1
 
+
+def _binary_losses(x):
+    target, weight = drawn(4, 11, seed=1).sigmoid(), drawn(11, seed=2).exp()
+    scores = F.binary_cross_entropy_with_logits(x, target, weight, pos_weight=weight)
+    soft = F.soft_margin_loss(x, target.sub(0.5).sign(), reduction="sum")
+    return scores + F.binary_cross_entropy(x.sigmoid(), target, weight, reduction="sum") + soft
+
+
 LAYERS = {
     "conv1d": (lambda x: F.conv1d(x, drawn(6, 4, 3, seed=1), drawn(6, seed=2)), STEPS),
     "conv2d": (lambda x: F.conv2d(x, drawn(6, 4, 3, 2, seed=1), stride=2, padding=(1, 2), dilation=2), IMAGES),
@@ -50,6 +58,20 @@ LAYERS = {
     "norms": (lambda x: torch.stack([x.norm(dim=-1), x.norm(1, -1), x.norm(torch.inf, -1)]).movedim(0, 1), STEPS),
     "logsumexp": (lambda x: x.logsumexp((1, 2), keepdim=True), STEPS),
     "std": (lambda x: x.std(-1), STEPS),
+    "linear": (lambda x: F.interpolate(x, scale_factor=1.7, mode="linear"), STEPS),
+    "bilinear": (lambda x: F.interpolate(x, size=(4, 11), mode="bilinear", align_corners=True), IMAGES),
+    "trilinear": (lambda x: F.interpolate(x[:, None], scale_factor=0.7, mode="trilinear"), IMAGES),
+    "bicubic": (lambda x: F.interpolate(x, scale_factor=(2.0, 0.5), mode="bicubic"), IMAGES),
+    "nearest": (lambda x: F.interpolate(x, scale_factor=2), IMAGES),
+    "distances": (lambda x: torch.cdist(x, drawn(7, 11, seed=1)), STEPS),
+    "distances of order 1": (lambda x: torch.cdist(x, x.flip(1), p=1.0), STEPS),
+    "largest distances": (lambda x: torch.cdist(x, x.flip(1), p=torch.inf), STEPS),
+    "smooth losses": (
+        lambda x: torch.stack([F.smooth_l1_loss(r, r * 0, beta=0.3) + F.huber_loss(r, r * 0, delta=0.3) for r in x]),
+        STEPS,
+    ),
+    "binary losses": (lambda x: torch.stack([_binary_losses(r) for r in x]), STEPS),
+    "trace and numbers": (lambda x: torch.stack([r.trace() + r.log().nansum() for r in x]), STEPS),
     "losses": (lambda x: torch.stack([F.mse_loss(r, drawn(4, 11, seed=1)) for r in x]), STEPS),
     "cross entropy": (
         lambda x: F.cross_entropy(x, torch.arange(11).remainder(4).expand(len(x), 11), reduction="none"),

@@ -110,7 +110,8 @@ def test_plain_attention_is_accepted_and_masked_rows_are_zero(x):
     [
         (lambda x: x.norm(3), "norm of order 3"),
         (lambda x: x.prod(), "prod"),
-        (lambda x: F.interpolate(x, scale_factor=2, mode="linear"), "upsample_linear1d"),
+        (lambda x: F.interpolate(x[None], size=4, mode="bilinear", antialias=True), "upsample_bilinear2d_aa"),
+        (lambda x: torch.cdist(x, x, p=3.0), "distances of order 3"),
         (lambda x: torch.fft.rfft(x), "_fft"),
         (lambda x: torch.linalg.inv(x[0, :4, :4]), "linalg"),
         (lambda x: torch.complex(x, x).sum(), "sum"),

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.accumulation.exact import layers, pools, reductions
-from driftscope.accumulation.exact.fixed import gradients, kernels
+from driftscope.accumulation.exact.fixed import gradients, kernels, losses, resizing
 from driftscope.accumulation.exact.formats import STORED
 from driftscope.accumulation.exact.layer_norm import rounded_once
 from driftscope.errors import InputError
@@ -30,16 +30,18 @@ _ADDS_NOTHING = frozenset(
         "broadcast_tensors", "bucketize", "cat", "clone", "constant_pad_nd", "contiguous", "copy",
         "count_nonzero", "cummax", "cummin", "detach", "diag_embed", "diagonal_backward", "embedding", "empty",
         "empty_like", "empty_permuted", "empty_strided", "equal", "eye", "fill", "flip", "full", "full_like",
-        "gather", "index", "index_copy", "index_fill", "index_put", "index_select", "is_nonzero", "is_pinned",
+        "gather", "im2col", "index", "index_copy", "index_fill", "index_put", "index_select", "is_nonzero", "is_pinned",
         "is_same_size", "isin", "item", "kthvalue", "lift", "lift_fresh", "lift_fresh_copy", "masked_fill",
         "masked_scatter", "masked_select", "max", "max_pool2d_with_indices", "max_pool3d_with_indices",
         "median", "min", "native_dropout", "new_empty", "new_empty_strided", "new_full", "new_ones",
         "new_zeros", "nll_loss2d_backward", "nll_loss_backward", "nonzero", "normal", "one_hot", "ones",
-        "ones_like", "put", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random",
+        "ones_like", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "put", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "random",
         "randperm", "repeat", "repeat_interleave", "resize", "roll", "rot90", "scalar_tensor", "scatter",
         "searchsorted", "select_backward", "select_scatter", "set", "slice_backward", "slice_scatter", "sort",
         "split_with_sizes_copy", "squeeze", "stack", "t", "take", "topk", "transpose", "tril", "tril_indices",
-        "triu", "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "unsqueeze", "where", "zero",
+        "triu", "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "unsqueeze", "upsample_nearest1d", "upsample_nearest2d",
+        "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+        "where", "zero",
         "zeros", "zeros_like",
     )
 )  # fmt: skip
@@ -60,7 +62,7 @@ def reproducible() -> TorchDispatchMode:
     a compiled kernel of their own, and so have attention, ``gelu``, ``silu``, ``sigmoid`` and ``tanh``. Convolutions
     are products with the patches of their input, attention is its formula, ``cumsum`` adds in turn in float64, and
     BatchNorm in evaluation mode is pointwise. Poolings by averages, embedding bags, GroupNorm, InstanceNorm, recurrent
-    layers (LSTM, GRU, RNN), norms of vectors, ``logsumexp``, ``std``, ``mse_loss`` and ``nll_loss`` are made of these;
+    layers (LSTM, GRU, RNN), norms of vectors, ``logsumexp``, ``std``, the usual losses, ``cdist`` and interpolation are made of these;
     ``index_add``, ``scatter_add`` and ``index_put`` add in the order of their terms.
 
     A backward pass may run inside: its products and sums have a fixed order too. The gradient of a row's input then
@@ -75,8 +77,8 @@ def reproducible() -> TorchDispatchMode:
     ------
     InputError
         Inside the context, for an operator that may add something and has no fixed order here (a
-        fused encoder layer, an interpolation, a product of all elements, BatchNorm in train mode, the backward pass of
-        an LSTM on oneDNN); the message names it.
+        fused encoder layer, an interpolation with antialiasing, a product of all elements, BatchNorm in train mode, a
+        Fourier transform); the message names it.
 
     Notes
     -----
@@ -128,7 +130,7 @@ _EXACT = frozenset(
 )  # fmt: skip
 
 #: Those that torch gave no tag as functions of one element.
-_UNTAGGED = frozenset(("celu", "elu", "hardswish", "logit", "mish", "selu", "softplus"))
+_UNTAGGED = frozenset(("linalg_cross", "celu", "elu", "hardswish", "logit", "mish", "selu", "softplus"))
 
 #: Operators of float32 steps of their own.
 _OWN = frozenset(("sigmoid", "tanh", "silu", "gelu"))
@@ -266,8 +268,23 @@ def _attention(
     return found.to(query.dtype), sums
 
 
+def _trace(x: torch.Tensor) -> Any:
+    return reductions.sum(x.diagonal())
+
+
+def _sum_of_numbers(x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return _sum(torch.where(x.isnan(), 0.0, x), dim, keepdim, dtype=dtype)
+
+
+def _norm(x: torch.Tensor, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    return pools.vector_norm(x, 2 if order is None else order, dim, keepdim, dtype=dtype)
+
+
 _FIXED: dict[str, Callable[..., Any]] = {
     "sum": _sum,
+    "nansum": _sum_of_numbers,
+    "trace": _trace,
+    "norm": _norm,
     "mean": _mean,
     "var": _var,
     "mm": _product,
@@ -302,6 +319,16 @@ _FIXED: dict[str, Callable[..., Any]] = {
     "softshrink": _soft_shrink,
     "log_sigmoid_forward": pools.log_sigmoid,
     "mse_loss": pools.squared_error,
+    "smooth_l1_loss": losses.smooth_absolute,
+    "huber_loss": losses.huber,
+    "binary_cross_entropy": losses.cross_entropy_of_probabilities,
+    "binary_cross_entropy_with_logits": losses.cross_entropy_of_scores,
+    "soft_margin_loss": losses.soft_margin,
+    "_cdist_forward": losses.distances,
+    "upsample_linear1d": resizing.linear,
+    "upsample_bilinear2d": resizing.linear,
+    "upsample_trilinear3d": resizing.linear,
+    "upsample_bicubic2d": resizing.cubic,
     "nll_loss_forward": pools.likelihood_loss,
     "nll_loss2d_forward": pools.likelihood_loss,
     **gradients.FIXED,

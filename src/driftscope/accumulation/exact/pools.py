@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from driftscope.errors import InputError
 
 Sizes = Sequence[int]
 _SUM, _MEAN, _MAX = 0, 1, 2  # of an embedding bag
-_LSTM = 2  # the mode of oneDNN's recurrent layers
+LSTM = 2  # the mode of oneDNN's recurrent layers
 _EACH, _AVERAGE = 0, 1  # reductions of a loss
 
 
@@ -144,6 +144,41 @@ def group_norm(
     return rounded_once(result, x.dtype), rounded_once(mean, x.dtype), rounded_once(spread, x.dtype)
 
 
+@dataclass(frozen=True, slots=True)
+class LstmStep:
+    """One step: its position, the state before, the gates in float64, and the state after."""
+
+    at: int
+    before: torch.Tensor
+    cell: torch.Tensor
+    input: torch.Tensor
+    forget: torch.Tensor
+    new: torch.Tensor
+    output: torch.Tensor
+    squashed: torch.Tensor
+    after: torch.Tensor
+    next_cell: torch.Tensor
+
+
+def lstm_gates(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor], state: Sequence[torch.Tensor],
+    reverse: bool, has_biases: bool,
+) -> Iterator[LstmStep]:  # fmt: skip
+    """Yield the steps of one direction of one layer, in the order in which they are computed."""
+    h, c = (s.reshape(s.shape[-2:]) for s in state)
+    given = kernels.product(x, weights[0].t())
+    given = given + biases[0] if has_biases else given
+    for at in range(len(x) - 1, -1, -1) if reverse else range(len(x)):
+        gates = given[at] + kernels.product(h, weights[1].t())
+        i, f, g, o = (gates + biases[1] if has_biases else gates).double().chunk(4, -1)
+        i, f, g, o = _sigmoid(i), _sigmoid(f), _tanh(g), _sigmoid(o)
+        wide = f * c.double() + i * g
+        end = _tanh(wide)
+        after, following = rounded_once(o * end, x.dtype), rounded_once(wide, x.dtype)
+        yield LstmStep(at, h, c.double(), i, f, g, o, end, after, following)
+        h, c = after, following
+
+
 def lstm_layer(
     x: torch.Tensor, inner: torch.Tensor, outer: torch.Tensor, inner_bias: torch.Tensor, outer_bias: torch.Tensor,
     hidden: torch.Tensor, cell: torch.Tensor, reverse: bool, batch_sizes: Sizes, mode: int, hidden_size: int,
@@ -156,18 +191,11 @@ def lstm_layer(
     InputError
         For sequences that are packed by oneDNN.
     """
-    if batch_sizes or mode != _LSTM:
+    if batch_sizes or mode != LSTM:
         raise InputError("ds.reproducible() has no fixed order for packed sequences in oneDNN: unpack them.")
-    h, c = hidden.reshape(hidden.shape[-2:]), cell.reshape(cell.shape[-2:])
-    given = kernels.product(x, inner.t())
-    given, steps = (given + inner_bias if has_biases else given), []
-    for step in range(len(x) - 1, -1, -1) if reverse else range(len(x)):
-        gates = given[step] + kernels.product(h, outer.t())
-        i, f, g, o = (gates + outer_bias if has_biases else gates).double().chunk(4, -1)
-        wide = _sigmoid(f) * c.double() + _sigmoid(i) * _tanh(g)
-        c, h = rounded_once(wide, x.dtype), rounded_once(_sigmoid(o) * _tanh(wide), x.dtype)
-        steps.append(h)
-    result = torch.stack(steps[::-1] if reverse else steps)
+    steps = list(lstm_gates(x, (inner, outer), (inner_bias, outer_bias), (hidden, cell), reverse, has_biases))
+    result = torch.stack([s.after for s in sorted(steps, key=lambda s: s.at)])
+    h, c = steps[-1].after, steps[-1].next_cell
     kept = x.new_empty(0, dtype=torch.uint8)
     if train:  # what oneDNN's own backward pass reads
         with torch.enable_grad():

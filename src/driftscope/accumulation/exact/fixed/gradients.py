@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from driftscope.accumulation.exact import layers, pools, reductions
-from driftscope.accumulation.exact.fixed import gathering, kernels
+from driftscope.accumulation.exact.fixed import gathering, kernels, losses, recurrence, resizing
 from driftscope.accumulation.exact.layer_norm import rounded_once
 from driftscope.accumulation.exact.softmax import exponential
 from driftscope.errors import InputError
@@ -28,6 +28,7 @@ OF_ELEMENTS = frozenset(
     for name in (
         "gelu", "silu", "mish", "elu", "softplus", "sigmoid", "tanh", "log_sigmoid", "glu", "hardswish", "hardsigmoid",
         "hardtanh", "leaky_relu", "logit", "mse_loss", "smooth_l1_loss", "huber_loss", "softshrink", "hardshrink",
+        "binary_cross_entropy", "soft_margin_loss",
     )
 )  # fmt: skip
 
@@ -230,6 +231,12 @@ FIXED: dict[str, Callable[..., Any]] = {
     "scatter_add_": gathering.scatter_add_in_place,
     "index_add": gathering.index_add,
     "unfold_backward": gathering.windows,
+    "_cdist_backward": losses.distances_backward,
+    "upsample_linear1d_backward": resizing.linear_backward,
+    "upsample_bilinear2d_backward": resizing.linear_backward,
+    "upsample_trilinear3d_backward": resizing.linear_backward,
+    "upsample_bicubic2d_backward": resizing.cubic_backward,
+    "mkldnn_rnn_layer_backward": recurrence.lstm_backward,
     "max_pool2d_with_indices_backward": gathering.max_pool,
     "max_pool3d_with_indices_backward": gathering.max_pool,
     "avg_pool2d_backward": pools.average_pool_backward,
