@@ -39,8 +39,8 @@ _ADDS_NOTHING = frozenset(
         "randperm", "repeat", "repeat_interleave", "resize", "roll", "rot90", "scalar_tensor", "scatter",
         "searchsorted", "select_backward", "select_scatter", "set", "slice_backward", "slice_scatter", "sort",
         "split_with_sizes_copy", "squeeze", "stack", "t", "take", "topk", "transpose", "tril", "tril_indices",
-        "triu", "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "unsqueeze", "upsample_nearest1d", "upsample_nearest2d",
-        "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+        "triu", "triu_indices", "unfold", "uniform", "unique_dim", "unsafe_split", "unsqueeze",
+        "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
         "where", "zero",
         "zeros", "zeros_like",
     )
@@ -62,8 +62,8 @@ def reproducible() -> TorchDispatchMode:
     a compiled kernel of their own, and so have attention, ``gelu``, ``silu``, ``sigmoid`` and ``tanh``. Convolutions
     are products with the patches of their input, attention is its formula, ``cumsum`` adds in turn in float64, and
     BatchNorm in evaluation mode is pointwise. Poolings by averages, embedding bags, GroupNorm, InstanceNorm, recurrent
-    layers (LSTM, GRU, RNN), norms of vectors, ``logsumexp``, ``std``, the usual losses, ``cdist`` and interpolation are made of these;
-    ``index_add``, ``scatter_add`` and ``index_put`` add in the order of their terms.
+    layers (LSTM, GRU, RNN), norms of vectors, ``logsumexp``, ``std``, the usual losses, ``cdist`` and interpolation are
+    made of these; ``index_add``, ``scatter_add`` and ``index_put`` add in the order of their terms.
 
     A backward pass may run inside: its products and sums have a fixed order too. The gradient of a row's input then
     does not depend on the other rows; the gradient of a weight is a sum over all of them, in their order.

@@ -20,7 +20,7 @@ def lstm_backward(
     x: torch.Tensor, inner: torch.Tensor, outer: torch.Tensor, inner_bias: torch.Tensor, outer_bias: torch.Tensor,
     hidden: torch.Tensor, cell: torch.Tensor, _output: torch.Tensor, _last: torch.Tensor, _last_cell: torch.Tensor,
     grad: Given, grad_hidden: Given, grad_cell: Given, reverse: bool, mode: int, hidden_size: int, num_layers: int,
-    has_biases: bool, train: bool, bidirectional: bool, batch_sizes: Sizes, batch_first: bool, workspace: torch.Tensor,
+    has_biases: bool, train: bool, bidirectional: bool, batch_sizes: Sizes, batch_first: bool, _kept: torch.Tensor,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Gradients of one direction of one layer, in float64 from gates that are computed again, each rounded once.
 
