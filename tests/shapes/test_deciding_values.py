@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 import driftscope as ds
+from driftscope.shapes.asked_model import asked_model
 from driftscope.shapes.check import Effort
-from driftscope.shapes.findings.deciding_values import _hides_nothing
+from driftscope.shapes.findings.deciding_values import _hides_nothing, full_masks, unmasked_only
+from driftscope.shapes.probe.domain import RIGHT, WRONG, Domain, probe
 from driftscope.shapes.probe.exploration import ProbePlan
+from driftscope.shapes.probe.original import Original
+from driftscope.shapes.probe.runners import TorchRunner
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
@@ -64,3 +70,57 @@ def test_its_twin_has_nothing_to_name():
 )
 def test_only_a_mask_has_a_value_that_hides_nothing(example, neutral):
     assert _hides_nothing(example) == neutral
+
+
+class Fits(torch.nn.Module):
+    """Whatever the values, the mask must fit."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x.relu() * mask
+
+
+class DropsFullMask(Fits):
+    """As models of transformers: a mask of ones is left away, whatever its size, and any other must fit."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x.relu() if bool((mask == 1).all()) else super().forward(x, mask)
+
+
+def original_of(model: torch.nn.Module, mask: torch.Tensor) -> Original:
+    asked = asked_model(model, {"x": torch.linspace(0, 1, 10).reshape(2, 5), "mask": mask}, "all")
+    assert asked.original.runs(asked.original.example)
+    return asked.original
+
+
+ONES = torch.ones(2, 5, dtype=torch.int64)
+FITTING, FULL_ONLY = (3, 4, 3, 4), (3, 4, 6, 4)
+
+
+def test_shapes_that_run_only_while_a_mask_hides_nothing():
+    original = original_of(DropsFullMask(), ONES)
+    assert original.runs(FITTING)
+    assert original.runs(FULL_ONLY)
+    found = unmasked_only(original, [FITTING, FULL_ONLY])
+    assert found.points == {FULL_ONLY}
+    assert "the model runs there only while mask hides nothing" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("model", "mask"),
+    [(Fits(), ONES), (DropsFullMask(), ONES.triu()), (DropsFullMask(), ONES.float()), (DropsFullMask(), ONES * 7)],
+    ids=["needs it to fit", "hides something", "is no mask", "holds no ones"],
+)
+def test_its_twins_run_whatever_the_mask_hides(model: torch.nn.Module, mask: torch.Tensor):
+    assert not unmasked_only(original_of(model, mask), [FITTING, (2, 5, 1, 1)]).points
+
+
+def runner_of(function: Callable[..., torch.Tensor], original: Original) -> TorchRunner:
+    return TorchRunner("tried", function, original)
+
+
+@pytest.mark.parametrize(("reads", "outcome"), [(True, RIGHT), (False, WRONG)])
+def test_a_program_that_reads_no_mask_is_not_right(reads: bool, outcome: str):
+    original = original_of(DropsFullMask(), ONES)
+    original.masks = full_masks(original)
+    runner = runner_of(lambda x, mask: x.relu() * mask if reads else x.relu(), original)
+    assert probe(original, [runner], [FITTING], Domain()).seen["tried"][FITTING].outcome == outcome

@@ -21,6 +21,7 @@ from driftscope.shapes.covering.dispatching import CoverMember, Dispatcher, Form
 from driftscope.shapes.covering.files import like, load_cover, outline_of, save_cover
 from driftscope.shapes.covering.search import Choice, CoverEffort, CoverSearch, Option
 from driftscope.shapes.covering.serving_members import OnnxMember
+from driftscope.shapes.findings.deciding_values import UnmaskedOnly, full_masks, unmasked_only
 from driftscope.shapes.findings.rewriting import rewrites
 from driftscope.shapes.probe.domain import choose
 from driftscope.shapes.probe.exploration import ProbePlan, explore
@@ -41,7 +42,8 @@ class CoveredProgram(Dispatcher):
     members : tuple of CoverMember
         The programs, each with the conditions under which it answers (``.relation`` in words).
     probed, covered : int
-        Shapes at which the model runs that were tried, and those at which a program here answers.
+        Shapes at which the model runs that were tried, and those at which a program here answers. Shapes at which it
+        runs only while a mask hides nothing are not among them: :attr:`not_counted` says of how many.
     target : str
         ``"torch"`` or ``"onnx"``.
     """
@@ -53,6 +55,7 @@ class CoveredProgram(Dispatcher):
         self.covered = int(about["covered"])
         self.target = str(about["target"])
         self.uncovered = tuple(str(words) for words in about.get("uncovered", ()))
+        self.not_counted = str(about.get("not_counted", ""))
 
     def save(self, folder: str | Path) -> Path:
         """Write a folder: one file per program and ``manifest.json``; loads without the model's source.
@@ -67,6 +70,7 @@ class CoveredProgram(Dispatcher):
             "probed": self.probed,
             "covered": self.covered,
             "uncovered": list(self.uncovered),
+            "not_counted": self.not_counted,
         }
         return save_cover(folder, self.form, self.members, self._outline, about)
 
@@ -91,6 +95,7 @@ class CoveredProgram(Dispatcher):
         answer = f"refuses {gap} of {probed}" if gap else f"no drift on {probed} tried"
         lines = [f"{programs}, {answer} (probed, not proved)"]
         lines += [f"  {m.origin}: {m.relation}" for m in self.members]
+        lines += [f"  not counted: {self.not_counted}"] if self.not_counted else []
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -146,6 +151,9 @@ def cover_shapes(
         first = next(captures, None)
         directions = explore(asked.original, asked.wanted.places, [first.relations] if first else [], ProbePlan())
         running, refused = choose(asked.original, RUNNING, REFUSED)
+        # A program that reads no mask is right while there is nothing to hide.
+        asked.original.masks = full_masks(asked.original)
+        unmasked = unmasked_only(asked.original, running)
         looking = CoverSearch(
             asked.original,
             running + refused,
@@ -154,6 +162,7 @@ def cover_shapes(
             MemberRunners(asked, target),
             effort or CoverEffort(),
             search.costs,
+            unmasked.points,
         )
         choice = looking.search(itertools.chain([first] if first else [], captures))
     asked.original.state.put_back(thoroughly=True)
@@ -161,7 +170,7 @@ def cover_shapes(
         raise ProgramError(
             f"no way of exporting {asked.name} gives a program for {target}; driftscope shapes says what each refuses"
         )
-    return covered(asked, choice, target)
+    return covered(asked, choice, target, unmasked)
 
 
 def _captures(search: CandidateSearch) -> Iterator[Capture]:
@@ -227,7 +236,7 @@ def onnx_file(capture: Capture) -> tuple[Path, Relations]:
     return path, made.relations
 
 
-def covered(asked: AskedModel, choice: Choice, target: str) -> CoveredProgram:
+def covered(asked: AskedModel, choice: Choice, target: str, unmasked: UnmaskedOnly) -> CoveredProgram:
     """Put the chosen programs behind a dispatcher."""
     form = Form.of(asked.arguments)
     answer = asked.original.answer(asked.original.example)
@@ -245,6 +254,7 @@ def covered(asked: AskedModel, choice: Choice, target: str) -> CoveredProgram:
         "probed": len(choice.running),
         "covered": len(choice.running) - len(choice.uncovered),
         "uncovered": shown,
+        "not_counted": f"{counted(len(unmasked.points), 'shape')} more: {unmasked}" if unmasked.points else "",
     }
     return CoveredProgram(form, members, outline_of(value), about)
 

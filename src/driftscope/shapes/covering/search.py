@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch.export import Dim
@@ -109,6 +110,8 @@ class CoverSearch:
     effort : CoverEffort
     costs : ExportCosts, optional
         What exports took so far: where one takes long, holes stay open.
+    not_wanted : collection of Point, optional
+        Points where an answer is held against the original's, but need not be given.
     """
 
     def __init__(
@@ -120,10 +123,11 @@ class CoverSearch:
         make_runner: MakeRunner,
         effort: CoverEffort = CoverEffort(),
         costs: ExportCosts | None = None,
+        not_wanted: Collection[Point] = (),
     ):
         self.original = original
         self.points = list(points)
-        self.running = [point for point in points if original.runs(point)]
+        self.running = [p for p in points if p not in not_wanted and original.runs(p)]
         self.free = frozenset(free)
         self.directions = directions
         self.make_runner = make_runner
@@ -137,9 +141,9 @@ class CoverSearch:
         for made in captures:
             judged = self.judged(made)
             options += judged
-            whole = [option for option in judged if len(option.covers) == len(self.running)]
+            whole = [option for option in judged if option.covers.issuperset(self.running)]
             kept = self._bounded(whole[:1])
-            if kept and len(kept[0].covers) == len(self.running):
+            if kept and kept[0].covers.issuperset(self.running):
                 return self._choice(kept)
         chosen = _greedy(options, self.running, self.effort.programs)
         return self._choice(self._bounded(self._filled(options, chosen)))
@@ -216,9 +220,11 @@ class CoverSearch:
         open_points = small or open_points
         kinds: dict[tuple[int, ...], list[Point]] = {}
         for point in open_points:
-            kinds.setdefault(tuple(min(size, 2) for size in point), []).append(point)
-        most = max(kinds.values(), key=lambda kind: len(kind))
-        return min(most, key=lambda point: (abs(sum(point) - sum(example)), point))
+            kinds.setdefault(_kind(point), []).append(point)
+        # What failed once at a kind of shapes mostly fails at all of them: the others are tried first.
+        failed = Counter(_kind(point) for point in wanted if pattern(point, example) + point in dead)
+        most = max(kinds, key=lambda kind: (-failed[kind], len(kinds[kind])))
+        return min(kinds[most], key=lambda point: (abs(sum(point) - sum(example)), point))
 
     def _captured_at(self, point: Point) -> Iterable[Option]:
         arguments = self._arguments(point)
@@ -235,6 +241,11 @@ class CoverSearch:
     def _choice(self, chosen: list[Option]) -> Choice:
         covered = frozenset().union(*(option.covers for option in chosen))
         return Choice(tuple(chosen), tuple(self.running), tuple(p for p in self.running if p not in covered))
+
+
+def _kind(point: Point) -> tuple[int, ...]:
+    """Which sizes are 0, which 1, which more."""
+    return tuple(min(size, 2) for size in point)
 
 
 def _admitted(conditions: Sequence[Term], evidence: UncheckedRuns, points: Iterable[Point]) -> list[Point]:

@@ -1,20 +1,77 @@
-"""Whether values, not sizes, make a target wrong: masks that hide nothing are given in place of the example's."""
+"""Whether values decide, not sizes.
+
+Masks that hide nothing are given in place of the example's where a target is wrong; masks that hide something are given
+where the model runs: models drop a mask of ones, whatever its size, and fail on any other of that size.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from driftscope.programs.value_trees import flatten
 from driftscope.shapes.check import Check
-from driftscope.shapes.probe.axes import Arguments
 from driftscope.shapes.probe.domain import RIGHT, outcome
-from driftscope.shapes.probe.judging_runs import silence
-from driftscope.shapes.probe.original import Point
+from driftscope.shapes.probe.judging_runs import Ran, silence
+from driftscope.shapes.probe.original import Original, Point
 
 _TRIED = 12
+
+
+@dataclass(frozen=True, slots=True)
+class UnmaskedOnly:
+    """Where a model runs only because a mask hides nothing.
+
+    Parameters
+    ----------
+    points : frozenset of Point
+        With one element hidden the model refuses these.
+    paths : tuple of str
+        The masks.
+    """
+
+    points: frozenset[Point] = frozenset()
+    paths: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        masks = f"{' and '.join(self.paths)} {'hides' if len(self.paths) == 1 else 'hide'} nothing"
+        return f"the model runs there only while {masks}, and refuses when a 0 stands there"
+
+
+def full_masks(original: Original) -> tuple[int, ...]:
+    """Leaves of the example that hide nothing: of integers or booleans, all 1, and not needed to be.
+
+    The model still runs, at the example's own sizes, when the last element of all of them is 0.
+    """
+    found = tuple(n for n, (_, example) in enumerate(original.builder.arguments.leaves) if _is_full_mask(example))
+    return found if found and _runs_hiding(original, found, original.example) else ()
+
+
+def unmasked_only(original: Original, points: Sequence[Point]) -> UnmaskedOnly:
+    """Find the points at which the model runs only because masks of the example hide nothing.
+
+    Parameters
+    ----------
+    original : Original
+    points : sequence of Point
+        Where the model runs.
+    """
+    masks = full_masks(original)
+    with silence():
+        refused = frozenset(p for p in points if masks and not _runs_hiding(original, masks, p))
+    return UnmaskedOnly(refused, tuple(str(original.builder.arguments.leaves[n][0]) for n in masks))
+
+
+def _is_full_mask(example: Any) -> bool:
+    if not isinstance(example, torch.Tensor) or example.is_floating_point() or example.is_complex():
+        return False
+    return example.layout is torch.strided and example.numel() > 1 and bool((example == 1).all())
+
+
+def _runs_hiding(original: Original, masks: tuple[int, ...], point: Point) -> bool:
+    return isinstance(original.ask(original.model, *original.hiding(point, masks)), Ran)
 
 
 def deciding_mask(check: Check, target: str, points: Sequence[Point]) -> str:
@@ -68,11 +125,5 @@ def _with(check: Check, number: int, neutral: int, point: Point) -> tuple[tuple[
     original = check.original
     assert original is not None
     args, kwargs = original.inputs(point)
-    leaves = _leaves(original.builder.arguments, args, kwargs)
-    leaves[number].fill_(neutral)
+    original.builder.leaves_of(args, kwargs)[number].fill_(neutral)
     return args, kwargs
-
-
-def _leaves(arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    named = [*args, *(kwargs.get(name) for name in arguments.names[arguments.positional :])]
-    return [leaf for value in named for _, leaf in flatten(value)[0]]

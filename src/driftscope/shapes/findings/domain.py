@@ -11,7 +11,7 @@ from driftscope.records.words import all_of, counted
 from driftscope.shapes.check import Check
 from driftscope.shapes.conditions.expressions import text
 from driftscope.shapes.conditions.relations import Clause
-from driftscope.shapes.findings.deciding_values import deciding_mask
+from driftscope.shapes.findings.deciding_values import UnmaskedOnly, deciding_mask, unmasked_only
 from driftscope.shapes.findings.losses import Group, changed_sizes, groups, needless
 from driftscope.shapes.findings.remedies import Remedies, Remedy
 from driftscope.shapes.private_torch import output_values
@@ -150,8 +150,14 @@ class DomainFindings:
         else:
             why += f"; needed: without its checks it is wrong at {wrong} of them" if wrong else ""
             why += f"; needless at {right} of them" if right and wrong else ""
+        unmasked = self._unmasked(group)
+        why += f"; at {len(unmasked.points)} of these {unmasked}" if unmasked.points else ""
         remedy = self.remedies.for_exported(group, right_without_checks=free)
         return self._finding("S023" if free else "S024", group, what=what, why=why, remedy=remedy)
+
+    def _unmasked(self, group: Group) -> UnmaskedOnly:
+        original = self.check.original
+        return unmasked_only(original, group.points) if original is not None else UnmaskedOnly()
 
     def _why_lost(self, group: Group, point: tuple[int, ...]) -> str:
         if group.clause is None:

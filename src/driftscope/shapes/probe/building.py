@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from driftscope.programs.value_trees import flatten
 from driftscope.shapes.probe.axes import Arguments, Axis
 
 # Up to this many different floating-point values a tensor is taken for a mask: its values are drawn, not imitated.
@@ -75,12 +76,14 @@ class InputBuilder:
         fits = [int(p) for p, a in zip(point, self.axes, strict=True) if 1 < largest <= a.size and p < a.size]
         return max(min(fits), lowest, 0) if fits else None
 
+    def leaves_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Tensors and numbers of a call, in the order of ``arguments.leaves``."""
+        named = [*args, *(kwargs.get(name) for name in self.arguments.names[self.arguments.positional :])]
+        return [leaf for value in named for _, leaf in flatten(value)[0]]
+
     def point_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
         """The point at which other arguments stand; None if they are not built like the example."""
-        from driftscope.programs.value_trees import flatten
-
-        named = [*args, *(kwargs.get(name) for name in self.arguments.names[self.arguments.positional :])]
-        leaves = [leaf for value in named for _, leaf in flatten(value)[0]]
+        leaves = self.leaves_of(args, kwargs)
         if len(leaves) != len(self.arguments.leaves):
             return None
         point: list[int] = []

@@ -133,7 +133,19 @@ def _probe_chunk(original: Original, runners: Sequence[ExportTarget], chunk: lis
             if found.outcome == WRONG and compare is difference and isinstance(answer, Ran):
                 found = PointRun(RIGHT) if original.rounds_as_far(point, answer) else found
             seen[point] = found
+        if original.masks and not original.random:
+            _ask_hidden(original, runner, [point for point in asked if seen[point].outcome == RIGHT], seen)
     _leave_out_what_does_not_repeat(original, references, domain)
+
+
+def _ask_hidden(original: Original, runner: ExportTarget, points: Sequence[Point], seen: dict[Point, PointRun]) -> None:
+    """Ask again with masks that hide something: a target that reads no mask is right while there is nothing to hide."""
+    answers = runner.answers([original.hiding(point, original.masks) for point in points]) if points else []
+    for point, answer in zip(points, answers, strict=True):
+        reference = original.ask(original.model, *original.hiding(point, original.masks))
+        found = outcome(reference, answer)
+        if isinstance(reference, Ran) and found.outcome in (WRONG, LOST, CRASH):
+            seen[point] = found
 
 
 def _leave_out_what_does_not_repeat(original: Original, references: dict[Point, Answer], domain: Domain) -> None:

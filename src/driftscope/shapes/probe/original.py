@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -50,6 +50,8 @@ class Original:
         self.state = ModelState(model)
         #: Set where two runs on the same inputs differ, so that other runtimes cannot give the same values.
         self.random = False
+        #: Masks of ones in the example, by leaf: targets are asked with an element of them hidden as well.
+        self.masks: tuple[int, ...] = ()
         #: Where the model changed something of itself: by path, the first point at which it did.
         self.changed_at: dict[str, Point] = {}
         self._floors = Floors(model, self.inputs)
@@ -65,6 +67,15 @@ class Original:
     def inputs(self, point: Point) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Build fresh inputs at a point, with the values with which the model was found to run there."""
         return self.builder.at(point, seed=self.seed, small=bool(self._known.get(point)))
+
+    def hiding(self, point: Point, masks: Sequence[int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Build inputs at a point with the last element of these leaves 0, where they have any."""
+        args, kwargs = self.inputs(point)
+        leaves = self.builder.leaves_of(args, kwargs)
+        for number in masks:
+            if leaves[number].numel():
+                leaves[number][tuple(size - 1 for size in leaves[number].shape)] = 0
+        return args, kwargs
 
     def answer(self, point: Point, *, again: bool = False) -> Answer:
         """Run the model at a point, or return what it answered there before.
