@@ -12,6 +12,7 @@ from rich.cells import cell_len
 
 import record_examples
 from driftscope.records.finding import Finding, Where
+from driftscope.records.kinds.answer import answer_of
 from driftscope.records.kinds.collection import Collection, Entry
 from driftscope.records.kinds.output import OutputRecord, Side
 from driftscope.records.verdict import Verdict
@@ -289,3 +290,33 @@ def test_a_note_and_both_programs_stand_whole_at_60_columns() -> None:
     text = comparison.render(dataclasses.replace(record, findings=(note,), programs=named), width=60)
     assert "…" not in text
     assert "optimisation level all" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("verdict", "lifted", "said"),
+    [
+        (Verdict.ROUNDING, None, "0.65 times ordinary rounding. B cannot be evaluated in float64, so a bug smaller"),
+        (
+            Verdict.DIFFERENT,
+            None,
+            "0.65 times ordinary rounding. B cannot be evaluated in float64, so the cause is not",
+        ),
+        (Verdict.ROUNDING, 1e-16, "the same function; they differ by 0.65 times ordinary rounding"),
+    ],
+)
+def test_where_b_has_no_float64_run_the_blind_spot_is_said(verdict: Verdict, lifted: float | None, said: str) -> None:
+    reason = (
+        "by floor only, 0.65 floors: ordinary rounding"
+        if lifted is None
+        else "same function, 0.65 floors: ordinary rounding"
+    )
+    output = record_examples.value("out", verdict, floors=0.65, lifted=lifted, reason=reason)
+    finding = Finding("R003", reason, where=Where(output="out"))
+    answer = answer_of(verdict, reason, [finding], [output])
+    assert said in answer
+    assert "floors" not in answer
+
+
+def test_the_repr_of_an_output_is_one_line() -> None:
+    output = record_examples.value("out", Verdict.DIFFERENT, max_abs=7.5e-4, max_ulp=56776.0)
+    assert repr(output) == "<Output out: DIFFERENT, max abs 7.5e-04, 56,776 ulp; float32 (64, 10)>"

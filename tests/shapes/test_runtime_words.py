@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from driftscope.shapes.attempts import Attempt, Mode
+from driftscope.shapes.capture.export import Refusal
 from driftscope.shapes.probe.onnx_serving import _words
 
 OPENING = "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Where node. Status Message: "
@@ -25,3 +27,26 @@ def test_no_path_of_a_build_machine(said: str, left: str) -> None:
     assert "onnxruntime_src" not in words
     assert words.endswith(f"Status Message: {left}")
     assert "Where node" in words
+
+
+_STACK = 'User Stack (most recent call last):\n  File "/home/me/torch/export.py", line 232, in forward'
+_LINE = "Caused by: if n > 1:  # model.py:9 in forward"
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        (
+            f"No guard.\n{_LINE}\nFor more information, run with TORCH_LOGS\n\n{_STACK}",
+            f"No guard.\n{_LINE}",
+        ),
+        (f"No guard.\n{_LINE} (rooms/src/driftscope/x.py:1 in f)", f"Could not guard.\n{_LINE}"),
+        (
+            "Violated (n)!\n  - n is dynamic",
+            "Violated (n)!\n  - n is dynamic",
+        ),
+    ],
+    ids=["logging and stack", "our own wrapper", "nothing to leave out"],
+)
+def test_what_torch_refuses_is_kept_without_its_stack(said: str, left: str) -> None:
+    assert Refusal(Attempt(Mode.AUTO, ()), "UserError", said).without_stack == left

@@ -23,14 +23,16 @@ def output_findings(outputs: Sequence[OutputRecord], codes: Sequence[str], evide
         if code and code != "N001":
             note = output.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING) and code != "N016"
             replay = evidence.replays.get(output.path, {})
-            why, fix = _ADVICE.get(_advice(code, replay, places), ("", ""))
+            why, fix = _ADVICE.get(_advice(code, output, replay, places), ("", ""))
             where = dataclasses.replace(places.get(code, Where()), output=output.path)
             numbers = _numbers(output) | ({"replay": replay} if replay else {})
             found.append(Finding(code, output.reason, why, fix, where, numbers, note))
     return found
 
 
-def _advice(code: str, replay: Mapping[str, Any], places: Mapping[str, Where]) -> str:
+def _advice(code: str, output: OutputRecord, replay: Mapping[str, Any], places: Mapping[str, Where]) -> str:
+    if code == "R003" and output.lifted is None:
+        return "not lifted"
     if code != "N003":
         return "kernel off" if code == "R003" and replay else code
     if replay.get("kind") == "kernel" and replay["correlation"] < THRESHOLDS.replay:
@@ -95,6 +97,11 @@ _ADVICE = {
     "R003": (
         "In float64 both graphs agree, so what differs is how a runtime's kernels compute them.",
         "Run B with graph optimisation disabled; if the drift goes, an optimiser or fused kernel caused it.",
+    ),
+    "not lifted": (
+        "Without a run of B in float64 it is not known whether B computes something else, or the same more cheaply.",
+        "Compare A with the model that B was made from: if they agree, the conversion did it (weights stored in "
+        "float16 are a common cause), or the runtime.",
     ),
     "R004": ("", "Compare another way round (the side that can be lifted as A), or use ds.compare_values."),
 }

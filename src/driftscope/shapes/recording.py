@@ -10,6 +10,7 @@ from driftscope.records.environment import capture as environment_now
 from driftscope.records.kinds.shape_report import ShapeCandidate, ShapePoint, ShapeRecord, ShapeRelation
 from driftscope.records.words import all_of, counted
 from driftscope.shapes.capture.candidates import Candidate
+from driftscope.shapes.capture.export import Refusal
 from driftscope.shapes.check import Check
 from driftscope.shapes.conditions.relations import Clause
 from driftscope.shapes.findings.broadcasting import broadcast_finding, broadcast_record
@@ -110,7 +111,8 @@ def _candidate(candidate: Candidate, chosen: bool) -> ShapeCandidate:
     result = candidate.repair.result
     steps = candidate.repair.steps
     first = steps[0].refusal if steps else None
-    words = first.words if first is not None else getattr(result, "words", "")
+    refusal = first or (result if isinstance(result, Refusal) else None)
+    words = refusal.without_stack if refusal is not None else ""
     coverage = candidate.coverage
     return ShapeCandidate(
         name=candidate.name,

@@ -33,7 +33,7 @@ def _different(findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> 
     first = next((f for f in findings if not f.note), None)
     drifts = [o.lifted for o in outputs if o.lifted is not None and _function_differs(o)]
     if first is None or not drifts:
-        return ""
+        return _unlifted(outputs)
     said = _what_differs(first)
     largest = max(drifts)
     # NaN: one side's float64 run left the range; the place is worth saying, a size there is none.
@@ -76,13 +76,30 @@ def share(relative: float) -> str:
 def _rounding(outputs: Sequence[OutputRecord]) -> str:
     worst = max(outputs, key=lambda o: o.floors or 0.0, default=None)
     drifting = [o for o in outputs if o.verdict is Verdict.ROUNDING]
-    # A tie, a floor without a lift, or a drift that no floor measures has a sentence of its own.
+    if worst is not None and worst.lifted is None and worst.floors and worst.reason.startswith(BY_FLOOR):
+        return _unlifted(outputs)
+    # A tie, or a drift that no floor measures, has a sentence of its own.
     if worst is None or not drifting or any(o.lifted is None or not o.floors for o in drifting):
         return ""
     large = next((o for o in drifting if not o.reason.endswith("ordinary rounding")), None)
     if large is not None:
         return ""
     return f"the same function; they differ by {_times(worst.floors or 0.0)} ordinary rounding"
+
+
+#: How the judge begins where only rounding's size decided.
+BY_FLOOR = "by floor only"
+
+
+def _unlifted(outputs: Sequence[OutputRecord]) -> str:
+    """Where B has no float64 run, the size of the drift is all there is: it tells a bug only if that is larger."""
+    worst = max((o for o in outputs if o.reason.startswith(BY_FLOOR)), key=lambda o: o.floors or 0.0, default=None)
+    if worst is None or not worst.floors or worst.lifted is not None:
+        return ""
+    size = f"they differ by {_times(worst.floors)} ordinary rounding"
+    if worst.verdict is Verdict.DIFFERENT:
+        return f"{size}. B cannot be evaluated in float64, so the cause is not known."
+    return f"{size}. B cannot be evaluated in float64, so a bug smaller than that would not be seen."
 
 
 # How the judge ends its sentence on a drift above rounding: its size in floors, where, and what was found to make it.
@@ -100,7 +117,8 @@ def _precision(findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> 
     node = first.where.node or ""
     around = place_of(first.where).removeprefix(node).strip() if node in cause else ""  # the cause names the node
     place = f" {around}" if around else ""
-    return f"the same function; they differ by {_times(output.floors)} ordinary rounding, {found['how']} {cause}{place}"
+    size = f"they differ by {_times(output.floors)} ordinary rounding, {found['how']} {cause}{place}"
+    return size if output.lifted is None else f"the same function; {size}"
 
 
 def _times(floors: float) -> str:

@@ -147,5 +147,5 @@ class DriftMatrix(Shown):
 
     def __str__(self) -> str:
         width = max(map(len, self.names), default=0)
-        rows = [f"{a:<{width}}  {b:<{width}}  {c.verdict}: {c.reason}" for (a, b), c in self.pairs.items()]
+        rows = [f"{a:<{width}}  {b:<{width}}  {c.verdict}: {c.answer}" for (a, b), c in self.pairs.items()]
         return "\n".join(rows)

@@ -99,6 +99,13 @@ class OutputRecord:
     b: Side | None = None
     tolerance: Tolerance | None = None
 
+    def __repr__(self) -> str:
+        # What a prompt shows of ``c.outputs``: one line each, not every measurement.
+        sizes = [f"max abs {self.max_abs:.1e}"] if self.max_abs else []
+        sizes += [f"{self.max_ulp:,.0f} ulp"] if self.max_ulp else []
+        kinds = dict.fromkeys(f"{side.dtype} {side.shape}" for side in (self.a, self.b) if side is not None)
+        return f"<Output {self.path}: {', '.join([str(self.verdict), *sizes])}; {' and '.join(kinds) or self.kind}>"
+
 
 class Outputs(tuple[OutputRecord, ...]):
     """The outputs of a comparison in the program's order, found by path too: ``outputs["out['logits']"]``."""

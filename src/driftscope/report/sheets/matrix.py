@@ -103,7 +103,7 @@ def _square(matrix: DriftMatrix, a: str, b: str) -> Mark:
     same = comparison.verdict is Verdict.IDENTICAL
     text = "=" if same else wording.number(max(floors)) if floors else GLYPHS[comparison.verdict]
     level = 0.2 if same else 0.55 if comparison.verdict is Verdict.ROUNDING else 1.0
-    return Mark(text, TONE[comparison.verdict], level, tip=f"{a} and {b}: {comparison.verdict}: {comparison.reason}")
+    return Mark(text, TONE[comparison.verdict], level, tip=f"{a} and {b}: {comparison.verdict}: {comparison.answer}")
 
 
 def _classes(matrix: DriftMatrix) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -97,6 +98,19 @@ class Refusal:
     def first_line(self) -> str:
         """The first line of what torch said."""
         return self.words.splitlines()[0] if self.words else self.kind
+
+    @property
+    def without_stack(self) -> str:
+        """What torch said, less its advice on logging and its stack, which names the folders of this machine."""
+        return _NOTED_BY.sub("", _LOGGING_AND_STACK.sub("", self.words)).strip()
+
+
+# ... "Caused by: LINE  # FILE:LINE in FUNCTION (the wrapper of driftscope that torch was called through)"
+_LOGGING_AND_STACK = re.compile(
+    r"\s*^(For more information, run with|For extended logs|User Stack|C\+\+ stack trace|Traceback).*",
+    re.DOTALL | re.MULTILINE,
+)
+_NOTED_BY = re.compile(r" \([^()\n]*driftscope/[^()\n]*:\d+ in \w+\)")
 
 
 def module_of(model: Callable[..., Any]) -> torch.nn.Module:

@@ -95,7 +95,7 @@ def _nothing_accepted(refusal: Refusal) -> Finding:
         f"torch.export refuses the model in every way tried: {refusal.first_line}",
         why=_reason(refusal),
         where=where,
-        evidence={"error": refusal.kind, "words": refusal.words},
+        evidence={"error": refusal.kind, "words": refusal.without_stack},
     )
 
 
@@ -142,7 +142,7 @@ def _repaired(candidate: Candidate, sources: Sources) -> Finding:
         fix=f"{done}; accepted" if capture is not None else "",
         where=_where(traced[0]) if traced else Where(),
         evidence={
-            "words": first.words,
+            "words": first.without_stack,
             "guards": words,
             "asked_by": [str(c.torch_line) for c in traced],
             "suggestions_not_followed": list(candidate.repair.rejected),
