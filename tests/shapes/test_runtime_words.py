@@ -40,7 +40,7 @@ _LINE = "Caused by: if n > 1:  # model.py:9 in forward"
             f"No guard.\n{_LINE}\nFor more information, run with TORCH_LOGS\n\n{_STACK}",
             f"No guard.\n{_LINE}",
         ),
-        (f"No guard.\n{_LINE} (rooms/src/driftscope/x.py:1 in f)", f"Could not guard.\n{_LINE}"),
+        (f"No guard.\n{_LINE} (rooms/src/driftscope/x.py:1 in f)", f"No guard.\n{_LINE}"),
         (
             "Violated (n)!\n  - n is dynamic",
             "Violated (n)!\n  - n is dynamic",
