@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import pytest
 import torch
 
@@ -80,3 +83,21 @@ def test_two_names_that_hold_a_tensor_are_told_of_twice():
         ("T001", "grad", "first.append(x.sin())"),
         ("T001", "grad", "second.append(x.cos())"),
     ]
+
+
+def test_what_only_dead_objects_hold_did_not_outlive_the_transform(monkeypatch):
+    # No name of the function leads to the store, so it must be found by who holds the tensor.
+    monkeypatch.setitem(sys.modules, "a_store_of_a_library", types.SimpleNamespace(kept=[]))
+
+    def cyclic(x):
+        box = {"last": x.sin()}
+        box["itself"] = box
+        return box["last"].sum()
+
+    def held(x):
+        box = {"last": x.sin()}
+        sys.modules["a_store_of_a_library"].kept.append(box)
+        return box["last"].sum()
+
+    assert not check_transforms(cyclic, torch.ones(4, 3), transforms=("grad",)).findings
+    assert [f.cause for f in check_transforms(held, torch.ones(4, 3), transforms=("grad",)).findings] == ["T001"]

@@ -62,7 +62,7 @@ class ModelState:
             Compare every tensor, also large ones of which torch counted no write.
         """
         for path, table, items in self._tables:
-            if not _same_items(table, items):
+            if (table or items) and not _same_items(table, items):
                 self._note(path, table, items)
                 _refill(table, items)
         for path, tensor, before, version, gradient in self._tensors:
@@ -164,13 +164,12 @@ def _items(table: Any) -> list[Any]:
 
 def _same_items(table: Any, items: list[Any]) -> bool:
     """Whether a table holds the very same objects in the same order; asked hundreds of times after every call."""
-    now = _items(table) if isinstance(table, types.CellType) else table
-    if len(now) != len(items):
-        return False
     if isinstance(table, dict):
         keys, values = zip(*items, strict=True) if items else ((), ())
-        return all(map(operator.is_, table, keys)) and all(map(operator.is_, table.values(), values))
-    return all(map(operator.is_, now, items))
+        same = len(table) == len(items) and all(map(operator.is_, table.values(), values))
+        return same and all(map(operator.is_, table, keys))
+    now = _items(table) if isinstance(table, types.CellType) else table
+    return len(now) == len(items) and all(map(operator.is_, now, items))
 
 
 def _refill(table: Any, items: list[Any]) -> None:

@@ -128,8 +128,15 @@ def _held_elsewhere(question: Question, examination: Examination) -> list[Suspic
     """Suspect tensors that outlived the run though no name leads to them: an object of the user's must hold them."""
     import gc
 
+    collected = False
     for event, tensor in question.lifted.escaped:
         holders = [h for h in gc.get_referrers(tensor) if _is_holder(h, question)]
+        if holders and not collected:
+            # Dead objects that refer to each other still hold what nothing alive holds: torch's traces are such.
+            holders.clear()
+            gc.collect()
+            collected = True
+            holders = [h for h in gc.get_referrers(tensor) if _is_holder(h, question)]
         if holders:
             kind = type(holders[0]).__name__
             what = f"after {question.name}, a {kind} still holds a tensor that only makes sense inside the transform"
