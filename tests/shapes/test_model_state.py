@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import driftscope as ds
-from driftscope.shapes.probe.model_state import ModelState
+from driftscope.shapes.model_state import ModelState
 
 
 class ShrinksItsWindow(nn.Module):

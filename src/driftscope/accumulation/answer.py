@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from driftscope.accumulation.contrast import contrast
+from driftscope.accumulation.drawing import draw_tree
+from driftscope.accumulation.order import RevealedOrder
 from driftscope.accumulation.order_maps import letter, map_lines
 from driftscope.accumulation.replaying import replayed
-from driftscope.accumulation.revealing.dependence import Dependence, Opener, dependence_of
-from driftscope.accumulation.revealing.verification import Verified
+from driftscope.accumulation.revealing.dependence import Dependence, dependence_of
 from driftscope.errors import InputError
-from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.trees.families import family_of
-from driftscope.numerics.trees.naming import Term, describe, spine_words
-from driftscope.numerics.trees.replay import SumArithmetic, numpy_dtype
-from driftscope.numerics.trees.tree import SumTree
+from driftscope.numerics.trees.replay import numpy_dtype
 from driftscope.records.kinds.accumulation import AccumulationRecord, OtherOrder, Replayed
 from driftscope.records.words import counted
 
@@ -33,123 +28,11 @@ _MEANS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Accumulation:
-    """The order of a sum inside a kernel, verified.
+class Accumulation(RevealedOrder):
+    """The order of a sum inside a kernel, verified; it replays, draws, compares and saves itself.
 
-    Parameters
-    ----------
-    kernel : str
-    n : int
-        Number of terms.
-    dtype, output : str
-        Formats of the terms and of the result.
-    shape : tuple of int or None
-    threads : int or None
-        As asked for; None when they were left alone.
-    library : str
-        Name and version of what computed.
-    tree : SumTree
-    arithmetic : SumArithmetic
-    products : bool
-        Whether terms are products of two numbers.
-    applies : str
-        For which elements of the result this is the order; others have other ones.
-    calls, rows : int
-        What it took: calls of the kernel, and rows in them.
-    verified : Verified
-    subnormals : str
-        ``"kept"``, ``"taken for zero"`` (DAZ) or ``"set to zero in results"`` (FTZ); empty where it cannot be seen.
-    seconds : float
-        Time spent on it.
-    terms : ndarray of int, or None
-        For a sketch: the terms that were asked; the tree is theirs, all others being zero.
-    known : str
-        What the order is called in the library of known ones; empty where it has no name there.
-    elements : ndarray of bool, or None
-        The elements of the result that are added in this order; None for all of them.
-    others : tuple of Accumulation
-        The orders of the other elements, where a result has several.
-    opener : callable, optional
-        Opens the kernel again with other rows and threads.
+    Its fields are those of :class:`~driftscope.accumulation.order.RevealedOrder`.
     """
-
-    kernel: str
-    n: int
-    dtype: str
-    output: str
-    shape: tuple[int, ...] | None
-    threads: int | None
-    library: str
-    tree: SumTree
-    arithmetic: SumArithmetic
-    products: bool
-    applies: str
-    calls: int
-    rows: int
-    verified: Verified
-    subnormals: str = ""
-    seconds: float = 0.0
-    terms: npt.NDArray[np.int64] | None = None
-    known: str = ""
-    elements: npt.NDArray[np.bool_] | None = None
-    others: tuple[Accumulation, ...] = ()
-    opener: Opener | None = field(default=None, repr=False)
-
-    @functools.cached_property
-    def structure(self) -> Term:
-        """The tree as nested folds and pairs."""
-        return describe(self.tree)
-
-    @property
-    def pattern(self) -> str:
-        """The tree in one line: ``fold(16 × +256: fold(256))``; of a sketch, its terms numbered from 0."""
-        if self.terms is None:
-            return str(self.structure)
-        return f"{len(self.terms)} of {self.n} terms: {self.structure}"
-
-    @property
-    def family(self) -> str:
-        """The pattern in words."""
-        if self.terms is None:
-            # A pattern with loose ends names its largest part; a known order has a better name.
-            words = family_of(self.structure)
-            return self.known if self.known and "uneven" in words else words
-        return f"a sketch: {spine_words(self.tree, self.terms)}"
-
-    @property
-    def accumulator(self) -> str:
-        """Format of partial sums."""
-        return self.arithmetic.accumulator
-
-    @property
-    def fma(self) -> bool | str | None:
-        """Whether products are added unrounded; ``"mixed"`` where some are; None where there is nothing to round."""
-        exact = 2 * FORMATS[self.dtype].p <= FORMATS[self.accumulator].p
-        if not self.products or exact:
-            return None
-        return {"fma": True, "rounded": False}.get(self.arithmetic.product, self.arithmetic.product)
-
-    @property
-    def fma_terms(self) -> list[int] | None:
-        """Terms whose product is added unrounded, where only some are."""
-        flags = self.arithmetic.fma_terms
-        return None if flags is None else np.flatnonzero(flags).tolist()
-
-    @property
-    def depth(self) -> int:
-        """Longest chain of dependent additions."""
-        return self.tree.depth
-
-    @property
-    def classes(self) -> tuple[Accumulation, ...]:
-        """All orders of the result, that of the first element first; this one alone where there are no others."""
-        return (dataclasses.replace(self, others=()), *self.others)
-
-    @property
-    def applies_to(self) -> npt.NDArray[np.bool_]:
-        """The elements of the result that are added in this order, in its shape; ``True`` where all are."""
-        return np.ones((), np.bool_) if self.elements is None else self.elements
 
     def replay(self, x: Any, weights: Any = None) -> npt.NDArray[Any]:
         """Add rows in this order: the kernel's own bits, without the kernel.
@@ -213,8 +96,6 @@ class Accumulation:
         path : path
             Ends with ``.svg`` or ``.png`` (which needs matplotlib).
         """
-        from driftscope.accumulation.drawing import draw_tree
-
         target = FilePath(path)
         if target.suffix.lower() == ".png":
             from driftscope.accumulation.rastering import write_png
@@ -246,14 +127,10 @@ class Accumulation:
 
     def explain(self, other: Accumulation) -> str:
         """Say in two sentences how this sum and another one differ."""
-        from driftscope.accumulation.contrast import contrast
-
         return contrast(self, other)
 
     def record(self, *, drawn: bool = True) -> AccumulationRecord:
         """Return what is kept: plain data, with the drawing if it is asked for, without the kernel."""
-        from driftscope.accumulation.drawing import draw_tree
-
         return AccumulationRecord(
             kernel=self.kernel, n=self.n, dtype=self.dtype, output=self.output, library=self.library,
             pattern=self.pattern, family=self.family, accumulator=self.accumulator, fma=self.fma,

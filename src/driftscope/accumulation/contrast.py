@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from driftscope.accumulation.order import RevealedOrder
 from driftscope.errors import InputError
 from driftscope.records.words import counted
 
-if TYPE_CHECKING:
-    from driftscope.accumulation.answer import Accumulation
 
-
-def contrast(a: Accumulation, b: Accumulation) -> str:
+def contrast(a: RevealedOrder, b: RevealedOrder) -> str:
     """Say in one sentence how the orders differ and in another what that means for the result.
 
     Raises
@@ -38,7 +34,7 @@ def contrast(a: Accumulation, b: Accumulation) -> str:
     return f"{first} {second}"
 
 
-def difference(a: Accumulation, b: Accumulation) -> tuple[str, str] | None:
+def difference(a: RevealedOrder, b: RevealedOrder) -> tuple[str, str] | None:
     """Say how two sums of a reference A and of B differ, and what that does; None where they are the same sum.
 
     Raises
@@ -68,7 +64,7 @@ def difference(a: Accumulation, b: Accumulation) -> tuple[str, str] | None:
     return None
 
 
-def _names(a: Accumulation, b: Accumulation) -> tuple[str, str]:
+def _names(a: RevealedOrder, b: RevealedOrder) -> tuple[str, str]:
     if a.kernel != b.kernel:
         return a.kernel, b.kernel
     for word in ("threads", "shape", "dtype", "library"):
@@ -78,7 +74,7 @@ def _names(a: Accumulation, b: Accumulation) -> tuple[str, str]:
     return a.kernel, "the other"
 
 
-def _manner(a: Accumulation) -> str:
+def _manner(a: RevealedOrder) -> str:
     return f"{a.family}, {_short(a.pattern)}"
 
 
@@ -86,7 +82,7 @@ def _short(pattern: str) -> str:
     return pattern if len(pattern) <= 160 else f"{pattern[:157]}..."
 
 
-def _arithmetic(a: Accumulation, b: Accumulation) -> str:
+def _arithmetic(a: RevealedOrder, b: RevealedOrder) -> str:
     words = [f"both accumulate in {a.accumulator}"]
     if a.accumulator != b.accumulator:
         words = [f"one accumulates in {a.accumulator}, the other in {b.accumulator}"]
@@ -95,12 +91,12 @@ def _arithmetic(a: Accumulation, b: Accumulation) -> str:
     return ", ".join(words)
 
 
-def _fma(a: Accumulation) -> str:
+def _fma(a: RevealedOrder) -> str:
     words: dict[bool | str | None, str] = {True: "used", False: "not used", None: "of no effect"}
     return words.get(a.fma, "used for some terms")
 
 
-def _same(a: Accumulation, b: Accumulation) -> str:
+def _same(a: RevealedOrder, b: RevealedOrder) -> str:
     if a.accumulator == b.accumulator and a.output == b.output and a.arithmetic.mean == b.arithmetic.mean:
         if a.fma == b.fma == "mixed" and a.fma_terms != b.fma_terms:
             return "FMA is used for different terms, so the same values can give other last bits."

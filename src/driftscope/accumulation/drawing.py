@@ -5,15 +5,12 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
 
+from driftscope.accumulation.order import RevealedOrder
 from driftscope.accumulation.order_maps import draw_map
 from driftscope.numerics.trees.families import width
 from driftscope.numerics.trees.naming import Chain, Fold, Term
 from driftscope.numerics.trees.tree import SumTree
-
-if TYPE_CHECKING:
-    from driftscope.accumulation.answer import Accumulation
 
 _EVERY_TERM = 32  # longest sum whose every term is drawn
 _MOST_ROWS = 14
@@ -21,12 +18,12 @@ _WIDE = 728.0
 _INK, _QUIET, _LINE, _DOT = "#1f2328", "#59636e", "#0969da", "#0969da"
 
 
-def draw_tree(a: Accumulation) -> str:
+def draw_tree(a: RevealedOrder) -> str:
     """Return an SVG document.
 
     Parameters
     ----------
-    a : Accumulation
+    a : RevealedOrder
     """
     below = [*textwrap.wrap(a.family, 84), f"longest chain of additions: {a.depth}"]
     head = [

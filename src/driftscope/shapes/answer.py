@@ -20,10 +20,10 @@ from driftscope.shapes.covering.dispatching import Form
 from driftscope.shapes.covering.files import like
 from driftscope.shapes.covering.guarding import GuardedFile, GuardedOnnx
 from driftscope.shapes.covering.serving_members import OnnxMember
+from driftscope.shapes.model_state import ModelState
 from driftscope.shapes.probe.axes import arguments_of
 from driftscope.shapes.probe.domain import LOST, WRONG, Domain, probe
 from driftscope.shapes.probe.judging_runs import Ran, silence
-from driftscope.shapes.probe.model_state import ModelState
 from driftscope.shapes.probe.prediction import Predictor
 from driftscope.shapes.probe.runners import OnnxFeeder, OnnxRunner
 from driftscope.shapes.targets import EXPORTED, ONNX

@@ -28,7 +28,7 @@ from driftscope.lift.reconcile.matching import as_stored
 from driftscope.lift.reconcile.repaired import RepairedGraph
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin
 from driftscope.records.finding import Finding, Where
-from driftscope.records.kinds.answer import share
+from driftscope.records.first_line import share
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict
 from driftscope.records.words import counted

@@ -10,7 +10,7 @@ import torch
 from driftscope.explain.quantised.activations import Swallowed
 from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.records.finding import Finding, Where
-from driftscope.records.kinds.answer import share
+from driftscope.records.first_line import share
 
 
 def counted_steps(steps: float) -> str:

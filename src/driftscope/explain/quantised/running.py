@@ -16,7 +16,7 @@ from driftscope.lift.evidence import Evidence
 from driftscope.lift.formulas.quantisation import sums_of_two_saturate
 from driftscope.lift.steps import LiftedOutput
 from driftscope.records.finding import Finding, Where
-from driftscope.records.kinds.answer import share
+from driftscope.records.first_line import share
 
 # Of the error that the integers make, what a kernel must add before anybody asks why; and of that, what a replay
 # may leave.

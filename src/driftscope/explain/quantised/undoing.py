@@ -30,7 +30,7 @@ from driftscope.lift.sources import lift_source
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 from driftscope.programs.protocol import Bound, OnnxSource
 from driftscope.records.finding import Finding, Where
-from driftscope.records.kinds.answer import share
+from driftscope.records.first_line import share
 
 _INTEGERS = frozenset({"DequantizeLinear", "MatMulInteger", "ConvInteger", "MatMulNBits"}) | OPERATORS
 _QUANTISERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})

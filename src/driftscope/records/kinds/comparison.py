@@ -8,8 +8,8 @@ from typing import Any
 
 from driftscope.errors import RecordError
 from driftscope.records.finding import Finding
+from driftscope.records.first_line import answer_of
 from driftscope.records.frames import frame
-from driftscope.records.kinds.answer import answer_of
 from driftscope.records.kinds.output import Outputs, Tolerance, widest_tolerance
 from driftscope.records.showing import Record
 from driftscope.records.verdict import Verdict

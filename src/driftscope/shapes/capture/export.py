@@ -21,9 +21,9 @@ from driftscope.shapes.capture.reading import relations_of
 from driftscope.shapes.capture.source_lines import traced
 from driftscope.shapes.capture.spelling import code_of, spec_of
 from driftscope.shapes.conditions.relations import Relations
+from driftscope.shapes.model_state import ModelState
 from driftscope.shapes.private_torch import mark_unbacked, oblivious, transforms_left, unguarded, without_dispatch_cache
 from driftscope.shapes.probe.axes import Arguments
-from driftscope.shapes.probe.model_state import ModelState
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from driftscope.programs.value_trees import flatten
+from driftscope.shapes.model_state import ModelState
 from driftscope.shapes.private_torch import transforms_left
 from driftscope.shapes.probe.building import InputBuilder
 from driftscope.shapes.probe.floors import Floors
 from driftscope.shapes.probe.judging_runs import Answer, Ran, Refused, ask, difference
-from driftscope.shapes.probe.model_state import ModelState
 
 Point = tuple[int, ...]
 

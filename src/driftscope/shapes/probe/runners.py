@@ -19,10 +19,10 @@ from driftscope.programs.arrays import real_array_of, tensor_of
 from driftscope.programs.isolation.failures import WorkerDied
 from driftscope.programs.isolation.supervision import Limits
 from driftscope.programs.isolation.workers import WorkerPool
+from driftscope.shapes.model_state import ModelState
 from driftscope.shapes.private_torch import input_nodes, output_values
 from driftscope.shapes.probe import onnx_serving
 from driftscope.shapes.probe.judging_runs import Answer, Crashed, NotAsked, Ran, Refused
-from driftscope.shapes.probe.model_state import ModelState
 from driftscope.shapes.probe.original import Original
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
