@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 import record_examples
 from driftscope.records.finding import Finding, Where
-from driftscope.records.kinds.answer import answer_of
+from driftscope.records.first_line import answer_of
 from driftscope.records.kinds.collection import Collection, Entry
 from driftscope.records.kinds.output import OutputRecord, Side
 from driftscope.records.verdict import Verdict
