@@ -216,3 +216,17 @@ def test_a_cut_file_is_called_cut(saved):
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(ds.ProgramError, match="zip archive that is cut or damaged"):
         ds.program(path)
+
+
+class Gelu(torch.nn.Module):
+    """Its operator has had several versions, for which torch writes the archive's own version into another member."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.gelu(x)
+
+
+def test_an_archive_that_keeps_its_version_in_a_folder_is_loaded(tmp_path):
+    path = tmp_path / "gelu.pt"
+    torch.jit.script(Gelu()).save(str(path))
+    x = torch.linspace(-2, 2, 12).reshape(3, 4)
+    assert ds.compare(Gelu(), str(path), x).verdict == "IDENTICAL"

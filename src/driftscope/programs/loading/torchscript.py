@@ -25,7 +25,9 @@ from driftscope.programs.loading.pt2.vocabulary import SCRIPT_FUNCTIONS, SCRIPT_
 from driftscope.programs.loading.script_storages import damage
 
 # What torch.jit.load needs. Debugging tables, traced inputs, mobile bytecode and files of the user's stay behind.
-_NEEDED = re.compile(r"data\.pkl|constants\.pkl|version|byteorder|(data|constants)/\d+|code/[\w./]+\.py", re.ASCII)
+_NEEDED = re.compile(
+    r"data\.pkl|constants\.pkl|(\.data/)?version|byteorder|(data|constants)/\d+|code/[\w./]+\.py", re.ASCII
+)
 # Names that make loading run something: a method of the file's own, or one of a C++ class.
 _RUN_AT_LOAD = {b"__setstate__": "a method that runs while it is loaded", b"torch.classes": "an object of a C++ class"}
 # The interpreter's own operations; between the words of a name its parser takes spaces, line ends and comments.
