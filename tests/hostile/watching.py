@@ -211,7 +211,10 @@ class _Reporter:
             return
         if event == "open" and isinstance(args[2], int) and args[2] & _WRITING:
             path = os.path.abspath(os.fsdecode(args[0])) if isinstance(args[0], (str, bytes)) else ""
-            if path and not path.startswith((self._folder, "/dev/", "/proc/")) and "__pycache__" not in path:
+            # What is opened in the place of a folder is a file without a name (O_TMPFILE): a worker's own log.
+            nameless = os.path.isdir(path)
+            at_home = path.startswith((self._folder, "/dev/", "/proc/")) or "__pycache__" in path
+            if path and not at_home and not nameless:
                 self.say(f"bad writes {path[:200]}")
         elif event == "subprocess.Popen" and args[0] == sys.executable and "isolation.process" in str(args[1]):
             return  # the worker, whose model ended it or its time
