@@ -19,8 +19,8 @@ from driftscope.errors import InputError
 
 Sizes = Sequence[int]
 _SUM, _MEAN, _MAX = 0, 1, 2  # of an embedding bag
-LSTM = 2  # the mode of oneDNN's recurrent layers
-_EACH, _AVERAGE = 0, 1  # reductions of a loss
+_LSTM = 2  # the mode of oneDNN's recurrent layers
+EACH, AVERAGE = 0, 1  # reductions of a loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +179,12 @@ def lstm_gates(
         h, c = after, following
 
 
+def refuse_packed(batch_sizes: Sizes, mode: int) -> None:
+    """Raise :class:`InputError` for sequences that are packed by oneDNN, and for recurrences other than an LSTM."""
+    if batch_sizes or mode != _LSTM:
+        raise InputError("ds.reproducible() has no fixed order for packed sequences in oneDNN: unpack them.")
+
+
 def lstm_layer(
     x: torch.Tensor, inner: torch.Tensor, outer: torch.Tensor, inner_bias: torch.Tensor, outer_bias: torch.Tensor,
     hidden: torch.Tensor, cell: torch.Tensor, reverse: bool, batch_sizes: Sizes, mode: int, hidden_size: int,
@@ -191,8 +197,7 @@ def lstm_layer(
     InputError
         For sequences that are packed by oneDNN.
     """
-    if batch_sizes or mode != LSTM:
-        raise InputError("ds.reproducible() has no fixed order for packed sequences in oneDNN: unpack them.")
+    refuse_packed(batch_sizes, mode)
     steps = list(lstm_gates(x, (inner, outer), (inner_bias, outer_bias), (hidden, cell), reverse, has_biases))
     result = torch.stack([s.after for s in sorted(steps, key=lambda s: s.at)])
     h, c = steps[-1].after, steps[-1].next_cell
@@ -264,12 +269,12 @@ def log_sigmoid(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return rounded_once(result, x.dtype), rounded_once((-x.double().abs()).exp(), x.dtype)
 
 
-def squared_error(x: torch.Tensor, y: torch.Tensor, reduction: int = _AVERAGE) -> Any:
+def squared_error(x: torch.Tensor, y: torch.Tensor, reduction: int = AVERAGE) -> Any:
     """``mse_loss``: squares of differences, each rounded, then an exact sum or mean."""
     squares = (x - y).square()
-    if reduction == _EACH:
+    if reduction == EACH:
         return squares
-    return reductions.mean(squares) if reduction == _AVERAGE else reductions.sum(squares)
+    return reductions.mean(squares) if reduction == AVERAGE else reductions.sum(squares)
 
 
 def likelihood_loss(
@@ -284,8 +289,8 @@ def likelihood_loss(
     share = torch.where(kept, share, 0.0)
     terms = torch.where(kept, picked * share, 0.0)
     total = reductions.sum(share)
-    if reduction == _EACH or target.dim() == 0:
+    if reduction == EACH or target.dim() == 0:
         return terms, total if target.dim() == 0 else x.new_zeros(())
     wide = reductions.sum(terms, dtype=torch.float64)
-    wide = wide / total.double() if reduction == _AVERAGE else wide
+    wide = wide / total.double() if reduction == AVERAGE else wide
     return rounded_once(wide, x.dtype), total

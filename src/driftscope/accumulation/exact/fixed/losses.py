@@ -12,29 +12,29 @@ import torch
 
 from driftscope.accumulation.exact import reductions
 from driftscope.accumulation.exact.layer_norm import rounded_once
+from driftscope.accumulation.exact.pools import AVERAGE, EACH
 from driftscope.accumulation.exact.softmax import exponential
 from driftscope.errors import InputError
 
-_EACH, _AVERAGE = 0, 1  # reductions of a loss
 #: Elements of the differences of all pairs that are held at once.
 _HELD = 1 << 22
 
 
 def _reduced(terms: torch.Tensor, reduction: int, dtype: torch.dtype) -> torch.Tensor:
-    if reduction == _EACH:
+    if reduction == EACH:
         return rounded_once(terms, dtype)
-    of = reductions.mean if reduction == _AVERAGE else reductions.sum
+    of = reductions.mean if reduction == AVERAGE else reductions.sum
     return rounded_once(of(terms, dtype=torch.float64), dtype)
 
 
-def smooth_absolute(x: torch.Tensor, y: torch.Tensor, reduction: int = _AVERAGE, beta: float = 1.0) -> torch.Tensor:
+def smooth_absolute(x: torch.Tensor, y: torch.Tensor, reduction: int = AVERAGE, beta: float = 1.0) -> torch.Tensor:
     """``smooth_l1_loss``: quadratic up to ``beta``, then linear."""
     gap = (x.double() - y.double()).abs()
     terms = torch.where(gap < beta, 0.5 * gap * gap / beta, gap - 0.5 * beta) if beta else gap
     return _reduced(terms, reduction, x.dtype)
 
 
-def huber(x: torch.Tensor, y: torch.Tensor, reduction: int = _AVERAGE, delta: float = 1.0) -> torch.Tensor:
+def huber(x: torch.Tensor, y: torch.Tensor, reduction: int = AVERAGE, delta: float = 1.0) -> torch.Tensor:
     """``huber_loss``: quadratic up to ``delta``, then linear."""
     gap = (x.double() - y.double()).abs()
     terms = torch.where(gap <= delta, 0.5 * gap * gap, delta * (gap - 0.5 * delta))
@@ -42,7 +42,7 @@ def huber(x: torch.Tensor, y: torch.Tensor, reduction: int = _AVERAGE, delta: fl
 
 
 def cross_entropy_of_probabilities(
-    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = _AVERAGE
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = AVERAGE
 ) -> torch.Tensor:
     """``binary_cross_entropy``, whose logarithms end at -100."""
     p, target = x.double(), y.double()
@@ -52,7 +52,7 @@ def cross_entropy_of_probabilities(
 
 def cross_entropy_of_scores(
     x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor | None = None, pos_weight: torch.Tensor | None = None,
-    reduction: int = _AVERAGE,
+    reduction: int = AVERAGE,
 ) -> torch.Tensor:  # fmt: skip
     """``binary_cross_entropy_with_logits``: ``(1 - y) x + (1 + (w - 1) y) log(1 + exp(-x))``."""
     score, target = x.double(), y.double()
@@ -62,7 +62,7 @@ def cross_entropy_of_scores(
     return _reduced(terms if weight is None else terms * weight.double(), reduction, x.dtype)
 
 
-def soft_margin(x: torch.Tensor, y: torch.Tensor, reduction: int = _AVERAGE) -> torch.Tensor:
+def soft_margin(x: torch.Tensor, y: torch.Tensor, reduction: int = AVERAGE) -> torch.Tensor:
     """``soft_margin_loss``: ``log(1 + exp(-x y))``."""
     return _reduced(_softplus(-x.double() * y.double()), reduction, x.dtype)
 

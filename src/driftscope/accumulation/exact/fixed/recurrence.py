@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from driftscope.accumulation.exact import reductions
 from driftscope.accumulation.exact.fixed import kernels
 from driftscope.accumulation.exact.layer_norm import rounded_once
-from driftscope.accumulation.exact.pools import LSTM, lstm_gates
-from driftscope.errors import InputError
+from driftscope.accumulation.exact.pools import Sizes, lstm_gates, refuse_packed
 
-Sizes = Sequence[int]
 Given = torch.Tensor | None
 
 
@@ -29,8 +25,7 @@ def lstm_backward(
     InputError
         For sequences that are packed by oneDNN.
     """
-    if batch_sizes or mode != LSTM:
-        raise InputError("ds.reproducible() has no fixed order for packed sequences in oneDNN: unpack them.")
+    refuse_packed(batch_sizes, mode)
     steps = list(lstm_gates(x, (inner, outer), (inner_bias, outer_bias), (hidden, cell), reverse, has_biases))
     of_hidden, of_cell = (_wide(g, steps[0].before) for g in (grad_hidden, grad_cell))
     found = x.new_zeros(len(x), *steps[0].before.shape[:-1], inner.shape[0], dtype=torch.float64)
