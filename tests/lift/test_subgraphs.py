@@ -90,6 +90,22 @@ def test_a_stored_table_is_matched_in_the_floor_of_what_computes_it():
     assert subgraphs.stored_repairs([Constant("c", wrong, Origin.WEIGHT, Where())], found, 2.5) == []
 
 
+class Written(Rotary):
+    """The same with angles that an activation and slices write in place."""
+
+    def angles(self) -> torch.Tensor:
+        found, table = super().angles(), torch.zeros(8, 4)
+        table[:, ::2], table[:, 1::2] = found[:, ::2], found[:, 1::2]
+        torch.relu_(table.view(-1))
+        return table
+
+
+def test_a_table_written_in_place_is_judged_in_its_own_floor_either_way():
+    for a, b in ((Rotary(spelled="exp"), Written()), (Written(), Rotary(spelled="exp"))):
+        assert ds.compare(a, b, X, explain=False).verdict is Verdict.ROUNDING
+    assert ds.compare(Rotary(), Written(base=10000.1), X, explain=False).verdict is Verdict.DIFFERENT
+
+
 class LookedUp(nn.Module):
     """Rows of a table, moved and not computed with."""
 

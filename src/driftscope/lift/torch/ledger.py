@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,7 @@ from driftscope.lift.torch.entries import Ref, Tape, TensorValue
 
 _ALIAS = torch.ops.aten.as_strided.default
 _MATERIALISE = torch.ops.aten.alias.default
+_SCATTER = torch.ops.aten.as_strided_scatter.default
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
@@ -33,6 +35,15 @@ class Viewer:
 
     def tensor(self) -> torch.Tensor | None:
         return self.python() if self.alive else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Renewed:
+    """A write into constant memory: what is written to, by which entry, and all that saw it before."""
+
+    target: torch.Tensor
+    entry: int
+    members: list[tuple[torch.Tensor, int]]
 
 
 @dataclass(slots=True)
@@ -84,6 +95,7 @@ class Ledger:
         self._used_names: dict[str, int] = {}
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stored: dict[int, set[int]] = {}
+        self._renewed: list[_Renewed] = []
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -216,7 +228,7 @@ class Ledger:
         self.tape.written.add(self._memories[tensor.untyped_storage()._cdata].id)
 
     def before_write(self, tensor: torch.Tensor, dependent: bool) -> None:
-        """Save what a write is about to change."""
+        """Save what a write is about to change; :meth:`after_write` has to follow it."""
         self.id_of(tensor)
         memory = self._memories[tensor.untyped_storage()._cdata]
         if memory.fixed and memory.id not in self._saved:
@@ -225,7 +237,7 @@ class Ledger:
         if dependent and (not memory.dependent or memory.roots > 1) and self.shared(tensor):
             self._materialise(memory, tensor)
         elif not dependent:
-            self._renew(memory)
+            self._renewed.append(_Renewed(tensor, len(self.tape.entries), self._renew(memory)))
 
     def _settle_stored(self, memory: Memory) -> None:
         """Copy native bits that were kept by reference, before they change."""
@@ -234,15 +246,47 @@ class Ledger:
             if value.stored is not None:
                 value.stored, value.copied = value.stored.clone(), True
 
-    def _renew(self, memory: Memory) -> None:
-        """Give the live members of constant memory new numbers: what was read before keeps its old value."""
+    def _renew(self, memory: Memory) -> list[tuple[torch.Tensor, int]]:
+        """Give the live members of constant memory new numbers: what was read before keeps its old value.
+
+        Returns the members with their old numbers.
+        """
         members, memory.members = [m for m in memory.members if m.alive], []
-        if len(members) > 1:
-            self.tape.folded.add(len(self.tape.entries))
+        renewed = []
         for member in members:
             tensor = member.tensor()
             if tensor is not None:
+                renewed.append((tensor, member.value))
                 self.register(tensor, self.unique(self.tape.values[member.value].name), dependent=False)
+        return renewed
+
+    def after_write(self) -> None:
+        """Tell how the others that see constant memory follow from what was written into it."""
+        renewed, self._renewed = self._renewed, []
+        for write in renewed:
+            others = [(t, old) for t, old in write.members if t._cdata != write.target._cdata]
+            if others and not (len(renewed) == 1 and self._follow(write.target, others)):
+                self.tape.folded.add(write.entry)
+
+    def _follow(self, target: torch.Tensor, others: list[tuple[torch.Tensor, int]]) -> bool:
+        """Put the others on the tape as views of the whole, which is the target or one of them with it written in."""
+        if any(t.dtype != target.dtype or t.is_conj() or t.is_neg() for t in (target, *(t for t, _ in others))):
+            return False
+        whole, number = target, self.number_now(target)
+        if not _is_whole(target):
+            found = next(((t, old) for t, old in others if _is_whole(t)), None)
+            if found is None:
+                return False
+            whole, number = found[0], self.number_now(found[0])
+            part = list(target.shape), list(target.stride()), int(target.storage_offset())
+            args = (Ref(found[1]), Ref(self.number_now(target)), *part)
+            self._append(self.tape.values[number].name, _SCATTER, args, [number], True)
+        for tensor, _ in others:
+            if tensor is not whole:
+                view = self.number_now(tensor)
+                place = list(tensor.shape), list(tensor.stride()), int(tensor.storage_offset())
+                self._append(self.tape.values[view].name, _ALIAS, (Ref(number), *place), [view], True)
+        return True
 
     def _materialise(self, memory: Memory, tensor: torch.Tensor) -> None:
         """Bring constant memory into the replay, where it will be written with values that depend on inputs."""
@@ -295,6 +339,13 @@ class Ledger:
         with torch.no_grad():
             for tensor, before in self._saved.values():
                 _whole(tensor).copy_(before)
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds every element of its memory, each once."""
+    sizes = sorted((stride, n) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
+    dense = all(stride == math.prod(n for _, n in sizes[:k]) for k, (stride, _) in enumerate(sizes))
+    return dense and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:

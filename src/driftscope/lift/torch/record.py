@@ -94,6 +94,7 @@ class Recorder(TorchDispatchMode):
             self.ledger.before_write(tensor, dependent)
         result = func(*args, **kwargs)
         self._tape_call(func, facts, call, tensors_in(result), targets, dependent)
+        self.ledger.after_write()
         return result
 
     def keep_again(self, tensor: torch.Tensor) -> None:
@@ -230,8 +231,9 @@ class Recorder(TorchDispatchMode):
     def rename(self, first: int, name: str) -> None:
         """Name the entries from `first` on after a graph node: the last is the node's result."""
         entries = self.tape.entries[first:]
+        last = next((e for e in reversed(entries) if e.name.startswith("~")), entries[-1]) if entries else None
         for entry in entries:
-            new = self.ledger.unique(name if entry is entries[-1] else f"{name}.{entry.facts.name}")
+            new = self.ledger.unique(name if entry is last else f"{name}.{entry.facts.name}")
             for number in entry.outputs:
                 value = None if number is None else self.tape.values[number]
                 if value is not None and (value.name == entry.name or value.name.startswith(f"{entry.name}.")):
