@@ -125,3 +125,32 @@ def test_a_range_may_take_the_place_of_a_clip_that_ends_with_it(end: float, verd
     x = {"x": 4.0 * np.random.default_rng(1).normal(size=(6, 6)).astype(np.float32)}
     found = ds.compare(_clipped(end, False), _clipped(end, True), x)
     assert found.verdict is verdict, found.reason
+
+
+@pytest.mark.parametrize(("bias", "verdict"), [(40, Verdict.PRECISION), (90, Verdict.DIFFERENT)])
+def test_a_bias_of_one_element_is_a_weight_and_stored_zeros_are_none(bias: int, verdict: Verdict):
+    """Zeros with a scale of one would be any small weight of their size, rounded."""
+    torch.manual_seed(0)
+    module, x = nn.Linear(4, 1), torch.randn(4, 4)
+    steps = (torch.arange(4.0) - 1.5)[None] * 20 + 1
+    with torch.no_grad():
+        module.weight.copy_(steps * 0.01)
+        module.bias.fill_(0.4013)
+    given, made = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [4, 4]), ("y", [4, 2])))
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["l"], "linear", transB=1),
+        helper.make_node("Concat", ["l", "zeros"], ["y"], "join", axis=1),
+    ]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [given], [made]), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    _quantise(model, nodes_of(model)["linear"], 1, (steps.numpy()).round(), 0.01)
+    _quantise(model, nodes_of(model)["linear"], 2, np.array([bias]), 0.01)
+    _quantise(model, nodes_of(model)["join"], 1, np.zeros((4, 1)), 1.0)
+    found = ds.compare(lambda x: torch.cat([module(x), torch.zeros(4, 1)], 1), model, x)
+    assert found.verdict is verdict, found.reason
+
+
+def nodes_of(model: ModelProto) -> dict[str, onnx.NodeProto]:
+    """The nodes by their names."""
+    return {node.name: node for node in model.graph.node}

@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
+from driftscope.explain.causes.alterations import uniform_of
 from driftscope.explain.quantised.activations import swallowed
 from driftscope.explain.quantised.findings import swallowed_finding, tried, wrong_weight
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
@@ -75,11 +76,8 @@ def as_quantised(side: str, names: Sequence[str], rows: Sequence[Mapping[str, An
     layers, dear = _dearest(rows)
     other = "A" if side == "B" else "B"
     number = f"{len(names)} integer tensors are {other}'s weights" if len(names) > 1 else f"{names[0]} is {other}'s"
-    words = (
-        f"{side} is {other} with quantised weights: {number}, rounded, and without the quantisation the two are the "
-        f"same function. Each alone costs most at {dear}"
-    )
-    return Quantisation(side, words, layers)
+    words = f"{side} is {other} with quantised weights: {number}, rounded, and without the quantisation the two are the"
+    return Quantisation(side, f"{words} same function. Each alone costs most at {dear}", layers)
 
 
 def as_rounded(side: str, how: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Quantisation:
@@ -172,8 +170,7 @@ class _Undone:
             product = helper.make_node("MatMul", [node.input[0], name], [middle], node.name)
             extra = [helper.make_node("Add", [middle, bias], [node.output[0]], f"{node.name}.bias")] if bias else []
             return [product, *extra]
-        kind = "MatMul" if node.op_type == "MatMulInteger" else "Conv"
-        made = self.graph.made[node.input[0]]
+        kind, made = node.op_type.removesuffix("Integer"), self.graph.made[node.input[0]]
         # Integers that were moved on the way are floats by now.
         source = node.input[0] if made.op_type in PASSING else made.input[0]
         product = helper.make_node(kind, [source, name], [node.output[0]], node.name)
@@ -229,6 +226,8 @@ class _QuantisedSide:
         self.side, self.source, self.other, self.evidence = side, source, other, evidence
         self.graph = Graph(source.model)
         self.constants, self.computed = float_weights(other), computed_constants(other)
+        single = (c for c in other.constants() if c.value.numel() == 1 and c.origin is Origin.WEIGHT and c.value.dim())
+        self.single = [(c, c.value.to(torch.float64)) for c in single if c.value.dtype.is_floating_point]
         floats = (c.value for c in other.constants() if c.value.numel() == 1 and c.value.dtype.is_floating_point)
         self.numbers = [number for number in map(float, floats) if number > 0]
 
@@ -262,10 +261,14 @@ class _QuantisedSide:
         wrong, matched, used = [], list[tuple[Quantised, str, torch.Tensor]](), False
         for weight in self.graph.weights(self.source.model.graph.node):
             partner = weight.partner(self.constants) or weight.partner(self.computed)
+            if weight.value.numel() == 1:  # of many numbers of the program one may be as near: it has to be this one
+                partner = next(((c, v) for c, v in self.single if weight.rounds(v.reshape(weight.value.shape))), None)
             if partner is None:
                 continue  # a number of its own, no weight
             constant, exact = partner
-            name, own = constant.name, weight.neutral() if neutral and not weight.rounds(exact) else None
+            # What has a range is not rounded to one integer: a scale of one takes any small numbers for zeros.
+            wide = not weight.rounds(exact) or uniform_of(exact) is None
+            name, own = constant.name, weight.neutral() if neutral and wide else None
             if own is not None:
                 name, exact, used = f"the number {float(own.reshape(-1)[0]):g}", own, True
             elif not weight.rounds(exact):
@@ -288,10 +291,8 @@ class _QuantisedSide:
                     cause = (
                         f"its {word} is {other.reshape(-1)[0]}, and {before.name} quantises with {one.reshape(-1)[0]}"
                     )
-                    what, where = (
-                        f"{node.name} does not undo {before.name}: {cause}",
-                        Where(node=node.name, operator=node.op_type),
-                    )
+                    what = f"{node.name} does not undo {before.name}: {cause}"
+                    where = Where(node=node.name, operator=node.op_type)
                     found.append(Finding("W012", what, "", f"Give both one {word}.", where, {"cause": cause}))
         return found
 
@@ -343,9 +344,8 @@ class _QuantisedSide:
             elif id(node) in back:
                 nodes.append(helper.make_node("Identity", [node.input[0]], [node.output[0]], node.name))
             elif node.output[0] in scaled:
-                cast = next(
-                    n for n in node.input if self.graph.made.get(n) is not None and self.graph.made[n].op_type == "Cast"
-                )
+                casts = (n for n in node.input if n in self.graph.made and self.graph.made[n].op_type == "Cast")
+                cast = next(casts)
                 nodes.append(helper.make_node("Identity", [cast], [node.output[0]], node.name))
             else:
                 nodes.append(node)
