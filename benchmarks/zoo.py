@@ -60,20 +60,27 @@ def cases(group: str) -> Iterator[Case]:
 
 
 def _in_module(model: nn.Module, plant: Callable[[nn.Module], str], finding: Any) -> bool:
-    """Whether a finding names the parameter that was changed, or the module that holds it."""
+    """Whether a finding names a parameter that was changed, or the module that holds it."""
     with torch.no_grad():
-        owner, _, name = plant(copy.deepcopy(model)).rpartition(".")
+        changed = plant(copy.deepcopy(model)).split()
     told = (str(finding.evidence.get(word)) for word in ("weight", "reference"))
-    return f"{owner}.{name}" in told or (bool(owner) and finding.where.module == owner)
+    owners = {name.rpartition(".")[0] for name in changed} - {""}
+    return not set(changed).isdisjoint(told) or finding.where.module in owners
 
 
 def _honest(model: nn.Module, inputs: tuple[torch.Tensor, ...], tool: str, folder: Path) -> Any:
     try:
         with quiet():
             made = TOOLS[tool](model, inputs, folder)
+            if isinstance(made, nn.Module):
+                with torch.no_grad():
+                    made(*inputs)
     except Exception as error:  # what a tool refuses is no pair
         raise Refused(f"{type(error).__name__}: {error}") from error
-    return ds.compare(model, made, inputs)
+    try:
+        return ds.compare(model, made, inputs)
+    except ds.errors.ProgramError as error:  # a file that onnxruntime itself cannot read
+        raise Refused(f"{type(error).__name__}: {error}") from error
 
 
 def _broken(model: nn.Module, exported: Path, broken: onnx.ModelProto, inputs: tuple[torch.Tensor, ...]) -> Any:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from . import families
+from .mechanisms import MECHANISMS
 from .vision import VISION, load
 
 Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
@@ -139,6 +140,7 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     **{name.lower(): functools.partial(_text, name, **more) for name, more in families.TEXT.items()},
     **{name.lower(): functools.partial(_image, name, **more) for name, more in families.IMAGE.items()},
     **VISION,
+    **MECHANISMS,
     "perceptron": lambda: _plain(Perceptron(), 8, 16),
     "recurrent": lambda: _plain(Recurrent(), 2, 7, 16),
 }

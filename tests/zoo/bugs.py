@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-#: Changes a model and names the parameter that it changed first.
+#: Changes a model and names the parameters that it changed, a word each.
 Plant = Callable[[nn.Module], str]
 
 
@@ -64,11 +64,11 @@ def _exchange(model: nn.Module) -> str:
     """Exchange two vectors of one shape: the biases of two directions or layers, the weight and bias of a norm."""
     vectors = _vectors(model)
     pairs = ((a, b) for k, a in enumerate(vectors) for b in vectors[k + 1 :] if a[1].shape == b[1].shape)
-    (name, one), (_, two) = next(pairs)
+    (name, one), (other, two) = next(pairs)
     kept = one.clone()
     one.copy_(two)
     two.copy_(kept)
-    return name
+    return f"{name} {other}"
 
 
 BUGS: dict[str, Plant] = {

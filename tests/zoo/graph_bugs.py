@@ -197,10 +197,12 @@ def _gates(model: ModelProto) -> str | None:
 
 
 def _bias(model: ModelProto) -> str | None:
+    # A norm over each channel takes away whatever is added to all of it.
+    idle = {name for norm in _nodes(model, "InstanceNormalization") for name in norm.input[:1]}
     for node in reversed(_nodes(model, "Gemm", "Conv", "LayerNormalization", "Add")):
         slot = 1 if node.op_type == "Add" else 2
         value = _stored(model, node.input[slot]) if len(node.input) > slot else None
-        if value is not None and value.ndim == 1 and value.any():
+        if value is not None and value.ndim == 1 and value.any() and node.output[0] not in idle:
             return _give(model, node, slot, np.zeros_like(value))
     return None
 
