@@ -16,7 +16,7 @@ from driftscope.comparison.leaves import LeafComparison
 from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finite, floor_of, rms
 from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.explain.causes.narrowing import Narrowing, first_narrowing
+from driftscope.explain.locate.narrowing import Narrowing, first_narrowing
 from driftscope.explain.measured import (
     Measured,
     Results,

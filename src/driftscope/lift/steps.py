@@ -211,6 +211,23 @@ class Lifted(Protocol):
         """
         ...
 
+    def with_inputs(self, step: str, order: Sequence[int]) -> Lifted:
+        """Give the same program with the inputs of one step in another order, to try what that changes.
+
+        Parameters
+        ----------
+        step : str
+            Name of the step.
+        order : sequence of int
+            For each of its first inputs the one that takes its place.
+
+        Raises
+        ------
+        CannotLift
+            If the graph has no such step outside subgraphs and fused kernels.
+        """
+        ...
+
     def constant_values(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:

@@ -12,20 +12,21 @@ import torch
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.computed import OtherIndices, other_indices
-from driftscope.explain.causes.counterparts import odd_step
 from driftscope.explain.causes.fold_findings import fold_finding
 from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, other_fold
 from driftscope.explain.causes.pieces import cause_of
-from driftscope.explain.causes.rewiring import Reason, Trials, told, where_of, with_attributes
+from driftscope.explain.causes.rewiring import Reason, told, where_of
+from driftscope.explain.causes.trying import PieceTrials
 from driftscope.explain.causes.weights import ChangedWeight, Matched, match_weights, misread
 from driftscope.explain.locate.divergence import Parting, piece_of, unsound_after
-from driftscope.explain.locate.fingerprints import Sketch, Visited
-from driftscope.explain.locate.locating import Search, TriedPlace, capture
+from driftscope.explain.locate.fingerprints import Visited
+from driftscope.explain.locate.locating import Search, TriedPlace
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.certify import OutputPairing, measure
 from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.reconcile.matching import as_stored
 from driftscope.lift.reconcile.repaired import RepairedGraph
+from driftscope.lift.reconcile.solving import Residual
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin
 from driftscope.records.finding import Finding, Where
 from driftscope.records.first_line import share
@@ -145,6 +146,11 @@ class _Case:
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
 
+    def _left(self, replace: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """By how much the outputs of B differ from A's with these constants, each relative to its size."""
+        outputs = [] if self.b is None else self.b.run(replace={**self.repaired, **replace})
+        return Residual(self.known.outputs_a, self.pairing.indices).vector(outputs)
+
     def _guilty_weights(self) -> list[ChangedWeight]:
         """The changed weights that make B the same function when A's take their places; [] when they do not."""
         changed = self.matched.changed
@@ -251,20 +257,11 @@ class _Case:
             theirs = piece_of(view, parting.counterpart, inner=True)
             if not parting.paired:
                 theirs += unsound_after(view.a.steps, parting.counterpart, view.sound_a)
-        trials = Trials(
-            lambda replace: (
-                self.search.piece_heals(place, replace, {}) or (not parting.paired and self._whole(replace))
-            ),
-            lambda name, source: self.search.piece_heals(place, {}, self._bypass(place, name, source)),
-            lambda step, attributes: self._set(place, step, attributes),
-            lambda: self._peers(place),
-            {} if self.search.view is None else self.search.view.makers_b(),
-            self._whole,
-        )
-        cause = cause_of(parting, theirs, self.constants, trials)
+        trying = PieceTrials(self.search, place, self.constants, self._whole, self._left)
+        cause = cause_of(parting, theirs, self.constants, trying.trials())
         if cause is not None and cause.changed is not None:
             return self._weight_finding(cause.changed, True, place)
-        if cause is not None and cause.reads is not None and self._reconnected(place, *cause.reads):
+        if cause is not None and cause.reads is not None and trying.reconnected(*cause.reads):
             cause = replace(cause, verified=True)
         return self._parting_finding(place, cause)
 
@@ -299,54 +296,6 @@ class _Case:
         # Deep programs round in float64 by more than the limit: what is left then is next to nothing of what was.
         pairs = zip(after, self.known.drifts, strict=True)
         return all(now.value <= max(was.limit, min(_DEEP, was.value * _LEFT)) for now, was in pairs)
-
-    def _set(self, place: TriedPlace, step: str, attributes: Mapping[str, object]) -> bool:
-        """Whether the piece gives A's value with other attributes of one of its steps."""
-        if self.b is None:
-            return False
-        try:
-            graph = with_attributes(self.b, step, attributes)
-        except CannotLift:
-            return False
-        return self.search.piece_heals(place, {}, {}, graph) or self._whole({}, graph)
-
-    def _peers(self, place: TriedPlace) -> Reason | None:
-        view = self.search.latest
-        if view is None:
-            return None
-        by_name = tuple({c.name: c.value for c in side} for side in self.constants)
-        odd = odd_step(view, place.parting, (by_name[0], by_name[1]))
-        if odd is None or not (odd.attributes or odd.constants):
-            return None if odd is None else Reason(odd.words, odd.fix, None, odd.step)
-        # Another layer may have other settings and be right: it is a cause if setting them makes this one right.
-        if odd.constants:
-            works = self.search.piece_heals(place, odd.constants, {}) or self._whole(odd.constants)
-        else:
-            works = self._set(place, odd.step.name, odd.attributes)
-        return Reason(odd.words, odd.fix, True, odd.step) if works else None
-
-    def _reconnected(self, place: TriedPlace, step: Visited, meant: Mapping[str, Sketch]) -> bool:
-        """Whether the piece gives A's value when one of its steps reads what A reads, all else as it is."""
-        view = self.search.latest
-        sources = {} if view is None else {n: view.in_b.names_of(wanted) for n, wanted in meant.items()}
-        if self.b is None or not all(sources.values()):
-            return False
-        wanted = [*step.inputs, *(names[0] for names in sources.values())]
-        values = capture(self.b, wanted, place.force, self.repaired)
-        pairs = {n: (values.get(n), values.get(names[0])) for n, names in sources.items()}
-        # The other values that it reads stay, whatever is computed from the one that is exchanged.
-        force = {n: v for n, v in values.items() if n in step.inputs}
-        for name, (own, other) in pairs.items():
-            if own is None or other is None or own.numel() != other.numel():
-                return False
-            force[name] = other.reshape(own.shape)
-        return self.search.piece_heals(place, {}, force)
-
-    def _bypass(self, place: TriedPlace, name: str, source: str) -> Mapping[str, torch.Tensor]:
-        if self.b is None:
-            return {}
-        values = capture(self.b, (source,), place.force, self.repaired)
-        return {name: values[source]} if source in values else {}
 
     @staticmethod
     def _named(parting: Parting, cause: Reason | None) -> Visited:

@@ -17,6 +17,7 @@ from driftscope.explain.causes import rewiring
 from driftscope.explain.causes.alterations import alteration_of, uniform_of
 from driftscope.explain.causes.gates import gate_order
 from driftscope.explain.causes.rewiring import Reason, Trial, Trials
+from driftscope.explain.causes.trying import nearby
 from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Visited
@@ -39,6 +40,8 @@ _NEAREST = 4
 _SMALL = 1 << 22
 # What stands for weights and biases that A does not have, and the steps for which it is none.
 _NEUTRAL = ((1.0, "the neutral factor", ("add", "sub")), (0.0, "the neutral term", ("mul", "div")))
+# Numbers that are solved for, one at a time.
+_MOST_SOLVED = 6
 # Uniform constants above this are masks and limits, no weights.
 _WEIGHTS = 1e6
 
@@ -60,19 +63,28 @@ def cause_of(
         A's and B's.
     trials : Trials
     """
+    peers = functools.cache(trials.peers)
     return (
         _attribute(parting, theirs, trials)
-        or rewiring.emptied(parting, trials.makers)
+        or rewiring.mended(rewiring.emptied(parting, trials.makers), theirs, trials)
         or gate_order(parting, constants, trials)
         or _constant(parting, theirs, constants, trials.constants)
         or _mask(parting, constants, trials.constants)
+        or rewiring.other_operator(parting, theirs, trials)
+        or _tried(peers())
+        or nearby(parting, constants, trials)
         or rewiring.wire(parting, trials.makers)
         or rewiring.extra(parting, theirs, trials.bypass)
-        or trials.peers()
+        or _solved(parting, constants, trials)
+        or peers()
         or rewiring.detour(parting, theirs, trials.makers)
         or rewiring.order(parting, theirs, trials.makers)
-        or rewiring.handed_on(parting, trials.makers)
+        or rewiring.mended(rewiring.handed_on(parting, trials.makers), theirs, trials)
     )
+
+
+def _tried(cause: Reason | None) -> Reason | None:
+    return cause if cause is not None and cause.verified else None
 
 
 # --- attributes ----------------------------------------------------------------------------------------------
@@ -117,12 +129,19 @@ def attribute_cause(
 
 def _try_attributes(step: Visited, changed: Mapping[str, object], trials: Trials) -> bool:
     """Whether the piece gives A's value with A's attributes in this step."""
-    own = {own_name(step, name): value for name, value in changed.items()}
+    own = {own_name(step, name): _own_form(step, name, value) for name, value in changed.items()}
     if len(own) == 1:
         name, value = next(iter(own.items()))
         if isinstance(value, float) and name in step.attributes:
             return trials.constants({f"{step.name}.{name}": torch.tensor(value, dtype=torch.float64)})
     return trials.setting(step.name, own)
+
+
+def _own_form(step: Visited, name: str, value: object) -> object:
+    """An attribute's value as the step itself writes it: torch pads both ends of an axis alike."""
+    if name == "pads" and step.operator.startswith("aten.") and isinstance(value, (list, tuple)):
+        return list(value[: len(value) // 2])
+    return value
 
 
 def own_name(step: Visited, name: str) -> str:
@@ -146,6 +165,9 @@ def attributes_of(step: Visited) -> dict[str, object]:
     """A step's attributes under ONNX's names, the operator's defaults filled in, axes counted from the front."""
     found = {**_defaults(step.operator), **{k: v for k, v in step.attributes.items() if v is not None}}
     named = {_SYNONYMS.get(k, k): v.decode() if isinstance(v, bytes) else v for k, v in found.items()}
+    pads = named.get("pads")
+    if isinstance(pads, (list, tuple)) and len(pads) == step.rank - 2 and step.operator.startswith("aten."):
+        named["pads"] = [*pads, *pads]  # ONNX writes both ends of every axis
     axis = named.get("axis")
     if isinstance(axis, int) and axis < 0 < step.rank:
         named["axis"] = axis + step.rank
@@ -225,6 +247,41 @@ def _constant(
     return None
 
 
+def _solved(
+    parting: Parting, constants: tuple[Sequence[Constant], Sequence[Constant]], trials: Trials
+) -> Reason | None:
+    """The one number of this piece that another number makes right, solved for: a scale that A's operator hides.
+
+    Of several that would do alone (a factor of either operand), it is the one whose right number stands elsewhere.
+    """
+    steps = [*parting.piece, *parting.followers]
+    floats = [c for c in constants[1] if c.value.dtype.is_floating_point and uniform(c) not in (None, 0.0)]
+    used = [(s, c) for s in steps for c in floats if c.name in s.stored or c.where.node == s.name]
+    if not parting.paired:  # it is not known how far the piece goes
+        named = {s.name: s for s in trials.makers.values()}
+        used += [(named[c.where.node], c) for c in floats if c.where.node in named]
+    used = list({c.name: (s, c) for s, c in used if abs(uniform(c) or 0.0) <= _WEIGHTS}.values())
+    found = [(s, c, number) for s, c in used[:_MOST_SOLVED] if (number := trials.solve(c)) is not None]
+    if len(found) > 1:
+        held = {c.name: uniform(c) for side in constants for c in side}
+        found = [
+            (s, c, n) for s, c, n in found
+            if any(other is not None and name != c.name and not _differ(n, other) for name, other in held.items())
+        ]  # fmt: skip
+    if len(found) != 1:
+        return None
+    step, constant, number = found[0]
+    shown = torch.tensor(number, dtype=constant.value.dtype)
+    if not trials.constants({constant.name: torch.full(constant.value.shape, number, dtype=torch.float64)}):
+        return None
+    return Reason(
+        f"its constant {constant.name} is {uniform(constant):.9g}; with {float(shown):.9g} it gives A's values",
+        f"Set {constant.name} to {float(shown):.9g}.",
+        True,
+        None if step is parting.step else step,
+    )
+
+
 def _substitutes(
     step: Visited, constant: Constant, parting: Parting, owners: Sequence[Visited], ours: Sequence[Constant]
 ) -> Iterator[tuple[Constant, str, torch.Tensor]]:
@@ -286,5 +343,6 @@ def _partners(constant: Constant, parting: Parting, ours: Sequence[Constant]) ->
         and (c.origin is Origin.COMPUTED or sorted(n for n in c.value.shape if n > 1) == sizes)
     ]  # fmt: skip
     other = parting.counterpart
-    beside = [c for c in fitting if c.name == constant.name or (other is not None and c.where.node == other.name)]
+    read = {constant.name} if other is None else {constant.name, *other.stored}
+    beside = [c for c in fitting if c.name in read or (other is not None and c.where.node == other.name)]
     return beside or (fitting if constant.value.numel() <= _SMALL else [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 import torch
@@ -13,7 +13,7 @@ from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.divergence import Parting, boundary, common_values
 from driftscope.explain.locate.fingerprints import Sketch, Visited
 from driftscope.explain.locate.operators import MOVES, family
-from driftscope.lift.steps import Lifted
+from driftscope.lift.steps import Constant, Lifted
 from driftscope.records.finding import Where
 
 # Runs of B spent on leaving steps out.
@@ -95,6 +95,12 @@ class Trials:
         The step of B that computes each value.
     whole : Trial
         Whether the program's outputs are A's with these constants replaced.
+    substitute : callable
+        Whether B is mended where its step gives what a step of A makes of the same values.
+    solve : callable
+        The number that a constant of one number must be for the piece to give A's value; None where none does that.
+    exchange : callable
+        Whether the piece gives A's value with the inputs of the named step in another order.
     """
 
     constants: Trial
@@ -103,6 +109,9 @@ class Trials:
     peers: Callable[[], Reason | None] = lambda: None
     makers: Mapping[str, Visited] = field(default_factory=dict)
     whole: Trial = lambda _replace: False
+    substitute: Callable[[Visited, Visited], bool] = lambda _step, _other: False
+    solve: Callable[[Constant], float | None] = lambda _constant: None
+    exchange: Callable[[str, Sequence[int]], bool] = lambda _step, _order: False
 
 
 def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
@@ -273,6 +282,48 @@ def _does_nothing(step: Visited) -> Reason:
         None,
         step,
     )
+
+
+def other_operator(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
+    """A step that computes something else of the values than A's step that reads the same ones."""
+    # Where a step before hands its input on unchanged, both together are A's operator, and it is the idle one.
+    made = trials.makers
+    steps = [s for s in parting.piece if not any(_idle(made[n]) for n in s.inputs if n in made)]
+    pairs = ((step, other) for step in steps for other in theirs if _reads_alike(step, other))
+    for step, other in itertools.islice(pairs, _MOST_TRIALS):
+        if trials.substitute(step, other):
+            instead = "" if other is parting.counterpart else f" where A has {other.operator} ({other.name})"
+            return Reason(
+                f"{step.name} is {step.operator}{instead}"
+                if instead
+                else f"{step.name} computes {step.operator} instead",
+                f"Compute {other.operator} in {step.name}, as A does.",
+                True,
+                None if step is parting.step else step,
+            )
+    return None
+
+
+def mended(cause: Reason | None, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
+    """A step that does nothing, with the operator that A has there, where that was tried and works."""
+    step = None if cause is None else cause.step
+    if cause is None or step is None:
+        return cause
+    others = (other for other in theirs if _reads_alike(step, other))
+    other = next((o for o in itertools.islice(others, _MOST_TRIALS) if trials.substitute(step, o)), None)
+    fix = "" if other is None else f"Compute {other.operator} in {step.name}, as A does."
+    return cause if other is None else replace(cause, fix=fix, verified=True)
+
+
+def _reads_alike(step: Visited, other: Visited) -> bool:
+    """Whether two steps of different kinds read the same values and make as many elements of them."""
+    kinds = family(step.operator), family(other.operator)
+    made, meant = step.sketches[0], other.sketches[0]
+    if kinds[0] == kinds[1] or kinds[1] in MOVES or made is None or meant is None or made.count != meant.count:
+        return False
+    mine, theirs = [t for t in step.taken if _telling(t)], [t for t in other.taken if _telling(t)]
+    same = len(mine) == len(theirs) and all(x.agrees(y) for x, y in zip(mine, theirs, strict=True))
+    return bool(mine) and same and not made.same(meant)
 
 
 def handed_on(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:

@@ -100,6 +100,9 @@ def find_partings(view: View) -> list[Parting]:
     for step in view.b.steps:
         if not step.inside and step.outputs:
             search.visit(step)
+    if not search.found:
+        # The outputs themselves: nothing that is computed from them shows that their order is another one.
+        search.add_moved(view.results)
     partings = search.found
     covered = view.unused_b().union(s.index for p in partings for s in p.piece)
     frontier = [s for s in _frontier(view.b.steps, view.sound_b) if s.index not in covered]

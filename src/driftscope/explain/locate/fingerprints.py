@@ -86,10 +86,11 @@ def _ordered_sum(flat: torch.Tensor) -> float:
 
 
 def sketch(value: torch.Tensor) -> Sketch | None:
-    """Sketch a tensor; None for complex, sparse, quantised and empty ones, and for those of NaN alone."""
+    """Sketch a tensor, a complex one as its two parts; None for sparse, quantised, empty or all-NaN ones."""
     if value.is_nested or value.is_quantized or value.layout is not torch.strided:
         return None
-    if value.numel() == 0 or value.is_complex() or value.numel() > _ROW * (_ROW - 1):
+    value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value  # as ONNX stores it
+    if value.numel() == 0 or value.numel() > _ROW * (_ROW - 1):
         return None
     floating = value.dtype.is_floating_point
     flat = value.reshape(-1).to(torch.float64)
@@ -214,6 +215,8 @@ def forced(step: Step, force: Mapping[str, torch.Tensor], tape: bool) -> list[to
 
 def _like(value: torch.Tensor, computed: torch.Tensor, tape: bool) -> torch.Tensor:
     """The forced value in the computed one's dtype and shape; a graph takes another order of axes, a tape does not."""
+    if computed.is_complex() and not value.is_complex() and value.numel() == 2 * computed.numel():
+        value = torch.view_as_complex(value.reshape(*computed.shape, 2).contiguous())
     value = value.to(computed)
     if not tape and value.ndim == computed.ndim and sorted(value.shape) == sorted(computed.shape):
         return value

@@ -154,8 +154,13 @@ class Search:
         theirs = capture(self.a, parting.counterpart.outputs, {}, {})
         mine = capture(self.b, parting.step.outputs, force, self.replace)
         names = zip(parting.step.outputs, parting.counterpart.outputs, strict=False)
+        # Where the order of the elements is what is wrong, B's own tells nothing.
+        one, other_one = parting.step.sketches[0], parting.counterpart.sketches[0]
+        moved = one is not None and other_one is not None and one.agrees(other_one)
         values = {
-            own: self._laid_out(theirs[other], mine[own])
+            own: theirs[other]
+            if moved and theirs[other].shape == mine[own].shape
+            else self.laid_out(theirs[other], mine[own])
             for own, other in names
             if own in mine and other in theirs and theirs[other].numel() == mine[own].numel()
         }
@@ -168,7 +173,7 @@ class Search:
         first = parting.step.outputs[0]
         return view, healed, values, _relative(mine[first], values[first])
 
-    def _laid_out(self, theirs: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
+    def laid_out(self, theirs: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
         """A's value with its axes in the order in which B has them.
 
         A layer may compute (batch, sequence, features) and its export (sequence, batch, features). Equal values of
@@ -186,6 +191,14 @@ class Search:
             if distance < nearest:
                 best, nearest = moved, distance
         return best
+
+    def heals(self, force: Mapping[str, torch.Tensor]) -> bool:
+        """Whether B's outputs are A's when these values are in it."""
+        self.runs += 1
+        try:
+            return self.agrees(self.b.run(observe=_trail(self.b, force), replace=self.replace))
+        except (CannotLift, DriftscopeError, RuntimeError):
+            return False
 
     def _known_order(self, theirs: torch.Tensor, mine: torch.Tensor) -> int | None:
         """Which order of A's axes B has in a pair of equal values with these shapes; None where there is no pair."""
@@ -289,13 +302,17 @@ class _Capture:
         shown = step.outputs if outputs is None else outputs
         for name, value in zip(step.output_names, shown, strict=False):
             if name in self.names and value is not None:
-                self.values[name] = value.clone()
+                self.values[name] = _real(value).clone()
         for name, value in zip(step.input_names, step.inputs, strict=False):
             if name in self.names and name not in self.values and value is not None:
-                self.values[name] = value.clone()
+                self.values[name] = _real(value).clone()
         if self.names <= self.values.keys():
             raise _Seen(None)
         return outputs
+
+
+def _real(value: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def capture(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from driftscope.errors import CannotLift
-from driftscope.explain.causes.narrowing import first_narrowing
+from driftscope.explain.locate.narrowing import first_narrowing
 from driftscope.explain.locate.targets import largest_gap, same_bits
 from driftscope.explain.native.observation import Sizes, disturbed, observe
 from driftscope.explain.native.pieces import PieceDrift, native_drifts

@@ -124,14 +124,28 @@ class LiftedOnnx:
 
     def with_attribute(self, step: str, name: str, value: object) -> LiftedOnnx:
         """Give the graph with another attribute of one node (see :class:`~driftscope.lift.steps.Lifted`)."""
-        index = next((k for k, n in enumerate(self._plan.nodes) if n.name == step), None)
-        if index is None:
-            raise CannotLift(f"the graph has no node {step!r} that could be changed")
-        node = self._plan.nodes[index]
+        index, node = self._node(step)
         attributes = {**node.attributes, name: value.encode() if isinstance(value, str) else value}
-        nodes = [*self._plan.nodes[:index], dataclasses.replace(node, attributes=attributes)]
+        return self._edited(index, dataclasses.replace(node, attributes=attributes))
+
+    def with_inputs(self, step: str, order: Sequence[int]) -> LiftedOnnx:
+        """Give the graph with the inputs of one node in another order (see :class:`~driftscope.lift.steps.Lifted`)."""
+        index, node = self._node(step)
+        if len(node.inputs) < len(order):
+            raise CannotLift(f"{step!r} has no {len(order)} inputs that could be exchanged")
+        given = [*(node.inputs[k] for k in order), *node.inputs[len(order) :]]
+        return self._edited(index, dataclasses.replace(node, inputs=given))
+
+    def _node(self, step: str) -> tuple[int, NodePlan]:
+        found = next(((k, n) for k, n in enumerate(self._plan.nodes) if n.name == step), None)
+        if found is None:
+            raise CannotLift(f"the graph has no node {step!r} that could be changed")
+        return found
+
+    def _edited(self, index: int, node: NodePlan) -> LiftedOnnx:
         changed = copy.copy(self)
-        changed._plan = dataclasses.replace(self._plan, nodes=[*nodes, *self._plan.nodes[index + 1 :]])
+        nodes = [*self._plan.nodes[:index], node, *self._plan.nodes[index + 1 :]]
+        changed._plan = dataclasses.replace(self._plan, nodes=nodes)
         changed._seen = None
         return changed
 

@@ -42,6 +42,12 @@ class RepairedGraph:
         changed._graph = self._graph.with_attribute(step, name, value)
         return changed
 
+    def with_inputs(self, step: str, order: Sequence[int]) -> RepairedGraph:
+        """Give it with the inputs of one step in another order, and the repairs."""
+        changed = copy.copy(self)
+        changed._graph = self._graph.with_inputs(step, order)
+        return changed
+
     def constant_values(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:

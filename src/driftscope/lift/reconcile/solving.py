@@ -9,6 +9,7 @@ dropped. Tensors are never solved for: with as many unknowns as equations anythi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,11 @@ _EQUATIONS_PER_UNKNOWN = 8
 # One constant alone explains a drift when it removes all but this share of it.
 _EXPLAINED = 0.02
 _ROUNDS = 4
+# Equations wanted for one number that is not a rounding, how far a straight line must lead at first, the share of the
+# gap that may be left, and the steps taken.
+_FEWEST, _LEADS, _LEFT, _STEPS = 8, 0.5, 1e-9, 8
+# Relative step of a derivative: small beside the number, large beside float64's rounding.
+_STEP = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ def _unknowns(own: Sequence[Constant], others: Sequence[Constant], settled: set[
     return found[:_MOST_UNKNOWNS]
 
 
-class _Residual:
+class Residual:
     """Outputs of A and B as one vector each, every pair scaled to the size of A's output."""
 
     def __init__(self, a: Sequence[LiftedOutput], pairs: Sequence[tuple[int, int]]):
@@ -107,7 +113,7 @@ def solve_scalars(
         A proposal: the caller certifies it by the whole of B.
     """
     unknowns = _unknowns(own, others, set())
-    residual = _Residual(outputs_a, pairs)
+    residual = Residual(outputs_a, pairs)
     start = residual.vector(outputs_b)
     if not unknowns or start.numel() == 0 or not bool(start.any()):
         return []
@@ -177,3 +183,36 @@ def _newton(
         if float(residual.norm()) > 0.5 * previous:
             break
     return numbers
+
+
+def solve_number(gap: Callable[[float], torch.Tensor], start: float) -> float | None:
+    """Solve for the one number that closes a gap, by Gauss-Newton with many more equations than the one unknown.
+
+    Parameters
+    ----------
+    gap : callable
+        The difference that is left with a number, float64, always of one length.
+    start : float
+
+    Returns
+    -------
+    float or None
+        None where no number closes the gap, or too few elements depend on it to say so.
+    """
+    number, left = start, gap(start)
+    first = float(left.norm())
+    for k in range(_STEPS):
+        step = _STEP * (abs(number) or 1.0)
+        column = (gap(number + step) - left) / step
+        weight = float(column @ column)
+        if int((column != 0).sum()) < _FEWEST or weight == 0.0 or first == 0.0:
+            return None
+        move = float(column @ left) / weight
+        if k == 0 and float((left - move * column).norm()) > _LEADS * first:
+            return None
+        previous, number = float(left.norm()), number - move
+        left = gap(number)
+        now = float(left.norm())
+        if not math.isfinite(now) or now > 0.5 * previous:
+            break
+    return number if float(left.norm()) <= _LEFT * first else None

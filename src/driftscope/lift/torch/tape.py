@@ -23,7 +23,7 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.lift.constant_cache import LiftedConstants
 from driftscope.lift.steps import Constant, LiftedOutput, Observer, Step
 from driftscope.lift.torch.constants import Constants
-from driftscope.lift.torch.entries import Tape, references
+from driftscope.lift.torch.entries import AtenCall, Tape, references
 from driftscope.lift.torch.exported import GraphWalk, graph_arguments
 from driftscope.lift.torch.origin import changed, doubtful, moved
 from driftscope.lift.torch.places import Places
@@ -98,10 +98,7 @@ class TorchTape:
 
     def with_attribute(self, step: str, name: str, value: object) -> TorchTape:
         """Give the tape with another literal argument of one call (see :class:`driftscope.lift.steps.Lifted`)."""
-        index = next((k for k, e in enumerate(self.tape.entries) if e.name == step and not e.constant), None)
-        if index is None:
-            raise CannotLift(f"the tape has no step {step!r} that could be changed")
-        entry = self.tape.entries[index]
+        index, entry = self._entry(step)
         args, kwargs = list(entry.args), dict(entry.kwargs)
         position = entry.facts.positions.get(name)
         if position is not None and position < len(args):
@@ -110,7 +107,27 @@ class TorchTape:
             kwargs[name] = value
         else:
             raise CannotLift(f"{step!r} has no argument {name!r}")
-        edited = dataclasses.replace(entry, args=tuple(args), kwargs=kwargs)
+        return self._edited(index, tuple(args), kwargs)
+
+    def with_inputs(self, step: str, order: Sequence[int]) -> TorchTape:
+        """Give the tape with the tensors of one call in another order (see :class:`driftscope.lift.steps.Lifted`)."""
+        index, entry = self._entry(step)
+        joined = bool(entry.args) and isinstance(entry.args[0], (list, tuple))
+        given = list(entry.args[0] if joined else entry.args)
+        if len(given) < len(order):
+            raise CannotLift(f"{step!r} has no {len(order)} tensors that could be exchanged")
+        given[: len(order)] = [given[k] for k in order]
+        args = (given, *entry.args[1:]) if joined else tuple(given)
+        return self._edited(index, args, dict(entry.kwargs))
+
+    def _entry(self, step: str) -> tuple[int, AtenCall]:
+        found = next(((k, e) for k, e in enumerate(self.tape.entries) if e.name == step and not e.constant), None)
+        if found is None:
+            raise CannotLift(f"the tape has no step {step!r} that could be changed")
+        return found
+
+    def _edited(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchTape:
+        edited = dataclasses.replace(self.tape.entries[index], args=args, kwargs=kwargs)
         entries = [*self.tape.entries[:index], edited, *self.tape.entries[index + 1 :]]
         return TorchTape(dataclasses.replace(self.tape, entries=entries), self._outputs)
 

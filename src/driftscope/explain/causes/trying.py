@@ -1,0 +1,230 @@
+"""What is tried on a piece of B before a fix is called tried: other attributes, wires, operators and numbers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.explain.causes.counterparts import odd_step
+from driftscope.explain.causes.rewiring import Reason, Trials, with_attributes
+from driftscope.explain.locate.divergence import Parting
+from driftscope.explain.locate.fingerprints import Sketch, Visited
+from driftscope.explain.locate.locating import Search, TriedPlace, capture
+from driftscope.explain.locate.operators import family
+from driftscope.lift.reconcile.solving import solve_number
+from driftscope.lift.steps import Constant, Lifted
+
+# Runs of B spent on settings that nothing in A shows, and operators whose inputs may stand in the wrong order.
+_MOST_NEARBY = 24
+_ORDERED = {"sub": (1, 0), "div": (1, 0), "cat": (1, 0), "pow": (1, 0), "where": (0, 2, 1)}
+_AXES = 4
+_REDUCES = frozenset({"mean", "sum", "amax", "amin", "prod", "reduceprod", "reducel1", "reducel2", "cumsum"})
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTrials:
+    """A piece of B that gives other values than A does, and how it is asked what would mend it.
+
+    Parameters
+    ----------
+    search : Search
+    place : TriedPlace
+    constants : pair of sequences of Constant
+        A's and B's.
+    whole : callable
+        Whether B's outputs are A's with constants replaced, or those of an edited B.
+    left : callable
+        By how much B's outputs differ from A's with constants replaced, as one vector.
+    """
+
+    search: Search
+    place: TriedPlace
+    constants: tuple[Sequence[Constant], Sequence[Constant]]
+    whole: Callable[[Mapping[str, torch.Tensor], Lifted | None], bool]
+    left: Callable[[Mapping[str, torch.Tensor]], torch.Tensor]
+
+    def trials(self) -> Trials:
+        """Everything that can be asked, as the search for a cause takes it."""
+        search, place = self.search, self.place
+        return Trials(
+            lambda replace: (
+                search.piece_heals(place, replace, {}) or (not place.parting.paired and self.whole(replace, None))
+            ),
+            lambda name, source: search.piece_heals(place, {}, self._bypass(name, source)),
+            self.attributes,
+            self._peers,
+            {} if search.view is None else search.view.makers_b(),
+            lambda replace: self.whole(replace, None),
+            self._substitute,
+            self._solve,
+            self._exchange,
+        )
+
+    def attributes(self, step: str, attributes: Mapping[str, object]) -> bool:
+        """Whether the piece gives A's value with other attributes of one of its steps."""
+        try:
+            graph = with_attributes(self.search.b, step, attributes)
+        except CannotLift:
+            return False
+        return self.search.piece_heals(self.place, {}, {}, graph) or self.whole({}, graph)
+
+    def reconnected(self, step: Visited, meant: Mapping[str, Sketch]) -> bool:
+        """Whether the piece gives A's value when one of its steps reads what A reads, all else as it is."""
+        view = self.search.latest
+        sources = {} if view is None else {n: view.in_b.names_of(wanted) for n, wanted in meant.items()}
+        if not all(sources.values()):
+            return False
+        values = self._captured([*step.inputs, *(names[0] for names in sources.values())])
+        pairs = {n: (values.get(n), values.get(names[0])) for n, names in sources.items()}
+        # The other values that it reads stay, whatever is computed from the one that is exchanged.
+        force = {n: v for n, v in values.items() if n in step.inputs}
+        for name, (own, other) in pairs.items():
+            if own is None or other is None or own.numel() != other.numel():
+                return False
+            force[name] = other.reshape(own.shape)
+        return self.search.piece_heals(self.place, {}, force)
+
+    def _exchange(self, step: str, order: Sequence[int]) -> bool:
+        try:
+            graph = self.search.b.with_inputs(step, order)
+        except CannotLift:
+            return False
+        return self.search.piece_heals(self.place, {}, {}, graph) or self.whole({}, graph)
+
+    def _captured(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        return capture(self.search.b, names, self.place.force, self.search.replace)
+
+    def _bypass(self, name: str, source: str) -> Mapping[str, torch.Tensor]:
+        values = self._captured((source,))
+        return {name: values[source]} if source in values else {}
+
+    def _peers(self) -> Reason | None:
+        view = self.search.latest
+        if view is None:
+            return None
+        by_name = tuple({c.name: c.value for c in side} for side in self.constants)
+        odd = odd_step(view, self.place.parting, (by_name[0], by_name[1]))
+        if odd is None or not (odd.attributes or odd.constants):
+            return None if odd is None else Reason(odd.words, odd.fix, None, odd.step)
+        # Another layer may have other settings and be right: it is a cause if setting them makes this one right.
+        if odd.constants:
+            works = self.search.piece_heals(self.place, odd.constants, {}) or self.whole(odd.constants, None)
+        else:
+            works = self.attributes(odd.step.name, odd.attributes)
+        return Reason(odd.words, odd.fix, True, odd.step) if works else None
+
+    def _substitute(self, step: Visited, other: Visited) -> bool:
+        """Whether B is mended where a step gives what A's operator makes of the same values.
+
+        At the end of the piece A's value is right by construction: there the outputs decide.
+        """
+        name = step.outputs[0]
+        mine = self._captured((name,)).get(name)
+        theirs = capture(self.search.a, other.outputs[:1], {}, {}).get(other.outputs[0])
+        if mine is None or theirs is None or mine.numel() != theirs.numel():
+            return False
+        # Values of another function do not tell in which order their axes stand: as they are, they may be right.
+        orders = [theirs] if theirs.shape == mine.shape else []
+        for value in (*orders, self.search.laid_out(theirs, mine)):
+            if step.index != self.place.parting.step.index:
+                works = self.search.piece_heals(self.place, {}, {name: value})
+            else:
+                works = self.search.heals({**self.place.force, name: value})
+            if works:
+                return True
+        return False
+
+    def _solve(self, constant: Constant) -> float | None:
+        """The number with which the piece gives A's value, or the outputs do where it has no known end."""
+        gap = self._gap() if self.place.parting.paired else self.left
+        if gap is None:
+            return None
+
+        def at(number: float) -> torch.Tensor:
+            return gap({constant.name: torch.full(constant.value.shape, number, dtype=torch.float64)})
+
+        try:
+            return solve_number(at, float(constant.value.reshape(-1)[0]))
+        except (CannotLift, DriftscopeError, RuntimeError, KeyError):
+            return None
+
+    def _gap(self) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None:
+        """By how much the end of the piece differs from A's value with constants replaced."""
+        end, other = self.place.parting.step.outputs[0], self.place.parting.counterpart
+        known = None if other is None else capture(self.search.a, other.outputs[:1], {}, {}).get(other.outputs[0])
+        mine = self._captured((end,)).get(end)
+        if known is None or mine is None or not mine.is_floating_point() or known.numel() != mine.numel():
+            return None
+        wanted = self.search.laid_out(known, mine).reshape(-1)
+
+        def gap(replace: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            got = capture(self.search.b, (end,), self.place.force, {**self.search.replace, **replace})[end]
+            return torch.nan_to_num(got.reshape(-1) - wanted.to(got), posinf=0.0, neginf=0.0)
+
+        return gap
+
+
+def nearby(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Constant]], trials: Trials) -> Reason | None:
+    """One setting of one step, of those with which its result has the same shape, that makes the piece right.
+
+    Where A computes the piece by one operator no attribute of A says what the step should have: every other axis,
+    permutation and order of inputs is tried.
+    """
+    own = {c.name: c for c in constants[1]}
+    steps = {s.index: s for s in (parting.first, parting.step, *reversed(parting.piece)) if s is not None}
+    ways = (way for step in steps.values() for way in _ways(step, own, trials))
+    for step, why, fix, works in itertools.islice(ways, _MOST_NEARBY):
+        if works():
+            return Reason(why, fix, True, None if step is parting.step else step)
+    return None
+
+
+_Attempt = tuple[Visited, str, str, Callable[[], bool]]
+
+
+def _ways(step: Visited, own: Mapping[str, Constant], trials: Trials) -> Iterator[_Attempt]:
+    """Yield what a step could be otherwise: why it would be wrong as it is, the fix, and the trial of it."""
+    kind = family(step.operator)
+    order = _ORDERED.get(kind)
+    if order is not None and len(step.inputs) >= len(order):
+        one, two = (step.inputs[k] for k in order if order[k] != k)
+        why = f"{step.name} has its inputs {two} and {one} in the other order" if two and one else ""
+        why = why or f"{step.name} has its inputs in the other order"
+        yield step, why, f"Exchange the inputs of {step.name}.", partial(trials.exchange, step.name, order)
+    for name in {"axis", "dim"} & step.attributes.keys():
+        was = step.attributes[name]
+        several = isinstance(was, (list, tuple))
+        was = was[0] if isinstance(was, (list, tuple)) and len(was) == 1 else was
+        # The last first: where axes have one element, several would do.
+        for axis in reversed(range(step.rank if isinstance(was, int) and kind != "cat" else 0)):
+            if axis != int(str(was)) % step.rank:
+                tried = {name: [axis] if several else axis}
+                yield _other(step, name, was, axis, partial(trials.setting, step.name, tried))
+    for constant in (own[n] for n in step.stored if n in own and kind in _REDUCES):
+        if constant.value.numel() == 1 and constant.value.dtype == torch.int64:
+            was = int(constant.value)
+            for axis in (k for k in range(_AXES) if k != was):
+                value = torch.full_like(constant.value, axis)
+                yield _other(step, constant.name, was, axis, partial(trials.constants, {constant.name: value}))
+    for name in {"perm", "dims"} & step.attributes.keys():
+        for dims in _permutations(step, step.attributes[name]):
+            yield _other(step, name, step.attributes[name], dims, partial(trials.setting, step.name, {name: dims}))
+
+
+def _other(step: Visited, name: str, was: object, now: object, works: Callable[[], bool]) -> _Attempt:
+    return step, f"{name} is {was} here; with {now} it gives A's values", f"Set {name} of {step.name} to {now}.", works
+
+
+def _permutations(step: Visited, was: object) -> Iterator[list[int]]:
+    """The other permutations that give a result of the same shape."""
+    if not isinstance(was, (list, tuple)) or not step.shapes or not 1 < len(was) == step.rank <= _AXES:
+        return
+    given = dict(zip((k % step.rank for k in was), step.shapes[0], strict=True))
+    for order in itertools.permutations(range(step.rank)):
+        if tuple(given[k] for k in order) == step.shapes[0] and list(order) != [k % step.rank for k in was]:
+            yield list(order)
