@@ -11,6 +11,7 @@ from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.scalars import is_nobodys
 from driftscope.records.finding import Finding, Where
+from driftscope.records.first_line import BY_FLOOR
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict
 
@@ -25,6 +26,7 @@ def output_findings(outputs: Sequence[OutputRecord], codes: Sequence[str], evide
             replay = evidence.replays.get(output.path, {})
             why, fix = _ADVICE.get(_advice(code, output, replay, places), ("", ""))
             where = dataclasses.replace(places.get(code, Where()), output=output.path)
+            fix = fix.replace("the named operator", where.node or "the operator that overflows")
             numbers = _numbers(output) | ({"replay": replay} if replay else {})
             found.append(Finding(code, output.reason, why, fix, where, numbers, note))
     return found
@@ -33,6 +35,10 @@ def output_findings(outputs: Sequence[OutputRecord], codes: Sequence[str], evide
 def _advice(code: str, output: OutputRecord, replay: Mapping[str, Any], places: Mapping[str, Where]) -> str:
     if code == "R003" and output.lifted is None:
         return "not lifted"
+    if code == "N014" and code in places:
+        return "random"
+    if code == "N003" and output.reason.startswith(BY_FLOOR) and not replay:
+        return "format fits"
     if code != "N003":
         return "kernel off" if code == "R003" and replay else code
     if replay.get("kind") == "kernel" and replay["correlation"] < THRESHOLDS.replay:
@@ -44,6 +50,10 @@ _ADVICE = {
     "N003": (
         "A runtime computes in a cheaper format than the program declares.",
         "Ask it for the declared arithmetic, or accept it with the tolerance suggested for that format.",
+    ),
+    "format fits": (
+        "Its numbers are in that format, and rounding in it is as large as this. A smaller bug would not be seen.",
+        "Ask the runtime for the declared arithmetic, or accept it with the tolerance suggested for that format.",
     ),
     "format": (
         "Run again in float64 with that arithmetic, the program makes the very errors that it natively makes.",
@@ -80,7 +90,11 @@ _ADVICE = {
     "N009": ("", "Cast one side, or export with the dtype the other side returns."),
     "N014": (
         "It draws random numbers, or carries something over from one run to the next.",
-        "Call .eval() on the module, or seed its generators.",
+        "Call .eval() on the module if that switches it off, or seed a generator inside the call.",
+    ),
+    "random": (
+        "It draws random numbers there, others in every run.",
+        "Pass the random numbers in as an input, or draw them from a generator that is seeded inside the call.",
     ),
     "N016": (
         "The inputs do not reach the part in which the two functions differ, or rounding hides it.",
@@ -201,6 +215,14 @@ def _loss_notes(evidence: Evidence) -> list[Finding]:
         proved = f"{lost}{proof['bits']} bits with proven bounds: there they differ by {proof['finer']:.1e} relative."
         notes.append(Finding("N012", what, proved, "", loss.where, dict(proof), note=True))
     return notes
+
+
+def of_side(findings: Sequence[Finding], side: str, name: str) -> list[Finding]:
+    """Say whose mode it is: both programs may bear one name."""
+    return [
+        dataclasses.replace(f, what=f.what.replace(name, f"{side} ({name})", 1)) if f.code in ("O003", "O004") else f
+        for f in findings
+    ]
 
 
 # What was noticed before any number was computed is often the cause of what the numbers say.

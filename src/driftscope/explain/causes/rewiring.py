@@ -56,9 +56,13 @@ def where_of(step: Visited, other: Visited | None, output: str) -> Where:
     )  # fmt: skip
 
 
-def told(cause: Reason | None, other: Visited | None) -> tuple[str, str, bool | None]:
-    """What a finding says of a reason and of A's counterpart: why, the fix, and whether it was tried."""
-    why = "" if other is None else f"Its counterpart in A is {other.operator} ({other.name})."
+def told(cause: Reason | None, other: Visited | None, end: str = "") -> tuple[str, str, bool | None]:
+    """What a finding says of a reason and of A's counterpart: why, the fix, and whether it was tried.
+
+    The counterpart is that of ``end``, the last step of a piece, where this is not the step that the finding names.
+    """
+    whose = f"The counterpart of {end}" if end else "Its counterpart"
+    why = "" if other is None else f"{whose} in A is {other.operator} ({other.name})."
     if cause is None:
         return why, "", None
     why = f"{why[:-1]}: {cause.why}." if why else f"{cause.why[0].upper()}{cause.why[1:]}."
