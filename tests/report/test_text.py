@@ -81,7 +81,8 @@ def test_the_answer_names_place_cause_and_size(changes: dict[str, object], said:
         (0.0131, "1.3 %"),
         (3.2e-5, "3.2e-05 of their size"),
         (40.0, "40 times their size"),
-        (0.998, "1 times their size"),
+        (0.998, "100 %"),
+        (1.06, "1.1 times their size"),
         (0.99, "99 %"),
     ],
 )

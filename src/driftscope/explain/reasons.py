@@ -37,6 +37,9 @@ def _advice(code: str, output: OutputRecord, replay: Mapping[str, Any], places: 
         return "not lifted"
     if code == "N014" and code in places:
         return "random"
+    shapes = [side.shape or () for side in (output.a, output.b) if side is not None]
+    if code == "N008" and len(shapes) == 2 and sorted(shapes[0]) == sorted(shapes[1]):
+        return "permuted"
     if code == "N003" and output.reason.startswith(BY_FLOOR) and not replay:
         return "format fits"
     if code != "N003":
@@ -87,6 +90,7 @@ _ADVICE = {
     ),
     "N007": ("", "Return the same outputs from both programs, in the same order."),
     "N008": ("", "Check shapes assumed at export: an axis was fixed, dropped or broadcast."),
+    "permuted": ("", "Check the order of the axes: they are as long as A's, in another order."),
     "N009": ("", "Cast one side, or export with the dtype the other side returns."),
     "N014": (
         "It draws random numbers, or carries something over from one run to the next.",

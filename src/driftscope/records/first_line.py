@@ -9,6 +9,7 @@ from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.user_code import written
 from driftscope.records.verdict import Verdict
+from driftscope.records.words import part_of
 
 
 def answer_of(verdict: Verdict, reason: str, findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> str:
@@ -47,14 +48,17 @@ def _different(findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> 
     differing = [o for o in outputs if o.lifted is not None and _function_differs(o)]
     if first is None or not differing:
         return _unlifted(findings, outputs)
-    said = _what_differs(first)
+    said = _what_differs(first) or ("B computes something else" if first.code == "N001" else "")
     if not said:
         return ""
     largest = max((o.lifted for o in differing if o.lifted == o.lifted and o.lifted is not None), default=None)
     if largest is None:
         # One side's float64 run left the range; what became of the numbers is a size of its own.
         return f"{ended(said)} {ended(differing[0].reason.partition(';')[0].partition(', and ')[0])}"
-    return f"{ended(said)} In float64 the outputs still differ by {share(largest)}."
+    whose = "the outputs still differ"
+    if len(differing) < len(outputs):
+        whose = part_of(len(differing), len(outputs), "output", "still differs", "still differ")
+    return f"{ended(said)} In float64 {whose} by {share(largest)}."
 
 
 def _function_differs(output: OutputRecord) -> bool:
@@ -94,7 +98,9 @@ def share(relative: float) -> str:
     """Write a relative size: as a percentage where one can be read, else as a multiple or a power of ten."""
     if relative == float("inf"):
         return "more than any number"
-    if relative >= 0.995:
+    if 0.995 <= relative < 1.05:
+        return "100 %"
+    if relative >= 1.05:
         return f"{relative:.2g} times their size"
     return f"{100 * relative:.2g} %" if relative >= 1e-4 else f"{relative:.1e} of their size"
 

@@ -296,11 +296,9 @@ def other_operator(parting: Parting, theirs: Sequence[Visited], trials: Trials) 
     pairs = ((step, other) for step in steps for other in theirs if _reads_alike(step, other))
     for step, other in itertools.islice(pairs, _MOST_TRIALS):
         if trials.substitute(step, other):
-            instead = "" if other is parting.counterpart else f" where A has {other.operator} ({other.name})"
+            name = "" if other is parting.counterpart else f" ({other.name})"
             return Reason(
-                f"{step.name} is {step.operator}{instead}"
-                if instead
-                else f"{step.name} computes {step.operator} instead",
+                f"{step.name} is {step.operator} where A has {other.operator}{name}",
                 f"Compute {other.operator} in {step.name}, as A does.",
                 True,
                 None if step is parting.step else step,
