@@ -13,6 +13,7 @@ from typing import Any
 
 from driftscope.errors import DependencyMissing, InputError
 from driftscope.programs.loading.references import find
+from driftscope.records.files import bounded_text
 from driftscope.studies.engine.grid import make_grid
 from driftscope.studies.engine.options import running_of
 from driftscope.studies.engine.plan import Plan, Reading
@@ -151,10 +152,8 @@ def _from_file(path: Path) -> OwnStudy:
 
 def _read(path: Path) -> Any:
     try:
-        if path.stat().st_size > _LARGEST:
-            raise InputError(f"cannot read the study {str(path)!r}: it is larger than {_LARGEST >> 20} MiB")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = bounded_text(path, _LARGEST)
+    except (OSError, ValueError) as error:
         raise InputError(f"cannot read the study {str(path)!r}: {error}") from error
     try:
         described = _parsed(path, text)

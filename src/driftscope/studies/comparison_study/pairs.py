@@ -5,11 +5,13 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from driftscope.errors import InputError
+from driftscope.records.files import bounded_text
 
 _COLUMNS = ("name", "a", "b", "inputs")
 #: Files that are programs, the reference of a name first.
@@ -76,9 +78,7 @@ def known_listing(source: str, _digest: str) -> PairList:
 
 def _in_list(path: Path) -> dict[str, Pair]:
     try:
-        if path.stat().st_size > _LARGEST:
-            raise InputError(f"{str(path)!r} is larger than {_LARGEST >> 20} MiB: it is not a list of pairs")
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with io.StringIO(bounded_text(path, _LARGEST).removeprefix("\ufeff"), newline="") as file:
             lines = csv.DictReader(file)
             columns = lines.fieldnames or ()
             unknown = [name for name in columns if name not in _COLUMNS]
@@ -97,7 +97,7 @@ def _in_list(path: Path) -> dict[str, Pair]:
                 given = [word.strip() for word in str(line.get("inputs") or "").split(";")]
                 inputs = tuple(_beside(path.parent, word) for word in given if word)
                 pairs[name] = Pair(_beside(path.parent, a), _beside(path.parent, b), inputs)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"cannot read the list {str(path)!r}: {error}") from error
     return pairs
 
