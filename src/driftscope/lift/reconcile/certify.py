@@ -257,6 +257,10 @@ def _exact_matches(side: _Constants, others: Sequence[Constant], index: WeightIn
     pool = scalars.numbers(others)
     repairs: list[Repair] = []
     for constant in side.constants:
+        if constant.value.is_complex():
+            # A table of rotations or a transformed filter: nobody rounds one, but native code computes it.
+            side.left += [constant] if constant.frontier and not _has_twin(constant, others) else []
+            continue
         if not constant.value.dtype.is_floating_point:
             continue
         if not constant.frontier:
@@ -276,6 +280,10 @@ def _exact_matches(side: _Constants, others: Sequence[Constant], index: WeightIn
             elif not torch.equal(found.value, constant.value.to(torch.float64)):
                 repairs.append(found)
     return repairs
+
+
+def _has_twin(constant: Constant, others: Sequence[Constant]) -> bool:
+    return any(c.value.dtype == constant.value.dtype and torch.equal(c.value, constant.value) for c in others)
 
 
 def _is_tensor(constant: Constant) -> bool:
@@ -328,7 +336,7 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
         stored = [c for c in [*side.left, *again] if c.origin is Origin.WEIGHT]
         tensors.append([*computed[k], *subgraphs.stored_repairs(stored, found[1 - k], limit)])
         names = {r.name for r in tensors[-1]}
-        side.left = [c for c in side.left if c.name not in names]
+        side.left = [c for c in side.left if c.name not in names and not c.value.is_complex()]
     numbers = [
         subgraphs.computed_repairs([c for c in side.constants if not _is_tensor(c)], own, limit)
         for side, own in zip(both, found, strict=True)

@@ -94,7 +94,9 @@ def computed_repairs(constants: Sequence[Constant], found: Subgraphs, limit: flo
         native = _wide(constant.value)
         if meant is None or native.shape != meant.shape or torch.equal(native, meant):
             continue
-        if _is_rounding(native, exact, found.noise_of(constant.name), limit):
+        # Numbers that a program writes into a tensor are rounded to its format by no step of their own.
+        noises = [*found.noise_of(constant.name), _storing(exact, constant.value.dtype)]
+        if _is_rounding(native, exact, noises, limit):
             words = "its constant subgraph evaluated in float64"
             repairs.append(Repair(constant.name, meant, "table", words, constant))
     return repairs
