@@ -156,3 +156,18 @@ def test_the_shapes_at_which_ways_were_compared_are_said_where_they_are_fewer():
     assert tables["Ways of exporting"].note.endswith("They were compared at 2 of 4 shapes.")
     same = sections(record(candidates=(dataclasses.replace(one, right=3),)), Table)
     assert "compared" not in same["Ways of exporting"].note
+
+
+@pytest.mark.parametrize("rows", [3, 9, 14])
+@pytest.mark.parametrize("width", [60, 100])
+def test_every_sentence_on_the_terminal_is_whole(width: int, rows: int):
+    """The legend of a map with many rows, and what is said below it, take several lines each at 60 columns."""
+    made = {"export": "right", "onnx": "wrong"}, {"export": "lost", "onnx": "lost"}
+    points = tuple(
+        ShapePoint((n, k), k != 3, made[n % 2]) for n in range(rows) for k in range(1, 8) if (n + k) % 3
+    )  # some pairs of sizes were not tried
+    text = kinds.text_of(record(points=points, targets=("export", "onnx")), width=width, color=False)
+    flat = " ".join(text.split())
+    assert "blank: no such shape tried more: " in flat or "more: the map of shapes" in flat
+    assert flat.endswith("of them the model itself refuses): see --json or -o page.html")
+    assert len(text.split("\n")) <= 25
