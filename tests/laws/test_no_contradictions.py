@@ -128,6 +128,33 @@ def _doctored() -> dict[str, Comparison]:
     }  # fmt: skip
 
 
+def logistic(steps: int, rate: float = 4.0, turned: bool = False) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A chaotic map, iterated: each step doubles what rounding did."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        x = x.sigmoid()
+        for _ in range(steps):
+            x = rate * x * (1.0 - x) if turned else rate * x - rate * x * x
+        return x
+
+    return run
+
+
+@pytest.mark.parametrize(("steps", "rate", "verdict"), [(8, 4.0, "ROUNDING"), (30, 4.0, "ROUNDING"),
+                         (60, 4.0, "INCONCLUSIVE"), (8, 3.999, "DIFFERENT"), (30, 3.999, "DIFFERENT")])  # fmt: skip
+def test_a_chaotic_program_is_not_called_another_function(steps: int, rate: float, verdict: str) -> None:
+    c = ds.compare(logistic(steps, turned=True), logistic(steps, rate), (X,))
+    assert c.verdict == verdict
+    assert ("amplifies rounding" in c.answer) is (verdict == "INCONCLUSIVE")
+
+
+def test_results_of_one_kind_are_said_of_all_outputs() -> None:
+    same = ds.compare(Net(lambda y: (y, y + 1)).eval(), Net(lambda y: (y, y + 1)).eval(), (X,))
+    assert same.answer == "the same bits in all 2 outputs"
+    wider = ds.compare(Net().eval(), Net(lambda y: y.double()).eval(), (X,))
+    assert (wider.verdict, wider.answer) == ("ROUNDING", "the same numbers, as float64 where A gives float32")
+
+
 def test_of_several_outputs_those_that_differ_are_counted() -> None:
     assert record("two outputs").answer.endswith("In float64 1 of 2 outputs still differs by 100 %.")
     turned = record("two outputs", True)

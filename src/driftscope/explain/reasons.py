@@ -216,7 +216,8 @@ def _loss_notes(evidence: Evidence) -> list[Finding]:
         why = "it subtracts nearly equal numbers" if loss.subtracts else "its result changes far more than its operand"
         what = f"{name} loses {loss.digits:.0f} of float64's 16 digits at {loss.where.node}: {why}"
         lost = "A narrower format loses as many of its fewer digits. Both programs were evaluated again in "
-        proved = f"{lost}{proof['bits']} bits with proven bounds: there they differ by {proof['finer']:.1e} relative."
+        finer = f"they differ by {proof['finer']:.1e} relative" if proof["finer"] else "they are equal"
+        proved = f"{lost}{proof['bits']} bits with proven bounds: there {finer}."
         notes.append(Finding("N012", what, proved, "", loss.where, dict(proof), note=True))
     return notes
 

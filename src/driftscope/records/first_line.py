@@ -9,7 +9,7 @@ from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.user_code import written
 from driftscope.records.verdict import Verdict
-from driftscope.records.words import part_of
+from driftscope.records.words import all_of, part_of
 
 
 def answer_of(verdict: Verdict, reason: str, findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> str:
@@ -29,12 +29,18 @@ def answer_of(verdict: Verdict, reason: str, findings: Sequence[Finding], output
         return _precision(findings, outputs) or reason
     if verdict is Verdict.INCONCLUSIVE:
         return _undecided(reason, findings)
+    if verdict is Verdict.IDENTICAL and len(outputs) > 1 and reason.partition(": ")[2].startswith("the same bits ("):
+        return f"the same bits in {all_of(len(outputs), 'output')}"
     return reason
 
 
 def _undecided(reason: str, findings: Sequence[Finding]) -> str:
     """Say where random numbers are drawn, or what draws them."""
     first = next((f for f in findings if not f.note), None)
+    if first is not None and first.code == "N017" and first.where.node:
+        return f"{ended(reason)} The first NaN is made at {place_of(first.where)}."
+    if first is not None and first.code == "N012":
+        return "the program amplifies rounding beyond its own values, even in float64: no function can be certified"
     if first is None or all(f.code != "N014" for f in findings):
         return reason
     if first.code in ("O003", "O004"):
@@ -110,6 +116,10 @@ def _rounding(outputs: Sequence[OutputRecord]) -> str:
     drifting = [o for o in outputs if o.verdict is Verdict.ROUNDING]
     if worst is not None and worst.lifted is None and worst.floors and worst.reason.startswith(BY_FLOOR):
         return _unlifted((), outputs)
+    formats = {(o.a.dtype, o.b.dtype) for o in drifting if o.a is not None and o.b is not None and o.max_abs == 0.0}
+    one, other = formats.pop() if len(formats) == 1 and all(o.max_abs == 0.0 for o in outputs) else ("", "")
+    if one != other:
+        return f"the same numbers, as {other} where A gives {one}"
     # A tie, or a drift that no floor measures, has a sentence of its own.
     if worst is None or not drifting or any(o.lifted is None or not o.floors for o in drifting):
         return ""
