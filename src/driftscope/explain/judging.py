@@ -252,7 +252,7 @@ def _explain_rounded_constants(evidence: Evidence, m: Measured, side: str, alone
     first = max(repairs, key=lambda r: sizes[r.name])
     more = f" and {len(repairs) - 1} more" if len(repairs) > 1 else ""
     evidence.places["N003"] = first.constant.where
-    words = f"constants stored rounded in {side}: {first.name} is {first.partner}{more}"
+    words = f"constants rounded in {side}: {first.name} is {first.partner}{more}"
     m.cheaper, m.consistent, m.rho = words, "", alone
     m.replay = {
         "way": "constants as stored", "side": side, "kind": "storage",

@@ -10,6 +10,7 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.scalars import is_nobodys
+from driftscope.lift.reconcile.subgraphs import OWN
 from driftscope.records.finding import Finding, Where
 from driftscope.records.first_line import BY_FLOOR
 from driftscope.records.kinds.output import OutputRecord
@@ -44,6 +45,8 @@ def _advice(code: str, output: OutputRecord, replay: Mapping[str, Any], places: 
         return "format fits"
     if code != "N003":
         return "kernel off" if code == "R003" and replay else code
+    if replay.get("way") == "constants as stored":
+        return "constants"
     if replay.get("kind") == "kernel" and replay["correlation"] < THRESHOLDS.replay:
         return "kernel consistent"
     return "cast" if code in places else str(replay.get("kind", code))
@@ -75,6 +78,10 @@ _ADVICE = {
         "Put into a float64 run at its place, the error of this kernel alone makes the error of the output.",
         "Try the operator alone in another version of the runtime or with another provider; if it stays off, the "
         "values in the evidence show it to those who maintain the kernel.",
+    ),
+    "constants": (
+        "The rounding of these constants alone, carried on in float64, is the drift that was measured.",
+        "Compute them in float64 and round once, or accept it with this error.",
     ),
     "cast": (
         "One side passes a value through a format with fewer bits than any that the other uses.",
@@ -142,12 +149,14 @@ def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
         first = members[0]
         others = f" and {len(members) - 1} more" if len(members) > 1 else ""
         # A number that nobody wrote down (1/6, 0.01) is not the other side's: that may hold another one there.
-        whose = "the number" if is_nobodys(first.partner) else f"{'A' if side == 'B' else 'B'}'s"
+        # What a program computes from its own constants is compared with that computation in float64.
+        whose = "the number " if is_nobodys(first.partner) else f"{'A' if side == 'B' else 'B'}'s "
+        partner = first.partner if first.partner == OWN else whose + first.partner
         notes.append(
             Finding(
                 code,
                 f"{side} {words.format(count=len(members), s='' if len(members) == 1 else 's')}: {first.name} is"
-                f" {whose} {first.partner}{others}",
+                f" {partner}{others}",
                 why,
                 where=Where(node=first.constant.where.node, operator=first.constant.where.operator),
                 evidence={"constants": [f"{r.name} = {r.partner}" for r in members[:20]], "count": len(members)},

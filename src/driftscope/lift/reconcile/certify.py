@@ -9,7 +9,7 @@ end is one number, the lifted drift of the *whole* of B with the repaired consta
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,7 @@ from driftscope.lift.finer import evaluate as finer
 from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.reconcile import folds, matching, scalars, subgraphs
 from driftscope.lift.reconcile.matching import Repair, WeightIndex
-from driftscope.lift.reconcile.solving import solve_scalars
+from driftscope.lift.reconcile.solving import Residual, solve_scalars
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 
 
@@ -206,6 +206,14 @@ class _Attempt:
         """Put further repairs in force only when that makes both the same function."""
         self._take_if(lambda before, after: all(within(d) for d in after), repairs_a, repairs_b)
 
+    def either(self) -> Iterator[_Turn]:
+        """Go through B and then A, until they are one function: a side, the other, its repairs, and how to add some."""
+        result = self.result
+        if not result.same_function:
+            yield self.b, self.a, result.repairs_b, lambda found: self.take_if_certified([], found)
+        if not result.same_function:
+            yield self.a, self.b, result.repairs_a, lambda found: self.take_if_certified(found, [])
+
     def take_if_closer(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
         """Put further repairs in force unless they carry the programs apart: then they were no repairs."""
         self._take_if(lambda before, after: _furthest(after) <= _APART * _furthest(before), repairs_a, repairs_b)
@@ -214,8 +222,6 @@ class _Attempt:
         self, wanted: Callable[[list[Ratio], list[Ratio]], bool], repairs_a: Sequence[Repair],
         repairs_b: Sequence[Repair],
     ) -> None:  # fmt: skip
-        if not repairs_a and not repairs_b:
-            return
         kept = dataclasses.replace(self.result)
         self.take(repairs_a, repairs_b)
         if not wanted(kept.drifts, self.result.drifts):
@@ -223,6 +229,7 @@ class _Attempt:
                 setattr(self.result, each.name, getattr(kept, each.name))
 
 
+_Turn = tuple[_Constants, _Constants, list[Repair], Callable[[Sequence[Repair]], None]]
 # Of two roundings that happened to cancel, mending one alone may show the other.
 _APART = 2.0
 
@@ -366,29 +373,25 @@ def _affine(attempt: _Attempt) -> None:
 
 def _refold(attempt: _Attempt) -> None:
     """Try folds for weights that look untouched: in a narrow format a factor close to 1 changes no bit of them."""
-    a, b = attempt.a, attempt.b
-    settled = {r.name for r in attempt.result.repairs_b}
-    held = [c for c in b.constants if c.frontier and c.name not in settled and _is_narrow_tensor(c)]
-    refolded = folds.match_folds(held, a.graph, a.constants, attempt.thresholds.constant_ulps) if held else []
-    refolded = [r for r in refolded if not torch.equal(r.value, r.constant.value.to(torch.float64))]
-    attempt.take_if_certified([], refolded)
-
-
-def _is_narrow_tensor(constant: Constant) -> bool:
-    return constant.value.numel() > 1 and constant.value.dtype in (torch.float16, torch.bfloat16)
+    ulps = attempt.thresholds.constant_ulps
+    for side, other, repairs, put in attempt.either():
+        settled = {r.name for r in repairs}
+        held = [c for c in side.constants if c.frontier and c.name not in settled and matching.is_narrow_tensor(c)]
+        refolded = folds.match_folds(held, other.graph, other.constants, ulps) if held else []
+        put([r for r in refolded if not torch.equal(r.value, r.constant.value.to(torch.float64))])
 
 
 # --- scalars nobody wrote --------------------------------------------------------------------------------------
 
 
 def _solve(attempt: _Attempt) -> None:
-    """Look for the scalars of B, each within half an ulp of what is stored, that make B equal to A."""
-    result, b = attempt.result, attempt.b
-    solved = solve_scalars(
-        b.graph, b.constants, attempt.a.constants, _values(result.repairs_b),
-        result.outputs_a, result.outputs_b, attempt.pairing.indices,
-    )  # fmt: skip
-    attempt.take_if_certified([], solved)
+    """Look for the scalars of one side, each within half an ulp of what is stored, that make it equal to the other."""
+    result, pairs = attempt.result, attempt.pairing.indices
+    for side, other, repairs, put in attempt.either():
+        own, wanted = result.outputs_b, Residual(result.outputs_a, pairs)
+        if side is attempt.a:
+            own, wanted = result.outputs_a, Residual(result.outputs_b, [(j, i) for i, j in pairs])
+        put(solve_scalars(side.graph, side.constants, other.constants, _values(repairs), own, wanted))
 
 
 _STEPS: tuple[Callable[[_Attempt], None], ...] = (_exact, _constant_subgraphs, _affine, _refold, _solve)
