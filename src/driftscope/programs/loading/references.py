@@ -37,6 +37,13 @@ class Found:
     inputs: Any = None
 
 
+def of_python_itself(reference: str) -> bool:
+    """Whether a reference names something of Python's own library, which no list and no study has a reason to call."""
+    home = reference.rpartition(":")[0]
+    root = home.partition(".")[0]
+    return not home.endswith(".py") and (root in sys.stdlib_module_names or root == "builtins")
+
+
 def is_reference(text: str) -> bool:
     """Whether ``text`` reads like ``package.module:name`` or ``file.py:name``."""
     return _REFERENCE.fullmatch(text) is not None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from driftscope.errors import InputError
+from driftscope.programs.loading.references import of_python_itself
 from driftscope.records.files import bounded_text
 
 _COLUMNS = ("name", "a", "b", "inputs")
@@ -91,6 +92,9 @@ def _in_list(path: Path) -> dict[str, Pair]:
             for number, line in enumerate(lines, 2):
                 a, b = (str(line.get(side) or "").strip() for side in "ab")
                 name = str(line.get("name") or "").strip() or f"{a} | {b}"
+                own = next((side for side in (a, b) if of_python_itself(side)), None)
+                if own is not None:
+                    raise InputError(f"line {number} of {str(path)!r}: {own[:80]!r} belongs to Python itself")
                 if not a or not b or None in line or name in pairs:
                     wrong = f"repeats the name {name!r}" if name in pairs else "does not name two programs"
                     raise InputError(f"line {number} of {str(path)!r} {wrong}")
