@@ -18,7 +18,7 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.cheap_products import rounding_to
-from driftscope.explain.native.replays import WAYS, Way, correlation, either, same_bits
+from driftscope.explain.native.replays import CHIRP, WAYS, Way, correlation, either, same_bits
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Kind, Lifted, LiftedOutput, Step
@@ -290,7 +290,8 @@ def native_drifts(
         return found
     if kept is not None:
         kept.update((name, error.drift) for name, error in errors.items())
-    causes = _reproduced(graph, natives, errors)
+    transforms = any(d.where.operator and "DFT" in d.where.operator for d in found if d.outside)
+    causes = _reproduced(graph, natives, errors, (CHIRP, *WAYS) if transforms else WAYS)
     return [replace(d, cause=causes.get(d.value, {})) for d in found]
 
 
@@ -312,12 +313,12 @@ def with_errors(graph: Lifted, errors: Mapping[str, torch.Tensor], seed: int | N
 
 
 def _reproduced(
-    graph: Lifted, natives: Mapping[str, torch.Tensor], errors: Mapping[str, Outlier]
+    graph: Lifted, natives: Mapping[str, torch.Tensor], errors: Mapping[str, Outlier], ways: Sequence[Way]
 ) -> dict[str, Mapping[str, object]]:
     """For values outside their floor the replay of the operator alone that predicts its error, where one does."""
     found: dict[str, list[tuple[Way, tuple[float, float]]]] = {}
     kinds = {error.kind for error in errors.values()}
-    for way in WAYS:
+    for way in ways:
         # Weights are what they are here, and whether they were rounded too makes no difference to one operator.
         if way.weights is not None or not way.acts_on(kinds):
             continue

@@ -21,6 +21,7 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.half.simulation import Anatomy, DeclaredFormats, anatomy_of
 from driftscope.explain.native.cheap_products import Changed, rounding_to
+from driftscope.explain.native.chirps import Chirped
 from driftscope.lift.evidence import Evidence, SideLift
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Observer, Origin, Step
@@ -61,6 +62,8 @@ class Way:
         Whether products of stacks of matrices are computed so too, or those of two matrices alone.
     kind : str
         ``"format"`` for a cheaper format, ``"order"`` for another order of additions in the declared one.
+    chirps : bool
+        Whether Fourier transforms are computed by a chirp with angles in float32.
     """
 
     name: str
@@ -73,20 +76,22 @@ class Way:
     matrices: bool = False
     stacks: bool = True
     kind: str = "format"
+    chirps: bool = False
 
     def acts_on(self, kinds: Container[Kind], weights: bool = True) -> bool:
         """Whether anything changes in a graph with steps of these kinds, and with stored weights or without."""
         sums = self.total is not None and (Kind.DOT in kinds or (Kind.SUM in kinds and self.factors is None))
         factors = self.factors is not None and Kind.DOT in kinds
         if self.results is None:
-            return sums or factors or (self.weights is not None and weights)
+            return self.chirps or sums or factors or (self.weights is not None and weights)
         return self.weights is None or weights
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Compute products and sums this way inside the block."""
         if self.factors is None and self.total is None:
-            yield
+            with Chirped() if self.chirps else contextlib.nullcontext():
+                yield
             return
         factors = None if self.factors is None else rounding_to(self.factors, self.ties)
         total = None if self.total is None else rounding_to(self.total)
@@ -107,6 +112,9 @@ def _narrow(name: str) -> list[Way]:
         Way(f"{name} weights", weights=name),
     ]
 
+
+#: Of one operator alone: what onnxruntime does with lengths that are no power of two.
+CHIRP = Way("a transform by a chirp whose angles are float32", chirps=True)
 
 #: What is tried, the likelier first.
 WAYS: tuple[Way, ...] = (

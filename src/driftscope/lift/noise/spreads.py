@@ -68,6 +68,8 @@ class Model:
             return error_model.interpolated(spread, units, _farthest(step), stored_coordinates=on_grid)
         if _named(step, ("fft",)):
             return error_model.fourier(units, step.rounding.length)
+        if self.kernels.fourier is not None and _named(step, ("dft", "stft")):
+            return error_model.measured_fourier(units, self.kernels.fourier(step.rounding.length))
         if squares is None and step.rounding.kind in (Kind.ROUND, Kind.FUNCTION):
             return replace(spread, terms=0.0)
         if spread.terms and squares is None:
