@@ -10,8 +10,6 @@ Two pieces are put together and added to every other column of a longer tensor. 
 # The model, and an example of it. ``z`` is twice as long as ``x`` and ``y`` together.
 
 # sphinx_gallery_thumbnail_path = 'docs/images/shapes-light.png'
-import textwrap
-
 import torch
 from torch.export import Dim
 
@@ -33,7 +31,7 @@ batch, dx, dy = Dim("batch"), Dim("dx"), Dim("dy")
 try:
     dx + dy
 except NotImplementedError as error:
-    print(textwrap.fill(str(error), 96))
+    print(error)
 
 # %%
 # A dimension of its own for ``z`` is refused by torch. The check repairs the spec and says what the refusal meant, in
@@ -44,8 +42,9 @@ spec = {"x": {0: batch, 1: dx}, "y": {0: batch, 1: dy}, "z": {0: batch, 1: dz}}
 report = ds.check_shapes(model, example, dynamic=spec)
 for finding in report.findings:
     if finding.code in ("S001", "S003"):
-        for words in (finding.what, f"   why: {finding.why}", f"   fix: {finding.fix}"):
-            print(textwrap.fill(words, 96, subsequent_indent="        "))
+        print(finding.what)
+        print("   why:", finding.why)
+        print("   fix:", finding.fix)
 
 # %%
 # Every way of exporting was asked at the same shapes. Being accepted is not the question; how many shapes are kept is.

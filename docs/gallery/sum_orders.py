@@ -10,7 +10,6 @@ One sum, four kernels, four orders: revealed from the outside, drawn, replayed w
 
 # sphinx_gallery_thumbnail_path = 'docs/images/accumulation-light.png'
 import os
-import textwrap
 
 import numpy as np
 import torch
@@ -39,7 +38,7 @@ found["torch.sum"]
 # %%
 # Two of them, in two sentences.
 
-print(textwrap.fill(found["numpy.sum"].explain(found["torch.sum"]), 96))
+print(found["numpy.sum"].explain(found["torch.sum"]))
 
 # %%
 # Same terms, other bits. A revealed order computes the kernel's bits without the kernel; the exact sum knows no order.

@@ -9,8 +9,9 @@ from torch import nn
 import driftscope as ds
 from driftscope.lift.onnx.graph import LiftedOnnx
 from driftscope.lift.reconcile import matching
-from driftscope.lift.reconcile.certify import _Constants, _exact_matches
+from driftscope.lift.reconcile.certify import _exact_matches
 from driftscope.lift.reconcile.matching import ulp
+from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.steps import Constant, Origin
 from driftscope.lift.torch.tape import TorchTape
 from driftscope.records.finding import Where
@@ -34,7 +35,7 @@ def fingerprints(count: int, other_seed: int, monkeypatch: pytest.MonkeyPatch) -
     read: list[int] = []
     real = matching.fingerprint
     monkeypatch.setattr(matching, "fingerprint", lambda value: read.append(value.numel()) or real(value))
-    a, b = _Constants(Weights(count, 0), []), _Constants(Weights(count, other_seed), [])  # type: ignore[arg-type]
+    a, b = ReconciledSide(Weights(count, 0), []), ReconciledSide(Weights(count, other_seed), [])  # type: ignore[arg-type]
     _exact_matches(b, a.constants, a.index)
     _exact_matches(a, b.constants, b.index)
     monkeypatch.undo()

@@ -275,22 +275,19 @@ def test_the_floor_at_float64_is_scaled_from_a_float32_sample_without_another_ru
 
 
 @pytest.mark.parametrize(
-    ("chain", "runs"),
+    "chain",
     [
-        (Chain(values(500), torch.float16, (square, DOT)), 1),  # accumulates in float32: two unit roundoffs
-        (
-            Chain(values(500, scale=3000.0), torch.float32, (torch.exp, ROUND), (torch.sin, ROUND)),
-            2,
-        ),  # not linear, nor nearer to float64
+        Chain(values(500), torch.float16, (square, DOT)),  # accumulates in float32: two unit roundoffs
+        Chain(values(500, scale=3000.0), torch.float32, (torch.exp, ROUND), (torch.sin, ROUND)),  # not linear
     ],
     ids=["float16", "chaotic"],
 )
-def test_a_sample_that_cannot_be_scaled_is_measured_again(chain, runs):
+def test_a_sample_that_cannot_be_scaled_is_measured_again(chain):
     clean = chain.run()
     ordinary = noise_sample(chain, clean)
     before = chain.runs
     floor64_sample(chain, clean, ordinary)
-    assert chain.runs == before + runs
+    assert chain.runs == before + 1
 
 
 def test_outputs_without_floats_have_no_noise():

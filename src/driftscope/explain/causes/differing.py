@@ -39,8 +39,6 @@ _PATHS = 3
 _MOST_ALONE = 6
 # Drift that deep programs make in float64, and the share of what was that may be left of it.
 _DEEP, _LEFT = 1e-10, 1e-3
-# Share of the program's own drift below which a piece's, in its own unit, says nothing.
-_TELLING = 1e-3
 # Changed tensors up to which each is told by itself.
 _MOST_TOLD = 12
 
@@ -109,6 +107,8 @@ class _Case:
         self.matched: Matched = match_weights(
             *self.constants, settled, lambda: {} if self.a is None else folded_values(self.a)
         )
+        inside = [replace(c, frontier=True) for c in self.constants[1] if not c.frontier and c.origin is Origin.WEIGHT]
+        self.inner = match_weights(self.constants[0], inside, settled).changed if inside else []
         self.search = Search(self.a, self.b, self._agrees, self.repaired, self.matched.first_names())
 
     def findings(self) -> list[Finding]:
@@ -140,6 +140,17 @@ class _Case:
     def _works(self, changed: Sequence[ChangedWeight]) -> bool:
         return self._whole({c.constant.name: c.value for c in changed})
 
+    def _works_inside(self, changed: Sequence[ChangedWeight]) -> bool:
+        """The same for weights that constant subgraphs read: what is computed from them follows."""
+        inside = {**{r.name: r.value for r in self.known.inner_b}, **{c.constant.name: c.value for c in changed}}
+        tables = [r.name for r in self.known.repairs_b if r.constant.origin is Origin.COMPUTED]
+        stored = {n: v for n, v in self.repaired.items() if n not in tables}
+        try:
+            values = {} if self.b is None else self.b.constant_values(replace={**stored, **inside})
+        except (CannotLift, DriftscopeError, RuntimeError):
+            return False
+        return self._whole({**inside, **{n: values[n] for n in tables if n in values}})
+
     def _whole(self, replace: Mapping[str, torch.Tensor], graph: Lifted | None = None) -> bool:
         """Whether the outputs of B, or of an edited B, are A's with these constants."""
         whole = graph or self.b
@@ -155,13 +166,13 @@ class _Case:
 
     def _guilty_weights(self) -> list[ChangedWeight]:
         """The changed weights that make B the same function when A's take their places; [] when they do not."""
-        changed = self.matched.changed
-        if not changed:
-            return []
-        if self._works(changed):
-            return list(changed)
-        alone = [[c] for c in changed] if 1 < len(changed) <= _MOST_ALONE else []
-        return next((one for one in alone if self._works(one)), [])
+        # A table that is computed from another weight is not A's either: the weight comes first.
+        for changed, works in ((self.inner, self._works_inside), (self.matched.changed, self._works)):
+            alone = [[c] for c in changed] if 1 < len(changed) <= _MOST_ALONE else []
+            found = next((some for some in ([*changed], *alone) if some and works(some)), [])
+            if found:
+                return found
+        return []
 
     def _weight_finding(
         self,
@@ -305,22 +316,15 @@ class _Case:
             return parting.first or parting.step
         return cause.step or parting.step
 
-    def _off(self, place: TriedPlace, end: str) -> str:
-        """What the piece is off by, where that says something: beside a mask of -1e9 all else is nothing."""
-        whole, created = self.output.lifted, place.created
-        finite = whole is not None and whole == whole
-        if not finite or (created is not None and created < _TELLING * (whole or 0.0)):
-            return ""
-        amount = "" if created is None else f" by {share(created)}"
-        return f": given A's inputs, {end or 'its output'} is off{amount}"
-
     def _parting_finding(self, place: TriedPlace, cause: Reason | None) -> Finding:
         parting = place.parting
         step, other = self._named(parting, cause), parting.counterpart
-        # What is measured, and what has a counterpart, is the end of the piece.
-        end = "" if step.name == parting.step.name else parting.step.name
-        what = f"not the same function from {step.name} ({step.operator}) on{self._off(place, end)}{self._at_the_end()}"
-        why, fix, verified = told(cause, other, end)
+        amount = "" if place.created is None else f" by {share(place.created)}"
+        what = (
+            f"not the same function from {step.name} ({step.operator}) on: given A's inputs, its output is off{amount}"
+            f"{self._at_the_end()}"
+        )
+        why, fix, verified = told(cause, other)
         numbers = {**self.numbers, "created": place.created, "tried": place.tried,
                    "piece": [s.name for s in parting.piece],
                    **({} if cause is None else {"cause": cause.why})}  # fmt: skip

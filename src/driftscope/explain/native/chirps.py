@@ -50,4 +50,5 @@ def _chirped(x: torch.Tensor, sign: float) -> torch.Tensor:
     filter_[:length] = conjugate
     filter_[size - length + 1 :] = conjugate[1:].flip(0)
     product = torch.fft.fft(x * chirp, n=size) * torch.fft.fft(filter_)
-    return torch.fft.ifft(product)[..., :length] * chirp
+    found: torch.Tensor = torch.fft.ifft(product)[..., :length] * chirp
+    return found

@@ -117,7 +117,7 @@ class GraphEvaluation:
             self._structured(plan, operator, values)
             return
         if operator.constant is None:
-            constant = all(v is None or v.constant for v in values)
+            constant = all(v is None or v.constant for v in values) and not self._other_numbers(plan)
         else:
             constant = operator.constant
         if constant:
@@ -131,6 +131,12 @@ class GraphEvaluation:
         if operator.constant:
             self._seen.sizes.update(zip(plan.outputs, outputs, strict=False))
         self._keep(plan, outputs)
+
+    def _other_numbers(self, plan: NodePlan) -> bool:
+        """Whether a float attribute of a node is replaced: then it is evaluated again, in float64."""
+        return bool(self._replace) and any(
+            f"{plan.name}.{a}" in self._replace for a in {*plan.attributes, *plan.defaults}
+        )
 
     def _lifted_inputs(self, plan: NodePlan, operator: Operator, values: Sequence[Value | None]) -> list[Any]:
         tensors: list[Any] = []
@@ -192,8 +198,13 @@ class GraphEvaluation:
 
     def _keep(self, plan: NodePlan, outputs: Sequence[Value]) -> None:
         for name, value in zip(plan.outputs, outputs, strict=False):
-            if name:
-                self._values[name] = value
+            if not name:
+                continue
+            # A computed constant that is replaced, of others that are replaced: it is no constant any more.
+            new = None if value.constant else self._replace.get(name)
+            if new is not None and is_inexact(value.format):
+                value = Value(new.to(device=self.device, dtype=torch.float64), value.format, False)
+            self._values[name] = value
 
     def _is_said(self, error: Exception) -> bool:
         """Whether an error out of an operator goes on as it is: an observer's own, or one that says it all.
@@ -253,12 +264,12 @@ class GraphEvaluation:
         known = self._seen.attributes.get(full)
         if known is None:
             tensor = torch.tensor(stored, dtype=torch.float32)
-            known = Constant(full, tensor, Origin.ATTRIBUTE, node.plan.where)
+            known = Constant(full, tensor, Origin.ATTRIBUTE, node.plan.where, node.lifted)
             self._seen.attributes[full] = known
         replacement = self._replace.get(full)
         if replacement is not None:
             return replacement.to(device=self.device, dtype=torch.float64).reshape(())
-        return float(known.value)
+        return float(known.value) if node.lifted else stored
 
     # -- what operators ask -------------------------------------------------------------------------------
 
@@ -338,38 +349,6 @@ class GraphEvaluation:
             old if new is None or constant else Value(new, old.format, False)
             for old, new in zip(outputs, replaced, strict=True)
         ]
-
-
-class ConstantEvaluation(GraphEvaluation):
-    """Evaluates the part of a graph that depends on no input, in float64."""
-
-    def values_of(self, plan: GraphPlan, sizes: Mapping[str, Value]) -> dict[str, torch.Tensor]:
-        """Give every real value that nodes compute from stored constants and ``sizes``, by name."""
-        self._stored.update(plan.stored)
-        self._values.update(sizes)
-        found: dict[str, torch.Tensor] = {}
-        for node in plan.nodes:
-            if node.operator is not None and (node.operator.values or node.operator.constant is not None):
-                continue
-            if not node.inputs or not all(not name or self._knows(name) for name in node.inputs):
-                continue
-            try:
-                self._node(node)
-            except CannotLift:
-                continue
-            for name in node.outputs:
-                value = self._values.get(name)
-                if value is not None and isinstance(value.data, torch.Tensor) and is_inexact(value.format):
-                    found[name] = value.data if not value.constant else self._frontier(value, name, None).data
-        return found
-
-    def _knows(self, name: str) -> bool:
-        return name in self._values or name in self._stored
-
-    def _read(self, name: str, reader: NodePlan | None) -> Value:
-        value = super()._read(name, reader)
-        # A constant float is lifted from the start, so that nothing that follows is evaluated natively.
-        return self._frontier(value, name, None) if value.constant and is_inexact(value.format) else value
 
 
 def _tensors(values: Iterable[Any]) -> list[torch.Tensor | None]:

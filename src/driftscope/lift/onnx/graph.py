@@ -16,8 +16,9 @@ from driftscope.errors import CannotLift, InputError
 from driftscope.lift.constant_cache import LiftedConstants
 from driftscope.lift.onnx import contrib as _contrib  # noqa: F401  (fills the table of operators)
 from driftscope.lift.onnx import ops as _operators  # noqa: F401  (fills the table of operators)
+from driftscope.lift.onnx.constant_values import ConstantEvaluation
 from driftscope.lift.onnx.element_types import Format, is_float, lifted_storage, storage, to_format, to_storage
-from driftscope.lift.onnx.evaluation import ConstantEvaluation, GraphEvaluation, Seen
+from driftscope.lift.onnx.evaluation import GraphEvaluation, Seen
 from driftscope.lift.onnx.functions import expand
 from driftscope.lift.onnx.plan import GraphPlan, NodePlan, Planner
 from driftscope.lift.onnx.registry import Value, strings

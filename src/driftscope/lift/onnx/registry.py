@@ -167,7 +167,7 @@ class Node:
         float().
         """
         stored = float(self._required(name, default))
-        return self.evaluation.attribute(self, name, stored) if self.lifted else stored
+        return self.evaluation.attribute(self, name, stored)
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
         """A list of floats that only configures the operator (never a constant of the graph)."""

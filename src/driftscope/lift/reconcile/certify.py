@@ -9,7 +9,7 @@ end is one number, the lifted drift of the *whole* of B with the repaired consta
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,8 @@ from driftscope.lift.finer import evaluate as finer
 from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.reconcile import folds, matching, scalars, subgraphs
 from driftscope.lift.reconcile.matching import Repair, WeightIndex
-from driftscope.lift.reconcile.solving import Residual, solve_scalars
+from driftscope.lift.reconcile.sides import ReconciledSide, is_tensor
+from driftscope.lift.reconcile.solving import solve_scalars
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 
 
@@ -54,6 +55,8 @@ class Reconciled:
         By pair: what an evaluation finer than float64 gave, where float64 could not decide.
     losses : pair of Loss or None
         Of each side: where its formula loses most digits, known from that evaluation.
+    inner_b : list of Repair
+        Of constants that only constant subgraphs of B read.
     """
 
     outputs_a: list[LiftedOutput]
@@ -66,6 +69,7 @@ class Reconciled:
     repairs_b: list[Repair] = field(default_factory=list)
     finer: dict[int, dict[str, float]] = field(default_factory=dict)
     losses: tuple[Loss | None, Loss | None] = (None, None)
+    inner_b: list[Repair] = field(default_factory=list)
 
     @property
     def same_function(self) -> bool:
@@ -169,25 +173,11 @@ def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairi
 _PROVEN = 2.0**-60
 
 
-class _Constants:
-    """One program's constants, and which of them are nothing of the other's."""
-
-    def __init__(self, graph: Lifted, outputs: Sequence[LiftedOutput]):
-        self.graph = graph
-        floats = [o.format for o in outputs if o.format is not None and o.format.is_floating_point]
-        self.single = bool(floats) and all(f.itemsize <= 4 for f in floats)
-        self.constants = matching.as_stored(graph.constants())
-        self.index = WeightIndex(self.constants)
-        self.left: list[Constant] = []
-        # Of constants that only constant subgraphs read: the outputs do not depend on them directly.
-        self.inner: list[Repair] = []
-
-
 class _Attempt:
     """One attempt at making two programs the same function, step by step."""
 
     def __init__(self, a: Lifted, b: Lifted, result: Reconciled, pairing: OutputPairing, thresholds: Thresholds):
-        self.a, self.b = _Constants(a, result.plain_a), _Constants(b, result.plain_b)
+        self.a, self.b = ReconciledSide(a, result.plain_a), ReconciledSide(b, result.plain_b)
         self.result, self.pairing, self.thresholds = result, pairing, thresholds
 
     def take(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
@@ -206,14 +196,6 @@ class _Attempt:
         """Put further repairs in force only when that makes both the same function."""
         self._take_if(lambda before, after: all(within(d) for d in after), repairs_a, repairs_b)
 
-    def either(self) -> Iterator[_Turn]:
-        """Go through B and then A, until they are one function: a side, the other, its repairs, and how to add some."""
-        result = self.result
-        if not result.same_function:
-            yield self.b, self.a, result.repairs_b, lambda found: self.take_if_certified([], found)
-        if not result.same_function:
-            yield self.a, self.b, result.repairs_a, lambda found: self.take_if_certified(found, [])
-
     def take_if_closer(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
         """Put further repairs in force unless they carry the programs apart: then they were no repairs."""
         self._take_if(lambda before, after: _furthest(after) <= _APART * _furthest(before), repairs_a, repairs_b)
@@ -222,6 +204,8 @@ class _Attempt:
         self, wanted: Callable[[list[Ratio], list[Ratio]], bool], repairs_a: Sequence[Repair],
         repairs_b: Sequence[Repair],
     ) -> None:  # fmt: skip
+        if not repairs_a and not repairs_b:
+            return
         kept = dataclasses.replace(self.result)
         self.take(repairs_a, repairs_b)
         if not wanted(kept.drifts, self.result.drifts):
@@ -229,7 +213,6 @@ class _Attempt:
                 setattr(self.result, each.name, getattr(kept, each.name))
 
 
-_Turn = tuple[_Constants, _Constants, list[Repair], Callable[[Sequence[Repair]], None]]
 # Of two roundings that happened to cancel, mending one alone may show the other.
 _APART = 2.0
 
@@ -257,48 +240,39 @@ def _exact(attempt: _Attempt) -> None:
     # A number that A itself stores rounded is traced first, so that B is traced to the same exact number.
     repairs_b = _exact_matches(b, _with_exact_scalars(a.constants, repairs_a), a.index)
     repairs_a = _one_side_only(repairs_a, repairs_b)
+    attempt.result.inner_b = b.inner
     attempt.take(repairs_a, repairs_b)
 
 
-def _exact_matches(side: _Constants, others: Sequence[Constant], index: WeightIndex) -> list[Repair]:
+def _exact_matches(side: ReconciledSide, others: Sequence[Constant], index: WeightIndex) -> list[Repair]:
     pool = scalars.numbers(others)
     repairs: list[Repair] = []
     for constant in side.constants:
-        if constant.value.is_complex():
-            # A table of rotations or a transformed filter: nobody rounds one, but native code computes it.
-            side.left += [constant] if constant.frontier and not _has_twin(constant, others) else []
-            continue
         if not constant.value.dtype.is_floating_point:
-            continue
-        if not constant.frontier:
-            found = _match_tensor(constant, index) if _may_be_rounded(constant) else None
-            side.inner += [] if found is None else [found]
             continue
         candidates = scalars.scalar_candidates(constant, pool, side.single)
         if len(candidates) == 1 or (candidates and not candidates[0].derived):
             value = torch.full(constant.value.shape, candidates[0].value, dtype=torch.float64)
-            repairs.append(Repair(constant.name, value, "scalar", candidates[0].words, constant))
-        elif _is_tensor(constant):
+            found = Repair(constant.name, value, "scalar", candidates[0].words, constant)
+            (repairs if constant.frontier else side.inner).append(found)
+        elif not constant.frontier:
+            inner = _match_tensor(constant, index) if _may_be_rounded(constant) else None
+            side.inner += [] if inner is None else [inner]
+            if inner is None and _may_be_rounded(constant) and not index.holds(constant.value):
+                side.inner_left.append(constant)
+        elif is_tensor(constant):
             if index.holds(constant.value, side.index.fingerprint(constant)):
                 continue
-            found = _match_tensor(constant, index)
-            if found is None:
+            weight = _match_tensor(constant, index)
+            if weight is None:
                 side.left.append(constant)
-            elif not torch.equal(found.value, constant.value.to(torch.float64)):
-                repairs.append(found)
+            elif not torch.equal(weight.value, constant.value.to(torch.float64)):
+                repairs.append(weight)
     return repairs
 
 
-def _has_twin(constant: Constant, others: Sequence[Constant]) -> bool:
-    return any(c.value.dtype == constant.value.dtype and torch.equal(c.value, constant.value) for c in others)
-
-
-def _is_tensor(constant: Constant) -> bool:
-    return constant.value.numel() > 1 and matching.uniform(constant) is None
-
-
 def _may_be_rounded(constant: Constant) -> bool:
-    return constant.origin is Origin.WEIGHT and _is_tensor(constant) and constant.value.dtype != torch.float64
+    return constant.origin is Origin.WEIGHT and is_tensor(constant) and constant.value.dtype != torch.float64
 
 
 def _match_tensor(constant: Constant, index: WeightIndex) -> Repair | None:
@@ -324,28 +298,36 @@ def _one_side_only(repairs_a: list[Repair], repairs_b: list[Repair]) -> list[Rep
 def _constant_subgraphs(attempt: _Attempt) -> None:
     """Constant subgraphs in float64, on the side that computes them and on the side that stores their results."""
     limit = attempt.thresholds.large
-    sides = (attempt.a, attempt.b), (attempt.result.repairs_a, attempt.result.repairs_b)
+    both = (attempt.a, attempt.b)
+    sides = both, (attempt.result.repairs_a, attempt.result.repairs_b)
     found = [
-        subgraphs.evaluate(side.graph, _values([*_of_weights(repairs), *side.inner]), seed=k)
+        subgraphs.evaluate(side.graph, _values([*_of_weights(repairs), *side.inner]), k, side.own(both[1 - k]))
         for k, (side, repairs) in enumerate(zip(*sides, strict=True))
     ]
-    both = (attempt.a, attempt.b)
-    # What both sides natively have in common may stay as it is: exact matches were made to it.
+    # What both sides natively have in common may stay as it is, if nothing that it is computed from is repaired.
     computed = [
         subgraphs.computed_repairs([*side.left, *(r.constant for r in repairs)], own, limit)
-        for side, repairs, own in zip(both, sides[1], found, strict=True)
+        for side, repairs, own in zip(*sides, found, strict=True)
     ]
+    shared = [side.shared(repairs) if any(computed) else [] for side, repairs in zip(*sides, strict=True)]
+    computed = [
+        [*c, *subgraphs.computed_repairs(s, own, limit)] for c, s, own in zip(computed, shared, found, strict=True)
+    ]
+    factors = [subgraphs.factors_of(side.constants, repairs) for side, repairs in zip(*sides, strict=True)]
+    # Where both have folded something, what B computes is taken for what A computes, and not the other way round.
+    computed[1] = _merged(computed[1], subgraphs.paired_repairs(computed[1], found[1], found[0], limit, factors[0]))
     tensors: list[list[Repair]] = []
     for k, side in enumerate(both):
         # An exact match to a native value that is replaced now has to be made anew.
         replaced = {r.name for r in computed[1 - k]}
         again = [r.constant for r in sides[1][k] if replaced & set(r.sources)]
-        stored = [c for c in [*side.left, *again] if c.origin is Origin.WEIGHT]
-        tensors.append([*computed[k], *subgraphs.stored_repairs(stored, found[1 - k], limit)])
+        twins = side.holding(shared[1 - k])
+        stored = [c for c in [*side.left, *again, *twins] if c.origin is Origin.WEIGHT]
+        tensors.append([*computed[k], *subgraphs.stored_repairs(stored, found[1 - k], limit, factors[1 - k])])
         names = {r.name for r in tensors[-1]}
-        side.left = [c for c in side.left if c.name not in names and not c.value.is_complex()]
+        side.left = [c for c in side.left if c.name not in names]
     numbers = [
-        subgraphs.computed_repairs([c for c in side.constants if not _is_tensor(c)], own, limit)
+        subgraphs.computed_repairs([c for c in side.constants if not is_tensor(c)], own, limit)
         for side, own in zip(both, found, strict=True)
     ]
     attempt.take(*tensors)
@@ -362,36 +344,39 @@ def _of_weights(repairs: Sequence[Repair]) -> list[Repair]:
 
 def _affine(attempt: _Attempt) -> None:
     """Stored tensors that are another program's affine piece, folded."""
-    ulps = attempt.thresholds.constant_ulps
-    a, b = attempt.a, attempt.b
-    repairs_b = folds.match_folds(b.left, a.graph, a.constants, ulps, a.index) if b.left else []
+    a, b, result, ulps = attempt.a, attempt.b, attempt.result, attempt.thresholds.constant_ulps
+    repairs_b = folds.match_folds(b.left, a.graph, a.constants, ulps, a.index, result.repairs_a)
     sources = {name for repair in repairs_b for name in repair.sources}
     left = [c for c in a.left if c.name not in sources]
-    repairs_a = folds.match_folds(left, b.graph, b.constants, ulps, b.index) if left else []
+    repairs_a = folds.match_folds(left, b.graph, b.constants, ulps, b.index, result.repairs_b)
     attempt.take_if_closer(repairs_a, repairs_b)
 
 
 def _refold(attempt: _Attempt) -> None:
     """Try folds for weights that look untouched: in a narrow format a factor close to 1 changes no bit of them."""
-    ulps = attempt.thresholds.constant_ulps
-    for side, other, repairs, put in attempt.either():
-        settled = {r.name for r in repairs}
-        held = [c for c in side.constants if c.frontier and c.name not in settled and matching.is_narrow_tensor(c)]
-        refolded = folds.match_folds(held, other.graph, other.constants, ulps) if held else []
-        put([r for r in refolded if not torch.equal(r.value, r.constant.value.to(torch.float64))])
+    a, b = attempt.a, attempt.b
+    settled = {r.name for r in attempt.result.repairs_b}
+    held = [c for c in b.constants if c.frontier and c.name not in settled and _is_narrow_tensor(c)]
+    refolded = folds.match_folds(held, a.graph, a.constants, attempt.thresholds.constant_ulps)
+    refolded = [r for r in refolded if not torch.equal(r.value, r.constant.value.to(torch.float64))]
+    attempt.take_if_certified([], refolded)
+
+
+def _is_narrow_tensor(constant: Constant) -> bool:
+    return constant.value.numel() > 1 and constant.value.dtype in (torch.float16, torch.bfloat16)
 
 
 # --- scalars nobody wrote --------------------------------------------------------------------------------------
 
 
 def _solve(attempt: _Attempt) -> None:
-    """Look for the scalars of one side, each within half an ulp of what is stored, that make it equal to the other."""
-    result, pairs = attempt.result, attempt.pairing.indices
-    for side, other, repairs, put in attempt.either():
-        own, wanted = result.outputs_b, Residual(result.outputs_a, pairs)
-        if side is attempt.a:
-            own, wanted = result.outputs_a, Residual(result.outputs_b, [(j, i) for i, j in pairs])
-        put(solve_scalars(side.graph, side.constants, other.constants, _values(repairs), own, wanted))
+    """Look for the scalars of B, each within half an ulp of what is stored, that make B equal to A."""
+    result, b = attempt.result, attempt.b
+    solved = solve_scalars(
+        b.graph, b.constants, attempt.a.constants, _values(result.repairs_b),
+        result.outputs_a, result.outputs_b, attempt.pairing.indices,
+    )  # fmt: skip
+    attempt.take_if_certified([], solved)
 
 
 _STEPS: tuple[Callable[[_Attempt], None], ...] = (_exact, _constant_subgraphs, _affine, _refold, _solve)

@@ -16,7 +16,7 @@ import bisect
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,7 +37,7 @@ from driftscope.lift.reconcile.matching import (
     uniform,
 )
 from driftscope.lift.reconcile.scalars import MeantNumber, numbers
-from driftscope.lift.steps import Constant, Lifted, Origin
+from driftscope.lift.steps import Constant, Lifted, Observer, Origin, Step
 from driftscope.records.finding import Where
 
 _BLOCKS = (16, 8, 4)  # channels per block of onnxruntime's blocked convolutions, by processor
@@ -70,11 +70,13 @@ class Folds:
         The program; it is run once to read its graph.
     constants : sequence of Constant
         Its constants.
+    meant : mapping of str to Tensor
+        What constants of it are meant to be, where that is not what is stored.
     """
 
-    def __init__(self, graph: Lifted, constants: Sequence[Constant]):
+    def __init__(self, graph: Lifted, constants: Sequence[Constant], meant: Mapping[str, torch.Tensor] | None = None):
         pieces = AffinePieces()
-        graph.run(observe=pieces)
+        graph.run(observe=_as_meant(pieces, meant) if meant else pieces)
         found = [c for piece in pieces.folded for c in _candidates(piece)]
         self._candidates = sorted(found, key=lambda c: c.norms[1])
         self._sizes = [c.norms[1] for c in self._candidates]
@@ -138,8 +140,9 @@ class Folds:
 
 
 def match_folds(
-    left: Sequence[Constant], other: Lifted, others: Sequence[Constant], ulps: float, index: WeightIndex | None = None
-) -> list[Repair]:
+    left: Sequence[Constant], other: Lifted, others: Sequence[Constant], ulps: float, index: WeightIndex | None = None,
+    repairs: Sequence[Repair] = (),
+) -> list[Repair]:  # fmt: skip
     """Match stored tensors that nothing else explains with the folds the other program's graph allows.
 
     Parameters
@@ -152,8 +155,28 @@ def match_folds(
     ulps : float
     index : WeightIndex or None
         The other program's weights: a tensor may be joined of folds and weights (query, key and value).
+    repairs : sequence of Repair
+        In force in the other program: what is folded from a constant subgraph is meant as that is.
     """
-    folds = Folds(other, others)
+    tables = [r for r in repairs if r.kind == "table"]
+    found = _matches(left, Folds(other, others, {r.name: r.value for r in tables}), ulps, index) if left else []
+    names = {r.name for r in found}
+    rest = [c for c in left if c.name not in names]
+    return found + (_matches(rest, Folds(other, others), ulps, index) if rest and tables else [])
+
+
+def _as_meant(pieces: AffinePieces, meant: Mapping[str, torch.Tensor]) -> Observer:
+    """Let pieces be read with constants as they are meant."""
+
+    def see(step: Step) -> None:
+        given = zip(step.input_names, step.inputs, step.held or [False] * len(step.inputs), strict=True)
+        inputs = [meant[name].to(x) if held and x is not None and name in meant else x for name, x, held in given]
+        pieces(dataclasses.replace(step, inputs=inputs))
+
+    return see
+
+
+def _matches(left: Sequence[Constant], folds: Folds, ulps: float, index: WeightIndex | None) -> list[Repair]:
     repairs = []
     for constant in left:
         found = folds.match(constant, ulps)

@@ -9,6 +9,7 @@ computes it, and on the other side where a stored tensor is the same table.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +18,17 @@ import torch
 
 from driftscope.comparison.measuring.spread import drift_in_floors, finite, shared_sentinels
 from driftscope.lift.noise.injector import NoiseInjector
-from driftscope.lift.reconcile.matching import Repair, rearrangements
+from driftscope.lift.reconcile.matching import Repair, rearrangements, ulp, uniform
 from driftscope.lift.steps import Constant, Lifted, Origin
 from driftscope.numerics import error_model
 
-#: What a constant is that its own program computes from others.
-OWN = "what its own constants give in float64, rounded on the way"
 # A single noise sample says little about a table of a few elements, and is free there.
 _RUNS = 4
 _MANY = 1 << 20
 # Norms of a table and of its rounding agree this well, whatever the order of the elements.
 _ALIKE = 2e-2
+# And of a multiple of it, of which there are more to choose from.
+_FACTOR = 1e-3
 
 
 @dataclass(slots=True)
@@ -42,11 +43,14 @@ class Subgraphs:
         The same from repaired constants.
     noises : list of dict of str to Tensor
         What ordinary rounding did to each, once per noise run.
+    loose : dict of str to Tensor
+        What rounding constants that only this program stores does to the values that depend on them.
     """
 
     exact: dict[str, torch.Tensor]
     meant: dict[str, torch.Tensor]
     noises: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    loose: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def noise_of(self, name: str) -> list[torch.Tensor]:
         """The noise samples of one value, scaled so that their squares add up to its floor squared."""
@@ -54,7 +58,9 @@ class Subgraphs:
         return [n * len(found) ** -0.5 for n in found]
 
 
-def evaluate(graph: Lifted, repaired: Mapping[str, torch.Tensor], seed: int = 0) -> Subgraphs:
+def evaluate(
+    graph: Lifted, repaired: Mapping[str, torch.Tensor], seed: int = 0, own: Sequence[Constant] = ()
+) -> Subgraphs:
     """Evaluate the constant subgraphs of a program in float64, with and without the noise of ordinary rounding.
 
     Parameters
@@ -63,6 +69,8 @@ def evaluate(graph: Lifted, repaired: Mapping[str, torch.Tensor], seed: int = 0)
     repaired : mapping of constant name to float64 tensor
         Constants known to be another number, rounded.
     seed : int
+    own : sequence of Constant
+        Stored tensors that the other program does not have: what somebody computed ahead of time and stored.
     """
     exact = graph.constant_values()
     if not exact:
@@ -74,7 +82,21 @@ def evaluate(graph: Lifted, repaired: Mapping[str, torch.Tensor], seed: int = 0)
     for run in range(runs):
         noisy = graph.constant_values(observe=NoiseInjector(seed=seed + run, kernels=kernels))
         noises.append({name: finite(noisy[name] - value) for name, value in exact.items() if name in noisy})
-    return Subgraphs(exact, meant, noises)
+    loose: dict[str, torch.Tensor] = {}
+    if own:
+        moved = graph.constant_values(replace={**repaired, **{c.name: _restored(c, seed) for c in own}})
+        gaps = {name: finite(moved[name] - value) for name, value in meant.items() if name in moved}
+        loose = {name: gap for name, gap in gaps.items() if bool(gap.any())}
+    return Subgraphs(exact, meant, noises, loose)
+
+
+def _restored(constant: Constant, seed: int) -> torch.Tensor:
+    """A stored tensor, anywhere within the rounding of its format."""
+    stored = constant.value.to(torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    return stored + (torch.rand(stored.shape, generator=generator, dtype=torch.float64) - 0.5) * ulp(
+        stored, constant.value.dtype
+    )
 
 
 def computed_repairs(constants: Sequence[Constant], found: Subgraphs, limit: float) -> list[Repair]:
@@ -96,14 +118,15 @@ def computed_repairs(constants: Sequence[Constant], found: Subgraphs, limit: flo
         native = _wide(constant.value)
         if meant is None or native.shape != meant.shape or torch.equal(native, meant):
             continue
-        # Numbers that a program writes into a tensor are rounded to its format by no step of their own.
-        noises = [*found.noise_of(constant.name), _storing(exact, constant.value.dtype)]
-        if _is_rounding(native, exact, noises, limit):
-            repairs.append(Repair(constant.name, meant, "table", OWN, constant))
+        if _is_rounding(native, exact, found.noise_of(constant.name), limit):
+            words = "its constant subgraph evaluated in float64"
+            repairs.append(Repair(constant.name, meant, "table", words, constant))
     return repairs
 
 
-def stored_repairs(left: Sequence[Constant], found: Subgraphs, limit: float) -> list[Repair]:
+def stored_repairs(
+    left: Sequence[Constant], found: Subgraphs, limit: float, factors: Sequence[float] = ()
+) -> list[Repair]:
     """Match stored tensors with what the other program computes from constants.
 
     Parameters
@@ -113,38 +136,93 @@ def stored_repairs(left: Sequence[Constant], found: Subgraphs, limit: float) -> 
     found : Subgraphs
         Of the other program.
     limit : float
+    factors : sequence of float
+        Numbers of the other program that a table may have been multiplied by.
     """
-    sizes = {name: _norms(value) for name, value in found.exact.items() if value.numel() > 1}
-    by_count: dict[int, list[str]] = {}
-    for name in sizes:
-        by_count.setdefault(found.exact[name].numel(), []).append(name)
-    repairs = []
-    for constant in left:
-        repair = _match(constant, found, [(n, sizes[n]) for n in by_count.get(constant.value.numel(), ())], limit)
-        if repair is not None:
-            repairs.append(repair)
-    return repairs
+    table = _Tables(found, limit, factors)
+    repairs = (table.match(c, _wide(c.value), []) for c in left)
+    return [r for r in repairs if r is not None]
 
 
-def _match(
-    constant: Constant, found: Subgraphs, candidates: Sequence[tuple[str, tuple[float, float]]], limit: float
-) -> Repair | None:
-    if not candidates:
+def paired_repairs(
+    repairs: Sequence[Repair], own: Subgraphs, other: Subgraphs, limit: float, factors: Sequence[float] = ()
+) -> list[Repair]:
+    """Match what both programs compute from constants where one of them stores a part of that computed ahead of time.
+
+    An exporter folds a part of a constant subgraph and leaves the rest: in float64 the rest still carries the rounding
+    of that part. Where that is all the difference, the value is the other program's.
+
+    Parameters
+    ----------
+    repairs : sequence of Repair
+        Computed constants of one program that are rounding of their float64 values.
+    own, other : Subgraphs
+        Of the same program, and of the other one. What is matched is meant in ``own`` from now on.
+    limit : float
+    factors : sequence of float
+        Numbers of the other program that a value may have been multiplied by.
+    """
+    table = _Tables(other, limit, factors)
+    paired = []
+    for repair in repairs:
+        if repair.value.numel() > 1 and (repair.name in own.loose or other.loose):
+            floor = [*own.noise_of(repair.name), *(own.loose[n] for n in (repair.name,) if n in own.loose)]
+            found = table.match(repair.constant, repair.value, floor, None if repair.name in own.loose else other.loose)
+            if found is not None:
+                own.meant[found.name] = found.value
+                paired.append(found)
+    return paired
+
+
+def factors_of(constants: Sequence[Constant], repairs: Sequence[Repair]) -> list[float]:
+    """The numbers that a program may multiply a table by: those that it stores, as they are meant, and their roots."""
+    meant = {r.name: float(r.value.reshape(-1)[0]) for r in repairs if r.kind == "scalar"}
+    stored = {abs(meant.get(c.name, uniform(c) or 0.0)) for c in constants if c.value.dtype.is_floating_point}
+    found = {m for n in stored if n > 0.0 for m in (n, 1.0 / n, math.sqrt(n), 1.0 / math.sqrt(n))}
+    return sorted(found - {1.0})
+
+
+class _Tables:
+    """What a program computes from constants, by size; ``factors`` are numbers that it may be multiplied by."""
+
+    def __init__(self, found: Subgraphs, limit: float, factors: Sequence[float]):
+        self._found, self._limit, self._factors = found, limit, (1.0, *factors)
+        self._by_count: dict[int, list[tuple[str, tuple[float, float]]]] = {}
+        for name, value in found.exact.items():
+            if value.numel() > 1:
+                self._by_count.setdefault(value.numel(), []).append((name, _norms(value)))
+
+    def match(
+        self, constant: Constant, value: torch.Tensor, floor: Sequence[torch.Tensor],
+        among: Mapping[str, torch.Tensor] | None = None,
+    ) -> Repair | None:  # fmt: skip
+        """Find the table (of some, where these are given) that a value of a constant is, within the floors of both."""
+        candidates = self._by_count.get(value.numel(), [])
+        norms = _norms(value) if candidates else (0.0, 0.0)
+        for factor, (name, theirs) in itertools.product(self._factors, candidates):
+            close = _ALIKE if factor == 1.0 else _FACTOR
+            wanted = (abs(factor) * n for n in theirs)
+            if among is not None and name not in among:
+                continue
+            if all(math.isclose(one, other, rel_tol=close) for one, other in zip(norms, wanted, strict=True)):
+                meant = self._arranged(constant, value, name, factor, floor)
+                if meant is not None:
+                    words = f"{name}, computed natively" if factor == 1.0 else f"{name} times {factor:.6g}"
+                    return Repair(constant.name, meant.contiguous(), "table", words, constant, (name,))
         return None
-    stored = _wide(constant.value)
-    own = _norms(stored)
-    for name, norms in candidates:
-        if not all(math.isclose(one, other, rel_tol=_ALIKE) for one, other in zip(own, norms, strict=True)):
-            continue
-        exact = found.exact[name]
-        noises = [*found.noise_of(name), _storing(exact, constant.value.dtype)]
-        largest = max(float(n.abs().max()) for n in noises)
-        for arranged, *samples, meant in _alike([exact, *noises, found.meant.get(name, exact)], stored.shape):
-            near = float(finite(stored - arranged).abs().max()) <= 8.0 * limit * largest
-            if near and _is_rounding(stored, arranged, samples, limit):
-                words = f"{name}, computed natively"
-                return Repair(constant.name, meant.contiguous(), "table", words, constant, (name,))
-    return None
+
+    def _arranged(
+        self, constant: Constant, value: torch.Tensor, name: str, factor: float, floor: Sequence[torch.Tensor]
+    ) -> torch.Tensor | None:
+        exact = factor * self._found.exact[name]
+        noises = [*(factor * n for n in self._found.noise_of(name)), _storing(exact, constant.value.dtype)]
+        largest = max(float(n.abs().max()) for n in (*noises, *floor))
+        meant = factor * self._found.meant.get(name, self._found.exact[name])
+        for arranged, *samples, found in _alike([exact, *noises, meant], value.shape):
+            near = float(finite(value - arranged).abs().max()) <= 8.0 * self._limit * largest
+            if near and _is_rounding(value, arranged, [*samples, *floor], self._limit):
+                return found
+        return None
 
 
 def _alike(tensors: Sequence[torch.Tensor], shape: torch.Size) -> Iterator[tuple[torch.Tensor, ...]]:
@@ -165,6 +243,14 @@ def _is_rounding(native: torch.Tensor, exact: torch.Tensor, noises: Sequence[tor
         return False  # it left the range of its format
     gap = torch.where(keep, native - exact, exact.new_zeros(()))
     return drift_in_floors(finite(gap), [torch.where(keep, n, n.new_zeros(())) for n in noises]).value <= limit
+
+
+def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have as many elements and about the same norms, whatever their order."""
+    if one.numel() != other.numel():
+        return False
+    norms = zip(_norms(_wide(one)), _norms(_wide(other)), strict=True)
+    return all(math.isclose(x, y, rel_tol=_ALIKE) for x, y in norms)
 
 
 def _norms(value: torch.Tensor) -> tuple[float, float]:

@@ -75,8 +75,6 @@ class Constants:
             same = base.format == value.format and base.storage == value.storage
             if base.stored is None and same and not value.copied:
                 base.stored = value.stored.as_strided(base.shape, base.strides, base.offset)
-                if makers[value.id].facts.name == "_conj":
-                    base.stored = base.stored.conj()
             value = base
 
     def _list_literals(self) -> None:
@@ -130,7 +128,7 @@ class Constants:
         """List the constant entries that compute something, and the views before and after them, in order."""
         candidates = [
             e for e in self._tape.entries
-            if e.constant and not e.facts.random and e.index not in self._tape.folded
+            if e.constant and not e.random and e.index not in self._tape.folded
         ]  # fmt: skip
         made: set[int | None] = set()
         chosen = set()
@@ -152,7 +150,7 @@ class Constants:
             return active
         replaced = set(changed)
         for entry in self._tape.entries:
-            if not entry.constant or entry.facts.random:
+            if not entry.constant or entry.random:
                 continue
             if entry.index in indices or any(r in changed for r in references(entry.args, entry.kwargs)):
                 kept = [o for o in entry.outputs if o is not None and o not in changed]

@@ -137,6 +137,12 @@ class AtenCall:
         """The facts of the evaluated function."""
         return facts_of(self.function)
 
+    @property
+    def random(self) -> bool:
+        """Whether it draws numbers: attention and dropout have kernels that could, and do not in evaluation."""
+        drawn = [self.argument(n) for n in ("dropout_p", "p", "train", "training") if n in self.facts.types]
+        return self.facts.random and all(drawn)
+
     def argument(self, name: str) -> Any:
         """Give an argument by its schema name, the default where it was not given."""
         return self.facts.pick(name, self.args, self.kwargs)

@@ -75,7 +75,7 @@ _TABLE = (
     ),
     Cause(
         "T010",
-        "{left}.",
+        "a Python number is one value, and the tensor has one per example; the derivative is cut as well.",
         "stay in tensors: {tensor_form}",
     ),
     Cause(

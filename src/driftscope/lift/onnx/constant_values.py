@@ -1,0 +1,45 @@
+"""The part of an ONNX graph that depends on no input, evaluated in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from driftscope.errors import CannotLift
+from driftscope.lift.onnx.element_types import is_inexact
+from driftscope.lift.onnx.evaluation import GraphEvaluation
+from driftscope.lift.onnx.plan import GraphPlan, NodePlan
+from driftscope.lift.onnx.registry import Value
+
+
+class ConstantEvaluation(GraphEvaluation):
+    """Evaluates the part of a graph that depends on no input, in float64."""
+
+    def values_of(self, plan: GraphPlan, sizes: Mapping[str, Value]) -> dict[str, torch.Tensor]:
+        """Give every real value that nodes compute from stored constants and ``sizes``, by name."""
+        self._stored.update(plan.stored)
+        self._values.update(sizes)
+        found: dict[str, torch.Tensor] = {}
+        for node in plan.nodes:
+            if node.operator is not None and (node.operator.values or node.operator.constant is not None):
+                continue
+            if not node.inputs or not all(not name or self._knows(name) for name in node.inputs):
+                continue
+            try:
+                self._node(node)
+            except CannotLift:
+                continue
+            for name in node.outputs:
+                value = self._values.get(name)
+                if value is not None and isinstance(value.data, torch.Tensor) and is_inexact(value.format):
+                    found[name] = value.data if not value.constant else self._frontier(value, name, None).data
+        return found
+
+    def _knows(self, name: str) -> bool:
+        return name in self._values or name in self._stored
+
+    def _read(self, name: str, reader: NodePlan | None) -> Value:
+        value = super()._read(name, reader)
+        # A constant float is lifted from the start, so that nothing that follows is evaluated natively.
+        return self._frontier(value, name, None) if value.constant and is_inexact(value.format) else value
