@@ -134,6 +134,12 @@ class _Case:
     # -- weights ------------------------------------------------------------------------------------------------
 
     def _agrees(self, outputs: Sequence[LiftedOutput]) -> bool:
+        # An edit may change shapes, and values that do not stand against each other are not measured.
+        for i, j in self.pairing.indices:
+            values = self.known.outputs_a[i].value, self.known.outputs_b[j].value, outputs[j].value
+            wanted, was, now = (None if value is None else value.shape for value in values)
+            if wanted == was != now:
+                return False
         after = measure(self.known.outputs_a, outputs, self.pairing, THRESHOLDS)
         return all(now.value <= before.limit for now, before in zip(after, self.known.drifts, strict=True))
 
