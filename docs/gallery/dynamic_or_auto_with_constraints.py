@@ -10,6 +10,8 @@ Two pieces are put together and added to every other column of a longer tensor. 
 # The model, and an example of it. ``z`` is twice as long as ``x`` and ``y`` together.
 
 # sphinx_gallery_thumbnail_path = 'docs/images/shapes-light.png'
+import textwrap
+
 import torch
 from torch.export import Dim
 
@@ -31,7 +33,7 @@ batch, dx, dy = Dim("batch"), Dim("dx"), Dim("dy")
 try:
     dx + dy
 except NotImplementedError as error:
-    print(error)
+    print(textwrap.fill(str(error), 96))
 
 # %%
 # A dimension of its own for ``z`` is refused by torch. The check repairs the spec and says what the refusal meant, in
@@ -42,9 +44,8 @@ spec = {"x": {0: batch, 1: dx}, "y": {0: batch, 1: dy}, "z": {0: batch, 1: dz}}
 report = ds.check_shapes(model, example, dynamic=spec)
 for finding in report.findings:
     if finding.code in ("S001", "S003"):
-        print(finding.what)
-        print("   why:", finding.why)
-        print("   fix:", finding.fix)
+        for words in (finding.what, f"   why: {finding.why}", f"   fix: {finding.fix}"):
+            print(textwrap.fill(words, 96, subsequent_indent="        "))
 
 # %%
 # Every way of exporting was asked at the same shapes. Being accepted is not the question; how many shapes are kept is.

@@ -11,6 +11,8 @@ what would keep them all?
 # Two models of one line. The second one uses a size as a number, too.
 
 # sphinx_gallery_thumbnail_path = 'docs/images/shapes-narrow.png'
+import textwrap
+
 import torch
 
 import driftscope as ds
@@ -38,7 +40,8 @@ for model in (Product(), WeightedMean()):
     print(report)
     for one in report.record.broadcasts:
         sizes = ", ".join("1" if is_one else "p" for is_one in one.ones)
-        print(f"  ({sizes})", dict(one.outcomes))
+        outcomes = ", ".join(f"{way}: {outcome}" for way, outcome in one.outcomes.items())
+        print(textwrap.fill(f"  ({sizes}) {outcomes}", 96, subsequent_indent="         "))
 
 # %%
 # No export keeps more than two of the four. The product's ONNX file is right in all of them, because onnxruntime
@@ -47,9 +50,8 @@ for model in (Product(), WeightedMean()):
 for name, report in reports.items():
     for finding in report.findings:
         if finding.code in ("S021", "S023", "S024", "S031"):
-            print(f"{name}: {finding.code} {finding.what}")
-            print(f"    why {finding.why}")
-            print(f"    fix {finding.fix}")
+            for words in (f"{name}: {finding.code} {finding.what}", f"    why {finding.why}", f"    fix {finding.fix}"):
+                print(textwrap.fill(words, 96, subsequent_indent="        "))
 
 # %%
 # The guard of an ONNX file refuses what the file would get wrong.

@@ -1,6 +1,6 @@
 """
-From a drift to the guilty line
-===============================
+From a drift to the line that causes it
+=======================================
 
 A model that a converter got wrong in one place. The verdict says that it is another program; the first finding says
 which node, which module and which line, why, and what to change.

@@ -12,6 +12,8 @@ some are others than the list says, and several never raise: they give another a
 # for, then what is worth knowing: the code of the finding, the expression, and what to do.
 
 # sphinx_gallery_thumbnail_path = 'docs/images/transforms-light.png'
+import textwrap
+
 import torch
 
 import driftscope as ds
@@ -27,8 +29,9 @@ def show(f, *examples, transforms=("vmap",), **options):
     for finding in report.findings:
         if not finding.note:
             print(f"    {finding.code} `{finding.where.expression}`")
-            print(f"    {finding.what}")
-            print(f"    fix: {finding.fix}" + ("   [tried: it works]" if finding.verified else ""))
+            print(textwrap.indent(textwrap.fill(finding.what, 92), "    "))
+            fix = f"fix: {finding.fix}" + ("   [tried: it works]" if finding.verified else "")
+            print(textwrap.indent(textwrap.fill(fix, 92), "    "))
 
 
 # %%
@@ -300,7 +303,7 @@ for f, batch in refused:
 try:
     ds.vmap(uses_what_it_pops)(x)
 except ds.DriftscopeError as error:
-    print(error)
+    print(textwrap.fill(str(error), 96))
 
 # %%
 # Related: `Dynamic shapes and broadcasting <dynamic_shapes_and_broadcasting.html>`__,

@@ -10,6 +10,7 @@ One sum, four kernels, four orders: revealed from the outside, drawn, replayed w
 
 # sphinx_gallery_thumbnail_path = 'docs/images/accumulation-light.png'
 import os
+import textwrap
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ found["torch.sum"]
 # %%
 # Two of them, in two sentences.
 
-print(found["numpy.sum"].explain(found["torch.sum"]))
+print(textwrap.fill(found["numpy.sum"].explain(found["torch.sum"]), 96))
 
 # %%
 # Same terms, other bits. A revealed order computes the kernel's bits without the kernel; the exact sum knows no order.

@@ -11,6 +11,8 @@ operator's kernel is outside its own rounding?
 # A product with 4-bit weights, dequantised in blocks, then a Gelu. The session is allowed to approximate Gelu.
 
 # sphinx_gallery_thumbnail_path = 'docs/images/comparison-narrow.png'
+import textwrap
+
 import numpy as np
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -60,8 +62,8 @@ print(ds.compare(ds.onnx(model, level="disable"), mended, x))
 only_kernel = ds.onnx(model)
 comparison = ds.compare(ds.onnx(model, level="disable"), only_kernel, x)
 for finding in comparison.findings:
-    print(finding.code, finding.what)
-    print("    ", finding.why)
+    print(textwrap.fill(f"{finding.code} {finding.what}", 96, subsequent_indent="     "))
+    print(textwrap.indent(textwrap.fill(finding.why, 91), "     "))
 
 # %%
 # An honest optimisation is nobody's fault: this session is the same program, whatever was fused in it.

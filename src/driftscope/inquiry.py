@@ -332,7 +332,7 @@ def _loaded(side: str, given: Any) -> Program:
 
 def _checked(side: str, bound: Bound) -> list[Finding]:
     tell(stage="run", side=side, program=bound.program.name, runtime=bound.program.runtime)
-    return bound.program.check(bound)
+    return reasons.of_side(bound.program.check(bound), side, bound.program.name)
 
 
 # --- the record ------------------------------------------------------------------------------------------------

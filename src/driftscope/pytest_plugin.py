@@ -5,7 +5,7 @@ Loaded by pytest itself; it imports no tensor library until a test asks for the 
 * ``driftscope`` fixture: comparisons and inputs with the dtype and the seed of the run;
 * every comparison of the fixture and of ``ds.testing.assert_same`` becomes JUnit properties of its test, a line of the
   summary, and with ``--driftscope-report=DIR`` a page;
-* on GitHub Actions, annotations on the guilty lines and a job summary.
+* on GitHub Actions, annotations on the lines concerned and a job summary.
 """
 
 from __future__ import annotations

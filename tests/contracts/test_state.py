@@ -71,6 +71,11 @@ def make_onnx() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
+def _reproducibly(module: torch.nn.Module) -> None:
+    with ds.reproducible():
+        module(X)
+
+
 CALLS = {
     "compare": lambda m: ds.compare(m, lambda x: m(x) * 1.0, X),
     "compare another function": lambda m: ds.compare(m, lambda x: m(x) + 0.5, X),
@@ -90,8 +95,24 @@ CALLS = {
     "pretty": lambda m: ds.pretty(make_onnx()),
     "assert_same": lambda m: testing.assert_same(m, m, X),
     "assert_close": lambda m: testing.assert_close(X, X.clone()),
+    "assert_transforms": lambda m: testing.assert_transforms(torch.sin, X, transforms=("vmap",)),
+    "assert_invariant": lambda m: testing.assert_invariant(m.linear, X, axes=("repeat",)),
+    "compare_values": lambda m: ds.compare_values({"y": X}, {"y": X + 1e-3}),
+    "recorded": lambda m: ds.compare(ds.recorded({"y": X}), ds.recorded({"y": X})),
+    "inputs": lambda m: ds.inputs({"x": "4x3:float32"}, seed=3).realise(),
+    "program": lambda m: ds.program(m)(X),
+    "onnx": lambda m: ds.onnx(make_onnx())({"x": X}),
+    "torch": lambda m: ds.torch(m, dtype="float64")(X),
+    "reproducible": lambda m: _reproducibly(m.linear),
 }
-SLOW = {"cover", "check_half", "check_shapes", "blame", "study", "check_transforms", "check_invariance", "pretty"}
+SLOW = {"cover", "check_half", "check_shapes", "blame", "study", "check_transforms", "check_invariance", "pretty",
+        "assert_transforms", "assert_invariant", "reproducible"}  # fmt: skip
+
+
+def test_every_public_function_is_asked():
+    public = {n for n in ds.__all__ if callable(getattr(ds, n)) and not isinstance(getattr(ds, n), type)}
+    public |= {n for n in vars(testing) if n.startswith("assert_")}
+    assert public - {name.split()[0] for name in CALLS} == set()
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CALLS])
@@ -172,6 +193,18 @@ def test_threads_give_the_serial_verdicts_and_leave_the_default_dtype():
     assert threaded == serial
     assert "DIFFERENT" in serial
     assert changed(before, snapshot(linear)) == []
+
+
+def test_threads_that_call_different_functions_leave_the_process_as_it_was():
+    model = Counting()
+    quick = sorted(set(CALLS) - SLOW)
+    for name in quick:
+        CALLS[name](model)
+    before = snapshot(model)
+    with ThreadPoolExecutor(8) as pool:
+        for future in [pool.submit(CALLS[name], model) for name in quick * 2]:
+            future.result()
+    assert changed(before, snapshot(model)) == []
 
 
 def test_a_native_run_never_sees_the_float64_of_a_lift_in_another_thread():

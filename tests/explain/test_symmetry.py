@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -112,3 +113,24 @@ def test_the_same_bits_from_another_function_are_said_first_and_can_fail():
     assert FailOn.FUNCTION.fails(found.verdict, functions_differ=found.functions_differ)
     same = ds.compare(plain, plain, X + 5)
     assert not FailOn.FUNCTION.fails(same.verdict, functions_differ=same.functions_differ)
+
+
+FUSED = torch.tensor(0.3**0.5 * 0.7 / 1.13)
+
+
+def _fused_scale(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x @ x.T * FUSED)
+
+
+def _split_scale(x: torch.Tensor, off: float = 0.0) -> torch.Tensor:
+    return torch.tanh((x * 0.3**0.5) @ (x * (0.7 / 1.13 * (1.0 + off))).T)
+
+
+@pytest.mark.parametrize("off", [0.0, 3e-7])
+def test_a_product_of_numbers_that_one_side_stores_rounded_is_found_on_either_side(off):
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    split = functools.partial(_split_scale, off=off)
+    verdicts = {
+        ds.compare(*pair, (x,), explain=False).verdict for pair in ((_fused_scale, split), (split, _fused_scale))
+    }
+    assert verdicts <= ({Verdict.DIFFERENT} if off else {Verdict.IDENTICAL, Verdict.ROUNDING})

@@ -19,6 +19,7 @@ from driftscope.programs.feeding.files import read_inputs
 from driftscope.programs.runtimes.ort_refusals import own_words
 from driftscope.records.json_text import parse_json
 from driftscope.report.pages.page import read
+from driftscope.studies.comparison_study.pairs import listing_of
 from driftscope.studies.user_studies import load
 from hostile import exported_files, large_files
 
@@ -163,6 +164,10 @@ _AXES = "".join(f"  a{i}: {list(range(10))}\n" for i in range(9))
         ("cells.yaml", "cell: cells.py:cell\naxes:\n" + _AXES, "cells"),
         ("long.yaml", f"cell: {'c' * 5000}.py:cell\naxes: {{a: [1]}}\n", "cannot be read"),
         ("date.toml", "axes = 1979-05-27\ncell = 'cells.py:cell'\n", "mapping"),
+        ("dotted.toml", ".".join(["a"] * 20_000) + " = 1\n", "more than 100 parts"),
+        ("quoted.toml", "x = {" + " . ".join(['"a,b"'] * 20_000) + " = 1}\n", "more than 100 parts"),
+        ("hidden.toml", '# """\n' + ".".join(["a"] * 20_000) + ' = 1\n# """\n', "more than 100 parts"),
+        ("own.yaml", "cell: driftscope.records.files:write_whole\naxes: {path: [RAN.md]}\n", "installed package"),
     ],
 )  # fmt: skip
 def test_study_files_that_grow_or_call_python_are_refused(
@@ -176,10 +181,23 @@ def test_study_files_that_grow_or_call_python_are_refused(
     assert not (tmp_path / "RAN").exists()
 
 
+@pytest.mark.parametrize("name", ["this:d", "os:abort", "webbrowser:open", "builtins:exec"])
+def test_a_list_of_pairs_names_nothing_of_python_itself(tmp_path: Path, name: str) -> None:
+    for text in (f"a,b\n{name},m.onnx\n", f"a,b\nm.onnx,{name}\n"):
+        (tmp_path / "pairs.csv").write_text(text)
+        with pytest.raises(InputError, match=r"line 2 of .* belongs to Python itself"):
+            listing_of(str(tmp_path / "pairs.csv"))
+    (tmp_path / "pairs.csv").write_text("a,b\nmath_models:make,m.onnx\n")
+    assert len(listing_of(str(tmp_path / "pairs.csv")).pairs) == 1
+
+
 def test_a_study_file_of_ordinary_size_is_read(tmp_path: Path) -> None:
     (tmp_path / "cells.py").write_text("def cell(a):\n    return {'twice': 2 * a}\n")
     (tmp_path / "small.yaml").write_text("cell: cells.py:cell\naxes: {a: [1, 2, 3]}\n")
     assert len(load(tmp_path / "small.yaml").plan.grid) == 3
+    floats = ", ".join(["0.125"] + [f"{n}.5" for n in range(300)])
+    (tmp_path / "small.toml").write_text(f"cell = 'cells.py:cell'  # it's one{'.' * 300}\naxes.a = [{floats}]\n")
+    assert len(load(tmp_path / "small.toml").plan.grid) == 301
 
 
 def test_an_archive_with_a_folder_in_it_is_an_honest_npz(tmp_path: Path) -> None:

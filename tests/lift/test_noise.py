@@ -275,19 +275,22 @@ def test_the_floor_at_float64_is_scaled_from_a_float32_sample_without_another_ru
 
 
 @pytest.mark.parametrize(
-    "chain",
+    ("chain", "runs"),
     [
-        Chain(values(500), torch.float16, (square, DOT)),  # accumulates in float32: two unit roundoffs
-        Chain(values(500, scale=3000.0), torch.float32, (torch.exp, ROUND), (torch.sin, ROUND)),  # not linear
+        (Chain(values(500), torch.float16, (square, DOT)), 1),  # accumulates in float32: two unit roundoffs
+        (
+            Chain(values(500, scale=3000.0), torch.float32, (torch.exp, ROUND), (torch.sin, ROUND)),
+            2,
+        ),  # not linear, nor nearer to float64
     ],
     ids=["float16", "chaotic"],
 )
-def test_a_sample_that_cannot_be_scaled_is_measured_again(chain):
+def test_a_sample_that_cannot_be_scaled_is_measured_again(chain, runs):
     clean = chain.run()
     ordinary = noise_sample(chain, clean)
     before = chain.runs
     floor64_sample(chain, clean, ordinary)
-    assert chain.runs == before + 1
+    assert chain.runs == before + runs
 
 
 def test_outputs_without_floats_have_no_noise():

@@ -189,6 +189,15 @@ def test_nodes_without_a_name_get_unique_ones_and_say_where_they_come_from() -> 
     assert steps[1].where.file is None
 
 
+def test_a_place_in_torch_itself_is_none() -> None:
+    inner = node("Neg", ["x"], ["y"])
+    trace = 'File "/lib/python3/site-packages/torch/nn/modules/linear.py", line 9, in forward\n    y\n'
+    for key, value in {"stack_trace": trace, "name_scopes": "['', '0', 'neg']"}.items():
+        inner.metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
+    (step,) = steps_of(lift_onnx(model_of([inner], {"x": FLOAT}, ["y"]), {"x": X}))
+    assert (step.where.file, step.where.line, step.where.module) == (None, None, "0")
+
+
 def test_intermediates_are_freed_after_their_last_use() -> None:
     count = 12
     nodes = [node("Exp" if i % 2 else "Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(count)]

@@ -302,3 +302,63 @@ def test_a_table_counted_up_to_a_size_is_constant_and_up_to_a_value_is_not(sourc
     else:
         pitch = torch.tensor(0.3).double()
         torch.testing.assert_close(values["cosines"], (torch.arange(5) * pitch).cos(), rtol=0, atol=0)
+
+
+def _pitch() -> torch.Tensor:
+    return torch.arange(8.0)[:, None] * 10000.0 ** -(torch.arange(0, 8, 2.0) / 8)
+
+
+def _positions_written(first: int = 0) -> torch.Tensor:
+    table = torch.zeros(8, 8)
+    table[:, first::2] = torch.sin(_pitch())
+    table[:, 1 - first :: 2] = torch.cos(_pitch())
+    return table
+
+
+def _positions_stacked() -> torch.Tensor:
+    angles = torch.arange(8.0)[:, None] / 10000.0 ** (torch.arange(0, 8, 2.0) / 8)
+    return torch.stack([torch.sin(angles), torch.cos(angles)], -1).flatten(-2)
+
+
+def _turned(x: torch.Tensor, sign: float = 1.0) -> torch.Tensor:
+    turn = torch.polar(torch.ones(8, 4), sign * _pitch())
+    return torch.view_as_real(torch.view_as_complex(x.reshape(2, 8, 4, 2)) * turn).flatten(-2)
+
+
+def _turned_in_parts(x: torch.Tensor) -> torch.Tensor:
+    c, s, even, odd = _pitch().cos(), _pitch().sin(), x[..., ::2], x[..., 1::2]
+    return torch.stack([even * c - odd * s, even * s + odd * c], -1).flatten(-2)
+
+
+FILTER = torch.randn(3, 3, generator=torch.Generator().manual_seed(1))
+
+
+def _filtered(x: torch.Tensor) -> torch.Tensor:
+    around = torch.nn.functional.pad(x[:, None], (1, 1, 1, 1), mode="circular")
+    return torch.nn.functional.conv2d(around, FILTER[None, None])[:, 0]
+
+
+def _filtered_by_transform(x: torch.Tensor, conjugate: bool = True) -> torch.Tensor:
+    kernel = torch.zeros(8, 8)
+    kernel[:3, :3] = FILTER
+    kernel = torch.fft.rfft2(torch.roll(kernel, (-1, -1), (0, 1)))
+    return torch.fft.irfft2(torch.fft.rfft2(x) * (kernel.conj() if conjugate else kernel), s=(8, 8))
+
+
+SPELLINGS = {
+    "written into slices": (lambda x: x @ _positions_stacked(), lambda x, bug=0: x @ _positions_written(bug)),
+    "complex rotations": (_turned_in_parts, lambda x, bug=0: _turned(x, -1.0 if bug else 1.0)),
+    "a transformed filter": (_filtered, lambda x, bug=0: _filtered_by_transform(x, not bug)),
+}
+
+
+@pytest.mark.parametrize("order", ["forward", "backward"])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_table_written_in_place_or_complex_is_evaluated_like_any_other(name, order):
+    plain, other = SPELLINGS[name]
+    pair = (plain, other) if order == "forward" else (other, plain)
+    found = ds.compare(*pair, (X,), explain=False)
+    assert found.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING), found.reason
+    assert found.outputs[0].lifted <= found.outputs[0].lifted_threshold
+    off = ds.compare(plain, lambda x: other(x, 1), (X,), explain=False)
+    assert off.verdict is Verdict.DIFFERENT

@@ -67,6 +67,13 @@ def test_objects_and_factories_are_found_in_files(file, name):
     assert torch.equal(ds.program(f"{file}:{name}")(X), 2 * X)
 
 
+def test_a_module_made_of_its_class_is_in_eval_mode_and_what_a_factory_returns_as_it_is(tmp_path):
+    text = "import torch\nclass Net(torch.nn.Dropout):\n    pass\n\ndef training():\n    return Net()\n"
+    (tmp_path / "nets.py").write_text(text)
+    named = ds.program(f"{tmp_path}/nets.py:Net"), ds.program(f"{tmp_path}/nets.py:training")
+    assert [program.module.training for program in named] == [False, True]
+
+
 def test_modules_in_the_working_folder_are_found(file, monkeypatch):
     monkeypatch.chdir(file.parent)
     monkeypatch.delitem(sys.modules, "my_models", raising=False)

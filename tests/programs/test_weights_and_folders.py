@@ -136,6 +136,38 @@ def test_what_was_done_to_a_tensor_is_named(folder: Path, change: Any, verdict: 
     assert words in comparison.findings[0].what
 
 
+def test_tensors_that_changed_places_are_named(folder: Path) -> None:
+    a, b = torch.randn(3, 3), torch.randn(3, 3)
+    save_file({"one.weight": a, "two.weight": b, "three.weight": torch.ones(3, 3)}, "a.safetensors")
+    save_file({"one.weight": b, "two.weight": a, "three.weight": torch.zeros(3, 3)}, "b.safetensors")
+    findings = ds.compare("a.safetensors", "b.safetensors").findings
+    assert [f.code for f in findings] == ["W009", "W010"]
+    assert findings[1].what == "one.weight holds A's two.weight; two.weight holds A's one.weight"
+
+
+@pytest.mark.parametrize(("change", "words"), [(0.0, "the numbers are the same"), (1.0, "the same numbers in 1 of 2")])
+def test_names_with_something_before_each_are_recognised(folder: Path, change: float, words: str) -> None:
+    w, b = torch.randn(3, 3), torch.randn(3)
+    save_file({"up.weight": w, "up.bias": b}, "a.safetensors")
+    save_file({"module.up.weight": w.clone(), "module.up.bias": b + change}, "b.safetensors")
+    c = ds.compare("a.safetensors", "b.safetensors")
+    assert c.verdict == "DIFFERENT"
+    assert c.answer.startswith(f"B's names are A's with 'module.' before each; {words}")
+    turned = ds.compare("b.safetensors", "a.safetensors")
+    assert turned.answer.startswith(f"A's names are B's with 'module.' before each; {words}")
+    save_file({"module.up.weight": w.clone(), "other.bias": b}, "b.safetensors")
+    assert "before each" not in ds.compare("a.safetensors", "b.safetensors").answer
+
+
+def test_numbers_that_were_lost_are_counted(folder: Path) -> None:
+    w = torch.randn(3, 3)
+    save_file({"up.weight": w}, "a.safetensors")
+    save_file({"up.weight": w.masked_fill(w > 0.5, float("nan"))}, "b.safetensors")
+    lost = int((w > 0.5).sum())
+    said = ds.compare("a.safetensors", "b.safetensors").answer
+    assert f"with NaN or infinity in {lost} element" in said or not lost
+
+
 def test_a_tensor_that_only_one_file_has_is_a_difference(folder: Path) -> None:
     save_file(WEIGHTS, "a.safetensors")
     save_file({"head.weight": WEIGHTS["head.weight"]}, "b.safetensors")

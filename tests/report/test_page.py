@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -179,3 +180,12 @@ def test_gauges_keep_the_order_of_numbers_and_stay_inside(p: float, q: float) ->
 
 def test_gauges_say_nothing_of_what_was_not_measured() -> None:
     assert gauges.floors_position(None) is gauges.lifted_position(float("nan")) is None
+
+
+def test_where_the_drift_of_one_slice_is_larger_than_the_tensors_the_page_says_so() -> None:
+    record = record_examples.different()
+    said = "not the same function: in float64 they still differ by 3.7e-04 relative at axis 1, index 60 (limit 1e-13)"
+    outputs = (replace(record.outputs[0], reason=said), *record.outputs[1:])
+    html = page.render(replace(record, outputs=outputs))
+    assert "relative, largest at axis 1, index 60; the limit is" in html
+    assert "relative; the limit is" in page.render(record)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from driftscope.records.finding import Finding, Where
-from driftscope.records.kinds.shape_report import ShapeBroadcast, ShapePoint, ShapeRecord, ShapeRelation
+from driftscope.records.kinds.shape_report import ShapeBroadcast, ShapeCandidate, ShapePoint, ShapeRecord, ShapeRelation
 from driftscope.report import kinds
 from driftscope.report.sheet import HeatMap, Table
 from driftscope.report.sheets import shapes
@@ -136,3 +138,36 @@ def test_both_counts_of_shapes_are_explained():
     text = kinds.text_of(record(), width=100, color=False)
     assert "every shape tried, 5 (1 shape of them the model itself refuses)" in text
     assert "itself refuses" not in kinds.text_of(record(points=grid(4)[3:]), width=100, color=False)
+
+
+def test_the_picture_of_what_is_wrong_comes_first_and_few_sections_start_in_sight_on_a_narrow_screen():
+    titles = [s.title for s in shapes.sheet_of(record()).sections if not getattr(s, "aside", False)]
+    assert [t.split(",")[0] for t in titles] == [
+        "ONNX on onnxruntime", "Relations between sizes", "Export it like this"]  # fmt: skip
+    # Where nothing is wrong the export's own picture is the one to look at.
+    fine = [ShapePoint((n, k), True, {"export": "lost", "onnx": "right"}) for n in (1, 2) for k in (1, 2)]
+    first = shapes.sheet_of(record(points=tuple(fine), targets=("export", "onnx"))).sections[0]
+    assert (first.title.split(",")[0], first.aside) == ("The exported program", False)
+
+
+def test_the_shapes_at_which_ways_were_compared_are_said_where_they_are_fewer():
+    one = ShapeCandidate("Dim.AUTO", "Dim.AUTO", True, right=1, lost=1)
+    tables = sections(record(candidates=(one,)), Table)
+    assert tables["Ways of exporting"].note.endswith("They were compared at 2 of 4 shapes.")
+    same = sections(record(candidates=(dataclasses.replace(one, right=3),)), Table)
+    assert "compared" not in same["Ways of exporting"].note
+
+
+@pytest.mark.parametrize("rows", [3, 9, 14])
+@pytest.mark.parametrize("width", [60, 100])
+def test_every_sentence_on_the_terminal_is_whole(width: int, rows: int):
+    """The legend of a map with many rows, and what is said below it, take several lines each at 60 columns."""
+    made = {"export": "right", "onnx": "wrong"}, {"export": "lost", "onnx": "lost"}
+    points = tuple(
+        ShapePoint((n, k), k != 3, made[n % 2]) for n in range(rows) for k in range(1, 8) if (n + k) % 3
+    )  # some pairs of sizes were not tried
+    text = kinds.text_of(record(points=points, targets=("export", "onnx")), width=width, color=False)
+    flat = " ".join(text.split())
+    assert "blank: no such shape tried more: " in flat or "more: the map of shapes" in flat
+    assert flat.endswith("of them the model itself refuses): see --json or -o page.html")
+    assert len(text.split("\n")) <= 25

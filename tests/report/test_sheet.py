@@ -20,11 +20,11 @@ from driftscope.records.kinds.matrix import DriftMatrix
 from driftscope.records.verdict import Verdict
 from driftscope.report import kinds
 from driftscope.report.pages import page, sheet_view, shell
-from driftscope.report.sheet import Mark, Sheet, Table
+from driftscope.report.sheet import HeatMap, Mark, Sheet, Table
 
 
 class Tags(HTMLParser):
-    """Collect the elements of a page."""
+    """Collect the elements of a page, but for the places at which a long name may be broken."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -32,7 +32,8 @@ class Tags(HTMLParser):
         self.feed(html)
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
-        self.found.append(tag)
+        if tag != "wbr":
+            self.found.append(tag)
 
 
 def html_of(sheet: Sheet) -> str:
@@ -125,6 +126,35 @@ def test_a_matrix_does_not_repeat_a_cause_from_the_other_side() -> None:
     assert [f.fix for f in kinds.sheet_of(news).findings] == ["Set epsilon of m to 0.001."]
     text = kinds.text_of(told, width=100, color=False)
     assert "Classes of equal bits: 2 (programs in one class" in text
+
+
+def test_a_finding_of_a_matrix_names_its_programs_and_stands_there_once() -> None:
+    wrong, same = record_examples.different(), record_examples.identical()
+    pairs = {("a", "b"): wrong, ("a", "c"): wrong, ("b", "c"): same}
+    first = kinds.sheet_of(DriftMatrix(("a", "b", "c"), pairs, (("a",), ("b", "c")))).findings
+    whats = [f.what for f in first if f.code == wrong.findings[0].code]
+    assert whats == [f"b and c (B) against a (A): {wrong.findings[0].what}"]
+
+
+@pytest.mark.parametrize(("rows", "cell", "grid"), [(3, "a sentence " * 8, False), (3, "short", True),
+                                                    (30, "a sentence " * 8, True)])  # fmt: skip
+def test_a_few_rows_of_sentences_are_a_list_on_a_narrow_screen(rows: int, cell: str, grid: bool) -> None:
+    table = Table("t", tuple(f"column {k}" for k in range(7)), tuple((k, 1, 2, 3, 4, 5, cell) for k in range(rows)))
+    assert sheet_view.section(table, "t")["grid"] is grid
+
+
+@pytest.mark.parametrize("aside", [True, False])
+def test_what_few_look_at_can_be_folded_and_is_open_without_scripts(aside: bool) -> None:
+    table = Table("Every shape", ("a", "b"), ((1, 2),), aside=aside)
+    grid = HeatMap("Picture", ("r",), ("c",), ((Mark("x"),),), aside=aside)
+    html = html_of(Sheet("t", "good", "fine", "because", sections=(table, grid)))
+    assert html.count('<details class="aside" open>') == (2 if aside else 0)
+    assert html.count("<h2 id=") == 2
+
+
+def test_a_long_name_among_words_may_be_broken_at_its_parts() -> None:
+    broken = shell.templates().filters["breakable"]("Dim.AUTO, backed_size_oblivious_and_long")
+    assert broken == "Dim.AUTO, backed_<wbr>size_<wbr>oblivious_<wbr>and_<wbr>long"
 
 
 def test_a_small_matrix_stays_a_grid_on_a_narrow_screen() -> None:

@@ -81,7 +81,8 @@ def test_the_answer_names_place_cause_and_size(changes: dict[str, object], said:
         (0.0131, "1.3 %"),
         (3.2e-5, "3.2e-05 of their size"),
         (40.0, "40 times their size"),
-        (0.998, "1 times their size"),
+        (0.998, "100 %"),
+        (1.06, "1.1 times their size"),
         (0.99, "99 %"),
     ],
 )
@@ -269,7 +270,7 @@ def test_cheaper_arithmetic_is_said_with_its_cause_and_size_and_no_unit_to_look_
     output = dataclasses.replace(record.outputs[0], reason=cast, floors=1502.0)
     finding = dataclasses.replace(record.findings[0], where=Where("out", "narrowed", "Cast", "net.norm", "net.py", 7))
     said = dataclasses.replace(record, outputs=(output,), findings=(finding,), reason=cast).answer
-    assert said.startswith("the same function; they differ by 1,502 times ordinary rounding, consistent with rounding")
+    assert said.startswith("the same function; they differ by 1,500 times ordinary rounding, consistent with rounding")
     assert said.endswith("to float16 at narrowed (Cast) in B (net.norm, net.py:7)")
     # Where nothing was found to make it, nothing is said to make it.
     unknown = dataclasses.replace(output, reason="same function, 690 floors: rounding, unusually large")
@@ -315,6 +316,41 @@ def test_where_b_has_no_float64_run_the_blind_spot_is_said(verdict: Verdict, lif
     answer = answer_of(verdict, reason, [finding], [output])
     assert said in answer
     assert "floors" not in answer
+
+
+BEYOND = "overflow in B, 2.18e+05 exceeds the largest float16, 65504 at mul_1 (aten.mul)"
+
+
+@pytest.mark.parametrize(("verdict", "code", "what", "node", "output", "said"), [
+    (Verdict.DIFFERENT, "W011", "it holds rows 1, 2, ... of pos; A looks up 0, 1, ...", "n", {"lifted": 0.5},
+     "at n, it holds rows 1, 2, ... of pos; A looks up 0, 1, ... In float64 the outputs still differ by 50 %."),
+    (Verdict.DIFFERENT, "W004", "w holds other numbers", "n", {"lifted": 0.5},
+     "at n, w holds other numbers. In float64 the outputs still differ by 50 %."),
+    (Verdict.DIFFERENT, "N001", "", "mask", {"lifted": float("nan"), "reason": "NaN in B only: 9 of 12 elements; more"},
+     "B computes something else from mask on. NaN in B only: 9 of 12 elements."),
+    (Verdict.DIFFERENT, "O003", "B (Net) is in train() mode: bn", None, {"lifted": 0.5},
+     "B (Net) is in train() mode: bn. In float64 the outputs still differ by 50 %."),
+    (Verdict.DIFFERENT, "O003", "B (Net) is in train() mode: bn", None,
+     {"lifted": None, "floors": 39_305_436.0, "reason": "by floor only, but 3.9e+07 floors"},
+     "B (Net) is in train() mode: bn. They differ by 39,000,000 times ordinary rounding; B cannot be evaluated in"
+     " float64."),
+    (Verdict.DIFFERENT, "N007", "only A has it", None, {"lifted": None, "reason": "only A has it"}, "the reason"),
+    (Verdict.PRECISION, "N004", "", "mul_1", {"floors": 1530.0, "reason": f"same function, 1.5e+03 floors: {BEYOND}"},
+     "overflow in B at mul_1: 2.18e+05 exceeds the largest float16, 65504; they differ by 1,500 times ordinary"
+     " rounding"),
+    (Verdict.PRECISION, "N004", "", "mul_1", {"kind": "nan", "reason": f"infinity in B: 8 of 9; more: {BEYOND}"},
+     "overflow in B at mul_1: 2.18e+05 exceeds the largest float16, 65504; infinity in B: 8 of 9"),
+    (Verdict.INCONCLUSIVE, "N014", "A does not repeat itself", "rand", {},
+     "the reason. It draws random numbers at rand."),
+    (Verdict.INCONCLUSIVE, "N014", "A does not repeat itself", None, {}, "the reason"),
+])  # fmt: skip
+def test_the_first_line_says_place_and_cause(
+    verdict: Verdict, code: str, what: str, node: str | None, output: dict[str, object], said: str
+) -> None:
+    differs = {"lifted_threshold": 1e-11} if verdict is Verdict.DIFFERENT else {}
+    measured = record_examples.value("out", verdict, **(differs | output))
+    finding = Finding(code, what, where=Where(output="out", node=node))
+    assert answer_of(verdict, "the reason", [finding], [measured]) == said
 
 
 def test_the_repr_of_an_output_is_one_line() -> None:

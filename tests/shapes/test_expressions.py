@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from driftscope.shapes.conditions.expressions import (
     to_z3,
 )
 from driftscope.shapes.conditions.parsing import Inexpressible, from_sympy, parse_text
+from driftscope.shapes.conditions.phrasing import multiples
 
 NAMES = ("a", "b", "c")
 sizes = st.fixed_dictionaries({name: st.integers(0, 40) for name in NAMES})
@@ -144,3 +146,27 @@ def test_conjunctions_come_apart():
     both = operation("and", operation(">", Size("a"), 1), operation("<", Size("b"), 2))
     assert len(conjuncts(both)) == 2
     assert conjuncts(both.terms[0]) == (both.terms[0],)
+
+
+@pytest.mark.parametrize(("condition", "said"), [
+    ("b*c*h*w == 16*b*c*(h//4)*(w//4)", [("h", 4), ("w", 4)]),
+    ("6*(h//2)*(w//3) == h*w", [("h", 2), ("w", 3)]),
+    ("h == 4*(h//4)", [("h", 4)]),
+    ("h*w == 8*(h//4)*(w//4)", []),  # half as many: holds nowhere
+    ("h*w == 16*(h//4)*(v//4)", []),
+    ("h*w == 4*(h//4)*w + 0*h", []),
+    ("h*h == 16*(h//4)*(h//4)", []),
+    ("h*w == k*(h//k)*w", []),
+    ("h*w*v == 16*(h//4)*(w//4)", []),
+    ("h*w >= 16*(h//4)*(w//4)", []),
+])  # fmt: skip
+def test_cutting_into_patches_says_what_is_a_multiple_of_what(condition: str, said: list[tuple[str, int]]) -> None:
+    term = parse_text(condition, Size)
+    assert multiples(term) == said
+    if said:
+        steps = dict(said)
+        sizes = {name: range(1, 13) if name in steps else range(1, 3) for name in sorted(sizes_in(term))}
+        points = np.array(list(itertools.product(*sizes.values())), np.int64)
+        at = {name: points[:, k] for k, name in enumerate(sizes)}
+        meant = np.all([at[name] % step == 0 for name, step in said], axis=0)
+        assert (holds(term, at, len(points)) == meant).all()

@@ -126,6 +126,22 @@ def test_the_slope_of_an_extreme_beside_nan_is_the_loops():
     assert torch.equal(*slopes)
 
 
+@pytest.mark.parametrize(
+    "f", [F.hardtanh, torch.selu, torch.nn.Hardswish(), F.relu6, lambda x: x.logit(1e-3), lambda x: F.softshrink(x)]
+)
+@pytest.mark.parametrize("value", [float("nan"), 0.25])
+def test_the_slope_of_an_activation_at_nan_is_the_loops(f, value):
+    """Their kernels give NaN another derivative at the end of a tensor than before it."""
+    x = X.sigmoid()
+    x[UNTRIED, 1] = value
+    x, again = x.requires_grad_(), x.clone().requires_grad_()
+    mapped = ds.vmap(f)
+    mapped(X.sigmoid().requires_grad_())
+    (mine,) = torch.autograd.grad(mapped(x).sum(), x)
+    (loop,) = torch.autograd.grad(torch.stack([f(row) for row in again]).sum(), again)
+    torch.testing.assert_close(mine, loop, equal_nan=True)
+
+
 def test_a_function_that_seeds_itself_draws_the_same_for_every_example():
     def seeded(x):
         torch.manual_seed(3)

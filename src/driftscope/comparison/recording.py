@@ -15,7 +15,7 @@ from driftscope.records.kinds.output import OutputRecord, Side, Tolerance
 from driftscope.records.verdict import Verdict
 
 # Relative difference of two errors below which neither side is called closer.
-_EQUALLY_CLOSE = 0.05
+_EQUALLY_CLOSE = 0.1
 
 
 def output_record(

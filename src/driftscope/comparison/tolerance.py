@@ -36,7 +36,7 @@ def suggest_tolerance(noises: Sequence[torch.Tensor], formats: tuple[str, str], 
     """
     if not noises or noises[0].numel() == 0:
         return None
-    floor = math.sqrt(sum(rms(n) ** 2 for n in noises))
+    floor = math.hypot(*map(rms, noises))
     count = noises[0].numel()
     words = formats[0] if formats[0] == formats[1] else f"{formats[0]} against {formats[1]}"
     if floor == 0.0:

@@ -34,9 +34,12 @@ from driftscope.explain.quantised.packed import packed_quantisation
 from driftscope.explain.quantised.rounded import rounded_weights
 from driftscope.explain.quantised.running import QuantisedRun
 from driftscope.explain.quantised.undoing import quantisation_of
+from driftscope.explain.randomness import first_draw
+from driftscope.explain.unlifted import narrower_format
 from driftscope.lift.evidence import Evidence, reached_by_noise
 from driftscope.records.finding import Finding
 from driftscope.records.kinds.output import OutputRecord
+from driftscope.records.words import counted
 from driftscope.records.words import floors as said_floors
 
 
@@ -60,6 +63,11 @@ def judge_outputs(
     quantised = _quantised(results, evidence, measured)
     _explain_excess(results, evidence, measured)
     _explain_narrowing(evidence, measured, results.seed)
+    _explain_unlifted(results, evidence, measured)
+    random = next((m.random for m in measured if m.random), "")
+    drawn = first_draw((evidence.b if random.startswith("B") else evidence.a).graph) if random else None
+    if drawn is not None:
+        evidence.places["N014"] = drawn
     judged = []
     for m in measured:
         found = _evidence(results, evidence, m)
@@ -199,6 +207,27 @@ def _explain_narrowing(evidence: Evidence, measured: Sequence[Measured], seed: i
         evidence.places["N003"] = narrowing.where
 
 
+def _explain_unlifted(results: Results, evidence: Evidence, measured: Sequence[Measured]) -> None:
+    """Say of a side without a graph that all its numbers are in a narrower format, where that fits the drift."""
+    sides = [name for name, side in (("A", evidence.a), ("B", evidence.b)) if side.graph is None]
+    for m in measured:
+        if m.rho is None or m.rho.value <= THRESHOLDS.large or m.drift is None or m.pair is None:
+            continue
+        if len(sides) != 1 or m.random or m.cheaper or m.consistent or not same_function(evidence, m.pair):
+            continue
+        k = "AB".index(sides[0])
+        values = [wide(v) for v in native_values(results, m.leaf)]
+        name = "" if m.drift.is_complex() else narrower_format(values[k], values[1 - k])
+        coarse = results.unlifted.noise_in(name, evidence, m.pair, sides[0], results.seed) if name else []
+        alone = drift_in_floors(m.drift, [*m.noises[1 - k], *coarse])
+        if not coarse or alone.value > THRESHOLDS.large:
+            continue
+        m.consistent = f"{name} arithmetic in {sides[0]}, whose {counted(values[k].numel(), 'number')} fit that format"
+        m.consistent += f", {said_floors(alone.value)} of that format"
+        m.noises = (coarse, m.noises[1]) if k == 0 else (m.noises[0], coarse)
+        m.narrowed = (name, "") if k == 0 else ("", name)
+
+
 # How well what rounding a side's constants did has to predict the native drift, and what may be left of it in floors.
 _PREDICTS = 0.9
 
@@ -223,7 +252,7 @@ def _explain_rounded_constants(evidence: Evidence, m: Measured, side: str, alone
     first = max(repairs, key=lambda r: sizes[r.name])
     more = f" and {len(repairs) - 1} more" if len(repairs) > 1 else ""
     evidence.places["N003"] = first.constant.where
-    words = f"constants stored rounded in {side}: {first.name} is {first.partner}{more}"
+    words = f"constants rounded in {side}: {first.name} is {first.partner}{more}"
     m.cheaper, m.consistent, m.rho = words, "", alone
     m.replay = {
         "way": "constants as stored", "side": side, "kind": "storage",

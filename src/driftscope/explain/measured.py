@@ -15,6 +15,7 @@ from driftscope.comparison.leaves import LeafComparison, compare_leaves
 from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finite, floor_of, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.native.kernels_alone import KernelLooks
+from driftscope.explain.unlifted import Unlifted
 from driftscope.lift.evidence import Evidence
 from driftscope.records.finding import Finding, Where
 from driftscope.records.paths import Path
@@ -35,6 +36,8 @@ class Results:
         Told what happens next.
     kernels : KernelLooks or None
         Asked which kernel is outside its own floor.
+    unlifted : Unlifted
+        What is known of sides without a lift of their own.
     """
 
     a: Leaves
@@ -44,6 +47,7 @@ class Results:
     seed: int
     say: Callable[[str], None]
     kernels: KernelLooks | None = None
+    unlifted: Unlifted = field(default_factory=Unlifted)
 
 
 @dataclass(slots=True)
@@ -80,9 +84,12 @@ def measure(results: Results, evidence: Evidence, leaf: LeafComparison, pair: in
         return m
     (a, a_again), (b, b_again) = ([wide(v) for v in side] for side in sides)
     m.drift = finite(b - a)
-    # A side without a lift of its own is measured with the other's noise.
     own, other = evidence.noise_a(pair), evidence.noise_b(pair)
-    m.noises = (own or other, other or own)
+    answers = (leaf.a_dtype or "", leaf.b_dtype or "")
+    m.noises = (
+        own or results.unlifted.noise(evidence, pair, "A", answers, results.seed),
+        other or results.unlifted.noise(evidence, pair, "B", answers, results.seed),
+    )
     m.errors = (_error(a, evidence.lifted_a(pair)), _error(b, evidence.lifted_b(pair)))
     m.repeats = (_repeat(m, 0, finite(a_again - a)), _repeat(m, 1, finite(b_again - b)))
     if m.noises[0] and m.drift.shape == m.noises[0][0].shape:

@@ -10,7 +10,9 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.scalars import is_nobodys
+from driftscope.lift.reconcile.subgraphs import OWN
 from driftscope.records.finding import Finding, Where
+from driftscope.records.first_line import BY_FLOOR
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict
 
@@ -25,6 +27,7 @@ def output_findings(outputs: Sequence[OutputRecord], codes: Sequence[str], evide
             replay = evidence.replays.get(output.path, {})
             why, fix = _ADVICE.get(_advice(code, output, replay, places), ("", ""))
             where = dataclasses.replace(places.get(code, Where()), output=output.path)
+            fix = fix.replace("the named operator", where.node or "the operator that overflows")
             numbers = _numbers(output) | ({"replay": replay} if replay else {})
             found.append(Finding(code, output.reason, why, fix, where, numbers, note))
     return found
@@ -33,8 +36,17 @@ def output_findings(outputs: Sequence[OutputRecord], codes: Sequence[str], evide
 def _advice(code: str, output: OutputRecord, replay: Mapping[str, Any], places: Mapping[str, Where]) -> str:
     if code == "R003" and output.lifted is None:
         return "not lifted"
+    if code == "N014" and code in places:
+        return "random"
+    shapes = [side.shape or () for side in (output.a, output.b) if side is not None]
+    if code == "N008" and len(shapes) == 2 and sorted(shapes[0]) == sorted(shapes[1]):
+        return "permuted"
+    if code == "N003" and output.reason.startswith(BY_FLOOR) and not replay:
+        return "format fits"
     if code != "N003":
         return "kernel off" if code == "R003" and replay else code
+    if replay.get("way") == "constants as stored":
+        return "constants"
     if replay.get("kind") == "kernel" and replay["correlation"] < THRESHOLDS.replay:
         return "kernel consistent"
     return "cast" if code in places else str(replay.get("kind", code))
@@ -44,6 +56,10 @@ _ADVICE = {
     "N003": (
         "A runtime computes in a cheaper format than the program declares.",
         "Ask it for the declared arithmetic, or accept it with the tolerance suggested for that format.",
+    ),
+    "format fits": (
+        "Its numbers are in that format, and rounding in it is as large as this. A smaller bug would not be seen.",
+        "Ask the runtime for the declared arithmetic, or accept it with the tolerance suggested for that format.",
     ),
     "format": (
         "Run again in float64 with that arithmetic, the program makes the very errors that it natively makes.",
@@ -63,6 +79,10 @@ _ADVICE = {
         "Try the operator alone in another version of the runtime or with another provider; if it stays off, the "
         "values in the evidence show it to those who maintain the kernel.",
     ),
+    "constants": (
+        "The rounding of these constants alone, carried on in float64, is the drift that was measured.",
+        "Compute them in float64 and round once, or accept it with this error.",
+    ),
     "cast": (
         "One side passes a value through a format with fewer bits than any that the other uses.",
         "Remove the cast, or accept it with the tolerance suggested for that format.",
@@ -77,10 +97,15 @@ _ADVICE = {
     ),
     "N007": ("", "Return the same outputs from both programs, in the same order."),
     "N008": ("", "Check shapes assumed at export: an axis was fixed, dropped or broadcast."),
+    "permuted": ("", "Check the order of the axes: they are as long as A's, in another order."),
     "N009": ("", "Cast one side, or export with the dtype the other side returns."),
     "N014": (
         "It draws random numbers, or carries something over from one run to the next.",
-        "Call .eval() on the module, or seed its generators.",
+        "Call .eval() on the module if that switches it off, or seed a generator inside the call.",
+    ),
+    "random": (
+        "It draws random numbers there, others in every run.",
+        "Pass the random numbers in as an input, or draw them from a generator that is seeded inside the call.",
     ),
     "N016": (
         "The inputs do not reach the part in which the two functions differ, or rounding hides it.",
@@ -124,12 +149,14 @@ def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
         first = members[0]
         others = f" and {len(members) - 1} more" if len(members) > 1 else ""
         # A number that nobody wrote down (1/6, 0.01) is not the other side's: that may hold another one there.
-        whose = "the number" if is_nobodys(first.partner) else f"{'A' if side == 'B' else 'B'}'s"
+        # What a program computes from its own constants is compared with that computation in float64.
+        whose = "the number " if is_nobodys(first.partner) else f"{'A' if side == 'B' else 'B'}'s "
+        partner = first.partner if first.partner == OWN else whose + first.partner
         notes.append(
             Finding(
                 code,
                 f"{side} {words.format(count=len(members), s='' if len(members) == 1 else 's')}: {first.name} is"
-                f" {whose} {first.partner}{others}",
+                f" {partner}{others}",
                 why,
                 where=Where(node=first.constant.where.node, operator=first.constant.where.operator),
                 evidence={"constants": [f"{r.name} = {r.partner}" for r in members[:20]], "count": len(members)},
@@ -198,9 +225,18 @@ def _loss_notes(evidence: Evidence) -> list[Finding]:
         why = "it subtracts nearly equal numbers" if loss.subtracts else "its result changes far more than its operand"
         what = f"{name} loses {loss.digits:.0f} of float64's 16 digits at {loss.where.node}: {why}"
         lost = "A narrower format loses as many of its fewer digits. Both programs were evaluated again in "
-        proved = f"{lost}{proof['bits']} bits with proven bounds: there they differ by {proof['finer']:.1e} relative."
+        finer = f"they differ by {proof['finer']:.1e} relative" if proof["finer"] else "they are equal"
+        proved = f"{lost}{proof['bits']} bits with proven bounds: there {finer}."
         notes.append(Finding("N012", what, proved, "", loss.where, dict(proof), note=True))
     return notes
+
+
+def of_side(findings: Sequence[Finding], side: str, name: str) -> list[Finding]:
+    """Say whose mode it is: both programs may bear one name."""
+    return [
+        dataclasses.replace(f, what=f.what.replace(name, f"{side} ({name})", 1)) if f.code in ("O003", "O004") else f
+        for f in findings
+    ]
 
 
 # What was noticed before any number was computed is often the cause of what the numbers say.

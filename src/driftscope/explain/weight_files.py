@@ -27,6 +27,7 @@ _OUTPUTS = "model.py:Net@weights compares what that does to the outputs."
 # Rounding of stored numbers loses precision; every other alteration makes another function.
 _ROUNDED = ("W003", "W007")
 _KEPT = "every number kept"
+_ELSEWHERE = "W010"
 
 
 def both_weights(a: Program, b: Program) -> bool:
@@ -64,7 +65,7 @@ def compare_weights(a: Program, b: Program) -> tuple[list[OutputRecord], list[Fi
     records: list[OutputRecord] = []
     changes: list[tuple[LeafComparison, Alteration]] = []
     for leaf in compare_leaves(*trees, flat=False):
-        change = _change(leaf, trees)
+        change = _moved(leaf, trees) or _change(leaf, trees)
         evidence = OutputEvidence(
             leaf.kind, leaf.detail, leaf.floating, leaf.same_bits, leaf.all_nan,
             formats=(leaf.a_dtype or "", leaf.b_dtype or ""),
@@ -74,7 +75,8 @@ def compare_weights(a: Program, b: Program) -> tuple[list[OutputRecord], list[Fi
             judgement = Judgement(Verdict.IDENTICAL, "the same bits")
         if change is not None:
             changes.append((leaf, change))
-            judgement = Judgement(_verdict(change), f"it is A's tensor, {change.words}", change.code)
+            whose = "it holds" if change.code == _ELSEWHERE else "it is A's tensor,"
+            judgement = Judgement(_verdict(change), f"{whose} {change.words}", change.code)
         records.append(output_record(leaf, evidence, judgement, ((), ()), (None, None)))
     missing = [o for o in records if o.verdict is Verdict.DIFFERENT and o.kind in ("structure", "kind", "shape")]
     fix = "Load both files with the class that each belongs to."
@@ -82,7 +84,44 @@ def compare_weights(a: Program, b: Program) -> tuple[list[OutputRecord], list[Fi
         Finding("N008" if o.kind == "shape" else "N007", f"{_name(o.path)}: {o.reason}", "", fix, Where(output=o.path))
         for o in missing[:1]
     ]
-    return records, [*found, *_findings(changes)]
+    return records, [*(_renamed(trees) or found), *_findings(changes)]
+
+
+def _renamed(trees: Sequence[Sequence[tuple[object, object]]]) -> list[Finding]:
+    """Say that all names of one side are the other's with something before them, as a wrapper of a module makes."""
+    a, b = ({_name(str(path)): value for path, value in tree} for tree in trees)
+    for short, long, whose, other in ((a, b, "B's", "A's"), (b, a, "A's", "B's")):
+        first = next(iter(long), "")
+        ahead = next((first.removesuffix(name) for name in short if first.endswith(f".{name}")), "")
+        if not ahead or set(short) & set(long) or {ahead + name for name in short} != set(long):
+            continue
+        same = sum(_equal(value, long[ahead + name]) for name, value in short.items())
+        numbers = "the numbers are the same" if same == len(short) else f"the same numbers in {same} of {len(short)}"
+        return [
+            Finding(
+                "N007", f"{whose} names are {other} with {ahead!r} before each; {numbers}", "",
+                f"Take {ahead!r} from the names, or load both files with the class that each belongs to.",
+                evidence={"prefix": ahead, "same": same},
+            )
+        ]  # fmt: skip
+    return []
+
+
+def _equal(one: object, other: object) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+
+
+def _moved(leaf: LeafComparison, trees: Sequence[Sequence[tuple[object, object]]]) -> Alteration | None:
+    """Whether a tensor is one that A has under another name, which no tensor of one number repeated is told by."""
+    if leaf.same_bits or leaf.index_a is None or leaf.index_b is None or leaf.kind not in ("value", "dtype", "nan"):
+        return None
+    value = trees[1][leaf.index_b][1]
+    if not isinstance(value, torch.Tensor) or not value.numel() or bool((value == value.reshape(-1)[0]).all()):
+        return None
+    held = next((path for path, other in trees[0] if _equal(other, value)), None)
+    return None if held is None else Alteration(_ELSEWHERE, f"A's {_name(str(held))}")
 
 
 def reason_of(records: Sequence[OutputRecord], findings: Sequence[Finding]) -> str:
@@ -112,6 +151,9 @@ def _change(leaf: LeafComparison, trees: Sequence[Sequence[tuple[object, object]
         short = str(other.dtype).removeprefix("torch.")
         wider = torch.equal(other.to(one.dtype), one)
         return Alteration("W003", f"stored in {short}{f', {_KEPT}' if wider else ', rounded'}")
+    lost = int((one.isfinite() & ~other.isfinite()).sum())
+    if lost:
+        return Alteration("W004", f"with NaN or infinity in {counted(lost, 'element')} where A has numbers")
     return alteration_of(other.to(torch.float64), one.to(torch.float64), other.dtype)
 
 
@@ -128,7 +170,8 @@ def _findings(changes: Sequence[tuple[LeafComparison, Alteration]]) -> list[Find
         grouped.setdefault(change[1].code, []).append(change)
     found = []
     for code, members in sorted(grouped.items(), key=lambda item: (item[0] in _ROUNDED, item[0])):
-        named = "; ".join(f"{_name(str(leaf.path))} is A's tensor, {done.words}" for leaf, done in members[:_FEW])
+        verb = "holds" if code == _ELSEWHERE else "is A's tensor,"
+        named = "; ".join(f"{_name(str(leaf.path))} {verb} {done.words}" for leaf, done in members[:_FEW])
         more = f"; and {counted(len(members) - _FEW, 'more tensor')}" if len(members) > _FEW else ""
         rounded, kept = code in _ROUNDED, all(done.words.endswith(_KEPT) for _, done in members)
         why = "The two files hold other numbers." if not rounded else "Every number is A's, rounded once."

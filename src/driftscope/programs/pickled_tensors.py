@@ -102,4 +102,4 @@ def _children(part: Any) -> Iterable[Any] | None:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not (tensor.is_meta or tensor.is_nested)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from driftscope.errors import InputError, RecordError
+from driftscope.records.json_text import TooMuch
 
 PAGE_SUFFIXES = (".html", ".htm")
 SUFFIXES = (".json", *PAGE_SUFFIXES, ".md", ".sarif")
+_MOST_BYTES = 512 << 20
 
 
 def check_target(path: str | Path) -> Path:
@@ -69,8 +72,29 @@ def read_text(path: str | Path) -> str:
     if not source.exists():
         raise RecordError(f"there is no file {str(source)!r}")
     try:
-        return source.read_text(encoding="utf-8")
+        return bounded_text(source)
     except UnicodeDecodeError as error:
         raise RecordError(f"{str(source)!r} is not text; a record is a .json file or a .html page") from error
-    except OSError as error:
-        raise RecordError(f"cannot read {str(source)!r}: {error.strerror or error}") from error
+    except (OSError, TooMuch) as error:
+        raise RecordError(f"cannot read {str(source)!r}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def bounded_text(source: Path, most: int = _MOST_BYTES) -> str:
+    """Return the text of a file of somebody, which may be a link to a device that never ends.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened, or is a pipe or a device by another name than one under ``/dev``.
+    ValueError
+        If it is larger than ``most`` bytes (:class:`TooMuch`), or not UTF-8; the text is one clause.
+    """
+    # /dev/stdin and <(command) are pipes that the user typed; a pipe in a folder waits for ever.
+    found = source.stat()
+    if not (stat.S_ISREG(found.st_mode) or source.is_dir() or str(source).startswith("/dev/")):
+        raise OSError("it is a pipe or a device, not a file")
+    with source.open("rb") as file:
+        data = file.read(most + 1) if found.st_size <= most else b""
+    if max(len(data), found.st_size) > most:
+        raise TooMuch(f"it has more than {most >> 20} MiB")
+    return data.decode("utf-8")

@@ -1,3 +1,7 @@
+// A narrow screen begins with the answer; what few look at is one touch away.
+if (matchMedia("(max-width: 820px)").matches)
+  for (const aside of document.querySelectorAll("details.aside")) aside.open = false;
+
 // Tables: sorting and filtering; of a long one only the rows in view are drawn.
 for (const section of document.querySelectorAll("section.rows")) {
   const table = section.querySelector("table");
@@ -56,6 +60,7 @@ for (const section of document.querySelectorAll("section.rows")) {
   if (stored) {
     section.classList.add("windowed");
     box.addEventListener("scroll", () => requestAnimationFrame(draw));
+    section.querySelector("details.aside")?.addEventListener("toggle", draw);
     draw();
     // On paper there is no scrolling.
     addEventListener("beforeprint", () => body.replaceChildren(...shown.map(build)));

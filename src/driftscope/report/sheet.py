@@ -46,17 +46,21 @@ Cell = str | int | float | None | Mark
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows that can be sorted by each column and filtered by words; thousands of them are drawn as one scrolls."""
+    """Rows that can be sorted by each column and filtered by words; thousands of them are drawn as one scrolls.
+
+    ``aside`` is for what few look at: a narrow screen begins with it folded.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """A grid of marks with a name for each row and column."""
+    """A grid of marks with a name for each row and column; ``aside`` as of a :class:`Table`."""
 
     title: str
     rows: tuple[str, ...]
@@ -64,6 +68,7 @@ class HeatMap:
     squares: tuple[tuple[Mark, ...], ...]
     note: str = ""
     legend: tuple[tuple[str, str], ...] = ()
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 import sys
 import sysconfig
 import tomllib
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from driftscope.errors import DependencyMissing, InputError
-from driftscope.programs.loading.references import find
+from driftscope.programs.loading.references import find, of_python_itself
+from driftscope.records.files import bounded_text
 from driftscope.studies.engine.grid import make_grid
 from driftscope.studies.engine.options import running_of
 from driftscope.studies.engine.plan import Plan, Reading
@@ -24,6 +26,15 @@ _LARGEST = 4 << 20
 _MOST_VALUES = 200_000
 _MOST_CELLS = 1_000_000
 _DEEPEST = 20
+# Python's reader of TOML takes time and memory with the square of a key's parts: a.b.c.d has four.
+_DEEPEST_KEY = 100
+# Comments and strings, each to its end or to the end of what it could be: every character is looked at once.
+_NO_KEYS = re.compile(
+    r"""#[^\n]*+|"{3}(?:[^\\"]|\\.|"(?!""))*+(?:"{3}|\Z)|'{3}(?:[^']|'(?!''))*+(?:'{3}|\Z)"""
+    r"""|"(?:[^"\\\n]|\\.)*+"?|'[^'\n]*+'?""",
+    re.DOTALL,
+)
+_DOTTED = re.compile(r"(?:\.[^.\n=,{}\[\]]*+)++")
 
 
 class OwnStudy:
@@ -151,10 +162,8 @@ def _from_file(path: Path) -> OwnStudy:
 
 def _read(path: Path) -> Any:
     try:
-        if path.stat().st_size > _LARGEST:
-            raise InputError(f"cannot read the study {str(path)!r}: it is larger than {_LARGEST >> 20} MiB")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = bounded_text(path, _LARGEST)
+    except (OSError, ValueError) as error:
         raise InputError(f"cannot read the study {str(path)!r}: {error}") from error
     try:
         described = _parsed(path, text)
@@ -179,6 +188,8 @@ def _check_size(described: Any, path: Path) -> None:
 
 def _parsed(path: Path, text: str) -> Any:
     if path.suffix.lower() == ".toml":
+        if any(run.count(".") >= _DEEPEST_KEY for run in _DOTTED.findall(_NO_KEYS.sub(" ", text))):
+            raise InputError(f"{str(path)!r} has a key of more than {_DEEPEST_KEY} parts")
         try:
             return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -195,15 +206,16 @@ def _parsed(path: Path, text: str) -> Any:
 
 def _of_the_user(cell: str, path: Path) -> str:
     """Return the reference to a cell, if it is code that a user may have meant: never Python's own library."""
-    root = cell.rpartition(":")[0].partition(".")[0]
-    if not cell.rpartition(":")[0].endswith(".py") and (root in sys.stdlib_module_names or root == "builtins"):
+    if of_python_itself(cell):
         raise InputError(f"{str(path)!r}: {cell[:80]!r} belongs to Python itself; a cell is a function of yours")
     return cell
 
 
 def _is_installed(cell: str) -> bool:
-    """Whether a cell lies in a package that was installed, not in the user's own files."""
+    """Whether a cell lies in a package that was installed (or in this one, wherever it lies), not in the user's own."""
     home = cell.rpartition(":")[0]
+    if home.partition(".")[0] == __name__.partition(".")[0]:
+        return True
     module = sys.modules.get(home)
     places = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     file = getattr(module, "__file__", None) or ""

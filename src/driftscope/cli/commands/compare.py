@@ -83,9 +83,10 @@ def command(a: str, b: str, *, journey: Journey, as_json: bool, outputs: Sequenc
 
     A is the reference. Each is an .onnx, .pt2, TorchScript .pt or OpenVINO .xml file, or package.module:name or
     file.py:name, where the name is a module, a callable, or a function without arguments that returns a program or a
-    program and its inputs; file.py:Net@weights.safetensors puts weights into it. A folder stands for its model.onnx,
-    or for a Hugging Face model (config.json with .safetensors); of two folders that hold several .onnx files, those of
-    the same name are compared. Two files of weights are compared as weights, recorded outputs (.npz) as results.
+    program and its inputs; a module made of its class is set to eval(), and file.py:Net@weights.safetensors puts
+    weights into it. A folder stands for its model.onnx, or for a Hugging Face model (config.json with .safetensors); of
+    two folders that hold several .onnx files, those of the same name are compared. Two files of weights are compared
+    as weights, recorded outputs (.npz) as results.
 
     Session options (--level, --disable-optimizer, --threads, --provider, --runtime) are for every side that is an
     .onnx file; write b:VALUE or a:VALUE for one side alone.

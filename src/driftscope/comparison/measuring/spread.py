@@ -87,7 +87,7 @@ _SQUARES = (1e-60, 1e70)
 
 def floor_of(samples: Sequence[torch.Tensor]) -> float | None:
     """The floor that noise samples stand for: the root of their summed mean squares; None without samples."""
-    return math.sqrt(sum(rms(s) ** 2 for s in samples)) if samples else None
+    return math.hypot(*map(rms, samples)) if samples else None  # squares of a chaotic program leave the range
 
 
 def _square(x: torch.Tensor) -> torch.Tensor:

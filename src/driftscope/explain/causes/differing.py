@@ -39,6 +39,8 @@ _PATHS = 3
 _MOST_ALONE = 6
 # Drift that deep programs make in float64, and the share of what was that may be left of it.
 _DEEP, _LEFT = 1e-10, 1e-3
+# Share of the program's own drift below which a piece's, in its own unit, says nothing.
+_TELLING = 1e-3
 # Changed tensors up to which each is told by itself.
 _MOST_TOLD = 12
 
@@ -322,15 +324,22 @@ class _Case:
             return parting.first or parting.step
         return cause.step or parting.step
 
+    def _off(self, place: TriedPlace, end: str) -> str:
+        """What the piece is off by, where that says something: beside a mask of -1e9 all else is nothing."""
+        whole, created = self.output.lifted, place.created
+        finite = whole is not None and whole == whole
+        if not finite or (created is not None and created < _TELLING * (whole or 0.0)):
+            return ""
+        amount = "" if created is None else f" by {share(created)}"
+        return f": given A's inputs, {end or 'its output'} is off{amount}"
+
     def _parting_finding(self, place: TriedPlace, cause: Reason | None) -> Finding:
         parting = place.parting
         step, other = self._named(parting, cause), parting.counterpart
-        amount = "" if place.created is None else f" by {share(place.created)}"
-        what = (
-            f"not the same function from {step.name} ({step.operator}) on: given A's inputs, its output is off{amount}"
-            f"{self._at_the_end()}"
-        )
-        why, fix, verified = told(cause, other)
+        # What is measured, and what has a counterpart, is the end of the piece.
+        end = "" if step.name == parting.step.name else parting.step.name
+        what = f"not the same function from {step.name} ({step.operator}) on{self._off(place, end)}{self._at_the_end()}"
+        why, fix, verified = told(cause, other, end)
         numbers = {**self.numbers, "created": place.created, "tried": place.tried,
                    "piece": [s.name for s in parting.piece],
                    **({} if cause is None else {"cause": cause.why})}  # fmt: skip

@@ -56,9 +56,13 @@ def where_of(step: Visited, other: Visited | None, output: str) -> Where:
     )  # fmt: skip
 
 
-def told(cause: Reason | None, other: Visited | None) -> tuple[str, str, bool | None]:
-    """What a finding says of a reason and of A's counterpart: why, the fix, and whether it was tried."""
-    why = "" if other is None else f"Its counterpart in A is {other.operator} ({other.name})."
+def told(cause: Reason | None, other: Visited | None, end: str = "") -> tuple[str, str, bool | None]:
+    """What a finding says of a reason and of A's counterpart: why, the fix, and whether it was tried.
+
+    The counterpart is that of ``end``, the last step of a piece, where this is not the step that the finding names.
+    """
+    whose = f"The counterpart of {end}" if end else "Its counterpart"
+    why = "" if other is None else f"{whose} in A is {other.operator} ({other.name})."
     if cause is None:
         return why, "", None
     why = f"{why[:-1]}: {cause.why}." if why else f"{cause.why[0].upper()}{cause.why[1:]}."
@@ -292,11 +296,9 @@ def other_operator(parting: Parting, theirs: Sequence[Visited], trials: Trials) 
     pairs = ((step, other) for step in steps for other in theirs if _reads_alike(step, other))
     for step, other in itertools.islice(pairs, _MOST_TRIALS):
         if trials.substitute(step, other):
-            instead = "" if other is parting.counterpart else f" where A has {other.operator} ({other.name})"
+            name = "" if other is parting.counterpart else f" ({other.name})"
             return Reason(
-                f"{step.name} is {step.operator}{instead}"
-                if instead
-                else f"{step.name} computes {step.operator} instead",
+                f"{step.name} is {step.operator} where A has {other.operator}{name}",
                 f"Compute {other.operator} in {step.name}, as A does.",
                 True,
                 None if step is parting.step else step,

@@ -40,6 +40,9 @@ Allows = Callable[[str, float], bool]
 FLOAT64_UNIT = 2.0**-53
 #: Floors at ``FLOAT64_UNIT`` come from a run at this unit roundoff, scaled: anything smaller drowns in float64 itself.
 SMALL_UNIT = 2.0**-40
+#: Where a program amplifies that so far that it saturates (a map iterated fifty times), scaling would hide it: the run
+#: is made again a few bits above float64's own rounding.
+SMALLEST_UNIT = 2.0**-49
 #: Noise relative to the values below which a floor is linear in the unit roundoff.
 LINEAR = 1e-3
 #: A sample carried by fewer elements than this is a poor estimate of the floor, and is taken ``RUNS`` times.
@@ -202,9 +205,11 @@ def floor64_sample(
     if isinstance(ordinary, NoiseSample) and ordinary.unit is not None and _is_linear(ordinary, clean):
         ratio = FLOAT64_UNIT / ordinary.unit
         return NoiseSample((None if noise is None else noise * ratio for noise in ordinary), FLOAT64_UNIT)
-    injector = NoiseInjector(seed=seed, unit=SMALL_UNIT, kernels=_kernels(lifted))
-    ratio = FLOAT64_UNIT / SMALL_UNIT
-    wide = _sample(lifted, clean, injector, replace)
+    for unit in (SMALL_UNIT, SMALLEST_UNIT):
+        wide = _sample(lifted, clean, NoiseInjector(seed=seed, unit=unit, kernels=_kernels(lifted)), replace)
+        if _is_linear(wide, clean):
+            break
+    ratio = FLOAT64_UNIT / unit
     return NoiseSample((None if noise is None else noise * ratio for noise in wide), FLOAT64_UNIT)
 
 

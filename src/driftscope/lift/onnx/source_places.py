@@ -48,7 +48,9 @@ def _source(trace: str) -> tuple[str | None, int | None, str | None]:
     own = innermost([frame["file"] for frame in frames])
     # A model that a library holds: torch's module internals say nothing the module path does not.
     others = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
-    frame = frames[own] if own is not None else (others or frames)[-1]
+    if own is None and not others:
+        return None, None, None
+    frame = frames[own] if own is not None else others[-1]
     expression = frame["expression"]
     return frame["file"], int(frame["line"]), expression.strip() if expression else None
 

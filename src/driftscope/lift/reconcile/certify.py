@@ -9,7 +9,7 @@ end is one number, the lifted drift of the *whole* of B with the repaired consta
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -21,7 +21,7 @@ from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.reconcile import folds, matching, scalars, subgraphs
 from driftscope.lift.reconcile.matching import Repair, WeightIndex
 from driftscope.lift.reconcile.sides import ReconciledSide, is_tensor
-from driftscope.lift.reconcile.solving import solve_scalars
+from driftscope.lift.reconcile.solving import Residual, solve_scalars
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 
 
@@ -196,6 +196,14 @@ class _Attempt:
         """Put further repairs in force only when that makes both the same function."""
         self._take_if(lambda before, after: all(within(d) for d in after), repairs_a, repairs_b)
 
+    def either(self) -> Iterator[_Turn]:
+        """Go through B and then A, until they are one function: a side, the other, its repairs, and how to add some."""
+        result = self.result
+        if not result.same_function:
+            yield self.b, self.a, result.repairs_b, lambda found: self.take_if_certified([], found)
+        if not result.same_function:
+            yield self.a, self.b, result.repairs_a, lambda found: self.take_if_certified(found, [])
+
     def take_if_closer(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
         """Put further repairs in force unless they carry the programs apart: then they were no repairs."""
         self._take_if(lambda before, after: _furthest(after) <= _APART * _furthest(before), repairs_a, repairs_b)
@@ -204,8 +212,6 @@ class _Attempt:
         self, wanted: Callable[[list[Ratio], list[Ratio]], bool], repairs_a: Sequence[Repair],
         repairs_b: Sequence[Repair],
     ) -> None:  # fmt: skip
-        if not repairs_a and not repairs_b:
-            return
         kept = dataclasses.replace(self.result)
         self.take(repairs_a, repairs_b)
         if not wanted(kept.drifts, self.result.drifts):
@@ -213,6 +219,7 @@ class _Attempt:
                 setattr(self.result, each.name, getattr(kept, each.name))
 
 
+_Turn = tuple[ReconciledSide, ReconciledSide, list[Repair], Callable[[Sequence[Repair]], None]]
 # Of two roundings that happened to cancel, mending one alone may show the other.
 _APART = 2.0
 
@@ -248,6 +255,10 @@ def _exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weig
     pool = scalars.numbers(others)
     repairs: list[Repair] = []
     for constant in side.constants:
+        if constant.value.is_complex():
+            # A table of rotations or a transformed filter: nobody rounds one, but native code computes it.
+            side.left += [constant] if constant.frontier and not _has_twin(constant, others) else []
+            continue
         if not constant.value.dtype.is_floating_point:
             continue
         candidates = scalars.scalar_candidates(constant, pool, side.single)
@@ -269,6 +280,10 @@ def _exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weig
             elif not torch.equal(weight.value, constant.value.to(torch.float64)):
                 repairs.append(weight)
     return repairs
+
+
+def _has_twin(constant: Constant, others: Sequence[Constant]) -> bool:
+    return any(c.value.dtype == constant.value.dtype and torch.equal(c.value, constant.value) for c in others)
 
 
 def _may_be_rounded(constant: Constant) -> bool:
@@ -325,7 +340,7 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
         stored = [c for c in [*side.left, *again, *twins] if c.origin is Origin.WEIGHT]
         tensors.append([*computed[k], *subgraphs.stored_repairs(stored, found[1 - k], limit, factors[1 - k])])
         names = {r.name for r in tensors[-1]}
-        side.left = [c for c in side.left if c.name not in names]
+        side.left = [c for c in side.left if c.name not in names and not c.value.is_complex()]
     numbers = [
         subgraphs.computed_repairs([c for c in side.constants if not is_tensor(c)], own, limit)
         for side, own in zip(both, found, strict=True)
@@ -354,29 +369,25 @@ def _affine(attempt: _Attempt) -> None:
 
 def _refold(attempt: _Attempt) -> None:
     """Try folds for weights that look untouched: in a narrow format a factor close to 1 changes no bit of them."""
-    a, b = attempt.a, attempt.b
-    settled = {r.name for r in attempt.result.repairs_b}
-    held = [c for c in b.constants if c.frontier and c.name not in settled and _is_narrow_tensor(c)]
-    refolded = folds.match_folds(held, a.graph, a.constants, attempt.thresholds.constant_ulps)
-    refolded = [r for r in refolded if not torch.equal(r.value, r.constant.value.to(torch.float64))]
-    attempt.take_if_certified([], refolded)
-
-
-def _is_narrow_tensor(constant: Constant) -> bool:
-    return constant.value.numel() > 1 and constant.value.dtype in (torch.float16, torch.bfloat16)
+    ulps = attempt.thresholds.constant_ulps
+    for side, other, repairs, put in attempt.either():
+        settled = {r.name for r in repairs}
+        held = [c for c in side.constants if c.frontier and c.name not in settled and matching.is_narrow_tensor(c)]
+        refolded = folds.match_folds(held, other.graph, other.constants, ulps) if held else []
+        put([r for r in refolded if not torch.equal(r.value, r.constant.value.to(torch.float64))])
 
 
 # --- scalars nobody wrote --------------------------------------------------------------------------------------
 
 
 def _solve(attempt: _Attempt) -> None:
-    """Look for the scalars of B, each within half an ulp of what is stored, that make B equal to A."""
-    result, b = attempt.result, attempt.b
-    solved = solve_scalars(
-        b.graph, b.constants, attempt.a.constants, _values(result.repairs_b),
-        result.outputs_a, result.outputs_b, attempt.pairing.indices,
-    )  # fmt: skip
-    attempt.take_if_certified([], solved)
+    """Look for the scalars of one side, each within half an ulp of what is stored, that make it equal to the other."""
+    result, pairs = attempt.result, attempt.pairing.indices
+    for side, other, repairs, put in attempt.either():
+        own, wanted = result.outputs_b, Residual(result.outputs_a, pairs)
+        if side is attempt.a:
+            own, wanted = result.outputs_a, Residual(result.outputs_b, [(j, i) for i, j in pairs])
+        put(solve_scalars(side.graph, side.constants, other.constants, _values(repairs), own, wanted))
 
 
 _STEPS: tuple[Callable[[_Attempt], None], ...] = (_exact, _constant_subgraphs, _affine, _refold, _solve)

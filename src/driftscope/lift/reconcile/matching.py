@@ -73,6 +73,11 @@ def narrower(fmt: torch.dtype, other: torch.dtype) -> bool:
     return torch.finfo(fmt).eps > torch.finfo(other).eps
 
 
+def is_narrow_tensor(constant: Constant) -> bool:
+    """Whether a constant is a tensor of half precision."""
+    return constant.value.numel() > 1 and constant.value.dtype in (torch.float16, torch.bfloat16)
+
+
 def uniform(constant: Constant) -> float | None:
     """The one number a float constant holds (0-dim, one element, or all elements equal); None otherwise."""
     value = constant.value

@@ -26,6 +26,8 @@ _EQUATIONS_PER_UNKNOWN = 8
 # One constant alone explains a drift when it removes all but this share of it.
 _EXPLAINED = 0.02
 _ROUNDS = 4
+# How many times its own relative size the rounding of a number may move an output.
+_AMPLIFIED = 1e5
 # Equations wanted for one number that is not a rounding, how far a straight line must lead at first, the share of the
 # gap that may be left, and the steps taken.
 _FEWEST, _LEADS, _LEFT, _STEPS = 8, 0.5, 1e-9, 8
@@ -64,7 +66,7 @@ def _unknowns(own: Sequence[Constant], others: Sequence[Constant], settled: set[
 
 
 class Residual:
-    """Outputs of A and B as one vector each, every pair scaled to the size of A's output."""
+    """Outputs of two programs as one vector each, every pair scaled to the size of the other's (``a``'s) output."""
 
     def __init__(self, a: Sequence[LiftedOutput], pairs: Sequence[tuple[int, int]]):
         self._pairs = pairs
@@ -85,45 +87,45 @@ class Residual:
 
 
 def solve_scalars(
-    b: Lifted,
+    graph: Lifted,
     own: Sequence[Constant],
     others: Sequence[Constant],
     repaired: Mapping[str, torch.Tensor],
-    outputs_a: Sequence[LiftedOutput],
-    outputs_b: Sequence[LiftedOutput],
-    pairs: Sequence[tuple[int, int]],
+    outputs: Sequence[LiftedOutput],
+    residual: Residual,
 ) -> list[Repair]:
-    """Find scalars of B, each within half an ulp of what it stores, with which B equals A; [] when there are none.
+    """Find scalars of a program, each within half an ulp of what it stores, with which it equals the other one.
 
     Parameters
     ----------
-    b : Lifted
+    graph : Lifted
     own, others : sequences of Constant
-        B's constants and A's. Numbers that A holds exactly are not unknown.
+        Its constants and the other's. Numbers that the other holds exactly are not unknown.
     repaired : mapping
-        Replacements already in force in B.
-    outputs_a, outputs_b : sequences of LiftedOutput
-        Lifted outputs as they stand with those.
-    pairs : sequence of (int, int)
-        Outputs that belong together.
+        Replacements already in force in it.
+    outputs : sequence of LiftedOutput
+        Its lifted outputs as they stand with those.
+    residual : Residual
+        What they are held against.
 
     Returns
     -------
     list of Repair
-        A proposal: the caller certifies it by the whole of B.
+        A proposal, empty where there are none: the caller certifies it by the whole program.
     """
     unknowns = _unknowns(own, others, set())
-    residual = Residual(outputs_a, pairs)
-    start = residual.vector(outputs_b)
+    start = residual.vector(outputs)
     if not unknowns or start.numel() == 0 or not bool(start.any()):
         return []
+    if float(start.norm()) / math.sqrt(start.numel()) > _AMPLIFIED * max(u.half_ulp / abs(u.stored) for u in unknowns):
+        return []  # no rounding of these numbers reaches so far
     unknowns = unknowns[: max(1, start.numel() // _EQUATIONS_PER_UNKNOWN)]
 
     def vector_at(numbers: Mapping[_Unknown, float]) -> torch.Tensor:
         replace = dict(repaired)
         for unknown, number in numbers.items():
             replace.update(unknown.values(number))
-        return residual.vector(b.run(replace=replace))
+        return residual.vector(graph.run(replace=replace))
 
     starts = {u: float(repaired[u.constants[0].name].reshape(-1)[0]) if u.constants[0].name in repaired else u.stored
               for u in unknowns}  # fmt: skip

@@ -22,6 +22,8 @@ from driftscope.lift.reconcile.matching import Repair, rearrangements, ulp, unif
 from driftscope.lift.steps import Constant, Lifted, Origin
 from driftscope.numerics import error_model
 
+#: What a constant is that its own program computes from others.
+OWN = "what its own constants give in float64, rounded on the way"
 # A single noise sample says little about a table of a few elements, and is free there.
 _RUNS = 4
 _MANY = 1 << 20
@@ -118,9 +120,10 @@ def computed_repairs(constants: Sequence[Constant], found: Subgraphs, limit: flo
         native = _wide(constant.value)
         if meant is None or native.shape != meant.shape or torch.equal(native, meant):
             continue
-        if _is_rounding(native, exact, found.noise_of(constant.name), limit):
-            words = "its constant subgraph evaluated in float64"
-            repairs.append(Repair(constant.name, meant, "table", words, constant))
+        # Numbers that a program writes into a tensor are rounded to its format by no step of their own.
+        noises = [*found.noise_of(constant.name), _storing(exact, constant.value.dtype)]
+        if _is_rounding(native, exact, noises, limit):
+            repairs.append(Repair(constant.name, meant, "table", OWN, constant))
     return repairs
 
 

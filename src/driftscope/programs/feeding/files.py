@@ -18,6 +18,7 @@ import numpy as np
 from driftscope.errors import InputError
 from driftscope.programs.archives import opened
 from driftscope.programs.pickled_tensors import load_tensors
+from driftscope.records.files import bounded_text
 from driftscope.records.json_text import parse_json
 
 _MOST_DIMENSIONS = 64
@@ -144,7 +145,7 @@ def _read_polygraphy(path: FilePath) -> dict[str, Any]:
 def read_polygraphy_json(path: FilePath) -> Any:
     """Read Polygraphy's JSON, with its encoded arrays and tensors decoded and everything else left as it is."""
     try:
-        return parse_json(path.read_text(encoding="utf-8"), hook=_decode)
+        return parse_json(bounded_text(path), hook=_decode)
     except (ValueError, OSError) as error:
         raise InputError(f"{path} is not JSON, or is truncated: {_first_sentence(error)}") from error
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from driftscope.errors import ProgramError
+from driftscope.programs.loading.hugging_face import hugging_face_model
 
 _NAMED = 5
 # How the numbers of a file that nothing here can run are brought all the same.
@@ -112,73 +110,8 @@ def model_in(folder: Path) -> Path | Any:
         few = ", ".join(f.name for f in files[:_NAMED]) + (", ..." if len(files) > _NAMED else "")
         raise ProgramError(f"{folder} is a folder that holds {len(files)} models: give one of {few}")
     if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
-        return _from_transformers(folder)
+        return hugging_face_model(folder)
     raise ProgramError(
         f"{folder} is a folder that holds neither an .onnx file nor config.json with .safetensors;"
         " give the file of the model"
     )
-
-
-def _from_transformers(folder: Path) -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        raise ProgramError(
-            f"{folder} is a Hugging Face model, which transformers builds: pip install transformers"
-        ) from error
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        names = config.get("architectures") or ["AutoModel"]
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise ProgramError(f"{folder / 'config.json'} cannot be read: {error}") from error
-    name = str(names[0])
-    # Only classes that transformers itself brings: what a folder brings along as code is never imported.
-    kind = getattr(transformers, name, None)
-    if not (isinstance(kind, type) and hasattr(kind, "from_pretrained")):
-        raise ProgramError(
-            f"{folder / 'config.json'} names the class {name!r}, which transformers {transformers.__version__} does"
-            " not have; code that lies in the folder is not run: give file.py:name that builds the model"
-        )
-    try:
-        with _quietly(transformers):
-            model, told = kind.from_pretrained(
-                str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True,
-                output_loading_info=True,
-            )  # fmt: skip
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        words = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ProgramError(f"transformers cannot build the model in {folder}: {words}") from error
-    drawn = sorted({str(name) for key in ("missing_keys", "mismatched_keys") for name in told.get(key, ())})
-    if drawn:
-        few = ", ".join(drawn[:_NAMED]) + (f" and {len(drawn) - _NAMED} more" if len(drawn) > _NAMED else "")
-        raise ProgramError(
-            f"the weights in {folder} do not fit {name}: transformers would draw {few} at random; give the class that"
-            " the weights were saved from, in config.json, or the whole weights"
-        )
-    return model.eval()
-
-
-@contextlib.contextmanager
-def _quietly(transformers: Any) -> Iterator[None]:
-    """Keep transformers' bars and reports off stderr: what matters of them is said as an error."""
-    logs = transformers.utils.logging
-    bars, level = logs.is_progress_bar_enabled(), logs.get_verbosity()
-    logs.disable_progress_bar()
-    logs.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logs.set_verbosity(level)
-        if bars:
-            logs.enable_progress_bar()
-
-
-def inputs_of(model: Any) -> dict[str, str] | None:
-    """Describe the main input of a Hugging Face model by its configuration; None where that says too little."""
-    name, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
-    words, channels, size = (getattr(config, key, None) for key in ("vocab_size", "num_channels", "image_size"))
-    if name == "input_ids" and isinstance(words, int) and words > 0:
-        return {name: f"2x8:int64:randint(0,{words})"}
-    if name == "pixel_values" and isinstance(channels, int) and isinstance(size, int):
-        return {name: f"1x{channels}x{size}x{size}:float32"}
-    return None

@@ -10,8 +10,9 @@ from zipfile import is_zipfile
 
 from driftscope.errors import InputError, ProgramError
 from driftscope.programs.feeding.feeds import Inputs, make_inputs
-from driftscope.programs.loading.folders import inputs_of, is_torchscript, model_in, refuse_known, starts_an_archive
+from driftscope.programs.loading.folders import is_torchscript, model_in, refuse_known, starts_an_archive
 from driftscope.programs.loading.frameworks import framework_of
+from driftscope.programs.loading.hugging_face import inputs_of
 from driftscope.programs.loading.references import is_reference, resolve
 from driftscope.programs.loading.third_party import claimed_by_any, claimed_by_plugin
 from driftscope.programs.loading.weights import parted, with_weights

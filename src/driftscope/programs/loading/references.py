@@ -37,6 +37,13 @@ class Found:
     inputs: Any = None
 
 
+def of_python_itself(reference: str) -> bool:
+    """Whether a reference names something of Python's own library, which no list and no study has a reason to call."""
+    home = reference.rpartition(":")[0]
+    root = home.partition(".")[0]
+    return not home.endswith(".py") and (root in sys.stdlib_module_names or root == "builtins")
+
+
 def is_reference(text: str) -> bool:
     """Whether ``text`` reads like ``package.module:name`` or ``file.py:name``."""
     return _REFERENCE.fullmatch(text) is not None
@@ -45,7 +52,8 @@ def is_reference(text: str) -> bool:
 def resolve(text: str) -> Found:
     """Import what a reference names and call it if it is a factory.
 
-    A factory is a function or class without required arguments; it returns a program, or a program and its inputs.
+    A factory is a function or class without required arguments; it returns a program, or a program and its inputs. A
+    module made of its class is set to eval(), as nobody else can do it; what a factory returns stays in its mode.
 
     Raises
     ------
@@ -91,6 +99,8 @@ def _no_reference(text: str) -> str:
 
 def _opened(found: Any, name: str, text: str) -> Found:
     made = _call(found, text) if _is_factory(found) else found
+    if inspect.isclass(found) and callable(getattr(made, "eval", None)) and hasattr(made, "training"):
+        made.eval()  # nobody else could: a factory decides for itself
     if isinstance(made, tuple) and len(made) == 2:
         return Found(made[0], name, made[1])
     return Found(made, name)

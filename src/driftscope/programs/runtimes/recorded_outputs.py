@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NoReturn
 
-from driftscope.errors import InputError, ProgramError
+from driftscope.errors import CannotLift, InputError, ProgramError
 from driftscope.programs.arrays import tensor_of
 from driftscope.programs.feeding.feeds import Inputs
 from driftscope.programs.feeding.files import file_digest, is_input_file, read_inputs, read_polygraphy_json
@@ -35,7 +35,8 @@ class RecordedProgram(Program):
         super().__init__(name, Inputs())
         leaves, spec = flatten(outputs)
         self.outputs = unflatten([tensor_of(leaf) for _, leaf in leaves], spec)
-        self.flat = isinstance(outputs, Mapping)
+        # What a session returns, a list or a dictionary of arrays, or one of them, says nothing of the tree it was in.
+        self.flat = isinstance(outputs, Mapping) or all(len(path.keys) < 2 for path, _ in leaves)
         self.origin = dict(origin or {})
 
     @property
@@ -53,10 +54,15 @@ class RecordedProgram(Program):
     def describe(self) -> dict[str, Any]:
         return super().describe() | self.origin
 
+    def lift_source(self, inputs: Any = None) -> NoReturn:
+        """Refuse: results are all that is here."""
+        raise CannotLift(f"{self.name} is results alone, without the program that computed them")
+
     @property
     def holds_weights(self) -> bool:
         """Whether this is a file of weights: told from its names, as a state_dict has them."""
-        return "path" in self.origin and self.flat and any(str(n).endswith(_OF_WEIGHTS) for n in self.outputs)
+        named = isinstance(self.outputs, Mapping)
+        return "path" in self.origin and named and any(str(n).endswith(_OF_WEIGHTS) for n in self.outputs)
 
 
 def read_outputs(path: FilePath) -> RecordedProgram:

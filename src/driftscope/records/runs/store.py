@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from driftscope.errors import InputError, RecordError
+from driftscope.records.files import bounded_text
 from driftscope.records.json_text import parse_json
 from driftscope.records.plain import to_plain
 from driftscope.records.runs import locks
@@ -56,7 +57,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         try:
-            self.header: Mapping[str, Any] = parse_json((path / "run.json").read_text(encoding="utf-8"))
+            self.header: Mapping[str, Any] = parse_json(bounded_text(path / "run.json"))
         except (OSError, ValueError) as error:
             raise RecordError(f"{str(path)!r} is not a run: its run.json cannot be read ({error})") from error
         if not isinstance(self.header, dict) or self.header.get("schema") != RUN_SCHEMA:
@@ -78,7 +79,11 @@ class RunFolder:
 
     def row_files(self) -> list[Path]:
         """Return the files of all writers, the earliest first."""
-        return sorted(self.path.glob("rows-*.jsonl"))
+        return self._files("rows-*.jsonl")
+
+    def _files(self, pattern: str) -> list[Path]:
+        # A pipe or a device of such a name would be read for ever.
+        return sorted(path for path in self.path.glob(pattern) if path.is_file())
 
     def is_live(self) -> bool:
         """Whether a process is writing at this moment."""
@@ -97,7 +102,7 @@ class RunFolder:
     def columns(self) -> dict[str, str]:
         """Return the SQL type of every column, bookkeeping included, in order of appearance."""
         found: dict[str, str] = {}
-        for path in sorted(self.path.glob("columns-*.jsonl")):
+        for path in self._files("columns-*.jsonl"):
             for line in json_lines(path):
                 if isinstance(line, dict) and isinstance(line.get("name"), str) and is_sql_type(line.get("type")):
                     found[line["name"]] = wider(found.get(line["name"]), line["type"]) or "VARCHAR"

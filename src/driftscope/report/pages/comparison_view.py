@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -109,6 +110,10 @@ def _sides(record: Comparison) -> list[tuple[str, str, str]]:
     return sides
 
 
+# Where the judge found the largest drift, when that is not the whole tensor.
+_PLACE = re.compile(r" relative at (axis [^(]+?) \(limit")
+
+
 def _figures(record: Comparison) -> list[tuple[str, str, str]]:
     """Return the few numbers to read first: label, number, remark."""
     worst_floors = _largest(record.outputs, "floors")
@@ -121,7 +126,10 @@ def _figures(record: Comparison) -> list[tuple[str, str, str]]:
             remark = f"ordinary rounding ends at {wording.number(limit)}"
         figures.append(("Native drift", wording.floors(worst_floors.floors), remark))
     if worst_lifted is not None:
-        remark = f"relative; the limit is {wording.number(worst_lifted.lifted_threshold)}"
+        # Of one slice it may be more than the last node's, which is measured over the whole tensor.
+        place = _PLACE.search(worst_lifted.reason)
+        largest = f"relative, largest at {place[1]}" if place else "relative"
+        remark = f"{largest}; the limit is {wording.number(worst_lifted.lifted_threshold)}"
         figures.append(("Drift in float64", wording.number(worst_lifted.lifted), remark))
     different = sum(o.mismatched for o in record.outputs)
     total = sum(o.count for o in record.outputs)

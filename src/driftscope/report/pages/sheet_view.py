@@ -13,9 +13,10 @@ from driftscope.report.sheet import Cell, HeatMap, Listing, Mark, Picture, Point
 
 GLYPHS = {"good": "=", "fair": "≈", "bad": "≠", "unsure": "?", "": ""}
 DRAWN_AT_ONCE = 300  # rows; of a longer table the rest is drawn by the script as one scrolls
-_SHOWN_FINDINGS = 5
+_SHOWN_FINDINGS = 3
 _NARROW = 5  # columns that a narrow screen shows one below the other
-_EXCERPT_FINDINGS, _EXCERPT_ROWS = 3, 12
+_FEW, _SENTENCE = 8, 60  # rows, and characters of a cell, of a table that is read rather than looked over
+_EXCERPT_FINDINGS, _EXCERPT_ROWS = 5, 12
 
 
 def document(sheet: Sheet) -> dict[str, Any]:
@@ -56,6 +57,7 @@ def section(content: Section, anchor: str) -> dict[str, Any]:
         "kind": type(content).__name__,
         "title": wording.one_line(content.title),
         "note": wording.one_line(content.note),
+        "aside": isinstance(content, (Table, HeatMap)) and content.aside,
     }
     match content:
         case Table():
@@ -78,10 +80,15 @@ def _table(table: Table) -> dict[str, Any]:
         "rows": rows[:DRAWN_AT_ONCE],
         "count": len(rows),
         # Many columns, or a matrix with letters for heads, stay a grid on a narrow screen and are moved sideways.
-        "grid": len(table.columns) > _NARROW or all(len(c) == 1 for c in table.columns[1:]),
+        # A few rows of sentences are lists there: in a column out of sight a sentence would make its row very high.
+        "grid": (len(table.columns) > _NARROW and not _wordy(rows)) or all(len(c) == 1 for c in table.columns[1:]),
         # Cells of a long table as short lists, read by the script: text, sort key, tone.
         "all_rows": shell.embedded([[_packed(c) for c in row] for row in rows]) if len(rows) > DRAWN_AT_ONCE else None,
     }
+
+
+def _wordy(rows: list[list[dict[str, Any]]]) -> bool:
+    return len(rows) <= _FEW and any(len(cell["text"]) > _SENTENCE for row in rows for cell in row)
 
 
 def _is_numeric(cells: list[dict[str, Any]]) -> bool:
@@ -149,7 +156,7 @@ def markdown(sheet: Sheet) -> str:
     drawn = document(sheet)
     blocks = [f"### {drawn['glyph']} {drawn['headline']}", _escaped(drawn["reason"])]
     if drawn["findings"]:
-        blocks.append("\n".join(_finding_line(f) for f in drawn["findings"][:_SHOWN_FINDINGS]))
+        blocks.append("\n".join(_finding_line(f) for f in drawn["findings"][:_EXCERPT_FINDINGS]))
     for part in drawn["sections"]:
         if part["kind"] == "Table" and part["rows"]:
             heads, rows = [name for name, _ in part["columns"]], part["rows"][:_EXCERPT_ROWS]

@@ -88,7 +88,9 @@ _LONG = 20  # letters; shorter names stand on one line everywhere
 
 def _breakable(path: str) -> Markup:
     """Allow a long name to be broken where a part of it begins or ends rather than anywhere in a word."""
-    if len(path) <= _LONG or " " in path:
+    if " " in path:
+        return Markup(" ").join(_breakable(word) for word in path.split(" "))
+    if len(path) <= _LONG:
         return Markup.escape(path)
     # Escaped piece by piece: an escape holds no character at which it may be broken.
     parts = re.split(r"(?<=[/_:])|(?=[.\[(])", path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from driftscope.records.finding import Finding
 from driftscope.records.kinds.comparison import Comparison
@@ -28,7 +29,7 @@ def sheet_of(matrix: DriftMatrix) -> Sheet:
         sections.append(
             Table("Programs that did not run", ("program", "what the runtime said"), tuple(matrix.refused.items()))
         )
-    findings = tuple({(f.code, f.what, f.where.node): f for f in _found(matrix)}.values())
+    findings = _named(_found(matrix))
     verdict = matrix.verdict if matrix.pairs else Verdict.INCONCLUSIVE
     return Sheet(
         title=" · ".join(matrix.names),
@@ -45,7 +46,18 @@ def sheet_of(matrix: DriftMatrix) -> Sheet:
     )  # fmt: skip
 
 
-def _found(matrix: DriftMatrix) -> Iterator[Finding]:
+def _named(found: Iterable[tuple[str, str, Finding]]) -> tuple[Finding, ...]:
+    """Each finding once, and of which programs it speaks: A and B mean others in every pair."""
+    same: dict[tuple[str, str, str | None, str], tuple[Finding, list[str]]] = {}
+    for a, b, f in found:
+        same.setdefault((f.code, f.what, f.where.node, a), (f, []))[1].append(b)
+    return tuple(
+        replace(f, what=f"{' and '.join(others)} (B) against {a} (A): {f.what}")
+        for (_, _, _, a), (f, others) in same.items()
+    )
+
+
+def _found(matrix: DriftMatrix) -> Iterator[tuple[str, str, Finding]]:
     """Findings against the first program, which is the reference, and those of other pairs that these do not explain.
 
     Where a program differs from the reference, its pairs with the others show the same cause once more, some from the
@@ -54,7 +66,7 @@ def _found(matrix: DriftMatrix) -> Iterator[Finding]:
     off = {pair[1] for pair, c in matrix.pairs.items() if pair[0] == matrix.names[0] and _acts(c)}
     for pair, comparison in matrix.pairs.items():
         if pair[0] == matrix.names[0] or not off & set(pair):
-            yield from _acts(comparison)
+            yield from ((*pair, finding) for finding in _acts(comparison))
 
 
 def _acts(comparison: Comparison) -> list[Finding]:
@@ -116,4 +128,4 @@ def _pairs(matrix: DriftMatrix) -> Table:
         (f"{a} and {b}", Mark(str(c.verdict), TONE[c.verdict], sort=float(c.verdict.rank)), c.answer or c.reason)
         for (a, b), c in matrix.pairs.items()
     )
-    return Table("Every pair", ("pair", "verdict", "reason"), rows)
+    return Table("Every pair", ("pair", "verdict", "reason"), rows, "A is the first of a pair, B the second.")

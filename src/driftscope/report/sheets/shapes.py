@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from driftscope.records.kinds.shape_report import ShapePoint, ShapeRecord
+from driftscope.records.words import counted
 from driftscope.report.sheet import Cell, HeatMap, Listing, Mark, Section, Sheet, Table
 
 EXPORTED = "export"
@@ -46,7 +48,9 @@ def sheet_of(record: ShapeRecord) -> Sheet:
     pair = chosen_axes(record)
     if pair is not None:
         shown = [t for t in record.targets if t in (EXPORTED, "onnx", "aoti")]
-        sections += [domain_picture(record, target, pair) for target in shown]
+        # The picture to look at first is that of the target that is wrong, or else of the export.
+        shown.sort(key=lambda t: -sum(record.count(t, outcome) for outcome in ("wrong", "crash")))
+        sections += [replace(domain_picture(record, t, pair), aside=t != shown[0]) for t in shown]
     sections.append(_relations(record))
     if record.spec_code:
         sections.append(Listing("Export it like this", record.spec_code, "Paste it; `export` makes this very program."))
@@ -205,6 +209,7 @@ def broadcast_picture(record: ShapeRecord) -> HeatMap:
         squares,
         note="Every way of setting sizes that go together to 1 in which the model runs.",
         legend=_LEGEND,
+        aside=True,
     )
 
 
@@ -245,7 +250,7 @@ def _outcomes(record: ShapeRecord) -> Table:
     rows: tuple[tuple[Cell, ...], ...] = tuple(
         (_TITLES.get(target, target), *(_counted(record, target, kind) for kind in kinds)) for target in record.targets
     )
-    return Table("What happens where", ("target", *kinds), rows, "Numbers of shapes that were tried.")
+    return Table("What happens where", ("target", *kinds), rows, "Numbers of shapes that were tried.", aside=True)
 
 
 def _counted(record: ShapeRecord, target: str, kind: str) -> Mark:
@@ -267,11 +272,15 @@ def _candidates(record: ShapeRecord) -> Table:
         )
         for c in record.candidates
     )
+    tried = max((c.right + c.lost + c.wrong for c in record.candidates), default=0)
+    running = sum(point.valid for point in record.points)
+    some = f" They were compared at {tried} of {counted(running, 'shape')}." if 0 < tried < running else ""
     return Table(
         "Ways of exporting",
         ("spec", "mode", "torch", "right", "lost", "wrong", "changed or refused because"),
         rows,
-        "Best first: ranked by shapes kept, not by whether torch accepts them.",
+        f"Best first: ranked by shapes kept, not by whether torch accepts them.{some}",
+        aside=True,
     )
 
 
@@ -286,7 +295,9 @@ def _points(record: ShapeRecord) -> Table:
         for point in sorted(record.points, key=_worst_first)
     )
     names = tuple(record.axes[i] for i in free)
-    return Table("Every shape tried", (*names, "the model", *(_TITLES.get(t, t) for t in record.targets)), rows)
+    return Table(
+        "Every shape tried", (*names, "the model", *(_TITLES.get(t, t) for t in record.targets)), rows, aside=True
+    )
 
 
 def _worst_first(point: ShapePoint) -> tuple[int, tuple[int, ...]]:

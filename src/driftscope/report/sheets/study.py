@@ -24,6 +24,7 @@ _TONES = {
 }  # fmt: skip
 _STYLES = {"good": "bold green", "fair": "bold yellow", "bad": "bold red", "unsure": "bold magenta"}
 _HIDDEN = ("code", "words")
+_FIRST = 2  # tables that a narrow screen begins with
 _TABLES = 3  # tables that a terminal shows; a page has all of them
 
 
@@ -32,7 +33,7 @@ def sheet_of(record: StudyRecord) -> Sheet:
     finished = [row for row in record.rows if row.get("outcome") == OK]
     classes = Counter(str(row["verdict"]).lower() for row in finished if row.get("verdict"))
     sections: list[Section] = [
-        *(Table(shown.title, shown.columns, shown.rows) for shown in record.tables),
+        *(Table(t.title, t.columns, t.rows, aside=k >= _FIRST) for k, t in enumerate(record.tables)),
         Points("What it shows", tuple(statement.text for statement in record.statements)),
         *(Picture(f"The study {title}", svg, note=_caption(record)) for title, svg in record.pictures.items()),
         _rows(record),

@@ -50,13 +50,20 @@ def render(record: ShapeRecord, *, width: int = 100, color: bool = False, lines:
     _relations(page, record)
     _spec(page, record, lines)
     left = _findings(page, record, lines)
-    drawn = _picture(page, record, lines)
+    drawn = _picture(page, record, lines - len(_more(page, record, left, False)))
+    page.lines += _more(page, record, left, drawn)
+    return "\n".join(page.lines)
+
+
+def _more(page: Lines, record: ShapeRecord, left: int, drawn: bool) -> list[str]:
+    """Return the lines that say what else there is."""
     more = [wording.counted(left, "finding")] if left else []
     more += [] if drawn else ["the map of shapes"]
     more += [_tried(record)] if record.points else []
+    last = Lines(page.width, page.color)
     if more:
-        page.add(Text(f"more: {', '.join(more)}: see --json or -o page.html", "dim"))
-    return "\n".join(page.lines[: lines - 1] + page.lines[-1:] if len(page.lines) > lines else page.lines)
+        last.add(Text(f"more: {', '.join(more)}: see --json or -o page.html", "dim"))
+    return last.lines
 
 
 def _tried(record: ShapeRecord) -> str:
@@ -96,8 +103,9 @@ def _picture(page: Lines, record: ShapeRecord, lines: int) -> bool:
     grid = shapes.domain_picture(record, target, pair)
     title = wrap(wording.one_line(grid.title), page.width)
     drawn_rows = list(zip(grid.rows, grid.squares, strict=True))
-    legend = _legend(grid.squares)
-    height = min(lines - len(page.lines) - 4 - len(title) - len(legend) // page.width, _ROWS)
+    # A blank line, the names of the columns, and the legend with the number of rows that are left out.
+    legend = wrap(f"and {wording.counted(len(drawn_rows), 'more row')}; {_legend(grid.squares)}", page.width - 2)
+    height = min(lines - len(page.lines) - len(title) - 2 - len(legend), _ROWS)
     if height < min(_FEWEST, len(drawn_rows)):
         return False
     page.blank()

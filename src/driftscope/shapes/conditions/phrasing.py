@@ -119,12 +119,45 @@ def _divisible(condition: Term) -> str:
             for a, quotient in (left.terms, left.terms[::-1]):
                 if quotient == Operation("//", (right, a)):
                     return f"{_words(right)} is a multiple of {_words(a)}"
-    return ""
+    return " and ".join(f"{name} is a multiple of {step}" for name, step in multiples(condition))
+
+
+def multiples(condition: Term) -> list[tuple[str, int]]:
+    """``b*h*w == 16*b*(h//4)*(w//4)``, as cutting into patches asks for, says that h and w are multiples of 4.
+
+    No quotient is more than its size over the step, so the products are equal only where none of them is less; a size
+    on both sides is left out, as in :func:`without_common_factors`.
+
+    Returns
+    -------
+    list of (str, int)
+        Names of sizes and their steps; [] for a condition that is none of this kind.
+    """
+    if not (isinstance(condition, Operation) and condition.operator == "=="):
+        return []
+    for whole, cut in (condition.terms, condition.terms[::-1]):
+        left, right = _factors(whole), _factors(cut)
+        for factor in [f for f in right if isinstance(f, Size) and f in left]:
+            left.remove(factor)
+            right.remove(factor)
+        steps = {t.terms[0]: t.terms[1] for t in right if isinstance(t, Operation) and t.operator == "//"}
+        sizes = [t for t in left if isinstance(t, Size) and isinstance(steps.get(t), Number)]
+        times = math.prod(int(t.value) for t in right if isinstance(t, Number))
+        found = [(t.name, int(steps[t].value)) for t in sizes]  # type: ignore[union-attr]
+        rest = [t for t in right if not isinstance(t, Number)]
+        matched = len(sizes) == len(left) == len(set(left)) == len(rest) == len(steps)
+        if found and matched and times == math.prod(step for _, step in found):
+            return found
+    return []
+
+
+def _factors(term: Term) -> list[Term]:
+    return list(term.terms) if isinstance(term, Operation) and term.operator == "*" else [term]
 
 
 def without_common_factors(whole: Term, part: Term) -> tuple[Term, Term]:
     """``a*b`` is a multiple of ``3*a`` where ``b`` is one of 3; where a is zero torch's own guard raises."""
-    factors = [list(t.terms) if isinstance(t, Operation) and t.operator == "*" else [t] for t in (whole, part)]
+    factors = [_factors(whole), _factors(part)]
     for factor in list(factors[1]):
         if isinstance(factor, Size) and factor in factors[0]:
             factors[0].remove(factor)

@@ -22,6 +22,7 @@ from driftscope.programs import pytrees as pytree
 from driftscope.programs.loading.onnx_files import read_model
 from driftscope.programs.loading.pt2 import read_exported
 from driftscope.programs.value_trees import Spec, flatten, unflatten
+from driftscope.records.files import bounded_text
 from driftscope.records.json_text import parse_json
 from driftscope.shapes.conditions.predicates import from_json, to_json
 from driftscope.shapes.covering.dispatching import CoverMember, Form
@@ -147,7 +148,7 @@ def _manifest(source: Path) -> dict[str, Any]:
     if not path.is_file():
         raise RecordError(f"{str(source)!r} holds no cover: there is no {MANIFEST} in it")
     try:
-        data = parse_json(path.read_text(encoding="utf-8"))
+        data = parse_json(bounded_text(path))
     except (OSError, ValueError) as error:
         raise RecordError(f"{str(path)!r} cannot be read: {error}") from error
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:

@@ -20,7 +20,7 @@ from driftscope.shapes.check import Check
 from driftscope.shapes.conditions.expressions import Number, Operation, text
 from driftscope.shapes.conditions.naming import Sources
 from driftscope.shapes.conditions.parsing import Inexpressible, parse_text
-from driftscope.shapes.conditions.phrasing import phrase
+from driftscope.shapes.conditions.phrasing import multiples, phrase
 from driftscope.shapes.conditions.relations import Clause, SourceLine, clause
 from driftscope.shapes.findings.domain import DomainFindings
 from driftscope.shapes.probe.judging_runs import Refused
@@ -285,8 +285,8 @@ def _unspeakable(check: Check) -> Iterator[Finding]:
         if one.kind in ("equal", "static", "decided") or len(one.names) < 2 or not tied:
             continue
         words = one.text.removesuffix(" (assumed, not checked)")
-        if sum(name in words for name in one.names) < 2:
-            continue  # said of one size alone, as "is a multiple of 4": 4*d says it
+        if sum(name in words for name in one.names) < 2 or multiples(one.condition):
+            continue  # said of one size alone, or of each by itself, as "is a multiple of 4": 4*d says it
         checked = "and the program checks it" if one.enforced else "but nothing checks it when the program is called"
         yield Finding(
             "S003",

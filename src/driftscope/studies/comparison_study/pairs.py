@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from driftscope.errors import InputError
+from driftscope.programs.loading.references import of_python_itself
+from driftscope.records.files import bounded_text
 
 _COLUMNS = ("name", "a", "b", "inputs")
 #: Files that are programs, the reference of a name first.
@@ -76,9 +79,7 @@ def known_listing(source: str, _digest: str) -> PairList:
 
 def _in_list(path: Path) -> dict[str, Pair]:
     try:
-        if path.stat().st_size > _LARGEST:
-            raise InputError(f"{str(path)!r} is larger than {_LARGEST >> 20} MiB: it is not a list of pairs")
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with io.StringIO(bounded_text(path, _LARGEST).removeprefix("\ufeff"), newline="") as file:
             lines = csv.DictReader(file)
             columns = lines.fieldnames or ()
             unknown = [name for name in columns if name not in _COLUMNS]
@@ -91,13 +92,16 @@ def _in_list(path: Path) -> dict[str, Pair]:
             for number, line in enumerate(lines, 2):
                 a, b = (str(line.get(side) or "").strip() for side in "ab")
                 name = str(line.get("name") or "").strip() or f"{a} | {b}"
+                own = next((side for side in (a, b) if of_python_itself(side)), None)
+                if own is not None:
+                    raise InputError(f"line {number} of {str(path)!r}: {own[:80]!r} belongs to Python itself")
                 if not a or not b or None in line or name in pairs:
                     wrong = f"repeats the name {name!r}" if name in pairs else "does not name two programs"
                     raise InputError(f"line {number} of {str(path)!r} {wrong}")
                 given = [word.strip() for word in str(line.get("inputs") or "").split(";")]
                 inputs = tuple(_beside(path.parent, word) for word in given if word)
                 pairs[name] = Pair(_beside(path.parent, a), _beside(path.parent, b), inputs)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"cannot read the list {str(path)!r}: {error}") from error
     return pairs
 

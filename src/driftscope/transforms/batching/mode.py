@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from driftscope.programs import pytrees as pytree
 from driftscope.transforms import torch_internals as internals
-from driftscope.transforms.batching.guard import DECISIONS, OF_THE_WRAPPER, kind_of, looks_beyond
+from driftscope.transforms.batching.guard import DECISIONS, OF_THE_WRAPPER, kind_of, unlike_the_loop
 from driftscope.transforms.world.places import is_own_mistake
 
 
@@ -126,8 +126,8 @@ class PathMode(TorchFunctionMode):
         """Make one call of torch for the group."""
         if func in OF_THE_WRAPPER and self.any_mapped(args, keywords):
             raise Unbatchable(f"{internals.torch_name(func)} answers for the batch, not for an example")
-        if looks_beyond(func, args, keywords):
-            raise Unbatchable(f"{internals.torch_name(func)} looks for what is not there")
+        if why := unlike_the_loop(func, args, keywords):
+            raise Unbatchable(why)
         if func is _REQUIRES_GRAD and self.mapped(args[0]):
             return internals.example_requires_grad(args[0])
         if func in DECISIONS and self.any_mapped(args, keywords):

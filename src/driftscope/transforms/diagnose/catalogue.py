@@ -75,7 +75,7 @@ _TABLE = (
     ),
     Cause(
         "T010",
-        "a Python number is one value, and the tensor has one per example; the derivative is cut as well.",
+        "{left}.",
         "stay in tensors: {tensor_form}",
     ),
     Cause(

@@ -107,7 +107,17 @@ def _names(suspect: Suspicion) -> dict[str, str]:
         "kind": str(suspect.evidence.get("transform", "useless there")),
         "factory": factory_edit(suspect),
         "tensor_form": tensor_form(suspect),
+        "left": _left(suspect, expression),
     }
+
+
+def _left(suspect: Suspicion, expression: str) -> str:
+    """Say what a value loses that leaves the tensors: the examples under vmap, the derivative under the others."""
+    if "numpy" in expression or "np." in expression:
+        return "what numpy computes is outside of torch, where no transform follows"
+    if suspect.transform.startswith("vmap"):
+        return "a Python number is one value, and the tensor has one per example; the derivative is cut as well"
+    return "a Python number carries no derivative, and none would flow through what is computed from it"
 
 
 def _what(suspect: Suspicion) -> str:
@@ -170,6 +180,8 @@ def _receiver(suspect: Suspicion) -> str:
         return ast.unparse(owner)
     if isinstance(node, ast.Call) and node.args:
         return ast.unparse(node.args[0])
+    if isinstance(node, ast.Subscript) and suspect.cause == "T011":
+        return ast.unparse(node.value)  # how many elements a mask chooses: the tensor it is laid upon is mapped
     return ast.unparse(node) if isinstance(node, (ast.Name, ast.Compare, ast.Attribute, ast.Subscript)) else ""
 
 

@@ -15,6 +15,7 @@ from torch._export.serde import schema as torch_schema
 from torch._export.serde.union import _Union
 
 from driftscope.programs.loading.pt2.fields import CLASSES, FieldRefused, checked_text, kept_metadata
+from driftscope.programs.loading.pt2.graphs import check_values
 
 # Seen in torch 2.13: dataclasses with Annotated fields, unions that are one-field objects, IntEnums, str, int, float,
 # bool, list and dict.
@@ -27,10 +28,11 @@ def checked_program(data: Any) -> dict[str, Any]:
 
     Raises
     ------
-    Refused
+    FieldRefused
         If a field is of another type than torch's schema says, or not what may stand there.
     """
     found: dict[str, Any] = _checked(torch_schema.ExportedProgram, data, "", "")
+    check_values(found["graph_module"]["graph"])
     return found
 
 
@@ -59,6 +61,7 @@ def _checked(kind: Any, data: Any, owner: str, field: str) -> Any:
     return _scalar(kind, data, owner, field)
 
 
+@functools.cache
 def _plain_kind(kind: Any) -> Any:
     while typing.get_origin(kind) is typing.Annotated:
         kind = kind.__origin__
