@@ -40,7 +40,7 @@ def numbers(constants: Iterable[Constant]) -> list[MeantNumber]:
     """Return the exact numbers a program writes, then those derived from them.
 
     Derived are reciprocal, square, roots and negation (a division becomes a multiplication, a scale is split
-    over query and key), dimensions of weights with the same, and numbers kernels write by themselves.
+    over query and key), half, double and complement (a loss that is quadratic near zero, an average), dimensions of weights with the same, and numbers kernels write by themselves.
     """
     direct: dict[float, str] = {}
     sizes: set[int] = set()
@@ -64,6 +64,9 @@ def numbers(constants: Iterable[Constant]) -> list[MeantNumber]:
 def _derive(value: float) -> Iterator[tuple[float, str]]:
     yield -value, f"-({value!r})"
     yield value * value, f"{value!r}**2"
+    yield value / 2.0, f"{value!r}/2"
+    yield value * 2.0, f"2*{value!r}"
+    yield 1.0 - value, f"1 - {value!r}"
     if value == 0.0:
         return
     yield 1.0 / value, f"1/{value!r}"
