@@ -9,8 +9,10 @@ from torch import nn
 
 import driftscope as ds
 from driftscope.errors import CannotLift
-from driftscope.explain.native.pieces import outside_their_floor
+from driftscope.explain.native.pieces import _approximation, outside_their_floor
 from driftscope.explain.native.program_kernels import native_pieces_of
+from driftscope.lift.steps import Kind, Rounding, Step
+from driftscope.records.finding import Where
 from planted.architectures import ARCHITECTURES
 
 
@@ -84,6 +86,18 @@ def test_a_product_in_bfloat16_is_named_with_its_line_though_nothing_in_the_grap
     assert found.where.module == "last"
     assert found.where.line
     assert "bfloat16 multiplication" in found.why
+
+
+@pytest.mark.parametrize("off", [4e-7, 1e-5])
+def test_a_saturated_recurrent_kernel_may_be_off_like_the_functions_in_it(off):
+    """onnxruntime's tanh is 1.0000005 far out: an approximation; a state off by 1e-5 is none."""
+    value = torch.ones(2, 3, 4, dtype=torch.float64)
+    step = Step(
+        0, "gru", "GRU", Where(), ["x"], ["y"], [value * 3000], [value], [torch.float32],
+        Rounding(Kind.SUM), {}, False,
+    )  # fmt: skip
+    found = _approximation(step, value * off, value, 2.0**-24)
+    assert (found is not None) == (off < 1e-6)
 
 
 def test_a_program_that_writes_in_place_is_left_alone():

@@ -362,3 +362,19 @@ def test_a_table_written_in_place_or_complex_is_evaluated_like_any_other(name, o
     assert found.outputs[0].lifted <= found.outputs[0].lifted_threshold
     off = ds.compare(plain, lambda x: other(x, 1), (X,), explain=False)
     assert off.verdict is Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.0001])
+def test_a_computed_weight_with_the_bits_of_what_it_is_computed_from_is_still_computed(gain):
+    """At its start a weight norm gives the very weight in float32, and another number in float64."""
+    v = torch.randn(6, 8, generator=torch.Generator().manual_seed(2))
+    g = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+
+    def fused(x: torch.Tensor) -> torch.Tensor:
+        return x @ torch._weight_norm(v, g, 0).T
+
+    def spelled(x: torch.Tensor) -> torch.Tensor:
+        return x @ (v * (gain * g / torch.linalg.vector_norm(v, dim=1, keepdim=True))).T
+
+    verdicts = {ds.compare(*pair, (X,), explain=False).verdict for pair in ((fused, spelled), (spelled, fused))}
+    assert verdicts <= ({Verdict.IDENTICAL, Verdict.ROUNDING} if gain == 1.0 else {Verdict.DIFFERENT})

@@ -42,6 +42,7 @@ _LOST = 1e-4
 _FAR = 4.0
 # accuracy_level of onnxruntime's MatMulNBits -> what it lets the activations be, and the spacing of that, relative
 _ALLOWED = {2: ("float16", 2.0**-10), 3: ("bfloat16", 2.0**-7), 4: ("8-bit integers", 1 / 127)}
+_RECURRENT = ("lstm", "gru", "rnn")
 _FUNCTIONS = ("gelu", "sigmoid", "silu", "swish", "tanh", "elu", "celu", "mish", "erf", "softplus")
 
 
@@ -220,7 +221,10 @@ def _approximation(step: Step, drift: torch.Tensor, value: torch.Tensor, unit: f
         bound = _KEEPS * unit * cancels * finite(value).abs().clamp(min=1.0)
         kept = cancels > _FAR and not bool((drift.abs() > bound).any())
         return Approximation(float(drift.abs().max()), cancels=cancels) if kept else None
-    if step.rounding.kind is not Kind.FUNCTION and not any(word in words for word in _FUNCTIONS):
+    # The functions in a recurrent kernel are asked for their own result, a state of at most one.
+    recurrent = any(word in words for word in _RECURRENT)
+    given = value if recurrent else given
+    if step.rounding.kind is not Kind.FUNCTION and not recurrent and not any(word in words for word in _FUNCTIONS):
         return None
     scale = finite(given).abs().clamp(min=1.0)
     scale = scale if scale.shape == drift.shape else scale.max() if scale.numel() else scale.new_ones(())

@@ -210,14 +210,17 @@ class WeightIndex:
         fmt, bits = value.dtype, bits or fingerprint(value)
         key = fingerprint(_unclamped(value)) if fmt == torch.float16 else bits
         for c in self._table(fmt).get(key, ()):
-            if self.fingerprint(c) == (bits if c.value.dtype == fmt else fingerprint(value.to(c.value.dtype))):
+            # What only a constant subgraph reads is another number by the time it is used.
+            if c.frontier and self.fingerprint(c) == (
+                bits if c.value.dtype == fmt else fingerprint(value.to(c.value.dtype))
+            ):
                 return True
         return bits in self._narrower(fmt)
 
     def _narrower(self, fmt: torch.dtype) -> set[tuple[int, int, int]]:
         """What the tensors of narrower formats hold, as ``fmt`` writes it."""
         if fmt not in self._widened:
-            shorter = [c for c in self._weights if narrower(c.value.dtype, fmt)]
+            shorter = [c for c in self._weights if c.frontier and narrower(c.value.dtype, fmt)]
             self._widened[fmt] = {fingerprint(c.value.to(fmt)) for c in shorter}
         return self._widened[fmt]
 
