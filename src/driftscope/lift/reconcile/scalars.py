@@ -40,7 +40,8 @@ def numbers(constants: Iterable[Constant]) -> list[MeantNumber]:
     """Return the exact numbers a program writes, then those derived from them.
 
     Derived are reciprocal, square, roots and negation (a division becomes a multiplication, a scale is split
-    over query and key), half, double and complement (a loss that is quadratic near zero, an average), dimensions of weights with the same, and numbers kernels write by themselves.
+    over query and key), half, double and complement (a loss that is quadratic near zero, an average), dimensions of
+    weights with the same, and numbers kernels write by themselves.
     """
     direct: dict[float, str] = {}
     sizes: set[int] = set()
