@@ -186,6 +186,40 @@ def test_a_table_that_a_scale_was_multiplied_into_is_the_table():
     assert ds.compare(module, Stored(1.0001), X, explain=False).verdict is Verdict.DIFFERENT
 
 
+class Beside(Rotary):
+    """The same beside a table that both sides compute alike, with integers that are no table."""
+
+    def __init__(self, **options: str):
+        super().__init__(**options)
+        self.register_buffer("order", torch.arange(7, -1, -1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x[:, self.order]) + torch.sin(torch.arange(8.0) * 0.3)
+
+
+def test_what_both_sides_compute_alike_stays_alike_beside_integers():
+    found = ds.compare(Beside(), Beside(spelled="exp"), X, explain=False)
+    assert found.verdict is Verdict.ROUNDING, found.reason
+
+
+class Learned(nn.Module):
+    """Scores with one learned temperature a row; in bfloat16 two of them are one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs = nn.Parameter(torch.tensor([2.2849, 2.2847]).repeat(4)[:, None])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x @ x.transpose(1, 2)) * self.logs.exp()
+
+
+def test_numbers_that_a_narrow_format_makes_one_are_still_the_tensor():
+    narrow = Learned().bfloat16()
+    found = ds.compare(Learned(), lambda x: narrow(x.bfloat16()).float(), X, explain=False)
+    assert found.outputs[0].lifted is not None, found.reason
+    assert found.outputs[0].lifted <= found.outputs[0].lifted_threshold, found.reason
+
+
 class LookedUp(nn.Module):
     """Rows of a table, moved and not computed with."""
 

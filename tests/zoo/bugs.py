@@ -22,8 +22,13 @@ def _matrices(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def _vectors(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Biases and gains in use; of the two biases of a recurrent layer, which are added, only one."""
-    return [(name, p) for name, p in model.named_parameters() if p.ndim == 1 and not re.search("bias_hh|masked", name)]
+    """Biases and gains in use.
+
+    Of the two biases of a recurrent layer, which are added, only one; none of keys, which adds one number to all scores
+    of a query and which the softmax cancels.
+    """
+    unused = re.compile(r"bias_hh|masked|(k_proj|key)\.bias$")
+    return [(name, p) for name, p in model.named_parameters() if p.ndim == 1 and not unused.search(name)]
 
 
 def _scale_row(model: nn.Module) -> str:

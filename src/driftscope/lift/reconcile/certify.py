@@ -287,7 +287,8 @@ def _has_twin(constant: Constant, others: Sequence[Constant]) -> bool:
 
 
 def _may_be_rounded(constant: Constant) -> bool:
-    return constant.origin is Origin.WEIGHT and is_tensor(constant) and constant.value.dtype != torch.float64
+    # Two numbers that a narrow format makes one are a tensor all the same.
+    return constant.origin is Origin.WEIGHT and constant.value.numel() > 1 and constant.value.dtype != torch.float64
 
 
 def _match_tensor(constant: Constant, index: WeightIndex) -> Repair | None:

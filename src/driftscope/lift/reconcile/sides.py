@@ -26,12 +26,14 @@ class ReconciledSide:
     def shared(self, repairs: Sequence[Repair]) -> list[Constant]:
         """Computed constants whose native values the other side has too."""
         settled = {c.name for c in self.left} | {r.name for r in repairs}
-        return [c for c in self.constants if c.origin is Origin.COMPUTED and is_tensor(c) and c.name not in settled]
+        floats = (c for c in self.constants if c.value.dtype.is_floating_point and c.name not in settled)
+        return [c for c in floats if c.origin is Origin.COMPUTED and is_tensor(c)]
 
     def holding(self, tables: Sequence[Constant]) -> list[Constant]:
         """Stored tensors that are one of these, bit by bit."""
         index = WeightIndex(tables)
-        return [c for c in self.constants if tables and c.frontier and is_tensor(c) and index.holds(c.value)]
+        floats = (c for c in self.constants if tables and c.frontier and c.value.dtype.is_floating_point)
+        return [c for c in floats if is_tensor(c) and index.holds(c.value)]
 
     def own(self, other: ReconciledSide) -> list[Constant]:
         """Stored tensors of constant subgraphs that the other side lacks, and that are none of its tensors changed."""
