@@ -169,6 +169,8 @@ def _changed(value: torch.Tensor, exact: torch.Tensor) -> Alteration:
     where = _part(changed)
     whole = bool(changed.all())
     part, before = (value.flatten(), exact.flatten()) if whole else (value[changed], exact[changed])
+    if not part.numel():
+        return Alteration("W004", "with the same numbers")
     if bool((part == 0).all()):
         return Alteration("W009", f"set to zero{where}")
     if part.numel() == 1:
@@ -214,14 +216,16 @@ def _channels(value: torch.Tensor, exact: torch.Tensor) -> str:
         factors = _multiplied(mine, theirs)
         if factors is not None:
             low, high = float(factors.min()), float(factors.max())
-            return f"multiplied by {low:.4g} to {high:.4g} along axis {axis}"
+            return f"multiplied by {_factor(low)} to {_factor(high)} along axis {axis}"
     return ""
 
 
 def _multiplied(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor | None:
     """One factor for each row; None where the rows are not multiples."""
     factors = (mine * theirs).sum(1) / theirs.square().sum(1).clamp(min=1e-300)
-    close = float((mine - factors[:, None] * theirs).abs().max()) <= 1e-5 * float(theirs.abs().max())
+    left = float((mine - factors[:, None] * theirs).abs().max())
+    # Near one a factor says something only where it leaves less than it takes.
+    close = left <= min(1e-5, 0.1 * float((factors - 1).abs().max())) * float(theirs.abs().max())
     return factors if close else None
 
 
