@@ -30,7 +30,7 @@ _AT_HOME = _words(
     """
     torch sympy mpmath numpy onnx onnxruntime driftscope safetensors ml_dtypes rich click yaml jinja2 networkx
     pygments markupsafe google onnx_ir onnxscript encodings functorch torchgen duckdb expecttest hypothesis
-    gmpy2 gmpy flint scipy pandas ipython matplotlib
+    gmpy2 gmpy flint scipy pandas ipython matplotlib packaging
     """
 )
 _FORBIDDEN = _words(

@@ -64,7 +64,7 @@ def hugging_face_model(folder: Path) -> Any:
     except Exception as error:
         # Anything that numbers and words of the right form and the wrong content may raise; the file is the user's.
         words = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-        if "ignore_mismatched_sizes" in words:
+        if "ignore_mismatched_sizes" in words or "size mismatch" in str(error):
             words = "the weights have other shapes than config.json says"
         raise ProgramError(f"transformers cannot build the model in {folder}: {words[:300]}") from error
     drawn = sorted({str(name) for key in ("missing_keys", "mismatched_keys") for name in told.get(key, ())})
