@@ -95,3 +95,24 @@ def test_a_difference_that_is_not_the_fold_s_names_no_number(file: Path):
         found = ds.compare(a, b, IMAGE)
         assert found.verdict is Verdict.DIFFERENT
         assert "folded from" not in " ".join(f.what for f in found.findings)
+
+
+class ScaledNorm(nn.Module):
+    """A factor beside a normalisation: it could as well be in the weight."""
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.norm, self.linear, self.factor = nn.LayerNorm(8), nn.Linear(8, 8), factor
+        self.norm.weight.data = torch.linspace(0.5, 1.5, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.norm(x) * self.factor)
+
+
+@pytest.mark.parametrize(("one", "other"), [(1.0, 1.001), (1.001, 1.0)])
+def test_a_number_that_both_programs_write_is_told_before_a_weight_that_nobody_changed(one, other):
+    a, b = ScaledNorm(one), ScaledNorm(other)
+    b.load_state_dict(a.state_dict())
+    (finding,) = [f for f in ds.compare(a, b, torch.randn(4, 8)).findings if not f.note]
+    assert (finding.code, finding.where.operator, finding.verified) == ("N001", "aten.mul", True)
+    assert f"with {one:g} it gives A's values" in finding.why

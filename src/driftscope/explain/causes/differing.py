@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from driftscope.explain.locate.locating import Search, TriedPlace
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.certify import OutputPairing, measure
 from driftscope.lift.reconcile.folds import folded_values
-from driftscope.lift.reconcile.matching import as_stored
+from driftscope.lift.reconcile.matching import as_stored, uniform
 from driftscope.lift.reconcile.repaired import RepairedGraph
 from driftscope.lift.reconcile.solving import Residual
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin
@@ -266,7 +267,8 @@ class _Case:
                 return self._weight_finding(changed[0], True, place, changed[1:])
         refolded = self._refolded(place)
         if refolded is not None:
-            return refolded
+            # A fold from other numbers can stand for any factor: one that both programs write is the simpler cause.
+            return self._other_number() or refolded
         strange = misread(parting.piece, self.matched.same, *self.constants)
         if strange is not None:
             right = {strange.constant.name: strange.value}
@@ -302,6 +304,27 @@ class _Case:
                 told = fold_finding(found, folded.step, where, apart is a, self._at_the_end())
                 return replace(told, evidence={**self.numbers, "created": place.created,
                                                "piece": [s.name for s in parting.piece], **told.evidence})  # fmt: skip
+        return None
+
+    def _other_number(self) -> Finding | None:
+        """The number that only B writes and that makes B the same function when it is one that only A writes."""
+        ours, own = (
+            {c.name: n for c in side if c.frontier and (n := uniform(c)) is not None} for side in self.constants
+        )
+        missing = [n for n in dict.fromkeys(ours.values()) if n not in own.values()][:_MOST_ALONE]
+        strange = [c for c in self.constants[1] if c.name in own and own[c.name] not in ours.values()][:_MOST_ALONE]
+        for constant, number in itertools.product(strange, missing):
+            if self._whole({constant.name: torch.full(constant.value.shape, number, dtype=torch.float64)}):
+                node, operator = constant.where.node, constant.where.operator
+                return Finding(
+                    "N001",
+                    f"not the same function from {node} ({operator}) on{self._at_the_end()}",
+                    f"Its constant {constant.name} is {own[constant.name]:.9g}; with {number:.9g} it gives A's values.",
+                    f"Set {constant.name} to {number:.9g}.",
+                    replace(constant.where, output=self.output.path),
+                    self.numbers,
+                    verified=True,
+                )
         return None
 
     def _same_when(self, found: OtherFold, apart_is_a: bool) -> bool:
