@@ -41,8 +41,9 @@ FLOAT64_UNIT = 2.0**-53
 #: Floors at ``FLOAT64_UNIT`` come from a run at this unit roundoff, scaled: anything smaller drowns in float64 itself.
 SMALL_UNIT = 2.0**-40
 #: Where a program amplifies that so far that it saturates (a map iterated fifty times), scaling would hide it: the run
-#: is made again a few bits above float64's own rounding.
-SMALLEST_UNIT = 2.0**-49
+#: is made again a few bits above float64's own rounding. Values that turn over, as beside a mask of -3e38, stay far
+#: below the size of the outputs at any unit, and are no amplification.
+SMALLEST_UNIT, SATURATED = 2.0**-49, 0.1
 #: Noise relative to the values below which a floor is linear in the unit roundoff.
 LINEAR = 1e-3
 #: A sample carried by fewer elements than this is a poor estimate of the floor, and is taken ``RUNS`` times.
@@ -202,12 +203,12 @@ def floor64_sample(
         An ordinary noise sample of the same graph, when there is one.
     seed : int
     """
-    if isinstance(ordinary, NoiseSample) and ordinary.unit is not None and _is_linear(ordinary, clean):
+    if isinstance(ordinary, NoiseSample) and ordinary.unit is not None and _is_beside(ordinary, clean, LINEAR):
         ratio = FLOAT64_UNIT / ordinary.unit
         return NoiseSample((None if noise is None else noise * ratio for noise in ordinary), FLOAT64_UNIT)
     for unit in (SMALL_UNIT, SMALLEST_UNIT):
         wide = _sample(lifted, clean, NoiseInjector(seed=seed, unit=unit, kernels=_kernels(lifted)), replace)
-        if _is_linear(wide, clean):
+        if _is_beside(wide, clean, SATURATED):
             break
     ratio = FLOAT64_UNIT / unit
     return NoiseSample((None if noise is None else noise * ratio for noise in wide), FLOAT64_UNIT)
@@ -239,13 +240,13 @@ def _difference(clean: LiftedOutput, noisy: LiftedOutput, scale: float) -> torch
     return torch.where(held, gap, torch.zeros((), dtype=gap.dtype, device=gap.device))
 
 
-def _is_linear(sample: NoiseSample, clean: Sequence[LiftedOutput]) -> bool:
-    """Whether the noise is small beside every output it was measured on."""
+def _is_beside(sample: NoiseSample, clean: Sequence[LiftedOutput], share: float) -> bool:
+    """Whether the noise is no more than a share of every output it was measured on."""
     for noise, output in zip(sample, clean, strict=True):
         if noise is None or output.value is None or not noise.numel():
             continue
         finite = output.value[torch.isfinite(output.value)]
-        if noise.norm() > LINEAR * finite.norm():
+        if noise.norm() > share * finite.norm():
             return False
     return True
 
