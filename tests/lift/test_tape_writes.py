@@ -287,3 +287,25 @@ def test_foreach_in_place():
         return pair
 
     assert_truth(run, X)
+
+
+@pytest.mark.parametrize(("rows", "again"), [(2, True), (6, False)])
+def test_a_table_filled_row_by_row_is_evaluated_again_while_its_copies_are_few(rows, again, monkeypatch):
+    """Each write copies the table: a mask of a thousand rows would take a thousand times its memory."""
+    monkeypatch.setattr("driftscope.lift.torch.ledger._SCATTERED", 4 * 24)
+    weight = torch.ones(6)
+
+    def run(x):
+        table = torch.zeros(4, 6)
+        for row in range(rows):
+            table[row % 4] = weight * (row + 1)
+        return x + table
+
+    tape = lift(run, X)
+    assert distance(tape.run(), [run(X.double())]) <= 1e-15
+    double = {"captured_0": torch.full((6,), 2.0, dtype=torch.float64)}
+    if again:
+        assert distance(tape.run(replace=double), [X.double() + 2 * (run(X) - X).double()]) <= 1e-6
+    else:
+        with pytest.raises(CannotLift, match="memory that others see"):
+            tape.run(replace=double)

@@ -20,7 +20,7 @@ def first_draw(graph: Lifted | None) -> Where | None:
     """Return the place of the first random operator of a lifted graph; None where there is none or it cannot run."""
     if isinstance(graph, TorchTape):
         # What no input decides is no step of a run: the record of all calls is looked at.
-        return next((_place(entry) for entry in graph.tape.entries if _draws(entry)), None)
+        return next((_place(entry) for entry in graph.tape.entries if entry.random), None)
     if graph is None:
         return None
     watch = _RandomCalls()
@@ -29,11 +29,6 @@ def first_draw(graph: Lifted | None) -> Where | None:
     except CannotLift:
         return None
     return next(iter(watch.found), None)
-
-
-def _draws(entry: AtenCall) -> bool:
-    """Whether a call depends on the state of a generator; attention and rrelu bear that tag and draw in training."""
-    return entry.facts.random and not any(word in entry.facts.name for word in ("attention", "rrelu"))
 
 
 def _place(entry: AtenCall) -> Where:

@@ -212,6 +212,8 @@ class _Attempt:
         self, wanted: Callable[[list[Ratio], list[Ratio]], bool], repairs_a: Sequence[Repair],
         repairs_b: Sequence[Repair],
     ) -> None:  # fmt: skip
+        if not repairs_a and not repairs_b:
+            return
         kept = dataclasses.replace(self.result)
         self.take(repairs_a, repairs_b)
         if not wanted(kept.drifts, self.result.drifts):

@@ -39,7 +39,7 @@ class ReconciledSide:
         """Stored tensors of constant subgraphs that the other side lacks, and that are none of its tensors changed."""
         known = {name for repair in other.inner for name in repair.sources}
         theirs = [c for c in (*other.left, *other.inner_left) if c.origin is Origin.WEIGHT]
-        changed = {c.name for c in self.inner_left if any(subgraphs.alike(c.value, t.value) for t in theirs)}
+        changed = {c.name for c in self.inner_left if any(subgraphs.same_norms(c.value, t.value) for t in theirs)}
         return [c for c in self.inner_left if c.name not in known | changed]
 
 

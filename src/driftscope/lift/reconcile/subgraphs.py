@@ -248,7 +248,7 @@ def _is_rounding(native: torch.Tensor, exact: torch.Tensor, noises: Sequence[tor
     return drift_in_floors(finite(gap), [torch.where(keep, n, n.new_zeros(())) for n in noises]).value <= limit
 
 
-def alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def same_norms(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have as many elements and about the same norms, whatever their order."""
     if one.numel() != other.numel():
         return False

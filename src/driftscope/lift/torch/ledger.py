@@ -17,6 +17,9 @@ from driftscope.lift.torch.entries import Ref, Tape, TensorValue
 _ALIAS = torch.ops.aten.as_strided.default
 _MATERIALISE = torch.ops.aten.alias.default
 _SCATTER = torch.ops.aten.as_strided_scatter.default
+#: Elements that writes into parts of constants may move when they are evaluated again, in a whole recording: a table
+#: filled row by row is copied once for every row, and every copy is kept.
+_SCATTERED = 1 << 23
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
@@ -96,6 +99,7 @@ class Ledger:
         self._saved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._stored: dict[int, set[int]] = {}
         self._renewed: list[_Renewed] = []
+        self._scattered = 0
 
     # -- values ------------------------------------------------------------------------------------------------
 
@@ -275,8 +279,9 @@ class Ledger:
         whole, number = target, self.number_now(target)
         if not _is_whole(target):
             found = next(((t, old) for t, old in others if _is_whole(t)), None)
-            if found is None:
+            if found is None or self._scattered + found[0].numel() > _SCATTERED:
                 return False
+            self._scattered += found[0].numel()
             whole, number = found[0], self.number_now(found[0])
             part = list(target.shape), list(target.stride()), int(target.storage_offset())
             args = (Ref(found[1]), Ref(self.number_now(target)), *part)
