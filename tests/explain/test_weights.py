@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import driftscope as ds
 from driftscope.explain.causes.alterations import alteration_of
-from driftscope.explain.causes.weights import match_weights
+from driftscope.explain.causes.weights import _changed, match_weights
 from driftscope.explain.reasons import repair_notes
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.steps import Constant, Origin
@@ -281,3 +281,10 @@ def test_a_number_that_no_side_wrote_is_not_called_the_other_sides(partner: str,
     constant = held("norm.eps", torch.tensor(0.01), origin=Origin.ATTRIBUTE)
     (note,) = repair_notes([Repair("norm.eps", torch.tensor(0.01), "scalar", partner, constant)], "B")
     assert note.what == f"B stores 1 constant rounded: {words}"
+
+
+def test_a_fold_that_is_off_by_its_rounding_alone_is_not_said_to_hold_the_same_numbers():
+    stored = torch.linspace(-1.0, 2.0, 24).reshape(4, 6) + 0.01
+    meant = stored.to(torch.float64) * (1.0 + 1e-7)
+    found = _changed(held("w", stored), held("fold", meant, origin=Origin.COMPUTED), meant)
+    assert found.alteration.words == "multiplied by 1-1e-07"

@@ -263,6 +263,7 @@ def _changed(constant: Constant, partner: Constant, value: torch.Tensor) -> Chan
         # A fold was rounded when it was computed; what was done to it is said of the other elements.
         rounding = _OF_FOLDS * ulp(torch.maximum(value.abs(), value.abs().mean()), fmt)
         exact = torch.where((stored - value).abs() <= rounding, stored, value)
+        exact = value if torch.equal(exact, stored) else exact  # there are no others: then rounding is what was done
     alteration = alteration_of(stored, exact, fmt)
     if partner.origin is Origin.COMPUTED and alteration.code == "W004":
         alteration = Alteration("W011", alteration.words)
