@@ -767,6 +767,16 @@ def clock_in_result():
     return f, (rows(),)
 
 
+@case(vmap=("not-reproducible", "T023", "time.time()"))
+def time_of_day_in_result():
+    import time
+
+    def f(x):
+        return x + time.time()  # between two runs it moves by less than a tolerance forgives
+
+    return f, (rows(),)
+
+
 @case(vmap_of_compile=("same", "T029", None))
 def compiled_under_vmap():
     def f(x):

@@ -135,10 +135,15 @@ class Examination:
     subject: Subject
     seconds: float | None = None
     traceable: bool = True
-    reproducible: bool = True
+    repeats: str = "same"
     loop: WatchedRun = field(default_factory=WatchedRun)
     start_state: dict[str, Any] = field(default_factory=dict)
     _plain: dict[Any, WatchedRun] = field(default_factory=dict)
+
+    @property
+    def reproducible(self) -> bool:
+        """Whether two plain runs are no further apart than rounding."""
+        return self.repeats in ("same", "rounding")
 
     @property
     def setting(self) -> CheckSetting:
@@ -172,7 +177,7 @@ class Examination:
                 self.traceable, self.loop = False, untraced
         if self.loop.error is None:
             again = self.run(function, self.rows(), traced=False)
-            self.reproducible = again.error is None and differ(self.loop.value, again.value).agrees
+            self.repeats = differ(self.loop.value, again.value).kind if again.error is None else "value"
 
     def run(
         self,
