@@ -16,6 +16,7 @@ from driftscope.comparison.leaves import LeafComparison
 from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finite, floor_of, rms
 from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
+from driftscope.explain.causes.alterations import alteration_of
 from driftscope.explain.locate.narrowing import Narrowing, first_narrowing
 from driftscope.explain.measured import (
     Measured,
@@ -29,7 +30,7 @@ from driftscope.explain.measured import (
 from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
 from driftscope.explain.native.overflow import explaining_overflow
 from driftscope.explain.native.ranges import first_overflow
-from driftscope.explain.native.replays import DECLARED, reproduce
+from driftscope.explain.native.replays import DECLARED, WAYS, reproduce
 from driftscope.explain.quantised.packed import packed_quantisation
 from driftscope.explain.quantised.rounded import rounded_weights
 from driftscope.explain.quantised.running import QuantisedRun
@@ -37,6 +38,7 @@ from driftscope.explain.quantised.undoing import quantisation_of
 from driftscope.explain.randomness import first_draw
 from driftscope.explain.unlifted import narrower_format
 from driftscope.lift.evidence import Evidence, reached_by_noise
+from driftscope.lift.reconcile.matching import Repair
 from driftscope.records.finding import Finding
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.words import counted
@@ -250,14 +252,28 @@ def _explain_rounded_constants(evidence: Evidence, m: Measured, side: str, alone
         return
     sizes = {r.name: float((r.value - r.constant.value.to(r.value.dtype)).abs().max()) for r in repairs}
     first = max(repairs, key=lambda r: sizes[r.name])
-    more = f" and {len(repairs) - 1} more" if len(repairs) > 1 else ""
     evidence.places["N003"] = first.constant.where
-    words = f"constants rounded in {side}: {first.name} is {first.partner}{more}"
+    words = _rounded_words(first, repairs, side)
     m.cheaper, m.consistent, m.rho = words, "", alone
     m.replay = {
         "way": "constants as stored", "side": side, "kind": "storage",
         "correlation": round(correlation, 6), "rest": round(rest, 4),
     }  # fmt: skip
+
+
+def _rounded_words(first: Repair, repairs: Sequence[Repair], side: str) -> str:
+    """Which constants of a side are rounded, with the format where all of them that it names are rounded to one."""
+    done = {}
+    for r in repairs:
+        stored = r.constant.value
+        if stored.is_floating_point() and stored.shape == r.value.shape:
+            done[r.name] = alteration_of(stored.to(r.value.dtype), r.value, stored.dtype)
+    alike = [r for r in repairs if r.name in done and done[r.name] == done.get(first.name)]
+    if first.name in done and done[first.name].code == "W007":
+        more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        return f"constants {done[first.name].words} in {side}: {first.name}{more}"
+    more = f" and {len(repairs) - 1} more" if len(repairs) > 1 else ""
+    return f"constants rounded in {side}: {first.name} is {first.partner}{more}"
 
 
 def _quantised(results: Results, evidence: Evidence, measured: Sequence[Measured]) -> list[Finding]:
@@ -274,9 +290,31 @@ def _quantised(results: Results, evidence: Evidence, measured: Sequence[Measured
     run = QuantisedRun(found.side, evidence)
     for m in parted if found.words else ():
         m.quantised = f"{found.words}; {run.words(m.pair, native_values(results, m.leaf))}"  # type: ignore[arg-type]
+        rest, replay = _beside_weights(results, evidence, m, found.side) if found.code == "W007" else ("", {})
+        m.quantised += rest
         m.quantised_code = found.code
-        evidence.replays[str(m.leaf.path)] = {"kind": "quantised", "side": found.side, "layers": list(found.layers)}
+        layers = {"kind": "quantised", "side": found.side, "layers": list(found.layers)}
+        evidence.replays[str(m.leaf.path)] = replay | layers
     return [*found.wrong, *run.findings()]
+
+
+def _beside_weights(results: Results, evidence: Evidence, m: Measured, side: str) -> tuple[str, dict[str, Any]]:
+    """What a side with rounded weights rounds besides these, where a replay of its own graph shows it; the replay."""
+    k = "AB".index(side)
+    graph, other = (evidence.a.graph, evidence.b.graph)[:: 1 - 2 * k]
+    exact = evidence.lifted_b(m.pair) if k else evidence.lifted_a(m.pair)  # type: ignore[arg-type]
+    if graph is None or other is None or exact is None or m.drift is None or m.drift.shape != exact.shape:
+        return "", {}
+    error = finite(wide(native_values(results, m.leaf)[k]) - exact.cpu())
+    if floor_of(m.noises[1 - k]) and drift_in_floors(error, m.noises[1 - k]).value <= THRESHOLDS.large:
+        return "", {}
+    narrowing = first_narrowing(other, graph)
+    drift = [(m.pair, error if k else -error)]
+    found = reproduce(evidence, drift, results.seed, side, WAYS if narrowing is None else (DECLARED,), own=True)  # type: ignore[arg-type]
+    if found is None:
+        return "", {}
+    cause = found if narrowing is None else f"rounding to {narrowing} in {side}"
+    return f"; the rest is explained by {cause}", found.to_dict()
 
 
 def _evidence(results: Results, evidence: Evidence, m: Measured) -> OutputEvidence:

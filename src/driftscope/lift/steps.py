@@ -93,6 +93,8 @@ class Rounding:
         For SUM and DOT: the kernel is known to add all terms one after the other.
     stored : bool
         For SUM and DOT: that running sum is kept in the format of the result.
+    bits : Tensor or None
+        What the program itself makes of the value by its bits, where it rounds by hand to a narrower format.
     """
 
     kind: Kind = Kind.EXACT
@@ -101,6 +103,7 @@ class Rounding:
     parts: Callable[[], torch.Tensor] | None = None
     running: bool = False
     stored: bool = False
+    bits: torch.Tensor | None = None
 
 
 @dataclass(slots=True)

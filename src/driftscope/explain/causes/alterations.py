@@ -6,12 +6,20 @@ from dataclasses import dataclass
 
 import torch
 
+from driftscope.explain.native.cheap_products import rounding_to
 from driftscope.lift.reconcile.matching import narrower, ulp
 from driftscope.records.words import counted
 
 #: How the words begin where it is the reference that was rounded.
 REFERENCE_ROUNDED = "before it was"
 _NARROW_FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+# What programs do by hand to the bits of a float32: format, ties, and words for it.
+_BY_HAND = (
+    ("tf32", "even", "rounded to TF32"), ("tf32", "away", "rounded to TF32, ties away from zero"),
+    ("tf32", "cut", "rounded to TF32 by cutting bits off"),
+    ("bfloat16", "away", "rounded to bfloat16, ties away from zero"),
+    ("bfloat16", "cut", "rounded to bfloat16 by cutting bits off"),
+)  # fmt: skip
 # Share of elements up to which they are counted, and indices along an axis up to which they are listed.
 _FEW = 0.05
 _LISTED = 4
@@ -75,6 +83,11 @@ def _rounded(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> str:
             for kept, given in ((exact.reshape(-1)[few], value.reshape(-1)[few]), (exact, value))
         ):
             return f"rounded to {name}"
+    if fmt == torch.float32:
+        for name, ties, words in _BY_HAND:
+            narrow = rounding_to(name, ties)
+            if all(torch.equal(narrow(exact.reshape(-1)[some]), value.reshape(-1)[some]) for some in (few, ...)):
+                return words
     low, high = (float(end) for end in exact.aminmax())
     coarsest, gaps = max(-low, high) / _COARSEST, (value.reshape(-1)[few] - exact.reshape(-1)[few]).abs()
     if float(gaps.max()) > coarsest or float((value - exact).abs().max()) > coarsest:

@@ -169,6 +169,9 @@ class DeclaredFormats:
             if value is None or fmt is None or not value.is_floating_point() or not fmt.is_floating_point:
                 rounded.append(value)
                 continue
+            if step.rounding.bits is not None:
+                rounded.append(step.rounding.bits)  # the program rounds by hand, and so it is
+                continue
             narrow = self._format(step, name, fmt)
             result = round_to(value, narrow)
             self._notice(step, name, (value, result), narrow)

@@ -169,6 +169,14 @@ class TracedArray(NDArrayOperatorsMixin):
             return self
         return self.tracer.results(self.native.astype(wanted), self.tensor.to(torch_dtype(wanted), copy=True))
 
+    def view(self, dtype: Any = None, *_args: Any) -> Any:
+        """Read the bits as another format of as many bytes."""
+        wanted = self.dtype if dtype is None else np.dtype(dtype)
+        if wanted.itemsize != self.itemsize or _args:
+            raise CannotLift("numpy.ndarray.view as another type has no float64 evaluation")
+        seen = self.tensor if wanted == self.dtype else self.tensor.view(torch_dtype(wanted))
+        return self.tracer.results(self.native.view(wanted), seen)
+
     def copy(self, *_args: Any) -> Any:
         """Copy both values."""
         return self.tracer.results(self.native.copy(), self.tensor.clone())

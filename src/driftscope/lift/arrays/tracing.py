@@ -27,6 +27,9 @@ OPERATION: ContextVar[str] = ContextVar("numpy_operation", default="")
 _MEANING = 2.0**-4
 
 
+_UNSIGNED = frozenset((torch.uint16, torch.uint32, torch.uint64))
+
+
 class Tracer:
     """Follows one call.
 
@@ -98,9 +101,12 @@ class Tracer:
         given = [self._operand(x, torch_dtype(d)) for x, d in zip(inputs, loop, strict=True)]
         if len(given) == 2 and not isinstance(given[0], torch.Tensor) and function.__name__ in ufuncs.COMMUTING:
             given.reverse()
+        # torch computes little in unsigned formats; results become the format that numpy's have.
+        given = [g.to(torch.int64) if isinstance(g, torch.Tensor) and g.dtype in _UNSIGNED else g for g in given]
         numbers = function.__name__ in ufuncs.NUMBERS
+        formats = [torch.int64 if torch_dtype(d) in _UNSIGNED else torch_dtype(d) for d in loop]
         plain = [
-            g if isinstance(g, torch.Tensor) or (numbers and k == 1) else torch.tensor(g, dtype=torch_dtype(loop[k]))
+            g if isinstance(g, torch.Tensor) or (numbers and k == 1) else torch.tensor(g, dtype=formats[k])
             for k, g in enumerate(given)
         ]
         return call(*plain)

@@ -123,6 +123,8 @@ class NoiseInjector:
         units = model.units(step.rounding.kind, dtype)
         errors = model.measured_errors(step, dtype)
         squares = _squares(step, value.shape) if step.rounding.parts is None or self.unit is not None else _parts(step)
+        if squares is not None and step.rounding.parts is not None and squares.shape != value.shape:
+            squares = None  # it speaks of another output of this step
         if errors is None:
             return squares, model.spread(step, units, squares)
         size = value.square()

@@ -20,6 +20,8 @@ class Run(Protocol):
 
     def literal(self, entry: AtenCall, name: str, default: Any) -> Any: ...
 
+    def operand(self, number: int) -> TensorArgument: ...
+
     def evaluate(self, call: Call, name: str) -> torch.Tensor: ...
 
     def show_inner(
@@ -148,6 +150,11 @@ class Call:
     def hidden(self, name: str, default: float) -> Any:
         """Give a constant that the kernel holds but its arguments do not, replaced if the run says so."""
         return self.replay.literal(self.entry, name, default)
+
+    def edited(self) -> TensorArgument | None:
+        """Give the float whose bits the program edited as integers before it read them as a float here."""
+        number = self.replay.tape.edited.get(self.entry.index)
+        return None if number is None else self.replay.operand(number)
 
     def lifted(self) -> tuple[list[Any], dict[str, Any]]:
         """Give all arguments lifted, dtype arguments retargeted."""

@@ -168,6 +168,8 @@ class Tape:
         For entries that bring constant memory into the replay: its native content, and the offset of each view.
     rounds : callable or None
         ``rounds(call, rounding)``: how another library than torch, whose calls these stand for, rounds.
+    edited : dict of int to int
+        For entries that read integers as floats, the float whose bits those integers were made of.
     """
 
     entries: list[AtenCall] = field(default_factory=list)
@@ -179,6 +181,7 @@ class Tape:
     folded: set[int] = field(default_factory=set)
     snapshots: dict[int, tuple[torch.Tensor, list[int]]] = field(default_factory=dict)
     rounds: Callable[[Any, Any], Any] | None = None
+    edited: dict[int, int] = field(default_factory=dict)
 
 
 def _source_line(file: str | None, line: int | None) -> str | None:
@@ -242,6 +245,8 @@ def facts_of(operator: Any) -> Facts:
     arguments = schema.arguments
     positional = [a.name for a in arguments if not a.kwarg_only]
     name = schema.name.split("::")[-1]
+    if name in ("view", "view_copy") and "dtype" in positional:
+        name = "view_dtype"  # the bits as another format: what it gives has nothing to do with a view's
     declared = tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write)
     restrides = torch.Tag.inplace_view in tags
     return Facts(

@@ -198,6 +198,13 @@ class Ledger:
             if _same_view(original, tensor):
                 self.bind(tensor, value)
                 return value.id
+        if base is None and not memory.dependent:
+            # What first held this memory is gone, as the tensor that a parameter is made of; nothing wrote into it.
+            held = [self.tape.values[m.value] for m in memory.members]
+            last = next((v for v in reversed(held) if v.format == tensor.dtype and _lies_as(v, tensor)), None)
+            if last is not None:
+                self.bind(tensor, last)
+                return last.id
         if base is None:
             raise CannotLift("A tensor shares memory in a way that torch does not show; its origin is not known.")
         value = self.register(tensor, self.unique("as_strided"), dependent=memory.dependent)
@@ -355,6 +362,10 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 def _same_view(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (a.shape, a.stride(), a.storage_offset()) == (b.shape, b.stride(), b.storage_offset())
+
+
+def _lies_as(value: TensorValue, tensor: torch.Tensor) -> bool:
+    return (value.shape, value.strides, value.offset) == (tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

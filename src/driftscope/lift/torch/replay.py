@@ -88,7 +88,7 @@ class Replay:
 
     def result(self, number: int) -> torch.Tensor:
         """Give a value after the run."""
-        return self._operand(number).lifted()
+        return self.operand(number).lifted()
 
     def literal(self, entry: AtenCall, name: str, default: Any) -> Any:
         """Give a number of a call, or what replaces it."""
@@ -134,12 +134,19 @@ class Replay:
 
     def _template(self, tree: Any) -> Any:
         if isinstance(tree, Ref):
-            return self._operand(tree.value)
+            return self.operand(tree.value)
         if isinstance(tree, (list, tuple)):
             return [self._template(t) for t in tree]
         return tree
 
-    def _operand(self, number: int) -> TensorArgument:
+    def operand(self, number: int) -> TensorArgument:
+        """Give a value as an argument of a call.
+
+        Raises
+        ------
+        CannotLift
+            If the tape did not keep it.
+        """
         value = self.tape.values[number]
         lifted = self.values.get(number)
         if lifted is not None:

@@ -22,6 +22,7 @@ import torch
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.lift.constant_cache import LiftedConstants
 from driftscope.lift.steps import Constant, LiftedOutput, Observer, Step
+from driftscope.lift.torch.bits import edited_floats
 from driftscope.lift.torch.constants import Constants
 from driftscope.lift.torch.entries import AtenCall, Tape, references
 from driftscope.lift.torch.exported import GraphWalk, graph_arguments
@@ -48,6 +49,7 @@ class TorchTape:
     kind = "torch"
 
     def __init__(self, tape: Tape, outputs: list[tuple[Path, int | None]]):
+        tape.edited = edited_floats(tape)
         self.tape = tape
         self._outputs = outputs
         self._constants = Constants(tape)
@@ -309,11 +311,16 @@ def _tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return found
 
 
+def _read_again(tape: Tape, index: int) -> list[int]:
+    """The float that an entry's integers were made of."""
+    return [tape.edited[index]] if index in tape.edited else []
+
+
 def _last_uses(tape: Tape) -> dict[int, list[int]]:
     """Tell after which entry each value is used no more."""
     last: dict[int, int] = {}
     for entry in tape.entries:
-        for ref in references(entry.args, entry.kwargs):
+        for ref in (*references(entry.args, entry.kwargs), *_read_again(tape, entry.index)):
             last[ref] = entry.index
         for number in entry.outputs:
             if number is not None:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 
 from driftscope.lift.formulas.terms import EXACT, ROUND
-from driftscope.lift.steps import Rounding
+from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call, TensorArgument
 from driftscope.lift.torch.entries import FLOAT8, lifted_dtype
 from driftscope.lift.torch.ops.registry import Outputs, rule
+from driftscope.numerics.error_model import ROUNDING_RMS
 
 
 def cast(operand: TensorArgument, format: torch.dtype) -> tuple[torch.Tensor, Rounding]:
@@ -67,7 +68,21 @@ def _copy(call: Call) -> tuple[Outputs, Rounding]:
     return [value.to((target.stored if target.value is None else target.value).device).expand(shape)], rounding
 
 
+# Relative error up to which edited bits are a float rounded to fewer of them: bfloat16, cut, is off by 2**-7.
+_ROUNDED = 2.0**-7
+
+
 @rule("view_dtype")
 def _reinterpret(call: Call) -> tuple[Outputs, Rounding]:
-    bits = call.native("self").view(call.formats[0])
-    return [bits.to(lifted_dtype(bits.dtype))], EXACT
+    """Read the native bits; where a program rounded a float by its bits, that is a cast to a narrower format."""
+    read = call.native("self").view(call.formats[0])
+    bits, source = read.to(lifted_dtype(read.dtype)), call.edited()
+    if source is None or source.format != read.dtype or not read.is_floating_point():
+        return [bits], EXACT
+    value, native = source.lifted(), source.native().to(torch.float64)
+    gap = (bits - native).abs()
+    if value.shape != bits.shape or bool((gap > _ROUNDED * native.abs() + torch.finfo(read.dtype).tiny).any()):
+        return [bits], EXACT
+    # The noise that this error is: in the unit in which parts are measured.
+    unit = 0.5 * torch.finfo(read.dtype).eps * ROUNDING_RMS
+    return [value], Rounding(Kind.ROUND, parts=lambda: gap / unit, bits=bits)

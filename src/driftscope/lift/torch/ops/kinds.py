@@ -65,6 +65,14 @@ binary_cross_entropy_backward mse_loss_backward smooth_l1_loss_backward huber_lo
 linspace logspace infinitely_differentiable_gelu_backward hann_window cosine_embedding_loss stft istft
 """
 
+# Of these, kernels whose error is what rounded operands would make: the condition of the problem decides its size.
+_BACKWARD = """
+linalg_inv_ex linalg_solve_ex _linalg_solve_ex linalg_cholesky_ex _linalg_det linalg_det _linalg_slogdet linalg_slogdet
+linalg_lu_solve linalg_solve_triangular triangular_solve linalg_matrix_exp linalg_lstsq linalg_cross cross
+cholesky_solve cholesky_inverse cholesky linalg_pinv linalg_matrix_power _linalg_eigh linalg_eigvalsh linalg_qr
+"""
+BACKWARD_NAMES = frozenset(_BACKWARD.split())
+
 EXACT_NAMES = frozenset((_MOVES + _SELECTIONS).split())
 ROUND_NAMES = frozenset(_ROUNDED.split())
 SUM_NAMES = frozenset(_SUMS.split())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from driftscope.lift.torch.ops import (
     quantised,
     recurrent,
 )
-from driftscope.lift.torch.ops.kinds import EXACT_NAMES, FUNCTION_NAMES, ROUND_NAMES, SUM_NAMES
+from driftscope.lift.torch.ops.kinds import BACKWARD_NAMES, EXACT_NAMES, FUNCTION_NAMES, ROUND_NAMES, SUM_NAMES
 from driftscope.lift.torch.ops.registry import FORMULAS, RULES, Outputs
 
 FAMILIES = (
@@ -83,8 +85,37 @@ def by_kernel(call: Call) -> tuple[Outputs, Rounding]:
             args[position] = args[position].clone()
             written.append(args[position])
     outputs = tensors_in(call.function(*args, **kwargs))
+    if call.facts.name in BACKWARD_NAMES and not written:
+        rounding = Rounding(Kind.FUNCTION, parts=lambda: _amplified(call, args, kwargs, outputs))
     # What a kernel writes to besides its results comes after them.
     return outputs + written[: len(call.formats) - len(outputs)], rounding
+
+
+# Rounded operands that stand for the rounding inside a kernel of linear algebra, and by how much each is moved.
+_MOVED, _STEP = 4, 2.0**-24
+
+
+def _amplified(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[Any]) -> torch.Tensor:
+    """Size of what a kernel of linear algebra carries to its result, in unit roundoffs.
+
+    Such kernels are backward stable: what they give is the exact result of operands that are rounded. (Higham,
+    *Accuracy and Stability of Numerical Algorithms*, 2nd ed., sections 1.5 and 9.3.)
+    """
+    generator = torch.Generator().manual_seed(0)
+    position = 1 if call.facts.name == "_linalg_slogdet" else 0
+
+    def moved(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
+            return value
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+        return value * (1.0 + _STEP * noise)
+
+    total = torch.zeros_like(outputs[position], dtype=torch.float64)
+    for _ in range(_MOVED):
+        with contextlib.suppress(RuntimeError):
+            again = tensors_in(call.function(*map(moved, args), **{k: moved(v) for k, v in kwargs.items()}))
+            total += (again[position] - outputs[position]).abs().square()
+    return (total / _MOVED).sqrt().nan_to_num(0.0, 0.0, 0.0) / _STEP
 
 
 def _is_known(call: Call) -> bool:
