@@ -379,9 +379,23 @@ def _filtered_by_transform(x: torch.Tensor, conjugate: bool = True) -> torch.Ten
     return torch.fft.irfft2(torch.fft.rfft2(x) * (kernel.conj() if conjugate else kernel), s=(8, 8))
 
 
+def _by_rows(x: torch.Tensor) -> torch.Tensor:
+    table = torch.zeros(8, 8)
+    for i in range(8):
+        table[i, :] = torch.sin(torch.arange(8) * (i / 20))
+    return torch.tanh(x + table) @ x
+
+
+def _at_once(x: torch.Tensor, bug: int = 0) -> torch.Tensor:
+    """The bits of the table by rows, transposed."""
+    numbers = torch.arange(8)
+    return torch.tanh(x + torch.sin(numbers[None] / 20 * (numbers[:, None] + 1e-4 * bug))) @ x
+
+
 SPELLINGS = {
     "written into slices": (lambda x: x @ _positions_stacked(), lambda x, bug=0: x @ _positions_written(bug)),
     "complex rotations": (_turned_in_parts, lambda x, bug=0: _turned(x, -1.0 if bug else 1.0)),
+    "a table of the other's bits, transposed": (_by_rows, _at_once),
     "a transformed filter": (_filtered, lambda x, bug=0: _filtered_by_transform(x, not bug)),
 }
 

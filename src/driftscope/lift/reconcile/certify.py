@@ -351,6 +351,10 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
     attempt.take(*tensors)
     if not attempt.result.same_function:
         attempt.take_if_certified(*numbers)
+    if not attempt.result.same_function and not any(shared):
+        # Bits in another order may be another table: natively, one of i * (j / n) is one of j * (i / n), transposed.
+        alike = zip(*sides, found, strict=True)
+        attempt.take_if_certified(*(subgraphs.computed_repairs(s.shared(r), own, limit) for s, r, own in alike))
 
 
 def _of_weights(repairs: Sequence[Repair]) -> list[Repair]:
