@@ -72,3 +72,21 @@ def test_a_clean_comparison_evaluates_each_graph_a_few_times(monkeypatch: pytest
     record = ds.compare(model, lambda x: again(x.clone()), torch.randn(16, 64))
     assert record.verdict is ds.Verdict.IDENTICAL
     assert len(runs) == 4  # each side clean, and once with noise
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["same bits", "one bit changed"])
+def test_weights_of_the_same_name_and_bits_are_mixed_once(changed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = Weights(4, 0).constants(), Weights(4, 0).constants()
+    if changed:
+        theirs[2].value[3, 4] += 1.0
+    one = matching.WeightIndex(ours)
+    other = matching.WeightIndex(theirs, like=one)
+    read: list[int] = []
+    real = matching.fingerprint
+    monkeypatch.setattr(matching, "fingerprint", lambda value: read.append(value.numel()) or real(value))
+    found = [other.fingerprint(c) for c in theirs]
+    assert len(read) == 4
+    assert [f == one.fingerprint(c) for f, c in zip(found, ours, strict=True)] == [True, True, not changed, True]
+    again = matching.WeightIndex(Weights(4, 0).constants(), known=one.fingerprints())
+    assert all(again.fingerprint(c) == one.fingerprint(o) for c, o in zip(again._weights, ours, strict=True))
+    assert len(read) == 4 + changed

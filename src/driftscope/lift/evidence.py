@@ -112,15 +112,6 @@ def add_noise(
         side.graph, side.clean, side.reason = None, [], error.reason
 
 
-def difference(one: LiftedOutput, other: LiftedOutput) -> torch.Tensor | None:
-    """``one - other`` where both are finite and zero elsewhere; None for outputs that are not floats."""
-    x, y = one.value, other.value
-    if x is None or y is None or x.shape != y.shape or not (x.dtype.is_floating_point or x.dtype.is_complex):
-        return None
-    gap = x - y
-    return torch.where(torch.isfinite(gap), gap, torch.zeros((), dtype=gap.dtype, device=gap.device))
-
-
 @dataclass(slots=True)
 class Evidence:
     """Everything the float64 runs said about a pair of programs; see :func:`gather`.
@@ -221,12 +212,12 @@ class Evidence:
     def moved_a(self, pair: int) -> torch.Tensor | None:
         """What rounding A's stored constants did to this output; None when none is known to be rounded."""
         known, i = self.reconciled, self.pairs[pair][0]
-        return difference(known.plain_a[i], known.outputs_a[i]) if known is not None and known.repairs_a else None
+        return known.plain_a[i].less(known.outputs_a[i]) if known is not None and known.repairs_a else None
 
     def moved_b(self, pair: int) -> torch.Tensor | None:
         """The same of B."""
         known, j = self.reconciled, self.pairs[pair][1]
-        return difference(known.plain_b[j], known.outputs_b[j]) if known is not None and known.repairs_b else None
+        return known.plain_b[j].less(known.outputs_b[j]) if known is not None and known.repairs_b else None
 
     def lifted_a(self, pair: int) -> torch.Tensor | None:
         """A's lifted value, constants as A stores them."""
@@ -317,6 +308,10 @@ def _together(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Ten
     return torch.hypot(one.abs(), other.abs().to(one.device))
 
 
+# Limits beyond which a drift is more than two floors of one function can differ by.
+_FAR = 1e4
+
+
 def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Thresholds, progress: Progress) -> None:
     """Hold the graph that B's runtime really ran against B's file: an optimiser may have changed the function."""
     try:
@@ -334,11 +329,16 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
     same = [(k, k) for k in range(min(len(found.b.clean), len(optimized.clean)))]
     floor64 = _floor64(found.b, seed)
     pairing = OutputPairing(same, [floor64[k] for k, _ in same])
-    if not all(map(within, measure(found.b.clean, optimized.clean, pairing, thresholds))):
-        # Nearly always the file's own floor is enough, and saves a run of the optimised graph.
+    known = found.reconciled.fingerprints_b if found.reconciled is not None else None
+    clean = found.b.clean, optimized.clean
+    # Nearly always the file's own floor is enough, or the drift is no matter of floors: that saves a noisy run.
+    near = any(not within(d) and d.value < _FAR * d.limit for d in measure(*clean, pairing, thresholds))
+    if not near:
+        found.optimized = reconcile(found.b.graph, optimized.graph, clean, pairing, thresholds, known)
+    if found.optimized is None or not found.optimized.same_function:
         theirs = _floor64(optimized, seed + 1000)
         pairing = OutputPairing(same, [_together(floor64[k], theirs[k]) for k, _ in same])
-    found.optimized = reconcile(found.b.graph, optimized.graph, (found.b.clean, optimized.clean), pairing, thresholds)
+        found.optimized = reconcile(found.b.graph, optimized.graph, clean, pairing, thresholds, known)
     if not found.optimized.same_function and found.a.graph is not None and found.reconciled is not None:
         # A constant that the file implies (the 1/6 of HardSwish) and the optimiser writes out is A's, rounded.
         whole = pairing_of(found.a, optimized, [(i, j) for i, j in found.pairs if j < len(optimized.clean)], seed)

@@ -167,6 +167,14 @@ class LiftedOutput:
     value: torch.Tensor | None
     format: torch.dtype | None
 
+    def less(self, other: LiftedOutput) -> torch.Tensor | None:
+        """Subtract another where both are finite, zero elsewhere; None for outputs that are not floats."""
+        x, y = self.value, other.value
+        if x is None or y is None or x.shape != y.shape or not (x.dtype.is_floating_point or x.dtype.is_complex):
+            return None
+        gap = x - y
+        return torch.where(torch.isfinite(gap), gap, torch.zeros((), dtype=gap.dtype, device=gap.device))
+
 
 class Lifted(Protocol):
     """A program ready to be evaluated in float64."""

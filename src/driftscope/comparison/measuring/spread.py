@@ -57,10 +57,13 @@ def rms(x: torch.Tensor) -> float:
     if x.numel() == 0:
         return 0.0
     x = x if x.is_floating_point() or x.is_complex() else x.to(torch.float64)
-    factor = _factor(x)
-    scaled = x if factor == 1.0 else x * factor
     wide = torch.complex128 if x.is_complex() else torch.float64
-    return float(torch.linalg.vector_norm(scaled, dtype=wide)) / math.sqrt(x.numel()) / factor
+    root = math.sqrt(x.numel())
+    norm = float(torch.linalg.vector_norm(x, dtype=wide))
+    if root * _SQUARES[0] < norm < _SQUARES[1]:
+        return norm / root  # the largest number lies between: no second pass to look for it
+    factor = _factor(x)
+    return norm / root if factor == 1.0 else float(torch.linalg.vector_norm(x * factor, dtype=wide)) / root / factor
 
 
 def _factor(*values: torch.Tensor) -> float:

@@ -7,5 +7,5 @@ cancel, as ``1 + erf`` does, the formula says how large what they cancel is (``*
 kernel is that of its own steps while the value of a lift is not.
 
 ``activations``, ``softmaxes``, ``normalisations``, ``attention``, ``rotary``, ``recurrent``, ``windows``,
-``quantisation``: one family each. ``terms``: how sums and products round, said briefly.
+``convolutions``, ``quantisation``: one family each. ``terms``: how sums and products round, said briefly.
 """

@@ -86,13 +86,23 @@ def product(a: torch.Tensor, b: torch.Tensor) -> Rounding:
     return dot(a.shape[-1], lambda: matmul_squares(a, b))
 
 
+# Elements squared at a time.
+_BLOCK = 1 << 18
+
+
 def _square_norms(rows: torch.Tensor) -> torch.Tensor:
     """Sum of squares along the last axis, kept."""
     if rows.stride(-1) == 1:
         # One pass without a temporary, but fifteen times slower where elements lie apart.
         norms: torch.Tensor = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         return norms.square_()
-    return rows.square().sum(-1, keepdim=True)
+    # By blocks: a fresh temporary as large as a weight costs more than its arithmetic.
+    width = max(_BLOCK * rows.shape[-1] // max(rows.numel(), 1), 1)
+    first: torch.Tensor
+    first, *others = (piece.square().sum(-1, keepdim=True) for piece in rows.split(width, -1))
+    for other in others:
+        first += other
+    return first
 
 
 def length_of(shape: Sequence[int], axes: Sequence[int]) -> int:

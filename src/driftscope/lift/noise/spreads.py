@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +15,21 @@ from driftscope.lift.noise.rows import softmax_axis
 from driftscope.lift.steps import Kind, Step
 from driftscope.numerics import error_model
 from driftscope.numerics.error_model import Growth, Kernels, Spread, Units
+
+
+@functools.lru_cache(maxsize=256)
+def _units(arithmetic: Arithmetic, cheap_sums: bool, dtype: torch.dtype, stored: torch.dtype) -> Units:
+    declared = unit_of(_name(dtype))
+    working = min(unit_of("float32"), declared)
+    product = unit_of(arithmetic.product) if arithmetic.product else 0.0
+    if cheap_sums:
+        working = max(working, unit_of(str(arithmetic.accumulator)))
+    return Units(
+        storage=unit_of(_name(stored)),
+        accumulator=working,
+        # Factors that are already stored this coarsely lose nothing.
+        product=product if product > declared else 0.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +59,7 @@ class Model:
         """Unit roundoffs that act in a step of a kind whose result is declared in ``dtype``."""
         if self.unit is not None:
             return Units(self.unit, self.unit)
-        declared = unit_of(_name(dtype))
-        working = min(unit_of("float32"), declared)
-        product = unit_of(self.arithmetic.product) if self.arithmetic.product else 0.0
-        if self._cheap_sums(kind):
-            working = max(working, unit_of(str(self.arithmetic.accumulator)))
-        return Units(
-            storage=unit_of(_name(self.storage(dtype))),
-            accumulator=working,
-            # Factors that are already stored this coarsely lose nothing.
-            product=product if product > declared else 0.0,
-        )
+        return _units(self.arithmetic, self._cheap_sums(kind), dtype, self.storage(dtype))
 
     def spread(self, step: Step, units: Units, squares: torch.Tensor | None) -> Spread:
         """Standard deviations of the rounding error of a step's result.

@@ -9,7 +9,7 @@ import math
 import mmap
 import os
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,10 +35,11 @@ _MAPPINGS: weakref.WeakValueDictionary[tuple[object, ...], mmap.mmap] = weakref.
 
 @dataclass(slots=True)
 class Room:
-    """Bytes of decoded constants that one program may keep, and of mapped ones that stay resident."""
+    """What one program may keep: bytes of decoded constants, of mapped ones, and its files by their locations."""
 
     left: int = HELD_BYTES
     touched: int = 0
+    files: dict[str, Path] = field(default_factory=dict)
 
     def touch(self, size: int) -> None:
         """Note that so many mapped bytes are read; now and then what was read before is given back.
@@ -93,7 +94,7 @@ class Stored:
                 self.room.touch(self.kept.data.nbytes)
             return self.kept
         if isinstance(self.proto, TensorProto):
-            value = decode(self.proto, self.name, self.directory)
+            value = decode(self.proto, self.name, self.directory, None if self.room is None else self.room.files)
         else:
             value = _decode_sparse(self.proto, self.name, self.directory)
         if self._mapped and self.room is not None and isinstance(value.data, torch.Tensor):
@@ -127,8 +128,8 @@ def format_of_element(element: int, name: str) -> Format:
     return FORMAT_OF_ELEMENT[element]
 
 
-def decode(proto: TensorProto, name: str, directory: Path | None) -> Value:
-    """Decode one dense tensor.
+def decode(proto: TensorProto, name: str, directory: Path | None, files: dict[str, Path] | None = None) -> Value:
+    """Decode one dense tensor; ``files`` keeps where the locations of external data lie.
 
     Raises
     ------
@@ -141,7 +142,7 @@ def decode(proto: TensorProto, name: str, directory: Path | None) -> Value:
     shape = tuple(proto.dims)
     raw = None
     if proto.data_location == TensorProto.EXTERNAL:
-        raw = read_external(proto, name, directory)
+        raw = read_external(proto, name, directory, {} if files is None else files)
     elif proto.HasField("raw_data"):
         raw = bytearray(proto.raw_data)
     if raw is None:
@@ -175,11 +176,15 @@ def _view(raw: bytearray | memoryview, shape: tuple[int, ...], dtype: torch.dtyp
     return torch.frombuffer(raw, dtype=dtype).reshape(shape)
 
 
-def read_external(proto: TensorProto, name: str, directory: Path | None) -> bytearray | memoryview:
+def read_external(
+    proto: TensorProto, name: str, directory: Path | None, files: dict[str, Path]
+) -> bytearray | memoryview:
     """Map a tensor's bytes from a file in the model's folder, and from nowhere else; a small one is read."""
     entries = {entry.key: entry.value for entry in proto.external_data}
     location = entries.get("location", "")
-    path = _inside(location, name, directory)
+    path = files.get(location)
+    if path is None:
+        path = files[location] = _inside(location, name, directory)
     offset = _offset(proto)
     length = int(entries["length"]) if entries.get("length") else None
     try:

@@ -19,8 +19,15 @@ from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.lift.finer import evaluate as finer
 from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.reconcile import folds, matching, scalars, subgraphs
-from driftscope.lift.reconcile.matching import Repair, WeightIndex
-from driftscope.lift.reconcile.sides import ReconciledSide, is_tensor
+from driftscope.lift.reconcile.matching import Fingerprint, Repair, WeightIndex
+from driftscope.lift.reconcile.sides import (
+    ReconciledSide,
+    has_twin,
+    is_tensor,
+    may_be_rounded,
+    one_side_only,
+    with_exact_scalars,
+)
 from driftscope.lift.reconcile.solving import Residual, solve_scalars
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 
@@ -57,6 +64,8 @@ class Reconciled:
         Of each side: where its formula loses most digits, known from that evaluation.
     inner_b : list of Repair
         Of constants that only constant subgraphs of B read.
+    fingerprints_b : dict of str to Fingerprint
+        What was read of B's tensors, by their names.
     """
 
     outputs_a: list[LiftedOutput]
@@ -70,6 +79,7 @@ class Reconciled:
     finer: dict[int, dict[str, float]] = field(default_factory=dict)
     losses: tuple[Loss | None, Loss | None] = (None, None)
     inner_b: list[Repair] = field(default_factory=list)
+    fingerprints_b: dict[str, Fingerprint] = field(default_factory=dict)
 
     @property
     def same_function(self) -> bool:
@@ -108,6 +118,7 @@ def reconcile(
     plain: tuple[list[LiftedOutput], list[LiftedOutput]],
     pairing: OutputPairing,
     thresholds: Thresholds = THRESHOLDS,
+    known: Mapping[str, Fingerprint] | None = None,
 ) -> Reconciled:
     """Reconcile the constants of two lifted programs and certify, or not, that they are the same function.
 
@@ -118,6 +129,8 @@ def reconcile(
         The outputs of ``a.run()`` and ``b.run()``, constants as stored.
     pairing : OutputPairing
     thresholds : Thresholds
+    known : mapping of str to Fingerprint, or None
+        Fingerprints of A's tensors by name, where A was reconciled before.
 
     Returns
     -------
@@ -129,11 +142,12 @@ def reconcile(
     before = measure(plain_a, plain_b, pairing, thresholds)
     result = Reconciled(plain_a, plain_b, plain_a, plain_b, before, before)
     if not result.same_function:
-        attempt = _Attempt(a, b, result, pairing, thresholds)
+        attempt = _Attempt(a, b, result, pairing, thresholds, known)
         for step in _STEPS:
             step(attempt)
             if result.same_function:
                 break
+        result.fingerprints_b = attempt.b.index.fingerprints()
     _decide_finer(result, a, b, pairing, thresholds)
     return result
 
@@ -176,8 +190,12 @@ _PROVEN = 2.0**-60
 class _Attempt:
     """One attempt at making two programs the same function, step by step."""
 
-    def __init__(self, a: Lifted, b: Lifted, result: Reconciled, pairing: OutputPairing, thresholds: Thresholds):
-        self.a, self.b = ReconciledSide(a, result.plain_a), ReconciledSide(b, result.plain_b)
+    def __init__(
+        self, a: Lifted, b: Lifted, result: Reconciled, pairing: OutputPairing, thresholds: Thresholds,
+        known: Mapping[str, Fingerprint] | None,
+    ):  # fmt: skip
+        self.a = ReconciledSide(a, result.plain_a, known=known)
+        self.b = ReconciledSide(b, result.plain_b, like=self.a)
         self.result, self.pairing, self.thresholds = result, pairing, thresholds
 
     def take(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
@@ -247,8 +265,8 @@ def _exact(attempt: _Attempt) -> None:
     a, b = attempt.a, attempt.b
     repairs_a = _exact_matches(a, b.constants, b.index)
     # A number that A itself stores rounded is traced first, so that B is traced to the same exact number.
-    repairs_b = _exact_matches(b, _with_exact_scalars(a.constants, repairs_a), a.index)
-    repairs_a = _one_side_only(repairs_a, repairs_b)
+    repairs_b = _exact_matches(b, with_exact_scalars(a.constants, repairs_a), a.index)
+    repairs_a = one_side_only(repairs_a, repairs_b)
     attempt.result.inner_b = b.inner
     attempt.take(repairs_a, repairs_b)
 
@@ -259,7 +277,7 @@ def _exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weig
     for constant in side.constants:
         if constant.value.is_complex():
             # A table of rotations or a transformed filter: nobody rounds one, but native code computes it.
-            side.left += [constant] if constant.frontier and not _has_twin(constant, others) else []
+            side.left += [constant] if constant.frontier and not has_twin(constant, others) else []
             continue
         if not constant.value.dtype.is_floating_point:
             continue
@@ -269,9 +287,9 @@ def _exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weig
             found = Repair(constant.name, value, "scalar", candidates[0].words, constant)
             (repairs if constant.frontier else side.inner).append(found)
         elif not constant.frontier:
-            inner = _match_tensor(constant, index) if _may_be_rounded(constant) else None
+            inner = _match_tensor(constant, index) if may_be_rounded(constant) else None
             side.inner += [] if inner is None else [inner]
-            if inner is None and _may_be_rounded(constant) and not index.holds(constant.value):
+            if inner is None and may_be_rounded(constant) and not index.holds(constant.value):
                 side.inner_left.append(constant)
         elif is_tensor(constant):
             if index.holds(constant.value, side.index.fingerprint(constant)):
@@ -284,30 +302,10 @@ def _exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weig
     return repairs
 
 
-def _has_twin(constant: Constant, others: Sequence[Constant]) -> bool:
-    return any(c.value.dtype == constant.value.dtype and torch.equal(c.value, constant.value) for c in others)
-
-
-def _may_be_rounded(constant: Constant) -> bool:
-    # Two numbers that a narrow format makes one are a tensor all the same.
-    return constant.origin is Origin.WEIGHT and constant.value.numel() > 1 and constant.value.dtype != torch.float64
-
-
 def _match_tensor(constant: Constant, index: WeightIndex) -> Repair | None:
     if not index.wider_than(constant.value.dtype):
         return None  # nothing can have been rounded to this format
     return matching.match_weight(constant, index) or matching.match_joined(constant, index)
-
-
-def _with_exact_scalars(constants: Sequence[Constant], repairs: Sequence[Repair]) -> list[Constant]:
-    exact = {r.name: r.value for r in repairs if r.kind == "scalar"}
-    return [dataclasses.replace(c, value=exact[c.name]) if c.name in exact else c for c in constants]
-
-
-def _one_side_only(repairs_a: list[Repair], repairs_b: list[Repair]) -> list[Repair]:
-    """Drop repairs of tensors of A to which B was repaired: both at once would exchange the values."""
-    sources = {name for repair in repairs_b for name in repair.sources}
-    return [r for r in repairs_a if r.name not in sources]
 
 
 # --- constant subgraphs ----------------------------------------------------------------------------------------

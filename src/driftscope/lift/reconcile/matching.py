@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,9 +84,10 @@ def uniform(constant: Constant) -> float | None:
     if not value.dtype.is_floating_point or value.numel() == 0:
         return None
     flat = value.reshape(-1)
-    if flat.numel() > 1 and not (flat.numel() <= 1 << 20 and bool((flat == flat[0]).all())):
-        return None
     number = float(flat[0])
+    # The last element tells nearly every weight from one number, without a look at all of it.
+    if flat.numel() > 1 and (float(flat[-1]) != number or flat.numel() > 1 << 20 or not bool((flat == flat[0]).all())):
+        return None
     return number if math.isfinite(number) else None
 
 
@@ -123,16 +124,22 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Elements looked at in one go: weights are large, and wider copies of them stay in the processor's cache.
 PIECE = 1 << 16
 _WORD = (1 << 64) - 1
+_MULTIPLIERS = {torch.int32: 0x1E3779B1, torch.int64: 0x9E3779B97F4A7C1}
 
 
-def fingerprint(value: torch.Tensor) -> tuple[int, int, int]:
+Fingerprint = tuple[int, int, int]
+
+
+def fingerprint(value: torch.Tensor) -> Fingerprint:
     """Return a key of the multiset of a tensor's bits: equal for every permutation of the same elements."""
     plain = mixed = 0
     for piece in torch.split(value.reshape(-1), PIECE):
-        bits = _bits(piece).to(torch.int64)
+        bits = _bits(piece)
+        if bits.dtype != torch.int32:
+            bits = bits.to(torch.int64)
         plain += int(bits.sum())
-        # Wraps modulo 2**64, so any fixed odd multiplier serves.
-        mixed += int((bits * 0x9E3779B97F4A7C1).bitwise_xor_(bits >> 7).sum())
+        # Wraps modulo 2**64, or 2**32 for the usual float32, so any fixed odd multiplier serves.
+        mixed += int((bits * _MULTIPLIERS[bits.dtype]).bitwise_xor_(bits >> 7).sum())
     return value.numel(), plain & _WORD, mixed & _WORD
 
 
@@ -193,16 +200,29 @@ class WeightIndex:
     """The stored tensors of one program, found by their bits after rounding to a format.
 
     Every tensor is read once per format asked for: its fingerprint is kept.
+
+    Parameters
+    ----------
+    constants : iterable of Constant
+    like : WeightIndex or None
+        Of a program that may well hold the same bits under the same names: comparing is cheaper than mixing them.
+    known : mapping of str to Fingerprint, or None
+        Fingerprints of this very program, by the names of its constants.
     """
 
-    def __init__(self, constants: Iterable[Constant]):
+    def __init__(
+        self, constants: Iterable[Constant], like: WeightIndex | None = None,
+        known: Mapping[str, Fingerprint] | None = None,
+    ):  # fmt: skip
+        self._like, self._known = like, known or {}
         self._weights = [c for c in constants if c.value.dtype.is_floating_point and c.value.numel() > 1]
         self._formats = {c.value.dtype for c in self._weights}
-        self._tables: dict[torch.dtype, dict[tuple[int, int, int], list[Constant]]] = {}
-        self._own: dict[int, tuple[int, int, int]] = {}
-        self._widened: dict[torch.dtype, set[tuple[int, int, int]]] = {}
+        self._by_name = {c.name: c for c in self._weights}
+        self._tables: dict[torch.dtype, dict[Fingerprint, list[Constant]]] = {}
+        self._own: dict[int, Fingerprint] = {}
+        self._widened: dict[torch.dtype, set[Fingerprint]] = {}
 
-    def holds(self, value: torch.Tensor, bits: tuple[int, int, int] | None = None) -> bool:
+    def holds(self, value: torch.Tensor, bits: Fingerprint | None = None) -> bool:
         """Whether some tensor holds the same numbers in some order, in the same format or exactly in another.
 
         ``bits`` is the fingerprint of ``value`` where it is known.
@@ -217,19 +237,32 @@ class WeightIndex:
                 return True
         return bits in self._narrower(fmt)
 
-    def _narrower(self, fmt: torch.dtype) -> set[tuple[int, int, int]]:
+    def _narrower(self, fmt: torch.dtype) -> set[Fingerprint]:
         """What the tensors of narrower formats hold, as ``fmt`` writes it."""
         if fmt not in self._widened:
             shorter = [c for c in self._weights if c.frontier and narrower(c.value.dtype, fmt)]
             self._widened[fmt] = {fingerprint(c.value.to(fmt)) for c in shorter}
         return self._widened[fmt]
 
-    def fingerprint(self, constant: Constant) -> tuple[int, int, int]:
+    def fingerprint(self, constant: Constant) -> Fingerprint:
         """Return the fingerprint of one of this program's tensors."""
         key = id(constant)
         if key not in self._own:
-            self._own[key] = fingerprint(constant.value)
+            self._own[key] = self._at_hand(constant) or fingerprint(constant.value)
         return self._own[key]
+
+    def _at_hand(self, constant: Constant) -> Fingerprint | None:
+        known = self._known.get(constant.name)
+        if known is not None and known[0] == constant.value.numel():
+            return known
+        twin = None if self._like is None else self._like._by_name.get(constant.name)
+        if twin is None or self._like is None or twin.value.dtype != constant.value.dtype:
+            return None
+        return self._like.fingerprint(twin) if torch.equal(twin.value, constant.value) else None
+
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        """Return what was read of this program's tensors, by their names."""
+        return {c.name: self._own[id(c)] for c in self._weights if id(c) in self._own}
 
     def wider_than(self, fmt: torch.dtype) -> bool:
         """Whether any tensor is stored in a wider format."""
@@ -240,9 +273,9 @@ class WeightIndex:
         found = self._table(value.dtype).get(fingerprint(_unclamped(value)), ())
         return [c for c in found if narrower(value.dtype, c.value.dtype)]
 
-    def _table(self, fmt: torch.dtype) -> dict[tuple[int, int, int], list[Constant]]:
+    def _table(self, fmt: torch.dtype) -> dict[Fingerprint, list[Constant]]:
         if fmt not in self._tables:
-            table: dict[tuple[int, int, int], list[Constant]] = {}
+            table: dict[Fingerprint, list[Constant]] = {}
             for constant in self._weights:
                 if constant.value.dtype == fmt or narrower(fmt, constant.value.dtype):
                     plain = constant.value.dtype == fmt != torch.float16

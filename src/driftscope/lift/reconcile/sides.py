@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
 
 from driftscope.lift.reconcile import matching, subgraphs
-from driftscope.lift.reconcile.matching import Repair, WeightIndex
+from driftscope.lift.reconcile.matching import Fingerprint, Repair, WeightIndex
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 
 
 class ReconciledSide:
     """One program's constants, and which of them are nothing of the other's."""
 
-    def __init__(self, graph: Lifted, outputs: Sequence[LiftedOutput]):
+    def __init__(
+        self, graph: Lifted, outputs: Sequence[LiftedOutput], like: ReconciledSide | None = None,
+        known: Mapping[str, Fingerprint] | None = None,
+    ):  # fmt: skip
         self.graph = graph
         floats = [o.format for o in outputs if o.format is not None and o.format.is_floating_point]
         self.single = bool(floats) and all(f.itemsize <= 4 for f in floats)
         self.constants = matching.as_stored(graph.constants())
-        self.index = WeightIndex(self.constants)
+        self.index: WeightIndex = WeightIndex(self.constants, None if like is None else like.index, known)
         self.left: list[Constant] = []
         # Of constants that only constant subgraphs read: the outputs do not depend on them directly.
         self.inner: list[Repair] = []
@@ -46,3 +52,26 @@ class ReconciledSide:
 def is_tensor(constant: Constant) -> bool:
     """Whether a constant is no single number, written once or many times."""
     return constant.value.numel() > 1 and matching.uniform(constant) is None
+
+
+def has_twin(constant: Constant, others: Sequence[Constant]) -> bool:
+    """Whether another program has a constant of the same bits."""
+    return any(c.value.dtype == constant.value.dtype and torch.equal(c.value, constant.value) for c in others)
+
+
+def may_be_rounded(constant: Constant) -> bool:
+    """Whether a constant is a stored tensor of a narrower format than float64."""
+    # Two numbers that a narrow format makes one are a tensor all the same.
+    return constant.origin is Origin.WEIGHT and constant.value.numel() > 1 and constant.value.dtype != torch.float64
+
+
+def with_exact_scalars(constants: Sequence[Constant], repairs: Sequence[Repair]) -> list[Constant]:
+    """Give constants with the numbers that they are known to be, rounded."""
+    exact = {r.name: r.value for r in repairs if r.kind == "scalar"}
+    return [dataclasses.replace(c, value=exact[c.name]) if c.name in exact else c for c in constants]
+
+
+def one_side_only(repairs_a: list[Repair], repairs_b: list[Repair]) -> list[Repair]:
+    """Drop repairs of tensors of A to which B was repaired: both at once would exchange the values."""
+    sources = {name for repair in repairs_b for name in repair.sources}
+    return [r for r in repairs_a if r.name not in sources]

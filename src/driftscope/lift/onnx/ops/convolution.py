@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from driftscope.lift.formulas import convolutions
 from driftscope.lift.formulas.terms import dot
 from driftscope.lift.onnx.registry import Node, Result, integers_of, operator
 
-_CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _TRANSPOSE = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
@@ -53,29 +53,27 @@ def convolve(node: Node, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     w : torch.Tensor, (M, C / groups, *kernel)
     b : torch.Tensor, (M,), or None
     """
+    x, geometry = _placed(node, x, w)
+    return convolutions.convolve(x, w, b, geometry, node.integer("group", 1))
+
+
+def convolution_squares(node: Node, x: Tensor, w: Tensor) -> Tensor:
+    """Sum of squared products of a convolution (see :func:`driftscope.lift.formulas.convolutions`)."""
+    x, geometry = _placed(node, x, w)
+    return convolutions.convolution_squares(x, w, geometry, node.integer("group", 1))
+
+
+def _placed(node: Node, x: Tensor, w: Tensor) -> tuple[Tensor, convolutions.Geometry]:
+    """The input, padded where its sides differ, and the strides, the padding and the dilations."""
     rank = x.dim() - 2
-    if rank not in _CONVOLVE:
+    if rank not in _TRANSPOSE:
         raise node.refuse(f"convolution over {rank} spatial axes")
     strides = node.integers("strides", [1] * rank)
     dilations = node.integers("dilations", [1] * rank)
     begins, ends = window_pads(node, x.shape[2:], w.shape[2:], strides, dilations)
-    padding = [0] * rank
     if begins == ends:
-        padding = begins
-    else:
-        x = padded(x, begins, ends)
-    return _CONVOLVE[rank](x, w, b, strides, padding, dilations, node.integer("group", 1))
-
-
-def convolution_squares(node: Node, x: Tensor, w: Tensor) -> Tensor:
-    """Sum of squared products of a convolution, in the rank-1 form ``|patch|^2 |filter|^2 / K``."""
-    groups = node.integer("group", 1)
-    length = max(math.prod(w.shape[1:]), 1)
-    ones = torch.ones((groups, *w.shape[1:]), dtype=w.dtype, device=w.device)
-    patches = convolve(node, x.square(), ones, None)
-    filters = w.square().sum(list(range(1, w.dim())))
-    patches = patches.repeat_interleave(w.shape[0] // groups, 1) if groups > 1 else patches
-    return patches * filters.reshape(1, -1, *[1] * (x.dim() - 2)) / length
+        return x, (strides, begins, dilations)
+    return padded(x, begins, ends), (strides, [0] * rank, dilations)
 
 
 @operator("Conv")

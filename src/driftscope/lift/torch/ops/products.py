@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 
 from driftscope.errors import CannotLift
 from driftscope.lift.formulas.activations import gelu, gelu_rounding
+from driftscope.lift.formulas.convolutions import convolution_squares, convolve
 from driftscope.lift.formulas.terms import dot, matmul_squares, product
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call
@@ -96,14 +96,20 @@ def _convolution(call: Call) -> tuple[Outputs, Rounding]:
     transposed = bool(call.raw("transposed")) or "transpose" in call.facts.name
     spatial = w.dim() - 2
     groups = int(call.raw("groups") or 1)
-    geometry = [_spread(call.raw(n), spatial, d) for n, d in (("stride", 1), ("padding", 0), ("dilation", 1))]
+    stride, padding, dilation = (
+        _spread(call.raw(n), spatial, d) for n, d in (("stride", 1), ("padding", 0), ("dilation", 1))
+    )
+    geometry = stride, padding, dilation
     extra = _spread(call.raw("output_padding"), spatial, 0)
-    out = _CONVOLUTION(x, w, bias, *geometry, transposed, extra, groups)
+    if transposed or any(extra):
+        out = _CONVOLUTION(x, w, bias, *geometry, transposed, extra, groups)
+    else:
+        out = convolve(x, w, bias, geometry, groups)
     taps = w[0, 0].numel() if w.numel() else 1
     channels = w.shape[0] if transposed else w.shape[1] * groups
     length = taps * channels // groups
     plain = not transposed and not w.is_complex()
-    return [out], dot(length, _conv_squares(x, w, geometry, groups, length) if plain else None)
+    return [out], dot(length, (lambda: convolution_squares(x, w, geometry, groups)) if plain else None)
 
 
 def _spread(value: Any, spatial: int, default: int) -> list[int]:
@@ -111,26 +117,6 @@ def _spread(value: Any, spatial: int, default: int) -> list[int]:
         return [default] * spatial
     listed = list(value) if isinstance(value, (list, tuple)) else [value]
     return listed * spatial if len(listed) == 1 else listed
-
-
-def _conv_squares(
-    x: torch.Tensor, w: torch.Tensor, geometry: list[list[int]], groups: int, length: int
-) -> Callable[[], torch.Tensor]:
-    """Estimate the sum of squared products by a box filter over squared inputs times squared weights' means."""
-
-    def squares() -> torch.Tensor:
-        batched = x if x.dim() == w.dim() else x.unsqueeze(0)
-        energy = batched.square().unflatten(1, (groups, -1)).sum(2)
-        ones = torch.ones((groups, 1, *w.shape[2:]), dtype=w.dtype, device=w.device)
-        zeros = [0] * (w.dim() - 2)
-        window = _CONVOLUTION(energy, ones, None, *geometry, False, zeros, groups)
-        mass = w.square().flatten(1).sum(1).unflatten(0, (groups, -1)) / length
-        shaped = mass.reshape(1, groups, -1, *([1] * (w.dim() - 2)))
-        full = (window.unsqueeze(2) * shaped).flatten(1, 2)
-        squares: torch.Tensor = full if x.dim() == w.dim() else full.squeeze(0)
-        return squares
-
-    return squares
 
 
 @rule("_grouped_mm")
