@@ -11,7 +11,15 @@
 #include "arithmetic.h"
 #include "products.h"
 
-enum { DEPTH = 256, WIDTH = 256, SPARE = 64 };
+/* Lanes of two vectors of four, numbered as if one lay behind the other. */
+#if defined(__clang__) || __GNUC__ >= 12
+#define MIXED(x, y, i, j, k, l) __builtin_shufflevector(x, y, i, j, k, l)
+#else
+#define LANE(x, y, i) ((i) < 4 ? (x)[(i) & 3] : (y)[(i) & 3])
+#define MIXED(x, y, i, j, k, l) ((FOUR){LANE(x, y, i), LANE(x, y, j), LANE(x, y, k), LANE(x, y, l)})
+#endif
+
+enum { DEPTH = 256, WIDTH = 256, SPARE = 64, LINES = 96 }; /* LINES: of `a`, a multiple of every ROWS */
 
 #if ON_X86
 #define TARGET __attribute__((target("avx512f")))

@@ -12,6 +12,7 @@ TARGET static void NAME(tile)(const REAL *a, int64_t a_row, const REAL *b, REAL 
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
         for (int v = 0; v < 2; v++) sum[r][v] = first ? SPREAD(0) : LOAD(c + r * c_row + v * LANES);
+#pragma GCC unroll 4
     for (int64_t k = 0; k < depth; k++) {
         VECTOR left = LOAD(b), right = LOAD(b + LANES);
         b += 2 * LANES;
@@ -31,6 +32,9 @@ TARGET static void NAME(tile)(const REAL *a, int64_t a_row, const REAL *b, REAL 
         }
 }
 
+typedef REAL NAME(four) __attribute__((vector_size(4 * sizeof(REAL)), aligned(sizeof(REAL)), may_alias));
+#define FOUR NAME(four)
+
 /* Columns [start, start + 2 * LANES) of `depth` rows of b side by side, zeros beyond the last column. */
 TARGET static void NAME(pack)(const REAL *b, int64_t row, int64_t column, int64_t depth, int64_t columns, REAL *packed) {
     if (column == 1 && columns == 2 * LANES) {
@@ -38,6 +42,26 @@ TARGET static void NAME(pack)(const REAL *b, int64_t row, int64_t column, int64_
             STORE(packed, LOAD(b));
             STORE(packed + LANES, LOAD(b + LANES));
         }
+        return;
+    }
+    if (row == 1 && columns == 2 * LANES && LANES > 1) {
+        /* A transposed b, as in q k^T: squares of four by four are turned in registers. */
+        int64_t k = 0;
+        for (; k + 4 <= depth; k += 4)
+            for (int64_t j = 0; j < 2 * LANES; j += 4) {
+                const REAL *from = b + k + j * column;
+                FOUR r0 = *(const FOUR *)from, r1 = *(const FOUR *)(from + column);
+                FOUR r2 = *(const FOUR *)(from + 2 * column), r3 = *(const FOUR *)(from + 3 * column);
+                FOUR a = MIXED(r0, r1, 0, 4, 1, 5), c = MIXED(r0, r1, 2, 6, 3, 7);
+                FOUR d = MIXED(r2, r3, 0, 4, 1, 5), e = MIXED(r2, r3, 2, 6, 3, 7);
+                REAL *to = packed + k * 2 * LANES + j;
+                *(FOUR *)to = MIXED(a, d, 0, 1, 4, 5);
+                *(FOUR *)(to + 2 * LANES) = MIXED(a, d, 2, 3, 6, 7);
+                *(FOUR *)(to + 4 * LANES) = MIXED(c, e, 0, 1, 4, 5);
+                *(FOUR *)(to + 6 * LANES) = MIXED(c, e, 2, 3, 6, 7);
+            }
+        for (; k < depth; k++)
+            for (int64_t j = 0; j < 2 * LANES; j++) packed[k * 2 * LANES + j] = b[k + j * column];
         return;
     }
     if (columns < 2 * LANES) memset(packed, 0, sizeof(REAL) * (size_t)(depth * 2 * LANES));
@@ -87,10 +111,36 @@ TARGET static void NAME(thin)(const product *p) {
         for (int64_t j = 0; j < p->columns; j++) c[i * p->columns + j] += bias[j];
 }
 
+/* Some rows of the result, in a block of columns and of k: one packed panel after the other, which stays near while
+ * the rows go by. */
+TARGET static void NAME(strip)(const product *p, const REAL *packed, REAL *repeated, int64_t start, int64_t depth,
+                               int64_t left, int64_t width, int64_t top, int64_t lines) {
+    const REAL *a = (const REAL *)p->a + top * p->a_row + start;
+    int64_t whole = lines / ROWS * ROWS, rest = lines - whole;
+    /* Rows beyond the edge repeat the last one; nobody reads what becomes of them. */
+    for (int64_t r = 0; rest && r < ROWS; r++)
+        memcpy(repeated + r * depth, a + (whole + (r < rest ? r : rest - 1)) * p->a_row, sizeof(REAL) * (size_t)depth);
+    for (int64_t j = 0; j < width; j += 2 * LANES) {
+        int64_t columns = width - j < 2 * LANES ? width - j : 2 * LANES;
+        const REAL *panel = packed + j * depth;
+        const REAL *bias = p->bias && start + depth == p->depth ? (const REAL *)p->bias + left + j : NULL;
+        REAL *out = (REAL *)p->c + top * p->columns + left + j;
+        for (int64_t i = 0; i < whole; i += ROWS)
+            if (columns == 2 * LANES)
+                NAME(tile)(a + i * p->a_row, p->a_row, panel, out + i * p->columns, p->columns, depth, start == 0, bias);
+            else
+                NAME(edge)(a + i * p->a_row, p->a_row, panel, out + i * p->columns, p->columns, depth, start == 0, bias,
+                           ROWS, columns);
+        if (rest)
+            NAME(edge)(repeated, depth, panel, out + whole * p->columns, p->columns, depth, start == 0, bias, rest,
+                       columns);
+    }
+}
+
 /* c = a b. `packed` holds DEPTH x WIDTH elements and a few to spare. */
 TARGET static void NAME(multiply)(const product *p, REAL *packed) {
-    const REAL *a = p->a, *b = p->b;
-    REAL *c = p->c, repeated[ROWS * DEPTH];
+    const REAL *b = p->b;
+    REAL repeated[ROWS * DEPTH];
     if (p->rows <= 4 && p->b_column == 1) {
         NAME(thin)(p);
         return;
@@ -102,31 +152,15 @@ TARGET static void NAME(multiply)(const product *p, REAL *packed) {
             for (int64_t j = 0; j < width; j += 2 * LANES)
                 NAME(pack)(b + start * p->b_row + (left + j) * p->b_column, p->b_row, p->b_column, depth,
                            width - j < 2 * LANES ? width - j : 2 * LANES, packed + j * depth);
-            for (int64_t i = 0; i < p->rows; i += ROWS) {
-                int64_t rows = p->rows - i < ROWS ? p->rows - i : ROWS, a_row = p->a_row;
-                const REAL *factors = a + i * a_row + start;
-                if (rows < ROWS) { /* rows beyond the edge repeat the last one; nobody reads what becomes of them */
-                    for (int64_t r = 0; r < ROWS; r++)
-                        memcpy(repeated + r * depth, factors + (r < rows ? r : rows - 1) * a_row,
-                               sizeof(REAL) * (size_t)depth);
-                    factors = repeated;
-                    a_row = depth;
-                }
-                for (int64_t j = 0; j < width; j += 2 * LANES) {
-                    int64_t columns = width - j < 2 * LANES ? width - j : 2 * LANES;
-                    const REAL *panel = packed + j * depth;
-                    REAL *out = c + i * p->columns + left + j;
-                    const REAL *bias = p->bias && start + depth == p->depth ? (const REAL *)p->bias + left + j : NULL;
-                    if (rows == ROWS && columns == 2 * LANES)
-                        NAME(tile)(factors, a_row, panel, out, p->columns, depth, start == 0, bias);
-                    else
-                        NAME(edge)(factors, a_row, panel, out, p->columns, depth, start == 0, bias, rows, columns);
-                }
+            for (int64_t top = 0; top < p->rows; top += LINES) {
+                int64_t lines = p->rows - top < LINES ? p->rows - top : LINES;
+                NAME(strip)(p, packed, repeated, start, depth, left, width, top, lines);
             }
         }
     }
 }
 
+#undef FOUR
 #undef NAME
 #undef REAL
 #undef VECTOR
