@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from driftscope.comparison.thresholds import AGREEMENT, THRESHOLDS
@@ -72,7 +73,9 @@ def check_invariance(
         Runs one piece of a sequence: called like the model, with its inputs cut along the sequence axis and ``state=``
         (None at first), it returns the outputs of the piece and the state for the next. None hands what the model
         returns as ``past_key_values``, or last of several outputs, to its parameter ``past_key_values``, ``cache``,
-        ``cache_params``, ``state``, ``states``, ``hx`` or ``hidden``.
+        ``cache_params``, ``state``, ``states``, ``hx`` or ``hidden``. Of states that are among the inputs, as in an
+        ONNX file (``past_key_values.0.key``, ``past_0``, ``state``, ``h0``), each is given the output that continues
+        it: of the same name (``present.0.key``), or else in order, of its shape or longer along one axis.
     explain : bool
         Look for the first operator whose bits change, and try what takes the dependence away.
     seed : int
@@ -144,7 +147,7 @@ def _findings(
             repair = repair_of(_dependence(examination, trial, meeting), worst.outcome) if explain else None
             if trial.pieces and not rounding:
                 words = parting(trial, examination.result(trial.one).leaves, examination.result(trial.other).leaves)
-                meeting = Meeting(Where(output=worst.path), words)
+                meeting = _of_pieces(meeting, words, worst.path)
             found.append(finding_of(trial, worst, meeting, repair, examination.advice(trial)))
         elif answer.outcome == "refused":
             found.append(refused(axis, answer))
@@ -154,6 +157,15 @@ def _findings(
                 meeting = meeting_of(examination.runner, trial) if explain else None
                 found.append(finding_of(trial, own, meeting, None, examination.advice(trial)))
     return tuple(sorted(found, key=lambda f: (f.note, f.code == "I008")))
+
+
+def _of_pieces(meeting: Meeting | None, words: str, path: str | None) -> Meeting:
+    """Say from which position pieces give something else, and which operator of the last piece does first."""
+    if meeting is None:
+        return Meeting(Where(output=path), words)
+    return replace(
+        meeting, words=f"{words}; in the last piece {meeting.where.operator} is the first to give another value"
+    )
 
 
 def _dependence(examination: InvarianceCheck, trial: AxisTrial, meeting: Meeting | None) -> RepairContext:

@@ -70,7 +70,11 @@ def choices_of(examination: InvarianceCheck) -> dict[str, Any]:
 def _of_trial(examination: InvarianceCheck, trial: AxisTrial) -> ChangedChoices | None:
     """Return the numbers of the output whose choices change first; a program mostly has one of scores."""
     compared = zip(trial.positions, examination.compared(trial), strict=False)
-    usable = [(k, x, y) for k, (path, x, y) in compared if not handed_on(path) and _scores(x) and x.shape == y.shape]
+    usable = [
+        (k, x, y)
+        for k, (path, x, y) in compared
+        if k not in examination.handed and not handed_on(path) and _scores(x) and x.shape == y.shape
+    ]
     floors = {k: [rms(n) for n in examination.judge.noises(k, trial.based, x)[:1]] for k, x, _ in usable}
     if trial.pieces:  # the first piece is computed as it is in the whole
         usable = [(k, _after(x, trial.along[k], trial.pieces[0]), _after(y, trial.along[k], trial.pieces[0]))

@@ -13,6 +13,7 @@ from driftscope.invariance.judging import HowAlike, Judge, with_lifted, worst_of
 from driftscope.invariance.rows import BatchRows, find_rows
 from driftscope.invariance.running import Leaves, Runner, RunResult
 from driftscope.invariance.sequences import Sequence, find_sequence
+from driftscope.invariance.states import HandedStates, find_states, handed_outputs
 from driftscope.invariance.streams import Step, Stream, find_stream
 from driftscope.invariance.trials.batch import batch, order
 from driftscope.invariance.trials.chunking import chunking
@@ -81,6 +82,7 @@ class InvarianceCheck:
         self.repeatable = True
         self._rows: BatchRows | str | None = None
         self._sequence: Sequence | str | None = None
+        self._handed: frozenset[int] | None = None
         self._results: dict[tuple[int, ...], RunResult] = {}
         self._kept: list[RunVariant] = []  # the keys of _results are their ids
 
@@ -98,7 +100,18 @@ class InvarianceCheck:
             self._sequence = find_sequence(self.runner, self.rows, self.asked.sequence, self.asked.mask)
         return self._sequence
 
-    def _stream(self) -> Stream | str:
+    @property
+    def handed(self) -> frozenset[int]:
+        """Outputs that the program takes again as inputs."""
+        if self._handed is None:
+            self._handed = handed_outputs(self.runner)
+        return self._handed
+
+    def _stream(self) -> Stream | HandedStates | str:
+        if self.asked.step is None:
+            states = find_states(self.runner, self.rows, self.asked.sequence)
+            if isinstance(states, HandedStates) or (states is not None and self.runner.program.kind != "torch"):
+                return states
         return find_stream(self.runner, self.rows, self.asked.sequence, self.asked.mask, self.asked.step)
 
     def _pad_token(self) -> int | None:
@@ -118,7 +131,7 @@ class InvarianceCheck:
             "repeat": lambda: repeat(self.runner, self.base),
             "batch": lambda: batch(self.rows, self.base),
             "order": lambda: order(self.rows, self.base),
-            "padding": lambda: padding(self.sequence, self.rows, self.base, self._pad_token()),
+            "padding": lambda: padding(self.sequence, self.rows, self.base, self._pad_token(), self.handed),
             "chunking": lambda: chunking(self._stream(), self.base),
             "threads": lambda: threads(self.runner, self.base),
             "layout": lambda: layout(self.runner, self.base),
@@ -183,7 +196,7 @@ class InvarianceCheck:
         for k in different or asked[:1]:
             trial, answer = found[k]
             changed, other = trial.other.changed or {}, trial.other
-            share = self.judge.lifted(changed, trial.positions, trial.based, other.select, other.calling)
+            share = self.judge.lifted(changed, trial.positions, trial.based, other.select, other.calling, other.lifted)
             found[k] = trial, with_lifted(answer, share)
             if found[k][1].outcome == "different":
                 break

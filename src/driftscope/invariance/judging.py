@@ -36,6 +36,8 @@ _FLOAT64_UNIT = 2.0**-53
 Outputs = Sequence[LiftedOutput]
 #: Selects from one output (by its position) what two results are compared in.
 Select = Callable[[int, torch.Tensor], torch.Tensor]
+#: Evaluates a program on pieces of a sequence.
+Pieces = Callable[[Callable[[Lifted], Outputs]], Outputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class Judge:
 
     def lifted(
         self, changed: Mapping[int, torch.Tensor], positions: Sequence[int], mine: Select, theirs: Select,
-        calling: Calling | None = None,
+        calling: Calling | None = None, pieces: Pieces | None = None,
     ) -> float | None:  # fmt: skip
         """Return how far the program's own formula, in float64, gives something else on changed inputs.
 
@@ -171,6 +173,8 @@ class Judge:
             What of an output on the inputs as given, and of one on the changed inputs, is compared.
         calling : callable or None
             Calls the program in a way of its own.
+        pieces : callable or None
+            Evaluates it on one piece after the other instead, given how each is evaluated.
 
         Returns
         -------
@@ -181,12 +185,14 @@ class Judge:
         if self.side.graph is None:
             return None
         try:
-            graph = lift_bound(self._bound(changed, calling))
-            share = self._worst(self.side.clean, graph.run(), positions, mine, theirs)
+            if pieces is None:
+                graph = lift_bound(self._bound(changed, calling))
+            outputs = pieces if pieces is not None else lambda evaluate: evaluate(graph)
+            share = self._worst(self.side.clean, outputs(lambda g: g.run()), positions, mine, theirs)
             if share is not None and share > 1.0:
                 # Tables that are computed from sizes (of sines, of positions) keep the rounding they were made with,
                 # and another size makes other ones: only where they are real numbers too does the function differ.
-                share = self._worst(_really(self.side.graph), _really(graph), positions, mine, theirs)
+                share = self._worst(_really(self.side.graph), outputs(_really), positions, mine, theirs)
             return share
         except (CannotLift, DriftscopeError, RuntimeError, ValueError, TypeError, LookupError, AttributeError):
             return None

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.explain.native.observation import observe
-from driftscope.invariance.orders import SumCall, node_call, sum_call, two_orders
+from driftscope.invariance.orders import SumCall, two_orders
 from driftscope.invariance.rows import same_bits
 from driftscope.invariance.running import Runner
+from driftscope.invariance.tracing import TracedOperator, traced
 from driftscope.invariance.trials.trial import AxisTrial, KeptPositions, RowMap, RunVariant
-from driftscope.lift.torch.places import Places
-from driftscope.programs.protocol import Bound, NumpySource, OnnxSource, Program, TorchSource
-from driftscope.programs.pytrees import tree_leaves
-from driftscope.programs.state.effects import contained
-from driftscope.programs.value_trees import flatten
 from driftscope.records.finding import Where
 
-#: Bytes of intermediate values that one traced run may hold.
-HELD = 1 << 29
-#: Views that may put elements of several rows into one.
-_REGROUPING = frozenset(("aten::view", "aten::as_strided", "aten::_reshape_alias"))
 #: Operators that put what was computed of some rows back among all.
 _PUT_BACK = ("index_put", "index_add", "index_copy", "scatter", "where", "cat", "stack", "ScatterND", "ScatterElements")
 
@@ -56,18 +45,6 @@ class Meeting:
     calls: tuple[SumCall | None, SumCall | None] = (None, None)
 
 
-@dataclass(frozen=True, slots=True)
-class TracedOperator:
-    """One operator of a traced run and the tensors it returned."""
-
-    name: str
-    operator: str
-    where: Where
-    outputs: tuple[torch.Tensor, ...]
-    shapes: tuple[tuple[int, ...], ...] = ()
-    call: SumCall | None = None
-
-
 def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> Meeting | None:
     """Trace both runs of a trial and find where their values part; None where that cannot be told.
 
@@ -82,12 +59,14 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
     known = trial.told() if trial.told is not None else None
     if known is not None:
         return Meeting(Where(module=known[0] or None), known[1])
-    if any(v.calling is not None or v.fresh is not None for v in (trial.one, trial.other)):
+    if trial.last is None and any(v.calling is not None or v.fresh is not None for v in (trial.one, trial.other)):
         return None
     try:
-        one, other = _traced(runner, trial.one), _traced(runner, trial.other)
+        if trial.last is not None:
+            return _in_last_piece(runner, trial, trial.last, rounding)
+        one, other = traced(runner, trial.one), traced(runner, trial.other)
         if trial.kept is not None:
-            base = _traced(runner, RunVariant()) if trial.kept.both else one
+            base = traced(runner, RunVariant()) if trial.kept.both else one
             kept = _first_kept(one, other, base, trial.kept, rounding)
             return _with_orders(kept, runner, trial) if rounding else kept
         rows = trial.rows
@@ -105,9 +84,31 @@ def meeting_of(runner: Runner, trial: AxisTrial, *, rounding: bool = False) -> M
     return _with_orders(found, runner, trial) if rounding else found
 
 
-def _of_denormals(found: Meeting | None, traced: Sequence[TracedOperator]) -> Meeting | None:
+def _in_last_piece(
+    runner: Runner, trial: AxisTrial, last: Callable[[], RunVariant], rounding: bool
+) -> Meeting | None:  # fmt: skip
+    """Walk the last piece beside the whole and stop at the first value that is another one at its positions."""
+    one, other = traced(runner, last()), traced(runner, RunVariant())
+    size = trial.pieces[-1]
+    kept = KeptPositions(size, sum(trial.pieces) - size, left=True, both=False)
+    return _first_kept(one, other, one, kept, rounding, same_bits if rounding else _agree)
+
+
+def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two values are the same but for rounding: halfway to the last bit, other values have begun."""
+    if one.shape != other.shape:
+        return False
+    if not one.is_floating_point() and not one.is_complex():
+        return bool(torch.equal(one, other))
+    gap = torch.where((one == other) | (one.isnan() & other.isnan()), 0.0, (one - other).abs().double())
+    size = torch.where(one.isfinite(), one, 0.0).abs().double()
+    limit = torch.finfo(one.dtype).eps ** 0.5 * float(size.max()) if one.numel() else 0.0
+    return not bool((gap.nan_to_num(torch.inf, torch.inf) > limit).any())
+
+
+def _of_denormals(found: Meeting | None, values: Sequence[TracedOperator]) -> Meeting | None:
     """Say whether the first operator whose bits change returns denormal numbers itself."""
-    seen = next((s for s in traced if found is not None and s.where == found.where), None)
+    seen = next((s for s in values if found is not None and s.where == found.where), None)
     if found is None or seen is None or not any(_has_denormals(x) for x in seen.outputs):
         return found
     smallest = torch.finfo(seen.outputs[0].dtype).tiny
@@ -142,10 +143,10 @@ def _doubled(
     # Twice the rows rather than one: BatchNorm in train mode refuses one.
     doubled = {k: torch.cat([tensors[k]] * 2, dim=dim) for k, dim in rows.axes}
     try:
-        traced = _traced(runner, RunVariant(doubled))
+        grown = traced(runner, RunVariant(doubled))
     except (DriftscopeError, RuntimeError):  # made for this number of rows alone
         return [replace(seen, shapes=tuple(_grown(x.shape, rows.counts[0]) for x in seen.outputs)) for seen in one]
-    return [replace(seen, shapes=tuple(tuple(x.shape) for x in seen.outputs)) for seen in traced]
+    return [replace(seen, shapes=tuple(tuple(x.shape) for x in seen.outputs)) for seen in grown]
 
 
 def _grown(shape: Sequence[int], count: int) -> tuple[int, ...]:
@@ -195,6 +196,7 @@ def _first_kept(
     base: Sequence[TracedOperator],
     kept: KeptPositions,
     rounding: bool,
+    alike: Callable[[torch.Tensor, torch.Tensor], bool] = same_bits,
 ) -> Meeting | None:
     """Walk both runs and stop at the first value that differs at a position that is no padding."""
     short = _aligned(one, base)
@@ -203,13 +205,21 @@ def _first_kept(
             continue
         a, b = one[i], other[j]
         for x, y, z in zip(a.outputs, b.outputs, base[short[i]].outputs, strict=False):
-            if not x.is_floating_point() and (rounding or x.shape == z.shape):
+            if not x.is_floating_point() and (rounding or not _along_positions(x, y, z, in_pieces=alike is _agree)):
                 continue  # sizes, and what is computed of sizes, are not along the sequence and differ by right
             mine = _positions(x, z.shape, kept) if kept.both else [x] * 2
             theirs = _positions(y, z.shape, kept)
-            if mine and theirs and not any(same_bits(m, t) for m, t in zip(mine, theirs, strict=True)):
+            if mine and theirs and not any(alike(m, t) for m, t in zip(mine, theirs, strict=True)):
                 return _at(a, b, None)
     return None
+
+
+def _along_positions(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, *, in_pieces: bool) -> bool:
+    """Whether whole numbers or booleans are values of positions.
+
+    Numbers that count within a piece, to which a program adds where the piece begins, differ by right.
+    """
+    return x.dtype is torch.bool and y.shape != z.shape if in_pieces else x.shape != z.shape
 
 
 def _positions(x: torch.Tensor, shape: Sequence[int], kept: KeptPositions) -> list[torch.Tensor]:
@@ -303,90 +313,3 @@ def _aligned(one: Sequence[TracedOperator], other: Sequence[TracedOperator] | No
         return {i: i for i in range(len(left))}
     blocks = difflib.SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
     return {block.a + k: block.b + k for block in blocks for k in range(block.size)}
-
-
-# --- tracing ---------------------------------------------------------------------------------------------------------
-
-
-def _traced(runner: Runner, variant: RunVariant) -> list[TracedOperator]:
-    """Run a variant once more and keep what every operator returned."""
-    bound = runner.binding(variant.changed, variant.laid)
-    if variant.setting is None:
-        return _operators(bound.program, bound)
-    with variant.setting(runner.program) as program, getattr(program, "mode", contextlib.nullcontext)():
-        return _operators(program, program.bind(bound.inputs))
-
-
-def _operators(program: Program, bound: Bound) -> list[TracedOperator]:
-    source = program.lift_source(bound)
-    if isinstance(source, OnnxSource):
-        return list(_onnx_values(bound, source))
-    if isinstance(source, NumpySource):
-        raise CannotLift("the values inside a function on numpy arrays are not kept")
-    return _torch_values(source)
-
-
-def _onnx_values(bound: Bound, source: OnnxSource) -> Iterator[TracedOperator]:
-    """Read every value of the graph that the session runs; nothing where reading changes the result."""
-    watched = observe(bound)
-    values = {name: value for part in watched.values() for name, value in part.items()}
-    if not watched.faithful:
-        raise CannotLift("reading its values changes the result")
-    # In the order of the graph: a session hands its outputs out before the values between.
-    for node in watched.graph.graph.node:
-        for name in node.output:
-            value = values.get(name)
-            if isinstance(value, torch.Tensor):
-                where = Where(node=node.name or name, operator=node.op_type)
-                known = {**watched.bound.feeds, **values}
-                call = node_call(watched.graph, node, known)
-                yield TracedOperator(name, node.op_type, where, (value,), (tuple(value.shape),), call)
-
-
-def _torch_values(source: TorchSource) -> list[TracedOperator]:
-    module = source.module
-    places = Places(module)
-    recorder = _Recorder(places)
-    with contained(source.function if module is None else module), torch.no_grad():
-        recorder.run(source)
-    return recorder.seen
-
-
-class _Recorder(TorchDispatchMode):
-    """Keeps what every operator of torch returned, up to a number of bytes."""
-
-    def __init__(self, places: Places):
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.places, self.seen, self._room = places, list[TracedOperator](), HELD
-
-    def run(self, source: TorchSource) -> Any:
-        with self.places.following(), self:
-            return flatten(source.function(*source.args, **source.kwargs))[0]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        outputs = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and x.layout is torch.strided]
-        if not outputs or "empty" in func._schema.name or (func._schema.name not in _REGROUPING and _moves(func)):
-            return result  # views hold what is known already
-        name = f"{func._schema.name.replace('::', '.')}"
-        place = self.places.here(_Recorder.run.__code__)
-        kept = tuple(self._copy(x) for x in outputs)
-        where = Where(node=f"{name.rpartition('.')[2]}_{len(self.seen)}", operator=name, module=place.module or None,
-                      file=place.file, line=place.line)  # fmt: skip
-        shapes = tuple(tuple(x.shape) for x in outputs)
-        call = sum_call(name, func._schema, args, kwargs or {})
-        outputs = [x for x in kept if x is not None]
-        self.seen.append(TracedOperator(str(where.node), name, where, tuple(outputs), shapes, call))
-        return result
-
-    def _copy(self, x: torch.Tensor) -> torch.Tensor | None:
-        self._room -= x.numel() * x.element_size()
-        if self._room < 0:
-            return None
-        with contextlib.suppress(RuntimeError):
-            return x.detach().clone(memory_format=torch.contiguous_format)
-        return None
-
-
-def _moves(func: Any) -> bool:
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from driftscope.errors import InputError, RuntimeRefused
 from driftscope.programs.protocol import Bound, Program
 from driftscope.programs.value_trees import flatten
 from driftscope.records.paths import Path
+
+if TYPE_CHECKING:
+    from driftscope.programs.feeding.feeds import Inputs
 
 Leaves = list[tuple[Path, Any]]
 Laid = Callable[[torch.Tensor], torch.Tensor]
@@ -63,7 +66,9 @@ class Runner:
         self.bound = program.bind(inputs)
         if self.bound.inputs is None:
             raise InputError(f"{program.name} does not take inputs that could be varied")
-        self.inputs = self.bound.inputs.realise()
+        self.inputs = _apart(self.bound.inputs.realise(), graph=program.slots() is not None)
+        if self.inputs is not self.bound.inputs:
+            self.bound = program.bind(self.inputs)
         known = {id(value): name for name, value in self.bound.feeds.items()}
         leaves = [(path, leaf) for path, leaf in self.inputs.leaves if isinstance(leaf, torch.Tensor)]
         self.names = [known.get(id(leaf), str(path)) for path, leaf in leaves]
@@ -117,6 +122,24 @@ class Runner:
             return RunResult(flatten((program or self.program)(bound))[0])
         except (RuntimeRefused, InputError) as error:
             return RunResult(refusal=_words(error))
+
+
+def _apart(inputs: Inputs, *, graph: bool) -> Inputs:
+    """Give each input a tensor of its own where one was given for several: an empty cache, zeros for every state.
+
+    A function may ask whether two of its arguments are one object, as attention does; a graph, and what lies inside a
+    list, does not.
+    """
+    seen: set[int] = set()
+
+    def own(path: Path, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and id(leaf) in seen and (graph or len(path.keys) > 1):
+            return leaf.detach().clone()
+        seen.add(id(leaf))
+        return leaf
+
+    found = inputs.mapped(own)
+    return found if any(x is not y for (_, x), (_, y) in zip(found.leaves, inputs.leaves, strict=True)) else inputs
 
 
 def _words(error: Exception) -> str:

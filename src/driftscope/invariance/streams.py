@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,22 +62,41 @@ class Stream:
 
     def calling(self, pieces: Sequence[int]) -> Callable[..., Any]:
         """Return what calls a program with pieces of these lengths and joins their outputs."""
+
+        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._joined([flatten(outputs) for outputs, _ in self._steps(function, args, kwargs, pieces)])
+
+        return call
+
+    def parted(self, pieces: Sequence[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Return what calls a program with all pieces but the last, and then what calls it with the last alone."""
+        states: list[Any] = []
+
+        def before(function: Any, *args: Any, **kwargs: Any) -> Any:
+            found = list(self._steps(function, args, kwargs, pieces[:-1]))
+            states.append(found[-1][1])
+            return found[-1][0]
+
+        def last(function: Any, *args: Any, **kwargs: Any) -> Any:
+            ((outputs, _),) = self._steps(function, args, kwargs, pieces[-1:], sum(pieces[:-1]), states[-1])
+            return outputs
+
+        return before, last
+
+    def _steps(
+        self, function: Any, args: Any, kwargs: Any, pieces: Sequence[int], start: int = 0, state: Any = None
+    ) -> Iterator[tuple[Any, Any]]:
+        """Yield what each piece gives, and the state after it."""
         bound = self.runner.bound
         known = {id(x): k for k, x in enumerate(self.runner.tensors)}
         places = [known.get(id(leaf)) for _, leaf in flatten((bound.args, bound.kwargs), "in")[0]]
-
-        def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-            leaves, spec = flatten((args, kwargs), "in")
-            found, state, start = [], None, 0
-            for size in pieces:
-                cut = [self._cut(k, leaf, start, start + size) for k, (_, leaf) in zip(places, leaves, strict=True)]
-                own_args, own_kwargs = unflatten(cut, spec)
-                outputs, state = self._called(function, own_args, own_kwargs, state)
-                found.append(flatten(outputs))
-                start += size
-            return self._joined(found)
-
-        return call
+        leaves, spec = flatten((args, kwargs), "in")
+        for size in pieces:
+            cut = [self._cut(k, leaf, start, start + size) for k, (_, leaf) in zip(places, leaves, strict=True)]
+            own_args, own_kwargs = unflatten(cut, spec)
+            outputs, state = self._called(function, own_args, own_kwargs, state)
+            yield outputs, state
+            start += size
 
     def _cut(self, k: int | None, leaf: Any, start: int, end: int) -> Any:
         if k is None or k not in self.inputs:
@@ -142,7 +161,7 @@ def find_stream(
         Or why there is none.
     """
     if runner.program.kind != "torch":
-        return "only functions and modules of torch can be given a sequence in pieces"
+        return "no input is named like a state (past, cache, state, hidden) that could be handed on from piece to piece"
     signature = getattr(runner.program, "signature", inspect.Signature())
     parameter = next((p for p in STATES if p in signature.parameters and p not in runner.bound.arguments), "")
     if step is None and not parameter:

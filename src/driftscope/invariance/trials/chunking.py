@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import torch
 
+from driftscope.errors import CannotLift
 from driftscope.invariance.running import Leaves
-from driftscope.invariance.streams import STATES, Stream, handed_on
+from driftscope.invariance.states import HandedStates
+from driftscope.invariance.streams import Stream, handed_on
 from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, RunVariant
 from driftscope.records.words import counted
 
@@ -16,16 +19,18 @@ _ALL_STEPS = 8
 _LAST_STEPS = 4
 
 
-def chunking(stream: Stream | str, base: RunVariant) -> AxisPlan:
+def chunking(stream: Stream | HandedStates | str, base: RunVariant) -> AxisPlan:
     """Run the sequence step by step, in two pieces and in three."""
     if isinstance(stream, str):
         return AxisPlan("chunking", reason=stream)
+    if isinstance(stream, HandedStates):
+        return AxisPlan("chunking", [_of_states(stream, base, *way) for way in _ways(stream.length).items()])
     if stream.step is None:
         alone = RunVariant(calling=stream.calling((stream.length,))).run(stream.runner)
         if not alone.ran:
             return AxisPlan("chunking", reason=alone.refusal)
-    # Of a parameter that only by its name takes a state, a refusal says nothing.
-    guessed = stream.step is None and stream.parameter in STATES[1:]
+    # Layers call other things hidden too: of such a parameter a refusal says nothing.
+    guessed = stream.step is None and stream.parameter == "hidden"
     trials = []
     for name, pieces in _ways(stream.length).items():
         other = RunVariant(calling=stream.calling(pieces))
@@ -40,10 +45,27 @@ def chunking(stream: Stream | str, base: RunVariant) -> AxisPlan:
                 optional=guessed,
                 pieces=pieces,
                 along=stream.outputs,
+                last=partial(_last_call, stream, pieces),
             )
         )
     reason = f"it has a parameter {stream.parameter}, and does not run on what it returned for the piece before"
     return AxisPlan("chunking", trials, reason=reason if guessed else "")
+
+
+def _last_call(stream: Stream, pieces: tuple[int, ...]) -> RunVariant:
+    """How the last piece is run, after the others were."""
+    before, call = stream.parted(pieces)
+    if not RunVariant(calling=before).run(stream.runner).ran:
+        raise CannotLift("the pieces before the last do not run alone")
+    return RunVariant(calling=call)
+
+
+def _of_states(stream: HandedStates, base: RunVariant, name: str, pieces: tuple[int, ...]) -> AxisTrial:
+    """Compare what is no state: a state is judged by what is computed from it."""
+    compared = tuple(k for k in _compared(stream) if k not in stream.handed) or tuple(sorted(stream.handed))
+    other = RunVariant(fresh=partial(stream.run, pieces), lifted=partial(stream.lifted, pieces))
+    return AxisTrial("chunking", name, base, other, compared, resized=True, pieces=pieces, along=stream.outputs,
+                     last=lambda: RunVariant(stream.last(pieces)))  # fmt: skip
 
 
 def parting(trial: AxisTrial, whole: Leaves, pieces: Leaves) -> str:
@@ -81,7 +103,7 @@ def _ways(length: int) -> dict[str, tuple[int, ...]]:
     return {name: pieces for name, pieces in ways.items() if min(pieces) > 0}
 
 
-def _compared(stream: Stream) -> tuple[int, ...]:
+def _compared(stream: Stream | HandedStates) -> tuple[int, ...]:
     """Outputs that follow the sequence, and those of the last piece that stand for all of it."""
     leaves = stream.runner.base.leaves
     return tuple(

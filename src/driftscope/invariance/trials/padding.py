@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import torch
@@ -21,7 +21,9 @@ _LARGE_IN_HALF = 1e2
 Axes = Mapping[int, tuple[int, ...]]
 
 
-def padding(seq: Sequence | str, rows: BatchRows | str, base: RunVariant, token: int | None) -> AxisPlan:
+def padding(
+    seq: Sequence | str, rows: BatchRows | str, base: RunVariant, token: int | None, handed: Collection[int] = ()
+) -> AxisPlan:
     """Pad on the right and on the left; then fill the padding with other values.
 
     Parameters
@@ -32,6 +34,9 @@ def padding(seq: Sequence | str, rows: BatchRows | str, base: RunVariant, token:
         The inputs as given.
     token : int or None
         What integers are padded with, where the program knows such a value; then with no other.
+    handed : collection of int
+        Outputs that are given to the next call: what a cache holds is judged by what is computed from it, because
+        rotated keys know their places.
     """
     if isinstance(seq, str):
         return AxisPlan("padding", reason=seq)
@@ -43,14 +48,14 @@ def padding(seq: Sequence | str, rows: BatchRows | str, base: RunVariant, token:
     if not able:
         words = f"a sequence of {seq.length + 1}"
         return AxisPlan("padding", refusals=((words, next(iter(tried.values())).refusal),))
-    axes = _axes(seq, tried[able[0]], able[0])
+    axes = _axes(seq, tried[able[0]], able[0], handed)
     if not axes:
         return AxisPlan("padding", reason="no output can be compared: each has another shape when padding is added")
     maker = _Maker(seq, rows, base, axes)
     return AxisPlan("padding", maker.joining(able, zeros) + maker.content(able[0], zeros, token))
 
 
-def _axes(seq: Sequence, probe: RunResult, added: int) -> dict[int, tuple[int, ...]]:
+def _axes(seq: Sequence, probe: RunResult, added: int, handed: Collection[int]) -> dict[int, tuple[int, ...]]:
     """Return the axes of each output that grew with the sequence; outputs that changed otherwise are left out."""
     found = {}
     base = seq.runner.base.leaves
@@ -62,8 +67,7 @@ def _axes(seq: Sequence, probe: RunResult, added: int) -> dict[int, tuple[int, .
             found[k] = changed
     if len(base) != len(probe.leaves):
         return {}
-    # What a cache holds is judged by what is computed from it: rotated keys know their places.
-    results = {k: dims for k, dims in found.items() if not handed_on(base[k][0])}
+    results = {k: dims for k, dims in found.items() if k not in handed and not handed_on(base[k][0])}
     return results or found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -10,7 +10,9 @@ import torch
 
 from driftscope.invariance.judging import Select
 from driftscope.invariance.running import Laid, Runner, RunResult
+from driftscope.invariance.states import Evaluate
 from driftscope.invariance.wrapping import Calling, called_by
+from driftscope.lift.steps import LiftedOutput
 from driftscope.programs.protocol import Program
 
 Setting = Callable[[Program], AbstractContextManager[Program]]
@@ -40,9 +42,11 @@ class RunVariant:
     again : bool
         Run it even if it was run before.
     fresh : callable or None
-        Returns what a process of its own gave.
+        Returns what a process of its own, or a run on one piece after the other, gave.
     threads : int or None
         That its setting sets.
+    lifted : callable or None
+        Evaluates it in float64, given how a lifted graph is evaluated.
     """
 
     changed: Mapping[int, torch.Tensor] | None = None
@@ -53,6 +57,7 @@ class RunVariant:
     again: bool = False
     fresh: Callable[[], RunResult] | None = None
     threads: int | None = None
+    lifted: Callable[[Evaluate], Sequence[LiftedOutput]] | None = None
 
     def run(self, runner: Runner) -> RunResult:
         """Run the program this way."""
@@ -136,6 +141,8 @@ class AxisTrial:
         What it shows is a note: the outcome of the axis is that of the other trials.
     ways : str
         ``"content"``, ``"joining"``, ``"state"`` or ``""``: what kind of dependence a difference shows.
+    last : callable or None
+        Returns how the program is run on the last of those pieces alone, with the state that the others leave.
     told : callable or None
         Says, after a difference was seen, what is known of it: a module, and a sentence.
     """
@@ -155,6 +162,7 @@ class AxisTrial:
     along: Mapping[int, int] = field(default_factory=dict)
     aside: bool = False
     ways: str = ""
+    last: Callable[[], RunVariant] | None = None
     told: Callable[[], tuple[str, str] | None] | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -75,7 +75,7 @@ class Inputs:
 
     def probe(self) -> Inputs:
         """Return the same inputs with integers of unknown range as zeros: indices that are right for any table."""
-        return self._map(lambda path, leaf: leaf.within(1) if isinstance(leaf, Wanted) else leaf).realise()
+        return self.mapped(lambda path, leaf: leaf.within(1) if isinstance(leaf, Wanted) else leaf).realise()
 
     def settle(self, limits: Mapping[str, int]) -> Inputs:
         """Return the same inputs with index ranges taken from ``limits``, by input name."""
@@ -84,22 +84,23 @@ class Inputs:
             limit = limits.get(str(path.keys[0])) if path.keys else None
             return leaf.within(limit) if isinstance(leaf, Wanted) and limit is not None else leaf
 
-        return self._map(within)
+        return self.mapped(within)
 
     def realise(self) -> Inputs:
         """Return the same inputs with every tensor drawn."""
         wanted = self.wanted()
         if not wanted:
             return self
-        drawn = self._map(lambda path, leaf: leaf.draw(self.seed) if isinstance(leaf, Wanted) else leaf)
+        drawn = self.mapped(lambda path, leaf: leaf.draw(self.seed) if isinstance(leaf, Wanted) else leaf)
         guessed = tuple(leaf.name for _, leaf in wanted if not leaf.settled)
         return dataclasses.replace(drawn, guessed=guessed, specs={str(path): leaf for path, leaf in wanted})
 
     def replacing(self, values: Mapping[int, Any]) -> Inputs:
         """Return the same inputs with some leaves replaced, by the ``id()`` of the leaf."""
-        return self._map(lambda path, leaf: values.get(id(leaf), leaf))
+        return self.mapped(lambda path, leaf: values.get(id(leaf), leaf))
 
-    def _map(self, change: Any) -> Inputs:
+    def mapped(self, change: Callable[[Path, Any], Any]) -> Inputs:
+        """Return the same inputs with ``change(path, leaf)`` in the place of each leaf."""
         parts = []
         for tree in (self.args, self.kwargs):
             leaves, spec = flatten(tree, "in")
