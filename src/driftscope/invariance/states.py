@@ -18,6 +18,7 @@ from driftscope.lift.torch.tape import lift_torch
 from driftscope.programs.protocol import OnnxSource, TorchSource
 from driftscope.programs.value_trees import flatten, unflatten
 from driftscope.records.paths import Attribute, Path
+from driftscope.records.words import counted
 
 #: Words of an input's name that say it takes what an earlier call left; and words that say it does not.
 _STATE = frozenset(("past", "cache", "caches", "state", "states", "hidden", "hx", "cx", "hn", "cn", "mem", "mems"))
@@ -109,7 +110,7 @@ class HandedStates:
     def _called(self, changed: Mapping[int, torch.Tensor]) -> Sequence[Any]:
         result = self.runner.run(changed)
         if not result.ran or len(result.leaves) != len(self.runner.base.leaves):
-            raise _Refused(result.refusal or f"a piece gives {len(result.leaves)} outputs")
+            raise _Refused(result.refusal or f"a piece gives {counted(len(result.leaves), 'output')}")
         return [x for _, x in result.leaves]
 
     def _joined(self, k: int, parts: Sequence[Any]) -> Any:
