@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import driftscope as ds
+from driftscope.invariance.pieces.states import find_states
 from driftscope.invariance.running import Runner
-from driftscope.invariance.states import find_states
 from driftscope.programs.loading.load import load_program
 from invariance.cached_decoders import FAULTS, checked, decoder, inputs
 

@@ -12,9 +12,9 @@ from driftscope.errors import InputError, RuntimeRefused
 from driftscope.invariance.choices import choices_of
 from driftscope.invariance.examination import AskedAxes, InvarianceCheck
 from driftscope.invariance.judging import HowAlike
+from driftscope.invariance.pieces.streams import Step
 from driftscope.invariance.places import Meeting, meeting_of
 from driftscope.invariance.repairs import RepairContext, repair_of
-from driftscope.invariance.streams import Step
 from driftscope.invariance.trials.chunking import parting
 from driftscope.invariance.trials.trial import AxisTrial
 from driftscope.invariance.wording import finding_of, refused

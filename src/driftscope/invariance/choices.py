@@ -11,7 +11,7 @@ import torch
 
 from driftscope.comparison.measuring.spread import rms
 from driftscope.invariance.examination import InvarianceCheck
-from driftscope.invariance.streams import handed_on
+from driftscope.invariance.pieces.streams import handed_on
 from driftscope.invariance.trials.trial import AxisTrial
 
 #: Scores along the last axis: fewer are no choice.

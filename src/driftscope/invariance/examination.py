@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from driftscope.invariance.judging import HowAlike, Judge, with_lifted, worst_of
+from driftscope.invariance.pieces.states import HandedStates, find_states, handed_outputs
+from driftscope.invariance.pieces.streams import Step, Stream, find_stream
 from driftscope.invariance.rows import BatchRows, find_rows
 from driftscope.invariance.running import Leaves, Runner, RunResult
 from driftscope.invariance.sequences import Sequence, find_sequence
-from driftscope.invariance.states import HandedStates, find_states, handed_outputs
-from driftscope.invariance.streams import Step, Stream, find_stream
 from driftscope.invariance.trials.batch import batch, order
 from driftscope.invariance.trials.chunking import chunking
 from driftscope.invariance.trials.circumstances import denormals, layout, repeat, threads

@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from driftscope.errors import CannotLift
+from driftscope.invariance.pieces.states import HandedStates
+from driftscope.invariance.pieces.streams import Stream, handed_on
 from driftscope.invariance.running import Leaves
-from driftscope.invariance.states import HandedStates
-from driftscope.invariance.streams import Stream, handed_on
 from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, RunVariant
 from driftscope.records.words import counted
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 from driftscope.invariance.judging import Select
+from driftscope.invariance.pieces.streams import handed_on
 from driftscope.invariance.rows import BatchRows, same_bits
 from driftscope.invariance.running import RunResult
 from driftscope.invariance.sequences import Sequence, lengthened
-from driftscope.invariance.streams import handed_on
 from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, KeptPositions, RunVariant
 
 _LARGE = 1e4

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 
 from driftscope.invariance.judging import Select
+from driftscope.invariance.pieces.states import Evaluate
 from driftscope.invariance.running import Laid, Runner, RunResult
-from driftscope.invariance.states import Evaluate
 from driftscope.invariance.wrapping import Calling, called_by
 from driftscope.lift.steps import LiftedOutput
 from driftscope.programs.protocol import Program
