@@ -57,6 +57,12 @@ def test_the_best_way_is_the_one_that_keeps_most():
     assert ranked[0] > ranked[-1], "names and AUTO lose every length up to 5 of this model"
 
 
+def test_no_other_way_is_tried_where_only_equalities_are_in_the_way():
+    report = check(lambda x, mask: x * mask, (seeded(4, 3), seeded(4, 3)))
+    assert report.lost, "a mask of one row is broadcast, and lost by every way of tracing"
+    assert {c.mode for c in report.record.candidates} == {"named Dim", "Dim.AUTO"}
+
+
 def test_a_silently_wrong_way_is_not_chosen_over_one_that_refuses():
     report = check(CenterUnlessAlone(), (seeded(4, 3),))
     assert any(c.wrong for c in report.record.candidates)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 
@@ -122,14 +123,14 @@ def _bind(check: Check, inputs: Any, dynamic: Any) -> bool:
 
 
 def _export(check: Check, *_: Any) -> bool:
-    """Try ways of exporting until one is right everywhere; rank them."""
+    """Try ways of exporting until none can be right anywhere else; rank them."""
     if check.arguments is None or check.wanted is None or check.original is None:
         return False
     search = CandidateSearch(check.model, check.arguments, check.wanted, check.exports)
     for made in search.plain():
         _consider(check, made)
     further = search.further()
-    while not _is_full(check) and (one := next(further, None)) is not None:
+    while _could_gain(check) and (one := next(further, None)) is not None:
         _consider(check, one)
     return check.chosen is not None
 
@@ -145,8 +146,9 @@ def _consider(check: Check, made: Candidate) -> None:
     check.candidates.sort(key=lambda c: c.worth, reverse=True)
 
 
-def _is_full(check: Check) -> bool:
-    return check.chosen is not None and check.chosen.coverage is not None and check.chosen.coverage.full
+def _could_gain(check: Check) -> bool:
+    """Whether another way of tracing may be right where the best one is not: every way finds the same equalities."""
+    return check.chosen is None or check.chosen.coverage is None or bool(check.chosen.coverage.untied)
 
 
 def _find_points(check: Check, relations: list[Relations]) -> None:
@@ -165,7 +167,9 @@ def measured(check: Check, capture: Capture) -> Coverage:
     affordable = max(_FEWEST_RANKED, int(_RANKING / check.original.cost))
     points = check.running[: min(check.effort.ranked, affordable)]
     seen = probe(check.original, [TorchRunner(EXPORTED, capture.module, check.original)], points, Domain())
-    return Coverage(seen.count(EXPORTED, RIGHT), seen.count(EXPORTED, LOST), seen.count(EXPORTED, WRONG))
+    missed = seen.of(EXPORTED, LOST, WRONG)
+    untied = int(capture.relations.ties(np.asarray(missed, np.int64)).sum()) if missed else 0
+    return Coverage(seen.count(EXPORTED, RIGHT), seen.count(EXPORTED, LOST), seen.count(EXPORTED, WRONG), untied)
 
 
 def _broadcasts(check: Check, *_: Any) -> bool:

@@ -32,21 +32,20 @@ class Coverage:
     Parameters
     ----------
     right, lost, wrong : int
+    untied : int
+        Of those lost or wrong: points at which all sizes are equal that the trace found to be, so that another way of
+        tracing, which finds the same equalities, may do better there.
     """
 
     right: int = 0
     lost: int = 0
     wrong: int = 0
+    untied: int = 0
 
     @property
     def probed(self) -> int:
         """All of them."""
         return self.right + self.lost + self.wrong
-
-    @property
-    def full(self) -> bool:
-        """Whether the capture is right wherever the model runs, as far as probed."""
-        return not self.lost and not self.wrong
 
 
 @dataclass(frozen=True)

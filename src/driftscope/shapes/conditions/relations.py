@@ -119,6 +119,10 @@ class Relations:
         """Whether the sizes agree with everything the trace assumed, checked at run time or not; (n,) of bool."""
         return self._all(points, self.recorded)
 
+    def ties(self, points: np.ndarray) -> np.ndarray:
+        """Whether the sizes are equal that the trace found to be equal; (n,) of bool."""
+        return self._all(points, [c for c in self.recorded if c.kind == "equal"])
+
     def violated(self, point: Sequence[int]) -> list[Clause]:
         """Clauses (the minimised ones) that a point breaks, enforced ones first."""
         row = np.asarray([point], np.int64)
