@@ -11,7 +11,11 @@ from float64_truth import lift
 from torch import nn
 from torch.nn.modules import module as hooks
 
+import driftscope as ds
 from driftscope.errors import CannotLift
+from driftscope.lift.sources import lift_bound
+from driftscope.programs.state import modules
+from driftscope.programs.state.process import state_kept
 
 
 class _Stateful(nn.Module):
@@ -146,3 +150,29 @@ def test_modules_called_by_a_function_have_names_too():
     encoder = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
     names = {c.name for c in lift(lambda x: encoder(x) + 1, torch.ones(2, 3)).constants()}
     assert {"0.weight", "0.bias", "1.weight", "1.bias"} <= names
+
+
+class Counting(nn.Module):
+    """Writes into its own parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.calls += 1
+        return x * self.calls
+
+
+def test_copies_of_large_parameters_are_given_back_and_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modules, "COPIED_BYTES", 0)
+    module = Counting()
+    bound = ds.program(module).bind(torch.ones(4))
+    with state_kept():
+        for _ in range(2):
+            assert torch.equal(bound.program(bound), torch.ones(4))
+            assert len(modules._COPIES) == 1
+            lift_bound(bound)
+            assert not modules._COPIES
+    assert torch.equal(module.calls, torch.zeros(4))

@@ -11,6 +11,8 @@ from onnx import TensorProto, external_data_helper, helper
 from tiny_models import onnx_model, value
 
 import driftscope as ds
+from driftscope.lift.sources import lift_source
+from driftscope.programs.runtimes import onnxruntime_session
 
 X = torch.arange(6, dtype=torch.float32).reshape(2, 3)
 
@@ -73,6 +75,19 @@ def test_data_inside_is_read(folder, location):
     assert torch.equal(program(X)["y"], 2 * X)
     assert program.lift_source(X).directory == folder
     assert program.optimized_source(X).model.graph.node
+
+
+@pytest.mark.parametrize("rewritten", [1 << 20, 0], ids=["few weights written anew", "too many"])
+def test_weights_an_optimiser_left_alone_stay_where_the_model_keeps_them(folder, rewritten, monkeypatch):
+    monkeypatch.setattr(onnxruntime_session, "_BESIDE", 1)
+    monkeypatch.setattr(onnxruntime_session, "_REWRITTEN", rewritten)
+    path = folder / "model.onnx"
+    path.write_bytes(external_model("weights.bin", offset="0", length="12").SerializeToString())
+    source = ds.program(path).optimized_source(X)
+    stays = source.directory == folder
+    assert stays is bool(rewritten)
+    (output,) = lift_source(source).run()
+    assert torch.equal(output.value, 2 * X.double())
 
 
 def test_a_link_to_a_model_reads_the_data_beside_the_model(folder, tmp_path):

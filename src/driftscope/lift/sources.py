@@ -5,6 +5,7 @@ from __future__ import annotations
 from driftscope.errors import CannotLift
 from driftscope.lift.steps import Lifted
 from driftscope.programs.protocol import Bound, NumpySource, OnnxSource, TorchSource
+from driftscope.programs.state.modules import forget_copies
 
 
 def lift_bound(bound: Bound) -> Lifted:
@@ -15,7 +16,9 @@ def lift_bound(bound: Bound) -> Lifted:
     CannotLift
         If the program has no graph, or an operator of it has no float64 evaluation.
     """
-    return lift_source(bound.program.lift_source(bound))
+    found = lift_source(bound.program.lift_source(bound))
+    forget_copies()  # nothing runs natively for a while, and float64 needs the room
+    return found
 
 
 def lift_source(source: TorchSource | OnnxSource | NumpySource) -> Lifted:

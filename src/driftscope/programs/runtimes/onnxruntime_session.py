@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _LARGE = 1_500_000_000
 # Beyond this the optimised graph's weights go beside it, where they are mapped rather than read.
 _BESIDE = 64 << 20
+# Bytes of weights that an optimiser wrote anew, from files beside the model, up to which the graph holds them itself.
+_REWRITTEN = 256 << 20
 
 
 class OnnxProgram(Program):
@@ -285,21 +287,35 @@ class OnnxProgram(Program):
         folder = tempfile.TemporaryDirectory(prefix="driftscope-")
         try:
             path = FilePath(folder.name) / "optimized.onnx"
-            large = self.model.size > _BESIDE
-            recipe = self._recipe(str(path), "weights.bin" if large else None)
-            if self.isolated:
-                RemoteSession(lambda: recipe).make()
-            else:
-                new_session(recipe)
+            beside = self.model.size > _BESIDE and not (self.model.external and self._few_written(path))
+            if beside:
+                self._write(path, "weights.bin")
+            elif not path.is_file():
+                self._write(path)
             if not path.is_file():
                 raise RuntimeRefused("onnxruntime", "load", "it did not write its optimised graph")
             graph = onnx.load(str(path), load_external_data=False)
-            if large:
+            if beside:
                 self._beside = folder  # as long as the program lives
             return graph
         finally:
             if self._beside is not folder:
                 folder.cleanup()
+
+    def _few_written(self, path: FilePath) -> bool:
+        """Write the optimised graph with the weights that changed; the others stay in the model's own files."""
+        try:
+            self._write(path)
+        except RuntimeRefused:
+            return False  # more than one file may hold
+        return path.is_file() and path.stat().st_size <= _REWRITTEN
+
+    def _write(self, path: FilePath, beside: str | None = None) -> None:
+        recipe = self._recipe(str(path), beside)
+        if self.isolated:
+            RemoteSession(lambda: recipe).make()
+        else:
+            new_session(recipe)
 
 
 def _object_in(value: Any) -> Any:

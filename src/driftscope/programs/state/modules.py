@@ -22,7 +22,14 @@ _ROOM = 0.25  # of the free memory, which copies for a whole call may take
 
 #: For the length of one call: a large tensor -> its version, and what it held then.
 _COPIES: Any = WeakIdKeyDictionary()
-at_end(_COPIES.clear)
+
+
+def forget_copies() -> None:
+    """Give back the memory of copies of large tensors; the next native run makes them anew."""
+    _COPIES.clear()
+
+
+at_end(forget_copies)
 
 _CONTAINERS = (dict, list, set, deque)
 # Subclasses (of quantisation libraries, distributed tensors) have storage of their own kind.
