@@ -159,11 +159,9 @@ class _Wanted:
 
 def _inquire(case: Case, wanted: _Wanted, release: Sequence[Program]) -> Finding | None:
     """Gather the evidence in order and judge; what is known is in the case at any time."""
-    refused = run_natively(case)
+    refused = run_natively(case, release)  # what was loaded here nobody else will run
     if refused is not None:
         return refused
-    for program in release:  # loaded here: nobody else will run it, and its weights are held twice
-        program.release()
     case.leaves = compare_leaves(case.results[0], case.results[2], flat=case.a.program.flat or case.b.program.flat)
     if not case.budget.allows(_LIFT, 4.0 * case.times["run"]):
         return None

@@ -116,8 +116,11 @@ def judged_by_values(leaves: Sequence[LeafComparison], why: str) -> list[tuple[O
     return judged
 
 
-def run_natively(case: Case) -> Finding | None:
-    """Run each side twice; what a runtime refuses becomes a finding, unless the program cannot be used at all."""
+def run_natively(case: Case, release: Sequence[Program] = ()) -> Finding | None:
+    """Run each side twice; what a runtime refuses becomes a finding, unless the program cannot be used at all.
+
+    Programs in ``release`` give back what they hold for runs, weights above all, before the other side is run.
+    """
     for side, bound in (("A", case.a), ("B", case.b)):
         with case.step("run", f"Running {side}: {bound.program.name} on {bound.program.runtime}"):
             effects = Effects()
@@ -130,6 +133,8 @@ def run_natively(case: Case) -> Finding | None:
                         case.results.append(_leaves(bound.program, bound))
                         states.append(generator_states())
                 effects.note_seeds(states)
+                if any(bound.program is program for program in release):
+                    bound.program.release()
             except RuntimeRefused as refusal:
                 unusable = refusals.unusable(side, bound.program.name, refusal)
                 if unusable is not None:

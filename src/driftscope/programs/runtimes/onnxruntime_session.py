@@ -25,7 +25,7 @@ from driftscope.programs.runtimes.ort_crash_site import crash_site
 from driftscope.programs.runtimes.ort_log import TALKATIVE, Heard, is_rule_based, listening
 from driftscope.programs.runtimes.ort_options import SessionSetup
 from driftscope.programs.runtimes.ort_refusals import refusals
-from driftscope.programs.runtimes.ort_remote import RemoteSession
+from driftscope.programs.runtimes.ort_remote import RemoteSession, forget_dropped
 from driftscope.programs.runtimes.ort_values import bind_input, bind_output, bindable, tensor_from
 from driftscope.programs.runtimes.ort_worker import Recipe, new_session
 from driftscope.programs.torch_run import FlushingProgram, can_flush
@@ -160,7 +160,9 @@ class OnnxProgram(Program):
         return heard
 
     def release(self) -> None:
-        self._session = self._remote = None
+        remote, self._session, self._remote = self._remote is not None, None, None
+        if remote:
+            forget_dropped()
 
     def slots(self) -> list[Slot]:
         return self._slots
@@ -314,6 +316,7 @@ class OnnxProgram(Program):
         recipe = self._recipe(str(path), beside)
         if self.isolated:
             RemoteSession(lambda: recipe).make()
+            forget_dropped()
         else:
             new_session(recipe)
 

@@ -7,6 +7,7 @@ becomes :class:`RuntimeCrashed`, and the next request finds another worker, in w
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
 from collections import deque
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from driftscope.errors import RuntimeCrashed
 from driftscope.programs.runtimes import ort_worker
 from driftscope.programs.runtimes.native.arena import arena
 from driftscope.programs.runtimes.native.placing import Job
@@ -87,6 +89,13 @@ def _dropped() -> tuple[int, ...]:
     while _DROPPED:
         found.append(_DROPPED.popleft())
     return tuple(found)
+
+
+def forget_dropped() -> None:
+    """Let the worker give back the memory of sessions that nobody holds any more, now and not with the next one."""
+    if _DROPPED:
+        with contextlib.suppress(RuntimeCrashed):
+            _asked("load", ort_worker.forget, _dropped())
 
 
 def _asked(stage: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -82,15 +82,20 @@ def new_session(recipe: Recipe) -> Any:
 
 def make(number: int, recipe: Recipe, dropped: Sequence[int], listen: bool = False) -> Made:
     """Make a session and keep it under a number; forget those that nobody holds any more."""
-    for old in dropped:
-        _SESSIONS.pop(old, None)
-        _MADE.pop(old, None)
+    forget(dropped)
     if not listen:
         _SESSIONS[number] = new_session(recipe)
         return Made()
     with listening() as heard:
         _SESSIONS[number] = new_session(recipe)
     return Made(heard.text, heard.audible)
+
+
+def forget(dropped: Sequence[int]) -> None:
+    """Forget sessions that nobody holds any more, and the memory of their weights."""
+    for old in dropped:
+        _SESSIONS.pop(old, None)
+        _MADE.pop(old, None)
 
 
 def run(job: Job) -> Given | None:
