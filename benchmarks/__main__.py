@@ -7,7 +7,7 @@ import pkgutil
 import sys
 from pathlib import Path
 
-SWEEPS = ("one_operator", "rewritings", "zoo")
+SWEEPS = ("large_weights", "one_operator", "rewritings", "zoo")
 
 
 def main() -> int:

@@ -149,22 +149,32 @@ def fitted(rows: list[dict[str, float]]) -> tuple[float, float, float, float]:
 
 
 def draw(rows: dict[str, dict[str, float]], path: str) -> None:
-    """Draw seconds and peak memory over nodes, weights and tokens."""
+    """Draw seconds, as measured and as fitted, and peak memory over nodes, weights and tokens."""
     import matplotlib
 
     matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "driftscope"
     import matplotlib.pyplot as plt
 
-    figure, grid = plt.subplots(2, 3, figsize=(10, 5.5), sharex="col")
+    every = list(rows.values())
+    s, f, n, w = fitted(every)
+    told = [s + f * r["forward"] + n * r["nodes"] / 1e3 + w * r["weights"] / 1024 for r in every]
+    figure, grid = plt.subplots(2, 3, figsize=(10, 5.5), sharex="col", sharey="row")
     shown = {"nodes": "nodes", "weights": "weights [MiB]", "tokens": "tokens or pixels"}
     for column, (key, label) in enumerate(shown.items()):
         for axis, (value, unit) in zip(grid[:, column], (("seconds", "CPU s"), ("memory", "peak [MiB]")), strict=True):
-            axis.loglog([r[key] for r in rows.values()], [r[value] for r in rows.values()], "o", ms=4)
+            axis.loglog([r[key] for r in every], [r[value] for r in every], "o", ms=4, label="measured")
             axis.set_ylabel(unit if column == 0 else "")
             axis.grid(alpha=0.3)
-        axis.set_xlabel(label)
+        words = f"{f:.0f} forwards + {n:.1f} s per 1,000 nodes\n+ {w:.0f} s per GiB" + (f" + {s:.2f} s" if s else "")
+        grid[0, column].loglog([r[key] for r in every], told, "_", ms=12, color="black", label=words)
+        grid[1, column].set_xlabel(label)
+    grid[0, 0].legend(fontsize=7)
+    grid[1, 1].loglog([512, 1200], [512, 1200], ":", color="black", label="1 x weights")
+    grid[1, 1].loglog([512, 1200], [WEIGHTS * 512, WEIGHTS * 1200], "--", color="black", label=f"goal, {WEIGHTS:g} x")
+    grid[1, 1].legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> int:

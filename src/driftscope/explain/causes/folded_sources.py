@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -21,8 +21,9 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.alterations import Alteration, alteration_of
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.lift.reconcile.affine import AffinePieces, Map, narrow
+from driftscope.lift.reconcile.chains import Chains
 from driftscope.lift.reconcile.matching import rearrangements, ulp
-from driftscope.lift.steps import Constant, Lifted, Step
+from driftscope.lift.steps import Constant, Lifted, Observer, Step
 
 # Roundings of a fold that was computed in its own format: root, division, product, sum.
 _ULPS = 8.0
@@ -115,11 +116,11 @@ class FoldSide:
         known = {*names, *self.step.stored}
         return [c for c in self.constants if c.name in known or c.where.node == self.step.name]
 
-    def held(self) -> frozenset[str]:
-        """Names of constants, and of what is computed from them alone: a run that replaces some does not say so."""
-        watch = _Until(self.step.outputs[0])
-        _run(self.graph, watch, {})
-        return frozenset(watch.held)
+    def path(self) -> _Path:
+        """What is known of the way to the place before any map is followed."""
+        chains = Chains()
+        _run(self.graph, _ending(chains, self.step.outputs[0]), {})
+        return _Path(frozenset(chains.held), chains.leading_to(self.step.outputs[0]))
 
 
 def other_fold(apart: FoldSide, folded: FoldSide) -> OtherFold | None:
@@ -132,13 +133,13 @@ def other_fold(apart: FoldSide, folded: FoldSide) -> OtherFold | None:
     folded : FoldSide
         The one that stores it in one weight and one bias.
     """
-    target = _maps(folded, folded.held())[:1]
+    target = _maps(folded, folded.path())[:1]
     if not target or narrow(_format(folded, target[0])):
         return None
-    held = apart.held()
-    for piece in _maps(apart, held):
+    path = apart.path()
+    for piece in _maps(apart, path):
         if len(piece.steps) > 1 and _shape(piece) == _shape(target[0]):
-            found = _Fold(apart, folded, piece, target[0], held).solve()
+            found = _Fold(apart, folded, piece, target[0], path).solve()
             if found is not None:
                 return found
     return None
@@ -148,36 +149,50 @@ class _Found(Exception):
     """Ends a run at the place."""
 
 
-@dataclass(slots=True)
-class _Until:
-    """An observer that follows affine pieces up to a value.
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """The way to a place.
 
-    A constant that a run replaces is none for the run: ``known`` are the names of those, from a run as stored.
+    Parameters
+    ----------
+    held : frozenset of str
+        Names of constants, and of what is computed from them alone: a run that replaces some does not say so.
+    values : frozenset of str
+        Those whose maps may lead to the place; a map of each weight of a program would take several times its memory.
     """
 
-    name: str
-    known: frozenset[str] = frozenset()
-    pieces: AffinePieces = field(default_factory=AffinePieces)
-    held: set[str] = field(default_factory=set)
+    held: frozenset[str]
+    values: frozenset[str]
 
-    def __call__(self, step: Step) -> None:
-        self.held.update(n for n, held in zip(step.input_names, step.held, strict=False) if held)
-        step.held = [n in self.held or n in self.known for n in step.input_names]
-        self.pieces(step)
-        if self.name in step.output_names:
+
+def _ending(observe: Callable[[Step], object], name: str) -> Observer:
+    """Let an observer see a run up to a value."""
+
+    def see(step: Step) -> None:
+        observe(step)
+        if name in step.output_names:
             raise _Found
 
+    return see
 
-def _run(graph: Lifted, watch: _Until, values: Mapping[str, torch.Tensor]) -> None:
+
+def _run(graph: Lifted, watch: Observer, values: Mapping[str, torch.Tensor]) -> None:
     with contextlib.suppress(_Found, CannotLift, DriftscopeError, RuntimeError):
         graph.run(observe=watch, replace=values)
 
 
-def _maps(side: FoldSide, held: frozenset[str], values: Mapping[str, torch.Tensor] | None = None) -> list[Map]:
+def _maps(side: FoldSide, path: _Path, values: Mapping[str, torch.Tensor] | None = None) -> list[Map]:
     """The affine maps that end at the place, the shortest first."""
-    watch = _Until(side.step.outputs[0], held)
-    _run(side.graph, watch, {**side.repairs, **(values or {})})
-    return watch.pieces.maps.get(watch.name, [])
+    pieces, held = AffinePieces(), set(path.held)
+
+    def follow(step: Step) -> None:
+        held.update(n for n, is_held in zip(step.input_names, step.held, strict=False) if is_held)
+        step.held = [n in held for n in step.input_names]
+        if path.values.intersection(step.output_names):
+            pieces(step)
+
+    _run(side.graph, _ending(follow, side.step.outputs[0]), {**side.repairs, **(values or {})})
+    return pieces.maps.get(side.step.outputs[0], [])
 
 
 def _shape(piece: Map) -> tuple[tuple[int, ...], int]:
@@ -198,8 +213,8 @@ def _format(side: FoldSide, piece: Map) -> torch.dtype:
 class _Fold:
     """One fold, evaluated with other numbers in its sources."""
 
-    def __init__(self, apart: FoldSide, folded: FoldSide, piece: Map, target: Map, held: frozenset[str]):
-        self.apart, self.folded, self.piece, self.target, self.held = apart, folded, piece, target, held
+    def __init__(self, apart: FoldSide, folded: FoldSide, piece: Map, target: Map, path: _Path):
+        self.apart, self.folded, self.piece, self.target, self.path = apart, folded, piece, target, path
         self.wanted = (_rows(target), target.bias)
         self.fmt = _format(folded, target)
         self.sources = [
@@ -231,7 +246,7 @@ class _Fold:
     # -- evaluation -----------------------------------------------------------------------------------------------
 
     def _at(self, values: Mapping[str, torch.Tensor]) -> Map | None:
-        return next((m for m in _maps(self.apart, self.held, values) if m.steps == self.piece.steps), None)
+        return next((m for m in _maps(self.apart, self.path, values) if m.steps == self.piece.steps), None)
 
     def _fits(self, piece: Map, *, bias: bool = True) -> bool:
         """Whether the other program stores this fold, rounded."""

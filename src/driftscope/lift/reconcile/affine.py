@@ -16,10 +16,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from driftscope.lift.reconcile.axes import moved_axes, result_axis
+from driftscope.lift.reconcile.chains import ADD, SCALE, operator_of
 from driftscope.lift.steps import Kind, Step
 
-_ADD = frozenset({"add", "sub"})
-_SCALE = frozenset({"mul", "div"})
 _PERMUTING = frozenset({"transpose", "permute", "t", "movedim"})
 # Maps kept of one value: what is folded may begin at any layer of a chain, most often at the last or the one before.
 _ALTERNATIVES = 4
@@ -104,14 +103,14 @@ class AffinePieces:
         """Follow one step."""
         if step.constant or not step.outputs or step.outputs[0] is None or not step.outputs[0].is_floating_point():
             return
-        operator = step.operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().lstrip("_")
+        operator = operator_of(step)
         if step.rounding.kind is Kind.DOT:
             self._layer(step)
         elif "batch" in operator and "norm" in operator:
             self._batch_norm(step)
         elif step.rounding.kind is Kind.NORM:
             self._norm(step)
-        elif operator in _ADD | _SCALE:
+        elif operator in ADD | SCALE:
             self._elementwise(step, operator)
         elif step.rounding.kind is Kind.EXACT and step.input_names and step.input_names[0] in self.maps:
             self._moved(step, operator in _PERMUTING)

@@ -272,7 +272,7 @@ def _exact(attempt: _Attempt) -> None:
 
 
 def _exact_matches(side: ReconciledSide, others: Sequence[Constant], index: WeightIndex) -> list[Repair]:
-    pool = scalars.numbers(others)
+    numbers = scalars.Candidates(scalars.numbers(others), side.single)
     repairs: list[Repair] = []
     for constant in side.constants:
         if constant.value.is_complex():
@@ -281,7 +281,7 @@ def _exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weig
             continue
         if not constant.value.dtype.is_floating_point:
             continue
-        candidates = scalars.scalar_candidates(constant, pool, side.single)
+        candidates = numbers.of(constant)
         if len(candidates) == 1 or (candidates and not candidates[0].derived):
             value = torch.full(constant.value.shape, candidates[0].value, dtype=torch.float64)
             found = Repair(constant.name, value, "scalar", candidates[0].words, constant)

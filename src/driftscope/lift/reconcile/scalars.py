@@ -84,6 +84,28 @@ def is_nobodys(words: str) -> bool:
     return words in _UNIVERSAL
 
 
+class Candidates:
+    """The numbers of another program that constants may be; each number of each format is looked up once.
+
+    Parameters
+    ----------
+    pool : sequence of MeantNumber
+    single : bool
+        As for :func:`scalar_candidates`.
+    """
+
+    def __init__(self, pool: Sequence[MeantNumber], single: bool):
+        self._pool, self._single = pool, single
+        self._known: dict[tuple[float | None, torch.dtype], list[MeantNumber]] = {}
+
+    def of(self, constant: Constant) -> list[MeantNumber]:
+        """Return what :func:`scalar_candidates` does."""
+        key = uniform(constant), constant.value.dtype
+        if key not in self._known:
+            self._known[key] = scalar_candidates(constant, self._pool, self._single)
+        return self._known[key]
+
+
 def scalar_candidates(constant: Constant, pool: Sequence[MeantNumber], single: bool = False) -> list[MeantNumber]:
     """Return the numbers whose rounding to the constant's own format is the constant; [] when it is exact.
 
