@@ -33,6 +33,7 @@ TEXT: dict[str, dict[str, Any]] = {
     "MPNet": {"max_position_embeddings": 40}, "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
     "Llama": {"num_key_value_heads": 2}, "Qwen2": {"num_key_value_heads": 2},
 }  # fmt: skip
+DECODERS = ("GPT2", "Llama", "Qwen2")
 IMAGE: dict[str, dict[str, Any]] = {
     "ViT": {"patch_size": 8}, "Dinov2": {"patch_size": 8},
     "ConvNext": {"num_hidden_layers": 4, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]},
@@ -55,11 +56,12 @@ random weights, four rows) on three runtimes, along every axis. **same**: every 
 within the noise floor; **different**: more than rounding; **refused**: the program does not run that way; empty: the
 axis does not apply (no mask, no cache, a runtime that copies its inputs).
 
-Padding is tried on both sides. Models that number positions from the left, as BERT does, are *different* when they
-are padded on the left and given no position ids; RoBERTa and MPNet count from the padding tokens instead. The finding
-says which side it was. The last bits of a row depend on the size of its batch wherever a product takes another kernel
-for another number of rows; which sizes those are depends on the processor, so another machine may show *same* for
-*rounding* and the other way round.
+Chunking is asked of the decoders with their cache among the inputs and outputs; torch's own check of the inputs of an
+exported program fails for these, which is *refused*. Padding is tried on both sides. Models that number positions
+from the left, as BERT does, are *different* when they are padded on the left and given no position ids; RoBERTa and
+MPNet count from the padding tokens instead. The finding says which side it was. The last bits of a row depend on the
+size of its batch wherever a product takes another kernel for another number of rows; which sizes those are depends on
+the processor, so another machine may show *same* for *rounding* and the other way round.
 """.splitlines()
 
 
@@ -109,15 +111,76 @@ def programs(name: str, folder: Path) -> Iterator[tuple[str, Any, dict[str, torc
     yield "onnxruntime", path, inputs
 
 
+class Cached(nn.Module):
+    """A decoder whose cache is a list of keys and values, as an ONNX file has it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, past_key_values: Any) -> Any:
+        import transformers
+
+        cache = transformers.DynamicCache(past_key_values)
+        found = self.model(input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True)
+        return found.last_hidden_state, [(layer.keys, layer.values) for layer in found.past_key_values.layers]
+
+
+def cached(name: str, folder: Path) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Yield a decoder with its cache on each runtime, and its inputs with a cache that holds nothing."""
+    masked, inputs = made(name)
+    model: Any = masked.model
+    config, layers = model.config, 2
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+
+    def past(length: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        size = (4, heads, length, 32 // 4)
+        return [(torch.zeros(size), torch.zeros(size)) for _ in range(layers)]
+
+    program, given = Cached(model).eval(), {**inputs, "past_key_values": past(0)}
+    yield "torch", program, given
+    free = torch.export.Dim.DYNAMIC
+    mask = torch.ones(4, 3 + 11, dtype=torch.long)
+    example = {**inputs, "attention_mask": mask, "past_key_values": past(3)}
+    shapes = {key: {0: free, 1: free} for key in inputs} | {"past_key_values": [({0: free, 2: free},) * 2] * layers}
+    exported = torch.export.export(program, (), example, dynamic_shapes=shapes)
+    yield "exported program", exported, given
+    file = torch.onnx.export(exported, dynamo=True, verbose=False)
+    assert file is not None
+    path = folder / f"{name}-cached.onnx"
+    file.save(path)
+    names = [value.name for value in file.model.graph.inputs]
+    flat = [*inputs.values(), *(x for pair in past(0) for x in pair)]
+    yield "onnxruntime", path, dict(zip(names, flat, strict=True))
+
+
+def chunking(name: str, folder: Path) -> dict[str, str]:
+    """Return the outcome along chunking by runtime: that of the decoder with its cache."""
+    found: dict[str, str] = {}
+    if name in DECODERS:
+        for runtime, program, inputs in cached(name, folder):
+            try:
+                found[runtime] = ds.check_invariance(program, inputs, axes="chunking", explain=False).outcomes[
+                    "chunking"
+                ]
+            except ds.RuntimeRefused:  # torch's own checks of an exported program fail before its first operator
+                found[runtime] = "refused"
+    return found
+
+
 def rows(names: list[str]) -> Iterator[tuple[str, str, dict[str, str], str]]:
     """Yield model, runtime, outcomes by axis, and the operator that is named first."""
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
+            pieces = chunking(name, Path(folder))
             for runtime, program, inputs in programs(name, Path(folder)):
                 report = ds.check_invariance(program, inputs, pad=pad_token(name))
                 first = report.first
                 place = f"{first.code} {first.where.operator or ''}".strip() if first is not None else ""
-                yield name, runtime, dict(report.outcomes), place
+                outcomes = dict(report.outcomes)
+                if runtime in pieces:
+                    outcomes["chunking"] = pieces[runtime]
+                yield name, runtime, outcomes, place
 
 
 def table(found: list[tuple[str, str, dict[str, str], str]]) -> list[str]:

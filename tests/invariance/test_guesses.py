@@ -108,3 +108,30 @@ def test_trying_a_repair_leaves_the_mode_of_every_part():
     assert torch.equal(wrapped(X), model(X).detach() * 2)
     ds.check_invariance(model, X, axes="batch")
     assert [m.training for m in model.modules()] == [True, True, False]
+
+
+def _scores(x, *, time_first=False, shared=False):
+    y = x.cumsum(-1) / (x.abs().amax() if shared else x.abs().amax((1, 2), keepdim=True))
+    return (y.transpose(0, 1) if time_first else y).flatten(0, 1)
+
+
+@pytest.mark.parametrize("time_first", [False, True])
+def test_several_entries_for_each_row_in_one_axis_are_the_rows_of_the_batch(time_first):
+    x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    honest = ds.check_invariance(lambda x: _scores(x, time_first=time_first), x, axes=("batch", "order"), explain=False)
+    assert "5 entries for each row" in honest.axes["batch"]
+    assert set(honest.outcomes.values()) <= {"same", "rounding"}
+    shared = ds.check_invariance(lambda x: _scores(x, time_first=time_first, shared=True), x, axes="batch")
+    assert shared.outcomes["batch"] == "different"
+    assert "amax" in shared.first.where.operator
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_padding_is_taken_out_of_scores_whose_rows_and_positions_are_one_axis(masked):
+    def scores(x, mask):
+        mean = (x * mask[..., None]).sum(1, keepdim=True) / mask.sum(1)[:, None, None] if masked else x.mean(1, True)
+        return (x - mean).flatten(0, 1)
+
+    x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
+    report = ds.check_invariance(scores, {"x": x, "mask": torch.ones(3, 5)}, axes="padding", explain=False)
+    assert report.outcomes["padding"] in (("same", "rounding") if masked else ("different",))

@@ -13,7 +13,7 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.invariance.orders import SumCall, two_orders
 from driftscope.invariance.rows import same_bits
 from driftscope.invariance.running import Runner
-from driftscope.invariance.tracing import TracedOperator, traced
+from driftscope.invariance.tracing import REGROUPING, TracedOperator, traced
 from driftscope.invariance.trials.trial import AxisTrial, KeptPositions, RowMap, RunVariant
 from driftscope.records.finding import Where
 
@@ -204,6 +204,8 @@ def _first_kept(
         if i not in short:
             continue
         a, b = one[i], other[j]
+        if alike is _agree and a.operator.replace(".", "::") in REGROUPING:
+            continue  # what only looks at values is never where they become others
         for x, y, z in zip(a.outputs, b.outputs, base[short[i]].outputs, strict=False):
             if not x.is_floating_point() and (rounding or not _along_positions(x, y, z, in_pieces=alike is _agree)):
                 continue  # sizes, and what is computed of sizes, are not along the sequence and differ by right

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from driftscope.errors import InputError
 from driftscope.invariance.running import Leaves, Runner
 from driftscope.records.words import counted
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedRows:
+    """An axis with several entries for each row of the batch.
+
+    Parameters
+    ----------
+    entries : int
+        For each row.
+    outermost : bool
+        Whether those of a row stand together.
+    """
+
+    entries: int
+    outermost: bool
+
+    def entries_of(self, rows: torch.Tensor, length: int) -> torch.Tensor:
+        """Return where the entries of these rows stand in an axis of this length."""
+        inner = torch.arange(self.entries, device=rows.device)
+        count = length // self.entries
+        if self.outermost:
+            return (rows[:, None] * self.entries + inner).flatten()
+        return (inner[:, None] * count + rows).flatten()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +54,8 @@ class BatchRows:
         Whether the program takes another number of rows.
     refusal : str
         What it says when it does not.
+    folded : mapping of int to FoldedRows
+        Outputs in whose batch axis each row has several entries, as scores of shape (rows x positions, classes).
     """
 
     inputs: Mapping[int, int]
@@ -38,13 +64,25 @@ class BatchRows:
     runner: Runner
     resizable: bool = True
     refusal: str = ""
+    folded: Mapping[int, FoldedRows] = field(default_factory=dict)
+
+    def select(self, k: int, x: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+        """Return these rows of an output; a row may stand there more than once."""
+        dim, index = self.outputs[k], torch.tensor(list(order), device=x.device)
+        if k in self.folded:
+            index = self.folded[k].entries_of(index, x.shape[dim])
+        return x.index_select(dim, index)
 
     @property
     def words(self) -> str:
         """The axes, as ``batch=`` takes them, and those of the outputs."""
         given = [f"{self.runner.names[k]}={dim}" for k, dim in self.inputs.items()]
         leaves = self.runner.base.leaves
-        return ", ".join([*given, *(f"{leaves[k][0]}: axis {dim}" for k, dim in self.outputs.items())])
+        found = [f"{leaves[k][0]}: axis {dim}{self._entries(k)}" for k, dim in self.outputs.items()]
+        return ", ".join([*given, *found])
+
+    def _entries(self, k: int) -> str:
+        return f" ({self.folded[k].entries} entries for each row)" if k in self.folded else ""
 
     def taking(self, order: Sequence[int]) -> dict[int, torch.Tensor]:
         """Return the inputs with these rows, in this order; a row may stand there more than once."""
@@ -122,9 +160,12 @@ def _rows_along(runner: Runner, dims: Mapping[int, int]) -> BatchRows | str:
             return f"it does not run on {len(order)} row{'s'[: len(order) - 1]}: {probe.refusal}"
         return BatchRows(dims, guessed, count, runner, False, probe.refusal)
     outputs = _following(runner.base.leaves, probe.leaves, count, len(order))
+    folded: dict[int, FoldedRows] = {}
+    if not outputs:
+        outputs, folded = _folded(runner.base.leaves, probe.leaves, count, len(order))
     if not outputs:
         return _unfollowed(runner.base.leaves, probe.leaves, count, len(order))
-    return BatchRows(dims, outputs, count, runner)
+    return BatchRows(dims, outputs, count, runner, folded=folded)
 
 
 def _unfollowed(base: Leaves, probe: Leaves, count: int, probed: int) -> str:
@@ -173,9 +214,9 @@ def _meet(rows: BatchRows) -> bool:
     """Whether the last row or the first changes when all others are made equal to it."""
     for kept in (rows.count - 1, 0):  # the first step of a sequence does not see the others, the last does
         alike = rows.runner.run(rows.taking([kept] * rows.count))
-        for k, dim in rows.outputs.items():
+        for k in rows.outputs:
             one, other = rows.runner.base.leaves[k][1], alike.leaves[k][1] if alike.ran else None
-            if other is not None and not same_bits(one.select(dim, kept), other.select(dim, kept)):
+            if other is not None and not same_bits(*(rows.select(k, x, [kept]) for x in (one, other))):
                 return True
     return False
 
@@ -199,6 +240,33 @@ def _following(base: Leaves, probe: Leaves, count: int, probed: int) -> dict[int
             if len(changed) == 1 and (one.shape[changed[0]], other.shape[changed[0]]) == (count, probed):
                 found[k] = changed[0]
     return found
+
+
+def _folded(
+    base: Leaves, probe: Leaves, count: int, probed: int
+) -> tuple[dict[int, int], dict[int, FoldedRows]]:  # fmt: skip
+    """Return outputs of which an axis has several entries for each row, and how these lie.
+
+    The values say how: those of the rows that both runs have are alike in one of the two ways.
+    """
+    axes, found = {}, {}
+    for k, ((_, one), (_, other)) in enumerate(zip(base, probe, strict=False)):
+        if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.dim() != other.dim():
+            continue
+        changed = [d for d in range(one.dim()) if one.shape[d] != other.shape[d]]
+        if len(changed) != 1 or one.shape[changed[0]] % count or one.is_complex():
+            continue
+        dim, entries = changed[0], one.shape[changed[0]] // count
+        if other.shape[dim] != entries * probed:
+            continue
+        ways = [FoldedRows(entries, outermost) for outermost in (True, False)]
+        first = torch.zeros(1, dtype=torch.long, device=one.device)
+        gaps = []
+        for way in ways:
+            x, y = (v.index_select(dim, way.entries_of(first, v.shape[dim])).double() for v in (one, other))
+            gaps.append(float((x - y).abs().nan_to_num(0.0).sum()))
+        axes[k], found[k] = dim, ways[gaps[1] < gaps[0]]
+    return axes, found
 
 
 def read_axes(asked: object, runner: Runner, what: str) -> dict[int, int]:

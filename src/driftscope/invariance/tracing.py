@@ -26,7 +26,7 @@ from driftscope.records.finding import Where
 #: Bytes of intermediate values that one traced run may hold.
 HELD = 1 << 29
 #: Views that may put elements of several rows into one.
-_REGROUPING = frozenset(("aten::view", "aten::as_strided", "aten::_reshape_alias"))
+REGROUPING = frozenset(("aten::view", "aten::as_strided", "aten::_reshape_alias"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         outputs = [x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and x.layout is torch.strided]
-        if not outputs or "empty" in func._schema.name or (func._schema.name not in _REGROUPING and _moves(func)):
+        if not outputs or "empty" in func._schema.name or (func._schema.name not in REGROUPING and _moves(func)):
             return result  # views hold what is known already
         name = f"{func._schema.name.replace('::', '.')}"
         place = self.places.here(_Recorder.run.__code__)

@@ -55,7 +55,7 @@ def selecting(rows: BatchRows, at: Sequence[int]) -> Select:
     """Return what picks these rows of an output."""
 
     def select(position: int, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.index_select(rows.outputs[position], torch.tensor(list(at), device=tensor.device))
+        return rows.select(position, tensor, at)
 
     return select
 

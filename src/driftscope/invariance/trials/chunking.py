@@ -17,6 +17,8 @@ from driftscope.records.words import counted
 #: Sequences up to this long are run step by step from their first position; of longer ones only the last steps.
 _ALL_STEPS = 8
 _LAST_STEPS = 4
+#: A difference beside the largest one.
+_SMALL = 0.02
 
 
 def chunking(stream: Stream | HandedStates | str, base: RunVariant) -> AxisPlan:
@@ -83,9 +85,12 @@ def parting(trial: AxisTrial, whole: Leaves, pieces: Leaves) -> str:
 def _first(x: torch.Tensor, y: torch.Tensor, dim: int) -> int:
     if x.shape != y.shape or not x.shape[dim]:
         return 0
-    # Halfway to the format's last bit, rounding is over and other values have begun.
-    limit = torch.finfo(x.dtype).eps ** 0.5 * float(x.abs().max()) if x.is_floating_point() else 0.0
-    gap = (y.double() - x.double()).abs().nan_to_num(torch.inf).movedim(dim, 0).flatten(1).amax(1)
+    gap = torch.where(x == y, 0.0, (y.double() - x.double()).abs()).nan_to_num(torch.inf, torch.inf)
+    gap = gap.movedim(dim, 0).flatten(1).amax(1)
+    # Halfway to the format's last bit, rounding is over and other values have begun; smaller ones are seen beside the
+    # largest of them.
+    size = float(torch.where(x.isfinite(), x, 0.0).abs().max()) if x.is_floating_point() else 0.0
+    limit = min(torch.finfo(x.dtype).eps ** 0.5 * size, _SMALL * float(gap.max())) if size else 0.0
     return int((gap > limit).int().argmax()) if bool((gap > limit).any()) else x.shape[dim]
 
 

@@ -48,20 +48,23 @@ def padding(
     if not able:
         words = f"a sequence of {seq.length + 1}"
         return AxisPlan("padding", refusals=((words, next(iter(tried.values())).refusal),))
-    axes = _axes(seq, tried[able[0]], able[0], handed)
+    axes = _axes(seq, rows, tried[able[0]], able[0], handed)
     if not axes:
         return AxisPlan("padding", reason="no output can be compared: each has another shape when padding is added")
     maker = _Maker(seq, rows, base, axes)
     return AxisPlan("padding", maker.joining(able, zeros) + maker.content(able[0], zeros, token))
 
 
-def _axes(seq: Sequence, probe: RunResult, added: int, handed: Collection[int]) -> dict[int, tuple[int, ...]]:
+def _axes(
+    seq: Sequence, rows: BatchRows | str, probe: RunResult, added: int, handed: Collection[int]
+) -> dict[int, tuple[int, ...]]:
     """Return the axes of each output that grew with the sequence; outputs that changed otherwise are left out."""
     found = {}
     base = seq.runner.base.leaves
     for k, ((_, x), (_, y)) in enumerate(zip(base, probe.leaves, strict=False)):
         if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor) or x.dim() != y.dim():
             continue
+        x, y = _unfolded(rows, k, x), _unfolded(rows, k, y)
         changed = tuple(d for d in range(x.dim()) if x.shape[d] != y.shape[d])
         if all((x.shape[d], y.shape[d]) == (seq.length, seq.length + added) for d in changed):
             found[k] = changed
@@ -69,6 +72,17 @@ def _axes(seq: Sequence, probe: RunResult, added: int, handed: Collection[int]) 
         return {}
     results = {k: dims for k, dims in found.items() if k not in handed and not handed_on(base[k][0])}
     return results or found
+
+
+def _unfolded(rows: BatchRows | str, k: int, x: torch.Tensor) -> torch.Tensor:
+    """Give rows an axis of their own where an output has several entries for each of them in one axis."""
+    if isinstance(rows, str) or k not in rows.folded:
+        return x
+    dim = rows.outputs[k]
+    shape = list(x.shape)
+    if rows.folded[k].outermost:
+        return x.reshape(*shape[:dim], rows.count, -1, *shape[dim + 1 :])
+    return x.reshape(*shape[:dim], -1, rows.count, *shape[dim + 1 :]).transpose(dim, dim + 1)
 
 
 class _Maker:
@@ -118,6 +132,7 @@ class _Maker:
         """Return what picks the positions that are no padding, of an output in which they begin at ``start``."""
 
         def select(k: int, x: torch.Tensor) -> torch.Tensor:
+            x = _unfolded(self.rows, k, x)
             for d in self.axes.get(k, ()):
                 x = x.narrow(d, start, self.seq.length)
             return self._without_padding(k, x)
