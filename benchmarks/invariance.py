@@ -1,9 +1,8 @@
 """What makes results invariant, and what that costs: switches of today's runtimes beside ``ds.reproducible()``.
 
 An encoder of images under ``ds.check_invariance`` along four axes: plain; with torch's deterministic algorithms; on
-onnxruntime without and with its deterministic compute; inside ``ds.reproducible()``. ``batch_invariant_ops`` is made of
-Triton kernels, which need a GPU, and is not measured here. Then the cost of ``ds.reproducible()``: ratios of CPU time
-on one thread, interleaved so that a busy machine slows both sides alike.
+onnxruntime without and with its deterministic compute; inside ``ds.reproducible()``. Then the cost of
+``ds.reproducible()``: ratios of CPU time on one thread, interleaved so that a busy machine slows both sides alike.
 
 Run: ``OMP_NUM_THREADS=1 python -m benchmarks invariance``
 """
@@ -140,6 +139,52 @@ def costs() -> int:
     return above
 
 
+class Texts(nn.Module):
+    """Tokens under a mask through an encoder of about 160 operators, every forward timed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+        self.embedding, self.head = nn.Embedding(99, 64), nn.Linear(64, 10)
+        self.encoder = nn.TransformerEncoder(layer, 9, enable_nested_tensor=False)
+
+    def forward(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        start = time.process_time()
+        y = self.encoder(self.embedding(ids), src_key_padding_mask=attention_mask == 0)
+        y = self.head((y * attention_mask[..., None]).sum(1) / attention_mask.sum(1, keepdim=True))
+        COUNTED.append(time.process_time() - start)
+        return y
+
+
+#: Seconds of every forward of :class:`Texts`; outside of it, because a check puts back what a module keeps.
+COUNTED: list[float] = []
+
+
+def texts() -> tuple[Texts, dict[str, torch.Tensor]]:
+    """Return the encoder of texts and its inputs."""
+    torch.manual_seed(0)
+    ids = torch.randint(99, (4, 12), generator=torch.Generator().manual_seed(0))
+    return Texts().eval(), {"ids": ids, "attention_mask": torch.ones(4, 12)}
+
+
+def one_check() -> int:
+    """Print what one check along every axis costs; return whether it is more than promised."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # which would be one operator for each layer
+    try:
+        model, inputs = texts()
+        for _ in range(2):  # the first imports what it needs
+            COUNTED.clear()
+            start = time.process_time()
+            ds.check_invariance(model, inputs)
+            beside = time.process_time() - start - sum(COUNTED)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    forwards = len(COUNTED)
+    print(f"\none check of about 160 operators along every axis: {forwards} forwards (<= 60) and {beside:.1f} s (<= 2)")
+    return int(forwards > 60) + int(beside > 2.0)
+
+
 def _seconds(call: Callable[[], Any], *, fixed: bool = False) -> float:
     with ds.reproducible() if fixed else contextlib.nullcontext():
         call()
@@ -155,7 +200,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     with torch.no_grad():
-        return table() + costs()
+        return table() + costs() + one_check()
 
 
 if __name__ == "__main__":

@@ -56,12 +56,12 @@ random weights, four rows) on three runtimes, along every axis. **same**: every 
 within the noise floor; **different**: more than rounding; **refused**: the program does not run that way; empty: the
 axis does not apply (no mask, no cache, a runtime that copies its inputs).
 
-Chunking is asked of the decoders with their cache among the inputs and outputs; torch's own check of the inputs of an
-exported program fails for these, which is *refused*. Padding is tried on both sides. Models that number positions
-from the left, as BERT does, are *different* when they are padded on the left and given no position ids; RoBERTa and
-MPNet count from the padding tokens instead. The finding says which side it was. The last bits of a row depend on the
-size of its batch wherever a product takes another kernel for another number of rows; which sizes those are depends on
-the processor, so another machine may show *same* for *rounding* and the other way round.
+Chunking is asked of the decoders with their cache among the inputs and outputs. Padding is tried on both sides.
+Models that number positions from the left, as BERT does, are *different* when they are padded on the left and given
+no position ids; RoBERTa and MPNet count from the padding tokens instead. The finding says which side it was. The last
+bits of a row depend on the size of its batch wherever a product takes another kernel for another number of rows;
+which sizes those are depends on the processor, so another machine may show *same* for *rounding* and the other way
+round.
 """.splitlines()
 
 

@@ -30,7 +30,7 @@ class Calling(nn.Module):
 class Known:
     """A module, its input, and what is right along the batch.
 
-    ``place``: a part of the operator's name in which rows meet, for those that leak.
+    ``place``: a part of the operator's name in which rows meet, for those that leak; several, one of which it has.
     """
 
     id: str
@@ -153,19 +153,20 @@ TWINS = [
         _of("row-quantised", lambda x, p: _quantised(x, p, rows=True), _linear),
     ),
     (
-        _of("shared-capacity", lambda x, p: _capacity(x, p, shared=True), lambda: nn.Linear(16, 2), batch=LEAKS),
+        _of("shared-capacity", lambda x, p: _capacity(x, p, shared=True), lambda: nn.Linear(16, 2), batch=LEAKS,
+            place="cumsum"),
         _of("no-capacity", lambda x, p: _capacity(x, p, shared=False), lambda: nn.Linear(16, 2)),
     ),
     (
-        _of("attention-across", lambda x: _attention(x, across=True), shape=(3, 4, 8), batch=LEAKS),
+        _of("attention-across", lambda x: _attention(x, across=True), shape=(3, 4, 8), batch=LEAKS, place="mm"),
         _of("attention-within", lambda x: _attention(x, across=False), shape=(3, 4, 8)),
     ),
     (
-        _of("batch-standardised", lambda x: (x - x.mean()) / x.std(), batch=LEAKS),
+        _of("batch-standardised", lambda x: (x - x.mean()) / x.std(), batch=LEAKS, place="mean|std|sub"),
         _of("row-standardised", lambda x: (x - x.mean(-1, keepdim=True)) / x.std(-1, keepdim=True)),
     ),
     (
-        _of("divided-by-rows", lambda x: x / x.shape[0], batch=LEAKS),
+        _of("divided-by-rows", lambda x: x / x.shape[0], batch=LEAKS, place="div"),
         _of("divided-by-columns", lambda x: x / x.shape[1]),
     ),
     (
@@ -173,7 +174,7 @@ TWINS = [
         _of("tiny-term", lambda x: x + 1e-6 * x.mean(-1, keepdim=True)),
     ),
     (
-        _of("nan-leak", lambda x: x + 0.0 * x.sum(0), batch=LEAKS),
+        _of("nan-leak", lambda x: x + 0.0 * x.sum(0), batch=LEAKS, place="sum"),
         _of("no-nan-leak", lambda x: x + 0.0 * x.sum(-1, keepdim=True)),
     ),
     (
@@ -181,15 +182,15 @@ TWINS = [
         _of("previous-column", lambda x: x + x.roll(1, 1), batch=EXACT),
     ),
     (
-        _of("rank-in-batch", lambda x: x[:, 0].argsort().argsort(), batch=LEAKS),
+        _of("rank-in-batch", lambda x: x[:, 0].argsort().argsort(), batch=LEAKS, place="sort"),
         _of("rank-in-row", lambda x: x.argsort(-1), batch=EXACT),
     ),
     (
-        _of("first-row-added", lambda x: x + x[:1], batch=LEAKS),
+        _of("first-row-added", lambda x: x + x[:1], batch=LEAKS, place="add"),
         _of("first-column-added", lambda x: x + x[:, :1], batch=EXACT),
     ),
     (
-        _of("positive-rows-counted", lambda x: x / (x[:, 0] > 0).sum().clamp(min=1), batch=LEAKS),
+        _of("positive-rows-counted", lambda x: x / (x[:, 0] > 0).sum().clamp(min=1), batch=LEAKS, place="sum"),
         _of("positives-counted", lambda x: x / (x > 0).sum(-1, keepdim=True).clamp(min=1)),
     ),
     (
@@ -218,7 +219,8 @@ TWINS = [
         _of("integers-of-a-row-added", lambda x: x + (x * 8).round().long().sum(-1, keepdim=True) % 7),
     ),
     (
-        _of("branch-of-all", lambda x, p: p(x) if bool((x.abs() < 3).all()) else x[:, :8], _linear, batch=LEAKS),
+        _of("branch-of-all", lambda x, p: p(x) if bool((x.abs() < 3).all()) else x[:, :8], _linear, batch=LEAKS,
+            place="all|item|scalar"),
         _of("choice-of-a-row", lambda x, p: torch.where(x.abs().amax(-1, keepdim=True) < 3, p(x), x[:, :1]), _linear),
     ),
     (
@@ -226,7 +228,7 @@ TWINS = [
         _of("spectrum-of-a-row", lambda x: torch.fft.fft(x, dim=-1).abs()),
     ),
     (
-        _of("rows-sorted", lambda x: x[x[:, 0].argsort()], batch=LEAKS),
+        _of("rows-sorted", lambda x: x[x[:, 0].argsort()], batch=LEAKS, place="sort"),
         _of("rows-sorted-and-back", lambda x: _there_and_back(x, x[:, 0].argsort()), batch=EXACT),
     ),
 ]  # fmt: skip

@@ -64,3 +64,23 @@ def test_the_terminal_says_after_how_many_steps():
     assert "about 1200" in text_of(report, width=100, color=False)
     report = InvarianceReport("m", {"batch": "rounding"}, choices={"batch": {**told, "expected_steps": math.inf}})
     assert "never" in text_of(report, width=100, color=False)
+
+
+def test_scores_of_a_narrow_format_that_tie_and_do_not_change_are_the_same_choices():
+    x = scores(20_000).bfloat16()
+    y = (x.double() + noise(x, 2.0**-8)).bfloat16()
+    told = changed_choices(x, y)
+    assert 0.5 < told.expected_steps * told.flips / told.choices < 2.0
+    x[:5_000, 1] = x[:5_000, 0] = 5.0  # two largest scores that tie
+    assert changed_choices(x, x.clone()).expected_steps == math.inf
+
+
+@pytest.mark.parametrize(("stored", "there"), [(torch.float16, True), (torch.float32, False)])
+def test_a_cache_that_keeps_less_says_after_how_many_choices_one_is_another(stored, there):
+    def decoder(x, cache=None):
+        every = x if cache is None else torch.cat([cache.float(), x], 1)
+        return every.cumsum(1)[:, -x.shape[1] :], every.to(stored)
+
+    x = torch.randn(4, 60, 30, generator=torch.Generator().manual_seed(0))
+    report = ds.check_invariance(decoder, x, axes="chunking", explain=False)
+    assert (report.choices.get("chunking", {}).get("expected_steps", math.inf) < math.inf) is there

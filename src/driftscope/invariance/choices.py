@@ -11,6 +11,7 @@ import torch
 
 from driftscope.comparison.measuring.spread import rms
 from driftscope.invariance.examination import InvarianceCheck
+from driftscope.invariance.judging import HowAlike
 from driftscope.invariance.pieces.streams import handed_on
 from driftscope.invariance.trials.trial import AxisTrial
 
@@ -60,11 +61,16 @@ def choices_of(examination: InvarianceCheck) -> dict[str, Any]:
     """
     found = {}
     for axis, tried in examination.answers.items():
-        told = [_of_trial(examination, t) for t, a in tried if a.outcome == "rounding" and not t.aside]
+        told = [_of_trial(examination, t) for t, a in tried if _typical(t, a)]
         worst = min((t for t in told if t is not None), key=lambda t: t.expected_steps, default=None)
         if worst is not None:
             found[axis] = asdict(worst)
     return found
+
+
+def _typical(trial: AxisTrial, answer: HowAlike) -> bool:
+    """Whether a trial changes scores as use would: by rounding, or by a cache that keeps less than it is given."""
+    return not trial.aside and (answer.outcome == "rounding" or (answer.outcome == "different" and bool(trial.pieces)))
 
 
 def _of_trial(examination: InvarianceCheck, trial: AxisTrial) -> ChangedChoices | None:
@@ -103,7 +109,8 @@ def changed_choices(x: torch.Tensor, y: torch.Tensor, floors: Sequence[float] = 
     Notes
     -----
     A choice is another one where the difference of the two largest scores changes by more than the margin between
-    them, in the one direction of two. Margins and changes are taken as independent. Of margins as small as the changes
+    them, in the one direction of two; a tie made anew is another one half of the time, and what does not change is
+    not. Margins and changes are taken as independent. Of margins as small as the changes
     there are often none among those that were seen, so the tenth of them that are smallest are taken as spread evenly
     between 0 and the largest of that tenth.
     """
@@ -130,7 +137,9 @@ def _rate(margin: torch.Tensor, change: torch.Tensor) -> float:
     ranked = margin.sort().values
     few = max(1, round(_SMALLEST_MARGINS * len(ranked)))
     edge = float(ranked[few - 1])
-    below = torch.searchsorted(ranked, change, right=True) / len(ranked)
+    # Scores of a narrow format tie often.
+    sides = [torch.searchsorted(ranked, change, right=right) for right in (False, True)]
+    below = torch.where(change > 0, (sides[0] + sides[1]) / (2 * len(ranked)), 0.0)
     evenly = few / len(ranked) * change / edge if edge > 0 else below
     return float(0.5 * torch.where(change < edge, evenly, below).mean())
 

@@ -251,7 +251,7 @@ def with_lifted(answer: HowAlike, share: float | None) -> HowAlike:
         if answer.floors <= UNUSUAL * THRESHOLDS.large:
             what = f"{noise_floors(answer.floors)}, unusually large; in float64 there is no difference"
             return replace(answer, outcome="rounding", reason=what)
-        what = "in float64 there is no difference: a kernel computes something else for one of the two"
+        what = "in float64 there is no difference: one of the two is computed or kept in a coarser format"
         return replace(answer, reason=f"{answer.reason}; {what}")
     return answer
 

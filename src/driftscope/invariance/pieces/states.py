@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -65,6 +65,7 @@ class HandedStates:
     outputs: Mapping[int, int]
     length: int
     held: int
+    _left: dict[tuple[int, ...], dict[int, torch.Tensor]] = field(default_factory=dict, repr=False)
 
     @property
     def handed(self) -> frozenset[int]:
@@ -96,16 +97,18 @@ class HandedStates:
             found = self.steps(pieces, self._called)
         except _Refused as refused:
             return RunResult(refusal=str(refused))
+        if len(found) > 1:
+            self._left[tuple(pieces)] = {k: found[-2][at] for k, at in self.states.items()}
         leaves = [(path, x) for path, x in self.runner.base.leaves]
         return RunResult([(path, self._joined(k, [f[k] for f in found])) for k, (path, _) in enumerate(leaves)])
 
     def last(self, pieces: Sequence[int]) -> dict[int, torch.Tensor]:
         """Return the inputs of the last piece, with the states that the pieces before it leave."""
-        found = self.steps(pieces[:-1], self._called)
-        return {
-            **self.piece(self.length - pieces[-1], self.length),
-            **{k: found[-1][m] for k, m in self.states.items()},
-        }
+        states = self._left.get(tuple(pieces))
+        if states is None:
+            found = self.steps(pieces[:-1], self._called)
+            states = {k: found[-1][at] for k, at in self.states.items()}
+        return {**self.piece(self.length - pieces[-1], self.length), **states}
 
     def _called(self, changed: Mapping[int, torch.Tensor]) -> Sequence[Any]:
         result = self.runner.run(changed)
