@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 import torch
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
@@ -23,6 +23,7 @@ from driftscope.explain.causes.alterations import uniform_of
 from driftscope.explain.quantised.activations import swallowed
 from driftscope.explain.quantised.findings import swallowed_finding, tried, wrong_weight
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
+from driftscope.explain.quantised.undone import Undone, beside, identity, stored_as
 from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
 from driftscope.lift.evidence import Evidence, SideLift, pairing_of
 from driftscope.lift.reconcile.certify import OutputPairing, reconcile
@@ -145,39 +146,6 @@ def same_as(side: str, other: Lifted, floats: Lifted, evidence: Evidence) -> boo
     return reconcile(other, floats, (theirs.clean, clean), pairing, THRESHOLDS).same_function
 
 
-@dataclass(slots=True)
-class _Undone:
-    """One graph on its way back to floats."""
-
-    model: onnx.ModelProto
-    graph: Graph
-    weights: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def put(self, name: str, value: torch.Tensor) -> None:
-        """Store a weight under a name."""
-        array = np.ascontiguousarray(value.to(torch.float32).numpy())
-        self.model.graph.initializer.append(numpy_helper.from_array(array, name))
-
-    def node(self, weight: Quantised, name: str) -> list[onnx.NodeProto]:
-        """The nodes that take the place of the one that reads a quantised weight."""
-        node = weight.node
-        if node.op_type == "DequantizeLinear":
-            name = name if weight.mover is None else node.input[0]
-            return [helper.make_node("Identity", [name], [node.output[0]], node.name)]
-        if node.op_type == "MatMulNBits":
-            bias = node.input[5] if len(node.input) > 5 else ""
-            middle = f"{node.output[0]}.product" if bias else node.output[0]
-            product = helper.make_node("MatMul", [node.input[0], name], [middle], node.name)
-            extra = [helper.make_node("Add", [middle, bias], [node.output[0]], f"{node.name}.bias")] if bias else []
-            return [product, *extra]
-        kind, made = node.op_type.removesuffix("Integer"), self.graph.made[node.input[0]]
-        # Integers that were moved on the way are floats by now.
-        source = node.input[0] if made.op_type in PASSING else made.input[0]
-        product = helper.make_node(kind, [source, name], [node.output[0]], node.name)
-        product.attribute.extend(node.attribute)
-        return [product]
-
-
 def quantisation_of(bounds: tuple[Bound, Bound], evidence: Evidence) -> Quantisation | None:
     """Say what the quantisation of a side is; None where neither side is quantised, or both are."""
     sources = [_source(bound) for bound in bounds]
@@ -194,14 +162,6 @@ def quantisation_of(bounds: tuple[Bound, Bound], evidence: Evidence) -> Quantisa
         return _QuantisedSide("AB"[index], apart, other, evidence).judge()
     except (CannotLift, onnx.checker.ValidationError):
         return None
-
-
-def _beside(node: onnx.NodeProto) -> onnx.NodeProto:
-    """The same step with its integers under a name that nothing reads."""
-    kept = onnx.NodeProto()
-    kept.CopyFrom(node)
-    kept.name, kept.output[0] = f"{node.name}.integers", f"{node.output[0]}.integers"
-    return kept
 
 
 def _source(bound: Bound) -> OnnxSource | None:
@@ -228,8 +188,8 @@ class _QuantisedSide:
         self.constants, self.computed = float_weights(other), computed_constants(other)
         single = (c for c in other.constants() if c.value.numel() == 1 and c.origin is Origin.WEIGHT and c.value.dim())
         self.single = [(c, c.value.to(torch.float64)) for c in single if c.value.dtype.is_floating_point]
-        floats = (c.value for c in other.constants() if c.value.numel() == 1 and c.value.dtype.is_floating_point)
-        self.numbers = [number for number in map(float, floats) if number > 0]
+        self.written = [c for c in other.constants() if c.value.numel() == 1 and c.value.dtype.is_floating_point]
+        self.numbers = [number for c in self.written if (number := float(c.value)) > 0]
 
     def judge(self) -> Quantisation | None:
         """Match every weight, undo the quantisation, and hold what is left against the other side."""
@@ -260,9 +220,9 @@ class _QuantisedSide:
         """
         wrong, matched, used = [], list[tuple[Quantised, str, torch.Tensor]](), False
         for weight in self.graph.weights(self.source.model.graph.node):
-            partner = weight.partner(self.constants) or weight.partner(self.computed)
+            partner = self._partner(weight)
             if weight.value.numel() == 1:  # of many numbers of the program one may be as near: it has to be this one
-                partner = next(((c, v) for c, v in self.single if weight.rounds(v.reshape(weight.value.shape))), None)
+                partner = self._number(weight)
             if partner is None:
                 continue  # a number of its own, no weight
             constant, exact = partner
@@ -277,6 +237,23 @@ class _QuantisedSide:
                 wrong.append(wrong_weight(weight, name, exact, where))
             matched.append((weight, name, exact))
         return matched, wrong, used
+
+    def _partner(self, weight: Quantised) -> tuple[Constant, torch.Tensor] | None:
+        """The other side's tensor that integers stand for: one that they are the rounding of, stored or computed."""
+        stored = weight.partner(self.constants)
+        if stored is not None and weight.rounds(stored[1]):
+            return stored
+        computed = weight.partner(self.computed)
+        return computed if computed is not None and (stored is None or weight.rounds(computed[1])) else stored
+
+    def _number(self, weight: Quantised) -> tuple[Constant, torch.Tensor] | None:
+        """The other side's tensor of one number that an integer stands for, or a number that its scale was made of."""
+        found = ((c, v.reshape(weight.value.shape)) for c, v in self.single)
+        stored = next(((c, v) for c, v in found if weight.rounds(v)), None)
+        written = ((c, c.value.to(torch.float64).reshape(weight.value.shape)) for c in self.written)
+        return stored or next(
+            ((c, v) for c, v in written if bool((weight.value - v).abs() <= _STORED_END * v.abs()) and bool(v)), None
+        )
 
     def _scales(self) -> list[Finding]:
         """Activations that are scaled back by another number than they were scaled by."""
@@ -317,10 +294,10 @@ class _QuantisedSide:
         """The graph without its quantisation, but for one quantiser of an activation that is kept."""
         whole = onnx.ModelProto()
         whole.CopyFrom(self.source.model)
-        undone = _Undone(whole, self.graph)
-        places = {id(w.node): (w, f"undone.{k}") for k, (w, _, _) in enumerate(matched)}
-        for k, (_, _, exact) in enumerate(matched):
-            undone.put(f"undone.{k}", exact)
+        undone = Undone(whole, self.graph)
+        places = {id(w.node): (w, stored_as(k, w)) for k, (w, _, _) in enumerate(matched)}
+        for k, (w, _, exact) in enumerate(matched):
+            undone.put(stored_as(k, w), exact)
         scaled = {m.output[0]: node for w, _, _ in matched for node in [w.node]
                   if node.op_type.endswith("Integer") for m in [self.graph.scale_of(node)[1]]}  # type: ignore[index]  # fmt: skip
         moved = {id(w.mover): f"undone.{k}" for k, (w, _, _) in enumerate(matched) if w.mover is not None}
@@ -340,13 +317,13 @@ class _QuantisedSide:
             elif id(node) in there:
                 nodes.append(self._floating(node, undone))
                 if node.op_type == "DynamicQuantizeLinear":  # its scale and zero point are read as well
-                    nodes.append(_beside(node))
+                    nodes.append(beside(node))
             elif id(node) in back:
-                nodes.append(helper.make_node("Identity", [node.input[0]], [node.output[0]], node.name))
+                nodes.append(identity(node.input[0], node))
             elif node.output[0] in scaled:
                 casts = (n for n in node.input if n in self.graph.made and self.graph.made[n].op_type == "Cast")
                 cast = next(casts)
-                nodes.append(helper.make_node("Identity", [cast], [node.output[0]], node.name))
+                nodes.append(identity(cast, node))
             else:
                 nodes.append(node)
         del whole.graph.node[:]
@@ -369,7 +346,7 @@ class _QuantisedSide:
             before = self.graph.made.get(before.input[0])
         return before if before is not None and before.op_type in _QUANTISERS else None
 
-    def _floating(self, node: onnx.NodeProto, undone: _Undone) -> onnx.NodeProto:
+    def _floating(self, node: onnx.NodeProto, undone: Undone) -> onnx.NodeProto:
         """What a quantisation does beside rounding: one without negative numbers did what a Relu before it did.
 
         One that ends where the other side clips (a relu6) did that as well; its scale holds the end rounded.
@@ -377,10 +354,10 @@ class _QuantisedSide:
         name = node.name
         scale, zero = (self.graph.array(node.input[k]) if k < len(node.input) else None for k in (1, 2))
         if zero is None or scale is None or not np.issubdtype(zero.dtype, np.integer):
-            return helper.make_node("Identity", [node.input[0]], [node.output[0]], name)
+            return identity(node.input[0], node)
         levels = np.iinfo(zero.dtype)
         if not bool((zero == levels.min).all()):
-            return helper.make_node("Identity", [node.input[0]], [node.output[0]], name)
+            return identity(node.input[0], node)
         top = (levels.max - levels.min) * float(scale.reshape(-1)[0])
         end = next((number for number in self.numbers if abs(top - number) <= _STORED_END * number), None)
         if end is None or scale.size > 1:
@@ -393,6 +370,6 @@ class _QuantisedSide:
     def _costs(self, floats: Lifted, matched: Sequence[tuple[Quantised, str, torch.Tensor]]) -> list[dict[str, Any]]:
         clean, rows = floats.run(), []
         for k, (weight, name, exact) in enumerate(matched[:MEASURED]):
-            moved = floats.run(replace={f"undone.{k}": weight.value})
+            moved = floats.run(replace={stored_as(k, weight): weight.value})
             rows.append(cost_of(weight, name, exact, clean, moved) | {"node": weight.node.name})
         return rows

@@ -19,6 +19,8 @@ _SATURATED = 1.0
 _HALF = 0.5 * (1.0 + 1e-4)
 #: What was quantised was stored in float32, a fold rounded twice: steps of an int32 bias may be nearly as small.
 _STORED = 2.0**-22
+#: Share of what two independent tensors are apart from which on two have nothing in common.
+_STRANGE = 0.9
 #: Operators that move integers or choose among them: quantised values pass through.
 PASSING = frozenset({
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Gather", "Slice", "Identity", "Split",
@@ -67,6 +69,10 @@ class IntegerGrid:
         for constant in (*constants, *self._joined(constants)):
             for exact in _layouts(constant.value, self.value.shape):
                 gap = float((exact - self.value).square().sum())
+                # In another shape it has to be more than one of as many numbers.
+                apart = float(exact.square().sum() + self.value.square().sum())
+                if constant.value.dim() != exact.dim() and gap > _STRANGE * apart:
+                    continue
                 if best is None or gap < best[0]:
                     best = (gap, constant, exact)
         return None if best is None else best[1:]
@@ -124,7 +130,8 @@ def _onnx_gates(weight: torch.Tensor) -> torch.Tensor:
 
 def _layouts(value: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
     if value.numel() != shape.numel():
-        if value.dim() == len(shape) and all(n in (1, m) for n, m in zip(value.shape, shape, strict=True)):
+        pairs = zip(reversed(value.shape), reversed(shape), strict=False)
+        if 0 < value.dim() <= len(shape) and all(n in (1, m) for n, m in pairs):
             # An exporter writes a token that is expanded over the batch as one constant.
             yield value.detach().cpu().to(torch.float64).expand(shape)
         return
