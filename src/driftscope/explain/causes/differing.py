@@ -18,7 +18,7 @@ from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, other_
 from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, told, where_of
 from driftscope.explain.causes.trying import PieceTrials
-from driftscope.explain.causes.weights import ChangedWeight, Matched, match_weights, misread
+from driftscope.explain.causes.weights import ChangedWeight, Matched, exchanged_names, match_weights, misread
 from driftscope.explain.locate.divergence import Parting, piece_of, unsound_after
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.locating import Search, TriedPlace
@@ -122,6 +122,9 @@ class _Case:
             order = {step.name: step.index for step in self.search.follow({})[0].b.steps}
             changed = sorted(changed, key=lambda c: order.get(c.constant.where.node or "", len(order)))
             strange = [c for c in changed if c.strange]
+            exchanged = exchanged_names(changed)
+            if exchanged:
+                return [self._exchanged_finding(changed, exchanged)]
             if len(changed) > _MOST_TOLD:
                 return [self._other_weights(changed, len(strange))]
             if len(strange) > 1:
@@ -227,6 +230,16 @@ class _Case:
             why=f"With A's numbers in them the two are the same function{self._at_the_end()}.",
             fix="Give both the same weights: load one checkpoint into both, or set the seed before each is made.",
             evidence={**first.evidence, "weights": [c.constant.name for c in others]},
+        )
+
+    def _exchanged_finding(self, changed: Sequence[ChangedWeight], names: Sequence[tuple[str, str]]) -> Finding:
+        """Say of tensors that each is another one of A's, and which."""
+        own = " and ".join(name for name, _ in names)
+        return replace(
+            self._weight_finding(changed[0], True),
+            what=f"{own} hold each other's numbers: " + ", ".join(f"{one} is A's {other}" for one, other in names),
+            why=f"With their numbers exchanged the two are the same function{self._at_the_end()}.",
+            fix=f"Exchange {own}.",
         )
 
     def _index_finding(self, change: ChangedWeight, moved: OtherIndices, verified: bool | None) -> Finding:

@@ -90,7 +90,7 @@ class _Question:
         if number is not None:
             return number
         exchanged = _exchanged(mine.first, other)
-        return exchanged or _operators(mine, theirs)
+        return exchanged or _operators(mine, theirs, other)
 
     # -- trials -------------------------------------------------------------------------------------------------
 
@@ -147,9 +147,15 @@ def _exchanged(step: Visited, other: Visited) -> Reason | None:
     return None
 
 
-def _operators(mine: Parted, theirs: Parted) -> Reason | None:
+def _operators(mine: Parted, theirs: Parted, other: Visited) -> Reason | None:
     ours, wanted = ([s.operator for s in side.piece if family(s.operator) not in MOVES - {"cast"}][:_LISTED]
                     for side in (mine, theirs))  # fmt: skip
     if [family(name) for name in ours] == [family(name) for name in wanted] or not ours or not wanted:
         return None
-    return Reason(f"B computes {', '.join(ours)} where A computes {', '.join(wanted)}", "")
+    words = f"B computes {', '.join(ours)} where A computes {', '.join(wanted)}"
+    step = mine.first
+    same = [t is not None and w is not None and t.same(w) for t, w in zip(step.taken, other.taken, strict=False)]
+    # Of the same values A's one operator gives A's integers: that is what A did.
+    if len(ours) == len(wanted) == 1 and same and all(same) and wanted[0] == other.operator:
+        return Reason(words, f"Compute {other.operator} in {step.name}, as A does.", True)
+    return Reason(words, "")

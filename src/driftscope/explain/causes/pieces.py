@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from driftscope.explain.causes import rewiring
+from driftscope.explain.causes import missing, rewiring
 from driftscope.explain.causes.alterations import alteration_of, uniform_of
 from driftscope.explain.causes.gates import gate_order
 from driftscope.explain.causes.rewiring import Reason, Trial, Trials
@@ -70,16 +70,21 @@ def cause_of(
         or gate_order(parting, constants, trials)
         or _constant(parting, theirs, constants, trials.constants)
         or _mask(parting, constants, trials.constants)
+        or missing.stored_term(parting, constants, trials)
+        or missing.turned(parting, trials)
         or rewiring.other_operator(parting, theirs, trials)
         or _tried(peers())
         or nearby(parting, constants, trials)
+        or missing.causal_mask(parting, trials)
+        or missing.stand_in(parting, trials)
         or rewiring.wire(parting, trials.makers)
         or rewiring.extra(parting, theirs, trials.bypass)
+        or missing.several(parting, theirs, trials)
         or _solved(parting, constants, trials)
         or peers()
         or rewiring.detour(parting, theirs, trials.makers)
         or rewiring.order(parting, theirs, trials.makers)
-        or rewiring.mended(rewiring.handed_on(parting, trials.makers), theirs, trials)
+        or rewiring.mended(rewiring.handed_on(parting, theirs, trials.makers), theirs, trials)
     )
 
 

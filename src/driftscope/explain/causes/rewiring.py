@@ -105,6 +105,10 @@ class Trials:
         The number that a constant of one number must be for the piece to give A's value; None where none does that.
     exchange : callable
         Whether the piece gives A's value with the inputs of the named step in another order.
+    captured, forced : callable
+        Values of B by name, where the piece is fed A's; and whether such values in it make it, or B, right.
+    ends : callable
+        What the piece gives and what A has there, laid out alike; None where A has nothing.
     """
 
     constants: Trial
@@ -116,6 +120,9 @@ class Trials:
     substitute: Callable[[Visited, Visited], bool] = lambda _step, _other: False
     solve: Callable[[Constant], float | None] = lambda _constant: None
     exchange: Callable[[str, Sequence[int]], bool] = lambda _step, _order: False
+    captured: Callable[[Sequence[str]], Mapping[str, torch.Tensor]] = lambda _names: {}
+    forced: Trial = lambda _values: False
+    ends: Callable[[], tuple[torch.Tensor, torch.Tensor] | None] = lambda: None
 
 
 def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
@@ -168,7 +175,7 @@ def _identity(name: str, makers: Mapping[str, Visited]) -> Visited | None:
     """The step that hands a value on unchanged, looking back through views."""
     while name in makers:
         step = makers[name]
-        if _idle(step):
+        if idle(step):
             return step
         if family(step.operator) not in MOVES:
             return None
@@ -280,19 +287,15 @@ def emptied(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
 
 
 def _does_nothing(step: Visited) -> Reason:
-    return Reason(
-        f"{step.name} ({step.operator}) hands its input on unchanged",
-        f"Compute in {step.name} what A does between the same values.",
-        None,
-        step,
-    )
+    words = f"{step.name} ({step.operator}) hands its input on unchanged"
+    return Reason(words, f"Compute in {step.name} what A does between the same values.", None, step)
 
 
 def other_operator(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
     """A step that computes something else of the values than A's step that reads the same ones."""
     # Where a step before hands its input on unchanged, both together are A's operator, and it is the idle one.
     made = trials.makers
-    steps = [s for s in parting.piece if not any(_idle(made[n]) for n in s.inputs if n in made)]
+    steps = [s for s in parting.piece if not any(idle(made[n]) for n in s.inputs if n in made)]
     pairs = ((step, other) for step in steps for other in theirs if _reads_alike(step, other))
     for step, other in itertools.islice(pairs, _MOST_TRIALS):
         if trials.substitute(step, other):
@@ -321,21 +324,25 @@ def _reads_alike(step: Visited, other: Visited) -> bool:
     """Whether two steps of different kinds read the same values and make as many elements of them."""
     kinds = family(step.operator), family(other.operator)
     made, meant = step.sketches[0], other.sketches[0]
-    if kinds[0] == kinds[1] or kinds[1] in MOVES or made is None or meant is None or made.count != meant.count:
+    other_kind = kinds[0] != kinds[1] and kinds[1] not in MOVES and not idle(other)
+    if not other_kind or made is None or meant is None or made.count != meant.count:
         return False
     mine, theirs = [t for t in step.taken if _telling(t)], [t for t in other.taken if _telling(t)]
     same = len(mine) == len(theirs) and all(x.agrees(y) for x, y in zip(mine, theirs, strict=True))
     return bool(mine) and same and not made.same(meant)
 
 
-def handed_on(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
+def handed_on(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visited]) -> Reason | None:
     """A step that does nothing to its input, in or before a piece whose counterpart does something."""
     readers = (*parting.piece, *(makers[n] for n in boundary(parting.piece) if n in makers))
-    idle = next((s for s in readers if _idle(s)), None)
-    return None if idle is None else _does_nothing(idle)
+    # A factor of one that A has as well is no cause.
+    as_well = {family(s.operator) for s in theirs if idle(s)}
+    step = next((s for s in readers if idle(s) and family(s.operator) not in as_well), None)
+    return None if step is None else _does_nothing(step)
 
 
-def _idle(step: Visited) -> bool:
+def idle(step: Visited) -> bool:
+    """Whether a step hands its input on unchanged."""
     if step.operator == "Identity":
         return True
     made = step.sketches[0]

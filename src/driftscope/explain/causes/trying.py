@@ -63,6 +63,9 @@ class PieceTrials:
             self._substitute,
             self._solve,
             self._exchange,
+            self._captured,
+            self._forced,
+            self._ends,
         )
 
     def attributes(self, step: str, attributes: Mapping[str, object]) -> bool:
@@ -95,6 +98,12 @@ class PieceTrials:
         except CannotLift:
             return False
         return self.search.piece_heals(self.place, {}, {}, graph) or self.whole({}, graph)
+
+    def _forced(self, values: Mapping[str, torch.Tensor]) -> bool:
+        end = self.place.parting.step.outputs[0]
+        if end not in values and self.search.piece_heals(self.place, {}, values):
+            return True
+        return self.search.heals({**self.place.force, **values})
 
     def _captured(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         return capture(self.search.b, names, self.place.force, self.search.replace)
@@ -153,18 +162,25 @@ class PieceTrials:
         except (CannotLift, DriftscopeError, RuntimeError, KeyError):
             return None
 
-    def _gap(self) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None:
-        """By how much the end of the piece differs from A's value with constants replaced."""
+    def _ends(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """What the piece gives at its end and what A has there, in B's layout."""
         end, other = self.place.parting.step.outputs[0], self.place.parting.counterpart
         known = None if other is None else capture(self.search.a, other.outputs[:1], {}, {}).get(other.outputs[0])
         mine = self._captured((end,)).get(end)
         if known is None or mine is None or not mine.is_floating_point() or known.numel() != mine.numel():
             return None
-        wanted = self.search.laid_out(known, mine).reshape(-1)
+        return mine, self.search.laid_out(known, mine).reshape(mine.shape).to(mine)
+
+    def _gap(self) -> Callable[[Mapping[str, torch.Tensor]], torch.Tensor] | None:
+        """By how much the end of the piece differs from A's value with constants replaced."""
+        end, ends = self.place.parting.step.outputs[0], self._ends()
+        if ends is None:
+            return None
+        wanted = ends[1].reshape(-1)
 
         def gap(replace: Mapping[str, torch.Tensor]) -> torch.Tensor:
             got = capture(self.search.b, (end,), self.place.force, {**self.search.replace, **replace})[end]
-            return torch.nan_to_num(got.reshape(-1) - wanted.to(got), posinf=0.0, neginf=0.0)
+            return torch.nan_to_num(got.reshape(-1) - wanted, posinf=0.0, neginf=0.0)
 
         return gap
 

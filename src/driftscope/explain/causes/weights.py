@@ -63,6 +63,18 @@ class ChangedWeight:
         return bool((own - self.value).square().sum() > _STRANGE**2 * self.value.square().sum())
 
 
+def exchanged_names(changed: Sequence[ChangedWeight]) -> list[tuple[str, str]]:
+    """Tensors of B that are each another one of A's: their names and those of A; empty where that is not all."""
+    found: list[tuple[str, str]] = []
+    for change in changed:
+        own = change.constant.value.to(torch.float64).reshape(-1)
+        other = next((c for c in changed if c is not change and torch.equal(own, c.value.reshape(-1))), None)
+        if other is None:
+            return []
+        found.append((change.constant.name, other.partner.name))
+    return found
+
+
 @dataclass(slots=True)
 class Matched:
     """Stored tensors of two programs side by side.

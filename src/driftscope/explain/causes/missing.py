@@ -1,0 +1,155 @@
+"""What A's piece has and B's lacks, or the other way round: a stored term or factor, a mask, another function.
+
+Everything is tried: the reason is given only where the piece, so mended, gives A's value.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch.nn import functional
+
+from driftscope.explain.causes.rewiring import Reason, Trials, idle
+from driftscope.explain.locate.divergence import Parting, boundary
+from driftscope.explain.locate.fingerprints import Visited
+from driftscope.explain.locate.operators import MOVES, family
+from driftscope.lift.steps import Constant
+
+# Relative to the difference it should be, what a constant may leave of it.
+_SAME = 1e-6
+# Constants of one size looked at, and steps and their stand-ins tried.
+_MOST_CONSTANTS = 64
+_MOST_STEPS = 3
+_MOST_TRIALS = 6
+# Steps that put elements elsewhere and nothing more, beside those that only view them.
+_TURNS = MOVES | {"flip", "roll", "slice", "permute"}
+
+#: Functions of one value that are taken for one another, by ONNX's names where it has one.
+_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sigmoid": torch.sigmoid, "hardsigmoid": functional.hardsigmoid, "tanh": torch.tanh, "relu": torch.relu,
+    "silu": functional.silu, "gelu": functional.gelu, "hardswish": functional.hardswish, "elu": functional.elu,
+    "softplus": functional.softplus, "mish": functional.mish, "relu6": functional.relu6, "exp": torch.exp,
+    "erf": torch.erf, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "sin": torch.sin, "cos": torch.cos,
+}  # fmt: skip
+# Those that are tried in the place of one of them.
+_LIKE = (
+    ("sigmoid", "hardsigmoid", "tanh", "softplus", "exp"),
+    ("relu", "silu", "gelu", "hardswish", "elu", "softplus", "mish", "relu6", "tanh"),
+    ("sqrt", "rsqrt"), ("sin", "cos"), ("erf", "tanh"), ("tanh", "sigmoid", "erf", "relu", "gelu", "silu"),
+)  # fmt: skip
+
+
+def stored_term(
+    parting: Parting, constants: tuple[Sequence[Constant], Sequence[Constant]], trials: Trials
+) -> Reason | None:
+    """A stored tensor that A adds or multiplies with at the end of a piece and B does not, or the other way round."""
+    ends = trials.ends()
+    if ends is None or parting.counterpart is None:
+        return None
+    mine, wanted = ends
+    step, used = parting.step, {n for s in parting.piece for n in s.stored}
+    own = [c for c in constants[1] if c.name in used or c.where.node in {s.name for s in parting.piece}]
+    gap = wanted - mine
+    for constant in _fitting(constants[0], mine):
+        for value in _placed(constant, mine):
+            for whole, left, word in ((gap, value.expand_as(mine), "add"), (wanted, mine * value, "multipl")):
+                if _alike(left, whole, gap):
+                    ending = ("adds {}", "Add {}") if word == "add" else ("multiplies with {}", "Multiply with {}")
+                    what, fix = (form.format(f"{constant.name}") for form in ending)
+                    return Reason(f"A {what}, and nothing here does", f"{fix} of A after {step.name}.", True)
+    for constant in _fitting(own, mine):
+        if any(_alike(-value.expand_as(mine), gap, gap) for value in _placed(constant, mine)):
+            words = f"it adds {constant.name}, and nothing in A does"
+            return Reason(words, f"Leave {constant.name} out of {step.name}.", True)
+    return None
+
+
+def _fitting(constants: Sequence[Constant], end: torch.Tensor) -> list[Constant]:
+    sizes = set(end.shape)
+    fits = (
+        c for c in constants
+        if c.value.dtype.is_floating_point and c.value.numel() > 1 and c.frontier and set(c.value.shape) <= sizes | {1}
+    )  # fmt: skip
+    return list(itertools.islice(fits, _MOST_CONSTANTS))
+
+
+def _placed(constant: Constant, end: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A constant laid along the axes of a value: as it broadcasts, or one axis of it along each axis of its length."""
+    value = constant.value.to(end)
+    flat = [n for n in value.shape if n > 1]
+    if len(flat) == 1:
+        for axis in (k for k, n in enumerate(end.shape) if n == flat[0]):
+            yield value.reshape([flat[0] if k == axis else 1 for k in range(end.dim())])
+    elif value.dim() <= end.dim():
+        pairs = zip(reversed(value.shape), reversed(end.shape), strict=False)
+        if all(n in (1, m) for n, m in pairs):
+            yield value
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor, gap: torch.Tensor) -> bool:
+    size = float(torch.linalg.vector_norm(gap))
+    return bool(torch.isfinite(gap).all()) and float(torch.linalg.vector_norm(one - other)) <= _SAME * size
+
+
+def turned(parting: Parting, trials: Trials) -> Reason | None:
+    """A step before a piece that only puts elements elsewhere, and without which the piece gives A's value."""
+    for name in boundary(parting.piece):
+        maker = trials.makers.get(name)
+        for _ in range(_MOST_STEPS):
+            if maker is None or family(maker.operator) not in _TURNS or not maker.inputs:
+                break
+            given, made = maker.taken[0] if maker.taken else None, maker.sketches[0]
+            alike = given is not None and made is not None and given.count == made.count and not given.same(made)
+            if alike and trials.bypass(maker.outputs[0], maker.inputs[0]):
+                words = f"A has no such step: without {maker.name} ({maker.operator}) this piece gives A's values"
+                fix = f"Remove {maker.name}; let what reads {maker.outputs[0]} read {maker.inputs[0]}."
+                return Reason(words, fix, True, maker)
+            maker = trials.makers.get(maker.inputs[0])
+    return None
+
+
+def causal_mask(parting: Parting, trials: Trials) -> Reason | None:
+    """Scores that a softmax reads without the mask of later positions that A has."""
+    for step in (s for s in parting.piece if family(s.operator) == "softmax"):
+        scores = trials.captured(step.inputs[:1]).get(step.inputs[0])
+        if scores is None or scores.dim() < 2 or not scores.is_floating_point() or min(scores.shape[-2:]) < 2:
+            continue
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        if trials.forced({step.inputs[0]: scores.masked_fill(later, float("-inf"))}):
+            words = f"A masks later positions, and nothing that {step.name} ({step.operator}) reads does"
+            fix = f"Mask the scores that {step.name} reads: no position may see a later one."
+            return Reason(words, fix, True, None if step is parting.step else step)
+    return None
+
+
+def stand_in(parting: Parting, trials: Trials) -> Reason | None:
+    """Another function of the same value in the place of a step."""
+    steps = [s for s in parting.piece if len([t for t in s.taken if t is not None]) == 1 and not s.stored]
+    for step in [s for s in steps if _kind(s) in _FUNCTIONS][:_MOST_STEPS]:
+        kind = _kind(step)
+        given = trials.captured(step.inputs[:1]).get(step.inputs[0])
+        names = dict.fromkeys(name for group in _LIKE if kind in group for name in group if name != kind)
+        for name in names if given is not None and given.is_floating_point() else ():
+            if trials.forced({step.outputs[0]: _FUNCTIONS[name](given)}):  # type: ignore[arg-type]
+                words = f"{step.name} is {step.operator}; with {name} in its place it gives A's values"
+                return Reason(words, f"Compute {name} in {step.name}.", True, None if step is parting.step else step)
+    return None
+
+
+def several(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
+    """Steps of B that together should be one operator of A: what that gives is put in their place."""
+    ours = [s for s in parting.piece if s is not parting.step and family(s.operator) not in MOVES]
+    whole = [s for s in theirs if family(s.operator) not in MOVES and not idle(s) and not s.stored]
+    pairs = ((s, o) for o in whole for s in reversed(ours) if family(s.operator) != family(o.operator))
+    for step, other in itertools.islice(pairs, _MOST_TRIALS):
+        if trials.substitute(step, other):
+            words = f"the steps up to {step.name} ({step.operator}) compute something else than {other.operator} in A"
+            return Reason(words, f"Let {step.name} give what {other.operator} gives in A.", True, ours[0])
+    return None
+
+
+def _kind(step: Visited) -> str:
+    name = step.operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().strip("_")
+    return {"swish": "silu"}.get(name, name)

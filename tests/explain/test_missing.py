@@ -1,0 +1,112 @@
+"""What one program has and the other lacks is named, tried, and its twin without a bug is not."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import driftscope as ds
+
+GENERATOR = torch.Generator().manual_seed(1)
+X = torch.randn(2, 5, 16, generator=GENERATOR)
+IMAGE = torch.rand(2, 3, 8, 8, generator=GENERATOR)
+
+
+class Block(nn.Module):
+    def __init__(self, activation=functional.silu):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.activation = activation
+
+    def forward(self, x):
+        return x + self.down(self.activation(self.up(self.norm(x))))
+
+
+class Prepared(nn.Module):
+    def __init__(self, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)):
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None])
+        self.register_buffer("std", torch.tensor(std)[:, None, None])
+        self.first, self.flipped = nn.Conv2d(3, 4, 3), False
+
+    def forward(self, x):
+        return self.first(((x.flip(1) if self.flipped else x) * 1.0 - self.mean) / self.std)
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.causal = True
+
+    def forward(self, x):
+        scores = x @ x.mT * 0.25
+        if not self.causal:
+            return torch.softmax(scores, -1) @ x
+        return functional.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.25)
+
+
+def _made(module):
+    torch.manual_seed(0)
+    for p in module.parameters():
+        p.data.normal_(0, 0.3)
+    return module.eval()
+
+
+def _without_bias(b):
+    b.up.bias = None
+
+
+def _hard(b):
+    b.activation = lambda y: y * functional.hardsigmoid(y)
+
+
+def _exchanged(b):
+    b.mean, b.std = b.std, b.mean
+
+
+def _flipped(b):
+    b.flipped = True
+
+
+def _unmasked(b):
+    b.causal = False
+
+
+CASES = {
+    "a missing bias": (lambda: Block(), _without_bias, X, "A adds up.bias, and nothing here does"),
+    "another function": (lambda: Block(), _hard, X, "hardsigmoid is aten.hardsigmoid; with sigmoid in its place"),
+    "mean and std": (Prepared, _exchanged, IMAGE, "mean and std hold each other's numbers"),
+    "order of colours": (Prepared, _flipped, IMAGE, "without flip (aten.flip) this piece gives A's values"),
+    "a missing mask": (Attention, _unmasked, X, "A masks later positions"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_one_program_lacks_is_named_and_was_tried(name):
+    make, bug, x, words = CASES[name]
+    a = _made(make())
+    b = copy.deepcopy(a)
+    assert ds.compare(a, b, (x,), isolate=False).verdict == "IDENTICAL"
+    bug(b)
+    c = ds.compare(a, b, (x,), isolate=False)
+    assert c.verdict == "DIFFERENT"
+    assert words in f"{c.first.what} {c.first.why}", (c.first.what, c.first.why)
+    assert c.first.verified is True
+
+
+def test_a_term_that_only_one_side_adds_is_named_the_other_way_round_too():
+    b = _made(Block())
+    a = copy.deepcopy(b)
+    _without_bias(a)
+    first = ds.compare(a, b, (X,), isolate=False).first
+    assert "it adds up.bias, and nothing in A does" in first.why
+    assert first.verified is True
+
+
+def test_another_operator_that_chooses_is_a_fix_that_was_tried():
+    c = ds.compare(lambda x: (2 * x).argmax(-1), lambda x: (2 * x).argmin(-1), (X,), isolate=False)
+    assert c.first.code == "N010"
+    assert c.first.verified is True
+    assert c.first.fix == "Compute aten.argmax in argmin, as A does."
