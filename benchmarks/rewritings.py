@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import driftscope as ds
+from benchmarks.verdicts.algorithms import ALGORITHMS
 from benchmarks.verdicts.rewritten import FAMILIES, LAWS, Written, inputs_of
 from benchmarks.verdicts.sweep import Case, sweep, tally, troubles
 from benchmarks.verdicts.twins import TWINS, named_side
@@ -23,7 +24,7 @@ def cases(group: str) -> Iterator[Case]:
     if one == "twins":
         yield from TWINS[two]()
         return
-    family = FAMILIES[one]
+    family = (FAMILIES | ALGORITHMS)[one]
     given = inputs_of(family, two)
     programs = {name: _program(name, written) for name, written in family.writings.items()}
     reference = next(iter(programs))
@@ -45,7 +46,9 @@ def _asking(a: Any, b: Any, given: tuple[torch.Tensor, ...]) -> Any:
 
 def main() -> int:
     """Run all; the number of honest pairs answered wrongly and of twins with the wrong side or none."""
-    groups = [f"{family}/{law}" for family in FAMILIES for law in LAWS] + [f"twins/{name}" for name in TWINS]
+    groups = [f"{family}/{law}" for family in FAMILIES | ALGORITHMS for law in LAWS] + [
+        f"twins/{name}" for name in TWINS
+    ]
     rows = sweep("rewritings", "benchmarks.rewritings", groups)
     found = troubles(rows)
     print("\n".join(found))

@@ -37,7 +37,7 @@ class Twin(nn.Module):
     Parameters
     ----------
     body : str
-        ``"mlp"``, ``"attention"`` or ``"norm"``.
+        One of :data:`BODIES`.
     factors, results, sums : callable or None
         What is done to factors, to results and to running sums.
     weights : str
@@ -77,10 +77,26 @@ class Twin(nn.Module):
         if self.body == "attention":
             q, k = self.product(x, one.T), self.product(x, one.T.flip(1))
             return self.product(self.done(torch.softmax(self.product(q, k.T) * 0.1, -1)), x)
+        if self.body == "softmax":
+            return self.product(self.done(torch.softmax(x, -1)), one.T)
+        if self.body == "gated":
+            gate, value = self.product(x, one.T).chunk(2, -1)
+            return self.done(functional.silu(gate) * value)
+        if self.body == "recurrent":
+            return self.recurrent(x, one, two)
         return self.product(self.done(functional.layer_norm(x, (32,))), one.T)
 
+    def recurrent(self, x: torch.Tensor, one: torch.Tensor, two: torch.Tensor) -> torch.Tensor:
+        """A gated recurrence over the rows of the input."""
+        state, seen = torch.zeros(4, 48), []
+        for step in x.split(4):
+            given = self.product(step, one.T) + self.product(self.product(state, two.T), one.T)
+            state = self.done(torch.sigmoid(given) * state + torch.tanh(given))
+            seen.append(state)
+        return torch.cat(seen)
 
-BODIES = ("mlp", "attention", "norm")
+
+BODIES = ("mlp", "attention", "norm", "softmax", "gated", "recurrent")
 _FORMATS = {"float16": _rounding("float16"), "bfloat16": _rounding("bfloat16"), "tf32": _tf32}
 
 
@@ -138,7 +154,7 @@ class HiddenProgram(nn.Module):
 
 
 TWINS: dict[str, Callable[[], Iterator[Case]]] = {
-    **{f"operands-{n}": partial(_cases, _visible(factors=r)) for n, r in _FORMATS.items() if n != "tf32"},
+    **{f"operands-{n}": partial(_cases, _visible(factors=r)) for n, r in _FORMATS.items()},
     **{f"storage-{n}": partial(_cases, _visible(results=r)) for n, r in _FORMATS.items() if n != "tf32"},
     **{f"sums-{n}": partial(_cases, _visible(sums=r)) for n, r in _FORMATS.items() if n != "tf32"},
     **{f"weights-{n}": partial(_cases, _visible(weights=n)) for n in ("float16", "bfloat16")},

@@ -52,10 +52,10 @@ def _first(a: object, b: object, inputs: tuple[Tensor, ...]) -> Finding:
 EXACT = [
     # A, B, inputs, the step, words of the cause, whether the edit was tried
     (lambda h: torch.round(h).int(), lambda h: torch.floor(h + 0.5).int(), STEPS, "add", "where A computes", None),
-    (lambda h: h.argmax(-1), lambda h: h.argmin(-1), ROWS, "argmin", "where A computes aten.argmax", None),
+    (lambda h: h.argmax(-1), lambda h: h.argmin(-1), ROWS, "argmin", "where A computes aten.argmax", True),
     (lambda h: h.topk(3)[1], lambda h: h.topk(3, largest=False)[1], ROWS, "topk", "largest is False here", True),
     (lambda h: (h * 2 + 1).cumsum(1), lambda h: (h * 2 + 3).cumsum(1), COUNTS, "add", "other is 3 here and 1", True),
-    (lambda h: h.round() > 0, lambda h: h.round() >= 0, ROWS, "ge", "where A computes aten.gt", None),
+    (lambda h: h.round() > 0, lambda h: h.round() >= 0, ROWS, "ge", "where A computes aten.gt", True),
     (
         lambda h: torch.cat([h.argmax(-1), h.abs().argmin(-1)]),
         lambda h: torch.cat([h.abs().argmin(-1), h.argmax(-1)]),
