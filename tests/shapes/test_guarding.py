@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import nn
@@ -123,6 +125,13 @@ def test_a_sum_of_sizes_is_solved_for_the_sizes_that_lead():
         frozenset({("step", 1), ("mask", 1)}),
         frozenset({("values", 1), ("past", 1), ("mask", 1)}),
     }
+
+
+def test_the_first_of_equal_sizes_leads_whatever_the_names_are():
+    names = [f"size{number}" for number in range(8)]
+    equal = [equation_of(Operation("==", (Size(first), Size(other)))) for first, other in pairwise(names)]
+    (step,) = steps_together(equal, dict.fromkeys(names, 5))
+    assert list(step) == [names[0], *reversed(names[1:])]
 
 
 @pytest.mark.parametrize("length", [1, 4, 7, 24])

@@ -62,7 +62,9 @@ def steps_together(equations: Iterable[Linear], example: dict[str, int]) -> list
         A basis of whole steps by name, the first entry the size that leads (its step is positive).
     """
     lines = list({str(line): line for line in equations}.values())
-    names = sorted({name for line in lines for name in line.slopes}, key=lambda name: -example[name])
+    named = {name for line in lines for name in line.slopes}
+    # Among equal sizes the later axis is written as the earlier one; the order of a set would be another in each process.
+    names = sorted((name for name in reversed(example) if name in named), key=lambda name: -example[name])
     if not names or len(names) > _MOST:
         return []
     matrix = sympy.Matrix([[line.slopes.get(name, 0) for name in names] for line in lines])
