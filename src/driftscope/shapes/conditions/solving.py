@@ -63,7 +63,7 @@ def steps_together(equations: Iterable[Linear], example: dict[str, int]) -> list
     """
     lines = list({str(line): line for line in equations}.values())
     named = {name for line in lines for name in line.slopes}
-    # Among equal sizes the later axis is written as the earlier one; the order of a set would be another in each process.
+    # Of equal sizes the later axis is written as the earlier one; the order of a set is another in each process.
     names = sorted((name for name in reversed(example) if name in named), key=lambda name: -example[name])
     if not names or len(names) > _MOST:
         return []
