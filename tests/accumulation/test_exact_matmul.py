@@ -50,6 +50,7 @@ def test_the_chain_is_the_specified_one(shape, dtype, instructions):
     m, k, n = shape
     a, b = drawn("normal", (m, k), dtype), drawn("normal", (k, n), dtype, 1)
     assert bits(ds.exact.matmul(a, b)) == bits(chain(a, b))
+    assert bits(ds.exact.matmul(a, b.t().contiguous().t())) == bits(chain(a, b))
 
 
 @pytest.mark.parametrize("dtype", FULL, ids=str)
@@ -63,7 +64,9 @@ def test_the_chain_without_a_compiler_is_the_same(law, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("instructions", list(Instructions), indirect=True)
-@pytest.mark.parametrize("shape", [(12, 256, 32), (50, 700, 70), (5, 513, 1100), (4, 300, 130), (1, 259, 67)])
+@pytest.mark.parametrize(
+    "shape", [(12, 256, 32), (50, 700, 70), (5, 513, 1100), (4, 300, 130), (1, 259, 67), (103, 30, 37)]
+)
 def test_tiles_and_edges_keep_the_order(shape, instructions, monkeypatch):
     m, k, n = shape
     a, b = drawn("normal", (m, k), torch.float32), drawn("normal", (k, n), torch.float32, 1)

@@ -135,3 +135,13 @@ def test_padding_is_taken_out_of_scores_whose_rows_and_positions_are_one_axis(ma
     x = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0))
     report = ds.check_invariance(scores, {"x": x, "mask": torch.ones(3, 5)}, axes="padding", explain=False)
     assert report.outcomes["padding"] in (("same", "rounding") if masked else ("different",))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_batch_of_a_recurrent_layer_is_found_in_its_states(layers):
+    torch.manual_seed(0)
+    x, zeros = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(0)), torch.zeros(layers, 3, 6)
+    report = ds.check_invariance(
+        nn.LSTM(4, 6, layers, batch_first=True).eval(), (x, (zeros, zeros)), axes="batch", explain=False
+    )
+    assert report.outcomes["batch"] in HONEST, report.reasons

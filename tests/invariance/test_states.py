@@ -169,3 +169,49 @@ def test_a_cache_joined_along_the_wrong_axis_is_refused_in_the_second_piece():
     assert wrong.outcomes["chunking"] not in HONEST
     right = ds.check_invariance(lambda x, cache=None: joined(x, 1, cache), X, axes="chunking", explain=False)
     assert right.outcomes["chunking"] in HONEST
+
+
+def _moved(state, action):
+    return torch.cat([state, action], -1)[:, : state.shape[1]] * 2.0
+
+
+def _messages(h, e, edge_index):
+    m = h[edge_index[0]] + e
+    return torch.zeros_like(h).index_add(0, edge_index[1], m), m
+
+
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (_moved, {"state": X[:, 0], "action": X[:, 1, :3]}),
+        (_messages, {"h": X[0], "e": X[1, :4], "edge_index": torch.tensor([[0, 1, 2, 5], [1, 1, 4, 0]])}),
+        (lambda hidden_states, attention_mask: hidden_states * attention_mask[..., None],
+         {"hidden_states": X, "attention_mask": torch.ones(3, 6)}),
+    ],
+)  # fmt: skip
+def test_what_is_only_named_like_a_state_is_let_be(function, given):
+    report = ds.check_invariance(function, given, axes="chunking", explain=False)
+    assert report.outcomes["chunking"] == "not-applicable", report.reasons
+
+
+class _Static(nn.Module):
+    """Keys are written into a cache of fixed length at the positions given; a mask may count from the piece."""
+
+    def __init__(self, local):
+        super().__init__()
+        self.local = local
+
+    def forward(self, x, cache, cache_position):
+        keys = cache.index_copy(1, cache_position, x)
+        own = cache_position - cache_position[0] if self.local else cache_position
+        later = torch.arange(cache.shape[1])[None] > own[:, None]
+        return (x @ keys.transpose(1, 2)).masked_fill(later, -1e9).softmax(-1) @ keys, keys
+
+
+@pytest.mark.parametrize(("local", "outcome"), [(False, HONEST), (True, ("different",))])
+def test_a_cache_of_fixed_length_is_handed_on(local, outcome):
+    given = {"x": X, "cache": torch.zeros(3, 10, 8), "cache_position": torch.arange(6)}
+    report = ds.check_invariance(_Static(local), given, axes="chunking")
+    assert report.outcomes["chunking"] in outcome, report.reasons
+    if local:
+        assert "gt" in report.first.where.operator

@@ -192,8 +192,10 @@ def _guesses(runner: Runner) -> Iterator[dict[int, int]]:
     if not leading:
         return
     yield leading
-    if len(leading) > 1 and not runner.run(take(runner.tensors, leading, [0])).ran:
+    count = runner.tensors[next(iter(leading))].shape[0]
+    if len(leading) > 1 and not runner.run(take(runner.tensors, leading, [0] if count > 1 else [0, 0])).ran:
         yield from ({k: dim} for k, dim in leading.items())
+        yield from _of_one_length(runner.tensors)
     if _sequence_first(runner):
         lengths = Counter(x.shape[1] for x in runner.tensors if x.dim() >= 3)
         for length, _ in lengths.most_common(1):
@@ -201,6 +203,15 @@ def _guesses(runner: Runner) -> Iterator[dict[int, int]]:
             masks = {k: 0 for k, x in enumerate(runner.tensors) if x.dim() in (1, 2) and x.shape[0] == length}
             yield second | {k: dim for k, dim in masks.items() if runner.tensors[k].dim() == 1 or "mask" not in
                             runner.names[k].lower() or runner.tensors[k].shape[1] != length}  # fmt: skip
+
+
+def _of_one_length(tensors: Sequence[torch.Tensor]) -> Iterator[dict[int, int]]:
+    """Yield axis 0 of the first input with the first axis as long of each other one: states are (layers, rows, ...)."""
+    first = next((k for k, x in enumerate(tensors) if x.dim()), None)
+    length = tensors[first].shape[0] if first is not None else 0
+    if length > 1:
+        axes = {k: next((d for d, n in enumerate(x.shape) if n == length), None) for k, x in enumerate(tensors)}
+        yield {k: d for k, d in axes.items() if d is not None}
 
 
 def _sequence_first(runner: Runner) -> bool:

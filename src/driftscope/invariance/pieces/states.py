@@ -198,7 +198,7 @@ def find_states(runner: Runner, rows: BatchRows | str, sequence: object = None) 
     HandedStates, str or None
         Or why there are none; None where no input is named like one.
     """
-    inputs = [k for k, name in enumerate(runner.names) if _is_state(name)]
+    inputs = _state_inputs(runner)
     if not inputs:
         return None
     states = _paired(runner, inputs)
@@ -216,15 +216,22 @@ def find_states(runner: Runner, rows: BatchRows | str, sequence: object = None) 
 
 def handed_outputs(runner: Runner) -> frozenset[int]:
     """Return the outputs that a program takes again as inputs: what stands there is judged by what is made of it."""
-    inputs = [k for k, name in enumerate(runner.names) if _is_state(name)]
+    inputs = _state_inputs(runner)
     return frozenset((_paired(runner, inputs) or {}).values()) if inputs else frozenset()
 
 
+def _state_inputs(runner: Runner) -> list[int]:
+    """Positions of the inputs that are named like a state; a single letter is one only beside the other."""
+    names = [name.lower() for name in runner.names]
+    both = {"h", "c"} <= set(names)
+    return [k for k, name in enumerate(names) if _is_state(name) or (both and name in ("h", "c"))]
+
+
 def _is_state(name: str) -> bool:
-    if name.lower().endswith("hidden_states"):  # what layers call the sequence itself
+    if name.endswith("hidden_states"):  # what layers call the sequence itself
         return False
-    words = set(re.findall(r"[a-z]+", name.lower()))
-    return bool(words & _STATE or re.fullmatch(r"[hc]_?(0|in|t|prev)?", name.lower())) and not words & _NO_STATE
+    words = set(re.findall(r"[a-z]+", name))
+    return bool(words & _STATE or re.fullmatch(r"[hc]_?(0|in|t|prev)", name)) and not words & _NO_STATE
 
 
 # --- which output is handed on to which input ------------------------------------------------------------------------
