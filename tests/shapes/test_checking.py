@@ -57,6 +57,17 @@ def test_the_best_way_is_the_one_that_keeps_most():
     assert ranked[0] > ranked[-1], "names and AUTO lose every length up to 5 of this model"
 
 
+def test_an_operator_that_no_trace_can_run_is_named_with_its_line():
+    def covaries(x):
+        return torch.cov(x.T) + 1  # asks torch whether two tensors are equal
+
+    (refused,) = [f for f in check(covaries, (seeded(4, 3),)).findings if f.code == "S005"]
+    assert "aten.equal" in refused.what
+    assert "follows from values of tensors" in refused.why
+    assert refused.where.file == __file__
+    assert refused.where.line == covaries.__code__.co_firstlineno + 1
+
+
 def test_no_other_way_is_tried_where_only_equalities_are_in_the_way():
     report = check(lambda x, mask: x * mask, (seeded(4, 3), seeded(4, 3)))
     assert report.lost, "a mask of one row is broadcast, and lost by every way of tracing"

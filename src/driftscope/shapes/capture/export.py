@@ -18,9 +18,9 @@ from torch.export import ExportedProgram
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.capture.containers import register_containers
 from driftscope.shapes.capture.reading import relations_of
-from driftscope.shapes.capture.source_lines import traced
+from driftscope.shapes.capture.source_lines import raising_line, traced
 from driftscope.shapes.capture.spelling import code_of, spec_of
-from driftscope.shapes.conditions.relations import Relations
+from driftscope.shapes.conditions.relations import Relations, SourceLine
 from driftscope.shapes.model_state import ModelState
 from driftscope.shapes.private_torch import mark_unbacked, oblivious, transforms_left, unguarded, without_dispatch_cache
 from driftscope.shapes.probe.axes import Arguments
@@ -88,11 +88,14 @@ class Refusal:
         Class of the exception.
     words : str
         What torch said, without the trailer about logging.
+    line : SourceLine or None
+        The model's line that it was raised through.
     """
 
     attempt: Attempt
     kind: str
     words: str
+    line: SourceLine | None = None
 
     @property
     def first_line(self) -> str:
@@ -149,7 +152,7 @@ def capture(model: Callable[..., Any], arguments: Arguments, attempt: Attempt) -
     except Exception as error:
         # e.msg, not str(e): the latter carries a trailer about draft_export that is no part of the reason.
         words = getattr(error, "msg", None) or str(error)
-        return Refusal(attempt, type(error).__name__, str(words).strip())
+        return Refusal(attempt, type(error).__name__, str(words).strip(), raising_line(error))
 
 
 def _export(module: torch.nn.Module, arguments: Arguments, attempt: Attempt) -> ExportedProgram:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from driftscope.records.user_code import innermost
 from driftscope.shapes.conditions.relations import SourceLine
 from driftscope.shapes.private_torch import Moved, traced_stack, watched
 
@@ -96,6 +98,16 @@ def running_lines(*, only_asked: bool = False) -> RunningLines:
                 return RunningLines(theirs, SourceLine(file, line.line, line.function, True), asked)
         frame = frame.f_back
     return RunningLines(theirs, users or _read_line(), asked)
+
+
+def raising_line(error: BaseException) -> SourceLine | None:
+    """The model's line that an exception came through: the user's own, else one of a library outside torch."""
+    frames = [(f.f_code.co_filename, line, f.f_code.co_name) for f, line in traceback.walk_tb(error.__traceback__)]
+    outside = [frame for frame in frames if not frame[0].startswith(_TORCH) and not _is_between(frame[0])]
+    if not outside:
+        return None
+    own = innermost([file for file, _, _ in outside])
+    return SourceLine(*outside[-1 if own is None else own], user=True)
 
 
 def _read_line() -> SourceLine | None:

@@ -116,15 +116,23 @@ _REASONS = (
 )
 
 
+#: By the class of exceptions whose words name the operator alone.
+_KINDS = {
+    "DataDependentOutputException": "what this operator returns follows from values of tensors, which a trace has not",
+    "DynamicOutputShapeException": "the shape of what this operator returns follows from values, which a trace has not",
+}
+
+
 def _reason(refusal: Refusal) -> str:
-    return next((reason for words, reason in _REASONS if words in refusal.words), "")
+    told = next((reason for words, reason in _REASONS if words in refusal.words), "")
+    return told or _KINDS.get(refusal.kind, "")
 
 
 def _model_line(refusal: Refusal) -> SourceLine | None:
     from driftscope.shapes.capture.source_lines import parse_line
 
     line = parse_line(refusal.words)
-    return line if line is not None and line.user else None
+    return line if line is not None and line.user else refusal.line
 
 
 def _repaired(candidate: Candidate, sources: Sources) -> Finding:
