@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +64,41 @@ def test_batch_and_threads_do_not_change_a_bit(model, x, dtype):
         torch.set_num_threads(before)
     with torch.no_grad():
         assert torch.allclose(model(x).double(), whole.double(), atol=0.05, rtol=0.05)
+
+
+PERSONALITIES = {
+    "as it is": {},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "baseline": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+}
+# Weights come from numpy's generator: torch draws other last bits with other instructions.
+TRAINED = """
+import hashlib, numpy, torch, driftscope
+drawn = numpy.random.default_rng(0)
+layer = torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0, batch_first=True)
+net = torch.nn.Sequential(torch.nn.Conv1d(32, 32, 3, padding=1), torch.nn.GELU())
+state = {name: torch.tensor(drawn.standard_normal(tuple(p.shape)) * 0.2, dtype=torch.float32)
+         for name, p in [*layer.named_parameters(), *net.named_parameters()]}
+layer.load_state_dict(state, strict=False), net.load_state_dict(state, strict=False)
+x = torch.tensor(drawn.standard_normal((4, 17, 32)), dtype=torch.float32, requires_grad=True)
+with driftscope.reproducible():
+    y = net(layer(x).transpose(1, 2)).logsumexp(-1)
+    y.sum().backward()
+print(*(hashlib.sha256(t.detach().numpy().tobytes()).hexdigest() for t in (y, x.grad, layer.linear1.weight.grad)))
+"""
+
+
+@pytest.mark.slow
+def test_other_instructions_change_no_bit_forward_or_backward():
+    need_compiled()
+    paths = os.pathsep.join(path for path in sys.path if path)
+    told = {}
+    for name, switches in PERSONALITIES.items():
+        environment = {**os.environ, "PYTHONPATH": paths, **switches}
+        told[name] = subprocess.check_output(
+            [sys.executable, "-W", "ignore", "-c", TRAINED], env=environment, text=True
+        )
+    assert len(set(told.values())) == 1, told
 
 
 def test_without_a_compiler_the_model_has_the_same_bits(model, x, monkeypatch):

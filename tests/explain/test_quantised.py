@@ -77,6 +77,30 @@ def test_rounded_weights_are_precision_with_what_each_layer_costs(tmp_path, how)
         assert 0 < layers[0]["output"] < 0.5
 
 
+def test_weights_beside_a_graph_are_read_into_memory_for_a_quantised_side_alone(tmp_path, monkeypatch):
+    plain, small = files(tmp_path, "dynamic")
+    loaded = []
+    load = onnx.external_data_helper.load_external_data_for_model
+    monkeypatch.setattr(
+        onnx.external_data_helper,
+        "load_external_data_for_model",
+        lambda model, folder: (loaded.append(len(model.graph.node)), load(model, folder))[1],
+    )
+    for path in (plain, small):
+        made = onnx.load(path)
+        onnx.save_model(made, path, save_as_external_data=True, location=f"{Path(path).name}.data", size_threshold=0)
+    x = torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
+    assert ds.compare(plain, small, x).first.code == "W013"
+    assert set(loaded) == {len(onnx.load(small, load_external_data=False).graph.node)}
+
+    wrong = onnx.load(plain, load_external_data=False)
+    next(n for n in wrong.graph.node if n.op_type == "Relu").op_type = "Sigmoid"
+    onnx.save(wrong, str(tmp_path / "wrong.onnx"))
+    loaded.clear()
+    assert ds.compare(plain, str(tmp_path / "wrong.onnx"), x).verdict is ds.Verdict.DIFFERENT
+    assert not loaded
+
+
 def spoiled(path: str, target: str, change) -> str:
     model = onnx.load(path)
     tensor = next(t for t in model.graph.initializer if t.name.endswith(target))

@@ -148,7 +148,7 @@ def same_as(side: str, other: Lifted, floats: Lifted, evidence: Evidence) -> boo
 
 def quantisation_of(bounds: tuple[Bound, Bound], evidence: Evidence) -> Quantisation | None:
     """Say what the quantisation of a side is; None where neither side is quantised, or both are."""
-    sources = [_source(bound) for bound in bounds]
+    sources = [_graph_source(bound) for bound in bounds]
     quantised = [s is not None and any(n.op_type in _INTEGERS for n in s.model.graph.node) for s in sources]
     if sum(quantised) != 1:
         return None
@@ -158,25 +158,28 @@ def quantisation_of(bounds: tuple[Bound, Bound], evidence: Evidence) -> Quantisa
     if other is None or source is None:
         return None
     try:
-        apart = OnnxSource(taken_apart(source.model), source.feeds)
+        apart = OnnxSource(taken_apart(_with_weights(source)), source.feeds)
         return _QuantisedSide("AB"[index], apart, other, evidence).judge()
     except (CannotLift, onnx.checker.ValidationError):
         return None
 
 
-def _source(bound: Bound) -> OnnxSource | None:
+def _graph_source(bound: Bound) -> OnnxSource | None:
     try:
         source = bound.program.lift_source(bound)
     except (CannotLift, RuntimeRefused):
         return None
-    if not isinstance(source, OnnxSource):
-        return None
+    return source if isinstance(source, OnnxSource) else None
+
+
+def _with_weights(source: OnnxSource) -> onnx.ModelProto:
+    """The model with its external data, which is read for the quantised side alone."""
     if source.directory is None:
-        return source
+        return source.model
     whole = onnx.ModelProto()
     whole.CopyFrom(source.model)
     onnx.external_data_helper.load_external_data_for_model(whole, str(source.directory))
-    return OnnxSource(whole, source.feeds)
+    return whole
 
 
 class _QuantisedSide:
