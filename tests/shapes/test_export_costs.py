@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
 import driftscope as ds
 from driftscope.shapes.capture import export_costs
+from driftscope.shapes.capture.export import spared
 from driftscope.shapes.capture.export_costs import ExportCosts
 from driftscope.shapes.check import Effort
 from driftscope.shapes.probe.exploration import ProbePlan
@@ -94,3 +97,17 @@ def test_a_loop_over_a_size_is_named_as_what_fixed_it(model, unrolled):
     assert bool(told) == unrolled
     if unrolled:
         assert "`for row in range(x.shape[0])`" in told[0]
+
+
+def test_a_trace_leaves_what_is_frozen_as_it_was():
+    with spared():
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with spared():
+            pass
+        assert gc.get_freeze_count() == before, "the user's own"
+    finally:
+        gc.unfreeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import re
 import time
@@ -143,7 +144,14 @@ def capture(model: Callable[..., Any], arguments: Arguments, attempt: Attempt) -
         register_containers(arguments)
         started = time.perf_counter()
         # A trace leaves symbols in whatever the model assigns to itself.
-        with quietly(), transforms_left(), without_dispatch_cache(), traced() as log, ModelState(model).kept():
+        with (
+            quietly(),
+            spared(),
+            transforms_left(),
+            without_dispatch_cache(),
+            traced() as log,
+            ModelState(model).kept(),
+        ):
             exported = _export(module_of(model), arguments, attempt)
         traced_at = time.perf_counter()
         relations = relations_of(exported, arguments, log)
@@ -169,6 +177,22 @@ def _export(module: torch.nn.Module, arguments: Arguments, attempt: Attempt) -> 
         with oblivious():
             return torch.export.export(module, args, kwargs, dynamic_shapes=spec, strict=False)
     return torch.export.export(module, args, kwargs, dynamic_shapes=spec, strict=False)
+
+
+@contextlib.contextmanager
+def spared() -> Iterator[None]:
+    """Leave what exists by now out of garbage collection, which walks over all of torch while a trace makes objects.
+
+    An eighth of an export. What a user has frozen stays frozen.
+    """
+    mine = gc.get_freeze_count() == 0
+    if mine:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if mine:
+            gc.unfreeze()
 
 
 @contextlib.contextmanager

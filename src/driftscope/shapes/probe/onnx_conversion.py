@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from driftscope.errors import DependencyMissing, RuntimeRefused
-from driftscope.shapes.capture.export import Capture
+from driftscope.shapes.capture.export import Capture, spared
 from driftscope.shapes.capture.reading import relations_of
 from driftscope.shapes.capture.source_lines import traced
 from driftscope.shapes.conditions.minimising import with_more
@@ -68,7 +68,7 @@ def converted(capture: Capture) -> Converted:
         if importlib.util.find_spec(name) is None:
             raise DependencyMissing("converting to ONNX", name, "onnx")
     try:
-        with silence(), without_dispatch_cache(), one_table(), traced() as log, torch.no_grad():
+        with silence(), spared(), without_dispatch_cache(), one_table(), traced() as log, torch.no_grad():
             # The exporter decomposes and renames in place; the caller's program stays as it is.
             program = torch.onnx.export(copy.copy(capture.exported), dynamo=True, optimize=True, verbose=False)
     except Exception as error:  # an exporter may fail in any way at all; its words are the finding
