@@ -297,3 +297,20 @@ def test_a_cover_keeps_the_number_of_rows_of_a_loop():
     assert len(covered.members) == 1
     x = torch.randn(7, 5)
     assert torch.equal(covered(x), Unrolled()(x))
+
+
+class CountedGrid(nn.Module):
+    """Two sizes are fixed, each on its own line, and a third by an axis that only one channel broadcasts along."""
+
+    def forward(self, x):
+        ys = torch.linspace(-1, 1, x.shape[2])
+        xs = torch.linspace(0, 1, steps=x.shape[3])
+        return torch.stack(torch.meshgrid(ys, xs, indexing="ij"))[None] + x
+
+
+def test_each_of_two_lines_that_fix_a_size_is_rewritten_though_shapes_break_other_conditions_as_well():
+    report = ds.check_shapes(CountedGrid(), (torch.randn(2, 2, 4, 5),), targets=())
+    fixes = {f.where.line: f for f in report.findings if "torch.linspace" in f.fix}
+    first = CountedGrid.forward.__code__.co_firstlineno
+    assert sorted(fixes) == [first + 1, first + 2]
+    assert all("torch.arange" in f.fix and f.verified for f in fixes.values())

@@ -54,7 +54,7 @@ class Remedies:
         """For shapes that the exported program itself refuses or gets wrong."""
         points = group.points[:_TRIED]
         found = self._mode(points)
-        rewritten = self._rewrite(group, points)
+        rewritten = self._rewrite(group)
         if rewritten is not None:
             found = rewritten if found is None else Remedy(f"{rewritten.words}; or {found.words}", True)
         if found is not None:
@@ -70,8 +70,9 @@ class Remedies:
                 return Remedy(f"export by {made.mode}, which is right at these", True)
         return None
 
-    def _rewrite(self, group: Group, points: Sequence[Point]) -> Remedy | None:
+    def _rewrite(self, group: Group) -> Remedy | None:
         """An expression of the model on the guilty line, or anywhere if that line is not known."""
+        points = self._alone(group)[:_TRIED]
         if self._rewrites is None:
             self._rewrites = rewrites(self.check.model)
         line = group.clause.user_line.line if group.clause is not None and group.clause.user_line else None
@@ -81,6 +82,14 @@ class Remedies:
             if any(self._all_right(made, points) for made in self._captured(rewrite)):
                 return Remedy(f"write {rewrite.new} instead of {rewrite.old} (line {rewrite.line})", True)
         return None
+
+    def _alone(self, group: Group) -> Sequence[Point]:
+        """Points that break no other condition, which one expression cannot mend as well; all where there are none."""
+        capture, clause = self.check.capture, group.clause
+        if capture is None or clause is None:
+            return group.points
+        told = {point: {c.text for c in capture.relations.violated(point) if c.enforced} for point in group.points}
+        return [point for point, texts in told.items() if texts <= {clause.text}] or group.points
 
     def _captured(self, rewrite: Rewrite) -> list[Capture]:
         """The rewritten model, exported as the chosen program was and with sizes 0 and 1 traced like any other."""
