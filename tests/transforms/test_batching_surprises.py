@@ -205,3 +205,79 @@ def test_an_extreme_along_an_axis_is_left_to_torch():
     x = torch.ones(3, 4, 2, requires_grad=True)
     loop = torch.autograd.grad(torch.stack([f(row) for row in x]).sum(), x)[0]
     assert torch.equal(torch.autograd.grad(ds.vmap(f)(x).sum(), x)[0], loop)
+
+
+def test_a_group_that_ends_inside_no_grad_leaves_gradients_on():
+    def steadied(x):
+        with torch.no_grad():
+            if x.norm() > 3:
+                x = x.tanh()
+        return x * 2
+
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    mapped = ds.vmap(steadied)(x)
+    assert torch.is_grad_enabled()
+    looped = torch.stack([steadied(row) for row in x])
+    assert mapped.requires_grad
+    assert torch.equal(mapped, looped)
+    assert torch.equal(*(torch.autograd.grad(y.sum(), x)[0] for y in (mapped, looped)))
+    with torch.no_grad():
+        ds.vmap(steadied)(x)
+        assert not torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("hooks", ["checkpoint", "save on cpu"])
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x.sin() * x.max(), lambda x: x * 2 if x.sum() > 0 else x.exp() * x, lambda x: x * x.sum().item()],
+    ids=["one way", "two ways", "a number"],
+)
+def test_checkpoints_around_a_batch_count_alike(function, hooks):
+    x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    mapped = ds.vmap(function)
+    expected = torch.autograd.grad(torch.stack([function(row) for row in x]).sum(), x)[0]
+    for _ in range(2):
+        if hooks == "checkpoint":
+            y = torch.utils.checkpoint.checkpoint(mapped, x, use_reentrant=False)
+        else:
+            with torch.autograd.graph.save_on_cpu():
+                y = mapped(x)
+        assert torch.allclose(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+def test_a_checkpoint_that_strays_after_it_was_proved():
+    """Other values take the other way under the hooks: what is saved twice is counted alike all the same."""
+    function = lambda x: x * 2 if x.sum() > 0 else x.exp() * x  # noqa: E731
+    mapped = ds.vmap(function)
+    x = torch.rand(6, 4, dtype=torch.float64) + 0.1
+    mapped(x)
+    x = (x - 0.5).requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(mapped, x, use_reentrant=False)
+    expected = torch.autograd.grad(torch.stack([function(row) for row in x]).sum(), x)[0]
+    assert torch.allclose(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+def test_an_audit_runs_nothing_again_that_the_loop_has_run():
+    counted = []
+
+    def counts(x):
+        if x[0] > 2:
+            counted.append(1)
+        return x * 2 if x.sum() > 0 else x
+
+    x = torch.linspace(-1, 1, 9)[:, None].repeat(1, 3)
+    x[4, 0] = 3.0  # none of the four rows that are tried
+    ds.vmap(counts, audit=1.0)(x)
+    assert len(counted) == 1
+
+
+@pytest.mark.parametrize("around", ["grad", "checkpoint"])
+def test_a_single_row_that_draws_is_refused_in_our_words_under_a_derivative(around):
+    mapped = ds.vmap(lambda x: torch.nn.functional.dropout(x, 0.5))
+    x = torch.ones(1, 3, requires_grad=around == "checkpoint")
+    run = {
+        "grad": torch.func.grad(lambda z: mapped(z).sum()),
+        "checkpoint": lambda z: torch.utils.checkpoint.checkpoint(mapped, z, use_reentrant=False),
+    }[around]
+    with pytest.raises(ImpureFunction, match="draws random numbers"):
+        run(x)

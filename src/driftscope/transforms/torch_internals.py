@@ -25,6 +25,8 @@ tree_leaves: Callable[[Any], list[Any]] = pytree.tree_leaves
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = pytree.tree_flatten
 tree_unflatten: Callable[[Any, Any], Any] = pytree.tree_unflatten
 broadcast_to: Callable[[Any, Any], list[Any] | None] = pytree.broadcast_to_and_flatten
+#: Switches that a TorchFunctionMode sees: ``with torch.no_grad()`` turns one back on its way out, whatever was raised.
+SWITCHES: frozenset[Any] = frozenset({torch._C._set_grad_enabled, torch._C._set_multithreading_enabled})
 set_fallback_enabled: Callable[[bool], None] = functorch._set_vmap_fallback_enabled  # type: ignore[attr-defined]
 
 
@@ -274,6 +276,25 @@ def name_of(function: Any) -> str:
     if not hasattr(function, "__code__") and resolve_name(function):
         return torch_name(function)
     return str(getattr(function, "__qualname__", "") or getattr(function, "__name__", "") or type(function).__name__)
+
+
+def saving_hooked() -> bool:
+    """Whether hooks take what autograd saves: inside a checkpoint, or ``save_on_cpu``."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@contextmanager
+def unhooked() -> Iterator[None]:
+    """Run a block in which autograd saves tensors as they are; the hooks return afterwards, in their order."""
+    kept = []
+    while saving_hooked():
+        kept.append(torch._C._autograd._top_saved_tensors_default_hooks(True))
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pair in reversed(kept):
+            torch._C._autograd._push_saved_tensors_default_hooks(*pair)
 
 
 @contextmanager

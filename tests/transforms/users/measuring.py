@@ -30,7 +30,7 @@ import driftscope as ds
 from transforms.users.cases import BATCH, CASES, UserCase
 
 TRANSFORMS = ("vmap", "grad", "vjp", "jvp", "jacrev", "jacfwd", "hessian")
-MODULES = ("losses", "science", "models", "habits", "paths")
+MODULES = ("losses", "science", "models", "habits", "paths", "practice")
 RIGHT = ("same", "rounding")
 FRESH = 4
 
@@ -286,6 +286,8 @@ def patched(case: UserCase, patch: str) -> Any:
         spec = importlib.util.spec_from_file_location(file.stem, file)
         module = importlib.util.module_from_spec(spec)
         before = len(CASES)
+        # Dataclasses look their module up by name.
+        sys.modules[file.stem] = module
         spec.loader.exec_module(module)
         made, CASES[before:] = CASES[before:], []
     return next(one.function for one in made if one.name == case.name)

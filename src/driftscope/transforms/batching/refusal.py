@@ -61,6 +61,10 @@ def refuse_impure(call: BatchedCall, first: LoopTrial, second: LoopTrial) -> Non
         raise ImpureFunction(_placed(finding, call))
 
 
+#: Examples that are looked at for the place of a refusal.
+SHOWN = 4
+
+
 def refuse_written(call: BatchedCall) -> ImpureFunction:
     """Return the refusal of a function that wrote into a shared tensor on a way that was not tried before."""
     what = f"{internals.name_of(call.request.function)} writes into a tensor that all examples share, and has done so"
@@ -81,14 +85,16 @@ def _placed(finding: Finding, call: BatchedCall) -> Finding:
     """Put a finding on the expression that causes it, where the check of transforms finds the same cause."""
     if call.keywords:
         return finding
-    examples = pytree.tree_unflatten(call.leaves, call.spec)
     request = call.request
-    try:
-        found = findings_without_repairs(
-            request.function, *examples, in_dims=request.in_dims, randomness=request.randomness
-        )
-    except DriftscopeError:
-        return finding
+    with internals.outside_transforms(), internals.unhooked():
+        call = call.plain(range(min(call.size, SHOWN)))
+        examples = pytree.tree_unflatten(call.leaves, call.spec)
+        try:
+            found = findings_without_repairs(
+                request.function, *examples, in_dims=request.in_dims, randomness=request.randomness
+            )
+        except DriftscopeError:
+            return finding
     same = [f for f in found if f.code == finding.code and f.where.line]
     return replace(finding, where=same[0].where, fix=same[0].fix or finding.fix) if same else finding
 

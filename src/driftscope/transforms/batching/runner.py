@@ -56,12 +56,13 @@ class CallRunner:
         self.read(call)
         known = self.plans.get(signature)
         if known is None or (known.plan is not CallPlan.TORCH and self.now.key not in known.proved):
-            known = self.learn(call, signature)
+            with internals.unhooked():
+                known = self.learn(call, signature)
         if inside:
             return self.inside_another(call, signature, known)
         rows = self.audit.chosen(call.size) if known is not None and known.plan in _BATCHED and not known.draws else []
-        result = self.as_planned(call, signature, known)
-        if rows:
+        result = self.under_hooks(call, known) if internals.saving_hooked() else self.as_planned(call, signature, known)
+        if rows and known is not None and known.plan in _BATCHED:
             self.audit.check(call, result, rows)
         return result
 
@@ -107,6 +108,18 @@ class CallRunner:
             if result is not _STRAYED:
                 known.plan = CallPlan.VERIFIED_PATHS
                 return _of_its_own(result, call)
+        return self.looped(call, known)
+
+    def under_hooks(self, call: BatchedCall, known: Known | None) -> Any:
+        """Run where hooks take what is saved: a checkpoint counts it, and runs the call again to the same count.
+
+        A run that strays has saved something by then, so whether it strays is found out where nothing is hooked.
+        """
+        if known is not None and known.plan is CallPlan.TORCH and not known.draws:
+            with internals.unhooked():
+                strays = self.follow(call, known) is _STRAYED
+            if not strays:
+                return _of_its_own(self.theirs(Guarded(self.request.opening))(*call.given, **call.keywords), call)
         return self.looped(call, known)
 
     def follow(self, call: BatchedCall, known: Known) -> Any:
