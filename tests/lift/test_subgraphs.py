@@ -426,3 +426,36 @@ def test_a_computed_weight_with_the_bits_of_what_it_is_computed_from_is_still_co
 
     verdicts = {ds.compare(*pair, (X,), explain=False).verdict for pair in ((fused, spelled), (spelled, fused))}
     assert verdicts <= ({Verdict.IDENTICAL, Verdict.ROUNDING} if gain == 1.0 else {Verdict.DIFFERENT})
+
+
+def test_a_mask_is_not_taken_for_the_tensor_that_it_was_cut_from():
+    class Masked(torch.nn.Module):
+        def forward(self, x):
+            return torch.softmax(x + torch.full((6, 6), float("-inf")).triu(1), -1)
+
+    x = (torch.randn(3, 6, 6, generator=torch.Generator().manual_seed(0)),)
+    program = torch.onnx.export(Masked(), x, dynamo=True, verbose=False)
+    for pair in ((Masked(), program.model_proto), (program.model_proto, Masked())):
+        found = ds.compare(*pair, x)
+        assert str(found.verdict) in ("IDENTICAL", "ROUNDING"), found.reason
+
+
+class Jacobian(nn.Module):
+    """A scale whose logarithmic determinant is one number, which exporters compute ahead of time."""
+
+    def __init__(self, factor: float = 1.0):
+        super().__init__()
+        self.logs = nn.Parameter(0.3 * torch.randn(8, generator=torch.Generator().manual_seed(4)))
+        self.factor = factor
+
+    def forward(self, x):
+        return x * torch.exp(self.logs), (x.sum(-1) + self.logs.sum() * self.factor)
+
+
+def test_one_number_that_is_computed_ahead_of_time_is_rounding_and_another_is_not():
+    program = torch.onnx.export(Jacobian(), (X,), dynamo=True, verbose=False).model_proto
+    for pair in ((Jacobian(), program), (program, Jacobian())):
+        found = ds.compare(*pair, (X,))
+        assert found.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING), found.reason
+    for pair in ((Jacobian(1 + 1e-5), program), (program, Jacobian(1 + 1e-5))):
+        assert ds.compare(*pair, (X,)).verdict is Verdict.DIFFERENT

@@ -195,3 +195,11 @@ def test_a_program_is_found_after_a_change_of_the_working_folder(
     assert ds.compare(*programs, x, explain=False).verdict is ds.Verdict.IDENTICAL
     # No path of this machine is kept: the files are called what they were called.
     assert [p.describe()["path"] for p in programs] == ["a model.onnx", "a script.pt"]
+
+
+def test_a_frozen_torchscript_module_is_compared():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.1)).eval()
+    x = (torch.randn(4, 8, generator=torch.Generator().manual_seed(0)),)
+    frozen = torch.jit.freeze(torch.jit.trace(model, x))
+    for pair in ((model, frozen), (frozen, model)):
+        assert str(ds.compare(*pair, x).verdict) in ("IDENTICAL", "ROUNDING")

@@ -149,6 +149,8 @@ def _exact_kinds(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return Judgement(Verdict.DIFFERENT, e.detail, "N009")
     if e.tie:
         return Judgement(Verdict.ROUNDING, f"{e.detail}; each a tie within {t.tie:g} floors", "N011")
+    if e.quantised:
+        return Judgement(Verdict.PRECISION, e.quantised, e.quantised_code)
     return Judgement(Verdict.DIFFERENT, e.detail, "N010")
 
 

@@ -34,7 +34,8 @@ from driftscope.explain.native.replays import DECLARED, WAYS, reproduce
 from driftscope.explain.quantised.packed import packed_quantisation
 from driftscope.explain.quantised.rounded import rounded_weights
 from driftscope.explain.quantised.running import QuantisedRun
-from driftscope.explain.quantised.undoing import quantisation_of
+from driftscope.explain.quantised.stored import stored_quantisation
+from driftscope.explain.quantised.undoing import Quantisation, quantisation_of
 from driftscope.explain.randomness import first_draw
 from driftscope.explain.unlifted import narrower_format
 from driftscope.lift.evidence import Evidence, reached_by_noise
@@ -279,10 +280,11 @@ def _rounded_words(first: Repair, repairs: Sequence[Repair], side: str) -> str:
 def _quantised(results: Results, evidence: Evidence, measured: Sequence[Measured]) -> list[Finding]:
     """Outputs that differ by the quantisation of one side alone are marked; returns what is wrong with it."""
     parted = [m for m in measured if m.pair is not None and not same_function(evidence, m.pair)]
-    if not parted or results.kernels is None:
+    chosen = [m for m in measured if m.pair is not None and not m.leaf.floating and m.leaf.kind == "value"]
+    if not (parted or chosen) or results.kernels is None:
         return []
     found = quantisation_of(results.kernels.bounds, evidence) or packed_quantisation(evidence)
-    found = found or rounded_weights(evidence)
+    found = found or stored_quantisation(evidence) or rounded_weights(evidence)
     if found is None:
         return []
     if found.where is not None:
@@ -295,7 +297,18 @@ def _quantised(results: Results, evidence: Evidence, measured: Sequence[Measured
         m.quantised_code = found.code
         layers = {"kind": "quantised", "side": found.side, "layers": list(found.layers)}
         evidence.replays[str(m.leaf.path)] = replay | layers
+    for m in chosen if found.words and found.clean else ():
+        if _same_choice(evidence, found, m.pair):  # type: ignore[arg-type]
+            m.quantised, m.quantised_code = f"{m.leaf.detail}: {found.words}", found.code
     return [*found.wrong, *run.findings()]
+
+
+def _same_choice(evidence: Evidence, found: Quantisation, pair: int) -> bool:
+    """Whether integers that a program chooses are the other side's once its quantisation is undone."""
+    k = "AB".index(found.side)
+    places = evidence.pairs[pair]
+    own, other = found.clean[places[k]].value, (evidence.a, evidence.b)[1 - k].clean[places[1 - k]].value
+    return own is not None and other is not None and torch.equal(own, other)
 
 
 def _beside_weights(results: Results, evidence: Evidence, m: Measured, side: str) -> tuple[str, dict[str, Any]]:

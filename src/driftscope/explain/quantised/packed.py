@@ -32,11 +32,16 @@ class FloatGraph(RepairedGraph):
     graph : Lifted
     exact : mapping of str to torch.Tensor
         By step: the weight to multiply with, float64.
+    stored : mapping of str to torch.Tensor
+        By constant that holds integers: the numbers that they are the rounding of, float64.
     """
 
-    def __init__(self, graph: Lifted, exact: Mapping[str, torch.Tensor]):
+    def __init__(
+        self, graph: Lifted, exact: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor] | None = None
+    ):
         super().__init__(graph, ())
         self._exact = exact
+        self._values = dict(stored or {})
 
     def run(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
@@ -83,7 +88,7 @@ def packed_quantisation(evidence: Evidence) -> Quantisation | None:
         name = weight.name
         moved = FloatGraph(graph, exact | {name: weight.value}).run()
         rows.append(cost_of(weight, names[name], exact[name], clean, moved))
-    return as_quantised(side, list(names.values()), rows)
+    return as_quantised(side, list(names.values()), rows, clean)
 
 
 def _packed(graph: Lifted | None) -> list[tuple[IntegerGrid, Where]]:

@@ -62,6 +62,8 @@ class Quantisation:
         Integers, scales and zero points that are not those of the other side's weights.
     where : Where or None
         Where the dearest weight is used, as far as that is known.
+    clean : sequence of LiftedOutput
+        What this side gives in float64 without its quantisation.
     """
 
     side: str
@@ -70,15 +72,19 @@ class Quantisation:
     wrong: Sequence[Finding] = ()
     code: str = "W013"
     where: Where | None = None
+    clean: Sequence[LiftedOutput] = ()
 
 
-def as_quantised(side: str, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Quantisation:
+def as_quantised(
+    side: str, names: Sequence[str], rows: Sequence[Mapping[str, Any]], clean: Sequence[LiftedOutput]
+) -> Quantisation:
     """Say that a side is the other one with its weights rounded to integers, and where that costs most."""
     layers, dear = _dearest(rows)
     other = "A" if side == "B" else "B"
     number = f"{len(names)} integer tensors are {other}'s weights" if len(names) > 1 else f"{names[0]} is {other}'s"
     words = f"{side} is {other} with quantised weights: {number}, rounded, and without the quantisation the two are the"
-    return Quantisation(side, f"{words} same function. Each alone costs most at {dear}", layers)
+    cost = f". Each alone costs most at {dear}" if any(layer["output"] for layer in layers) else ""
+    return Quantisation(side, f"{words} same function{cost}", layers, clean=clean)
 
 
 def as_rounded(side: str, how: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Quantisation:
@@ -214,7 +220,7 @@ class _QuantisedSide:
         lost = self._swallowed(floats, matched, max(float(row["output"]) for row in rows))
         if lost:
             return Quantisation(self.side, wrong=tried(lost, same))
-        return as_quantised(self.side, [name for _, name, _ in matched], rows)
+        return as_quantised(self.side, [name for _, name, _ in matched], rows, floats.run())
 
     def _matched(self, neutral: bool) -> tuple[list[tuple[Quantised, str, torch.Tensor]], list[Finding], bool]:
         """Every weight with the other side's, and which are not its; last, whether a neutral number was taken for one.

@@ -67,7 +67,7 @@ class IntegerGrid:
         """The other side's weight that this is nearest to, laid out alike; None where none has its size."""
         best: tuple[float, Constant, torch.Tensor] | None = None
         for constant in (*constants, *self._joined(constants)):
-            for exact in _layouts(constant.value, self.value.shape):
+            for exact in layouts(constant.value, self.value.shape):
                 gap = float((exact - self.value).square().sum())
                 # In another shape it has to be more than one of as many numbers.
                 apart = float(exact.square().sum() + self.value.square().sum())
@@ -128,7 +128,8 @@ def _onnx_gates(weight: torch.Tensor) -> torch.Tensor:
     return torch.cat((i, o, f, c)).T
 
 
-def _layouts(value: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
+def layouts(value: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
+    """A tensor in float64, laid out as one of another shape, in every way that a quantiser lays weights out."""
     if value.numel() != shape.numel():
         pairs = zip(reversed(value.shape), reversed(shape), strict=False)
         if 0 < value.dim() <= len(shape) and all(n in (1, m) for n, m in pairs):

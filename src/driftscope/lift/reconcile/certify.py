@@ -338,13 +338,14 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
         replaced = {r.name for r in computed[1 - k]}
         again = [r.constant for r in sides[1][k] if replaced & set(r.sources)]
         twins = side.holding(shared[1 - k])
-        stored = [c for c in [*side.left, *again, *twins] if c.origin is Origin.WEIGHT]
+        stored = [*side.left, *again, *twins]
         tensors.append([*computed[k], *subgraphs.stored_repairs(stored, found[1 - k], limit, factors[1 - k])])
         names = {r.name for r in tensors[-1]}
         side.left = [c for c in side.left if c.name not in names and not c.value.is_complex()]
+    single = [[c for c in side.constants if not is_tensor(c)] for side in both]
     numbers = [
-        subgraphs.computed_repairs([c for c in side.constants if not is_tensor(c)], own, limit)
-        for side, own in zip(both, found, strict=True)
+        [*subgraphs.computed_repairs(c, own, limit), *subgraphs.stored_repairs(c, other, limit)]
+        for c, own, other in zip(single, found, reversed(found), strict=True)
     ]
     attempt.take(*tensors)
     if not attempt.result.same_function:

@@ -130,12 +130,12 @@ def computed_repairs(constants: Sequence[Constant], found: Subgraphs, limit: flo
 def stored_repairs(
     left: Sequence[Constant], found: Subgraphs, limit: float, factors: Sequence[float] = ()
 ) -> list[Repair]:
-    """Match stored tensors with what the other program computes from constants.
+    """Match stored tensors and numbers with what the other program computes from constants.
 
     Parameters
     ----------
     left : sequence of Constant
-        Tensors of one program that are no stored tensor of the other.
+        Constants of one program that are no stored ones of the other; those that it does not store are left out.
     found : Subgraphs
         Of the other program.
     limit : float
@@ -143,7 +143,8 @@ def stored_repairs(
         Numbers of the other program that a table may have been multiplied by.
     """
     table = _Tables(found, limit, factors)
-    repairs = (table.match(c, _wide(c.value), []) for c in left)
+    stored = (c for c in left if c.origin is Origin.WEIGHT and (c.value.dtype.is_floating_point or c.value.numel() > 1))
+    repairs = (table.match(c, _wide(c.value), []) for c in stored)
     return [r for r in repairs if r is not None]
 
 
@@ -192,7 +193,7 @@ class _Tables:
         self._found, self._limit, self._factors = found, limit, (1.0, *factors)
         self._by_count: dict[int, list[tuple[str, tuple[float, float]]]] = {}
         for name, value in found.exact.items():
-            if value.numel() > 1:
+            if value.numel():
                 self._by_count.setdefault(value.numel(), []).append((name, _norms(value)))
 
     def match(
@@ -242,8 +243,8 @@ def _is_rounding(native: torch.Tensor, exact: torch.Tensor, noises: Sequence[tor
     if not torch.equal(torch.isnan(native), torch.isnan(exact)):
         return False
     keep = ~shared_sentinels(native, exact)
-    if bool((~torch.isfinite(native) & keep).any()):
-        return False  # it left the range of its format
+    if bool((~(torch.isfinite(native) & torch.isfinite(exact)) & keep).any()):
+        return False  # it left the range of its format, or a mask has its infinities elsewhere
     gap = torch.where(keep, native - exact, exact.new_zeros(()))
     return drift_in_floors(finite(gap), [torch.where(keep, n, n.new_zeros(())) for n in noises]).value <= limit
 

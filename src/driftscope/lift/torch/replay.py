@@ -14,6 +14,7 @@ import torch
 from driftscope.errors import CannotLift
 from driftscope.lift.constant_cache import LiftedConstants
 from driftscope.lift.counting import counted
+from driftscope.lift.formulas.quantisation import undoing
 from driftscope.lift.steps import Kind, Observer, Rounding, Step
 from driftscope.lift.torch.call import Call, StepInputs, TensorArgument, default_dtype, lift_native, split_arguments
 from driftscope.lift.torch.entries import AtenCall, Ref, Tape, TensorValue, lifted_dtype, references
@@ -228,7 +229,7 @@ class Replay:
             if number is None or tensor is None:
                 continue
             value = self.tape.values[number]
-            if tensor.dtype != lifted_dtype(value.format):
+            if tensor.dtype != lifted_dtype(value.format) and not _unrounded(tensor, value):
                 tensor = tensor.to(lifted_dtype(value.format))
             if position in entry.writes:
                 self.values[number].copy_(tensor)
@@ -279,6 +280,11 @@ def _used(entry: AtenCall) -> list[int]:
 
 def _is_real(tensor: torch.Tensor | None) -> bool:
     return tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+
+
+def _unrounded(tensor: torch.Tensor, value: TensorValue) -> bool:
+    """Whether a float stands where a program keeps a quantised integer, because its quantisation is left out."""
+    return tensor.is_floating_point() and value.format in (torch.int8, torch.uint8) and undoing() is not None
 
 
 def _same_layout(tensor: torch.Tensor, value: TensorValue) -> bool:

@@ -55,7 +55,9 @@ def train_mode(module: nn.Module | None, name: str) -> list[Finding]:
     """Return O003 for a module in train() mode, if anything inside behaves differently there."""
     if module is None:
         return []
-    differs = {path: words for path, child in module.named_modules() if child.training and (words := _differs(child))}
+    # A frozen TorchScript module holds no modes any more.
+    modes = ((path, child) for path, child in module.named_modules() if getattr(child, "training", False))
+    differs = {path: words for path, child in modes if (words := _differs(child))}
     if not differs:
         return []
     some = ", ".join(f"{path or name} ({words})" for path, words in list(differs.items())[:3])

@@ -138,7 +138,7 @@ def describe_module(module: nn.Module) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in module.parameters()),
         "dtypes": sorted({dtype_name(t.dtype) for t in tensors}),
         "devices": sorted({str(t.device) for t in tensors}),
-        "training": module.training,
+        "training": getattr(module, "training", False),  # frozen TorchScript has no mode
     }
 
 

@@ -16,7 +16,7 @@ eq ne lt le gt ge not_equal less greater isnan isinf isposinf isneginf isfinite 
 logical_not logical_xor signbit sign sgn floor ceil trunc fix isclose heaviside any all argmax argmin argsort
 searchsorted bucketize nonzero nonzero_static bincount histc count_nonzero isin bitwise_and bitwise_or bitwise_not
 bitwise_xor _is_all_true _is_any_true unique_dim _unique _unique2 unique_consecutive unique_dim_consecutive
-nextafter histogram quantize_per_tensor quantize_per_channel quantize_per_tensor_dynamic quantize_per_channel_group
+nextafter histogram quantize_per_tensor_dynamic quantize_per_channel_group
 one_hot choose_qparams choose_qparams_optimized _choose_qparams_per_tensor int_repr nms combinations
 """
 

@@ -10,6 +10,7 @@ from driftscope.lift.formulas.quantisation import along, dequantised, undoing
 from driftscope.lift.formulas.terms import EXACT, ROUND
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call
+from driftscope.lift.torch.ops.decisions import natively
 from driftscope.lift.torch.ops.registry import Outputs, rule
 
 
@@ -33,12 +34,28 @@ def _exact(q: torch.Tensor) -> torch.Tensor:
 @rule("dequantize_per_tensor", "dequantize_per_channel")
 def _decomposed(call: Call) -> tuple[Outputs, Rounding]:
     """The operators of PyTorch 2 export quantisation."""
-    q = call.native("input").to(torch.float64)
-    scale, zero = _scale(call), _zero(call)
-    axis = call.raw("axis")
-    if axis is not None:
-        scale, zero = (None if p is None else along(p, int(axis), q.dim()) for p in (scale, zero))
-    return [dequantised(q, scale, zero)], ROUND
+    # Where quantisation is undone, what is stored as integers are numbers that were not rounded.
+    q = (call.native("input") if undoing() is None else call.value("input")).to(torch.float64)
+    return [dequantised(q, *_parameters(call, q.dim()))], ROUND
+
+
+@rule("quantize_per_tensor", "quantize_per_channel")
+def _quantised(call: Call) -> tuple[Outputs, Rounding]:
+    """Choose the integers natively; where quantisation is undone, keep the numbers that would be rounded to them."""
+    if undoing() is None or call.function.namespace != "quantized_decomposed":
+        return natively(call)
+    x = call.value("input")
+    scale, zero = _parameters(call, x.dim())
+    return [x / scale if zero is None else x / scale + zero], ROUND
+
+
+def _parameters(call: Call, rank: int) -> tuple[Any, Any]:
+    """Scale and zero point, in shapes that broadcast."""
+    scale, zero, axis = _scale(call), _zero(call), call.raw("axis")
+    if axis is None:
+        return scale, zero
+    scale, zero = (None if p is None else along(p, int(axis), rank) for p in (scale, zero))
+    return scale, zero
 
 
 def _scale(call: Call) -> Any:

@@ -1,0 +1,96 @@
+"""torch programs that store integers and scales as tensors of their own (PyTorch 2 export quantisation, torchao)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from driftscope.errors import CannotLift
+from driftscope.explain.quantised.packed import FloatGraph
+from driftscope.explain.quantised.undoing import (
+    MEASURED,
+    Quantisation,
+    as_quantised,
+    cost_of,
+    float_weights,
+    same_as,
+)
+from driftscope.explain.quantised.weights import IntegerGrid, layouts
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.steps import Constant, Lifted
+
+_SMALL = (torch.int8, torch.uint8)
+# How far a scale may be from the one that fits integers to their weight best, relative.
+_NEAR = 0.05
+
+
+def stored_quantisation(evidence: Evidence) -> Quantisation | None:
+    """Say what the quantisation of a torch side is that stores its integers; None where that is not all that differs.
+
+    Its weights are put back as ``weight / scale`` where the integers are stored, and nothing is rounded on the way.
+    """
+    graphs = (evidence.a.graph, evidence.b.graph)
+    integers = [_integers(g) for g in graphs]
+    if sum(map(bool, integers)) != 1:
+        return None
+    index = 1 if integers[1] else 0
+    graph, other, side = graphs[index], graphs[1 - index], "AB"[index]
+    if graph is None or other is None:
+        return None
+    weights = float_weights(other)
+    scales = [c.value.to(torch.float64) for c in graph.constants() if c.value.dtype.is_floating_point]
+    grids, names = dict[str, IntegerGrid](), dict[str, tuple[str, torch.Tensor]]()
+    for constant in integers[index]:
+        found = _grid(constant, weights, scales)
+        if found is None:
+            return None  # whose integers these are is not known
+        grids[constant.name], name, exact = found
+        names[constant.name] = name, exact
+    quotients = {key: names[key][1] / grid.step for key, grid in grids.items()}
+    try:
+        floats = FloatGraph(graph, {}, quotients)
+        if not same_as(side, other, floats, evidence):
+            return None
+        clean = floats.run()
+        rows = [
+            cost_of(grid, *names[key], clean, floats.run(replace={key: grid.value / grid.step}))
+            for key, grid in list(grids.items())[:MEASURED]
+        ]
+    except CannotLift:
+        return None
+    return as_quantised(side, [name for name, _ in names.values()], rows, clean)
+
+
+def _integers(graph: Lifted | None) -> list[Constant]:
+    """The stored tensors of small integers of a torch program that are more than indices: each with many levels."""
+    if graph is None or graph.kind != "torch":
+        return []
+    return [c for c in graph.constants() if c.value.dtype in _SMALL and c.value.dim() >= 2]
+
+
+def _grid(
+    constant: Constant, weights: Sequence[Constant], scales: Sequence[torch.Tensor]
+) -> tuple[IntegerGrid, str, torch.Tensor] | None:
+    """The grid of stored integers, with the weight of the other side that they are the rounding of."""
+    integers = constant.value.detach().cpu().to(torch.float64)
+    limits = torch.iinfo(constant.value.dtype)
+    edge = (integers <= limits.min) | (integers >= limits.max)
+    for weight in weights:
+        for exact in layouts(weight.value, integers.shape):
+            for step in _steps(integers, exact, scales):
+                grid = IntegerGrid(constant.name, integers * step, step, edge)
+                if grid.rounds(exact):
+                    return grid, weight.name, exact
+    return None
+
+
+def _steps(integers: torch.Tensor, exact: torch.Tensor, scales: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Scales of the program, one or one per channel, that are near what these integers of that weight need."""
+    for axis in (0, integers.dim() - 1, None):
+        rest = [d for d in range(integers.dim()) if d != axis]
+        best = (integers * exact).sum(rest) / integers.square().sum(rest).clamp(min=1)
+        for scale in scales:
+            given = scale.reshape(-1)
+            if given.numel() == best.numel() and bool(((given - best).abs() <= _NEAR * best.abs()).all()):
+                yield given.reshape([-1 if d == axis else 1 for d in range(integers.dim())]).expand(integers.shape)

@@ -1,0 +1,124 @@
+"""Integers and scales that a torch program stores itself, and what a quantised program chooses by its values."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+import driftscope as ds
+
+importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers quantized_decomposed
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.one = nn.Parameter(0.2 * torch.randn(24, 16, generator=generator))
+        self.two = nn.Parameter(0.2 * torch.randn(8, 24, generator=generator))
+
+    def forward(self, x):
+        return torch.relu(x @ self.one.T) @ self.two.T
+
+
+class Stored(nn.Module):
+    """Each weight as integers with a scale per row; the input and what lies between are rounded as well."""
+
+    def __init__(self, plain, activations, scaled):
+        super().__init__()
+        self.activations, self.scaled = activations, scaled
+        for name in ("one", "two"):
+            weight = getattr(plain, name).detach()
+            scale = weight.abs().amax(1) / 127
+            self.register_buffer(name, torch.round(weight / scale[:, None]).to(torch.int8))
+            self.register_buffer(f"{name}_scale", scale)
+
+    def weight(self, name):
+        integers, scale = getattr(self, name), getattr(self, f"{name}_scale")
+        zeros = torch.zeros(len(scale), dtype=torch.int64)
+        return torch.ops.quantized_decomposed.dequantize_per_channel(integers, scale, zeros, 0, -128, 127, torch.int8)
+
+    def product(self, x, name):
+        if self.scaled:  # as torchao multiplies: integers first, scales afterwards
+            return (x @ getattr(self, name).to(torch.float32).T) * getattr(self, f"{name}_scale")
+        return x @ self.weight(name).T
+
+    def rounded(self, x):
+        if not self.activations:
+            return x
+        ops = torch.ops.quantized_decomposed
+        given = ops.quantize_per_tensor(x, 0.03, 128, 0, 255, torch.uint8)
+        return ops.dequantize_per_tensor(given, 0.03, 128, 0, 255, torch.uint8)
+
+    def forward(self, x):
+        return self.product(self.rounded(torch.relu(self.product(self.rounded(x), "one"))), "two")
+
+
+def x():
+    return (torch.randn(5, 16, generator=torch.Generator().manual_seed(1)),)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("how", [(True, False), (False, False), (False, True)])
+def test_stored_integers_are_quantised_weights_on_either_side(how, turned):
+    plain = Plain()
+    pair = (Stored(plain, *how), plain) if turned else (plain, Stored(plain, *how))
+    found = ds.compare(*pair, x(), isolate=False)
+    assert str(found.verdict) == "PRECISION", found.reason
+    assert found.first.code == "W013"
+    assert f"{'A' if turned else 'B'} is {'B' if turned else 'A'} with quantised weights: 2 " in found.reason
+
+
+@pytest.mark.parametrize("how", [(True, False), (False, True)])
+@pytest.mark.parametrize("bug", ["scale", "integer", "function"])
+def test_a_bug_beside_stored_integers_is_found(how, bug):
+    plain = Plain()
+    other = Stored(plain, *how)
+    if bug == "scale":
+        other.one_scale[3] *= 1.5
+    elif bug == "integer":
+        other.two[2, 3] += 9
+    else:
+        other.product = lambda x, name: Stored.product(other, x, name) * (1.001 if name == "two" else 1.0)
+    found = ds.compare(plain, other, x(), isolate=False)
+    assert str(found.verdict) == "DIFFERENT"
+
+
+def _classifier(levels: bool, shift: float = 0.0):
+    """Scores of a weight, stored in floats or as integers, and the largest of each row."""
+    weight = np.random.default_rng(3).standard_normal((16, 6)).astype(np.float32)
+    scale = np.float32(np.abs(weight).max() / 7)
+    stored = {"i": np.rint(weight / scale).astype(np.int8), "s": scale} if levels else {"w": weight}
+    nodes = [helper.make_node("DequantizeLinear", ["i", "s"], ["w"], "weights")] if levels else []
+    nodes += [
+        helper.make_node("MatMul", ["x", "w"], ["scores"], "product"),
+        helper.make_node("Add", ["scores", "b"], ["moved"], "move"),
+        helper.make_node("ArgMax", ["moved"], ["y"], "choose", axis=1, keepdims=0),
+    ]
+    stored["b"] = np.array([shift, 0, 0, 0, 0, 0], np.float32)
+    graph = helper.make_graph(
+        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [400, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, [400])],
+        [numpy_helper.from_array(np.asarray(v), k) for k, v in stored.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def test_choices_of_a_quantised_program_are_its_quantisation():
+    inputs = (torch.randn(400, 16, generator=torch.Generator().manual_seed(2)),)
+    for pair in ((False, True), (True, False)):
+        found = ds.compare(*(_classifier(levels) for levels in pair), inputs)
+        assert str(found.verdict) == "PRECISION", found.reason
+        assert found.first.code == "W013"
+        assert "elements differ" in found.reason
+
+
+def test_choices_that_stay_without_the_quantisation_are_another_program():
+    inputs = (torch.randn(400, 16, generator=torch.Generator().manual_seed(2)),)
+    found = ds.compare(_classifier(levels=False), _classifier(levels=True, shift=0.5), inputs)
+    assert str(found.verdict) == "DIFFERENT"
