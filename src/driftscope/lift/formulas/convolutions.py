@@ -84,7 +84,8 @@ def convolution_squares(x: torch.Tensor, w: torch.Tensor, geometry: Geometry, gr
     energy = batched.square().unflatten(1, (groups, -1)).sum(2)
     ones = torch.ones((groups, 1, *w.shape[2:]), dtype=w.dtype, device=w.device)
     window = convolve(energy, ones, None, geometry, groups)
-    mass = w.square().flatten(1).sum(1).unflatten(0, (groups, -1)) / length
+    # One reading of a filter, which may be most of a model, instead of a copy of it.
+    mass = torch.linalg.vector_norm(w.flatten(1), dim=1).square().unflatten(0, (groups, -1)) / length
     shaped = mass.reshape(1, groups, -1, *([1] * (w.dim() - 2)))
     full: torch.Tensor = (window.unsqueeze(2) * shaped).flatten(1, 2)
     return full if x.dim() == w.dim() else full.squeeze(0)
