@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from driftscope.programs import operator_table
 from laws.reproduced import unreproduced
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="session")
+def _kept() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(autouse=True)
+def _exports_share_an_operator_table(_kept: contextlib.ExitStack) -> None:
+    """Spare every export but the first a second of reading torch's own source, from when something has exported."""
+    if operator_table.REGISTRY[0] in sys.modules and not operator_table.kept():
+        _kept.enter_context(operator_table.one_table())
 
 
 @pytest.fixture(autouse=True)

@@ -15,6 +15,7 @@ from driftscope.errors import RuntimeRefused
 from driftscope.explain.blame.optimisers import in_words, operator_delta, operators_of
 from driftscope.explain.locate.targets import Distance, Target, largest_gap, same_bits
 from driftscope.programs.loading.load import onnx_program
+from driftscope.programs.operator_table import one_table
 from driftscope.programs.protocol import Bound
 from driftscope.programs.torch_run import fresh, words_of
 from driftscope.records.kinds.left_out import Blame, Suspect
@@ -36,9 +37,10 @@ def torch_exporter(bound: Bound, opset: int | None = None) -> Exporter:
         level = logger.level
         logger.setLevel(logging.ERROR)
         try:
-            made = torch.onnx.export(
-                subject, args, kwargs=kwargs, dynamo=True, optimize=optimize, verbose=False, **chosen
-            )
+            with one_table():
+                made = torch.onnx.export(
+                    subject, args, kwargs=kwargs, dynamo=True, optimize=optimize, verbose=False, **chosen
+                )
         except Exception as error:
             raise RuntimeRefused("torch.onnx.export", "load", _plain(words_of(error))) from error
         finally:

@@ -1,18 +1,10 @@
-"""From an exported program to an ONNX file, with the exporter's operator table built once.
-
-``torch.onnx.export`` builds the table of all ATen operators again at every call, which is more than a third of the
-time of exporting a small model. The two private names below were read in torch 2.13; where they have moved the export
-works all the same, only slower.
-"""
+"""From an exported program to an ONNX file."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import importlib
 import importlib.util
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +12,7 @@ from typing import Any
 import torch
 
 from driftscope.errors import DependencyMissing, RuntimeRefused
+from driftscope.programs.operator_table import one_table
 from driftscope.shapes.capture.export import Capture, spared
 from driftscope.shapes.capture.reading import relations_of
 from driftscope.shapes.capture.source_lines import traced
@@ -27,11 +20,6 @@ from driftscope.shapes.conditions.minimising import with_more
 from driftscope.shapes.conditions.relations import Relations
 from driftscope.shapes.private_torch import without_dispatch_cache
 from driftscope.shapes.probe.judging_runs import first_line, silence
-
-#: Where the operator table is built, read in torch 2.13.
-REGISTRY = ("torch.onnx._internal.exporter._registration", "ONNXRegistry", "from_torchlib")
-
-_tables: dict[Any, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +76,6 @@ def save_model(model: Any, path: Path) -> None:
         draft = Path(folder) / path.name
         onnx.save(model, str(draft))
         draft.replace(path)
-
-
-@contextlib.contextmanager
-def one_table() -> Iterator[bool]:
-    """Keep the exporter's operator table between exports; yields whether it could be kept.
-
-    Each export receives a copy, because it may register operators of its own in it.
-    """
-    module, name, method = REGISTRY
-    try:
-        kind = getattr(importlib.import_module(module), name)
-        original = kind.__dict__[method]
-    except (ImportError, AttributeError, KeyError):
-        yield False
-        return
-
-    def cached(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        key = (cls, args, tuple(sorted(kwargs.items())))
-        if key not in _tables:
-            _tables[key] = original.__func__(cls, *args, **kwargs)
-        table = copy.copy(_tables[key])
-        table.functions = {operator: list(ways) for operator, ways in table.functions.items()}
-        return table
-
-    setattr(kind, method, classmethod(cached))
-    try:
-        yield True
-    finally:
-        setattr(kind, method, original)
 
 
 def _reason(error: BaseException) -> str:
