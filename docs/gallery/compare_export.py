@@ -45,8 +45,8 @@ with tempfile.TemporaryDirectory() as folder:
 matrix
 
 # %%
-# A difference of one hundredth in float16 is as ordinary as one of a ten-millionth in float32: what counts is how many
-# *floors* it is, the unit of ordinary rounding in that program and that dtype.
+# Some thousandths in float16 are as ordinary as less than a millionth in float32: what counts is how many *floors* it
+# is, the unit of ordinary rounding in that program and that dtype.
 
 for name in matrix.names[1:]:
     output = matrix["eager", name].outputs[0]

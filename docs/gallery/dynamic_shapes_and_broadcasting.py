@@ -44,8 +44,9 @@ for model in (Product(), WeightedMean()):
         print(textwrap.fill(f"  ({sizes}) {outcomes}", 96, subsequent_indent="         "))
 
 # %%
-# No export keeps more than two of the four. The product's ONNX file is right in all of them, because onnxruntime
-# broadcasts; the mean's is silently wrong where the size it divides by is read from the other tensor.
+# No program that checks its sizes keeps more than two of the four. Without its checks the product is right in all of
+# them, and so is its ONNX file, because onnxruntime broadcasts; the mean is silently wrong, where the size it divides
+# by is read from the other tensor.
 
 for name, report in reports.items():
     for finding in report.findings:
@@ -67,7 +68,8 @@ for sizes in ((4, 4), (1, 4)):
         print(sizes, "refused; the model says", float(mean(x, y)))
 
 # %%
-# A cover keeps them all: one program without checks where that is right, otherwise one program per configuration.
+# A cover keeps them all: with one program where one is right at all of them, traced at other sizes if need be,
+# otherwise with one per configuration.
 
 for model in (Product(), mean):
     cover = ds.cover(model, inputs)

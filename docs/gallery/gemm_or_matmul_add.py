@@ -30,12 +30,12 @@ print(study)
 # The largest absolute differences in float16. A number like 0.0625 looks large; it is one unit in the last place of
 # float16 between 64 and 128, where the largest results lie.
 
-print(study.matrix(dtype="float16", data="normal").to_string())
+study.matrix(dtype="float16", data="normal")
 
 # %%
-# The same in floors: 1.5 is where rounding ends.
+# The same in floors, the unit of ordinary rounding: up to 1.5 is ordinary, up to 2.5 unusual.
 
-print(study.matrix("floors", dtype="float16", data="normal").round(3).to_string())
+study.matrix("floors", dtype="float16", data="normal").round(3)
 
 # %%
 # All pairs, and which columns differ. Under the climbing bias the differences climb in steps, because an ulp doubles

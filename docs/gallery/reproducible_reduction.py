@@ -29,15 +29,15 @@ print(study)
 
 # %%
 # The spread of the layer normalisation: the largest change of any element over all orders. Two terms have one sum. In
-# float16 nothing moves most of the time: sums are kept in float32 and rounded once at the end, so a change is a whole
-# float16 step or none.
+# float16 nothing moves most of the time: sums are kept in float32 and rounded once at the end, so an element moves by a
+# whole step of its own size or not at all; a step of a small element is a small part of one of the largest.
 
-print(study.matrix(function="layer_norm").to_string())
+study.matrix(function="layer_norm")
 
 # %%
 # What the error model predicts for the same cells, without trying a single order.
 
-print(study.matrix("predicted_spread", function="layer_norm").to_string())
+study.matrix("predicted_spread", function="layer_norm")
 
 # %%
 # Coloured bars are what was observed, black lines what was predicted. A 0 means the same bits in every order.

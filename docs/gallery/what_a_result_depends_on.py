@@ -64,8 +64,8 @@ honest = Images().eval()
 print(ds.check_invariance(honest, images, axes=("batch", "order", "threads", "layout")))
 
 # %%
-# Does it matter? The margins between the two largest scores say after how many choices one is expected to be another.
-# And ``ds.reproducible()`` takes even the last bits away.
+# Does it matter? The table of that name above says after how many choices one is expected to be another, from the
+# margins between the two largest scores. And ``ds.reproducible()`` takes even the last bits away.
 
 
 class Reproducible(nn.Module):
@@ -80,3 +80,7 @@ class Reproducible(nn.Module):
 
 fixed = ds.check_invariance(Reproducible(honest), images, axes=("batch", "order", "threads", "layout"))
 print(fixed)
+
+# %%
+# Related: `Reproducible reduction <reproducible_reduction.html>`__,
+# `Compare an export <compare_export.html>`__.

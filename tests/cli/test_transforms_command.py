@@ -61,7 +61,7 @@ def test_a_refusal_is_answered_in_the_first_line_with_its_expression_and_edit(mo
     result = check(run, "root", "--transforms", "vmap,grad")
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("refused: vmap at line 8 `math.sqrt(x.pow(2).sum())`")
+    assert lines[0].startswith("refused: vmap at mine.py:8 `math.sqrt(x.pow(2).sum())`. A Python number is one value")
     assert len(lines) <= 25
     words = " ".join(result.stdout.split())
     assert "mine.py:8 at math.sqrt" in words
@@ -90,7 +90,8 @@ def test_json_is_the_record_and_quiet_is_one_line(module, run):
     assert data["outcomes"] == {"vmap": "refused"}
     assert data["findings"][0]["cause"] == "T010"
     assert data["command"].startswith("driftscope transforms mine.py:root --input x=4x3:float64")
-    assert len(check(run, "root", "--transforms", "vmap", "-q").stdout.splitlines()) == 1
+    (quiet,) = check(run, "root", "--transforms", "vmap", "-q").stdout.splitlines()
+    assert quiet.startswith("refused: vmap at mine.py:8 `math.sqrt(x.pow(2).sum())`. A Python number is one value")
 
 
 def test_fix_writes_a_patch_that_git_applies_and_makes_vmap_the_loop(module, run):
@@ -127,7 +128,7 @@ def test_a_page_and_a_stored_record_show_the_same(module, run):
     assert "+    return x / torch.sqrt" in text
     check(run, "root", "--transforms", "vmap", "-o", "record.json")
     again = run("report", "record.json")
-    assert again.stdout.startswith("refused: vmap at line 8")
+    assert again.stdout.startswith("refused: vmap at mine.py:8")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import driftscope as ds
-from driftscope.explain.causes.alterations import alteration_of
+from driftscope.explain.causes.alterations import alteration_of, shortest
 from driftscope.explain.causes.weights import _changed, match_weights
 from driftscope.explain.reasons import repair_notes
 from driftscope.lift.reconcile.matching import Repair
@@ -288,3 +288,11 @@ def test_a_fold_that_is_off_by_its_rounding_alone_is_not_said_to_hold_the_same_n
     meant = stored.to(torch.float64) * (1.0 + 1e-7)
     found = _changed(held("w", stored), held("fold", meant, origin=Origin.COMPUTED), meant)
     assert found.alteration.words == "multiplied by 1-1e-07"
+
+
+@pytest.mark.parametrize(("number", "said"), [
+    (float(torch.tensor(0.01)), "0.01"), (1e-6, "1e-06"), (1.0, "1"), (float(torch.tensor(1.702)), "1.702"),
+    (1.0 / 3.0, "0.333333333"), (2.0**-11, "0.00048828125"),
+])  # fmt: skip
+def test_a_number_is_written_with_the_digits_that_name_it(number: float, said: str) -> None:
+    assert shortest(number) == said

@@ -49,7 +49,7 @@ def _in_the_record(c: Comparison) -> Iterator[str]:
 
 def _sizes(c: Comparison) -> Iterator[str]:
     """The same measurement, in the answer, in the findings and in the outputs."""
-    lifted = {share(o.lifted) for o in c.outputs if o.lifted is not None}
+    lifted = {share(o.lifted, whose) for o in c.outputs if o.lifted is not None for whose in ("its", "their")}
     said = re.findall(r"(?:still differs? by|program's output is off by) (.+?)(?:\.?$|\. |\.?\n)", c.answer)
     for f in c.findings:
         said += re.findall(r"program's output is off by (.+?)(?:\.?$|\. |\.?\n)", f"{f.what}\n{f.why}")
@@ -59,8 +59,8 @@ def _sizes(c: Comparison) -> Iterator[str]:
     for o in c.outputs:
         if o.verdict is Verdict.IDENTICAL and (o.mismatched or o.max_abs):
             yield f"{o.path} is IDENTICAL and {o.mismatched} elements differ by up to {o.max_abs}"
-        if o.verdict is Verdict.DIFFERENT and wording.closer(o) != wording.NOTHING:
-            yield f"{o.path} is DIFFERENT and {wording.closer(o)} is closer"
+        if o.verdict in (Verdict.DIFFERENT, Verdict.INCONCLUSIVE) and wording.closer(o) != wording.NOTHING:
+            yield f"{o.path} is {o.verdict} and {wording.closer(o)} is closer"
         # The tolerance is offered for a test of this very pair.
         numbers = [abs(float(v)) for v in o.worst_values or () if re.fullmatch(r"-?[\d.]+(e[-+]\d+)?", v)]
         size = max(numbers, default=0.0)

@@ -12,7 +12,7 @@ import record_examples
 import sheet_examples
 from driftscope.records.kinds.collection import Collection, Entry
 from driftscope.records.kinds.comparison import NodeRecord
-from driftscope.report.sheet import HeatMap, Mark, Table
+from driftscope.report.sheet import HeatMap, Mark, Sheet, Table
 
 Opened = Callable[..., Any]
 EVERY = pytest.mark.parametrize("name", record_examples.ALL)
@@ -283,6 +283,15 @@ def test_twenty_thousand_rows_are_usable(opened: Opened) -> None:
     tab.evaluate("document.querySelector('.window').scrollTop = 1e9")
     tab.wait_for_timeout(200)
     assert "layers[0]" in tab.locator("section.rows tbody th").all_inner_texts()  # the smallest number
+
+
+def test_a_table_of_twenty_columns_is_moved_sideways_and_cuts_no_cell(opened: Opened) -> None:
+    columns = tuple(f"column{k}" for k in range(20))
+    rows = tuple((f"row{i}", *(f"value {i}.{k}" for k in range(19))) for i in range(400))
+    tab = opened(sheet_examples.Drawn(Sheet("t", "good", "d", "r", sections=(Table("Rows", columns, rows),))))
+    cut = "cells => cells.filter(c => c.scrollWidth > c.clientWidth + 1).length"
+    assert tab.locator("section.rows tbody td").first.inner_text() == "value 0.0"
+    assert tab.locator("section.rows tbody td").evaluate_all(cut) == 0
 
 
 def test_the_way_is_drawn_and_its_nodes_can_be_searched(opened: Opened) -> None:

@@ -127,11 +127,27 @@ def grid(count: int) -> tuple[ShapePoint, ...]:
 
 def test_rows_of_the_map_that_are_left_out_are_counted_and_the_legend_speaks_of_the_others():
     text = kinds.text_of(record(points=grid(14)), width=100, color=False)
-    drawn = [line for line in text.split("\n") if line.split()[1:] in (["✓"] * 3, ["·"] * 3)]
+    drawn = [line.split() for line in text.split("\n") if {*line.split()[1:]} & {"✓", "·", "W"} and "right" not in line]
     left = next(line for line in text.split("\n") if "more row" in line)
     assert int(left.split("and ")[1].split()[0]) + len(drawn) == 14
-    assert "W wrong" not in text  # it is in a row that is not drawn
-    assert "W wrong" in kinds.text_of(record(points=grid(4)), width=100, color=False)  # twin
+    # What is wrong is drawn wherever it is, and what is right beside it; the legend says what both mean.
+    assert drawn[-1][0] == "13"
+    assert "W" in drawn[-1]
+    assert drawn[0][0] == "0"
+    assert "W wrong" in text
+    fine = tuple(dataclasses.replace(p, outcomes={**p.outcomes, "onnx": "right"}) for p in grid(14))
+    assert "W wrong" not in kinds.text_of(record(points=fine), width=100, color=False)  # twin
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_the_map_says_how_many_columns_do_not_fit(width):
+    wide = tuple(
+        ShapePoint((n, k), True, {"export": "right", "onnx": "wrong" if k == 2 else "right"})
+        for n in range(1, 16) for k in (1, 2)
+    )  # fmt: skip
+    text = kinds.text_of(record(points=wide), width=width, color=False)
+    assert ("more column" in text) == (width == 60)
+    assert "W wrong" in text
 
 
 def test_both_counts_of_shapes_are_explained():
@@ -171,3 +187,61 @@ def test_every_sentence_on_the_terminal_is_whole(width: int, rows: int):
     assert "blank: no such shape tried more: " in flat or "more: the map of shapes" in flat
     assert flat.endswith("of them the model itself refuses): see --json or -o page.html")
     assert len(text.split("\n")) <= 25
+
+
+def test_the_relations_name_files_from_the_project_and_not_from_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    relation = ShapeRelation("a == b", "guard", True, file=str(tmp_path / "net.py"), line=7, expression="a + b")
+    table = sections(record(relations=(relation,)), Table)["Relations between sizes"]
+    assert table.rows[0][2] == "net.py:7"
+    elsewhere = dataclasses.replace(relation, file="/home/somebody/deep/project/net.py")
+    table = sections(record(relations=(elsewhere,)), Table)["Relations between sizes"]
+    assert table.rows[0][2] == "project/net.py:7"
+
+
+def test_what_is_printed_to_paste_is_python_that_exports():
+    code = """\
+import torch
+from torch.export import Dim
+
+batch = Dim("batch")
+
+dynamic_shapes = {
+    'input': {0: batch},
+}
+
+
+def export(model, args, kwargs=None):
+    # Sizes 0 and 1 are traced like any other.
+    with torch.fx.experimental._config.patch(backed_size_oblivious=True):
+        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
+"""
+    marks = """\
+dynamic_shapes = {
+    'x': {0: Dim.AUTO},
+}
+
+
+def export(model, args, kwargs=None):
+    marks = {0: (0,)}
+    tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    for number, axes in marks.items():
+        for axis in axes:
+            torch._dynamo.decorators.mark_unbacked(tensors[number], axis)
+    return torch.export.export(model, args, kwargs, strict=True)
+"""
+    import torch
+
+    for text in (code, marks):
+        names = {"torch": torch, "model": torch.nn.ReLU(), "args": (torch.ones(3, 2),)}
+        exec("\n".join(shapes.spec_of(record(spec_code=text))), names)  # noqa: S102
+        assert isinstance(names["exported"], torch.export.ExportedProgram)
+
+
+def test_the_first_line_names_the_line_that_the_first_finding_is_about():
+    found = Finding("S021", "the ONNX file is wrong", "it was made for n != 1", where=Where(file="net.py", line=7))
+    sheet = shapes.sheet_of(record(findings=(found,)))
+    assert sheet.reason.endswith("2 of 4 shapes right, 2 lost. At net.py:7: it was made for n != 1.")
+    # Twin: of a note, or where nothing is lost, nothing is added.
+    note = dataclasses.replace(found, note=True)
+    assert shapes.sheet_of(record(findings=(note,))).reason == record().headline

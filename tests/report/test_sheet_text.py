@@ -137,3 +137,15 @@ def test_a_table_whose_wrapped_cells_are_cut_is_said_to_be_elsewhere() -> None:
     few = Sheet("t", "bad", "d", "r", sections=(Table("Every pair", ("p", "v", "why"), rows[:2]),))
     assert "more:" not in sheet_text.render(few)  # twin: what is whole is not said to be elsewhere
     assert sheet_text.render(few).split().count("takes") == 10
+
+
+def test_a_map_says_what_its_signs_mean_and_no_percent_sign_begins_a_line() -> None:
+    grid = HeatMap("Pairs", ("a", "b"), ("a", "b"), ((Mark(""), Mark("=")), (Mark("="), Mark(""))), note="= same bits.",
+                   legend=(("good", "a colour"),))  # fmt: skip
+    rows = tuple((f"pair {k}", "word " * k + f"still differ by 0.018 % {'x' * k}") for k in range(30))
+    sheet = Sheet("t", "bad", "d", "r", sections=(grid, Table("Every pair", ("pair", "reason"), rows)))
+    for width in (40, 60, 80):
+        text = sheet_text.render(sheet, width=width, lines=200)
+        assert "= same bits." in text
+        assert "a colour" not in text
+        assert not [line for line in text.split("\n") if line.lstrip().startswith("%")]

@@ -356,3 +356,31 @@ def test_the_first_line_says_place_and_cause(
 def test_the_repr_of_an_output_is_one_line() -> None:
     output = record_examples.value("out", Verdict.DIFFERENT, max_abs=7.5e-4, max_ulp=56776.0)
     assert repr(output) == "<Output out: DIFFERENT, max abs 7.5e-04, 56,776 ulp; float32 (64, 10)>"
+
+
+def test_the_name_of_an_output_stands_whole_where_half_the_width_holds_it() -> None:
+    base = record_examples.different()
+    path = "out['probabilities']"
+    record = dataclasses.replace(base, outputs=(dataclasses.replace(base.outputs[0], path=path),))
+    narrow = comparison.render(record, width=60)
+    assert path in narrow
+    assert all(f" {title}" in narrow for title in ("verdict", "max abs", "ulp", "in float64"))
+    # Twin: a name of more than half the width is shortened in its middle.
+    longer = dataclasses.replace(base, outputs=(dataclasses.replace(base.outputs[0], path=f"out['{'p' * 60}']"),))
+    assert "p…p" in comparison.render(longer, width=60)
+
+
+def test_with_details_every_note_is_there() -> None:
+    base = record_examples.different()
+    notes = tuple(Finding("W001", f"constant {k} rounded", note=True, where=Where(node=f"n{k}")) for k in range(20))
+    record = dataclasses.replace(base, findings=(*base.findings, *notes))
+    assert "more: see -v" in comparison.render(record, width=100)
+    told = comparison.render(record, width=100, details=True)
+    assert "more: see" not in told
+    assert all(f.what in told for f in notes)
+
+
+def test_what_cannot_be_decided_ranks_no_side() -> None:
+    rounding = record_examples.rounding().outputs[0]
+    unsure = dataclasses.replace(rounding, verdict=Verdict.INCONCLUSIVE, closer="a")
+    assert (wording.closer(unsure), wording.closer_sentence((unsure,))) == (wording.NOTHING, "")

@@ -45,3 +45,35 @@ def test_the_tensor_that_is_mapped_and_the_reason_are_those_of_the_place(functio
     said = found(function, transform)
     assert what in said[0]
     assert said[1].startswith(why)
+
+
+def takes_from_its_argument(x, values):
+    values.pop()
+    return x.sum(0)
+
+
+def takes_from_outside(x):
+    OUTSIDE.pop()
+    return x.sum(0)
+
+
+OUTSIDE = [1, 2, 3, 4]
+
+
+def test_an_argument_that_is_changed_is_called_by_its_name_and_is_not_to_become_one() -> None:
+    report = ds.check_transforms(takes_from_its_argument, torch.randn(3, 1), [0, 1, 2, 3], in_dims=(0, None),
+                                 transforms=("vmap",))  # fmt: skip
+    first = report.first
+    assert first is not None
+    assert (first.code, first.where.expression) == ("T002", "values.pop()")
+    assert first.what == "the length of `values` is 4 after vmap, 1 after the loop"
+    assert first.fix.startswith("change a copy of `values` and return it")
+    # Twin: what lives outside is to be given as an argument.
+    outside = ds.check_transforms(takes_from_outside, torch.randn(3, 1), transforms=("vmap",)).first
+    assert outside is not None
+    assert outside.fix.startswith("pass `OUTSIDE` as an argument")
+
+
+def test_zeros_of_another_sign_are_no_distance() -> None:
+    report = ds.check_transforms(lambda x: -(x * 0.0), torch.randn(3, 2), transforms=("vmap", "jacfwd"))
+    assert all("at most 0 apart" not in run.reason for run in report.runs)

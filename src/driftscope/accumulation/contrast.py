@@ -45,11 +45,11 @@ def difference(a: RevealedOrder, b: RevealedOrder) -> tuple[str, str] | None:
     if a.n != b.n:
         raise InputError(f"sums of {a.n} and of {b.n} terms have no common order")
     if a.tree != b.tree:
-        what = f"adds {a.n} terms in another order than A: {b.family} here, {a.family} there"
+        what = f"adds {a.n} terms in another order than A: here {b.family}; in A {a.family}"
         shared = np.intersect1d(a.tree.groups, b.tree.groups).size - 1
         why = (
             f"Of {counted(b.tree.additions, 'partial sum')} {shared} are the same besides the total, the longest chains"
-            f" of additions are {b.depth} here and {a.depth} there, and {_arithmetic(b, a)}. Other orders round"
+            f" of additions are {b.depth} here and {a.depth} in A, and {_arithmetic(b, a)}. Other orders round"
             " otherwise."
         )
         return what, why
@@ -57,7 +57,7 @@ def difference(a: RevealedOrder, b: RevealedOrder) -> tuple[str, str] | None:
         what = f"adds {a.n} terms in A's order, but accumulates in {b.accumulator} where A does in {a.accumulator}"
         return what, f"Both: {a.family}. Every partial sum is rounded to another format."
     if a.products and b.products and (a.fma != b.fma or a.fma_terms != b.fma_terms):
-        what = f"adds {a.n} products in A's order, with FMA {_fma(b)} here and {_fma(a)} there"
+        what = f"adds {a.n} products in A's order, with FMA {_fma(b)} here and {_fma(a)} in A"
         return what, f"Both: {a.family}. A product that is rounded before it is added rounds once more."
     if a.arithmetic.mean != b.arithmetic.mean:
         return f"adds {a.n} terms in A's order, but divides otherwise", f"Both: {a.family}."

@@ -60,10 +60,12 @@ def text_of(record: Any, *, quiet: bool, details: bool = False) -> str:
     width, color = screen()
     if isinstance(record, Collection):
         if quiet:
-            return "\n".join(wording.one_line(f"{e.comparison.verdict}: {e.title}") for e in record.entries)
+            return "\n".join(
+                wording.one_line(f"{e.comparison.verdict}: {e.title}: {e.comparison.answer}") for e in record.entries
+            )
         return comparison.render_collection(record, width=width, color=color, details=details)
     if quiet:
-        return wording.one_line(record)
+        return wording.one_line(kinds.first_line_of(record))
     if isinstance(record, Comparison):
         return comparison.render(record, width=width, color=color, details=details)
     return kinds.text_of(record, width=width, color=color)

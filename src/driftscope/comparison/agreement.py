@@ -133,9 +133,17 @@ def _within(
     excess = float(share.reshape(-1)[at])
     if excess <= 1.0:
         return Agreement("rounding", leaf.path, leaf.detail, excess, float(gap.max()), index)
-    values = f"{a[index].item()!r} against {b[index].item()!r}"
+    values = " against ".join(told_apart(a[index].item(), b[index].item()))
     words = f"{values}{place_words(index)}: {excess:.2g} times what rounding may do there"
     return Agreement("value", leaf.path, words, excess, float(gap.max()), index)
+
+
+def told_apart(one: complex, other: complex) -> tuple[str, str]:
+    """Write two numbers with nine digits, which name any float32, or with all where nine do not tell them apart."""
+    if not all(isinstance(x, (float, complex)) for x in (one, other)):
+        return repr(one), repr(other)
+    short = f"{one:.9g}", f"{other:.9g}"
+    return short if short[0] != short[1] else (repr(one), repr(other))
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

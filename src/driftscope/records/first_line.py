@@ -61,10 +61,11 @@ def _different(findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> 
     if largest is None:
         # One side's float64 run left the range; what became of the numbers is a size of its own.
         return f"{ended(said)} {ended(differing[0].reason.partition(';')[0].partition(', and ')[0])}"
-    whose = "the outputs still differ"
+    which, whose = "the outputs still differ", "their"
     if len(differing) < len(outputs):
-        whose = part_of(len(differing), len(outputs), "output", "still differs", "still differ")
-    return f"{ended(said)} In float64 {whose} by {share(largest)}."
+        which = part_of(len(differing), len(outputs), "output", "still differs", "still differ")
+        whose = "its" if len(differing) == 1 else "their"
+    return f"{ended(said)} In float64 {which} by {share(largest, whose)}."
 
 
 def _function_differs(output: OutputRecord) -> bool:
@@ -100,15 +101,15 @@ def place_of(where: Where) -> str:
     return f"{first} ({', '.join(others)})" if others else first
 
 
-def share(relative: float) -> str:
+def share(relative: float, whose: str = "its") -> str:
     """Write a relative size: as a percentage where one can be read, else as a multiple or a power of ten."""
     if relative == float("inf"):
         return "more than any number"
     if 0.995 <= relative < 1.05:
         return "100 %"
     if relative >= 1.05:
-        return f"{relative:.2g} times their size"
-    return f"{100 * relative:.2g} %" if relative >= 1e-4 else f"{relative:.1e} of their size"
+        return f"{relative:.2g} times {whose} size"
+    return f"{100 * relative:.2g} %" if relative >= 1e-4 else f"{relative:.1e} of {whose} size"
 
 
 def _rounding(outputs: Sequence[OutputRecord]) -> str:

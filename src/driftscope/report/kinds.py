@@ -46,11 +46,26 @@ OWN_WORDS: dict[str, str] = {
 }
 
 
+#: Records whose ``str`` is that line.
+_SAID_BY_THEMSELVES = (
+    "driftscope/comparison/1", "driftscope/accumulation/1", "driftscope/unanswered/1", "driftscope/verification/1",
+    "driftscope/session/1",
+)  # fmt: skip
+
+
 def sheet_of(record: Any) -> Sheet:
     """Return the sheet of a record of any kind that has one."""
     module = importlib.import_module(KINDS[record.schema][2])
     sheet: Sheet = module.sheet_of(record)
     return sheet
+
+
+def first_line_of(record: Any) -> str:
+    """Return the answer as its first line says it: verdict, place, cause."""
+    if record.schema in _SAID_BY_THEMSELVES:
+        return str(record)
+    sheet = sheet_of(record)
+    return f"{sheet.headline}: {sheet.reason}" if sheet.reason else sheet.headline
 
 
 def text_of(record: Any, *, width: int, color: bool) -> str:

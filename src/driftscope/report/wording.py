@@ -106,9 +106,13 @@ def usable_tolerance(output: OutputRecord) -> Tolerance | None:
     return None if output.verdict is Verdict.INCONCLUSIVE else output.tolerance
 
 
+#: Two functions have two exact results, and a program that does not repeat itself has none.
+_NOT_RANKED = (Verdict.DIFFERENT, Verdict.INCONCLUSIVE)
+
+
 def closer(output: OutputRecord) -> str:
     """Name the side that is closer to float64; of two functions neither is, nor one of two errors that read alike."""
-    if output.verdict is Verdict.DIFFERENT:
+    if output.verdict in _NOT_RANKED:
         return NOTHING
     errors = [side.error for side in (output.a, output.b) if side is not None and side.error is not None]
     if output.closer in ("a", "b") and len(errors) == 2 and number(errors[0]) == number(errors[1]):
@@ -122,7 +126,7 @@ def closer_sentence(outputs: Iterable[OutputRecord]) -> str:
     Of two different functions neither is closer, and two errors that print the same are equal.
     """
     known = [o for o in outputs if o.closer in ("a", "b", "equal")]
-    if any(o.verdict is Verdict.DIFFERENT for o in known):
+    if any(o.verdict in _NOT_RANKED for o in known):
         return ""
     if not known:
         return ""

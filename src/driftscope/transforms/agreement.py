@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from driftscope.comparison.agreement import agreement
+from driftscope.comparison.agreement import agreement, told_apart
 from driftscope.records.words import counted
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.transforming import Ragged
@@ -133,7 +133,7 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
 def _values_differ(plain: torch.Tensor, other: torch.Tensor, path: str) -> Difference:
     judged = agreement(plain, other)
     index = judged.index or (0,) * plain.dim()
-    worst = (f"{plain[index].item()!r}", f"{other[index].item()!r}")
+    worst = told_apart(plain[index].item(), other[index].item())
     size = abs(plain[index].item())
     relative = judged.max_abs / size if size and math.isfinite(size) else None
     detail = f"{path}{list(index) if index else ''} is {worst[0]}, with the transform {worst[1]}"

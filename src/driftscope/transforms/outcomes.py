@@ -44,7 +44,8 @@ def judge(question: Question, examination: Examination) -> tuple[str, str]:
     if difference.kind == "same":
         return "same", "the same bits"
     if difference.agrees:
-        return "rounding", f"rounding: at most {difference.max_abs:.3g} apart"
+        signs = "the same values; zeros of another sign"
+        return "rounding", f"rounding: at most {difference.max_abs:.3g} apart" if difference.max_abs else signs
     if _only_random(question, examination):
         return "random", "other random numbers, as was asked for"
     if coarse := _within_inner_format(question, examination):

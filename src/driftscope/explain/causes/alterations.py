@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from driftscope.explain.native.cheap_products import rounding_to
@@ -50,7 +51,7 @@ def alteration_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) ->
     """
     if uniform_of(exact) is not None and uniform_of(value) is not None and bool(value.any()):
         before, now = float(exact.reshape(-1)[0]), float(value.reshape(-1)[0])
-        return Alteration("W004", f"{before:.9g}, stored as {now:.9g}")
+        return Alteration("W004", f"{shortest(now)} where A has {shortest(before)}")
     if not bool(value.any()):
         return Alteration("W009", "set to zero")
     rounded = _rounded(value, exact, fmt)
@@ -62,6 +63,12 @@ def alteration_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) ->
     if _reordered(value, exact, fmt):
         return _order(value, exact)
     return _changed(value, exact)
+
+
+def shortest(number: float) -> str:
+    """Write a number with the digits that name it: those of float32 where it is one (0.01, not 0.00999999978)."""
+    near = np.float32(number)
+    return f"{float(str(near)) if float(near) == number else number:.9g}"
 
 
 def uniform_of(value: torch.Tensor) -> float | None:

@@ -12,6 +12,7 @@ import torch
 
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.explain.causes.alterations import shortest
 from driftscope.explain.causes.computed import OtherIndices, other_indices
 from driftscope.explain.causes.fold_findings import fold_finding
 from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, other_fold
@@ -328,14 +329,15 @@ class _Case:
         strange = [c for c in self.constants[1] if c.name in own and own[c.name] not in ours.values()][:_MOST_ALONE]
         for constant, number in itertools.product(strange, missing):
             if self._whole({constant.name: torch.full(constant.value.shape, number, dtype=torch.float64)}):
-                node, operator = constant.where.node, constant.where.operator
+                node, operator, name = constant.where.node, constant.where.operator, constant.name
+                cause = f"its constant {name} is {shortest(own[name])}; with {shortest(number)} it gives A's values"
                 return Finding(
                     "N001",
                     f"not the same function from {node} ({operator}) on{self._at_the_end()}",
-                    f"Its constant {constant.name} is {own[constant.name]:.9g}; with {number:.9g} it gives A's values.",
-                    f"Set {constant.name} to {number:.9g}.",
+                    f"{cause[0].upper()}{cause[1:]}.",
+                    f"Set {name} to {shortest(number)}.",
                     replace(constant.where, output=self.output.path),
-                    self.numbers,
+                    {**self.numbers, "cause": cause},
                     verified=True,
                 )
         return None

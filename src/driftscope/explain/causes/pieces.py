@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from driftscope.explain.causes import missing, rewiring
-from driftscope.explain.causes.alterations import alteration_of, uniform_of
+from driftscope.explain.causes.alterations import alteration_of, shortest, uniform_of
 from driftscope.explain.causes.gates import gate_order
 from driftscope.explain.causes.rewiring import Reason, Trial, Trials
 from driftscope.explain.causes.trying import nearby
@@ -243,11 +243,14 @@ def _constant(
             number = uniform_of(value)
             fix = f"Store {partner} of A in {constant.name} again."
             if number is not None:
-                fix = f"Set {constant.name} to {number:.9g}."
+                fix = f"Set {constant.name} to {shortest(number)}."
             later = None if step is parting.step else step
             held = {c.name: c for c in ours}.get(partner)
             changed = None if number is not None or held is None else ChangedWeight(constant, held, value, alteration)
             words = f"its constant {constant.name} is {partner} of A, {alteration.words}"
+            held_now = uniform_of(constant.value)
+            if number is not None and held_now is not None:
+                words = f"its constant {constant.name} is {shortest(held_now)}, in A {shortest(number)} ({partner})"
             return Reason(words, fix, True, later, changed)
     return None
 
@@ -280,8 +283,9 @@ def _solved(
     if not trials.constants({constant.name: torch.full(constant.value.shape, number, dtype=torch.float64)}):
         return None
     return Reason(
-        f"its constant {constant.name} is {uniform(constant):.9g}; with {float(shown):.9g} it gives A's values",
-        f"Set {constant.name} to {float(shown):.9g}.",
+        f"its constant {constant.name} is {shortest(uniform(constant) or 0.0)}; with {shortest(float(shown))} it gives"
+        " A's values",
+        f"Set {constant.name} to {shortest(float(shown))}.",
         True,
         None if step is parting.step else step,
     )

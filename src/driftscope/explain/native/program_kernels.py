@@ -135,6 +135,12 @@ def cast_finding(file: Lifted | None, bound: Bound, side: str) -> Finding | None
     )
 
 
+def _others_within(count: int) -> str:
+    if not count:
+        return ""
+    return f"; that of {counted(count, 'other value')} {agreeing(count, 'is', 'are')} within ordinary rounding"
+
+
 def kernel_finding(outside: Sequence[PieceDrift], count: int, side: str) -> Finding:
     """Put the kernels outside their floor into words, the worst one first."""
     worst = outside[0]
@@ -145,8 +151,8 @@ def kernel_finding(outside: Sequence[PieceDrift], count: int, side: str) -> Find
     return Finding(
         "N025",
         f"the kernel of {worst.where.node} ({worst.where.operator}) in {side} is {floors(worst.floors, 3)} from "
-        f"float64 on the very values it was given (relative error {worst.error:.1e}); {count - len(outside)} of "
-        f"{counted(count, 'value')} {agreeing(count - len(outside), 'is within its own', 'are within theirs')}{more}",
+        f"float64 on the very values it was given (relative error {worst.error:.1e})"
+        f"{_others_within(count - len(outside))}{more}",
         why,
         _remedy(worst),
         worst.where,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from driftscope.records.first_line import place_of
 from driftscope.records.kinds.invariance_report import AXES, OUTCOMES, InvarianceFinding, InvarianceReport
 from driftscope.records.verdict import FailOn
 from driftscope.report import wording
@@ -53,7 +54,8 @@ def record_fails(record: InvarianceReport, limit: FailOn) -> bool:
 def _reason(record: InvarianceReport) -> str:
     first = record.first
     if first is not None and not first.note:
-        return first.what
+        place = place_of(first.where)
+        return f"at {place}, {first.what}" if place else first.what
     by_rounding = [axis for axis, outcome in record.outcomes.items() if outcome == "rounding"]
     if by_rounding:
         return f"the result depends on {', '.join(by_rounding)} by rounding alone"

@@ -84,9 +84,10 @@ def _reason(matrix: DriftMatrix) -> str:
     counted: dict[Verdict, int] = {}
     for comparison in matrix.pairs.values():
         counted[comparison.verdict] = counted.get(comparison.verdict, 0) + 1
-    return f"of {wording.counted(len(matrix.pairs), 'pair')}, " + ", ".join(
-        f"{count} {verdict}" for verdict, count in sorted(counted.items(), key=lambda item: -item[0].rank)
-    )
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counted.items(), key=lambda i: -i[0].rank))
+    a, b, _ = next(_found(matrix), ("", "", None))
+    first = f". {b} (B) against {a} (A): {matrix[a, b].answer}" if a else ""
+    return f"of {wording.counted(len(matrix.pairs), 'pair')}, {counts}{first}"
 
 
 def _grid(matrix: DriftMatrix) -> HeatMap:

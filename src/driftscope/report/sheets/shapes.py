@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 
+from driftscope.records.first_line import ended, place_of
 from driftscope.records.kinds.shape_report import ShapePoint, ShapeRecord
+from driftscope.records.user_code import written
 from driftscope.records.words import counted
 from driftscope.report.sheet import Cell, HeatMap, Listing, Mark, Section, Sheet, Table
 
@@ -62,7 +65,7 @@ def sheet_of(record: ShapeRecord) -> Sheet:
         title=f"{record.program}: shapes",
         tone=tone_of(record),
         headline=headline_of(record),
-        reason=record.headline,
+        reason=reason_of(record),
         figures=figures_of(record),
         findings=record.findings,
         sections=tuple(s for s in sections if not isinstance(s, Table) or s.rows),
@@ -73,7 +76,7 @@ def sheet_of(record: ShapeRecord) -> Sheet:
 
 
 def spec_of(record: ShapeRecord) -> list[str]:
-    """Lines to paste from the spec code: Dims and ``dynamic_shapes``, and what its export sets beside them.
+    """Lines to paste behind ``model`` and ``args`` from the spec code: the spec, and the export that it is for.
 
     Sizes that are marked instead (unbacked) exclude a spec: the marks and the call stand for it.
     """
@@ -82,12 +85,13 @@ def spec_of(record: ShapeRecord) -> list[str]:
     body = next((i for i, line in enumerate(lines) if line.startswith("def export")), len(lines))
     if start is None:
         return []
-    inside = [line.strip() for line in lines[body + 1 :] if line.strip()]
-    if any(line.startswith("marks = ") for line in inside):
-        return inside
-    spec = [line for line in lines[start:body] if line]
-    setting = [line for line in inside if line.startswith("with ")]
-    return [*spec, *(f"{line}  # around torch.export.export" for line in setting)]
+    call = textwrap.dedent("\n".join(lines[body + 1 :])).replace("return torch", "exported = torch")
+    called = [line for line in call.replace("(args, kwargs)", "args").replace(", kwargs", "").splitlines() if line]
+    called = [line for line in called if not line.lstrip().startswith("#")]
+    if any(line.startswith("marks = ") for line in called):
+        return called
+    imported = [line for line in lines[:start] if "import" in line and line != "import torch"]
+    return [*imported, *(line for line in lines[start:body] if line), *called]
 
 
 def tone_of(record: ShapeRecord) -> str:
@@ -106,6 +110,14 @@ def headline_of(record: ShapeRecord) -> str:
     if not record.mode:
         return "not exported"
     return {"bad": "silently wrong", "fair": "shapes lost"}.get(tone_of(record), "no drift found")
+
+
+def reason_of(record: ShapeRecord) -> str:
+    """The answer with the line that the first finding is about, and what it assumes there."""
+    first = next((f for f in sorted(record.findings, key=lambda f: f.note) if f.where.line and f.why), None)
+    if first is None or first.note or tone_of(record) == "good":
+        return record.headline
+    return f"{ended(record.headline)} At {place_of(first.where)}: {ended(first.why)}"
 
 
 def figures_of(record: ShapeRecord) -> tuple[tuple[str, str, str], ...]:
@@ -170,7 +182,8 @@ def domain_picture(record: ShapeRecord, target: str, pair: tuple[int, int]) -> H
         tuple(map(str, rows)),
         tuple(map(str, columns)) or ("",),
         squares,
-        note="Each square stands for every shape tried with these two sizes and shows the worst; blank: none tried.",
+        note="Each square stands for every shape tried with these two sizes and shows the worst. –: the model refuses; "
+        "blank: none tried.",
         legend=_LEGEND,
     )
 
@@ -232,7 +245,7 @@ def _relations(record: ShapeRecord) -> Table:
         (
             relation.text,
             Mark("checked", "good") if relation.enforced else Mark("not checked", "fair"),
-            f"{relation.file}:{relation.line}" if relation.file else "",
+            f"{written(relation.file)}:{relation.line}" if relation.file else "",
             relation.expression or relation.asked_by,
         )
         for relation in record.relations

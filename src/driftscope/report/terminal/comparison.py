@@ -79,7 +79,7 @@ def render(comparison: Comparison, *, width: int = 100, color: bool = False, det
     tail = _Lines(page.width, color)
     tail.conclusions(comparison, details)
     tail.labelled("next", wording.next_step(comparison), "bold")
-    page.findings(comparison, MAX_LINES - len(tail.lines) - len(page.lines))
+    page.findings(comparison, MAX_LINES - len(tail.lines) - len(page.lines), details)
     return "\n".join([*page.lines, *tail.lines])
 
 
@@ -148,8 +148,8 @@ class _Lines(Lines):
         if legend:
             self.paragraph(legend, "dim")
 
-    def findings(self, comparison: Comparison, room: int) -> None:
-        """Append as many findings as ``room`` lines hold, the most important first."""
+    def findings(self, comparison: Comparison, room: int, details: bool = False) -> None:
+        """Append as many findings as ``room`` lines hold, the most important first; all of them with details."""
         ordered = sorted(comparison.findings, key=wording.seriousness)
         left = list(ordered)
         block = _Lines(self.width, self.color)
@@ -158,7 +158,7 @@ class _Lines(Lines):
             one.finding(finding, comparison.reason, fix=finding is not _leading(comparison))
             free = room - 1 - len(block.lines) - (1 if len(left) > 1 else 0)
             # The first finding is what the answer rests on: it stands there whole, however narrow the terminal is.
-            if len(one.lines) > free and (block.lines or finding.note):
+            if not details and len(one.lines) > free and (block.lines or finding.note):
                 break
             block.lines.extend(one.lines)
             left.pop(0)
@@ -168,7 +168,7 @@ class _Lines(Lines):
             notes = sum(f.note for f in left)
             words = [wording.counted(n, w) for n, w in ((len(left) - notes, "finding"), (notes, "note")) if n]
             opening = "and " if block.lines else ""
-            block.add(Text(f"{opening}{' and '.join(words)} more: see --json or -o page.html", "dim"))
+            block.add(Text(f"{opening}{' and '.join(words)} more: see -v or -o page.html", "dim"))
         self.blank()
         self.lines.extend(block.lines)
 
@@ -205,7 +205,8 @@ def _fitting(outputs: tuple[OutputRecord, ...], columns: list[_Column], width: i
     parts: list[list[int]] = [[]]
     for index, wide in enumerate(widths):
         taken = sum(widths[i] for i in parts[-1])
-        if parts[-1] and width - taken - wide < min(longest, 16):
+        # A name of up to half the width stands whole.
+        if parts[-1] and width - taken - wide < min(longest, max(16, width // 2)):
             parts.append([])
         parts[-1].append(index)
     return [([columns[i] for i in part], max(6, min(longest, width - sum(widths[i] for i in part)))) for part in parts]

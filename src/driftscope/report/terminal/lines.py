@@ -35,7 +35,7 @@ class Lines:
             color_system="standard" if self.color else None, no_color=not self.color, legacy_windows=False,
         )  # fmt: skip
         console.print(content, soft_wrap=False)
-        rendered = [line.rstrip() for line in stream.getvalue().rstrip("\n").split("\n")]
+        rendered = [line.rstrip() for line in stream.getvalue().replace(_JOINT, " ").rstrip("\n").split("\n")]
         self.lines.extend(rendered[:limit])
 
     def blank(self) -> None:
@@ -86,11 +86,14 @@ def room(lines: int, width: int) -> int:
     return max(lines, lines * 100 // max(width, MIN_WIDTH))
 
 
+def joined(text: str) -> str:
+    """Keep each number and its percent sign on one line; :meth:`Lines.add` and :func:`wrap` put the space back."""
+    return text.replace(" %", f"{_JOINT}%")
+
+
 def wrap(text: str, width: int) -> list[str]:
     """Break ``text`` at words into lines of ``width`` columns."""
-    # A number is not parted from its percent sign.
-    joined = text.replace(" %", f"{_JOINT}%")
-    lines = Text(joined).wrap(Console(width=width, file=io.StringIO()), width)
+    lines = Text(joined(text)).wrap(Console(width=width, file=io.StringIO()), width)
     return [line.plain.rstrip().replace(_JOINT, " ") for line in lines] or [""]
 
 

@@ -25,6 +25,8 @@ _MEANINGS = {
 }  # fmt: skip
 _ROWS = 9  # of the picture
 _FEWEST = 3  # of them; where fewer fit the picture is left to the page
+_LABEL, _SQUARE = 6, 4  # columns of a row's name, and of a square
+_PICTURE = 6  # lines that a picture may have beyond what the answer has: it says at a glance where the answer holds
 _RELATIONS = 5
 
 
@@ -45,12 +47,12 @@ def render(record: ShapeRecord, *, width: int = 100, color: bool = False, lines:
     page = Lines(max(width, MIN_WIDTH), color)
     tone = shapes.tone_of(record)
     headline = shapes.headline_of(record)
-    page.add(Text.assemble((f"{headline}: ", STYLES[tone]), wording.one_line(record.headline)))
+    page.add(Text.assemble((f"{headline}: ", STYLES[tone]), wording.one_line(shapes.reason_of(record))))
     _targets(page, record)
     _relations(page, record)
     _spec(page, record, lines)
     left = _findings(page, record, lines)
-    drawn = _picture(page, record, lines - len(_more(page, record, left, False)))
+    drawn = _picture(page, record, lines + _PICTURE - len(_more(page, record, left, False)))
     page.lines += _more(page, record, left, drawn)
     return "\n".join(page.lines)
 
@@ -102,26 +104,41 @@ def _picture(page: Lines, record: ShapeRecord, lines: int) -> bool:
     target = max(targets, key=lambda name: (record.count(name, "wrong"), record.count(name, "lost")))
     grid = shapes.domain_picture(record, target, pair)
     title = wrap(wording.one_line(grid.title), page.width)
-    drawn_rows = list(zip(grid.rows, grid.squares, strict=True))
     # A blank line, the names of the columns, and the legend with the number of rows that are left out.
-    legend = wrap(f"and {wording.counted(len(drawn_rows), 'more row')}; {_legend(grid.squares)}", page.width - 2)
+    legend = wrap(f"and {wording.counted(len(grid.rows), 'more row')}; {_legend(grid.squares)}", page.width - 2)
     height = min(lines - len(page.lines) - len(title) - 2 - len(legend), _ROWS)
-    if height < min(_FEWEST, len(drawn_rows)):
+    if height < min(_FEWEST, len(grid.rows)):
         return False
+    down = _telling([[mark.tone for mark in squares] for squares in grid.squares], height)
+    tones = [[grid.squares[row][column].tone for row in down] for column in range(len(grid.columns))]
+    across = _telling(tones, (page.width - _LABEL) // _SQUARE)
     page.blank()
     for line in title:
         page.add(Text(line, "bold"), limit=1)
     if len(grid.columns) > 1:
-        page.add(Text("".join([" " * 6, *(f"{name:>4}" for name in grid.columns)]), "dim"), limit=1)
-    for name, squares in drawn_rows[:height]:
-        drawn = Text(f"{name:>6}")
-        for mark in squares:
-            drawn.append(f"{_LETTERS.get(mark.text, mark.text[:1]):>4}", STYLES[mark.tone])
+        names = (f"{grid.columns[column]:>{_SQUARE}}" for column in across)
+        page.add(Text(" " * _LABEL + "".join(names), "dim"), limit=1)
+    for row in down:
+        drawn = Text(f"{grid.rows[row]:>{_LABEL}}")
+        for mark in (grid.squares[row][column] for column in across):
+            drawn.append(f"{_LETTERS.get(mark.text, mark.text[:1]):>{_SQUARE}}", STYLES[mark.tone])
         page.add(drawn, limit=1)
-    left = len(drawn_rows) - height
-    rows = f"and {wording.counted(left, 'more row')}; " if left > 0 else ""
-    page.paragraph(f"{rows}{_legend(grid.squares[:height])}", "dim", indent=2)
+    missing = [(len(grid.rows) - len(down), "more row"), (len(grid.columns) - len(across), "more column")]
+    left = " and ".join(wording.counted(count, noun) for count, noun in missing if count)
+    seen = [[grid.squares[row][column] for column in across] for row in down]
+    page.paragraph(f"{f'and {left}; ' if left else ''}{_legend(seen)}", "dim", indent=2)
     return True
+
+
+def _telling(lines: Sequence[Sequence[str]], room_for: int) -> list[int]:
+    """Choose rows (or columns) to draw by the tones of their squares: those that show what is wrong first, in order."""
+    bad = [any(tone == "bad" for tone in line) for line in lines]
+    fair = [any(tone == "fair" for tone in line) for line in lines]
+    chosen = sorted(range(len(lines)), key=lambda i: (not bad[i], not fair[i], i))[: max(room_for, 1)]
+    if chosen and room_for > 2 and not any(not bad[i] and not fair[i] for i in chosen):
+        sound = next((i for i in range(len(lines)) if not bad[i] and not fair[i]), None)
+        chosen = chosen if sound is None else [sound, *chosen[:-1]]  # what is right stands beside it
+    return sorted(chosen)
 
 
 def _legend(squares: Sequence[Sequence[Mark]]) -> str:

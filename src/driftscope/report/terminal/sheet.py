@@ -11,7 +11,7 @@ from driftscope.records.finding import Finding
 from driftscope.report import wording
 from driftscope.report.pages import sheet_view
 from driftscope.report.sheet import HeatMap, Listing, Mark, Picture, Points, Section, Sheet, Table
-from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, room, shorten, wrap
+from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, joined, room, shorten, wrap
 
 STYLES = {"good": "bold green", "fair": "bold yellow", "bad": "bold red", "unsure": "bold magenta", "": ""}
 _LONGEST_NAME = 18  # of a cell that is kept on one line
@@ -57,7 +57,7 @@ def render(sheet: Sheet, *, width: int = 100, color: bool = False, lines: int = 
 
 def _answer(page: Lines, sheet: Sheet) -> None:
     headline = wording.one_line(sheet.headline)
-    reason = shorten(wording.one_line(sheet.reason), page.width - 14, room(3, page.width))
+    reason = shorten(wording.one_line(sheet.reason), page.width - 14, room(5, page.width))
     for index, line in enumerate(wrap(reason, max(page.width - len(headline) - 2, 20))):
         head = f"{headline}: " if index == 0 else " " * (len(headline) + 2)
         page.add(Text.assemble((head, STYLES[sheet.tone]), line))
@@ -115,10 +115,11 @@ def _section(page: Lines, section: Section, lines: int) -> bool:
             )
         for row in shown:
             cells = [row[index] for index in part]
-            columns.add_row(*(Text(wording.elide(text, _LONGEST_CELL), STYLES[tone]) for text, tone in cells))
+            columns.add_row(*(Text(joined(wording.elide(text, _LONGEST_CELL)), STYLES[tone]) for text, tone in cells))
         page.add(columns, limit=None)
-    if isinstance(section, HeatMap) and section.legend:
-        page.paragraph("; ".join(wording.one_line(words) for _, words in section.legend), "dim", indent=2)
+    if isinstance(section, HeatMap) and section.note:
+        # The colours of a legend are seen on a page; what the signs and numbers mean is said everywhere.
+        page.paragraph(wording.one_line(section.note), "dim", indent=2)
     return len(shown) == len(rows)
 
 

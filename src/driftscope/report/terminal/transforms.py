@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from driftscope.records.finding import Finding
+from driftscope.records.first_line import ended
 from driftscope.records.kinds.transform_report import OUTCOMES, TransformFinding, TransformReport
+from driftscope.records.user_code import written
 from driftscope.records.verdict import FailOn
 from driftscope.report import wording
 from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, room
@@ -22,6 +24,9 @@ TONE = {
     "refused": "fair",
     "wrong": "bad",
 }
+
+
+_EXPRESSION = 80  # columns of an expression in the first line; below it stands whole
 
 
 def render(record: TransformReport, *, width: int = 100, color: bool = False, lines: int = MAX_LINES) -> str:
@@ -97,19 +102,23 @@ def verdict_of(record: TransformReport) -> tuple[str, str, str]:
     if TONE[worst] != "good":
         cause = next((f for f in waiting if f.transform in names), None)
         at = f" at {_place(cause)}" if cause is not None and cause.where.line else ""
-        others = f"; {wording.counted(agree, 'other')} {'gives' if agree == 1 else 'give'} the plain program's values"
-        rest = others if agree else ""
-        return TONE[worst], worst, f"{_listed(names)}{at} ({OUTCOMES[worst]}){rest}"
+        # Where the cause is known it says more than what the outcome means.
+        why = f". {ended(wording.one_line(cause.why))}" if cause is not None and cause.why else f" ({OUTCOMES[worst]})."
+        gives = "gives" if agree == 1 else "give"
+        rest = f" {wording.counted(agree, 'other')} {gives} the plain program's values." if agree else ""
+        return TONE[worst], worst, f"{_listed(names)}{at}{why}{rest}"
     said = f"{wording.counted(agree, 'transform')} {'gives' if agree == 1 else 'give'} the plain program's values"
     if waiting:
-        return "fair", "same values", f"{said}, yet {waiting[0].what}"
+        at = f"at {_place(waiting[0])}: " if waiting[0].where.line else ""
+        return "fair", "same values", f"{said}, yet {at}{waiting[0].what}"
     return "good", "same" if worst == "same" else f"same ({worst})", said
 
 
 def _place(finding: TransformFinding) -> str:
     where = finding.where
-    expression = f" `{wording.elide(wording.one_line(where.expression), 40)}`" if where.expression else ""
-    return f"line {where.line}{expression}"
+    expression = f" `{wording.elide(wording.one_line(where.expression), _EXPRESSION)}`" if where.expression else ""
+    file = f"{written(where.file)}:" if where.file else "line "
+    return f"{file}{where.line}{expression}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from driftscope.records.kinds.study import Statement, StudyRecord
 from driftscope.records.runs.rows import OK
 from driftscope.studies.reduction_study.cell import MORE, NOT_FINITE, SAME_BITS
+from driftscope.studies.reduction_study.functions import REDUCTIONS
 from driftscope.studies.sentences import counted, floors, part_of, percent
 
 _PREDICTED = ("float64", "float32")  # dtypes in which a spread is more than a step of the grid
@@ -132,7 +133,9 @@ def _steps(row: Any) -> str:
     steps = row["steps"] or 0.0
     if steps > 1e4 or not math.isfinite(steps):
         return "where the terms cancel"
-    return "one ulp of the result" if round(steps, 2) == 1 else f"{steps:.2g} ulp of the result"
+    reduction = REDUCTIONS.get(row["function"].removeprefix("torch."))
+    whose = "the largest element" if reduction is not None and reduction.map is not None else "the result"
+    return f"one ulp of {whose}" if round(steps, 2) == 1 else f"{steps:.2g} ulp of {whose}"
 
 
 def _share_of_commonest(row: Any) -> float:

@@ -20,6 +20,9 @@ from driftscope.transforms.world.places import Place, place_of
 from driftscope.transforms.world.reach import codes_of
 from driftscope.transforms.world.snapshot import Escaped
 
+#: How the state calls what was given to the function.
+_ARGUMENT = re.compile(r"(?P<length>length of )?argument (?P<number>\d+)")
+
 
 @dataclass(frozen=True)
 class StateDrift:
@@ -56,7 +59,7 @@ def drifts(plain: Mapping[str, Any], lifted: Mapping[str, Any]) -> list[StateDri
 def state_drifts(examination: Examination) -> list[StateDrift]:
     """Return what the plain loop changes of the world, its arguments left out."""
     changed = drifts(examination.start_state, examination.loop.state)
-    return [drift for drift in changed if not re.match(r"(length of )?argument \d", drift.path)]
+    return [drift for drift in changed if not _ARGUMENT.match(drift.path)]
 
 
 def _shown(value: Any) -> str:
@@ -95,16 +98,30 @@ def _same_lines(question: Question) -> bool:
 
 def _suspect(drift: StateDrift, question: Question, examination: Examination) -> Suspicion:
     evidence = {"state": drift.path, "plain": drift.plain, "transform": drift.lifted}
+    given = _ARGUMENT.match(drift.path)
+    root = drift.root if given is None else _parameter(examination, int(given["number"]))
     if drift.escaped:
         place = write_place(examination, drift.root) or _escape_place(question)
         what = f"after {question.name}, {drift.path} holds {drift.escaped}"
         return Suspicion("T001", question.name, "", place, subject_name=drift.root, what=what, evidence=evidence)
-    in_place = in_place_write(drift.root, question, examination)
-    place = in_place or write_place(examination, drift.root)
+    in_place = in_place_write(root, question, examination)
+    place = in_place or write_place(examination, root)
     plainly = "the loop" if question.levels[0].kind == "map" else "the plain program"
-    what = f"{drift.path} is {drift.lifted} after {question.name}, {drift.plain} after {plainly}"
+    changed = drift.path
+    if given is not None:
+        changed = f"the {given['length'] or 'value of '}`{root}`"
+        evidence["argument"] = root
+    what = f"{changed} is {drift.lifted} after {question.name}, {drift.plain} after {plainly}"
     cause = "T007" if in_place is not None else "T002"
-    return Suspicion(cause, question.name, "", place, subject_name=drift.root, what=what, evidence=evidence)
+    return Suspicion(cause, question.name, "", place, subject_name=root, what=what, evidence=evidence)
+
+
+def _parameter(examination: Examination, number: int) -> str:
+    """The function's own name for one of its arguments."""
+    code = next((f.__code__ for f in examination.subject.world.functions), None)
+    names = () if code is None else code.co_varnames[: code.co_argcount]
+    names = names[1:] if names[:1] == ("self",) else names
+    return names[number] if number < len(names) else f"argument {number}"
 
 
 def in_place_write(root: str, question: Question, examination: Examination) -> Place | None:

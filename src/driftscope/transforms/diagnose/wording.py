@@ -26,7 +26,7 @@ def finding_of(suspect: Suspicion, examination: Examination, proposal: Proposal 
     cause = CAUSES[suspect.cause]
     place = suspect.place
     names = _names(suspect)
-    fix = _drawing_fix(suspect, examination) or cause.fix.format(**names)
+    fix = _drawing_fix(suspect, examination) or _argument_fix(suspect) or cause.fix.format(**names)
     if proposal is not None:
         fix = proposal.fix if proposal.verified is not False else _withdrawn(suspect, fix)
     evidence: dict[str, Any] = dict(suspect.evidence)
@@ -62,6 +62,13 @@ def _where(suspect: Suspicion, examination: Examination) -> Where:
     function = unwrapped(examination.subject.function)
     place = suspect.place or (definition_of(function) if isinstance(function, FunctionType) else None)
     return place.where if place is not None else Where()
+
+
+def _argument_fix(suspect: Suspicion) -> str:
+    """Return what to do about an argument that the function changes; "" for other state, which could be one."""
+    if suspect.cause != "T002" or "argument" not in suspect.evidence:
+        return ""
+    return f"change a copy of `{suspect.subject_name}` and return it, or use chunk_size=1, which is the loop"
 
 
 def _drawing_fix(suspect: Suspicion, examination: Examination) -> str:
