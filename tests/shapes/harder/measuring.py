@@ -218,10 +218,10 @@ def _cover(model: Any, case: Case, example: Any, points: Any, inputs: Any, truth
 
 def main(names: list[str]) -> None:
     """Measure the models named, or all."""
-    from shapes.harder import families, small, transformers_models
+    from shapes.harder import families, layers, small, transformers_models
 
     every = []
-    for case in (*small.CASES, *families.CASES, *transformers_models.CASES):
+    for case in (*small.CASES, *families.CASES, *layers.CASES, *transformers_models.CASES):
         if not names or case.name in names:
             found = measure(case)
             every.append(found)
