@@ -173,3 +173,38 @@ def test_shapes_promise_nothing_where_values_decide(model):
         report.guard()
     nothing = -torch.ones(2, 3)
     assert report.guard(fallback=model)(nothing).isnan()
+
+
+class Thumbnail(nn.Module):
+    """From 14, 26 and 28 rows to 8 onnxruntime takes other rows than torch, from most numbers the same ones."""
+
+    def forward(self, image):
+        return nn.functional.interpolate(image, size=(8, 5), mode="nearest")
+
+
+class TwiceAsLarge(nn.Module):
+    def forward(self, image):
+        return nn.functional.interpolate(image, scale_factor=2, mode="nearest")
+
+
+def test_rare_sizes_that_a_file_rounds_otherwise_are_kept_away():
+    model = Thumbnail().eval()
+    guarded = ds.check_shapes(model, (torch.randn(2, 2, 6, 8),), targets=("onnx",)).guard()
+    answered = []
+    for height, width in [(h, 8) for h in range(1, 100)] + [(6, w) for w in range(1, 100)] + [(28, 35), (27, 36)]:
+        image = torch.randn(1, 2, height, width)
+        if guarded.admits(image):
+            torch.testing.assert_close(guarded(image), model(image))
+            answered.append((height, width))
+    assert (27, 8) in answered
+    assert (28, 8) not in answered
+    assert len(answered) >= 150
+    assert not guarded.admits(torch.randn(1, 2, 400, 8)), "nothing is known that far where some sizes are wrong"
+
+
+def test_a_file_that_rounds_as_torch_does_is_not_bounded():
+    model = TwiceAsLarge().eval()
+    guarded = ds.check_shapes(model, (torch.randn(2, 2, 6, 8),), targets=("onnx",)).guard()
+    assert not [words for words in guarded.conditions if "<=" in words]
+    image = torch.randn(1, 2, 400, 28)
+    torch.testing.assert_close(guarded(image), model(image))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from shapes.harder import layers
 from shapes.harder.measuring import measure
 from shapes.harder.small import CASES
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 #: A minute of processor time; the rest is left to the sweep.
-IN_CI = ("with-past", "pixel-unshuffle", "shrinks")
+IN_CI = ("with-past", "pixel-unshuffle", "shrinks", "thumbnail", "of-batch", "keyword-only")
 
 SLOW = (
     "positions",
@@ -22,13 +23,14 @@ SLOW = (
     "in-place",
     "shrinks",
 )
+EVERY = tuple(c for c in CASES if c.name in SLOW) + layers.CASES
 
 
 def marked(name: str) -> pytest.MarkDecorator:
     return pytest.mark.slow if name in IN_CI else pytest.mark.sweep
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marked(c.name)) for c in CASES if c.name in SLOW])
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.name, marks=marked(c.name)) for c in EVERY])
 def test_what_is_promised_holds(case):
     found = measure(case)
     assert found.points >= 40

@@ -7,6 +7,7 @@ without it is still reported.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -135,13 +136,16 @@ def watched(name: str, note: Callable[[Any, Any], None]) -> Iterator[None]:
 
     ``_get_sloc`` writes down the place of a guard: torch keeps only the innermost frame, which is nearly always its
     own, while the user's is still on the stack when the note is made. ``evaluate_sym_node`` decides a condition; what
-    it decides from the range of a symbol alone leaves no guard.
+    it decides from the range of a symbol alone leaves no guard. ``evaluate_expr`` and ``replace`` are where a trace
+    spends its time.
     """
     with moved(f"ShapeEnv.{name}"):
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         original = getattr(ShapeEnv, name)
 
+    # What torch hangs on the method, such as cache_clear, goes along.
+    @functools.wraps(original)
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         note(args, result)

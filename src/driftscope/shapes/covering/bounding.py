@@ -19,12 +19,18 @@ from driftscope.shapes.conditions.separating import UncheckedRuns, distinct, sep
 from driftscope.shapes.probe.directions import Direction
 from driftscope.shapes.probe.domain import CRASH, MORE, RIGHT, WRONG, Domain, outcome, probe
 from driftscope.shapes.probe.exploration import held_out
-from driftscope.shapes.probe.original import Original, Point
+from driftscope.shapes.probe.onnx_conversion import rounds_sizes
+from driftscope.shapes.probe.original import Original, Point, fits
 from driftscope.shapes.probe.runners import ExportTarget
 
 #: Most points that conditions are held against in one round, the fewest, and the seconds of the original that it may
 #: take; the rounds after which choosing again is given up.
 HELD_OUT, _FEWEST, _SECONDS, _ROUNDS = 72, 16, 1.5, 4
+
+#: Sizes at which a program that rounds sizes is asked, and the seconds of the original that it may take.
+SWEPT, _SWEEP = range(1, 161), 4.0
+#: Most sizes of one axis that are kept away one by one.
+_EXCEPTIONS = 24
 
 #: Small shapes, and draws of values at each, by which it is seen whether values decide.
 _SMALLEST, _DRAWS = 6, 8
@@ -75,6 +81,8 @@ class Bounding:
         self.relations = relations
         self.directions = directions
         known = {axis.name for axis in relations.axes}
+        #: Single sizes at which the program is wrong, which every choice keeps away.
+        self.exceptions: list[Term] = []
         self.recorded = [c.condition for c in relations.recorded if c.names and c.names <= known]
 
     def find(self, domain: Domain, first: Sequence[Term] | None = None) -> Bounds | None:
@@ -97,16 +105,52 @@ class Bounding:
         )
         if self._values_decide(seen):
             return None
+        self.exceptions = self._sweep(seen)
         ways: list[Callable[[Domain], Sequence[Term] | None]] = [self._chosen] * _ROUNDS
         ways = [lambda _: first, *ways] if first is not None else ways
         for number, choose in enumerate((*ways, self._all_recorded, self._fixed)):
             conditions = choose(seen)
-            if conditions is None or not self._let_pass(conditions, seen.of(self.runner.name, RIGHT)):
+            if conditions is None:
+                continue
+            conditions = [*conditions, *self.exceptions]
+            if not self._let_pass(conditions, seen.of(self.runner.name, RIGHT)):
+                continue
+            if self._let_pass(conditions, seen.of(self.runner.name, WRONG, CRASH)):
                 continue
             tried = self._wrong_beyond(conditions, seen, number)
             if tried:
                 return Bounds(tuple(conditions), tried)
         return None
+
+    def _sweep(self, seen: Domain) -> list[Term]:
+        """Ask at every small size of each direction where the program rounds sizes: it may round a few otherwise.
+
+        Nearest-neighbour resizing from 28 to 8 rows takes other rows in a file than in torch, from 27 the same ones.
+
+        Returns
+        -------
+        list of Term
+            The exceptions found, and for an axis that has any, that nothing is known of larger sizes.
+        """
+        path = getattr(self.runner, "path", None)
+        if path is None or not rounds_sizes(path):
+            return []
+        example, found = self.original.example, list[Term]()
+        most = max(_FEWEST, int(_SWEEP / self.original.cost) // max(len(self.directions), 1))
+        for direction in self.directions:
+            points = [direction.moved(example, size - example[direction.lead]) for size in SWEPT[:most]]
+            points = [point for point in points if min(point) >= 0 and fits(self.original.builder, point)]
+            probe(self.original, [self.runner], points, seen)
+            outcomes = self._outcomes(seen, points)
+            wrong = [p[direction.lead] for p, o in zip(points, outcomes, strict=True) if o in (WRONG, CRASH)]
+            if len(direction.steps) == 1 and 0 < len(wrong) <= _EXCEPTIONS:
+                axis = Size(self.relations.axes[direction.lead].name)
+                found += [Operation("!=", (axis, Number(size))) for size in wrong]
+                found.append(Operation("<=", (axis, Number(max(p[direction.lead] for p in points)))))
+        return found
+
+    def _outcomes(self, seen: Domain, points: Sequence[Point]) -> list[str]:
+        return [seen.seen[self.runner.name][point].outcome for point in points]
 
     def _values_decide(self, seen: Domain) -> bool:
         """Whether a program whose inner sizes follow from values is right or wrong at one shape by its values.
@@ -132,8 +176,7 @@ class Bounding:
         count = max(_FEWEST, min(self.most, int(_SECONDS / self.original.cost)))
         points = held_out(self.original, self.directions, self._admitting(conditions), count, seed)
         probe(self.original, [self.runner], points, seen)
-        outcomes = [seen.seen[self.runner.name][point].outcome for point in points]
-        wrong = any(outcome in (WRONG, CRASH) for outcome in outcomes)
+        wrong = any(outcome in (WRONG, CRASH) for outcome in self._outcomes(seen, points))
         # Conditions that admit nothing new (every size is fixed) were tried at what they admit.
         return 0 if wrong else len(points) or len(self._let_pass(conditions, seen.of(self.runner.name, RIGHT)))
 
@@ -149,16 +192,22 @@ class Bounding:
     # --- ways of choosing, from the widest to the narrowest -----------------------------------------------------
 
     def _chosen(self, seen: Domain) -> list[Term] | None:
-        return separate(self.recorded, evidence_of(self.relations, seen, self.runner.name))
+        return separate(self.recorded, self._evidence(seen))
+
+    def _evidence(self, seen: Domain) -> UncheckedRuns:
+        """What is left to explain once the exceptions are kept away."""
+        known = evidence_of(self.relations, seen, self.runner.name)
+        kept = (self._let_pass(self.exceptions, points) for points in (known.right, known.wrong, known.unwanted))
+        return UncheckedRuns(self.relations.axes, *kept)
 
     def _all_recorded(self, seen: Domain) -> list[Term] | None:
         """Everything that was assumed, checked or not, and what the evidence asks for beyond it."""
-        more = separate(self.recorded, evidence_of(self.relations, seen, self.runner.name)) or []
+        more = separate(self.recorded, self._evidence(seen)) or []
         return distinct([*self.recorded, *more])
 
     def _fixed(self, seen: Domain) -> list[Term] | None:
         """The same, with every size fixed that differs from the example wherever the program is still wrong."""
-        conditions = distinct(self.recorded)
+        conditions = [*distinct(self.recorded), *self.exceptions]
         example = self.original.example
         left = self._let_pass(conditions, seen.of(self.runner.name, WRONG, CRASH))
         while left:

@@ -8,7 +8,6 @@ otherwise captures are chosen greedily, and further ones are made with the examp
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from driftscope.errors import RuntimeRefused
 from driftscope.programs.feeding.feeds import Inputs
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.capture.export import Capture, capture
-from driftscope.shapes.capture.export_costs import ExportCosts
+from driftscope.shapes.capture.export_costs import ExportCosts, TraceWork, counting
 from driftscope.shapes.conditions.expressions import Term
 from driftscope.shapes.conditions.predicates import all_of
 from driftscope.shapes.conditions.relations import Relations
@@ -49,7 +48,7 @@ class CoverEffort:
     programs : int
         Most programs in a cover.
     seconds : float
-        Of processor time, for filling holes; the captures that are there are always looked at.
+        Of exporting, as counted, for filling holes; the captures that are there are always looked at.
     failures: int
         Holes that may stay open before the search gives up.
     """
@@ -188,18 +187,19 @@ class CoverSearch:
 
     def _filled(self, options: list[Option], chosen: list[Option]) -> list[Option]:
         """Capture again with the example moved to a point that nothing covers, while that gains anything."""
-        deadline = time.process_time() + self.effort.seconds
+        work = TraceWork()
         dead: set[tuple[int, ...]] = set()
         while (
             len(chosen) < self.effort.programs
-            and time.process_time() < deadline
+            and work.seconds < self.effort.seconds
             and len(dead) < self.effort.failures
             and not self.costs.dear
         ):
             hole = self._hole(chosen, dead)
             if hole is None:
                 break
-            found = [option for option in self._captured_at(hole) if hole in option.covers]
+            with counting(work):
+                found = [option for option in self._captured_at(hole) if hole in option.covers]
             if not found:
                 dead.add(pattern(hole, self.original.example) + hole)
                 continue
