@@ -17,7 +17,7 @@ class RunWork(TorchDispatchMode):
     """Counts the calls of torch's kernels, their floating-point operations and the elements they return."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls, self.flops, self.elements = 0, 0, 0
 
     @property
