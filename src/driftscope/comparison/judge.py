@@ -60,6 +60,10 @@ class OutputEvidence:
         In words where one side is the other with its weights quantised, and nothing else; empty otherwise.
     quantised_code : str
         The finding that it amounts to: W013, or W007 where numbers were rounded in place.
+    turned : str
+        In words where both sides are one function once they make their choices in float64; empty otherwise.
+    turned_narrow : bool
+        Whether one of them rounds to a narrower format than the other.
     consistent : str
         A declared narrower format in which B rounds, which fits in size but whose replay does not predict the drift.
     random : str
@@ -87,6 +91,8 @@ class OutputEvidence:
     beside: str = ""
     quantised: str = ""
     quantised_code: str = "W013"
+    turned: str = ""
+    turned_narrow: bool = False
     consistent: str = ""
     random: str = ""
     formats: tuple[str, str] = ("", "")
@@ -188,6 +194,12 @@ def _quantisation(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     return Judgement(Verdict.PRECISION, e.quantised, e.quantised_code)
 
 
+def _turned(e: OutputEvidence, t: Thresholds) -> Judgement | None:
+    if not e.turned or e.delta is None or e.delta.value <= e.delta.limit:
+        return None
+    return Judgement(Verdict.PRECISION if e.turned_narrow else Verdict.ROUNDING, e.turned, "N011")
+
+
 def _function(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     if e.delta is None:
         return None
@@ -215,7 +227,7 @@ def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return None
     lifted = e.delta is not None
     rho = e.rho.value
-    ground = "by floor only" if e.delta is None else f"same function ({_in_float64(e.delta.value)})"
+    ground = "by floor only" if e.delta is None else f"same function ({in_float64(e.delta.value)})"
     unlifted = e.cannot_b or e.cannot_a
     if e.delta is not None and unlifted:
         whose = "its" if e.cannot_b else "A's"
@@ -263,7 +275,8 @@ def _caused(e: OutputEvidence, measured: str, t: Thresholds) -> Judgement | None
     return None
 
 
-def _in_float64(drift: float) -> str:
+def in_float64(drift: float) -> str:
+    """Say by how much two programs differ in float64."""
     return f"in float64 they differ by {drift:.1e}" if drift else "in float64 they are equal"
 
 
@@ -278,5 +291,6 @@ def _floors(rho: Ratio) -> str:
 _RULES: tuple[Rule, ...] = (
     _structure, _no_evidence, _randomness, _same_bits, _exact_kinds, _special_values, _reference_not_lifted,
     _quantisation,
+    _turned,
     _function, _floor,
 )  # fmt: skip

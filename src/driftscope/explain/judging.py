@@ -27,6 +27,7 @@ from driftscope.explain.measured import (
     unsteady,
     wide,
 )
+from driftscope.explain.native.choices import turned_choices
 from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
 from driftscope.explain.native.overflow import explaining_overflow
 from driftscope.explain.native.ranges import first_overflow
@@ -64,6 +65,7 @@ def judge_outputs(
     """
     measured = [measure(results, evidence, leaf, slots.get(k)) for k, leaf in enumerate(leaves)]
     quantised = _quantised(results, evidence, measured)
+    _explain_choices(evidence, measured)
     _explain_excess(results, evidence, measured)
     _explain_narrowing(evidence, measured, results.seed)
     _explain_unlifted(results, evidence, measured)
@@ -80,6 +82,15 @@ def judge_outputs(
         judged.append((output_record(m.leaf, found, judgement, m.noises, m.errors), judgement))
     steady = [m for m in measured if not m.random]
     return judged, [*quantised, *(unsteady(m, k) for m in steady for k in (0, 1) if m.repeats[k])]
+
+
+def _explain_choices(evidence: Evidence, measured: Sequence[Measured]) -> None:
+    """Mark outputs that differ by a choice inside which rounding turned, where each side is what its lift says."""
+    parted = [m for m in measured if m.pair is not None and not m.quantised and not same_function(evidence, m.pair)]
+    sound = [m for m in parted if all(e is not None and e <= THRESHOLDS.large for e in m.errors)]
+    turned = turned_choices(evidence) if sound else {}
+    for m in sound:
+        m.turned, m.turned_narrow = turned.get(m.pair, ("", False))  # type: ignore[arg-type]
 
 
 def _explain_excess(results: Results, evidence: Evidence, measured: Sequence[Measured]) -> None:
@@ -353,6 +364,8 @@ def _evidence(results: Results, evidence: Evidence, m: Measured) -> OutputEviden
         kernels=m.kernels,
         quantised=m.quantised,
         quantised_code=m.quantised_code,
+        turned=m.turned,
+        turned_narrow=m.turned_narrow,
         within=m.within,
         beside=m.beside,
         consistent=m.consistent,

@@ -68,6 +68,8 @@ class Measured:
     beside: str = ""
     quantised: str = ""
     quantised_code: str = "W013"
+    turned: str = ""
+    turned_narrow: bool = False
     consistent: str = ""
     narrowed: tuple[str, str] = ("", "")
     overflow: str = ""

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from driftscope.errors import CannotLift
+from driftscope.lift.choices import choices_are_exact
 from driftscope.lift.formulas.terms import Number
 from driftscope.lift.onnx.element_types import Format, array_to_tensor, is_float, round_to
 from driftscope.lift.steps import Kind, Rounding
@@ -198,6 +199,8 @@ class Node:
 
     def rounded(self, tensor: torch.Tensor, index: int = 0) -> torch.Tensor:
         """A lifted input rounded to its native format, for decisions; the dtype stays float64."""
+        if choices_are_exact():
+            return tensor
         return round_to(tensor, self.format(index), saturate=False) if self.lifted else tensor
 
     # -- surroundings -------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from typing import Any, Protocol, overload
 
 import torch
 
+from driftscope.lift.choices import choices_are_exact
 from driftscope.lift.steps import Rounding
-from driftscope.lift.torch.entries import AtenCall, Facts, Tape, facts_of, lifted_dtype, tensors_in
+from driftscope.lift.torch.entries import FLOAT8, AtenCall, Facts, Tape, facts_of, lifted_dtype, tensors_in
 
 
 class Run(Protocol):
@@ -59,7 +60,9 @@ class TensorArgument:
         return self.value
 
     def native(self) -> torch.Tensor:
-        """Give the value in its native format, rounded if it is not known natively."""
+        """Give the value in its native format, rounded if it is not known natively; unrounded for exact choices."""
+        if choices_are_exact() and self.format.is_floating_point and self.format not in FLOAT8:
+            return self.lifted()
         if self.stored is None:
             return round_to(self.value, self.format)  # type: ignore[arg-type]
         return self.stored

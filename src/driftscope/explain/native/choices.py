@@ -1,0 +1,109 @@
+"""Choices inside a program that rounding turns: a top-k, a comparison or a cast to integers that falls otherwise.
+
+The proof is a replay: with all choices of both sides made in float64, before anything is rounded, the two are the same
+function. Then all that differs is which of two close values was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.comparison.judge import in_float64
+from driftscope.comparison.thresholds import THRESHOLDS
+from driftscope.errors import CannotLift
+from driftscope.explain.locate.narrowing import first_narrowing
+from driftscope.lift.choices import exact_choices
+from driftscope.lift.evidence import Evidence, SideLift, pairing_of
+from driftscope.lift.reconcile.certify import Reconciled, reconcile
+from driftscope.lift.steps import Lifted, Step
+
+
+def turned_choices(evidence: Evidence) -> dict[int, tuple[str, bool]]:
+    """Find the outputs that are one function once both sides choose in float64.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        The place of the choice is added to it.
+
+    Returns
+    -------
+    dict of int to (str, bool)
+        By pair of outputs: what is said of it, and whether one side rounds to a narrower format than the other.
+    """
+    a, b = evidence.a.graph, evidence.b.graph
+    if a is None or b is None:
+        return {}
+    try:
+        turned = {side: step for side, graph in (("B", b), ("A", a)) if (step := _first_turned(graph)) is not None}
+        known = _chosen_exactly(a, b, evidence) if turned else None
+        narrowing = {side: n for side, pair in (("B", (a, b)), ("A", (b, a))) if (n := first_narrowing(*pair))}
+    except (CannotLift, RuntimeError):
+        return {}
+    same = {} if known is None else {p: d.value for p, d in enumerate(known.drifts) if d.value <= d.limit}
+    if not same or any(known.drifts[p].limit > THRESHOLDS.chaotic for p in same):  # type: ignore[union-attr]
+        return {}
+    side = next(iter([s for s in turned if s in narrowing] or turned))
+    evidence.places["N011"] = turned[side].where
+    words = f"rounding turns a choice at {turned[side].name} ({turned[side].operator}) in {side}"
+    words += f", which rounds to {narrowing[side].format}" if side in narrowing else ""
+    return {
+        p: (f"same function with every choice made in float64 ({in_float64(drift)}): {words}", bool(narrowing))
+        for p, drift in same.items()
+    }
+
+
+def _chosen_exactly(a: Lifted, b: Lifted, evidence: Evidence) -> Reconciled:
+    """Both sides reconciled with their choices made in float64."""
+    with exact_choices():
+        one, other = SideLift(a, clean=a.run()), SideLift(b, clean=b.run())
+        pairing = pairing_of(one, other, evidence.pairs)
+        return reconcile(a, b, (one.clean, other.clean), pairing, THRESHOLDS)
+
+
+def _first_turned(graph: Lifted) -> Step | None:
+    """The first step whose integers or comparisons fall otherwise when it chooses in float64."""
+    chosen = _Choices()
+    graph.run(observe=chosen)
+    watch = _Turned(chosen.by_step)
+    with exact_choices():
+        graph.run(observe=watch)
+    return watch.first
+
+
+@dataclass(slots=True)
+class _Choices:
+    """Notes what the steps of a run choose."""
+
+    by_step: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+
+    def __call__(self, step: Step) -> None:
+        made = _whole(step)
+        if made:
+            self.by_step[step.name] = [v.clone() for v in made]
+
+
+@dataclass(slots=True)
+class _Turned:
+    """Finds the first step that chooses otherwise than in an earlier run."""
+
+    earlier: Mapping[str, list[torch.Tensor]]
+    first: Step | None = None
+
+    def __call__(self, step: Step) -> None:
+        if self.first is None:
+            pairs = zip(_whole(step), self.earlier.get(step.name, ()), strict=False)
+            if any(not torch.equal(one, other) for one, other in pairs):
+                self.first = step
+
+
+def _whole(step: Step) -> list[torch.Tensor]:
+    """The outputs of a step that hold choices: integers, comparisons, and floats that were rounded to whole numbers."""
+    made = [v for v in step.outputs if v is not None]
+    return [v for v in made if not v.is_floating_point() or step.operator.rpartition(".")[2].lower() in _ROUNDING]
+
+
+_ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "sign", "fix", "floor_divide"})

@@ -1,0 +1,53 @@
+"""A choice inside a program that rounding turns is no other function; a choice by other values is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import driftscope as ds
+
+
+class Routed(nn.Module):
+    """Each row goes to the one of four experts with the largest score; in half, close scores are equal."""
+
+    def __init__(self, dtype=torch.float32, bias=0.0, levels=0.0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.gate = nn.Parameter(0.1 * torch.randn(16, 4, generator=generator).to(dtype))
+        self.experts = nn.Parameter(torch.randn(4, 16, generator=generator).to(dtype))
+        self.dtype, self.bias, self.levels = dtype, bias, levels
+
+    def forward(self, x):
+        x = x.to(self.dtype)
+        scores = 0.02 * torch.tanh(x @ self.gate) + 4.0 + self.bias * torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=self.dtype)
+        weight, best = scores.max(-1) if not self.levels else torch.round(scores / self.levels).topk(1)
+        return (x * self.experts[best.reshape(-1)] * weight.reshape(-1, 1)).float()
+
+
+def x():
+    return (torch.randn(40, 16, generator=torch.Generator().manual_seed(1)),)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float16, "float16"), (torch.bfloat16, "bfloat16")])
+def test_a_choice_that_a_narrower_format_turns_is_precision(dtype, name, turned):
+    # The weights are bfloat16's in both, so that all that differs is what is computed.
+    plain, narrow = Routed(), Routed(dtype)
+    with torch.no_grad():
+        for one, other in zip(plain.parameters(), narrow.parameters(), strict=True):
+            one.copy_(one.to(torch.bfloat16))
+            other.copy_(one)
+    found = ds.compare(*((narrow, plain) if turned else (plain, narrow)), x(), isolate=False)
+    assert str(found.verdict) == "PRECISION", found.reason
+    assert found.first.code == "N011"
+    assert f"in {'A' if turned else 'B'}, which rounds to {name}" in found.reason
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_choice_by_other_values_is_another_function(dtype, turned):
+    pair = (Routed(), Routed(dtype, bias=0.05))
+    found = ds.compare(*(pair[::-1] if turned else pair), x(), isolate=False)
+    assert str(found.verdict) == "DIFFERENT", found.reason
