@@ -12,18 +12,20 @@ import driftscope as ds
 class Routed(nn.Module):
     """Each row goes to the one of four experts with the largest score; in half, close scores are equal."""
 
-    def __init__(self, dtype=torch.float32, bias=0.0, levels=0.0):
+    def __init__(self, dtype=torch.float32, bias=0.0):
         super().__init__()
         generator = torch.Generator().manual_seed(0)
         self.gate = nn.Parameter(0.1 * torch.randn(16, 4, generator=generator).to(dtype))
         self.experts = nn.Parameter(torch.randn(4, 16, generator=generator).to(dtype))
-        self.dtype, self.bias, self.levels = dtype, bias, levels
+        self.dtype, self.bias = dtype, bias
 
     def forward(self, x):
         x = x.to(self.dtype)
-        scores = 0.02 * torch.tanh(x @ self.gate) + 4.0 + self.bias * torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=self.dtype)
-        weight, best = scores.max(-1) if not self.levels else torch.round(scores / self.levels).topk(1)
-        return (x * self.experts[best.reshape(-1)] * weight.reshape(-1, 1)).float()
+        scores = (
+            0.02 * torch.tanh(x @ self.gate) + 4.0 + self.bias * torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=self.dtype)
+        )
+        weight, best = scores.max(-1)
+        return (x * self.experts[best] * weight[:, None]).float()
 
 
 def x():

@@ -66,7 +66,7 @@ def _chosen_exactly(a: Lifted, b: Lifted, evidence: Evidence) -> Reconciled:
 
 def _first_turned(graph: Lifted) -> Step | None:
     """The first step whose integers or comparisons fall otherwise when it chooses in float64."""
-    chosen = _Choices()
+    chosen = _NotedChoices()
     graph.run(observe=chosen)
     watch = _Turned(chosen.by_step)
     with exact_choices():
@@ -75,7 +75,7 @@ def _first_turned(graph: Lifted) -> Step | None:
 
 
 @dataclass(slots=True)
-class _Choices:
+class _NotedChoices:
     """Notes what the steps of a run choose."""
 
     by_step: dict[str, list[torch.Tensor]] = field(default_factory=dict)
