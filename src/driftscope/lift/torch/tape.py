@@ -26,6 +26,7 @@ from driftscope.lift.torch.bits import edited_floats
 from driftscope.lift.torch.constants import Constants
 from driftscope.lift.torch.entries import AtenCall, Tape, references
 from driftscope.lift.torch.exported import GraphWalk, graph_arguments
+from driftscope.lift.torch.ops.tables import hidden_tables
 from driftscope.lift.torch.origin import changed, doubtful, moved
 from driftscope.lift.torch.places import Places
 from driftscope.lift.torch.record import Recorder
@@ -96,7 +97,8 @@ class TorchTape:
         replay = Replay(self.tape, seen, replacements, literals, set(), LiftedConstants())
         with torch.no_grad():
             found = replay.run_constants(self._constants.subgraphs())
-        return {self.tape.values[number].name: value for number, value in found.items()}
+            hidden = hidden_tables(self.tape, seen)
+        return {**{self.tape.values[number].name: value for number, value in found.items()}, **hidden}
 
     def with_attribute(self, step: str, name: str, value: object) -> TorchTape:
         """Give the tape with another literal argument of one call (see :class:`driftscope.lift.steps.Lifted`)."""

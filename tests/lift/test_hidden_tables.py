@@ -1,0 +1,78 @@
+"""Tables inside a fused operator that an exporter computes ahead of time and stores."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+from torch.nn import functional
+
+import driftscope as ds
+from driftscope.records.verdict import Verdict
+
+SIZES = (31, 7, 64)
+
+
+class Longer(nn.Module):
+    """A sound in another length."""
+
+    def __init__(self, size, ends):
+        super().__init__()
+        self.size, self.ends = size, ends
+
+    def forward(self, x):
+        return functional.interpolate(x, size=self.size, mode="linear", align_corners=self.ends)
+
+
+class Turned(nn.Module):
+    """Positions under an affine map."""
+
+    def __init__(self, ends):
+        super().__init__()
+        self.ends = ends
+
+    def forward(self, x):
+        return functional.affine_grid(x, [2, 1, 9, 10], align_corners=self.ends)
+
+
+def sound():
+    return (torch.randn(2, 4, 20, generator=torch.Generator().manual_seed(0)),)
+
+
+def maps():
+    return (torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(0)),)
+
+
+CASES = [(Longer(size, ends), sound()) for size in SIZES for ends in (False, True)]
+CASES += [(Turned(ends), maps()) for ends in (False, True)]
+
+
+def exported(model, inputs):
+    return torch.onnx.export(model, inputs, dynamo=True, verbose=False).model_proto
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{type(c[0]).__name__}-{vars(c[0]).get('size')}-{c[0].ends}")
+def test_a_stored_table_of_a_fused_operator_is_rounding(case):
+    model, inputs = case
+    program = exported(model, inputs)
+    for pair in ((model, program), (program, model)):
+        found = ds.compare(*pair, inputs)
+        assert found.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING), found.reason
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[-2]], ids=["interpolation", "grid"])
+def test_another_table_is_another_function(case):
+    model, inputs = case
+    other = Longer(31, True) if isinstance(model, Longer) else Turned(True)
+    assert ds.compare(other, exported(model, inputs), inputs).verdict is Verdict.DIFFERENT
+    program = onnx.ModelProto()
+    program.CopyFrom(exported(model, inputs))
+    table = max((t for t in program.graph.initializer if t.data_type == 1), key=lambda t: np.prod(t.dims))
+    value = numpy_helper.to_array(table).copy()
+    value.reshape(-1)[4] *= 1 + 1e-4
+    table.CopyFrom(numpy_helper.from_array(value, table.name))
+    for pair in ((model, program), (program, model)):
+        assert ds.compare(*pair, inputs).verdict is Verdict.DIFFERENT
