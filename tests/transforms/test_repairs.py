@@ -9,9 +9,11 @@ import textwrap
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import driftscope as ds
-from driftscope.transforms.repairs.patches import one_patch
+from driftscope.cli import main as driftscope
+from driftscope.transforms.repairs.patches import applied_in, one_patch, patched_path
 
 X = torch.tensor([[0.5, -1.25, 2.0], [1.5, 0.25, -0.75], [-2.0, 1.0, -0.5], [3.0, -1.0, 0.125]], dtype=torch.float64)
 
@@ -437,3 +439,33 @@ def test_edits_of_one_file_become_one_patch_and_conflicting_ones_do_not(written,
     text = (tmp_path / "mine.py").read_text()
     assert "v.sum().detach()" in text
     assert "v.max().detach()" in text
+
+
+def test_a_patch_names_files_from_the_nearest_folder_that_tells_them_apart(tmp_path, monkeypatch):
+    project = tmp_path / "project"
+    work = project / "work"
+    work.mkdir(parents=True)
+    for folder in (project, work):
+        (folder / "net.py").write_text("a\n")
+    (project / "other.py").write_text("a\n")
+    monkeypatch.chdir(work)
+    assert patched_path(str(work / "net.py")) == "net.py"
+    assert patched_path(str(project / "other.py")) == "other.py"
+    assert applied_in("other.py") == project
+    # A nearer file of that name: the path says which of the two is meant.
+    assert patched_path(str(project / "net.py")) == "project/net.py"
+    assert applied_in("project/net.py") == tmp_path
+
+
+def test_the_patch_of_a_file_above_is_applied_by_the_command_that_is_printed(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(
+        "import math\n\nimport torch\n\n\ndef root(x):\n    return x / math.sqrt(x.pow(2).sum())\n"
+    )
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    options = ("--input", "x=3x4:float64", "--transforms", "vmap", "--fix", "--no-isolate")
+    told = CliRunner().invoke(driftscope, ["transforms", "../net.py:root", *options]).stderr
+    command = told.strip().splitlines()[-1].partition(": ")[2]
+    assert command.startswith("cd ")
+    subprocess.run(command, shell=True, check=True)
+    assert "torch.sqrt" in (tmp_path / "net.py").read_text()

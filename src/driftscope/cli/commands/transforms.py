@@ -152,13 +152,17 @@ def arguments_of(function: Any, inputs: Any, name: str) -> tuple[Any, ...]:
 
 def _write_patch(record: TransformReport, path: str, *, quiet: bool) -> None:
     """Write the verified edits as one unified diff; nothing when there is none."""
-    from driftscope.transforms.repairs.patches import one_patch
+    from driftscope.transforms.repairs.patches import applied_in, one_patch
 
     patch, count = one_patch(f.patch for f in record.findings if f.patch and f.verified)
     if patch:
         Path(path).write_text(patch, encoding="utf-8")
     if not quiet:
-        told = f"Wrote {count} tried edit{'s' * (count != 1)}: git apply {path}" if patch else "No tried edit to write"
+        told = "No tried edit to write"
+        if patch:
+            folder = applied_in(patch.partition("\n")[0].removeprefix("--- a/"))
+            apply = f"git apply {path}" if folder == Path.cwd() else f"cd {folder} && git apply {Path(path).resolve()}"
+            told = f"Wrote {count} tried edit{'s' * (count != 1)}: {apply}"
         click.echo(told, err=True)
 
 

@@ -178,7 +178,8 @@ def _finding_line(finding: Mapping[str, Any]) -> str:
     parts = [f"- **{finding['code']}** {_escaped(finding['what'])}", f"({place})" if place else ""]
     for label in ("why", "fix"):
         if finding[label]:
-            parts.append(f"{label.capitalize()}: {_escaped(wording.one_line(finding[label]))}")
+            tried = f" ({finding['tried']})" if label == "fix" and finding["tried"] else ""
+            parts.append(f"{label.capitalize()}: {_escaped(wording.one_line(finding[label]))}{tried}")
     return " ".join(part for part in parts if part)
 
 

@@ -52,10 +52,15 @@ def record_fails(record: InvarianceReport, limit: FailOn) -> bool:
 
 
 def _reason(record: InvarianceReport) -> str:
-    first = record.first
-    if first is not None and not first.note:
+    acting = [f for f in record.findings if not f.note]
+    # Several axes have findings; the headline is the outcome of the worst.
+    first = next((f for f in acting if record.outcomes.get(f.axis) == record.worst), None)
+    if first is not None:
         place = place_of(first.where)
         return f"at {place}, {first.what}" if place else first.what
+    if record.worst in ("different", "refused"):
+        worst = [axis for axis, outcome in record.outcomes.items() if outcome == record.worst]
+        return "; ".join(f"{axis}: {record.reasons[axis]}" if record.reasons.get(axis) else axis for axis in worst)
     by_rounding = [axis for axis, outcome in record.outcomes.items() if outcome == "rounding"]
     if by_rounding:
         return f"the result depends on {', '.join(by_rounding)} by rounding alone"

@@ -64,7 +64,8 @@ def _found(matrix: DriftMatrix) -> Iterator[tuple[str, str, Finding]]:
     other side: the fix would then be to bring the mistake into a program that is right.
     """
     off = {pair[1] for pair, c in matrix.pairs.items() if pair[0] == matrix.names[0] and _acts(c)}
-    for pair, comparison in matrix.pairs.items():
+    # The worst pair first: the headline is its verdict.
+    for pair, comparison in sorted(matrix.pairs.items(), key=lambda item: -item[1].verdict.rank):
         if pair[0] == matrix.names[0] or not off & set(pair):
             yield from ((*pair, finding) for finding in _acts(comparison))
 
@@ -86,7 +87,8 @@ def _reason(matrix: DriftMatrix) -> str:
         counted[comparison.verdict] = counted.get(comparison.verdict, 0) + 1
     counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counted.items(), key=lambda i: -i[0].rank))
     a, b, _ = next(_found(matrix), ("", "", None))
-    first = f". {b} (B) against {a} (A): {matrix[a, b].answer}" if a else ""
+    worst = a and matrix[a, b].verdict is matrix.verdict and matrix[a, b].answer
+    first = f". {b} (B) against {a} (A): {worst}" if worst else ""
     return f"of {wording.counted(len(matrix.pairs), 'pair')}, {counts}{first}"
 
 

@@ -114,8 +114,8 @@ def headline_of(record: ShapeRecord) -> str:
 
 def reason_of(record: ShapeRecord) -> str:
     """The answer with the line that the first finding is about, and what it assumes there."""
-    first = next((f for f in sorted(record.findings, key=lambda f: f.note) if f.where.line and f.why), None)
-    if first is None or first.note or tone_of(record) == "good":
+    first = next((f for f in record.findings if not f.note), None)
+    if first is None or not first.where.line or not first.why or tone_of(record) == "good":
         return record.headline
     return f"{ended(record.headline)} At {place_of(first.where)}: {ended(first.why)}"
 

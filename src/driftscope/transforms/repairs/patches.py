@@ -20,11 +20,32 @@ class Hunk:
     lines: tuple[str, ...]
 
 
+def patched_path(file: str) -> str:
+    """Write a file's path as a patch names it: from the nearest folder above the current one that holds the file.
+
+    A path that a nearer folder has as well is written from a farther one, so that :func:`applied_in` finds the file.
+    """
+    whole, here = Path(file).resolve(), Path.cwd()
+    nearer: list[Path] = []
+    for folder in (here, *here.parents):
+        if whole.is_relative_to(folder):
+            path = whole.relative_to(folder)
+            if not any((other / path).exists() for other in nearer):
+                return path.as_posix()
+        nearer.append(folder)
+    return whole.as_posix().lstrip("/")
+
+
+def applied_in(path: str) -> Path:
+    """Return the folder from which a patch names that path: the current one or one above it."""
+    here = Path.cwd()
+    return next(folder for folder in (here, *here.parents) if (folder / path).exists())
+
+
 def one_patch(patches: Iterable[str]) -> tuple[str, int]:
     """Join unified diffs of the same or of different files.
 
-    Two edits of the same lines cannot both be made: the first one given stays. Paths are read relative to the current
-    folder, or absolute below ``a/``.
+    Two edits of the same lines cannot both be made: the first one given stays.
 
     Returns
     -------
@@ -70,8 +91,7 @@ def _read(patch: str) -> tuple[str, list[Hunk]]:
 
 
 def _diff(path: str, hunks: list[Hunk]) -> str:
-    file = Path(path) if Path(path).exists() else Path("/", path)
-    text = file.read_text(encoding="utf-8")
+    text = (applied_in(path) / path).read_text(encoding="utf-8")
     before = text.splitlines(keepends=True)
     after = list(before)
     for hunk in sorted(hunks, key=lambda h: h.start, reverse=True):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from driftscope.transforms.repairs.patches import patched_path
 from driftscope.transforms.subject import Subject
 from driftscope.transforms.world.places import Place
 from driftscope.transforms.world.reach import codes_of
@@ -251,9 +252,8 @@ def _end(starts: tuple[int, ...], node: Any) -> int:
 
 
 def patch_of(source: Source, edited: str) -> str:
-    """Return the edit as a unified diff, its paths relative to where driftscope was started when they lie below."""
-    path = os.path.relpath(source.file)
-    path = source.file.lstrip("/") if path.startswith("..") else path
+    """Return the edit as a unified diff."""
+    path = patched_path(source.file)
     before, after = source.text.splitlines(keepends=True), edited.splitlines(keepends=True)
     return "".join(difflib.unified_diff(_ended(before), _ended(after), f"a/{path}", f"b/{path}"))
 
