@@ -14,6 +14,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from torch import nn
 
 import driftscope as ds
+from driftscope.explain.quantised.findings import wrong_weight
 from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.formulas.quantisation import integer_product, sums_of_two_saturate
 from driftscope.lift.steps import Constant, Origin
@@ -403,3 +404,13 @@ def test_a_dynamically_quantised_lstm_is_precision_and_with_a_wrong_scale_differ
     c = ds.compare(model, broken, (x,))
     assert c.verdict is Verdict.DIFFERENT, c.reason
     assert c.first.code == "W012"
+
+
+def test_a_quantised_mask_of_infinities_is_named_as_such():
+    grid = IntegerGrid("mask", torch.zeros(2, 2).double(), torch.ones(2, 2).double(), torch.zeros(2, 2).bool())
+    mask = torch.tensor([[0.0, -torch.inf], [0.0, 0.0]]).double()
+    found = wrong_weight(grid, "triu", mask, Where(node="n"))
+    assert found.what == "mask is not triu quantised: triu holds 1 infinity, which no integer stands for"
+    assert "nodes_to_exclude" in found.fix
+    steps = wrong_weight(grid, "triu", torch.full((2, 2), 3.0).double(), Where(node="n"))
+    assert "3 steps" in steps.what

@@ -34,6 +34,7 @@ REWRITINGS = {
     ),
     "log1p": (lambda v: torch.log1p(v.abs()), lambda v: torch.log(1 + v.abs()), SMALL),
     "expm1": (lambda v: torch.expm1(v), lambda v: torch.exp(v) - 1, SMALL),
+    "expm1-quotient": (lambda v: torch.expm1(v) / v, lambda v: (torch.exp(v) - 1) / v, SMALL * 1e-34),
     "logsigmoid": (lambda v: F.logsigmoid(v), lambda v: -torch.log(1 + torch.exp(-v)), TAIL + 25),
     "softplus": (lambda v: F.softplus(v), lambda v: torch.log(1 + torch.exp(v)), TAIL * 4),
     "variance": (lambda v: v.var(-1, unbiased=False), lambda v: (v * v).mean(-1) - v.mean(-1) ** 2, FAR),

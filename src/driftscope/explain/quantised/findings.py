@@ -11,6 +11,7 @@ from driftscope.explain.quantised.activations import Swallowed
 from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.records.finding import Finding, Where
 from driftscope.records.first_line import share
+from driftscope.records.words import counted
 
 
 def counted_steps(steps: float) -> str:
@@ -22,6 +23,8 @@ def counted_steps(steps: float) -> str:
 def wrong_weight(weight: IntegerGrid, name: str, exact: torch.Tensor, where: Where) -> Finding:
     """Say that integers are not those of the weight that they should stand for."""
     off = (weight.value - exact).abs() / weight.step
+    if not bool(torch.isfinite(off).all()):
+        return _infinite(weight, name, exact, where)
     why = weight.instead(exact)
     cause = why or f"its integers are up to {counted_steps(float(off.max()))} from that weight, divided by the scale"
     return Finding(
@@ -31,6 +34,21 @@ def wrong_weight(weight: IntegerGrid, name: str, exact: torch.Tensor, where: Whe
         f"Quantise {name} again and store integers, scale and zero point together.",
         where,
         {"weight": weight.name, "reference": name, "steps": float(off.max()), "cause": cause},
+    )
+
+
+def _infinite(weight: IntegerGrid, name: str, exact: torch.Tensor, where: Where) -> Finding:
+    """Say that a tensor with infinities, as a mask has, was quantised, or that a scale or an integer became none."""
+    lost = int((~torch.isfinite(exact)).sum())
+    infinities = counted(lost, "infinity", "infinities")
+    cause = f"{name} holds {infinities}, which no integer stands for" if lost else "its scale is not a finite number"
+    return Finding(
+        "W012",
+        f"{weight.name} is not {name} quantised: {cause}",
+        "The range of a tensor sets its scale, and infinity leaves none.",
+        f"Leave the node that reads {name} out of the quantisation (nodes_to_exclude).",
+        where,
+        {"weight": weight.name, "reference": name, "cause": cause},
     )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from driftscope.lift.steps import Lifted, Step
 from driftscope.records.finding import Where
 
 if TYPE_CHECKING:
-    from driftscope.lift.finer.given import Balls
+    from driftscope.lift.finer.given import Balls, Given
 
 BITS = 212
 _UNIT = 2.0**-53
@@ -134,12 +134,25 @@ class _BallRun:
         except (NoRule, ValueError, ZeroDivisionError, IndexError):
             self._lose(step)
             return
-        if found.shape != tuple(output.shape) or not _beside(found, output, step.inputs):
+        if found.shape != tuple(output.shape) or not self._reads(step, rule, found, output):
             self._lose(step)
             return
         self.values[step.output_names[0]] = found
         self._weigh(step, name, found, output)
         self.lost.update(n for n in step.output_names[1:] if n)
+
+    def _reads(self, step: Step, rule: Callable[[Given], Any], found: Balls, output: torch.Tensor) -> bool:
+        """Whether a rule gives what the step gave: of the balls, or, where float64 has lost an operand, of that."""
+        from driftscope.lift.finer import balls
+        from driftscope.lift.finer.given import Given
+
+        if _beside(found, output, step.inputs):
+            return True
+        if max((self.errors.get(n, 0.0) for n in step.input_names), default=0.0) <= _FAR:
+            return False
+        floats = [balls.ball_array(v) if v is not None and v.is_floating_point() else None for v in step.inputs]
+        again = np.asarray(rule(Given(step, floats, tuple(output.shape), dict(self.numbers))), dtype=object)
+        return _beside(again, output, step.inputs)
 
     def _weigh(self, step: Step, name: str, found: Balls, value: torch.Tensor) -> None:
         """Remember the step whose float64 result is relatively further off than anything it was made of."""
