@@ -30,3 +30,16 @@ def test_equal_findings_are_said_once_and_all_are_in_the_record(width: int) -> N
     assert len(same.to_dict()["findings"]) == 3
     # Twin: another fix is other news.
     assert kinds.text_of(report("write x", "write y", "write x"), width=width, color=False).count("T020") == 2
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_one_edit_at_one_place_is_asked_for_once_however_each_transform_sees_it(width: int) -> None:
+    where = Where(file="net.py", line=7, expression="kept = x.sin()")
+    seen = {"vmap": "after vmap, kept holds a tensor mapped by vmap", "grad": "after grad, kept holds a tracked tensor"}
+    findings = tuple(
+        TransformFinding("T001", what, fix="return it", where=where, transform=name, transforms=tuple(seen))
+        for name, what in seen.items()
+    )
+    text = kinds.text_of(TransformReport("f", dict.fromkeys(seen, "same"), findings=findings), width=width, color=False)
+    assert text.count("T001") == 1
+    assert "under  vmap, grad" in text

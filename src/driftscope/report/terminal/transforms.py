@@ -68,10 +68,10 @@ def actions(record: TransformReport) -> list[TransformFinding]:
 
 
 def told_once(findings: Sequence[TransformFinding]) -> tuple[TransformFinding, ...]:
-    """Return findings without those that read the same as an earlier one: each names all its transforms itself."""
+    """Return findings without those that ask for the same edit at the same place: each names all its transforms."""
     seen: dict[tuple[object, ...], TransformFinding] = {}
     for finding in findings:
-        seen.setdefault((finding.code, finding.note, finding.where, finding.what, finding.why, finding.fix), finding)
+        seen.setdefault((finding.code, finding.note, finding.where, finding.fix), finding)
     return tuple(seen.values())
 
 
