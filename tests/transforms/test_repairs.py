@@ -13,7 +13,11 @@ from click.testing import CliRunner
 
 import driftscope as ds
 from driftscope.cli import main as driftscope
+from driftscope.transforms.examination import subject_of
 from driftscope.transforms.repairs.patches import applied_in, one_patch, patched_path
+from driftscope.transforms.repairs.propose import plain_answers
+from driftscope.transforms.repairs.source import swapped
+from driftscope.transforms.repairs.trial import Trial
 
 X = torch.tensor([[0.5, -1.25, 2.0], [1.5, 0.25, -0.75], [-2.0, 1.0, -0.5], [3.0, -1.0, 0.125]], dtype=torch.float64)
 
@@ -469,3 +473,21 @@ def test_the_patch_of_a_file_above_is_applied_by_the_command_that_is_printed(tmp
     assert command.startswith("cd ")
     subprocess.run(command, shell=True, check=True)
     assert "torch.sqrt" in (tmp_path / "net.py").read_text()
+
+
+def test_an_edit_is_held_against_the_function_as_it_was():
+    """The plain program is asked before the first edit stands in its place: an edit would agree with itself."""
+
+    def right(x):
+        return x * 2
+
+    def edited(x):
+        return x * 3
+
+    trial = Trial(plain_answers(subject_of(right, (torch.ones(4, 3),), 0, "error")), "vmap").asked()
+    with swapped(right, edited.__code__):
+        verdict = trial.of(right, edited=True)
+    assert not verdict.works
+    assert trial.of(right, edited=True).works
+    only_plainly = Trial(plain_answers(subject_of(right, (torch.ones(4, 3),), 0, "error")), "vmap").asked()
+    assert only_plainly.answers.twice.value[0].eq(2).all()

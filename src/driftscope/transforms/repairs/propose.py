@@ -18,7 +18,7 @@ from driftscope.transforms.batching.batched import vmap
 from driftscope.transforms.repairs import autograd, flow, values
 from driftscope.transforms.repairs.source import Edit, Source, edited_code, edited_text, patch_of, source_of, swapped
 from driftscope.transforms.repairs.trial import PlainAnswers, Trial, TrialOutcome
-from driftscope.transforms.repairs.witnesses import Answers, answers_of, witnessed
+from driftscope.transforms.repairs.witnesses import Answers, witnessed
 from driftscope.transforms.subject import Proposal, Subject, Suspicion
 from driftscope.transforms.torch_internals import name_of
 
@@ -104,7 +104,6 @@ def _first_that_works(
     source: Source, edits: Iterator[Edit], trial: Trial, failures: list[str], half_tried: list[Proposal], *, same: bool
 ) -> Proposal | None:
     tried: set[str] = set()
-    answers = answers_of(trial.subject, source.file)
     for edit in edits:
         text = edited_text(source, edit)
         if text in tried or text == source.text:
@@ -115,6 +114,7 @@ def _first_that_works(
         code = edited_code(source, text)
         if code is None:
             continue
+        trial.asked()
         with swapped(source.function, code):
             verdict = trial.of(trial.subject.function, edited=same)
             if verdict.works and edit.branches and not trial.branches_agree(trial.subject.function):
@@ -122,7 +122,7 @@ def _first_that_works(
         if not verdict.works:
             failures.append(verdict.reason)
             continue
-        condition = _one_sided(source, edit, answers)
+        condition = _one_sided(source, edit, trial.answers.decided(source.file))
         if not condition:
             return _offered(source, edit, text, verdict)
         half_tried.append(_half_tried(source, edit, text, verdict, condition))

@@ -15,6 +15,7 @@ from driftscope.transforms.agreement import differ
 from driftscope.transforms.derivatives import float_leaves, total
 from driftscope.transforms.diagnose.traces_left import drifts
 from driftscope.transforms.naming import levels_of
+from driftscope.transforms.repairs.witnesses import Answers, answers_of
 from driftscope.transforms.subject import Subject
 from driftscope.transforms.transforming import CheckSetting, Level, Ragged, arguments_for, lift, plain, plain_key
 from driftscope.transforms.world.running import WatchedRun, cloned, run_once
@@ -65,6 +66,7 @@ class PlainAnswers:
         self.subject = subject
         self.setting = CheckSetting(subject.in_dims, subject.randomness, subject.size)
         self._runs: dict[Any, WatchedRun] = {}
+        self._decided: dict[str, Answers] = {}
 
     def under(self, levels: tuple[Level, ...]) -> WatchedRun:
         """Return the plain reference of a transform."""
@@ -73,6 +75,12 @@ class PlainAnswers:
             run = self._runs[key] = self.run(plain(self.subject.function, levels, self.setting), levels)
             run.value = [_with_numbers(value) for value in run.value or ()]
         return self._runs[key]
+
+    def decided(self, file: str) -> Answers:
+        """Return what the lines of a file decided by, example by example."""
+        if file not in self._decided:
+            self._decided[file] = answers_of(self.subject, file)
+        return self._decided[file]
 
     def given(self, levels: tuple[Level, ...]) -> list[tuple[Any, ...]]:
         """Return the arguments of each call of a transform."""
@@ -117,9 +125,22 @@ class Trial:
         self.answers = answers
         self.subject = answers.subject
         self.levels = levels_of(transform)
-        self.expected = answers.under(self.levels)
         self.gradient_levels = self._gradient_levels()
-        self.gradient = answers.under(self.gradient_levels) if self.gradient_levels else None
+
+    @functools.cached_property
+    def expected(self) -> WatchedRun:
+        """What the plain program answers; not to be asked first while an edit stands in its place."""
+        return self.answers.under(self.levels)
+
+    @functools.cached_property
+    def gradient(self) -> WatchedRun | None:
+        """Its derivatives; None where they are what is asked for anyway. As for ``expected``."""
+        return self.answers.under(self.gradient_levels) if self.gradient_levels else None
+
+    def asked(self) -> Trial:
+        """Return the trial with the plain program asked: from here on an edit may stand in its place."""
+        _ = (self.expected, self.gradient, self.answers.twice)
+        return self
 
     @property
     def ragged(self) -> bool:
