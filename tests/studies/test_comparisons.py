@@ -46,6 +46,12 @@ def test_a_row_for_each_pair_and_what_was_made_is_not_made_again(tmp_path: Path)
     assert bad["node"] == "scale"
     assert bad["max_abs"] > 0
     assert "1 IDENTICAL, 1 DIFFERENT" in study.conclusion
+    # What is said of a pair is its answer, with place and cause, and the change that was tried.
+    assert (
+        f"bad: DIFFERENT ({bad['finding']}): B computes something else from scale on: its constant" in study.conclusion
+    )
+    assert bad["fix"] in study.conclusion
+    assert "(tried: it works)" in study.conclusion
     told: list[str] = []
     again = ds.studies.comparisons(path, workers=0, store=tmp_path / "runs", run="r", progress=told.append)
     assert again.rows == study.rows

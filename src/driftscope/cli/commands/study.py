@@ -128,9 +128,8 @@ def command(study: str, *, journey: Journey, as_json: bool, outputs: Sequence[st
 
 
 def answer(record: Any, journey: Journey) -> str:
-    """Write a study for the terminal; its first line alone when it should be quiet."""
-    text = text_of(record, quiet=False)
-    return text.splitlines()[0] if journey.quiet else text
+    """Write a study for the terminal; its first conclusion alone when it should be quiet."""
+    return text_of(record, quiet=journey.quiet)
 
 
 def write(study: Any, path: str) -> None:

@@ -23,8 +23,9 @@ def compare_pair(pair: str, source: str, digest: str, explain: bool = True, seed
     Returns
     -------
     dict
-        ``verdict``, ``finding`` (its code), ``what``, ``node``, ``module``, ``floors`` (native drift), ``lifted``
-        (drift in float64), ``max_abs``; ``functions_differ`` where the bits are the same by chance.
+        ``verdict``, ``finding`` (its code), ``what`` (the answer, with place and cause), ``fix`` (one that was
+        tried and works), ``node``, ``module``, ``floors`` (native drift), ``lifted`` (drift in float64), ``max_abs``;
+        ``functions_differ`` where the bits are the same by chance.
     """
     from driftscope.inquiry import compare
 
@@ -35,7 +36,8 @@ def compare_pair(pair: str, source: str, digest: str, explain: bool = True, seed
         "verdict": str(record.verdict),
         "functions_differ": record.functions_differ,
         "finding": "" if first is None else first.code,
-        "what": record.reason if first is None else first.what,
+        "what": record.answer or record.reason,
+        "fix": "" if first is None or not first.verified else first.fix,
         "node": "" if first is None else str(first.where.node or ""),
         "module": "" if first is None else str(first.where.module or ""),
         "floors": _largest(o.floors for o in record.outputs),

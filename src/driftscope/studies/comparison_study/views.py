@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from driftscope.records.first_line import ended
 from driftscope.records.kinds.study import Statement, StudyRecord
 from driftscope.records.runs.rows import OK
 from driftscope.records.runs.tables import frame_of
@@ -40,7 +41,9 @@ def conclude(record: StudyRecord) -> tuple[Statement, ...]:
     parted = [row for row in record.rows if row.get("outcome") == OK and row.get("verdict") not in same]
     for row in parted[:_NAMED]:
         code = f" ({row['finding']})" if row.get("finding") else ""
-        said.append(Statement(f"{row['pair']}: {row['verdict']}{code}: {row['what']}.", {"pair": row["pair"]}))
+        fix = f" Fix: {row['fix']} (tried: it works)" if row.get("fix") else ""
+        text = f"{row['pair']}: {row['verdict']}{code}: {ended(row['what'])}{fix}"
+        said.append(Statement(text, {"pair": row["pair"]}))
     if len(parted) > _NAMED:
         more = len(parted) - _NAMED
         said.append(Statement(f"{counted(more, 'more pair')} are not the same program; see the table.", {"more": more}))
