@@ -217,3 +217,26 @@ def test_a_fused_layer_of_the_reference_does_not_hide_the_node(encoder, operator
 def test_the_export_of_a_fused_layer_is_the_same_function(encoder):
     module, x, model = encoder
     assert ds.compare(module, model, x).verdict in (Verdict.IDENTICAL, Verdict.ROUNDING)
+
+
+class Directions(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.GRU(8, 6, batch_first=True, bidirectional=True)
+        self.read = torch.nn.Linear(12, 4)
+
+    def forward(self, x):
+        states = self.layer(x)[1]
+        return self.read(torch.cat([states[0], states[1]], -1))
+
+
+def test_a_recurrent_layer_is_blamed_and_not_the_choice_of_its_direction():
+    x = (torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1)),)
+    program = torch.onnx.export(Directions().eval(), x, dynamo=True, verbose=False).model_proto
+    broken = Directions().eval()
+    with torch.no_grad():
+        broken.layer.weight_ih_l0[2] *= 1.01
+    first = ds.compare(broken, program, x).first
+    assert first.where.operator == "GRU"
+    assert "meant to differ" not in first.fix

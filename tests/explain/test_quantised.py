@@ -413,4 +413,4 @@ def test_a_quantised_mask_of_infinities_is_named_as_such():
     assert found.what == "mask is not triu quantised: triu holds 1 infinity, which no integer stands for"
     assert "nodes_to_exclude" in found.fix
     steps = wrong_weight(grid, "triu", torch.full((2, 2), 3.0).double(), Where(node="n"))
-    assert "3 steps" in steps.what
+    assert "its zero point is off by -3" in steps.what

@@ -168,6 +168,8 @@ class _PairWalk:
 
     def _input(self, one: Visited, other: Visited, name: str, peer: str) -> None:
         mine, theirs = self.mine.constants.get(name), self.theirs.constants.get(peer)
+        if self.mine is self.theirs and family(one.operator) == "gather" and name in one.inputs[1:]:
+            return  # twins in one program take other elements (a direction, a layer's state), and rightly
         if mine is not None and theirs is not None:
             small = mine.numel() <= _SMALL and mine.shape == theirs.shape and _sizes(one) == _sizes(other)
             # Layers have weights of their own; scalars, shapes and axes are alike.
