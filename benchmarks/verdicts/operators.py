@@ -155,7 +155,30 @@ def _others() -> dict[str, Operator]:
     }  # fmt: skip
 
 
+def _with_tables() -> dict[str, Operator]:
+    """Operators with tables inside, rewritten tails, and pieces of networks: a set that found mistakes."""
+    frames: Shapes = ((2, 4, 20),)
+    maps: Shapes = ((2, 2, 3), (2, 4, 9, 10))
+    return {
+        "linear1d": (lambda x: functional.interpolate(x, size=31, mode="linear"), frames),
+        "linear1d_factor": (lambda x: functional.interpolate(x, scale_factor=1.3, mode="linear"), frames),
+        "area": (lambda x: functional.interpolate(x, size=(4, 5), mode="area"), _IMAGE),
+        "affine": (lambda t, x: functional.grid_sample(
+            x, functional.affine_grid(t, list(x.shape), False), align_corners=False), maps),
+        "expm1_quotient": (lambda x: torch.expm1(x) / x, _ROW), "root_difference": (
+            lambda x: torch.sqrt(x * x + 1) - x.abs(), _ROW),
+        "softcap": (lambda x: 30.0 * torch.tanh(x / 30.0), _ROW),
+        "cumsum_back": (lambda x: x.flip(-1).cumsum(-1).flip(-1), _ROW),
+        "response_norm": (lambda x: x * x.norm(dim=(2, 3), keepdim=True)
+                          / (x.norm(dim=(2, 3), keepdim=True).mean(1, keepdim=True) + 1e-6), _IMAGE),
+        "grouped_queries": (lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+                            ((2, 4, 9, 8), (2, 2, 9, 8), (2, 2, 9, 8))),
+        "entropy": (lambda x: -(torch.softmax(x, -1) * torch.log_softmax(x, -1)).sum(-1), _ROW),
+        "masked_softmax": (lambda x: torch.softmax(x + torch.full((33, 33), -torch.inf).triu(1)[:4].to(x), -1), _ROW),
+    }  # fmt: skip
+
+
 def operators() -> dict[str, Operator]:
     """Every operator of the sweep, by name."""
-    tables = (_unary, _activations, _binary, _reductions, _products, _norms, _layers, _pools, _others)
+    tables = (_unary, _activations, _binary, _reductions, _products, _norms, _layers, _pools, _others, _with_tables)
     return {name: operator for table in tables for name, operator in table().items()}

@@ -112,6 +112,10 @@ def _detr() -> Made:
     return Picked(transformers.DetrForObjectDetection(config), "pred_boxes"), (_random(2, 3, 64, 64),)
 
 
+def _of_words(model: nn.Module, words: int, *shape: int) -> Made:
+    return model, (torch.randint(0, words, shape, generator=torch.Generator().manual_seed(1)),)
+
+
 def _written(kind: Callable[[], nn.Module], *shape: int) -> Made:
     return kind(), (_random(*shape),)
 
@@ -186,6 +190,8 @@ MECHANISMS: dict[str, Callable[[], Made]] = {
     "selective": lambda: _written(written.Selective, 2, 6, 16),
     "experts": lambda: _written(written.Experts, 2, 7, 16),
     "ranking": _ranking,
+    "flow": lambda: _written(written.Flow, 5, 8),
+    "decoder": lambda: _of_words(written.Decoder(), 40, 2, 9),
     "field": lambda: _written(written.Field, 6, 5, 3),
     "pyramid": lambda: _written(written.Pyramid, 2, 3, 32, 32),
     "spectral": lambda: _written(written.Spectral, 2, 16, 8),

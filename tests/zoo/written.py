@@ -224,3 +224,48 @@ class Cells(nn.Module):
             cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
             hidden = torch.sigmoid(o) * torch.tanh(cell)
         return self.leave(hidden)
+
+
+class Flow(nn.Module):
+    """A normalising flow: scales, a product of triangular matrices, a coupling, a permutation, and its density."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.shift, self.logs = nn.Parameter(torch.randn(width) * 0.1), nn.Parameter(torch.randn(width) * 0.1)
+        self.lower, self.upper = (nn.Parameter(torch.randn(width, width) * 0.2) for _ in range(2))
+        self.inner = nn.Sequential(nn.Linear(width // 2, 16), nn.Tanh(), nn.Linear(16, width))
+        self.register_buffer("order", torch.arange(width).flip(0))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        unit = torch.eye(x.shape[1]).to(x)
+        x = (x + self.shift) * torch.exp(self.logs) @ ((self.lower.tril(-1) + unit) @ (self.upper.triu(1) + unit))
+        kept, moved = x.chunk(2, -1)
+        logs, shift = self.inner(kept).chunk(2, -1)
+        x = torch.cat([kept, moved * torch.exp(torch.tanh(logs)) + shift], -1)[:, self.order]
+        return x, self.logs.sum() + torch.tanh(logs).sum(-1) - 0.5 * x.square().sum(-1)
+
+
+class Decoder(nn.Module):
+    """Attention with interleaved rotary positions, shared keys and a mask of infinities cut from a full tensor."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads, size = heads, width // heads
+        self.words, self.query = nn.Embedding(40, width), nn.Linear(width, width, bias=False)
+        self.both, self.leave = nn.Linear(width, width, bias=False), nn.Linear(width, 40)
+        self.register_buffer("turns", 1e4 ** (-torch.arange(0, size, 2) / size))
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        """Rotate neighbouring numbers by their position."""
+        angles = torch.arange(x.shape[2]).to(self.turns)[:, None] * self.turns
+        cos, sin, one, two = angles.cos(), angles.sin(), x[..., 0::2], x[..., 1::2]
+        return torch.stack([one * cos - two * sin, one * sin + two * cos], -1).flatten(-2)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.words(words)
+        q = self.query(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        k, v = (t.transpose(1, 2) for t in self.both(x).unflatten(-1, (self.heads, -1)).chunk(2, 2))
+        k, v = (t.repeat_interleave(2, 1) for t in (self.turned(k), v))
+        mask = torch.full((x.shape[1], x.shape[1]), -torch.inf).triu(1).to(x)
+        scores = torch.softmax(self.turned(q) @ k.mT * q.shape[-1] ** -0.5 + mask, -1)
+        return self.leave(x + (scores @ v).transpose(1, 2).flatten(2))

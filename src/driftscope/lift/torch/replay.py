@@ -109,7 +109,7 @@ class Replay:
         try:
             outputs, rounding = rules.evaluate(call)
             rounding = rounding if self.tape.rounds is None else self.tape.rounds(call, rounding)
-        except (RuntimeError, NotImplementedError, TypeError, IndexError, ValueError) as error:
+        except (RuntimeError, TypeError, LookupError, ValueError, AssertionError, ArithmeticError) as error:
             words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise CannotLift(f"{entry.where} cannot be evaluated in float64: {words}") from error
         self._check(entry, outputs, formats)
