@@ -85,9 +85,9 @@ def test_a_product_that_is_added_otherwise_is_named_with_both_orders():
     note = found[0]
     assert note.note
     assert (note.where.node, note.where.operator) == ("product", "MatMul")
-    assert f"{b.family} here, {a.family} there" in note.what
+    assert f"here {b.family}; in A {a.family}" in note.what
     assert (note.evidence["a"]["pattern"], note.evidence["b"]["pattern"]) == (a.pattern, b.pattern)
-    assert f"{b.depth} here and {a.depth} there" in note.why
+    assert f"{b.depth} here and {a.depth} in A" in note.why
 
 
 def test_equal_orders_are_no_reason():

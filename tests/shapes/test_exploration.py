@@ -126,7 +126,7 @@ def test_outcome_table(reference, other, expected):
 
 def test_a_difference_says_where_and_how_much():
     words = difference({"a": TENSOR, "b": TENSOR}, Ran({"a": TENSOR, "b": TENSOR + 1}))
-    assert words.startswith("out['b']: 1.0 against 2.0 at (0,): ")
+    assert words.startswith("out['b']: 1 against 2 at (0,): ")
 
 
 class IndexedMask(torch.nn.Module):
