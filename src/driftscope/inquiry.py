@@ -28,11 +28,12 @@ from driftscope.explain.native_runs import Case, Progress, judged_by_values, run
 from driftscope.explain.weight_files import both_weights, compare_weights, reason_of
 from driftscope.lift.counting import counting
 from driftscope.lift.evidence import Evidence, gather
-from driftscope.programs.budget import Budget, BudgetSpent
+from driftscope.programs.budget import NO_MEMORY, Budget, BudgetSpent
 from driftscope.programs.feeding.feeds import make_inputs
 from driftscope.programs.feeding.pairing import pair_inputs
 from driftscope.programs.isolation.breadcrumbs import tell
 from driftscope.programs.isolation.choice import watched
+from driftscope.programs.isolation.failures import ran_out_of_memory
 from driftscope.programs.loading.load import load_program
 from driftscope.programs.protocol import Bound, InputsLike, Program, ProgramLike
 from driftscope.programs.state.process import state_kept
@@ -129,12 +130,12 @@ def compare(
     try:
         with counting(getattr(progress, "count", None)):
             refused = _inquire(case, wanted, release)
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
         # Somebody who watches this process wants to know what is known; anybody else wants the exception.
-        if not watched() or not ends_us(error):
+        if not (ran_out_of_memory(error) or (ends_us(error) and watched())):
             raise
         refused = None
-        case.budget.left_out[case.stage or "comparing"] = "interrupted"
+        case.budget.left_out[case.stage or "comparing"] = NO_MEMORY if ran_out_of_memory(error) else "interrupted"
     if refused is not None:
         return _record(case, Verdict.INCONCLUSIVE, refused.what, command, [refused])
     if case.judged is None:
@@ -238,6 +239,7 @@ def _left_out(case: Case) -> list[Finding]:
     named = ", ".join(case.budget.left_out)
     why = "; ".join(f"{step}: {words}" for step, words in case.budget.left_out.items())
     fix = "Give it more time or memory, or none of the limits." if case.budget.set else "Run it again to the end."
+    fix = "Give it more memory, or smaller inputs." if NO_MEMORY in case.budget.left_out.values() else fix
     evidence = {"left_out": dict(case.budget.left_out)}
     return [Finding("O022", f"left out: {named}", why, fix, evidence=evidence, note=True)]
 

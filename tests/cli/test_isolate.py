@@ -19,7 +19,7 @@ from driftscope.cli.isolating import asked_of
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the child process is forked")
 
 PROGRAMS = """
-import asyncio, ctypes, os, subprocess, sys, time
+import asyncio, ctypes, os, signal, subprocess, sys, time
 import torch
 
 class Own(BaseException):
@@ -52,6 +52,12 @@ def writes_to_one(x):
     os.write(1, b"FROM NATIVE CODE\\n")
     print("FROM PRINT")
     return x * 1
+class Wordless(BaseException):
+    def __str__(self): raise RuntimeError("no words")
+def raises_wordless(x): raise Wordless
+def ends_by_signal(x):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
 def leaves_a_child(x):
     subprocess.Popen(["sleep", "600"])
     return x * 1
@@ -89,6 +95,8 @@ CASES = [
     ("segfaults", "R006", "SIGSEGV in segfaults (p.py:"),
     ("exits", "R002", "sys.exit(0)"),
     ("raises_own", "R002", "Own: boo"),
+    ("raises_wordless", "R002", "Wordless"),
+    ("ends_by_signal", "R007", "killed by SIGTERM"),
 ]
 MORE = [
     ("aborts", "R006", "SIGABRT in aborts (p.py:"),

@@ -125,6 +125,7 @@ def _be_child(work: Callable[[], None], channel: int, log: int, folder: str) -> 
     try:
         parent = os.getppid()
         os.setpgid(0, 0)  # Ctrl-C reaches the parent alone, which ends this group
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the parent's own way to end would look like the program's
         _forget_exit_functions()
         guard_machine()
         die_with(parent)

@@ -15,6 +15,8 @@ from driftscope.errors import InputError, Interruption
 from driftscope.programs.isolation.memory import resident_bytes
 
 GIB = 2**30
+#: Why a step was left out that asked for more memory than there is.
+NO_MEMORY = "it asked for more memory than there is"
 
 
 class BudgetSpent(Interruption):

@@ -12,6 +12,7 @@ from torch import nn
 from driftscope.errors import DriftscopeError, RuntimeRefused, ends_us
 from driftscope.programs.arrays import tensor_of
 from driftscope.programs.isolation.choice import isolating
+from driftscope.programs.isolation.failures import text_of
 from driftscope.programs.protocol import Bound, NumpySource, OnnxSource, Program, TorchSource
 from driftscope.programs.state.effects import contained
 from driftscope.programs.state.torch_settings import flushes_denormals
@@ -65,7 +66,7 @@ def _called(function: Callable[..., Any], bound: Bound) -> Any:
             return function(*args, **kwargs)
     except RuntimeError as error:
         # Programs that differentiate inside (forces, implicit layers) need gradients recorded.
-        if "does not require grad" not in str(error):
+        if "does not require grad" not in text_of(error):
             raise
         args, kwargs = fresh(bound)
         with torch.enable_grad():
@@ -86,11 +87,11 @@ def _storage(tensor: torch.Tensor) -> int | None:
 
 def words_of(error: BaseException) -> str:
     """Return what an exception says, on one line, with its class when that says more."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    words = " ".join(lines)[:500] or type(error).__name__
+    lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
+    words = " ".join(lines)[:500]
     if isinstance(error, SystemExit):
         return f"the program called sys.exit({error.code!r})"
-    return words if isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}"
+    return words if words and isinstance(error, RuntimeError) else f"{type(error).__name__}: {words}".rstrip(": ")
 
 
 class FlushingProgram(Program):

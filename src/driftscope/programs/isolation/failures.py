@@ -86,6 +86,14 @@ _FATAL = {
 }
 
 
+def text_of(error: BaseException) -> str:
+    """What an exception says; nothing where its own ``__str__`` fails."""
+    try:
+        return str(error)
+    except Exception:  # code of the program's
+        return ""
+
+
 def failure_of(error: BaseException) -> TaskFailure:
     """Name the failure behind the exception of a future.
 
@@ -101,7 +109,7 @@ def failure_of(error: BaseException) -> TaskFailure:
     """
     if isinstance(error, WorkerDied):
         return TaskFailure(error.fate, CODES.get(error.fate, ""), error.words, error.last_words)
-    words = f"{type(error).__name__}: {error}".rstrip(": ")
+    words = f"{type(error).__name__}: {text_of(error)}".rstrip(": ")
     trace = str(error.__cause__) if isinstance(error.__cause__, RemoteTrace) else ""
     fate = Fate.OUT_OF_MEMORY if ran_out_of_memory(error) else Fate.RAISED
     if type(error).__name__ == "KilledWorker":  # Dask's word for a task whose machine went away, again and again
@@ -112,7 +120,7 @@ def failure_of(error: BaseException) -> TaskFailure:
 def ran_out_of_memory(error: BaseException) -> bool:
     """Whether an exception means that memory could not be had."""
     return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and bool(_MEMORY_WORDS.search(str(error)))
+        isinstance(error, RuntimeError) and bool(_MEMORY_WORDS.search(text_of(error)))
     )
 
 
@@ -148,7 +156,7 @@ def death_of(status: int, *, out_of_memory: bool, last_words: str) -> WorkerDied
         memory = bool(_MEMORY_WORDS.search(last_words))
         fate = Fate.OUT_OF_MEMORY if memory else Fate.ABORTED
         return WorkerDied(fate, f"the process crashed with {name}{where_it_was(last_words)}", last_words)
-    return WorkerDied(Fate.KILLED, f"the process was killed from outside ({name})", last_words)
+    return WorkerDied(Fate.KILLED, f"the process was killed by {name}", last_words)
 
 
 # Where files lie that the user did not write: Python's own, what was installed, ours, and code without a file.
