@@ -100,7 +100,7 @@ _TABLE = (
     ("R004", "cannot be lifted", "A program cannot be evaluated in float64; the operator in the way is named."),
     ("R005", "by floor only", "The verdict rests on the noise floor alone, because one side could not be lifted."),
     ("R006", "worker crashed", "A task ended its process: a fatal signal or an exit in native or Python code."),
-    ("R007", "killed by a signal", "A signal that is no crash ended the process a task ran in."),
+    ("R007", "killed by a signal", "A signal other than a crash ended the process a task ran in."),
     ("R008", "out of memory", "A task needed more memory than it was allowed or than there was."),
     ("R009", "time limit passed", "A task was still running when its time was over."),
     ("S001", "spec refused", "torch.export refused the dynamic shapes asked for; they were repaired."),
