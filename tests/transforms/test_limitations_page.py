@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "gallery" / "limitations_of_torch_fu
 
 # example -> (outcome under vmap, codes of findings that are no notes, whether an edit was tried and works)
 EXPECTED = {
-    "stores_globally": ("same", {"T001"}, False),
+    "stores_globally": ("same", {"T001"}, True),
     "returns_both": ("same", set(), False),
     "gradient_inside": ("refused", {"T012"}, True),
     "backward_inside": ("refused", {"T012"}, True),

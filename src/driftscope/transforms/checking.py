@@ -106,7 +106,7 @@ def _proposal(suspect: Suspicion, examination: Examination, plain: Callable[[], 
     """Ask the room of repairs to try an edit."""
     if suspect.cause == "T031" and examination.runs_unmapped:
         return Proposal(_STACK)
-    if suspect.outcome not in ("refused", "wrong"):
+    if suspect.outcome not in ("refused", "wrong") and suspect.cause != "T001":  # an escape is found at an answer
         return None
     examination.subject.world.rewind()
     with process_kept(), logs_silenced():

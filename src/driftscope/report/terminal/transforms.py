@@ -68,10 +68,14 @@ def actions(record: TransformReport) -> list[TransformFinding]:
 
 
 def told_once(findings: Sequence[TransformFinding]) -> tuple[TransformFinding, ...]:
-    """Return findings without those that ask for the same edit at the same place: each names all its transforms."""
+    """Return findings without those that ask for the same edit at the same place: each names all its transforms.
+
+    Those that ask for none are told apart by what they say.
+    """
     seen: dict[tuple[object, ...], TransformFinding] = {}
     for finding in findings:
-        seen.setdefault((finding.code, finding.note, finding.where, finding.fix), finding)
+        says = (finding.fix,) if finding.fix else (finding.what, finding.why)
+        seen.setdefault((finding.code, finding.note, finding.where, *says), finding)
     return tuple(seen.values())
 
 

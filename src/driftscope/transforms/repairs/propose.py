@@ -15,7 +15,7 @@ import torch
 
 from driftscope.records.words import agreeing, counted
 from driftscope.transforms.batching.batched import vmap
-from driftscope.transforms.repairs import autograd, flow, values
+from driftscope.transforms.repairs import autograd, flow, kept, values
 from driftscope.transforms.repairs.source import Edit, Source, edited_code, edited_text, patch_of, source_of, swapped
 from driftscope.transforms.repairs.trial import PlainAnswers, Trial, TrialOutcome
 from driftscope.transforms.repairs.witnesses import Answers, witnessed
@@ -26,6 +26,7 @@ Repair = Callable[[Source, Suspicion, Subject], Iterator[Edit]]
 
 #: cause -> repairs, in the order in which they are tried.
 REPAIRS: dict[str, tuple[Repair, ...]] = {
+    "T001": (kept.returned_instead,),
     "T006": (values.batched_factory,),
     "T007": (values.batched_factory,),
     "T008": (values.without_out,),
@@ -116,7 +117,8 @@ def _first_that_works(
             continue
         trial.asked()
         with swapped(source.function, code):
-            verdict = trial.of(trial.subject.function, edited=same)
+            function = trial.subject.function
+            verdict = trial.returning(function) if edit.returns else trial.of(function, edited=same)
             if verdict.works and edit.branches and not trial.branches_agree(trial.subject.function):
                 verdict = replace(verdict, works=False, reason="the branches have other shapes or dtypes")
         if not verdict.works:

@@ -45,11 +45,14 @@ class Edit:
     branches : bool
         The edit makes a choice between two values of ``torch.where``: both must have one shape and dtype, also for
         examples that only took one of them.
+    returns : bool
+        The edited function has a second result: what it kept outside of itself before.
     """
 
     replacements: tuple[Replacement, ...]
     caution: str = ""
     branches: bool = False
+    returns: bool = False
 
 
 @dataclass(frozen=True)

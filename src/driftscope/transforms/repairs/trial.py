@@ -24,6 +24,7 @@ from driftscope.transforms.world.running import WatchedRun, cloned, run_once
 SECONDS = 20.0
 #: Examples at which derivatives that are no part of a batch are tried: they are slow.
 MOST_DERIVATIVES = 6
+_OTHER_SECOND = "the second result is another one"
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,39 @@ class Trial:
         if left or plain.printed != got.printed:
             return f"it leaves something else behind: {left[0].path if left else 'what it prints'}"
         return ""
+
+    def returning(self, function: Callable[..., Any]) -> TrialOutcome:
+        """Try a function with a second result, which it kept outside of itself before: the first is to be as it was,
+        nothing is to be left outside, and the second is to be what it is without the transform."""
+
+        def first(*args: Any) -> Any:
+            return function(*args)[0]
+
+        verdict = self.of(first)
+        if not verdict.works:
+            return verdict
+        plain, got = self.answers.twice, self.answers.run_twice(first)
+        if plain.error is not None or got.error is not None or not differ(plain.value, got.value).agrees:
+            return replace(verdict, works=False, reason="other values without transforms")
+        if any(drift.escaped for drift in drifts(got.state, self._run(first, self.levels).state)):
+            return replace(verdict, works=False, reason="a tensor is still kept outside")
+        return verdict if self._second_agrees(function) else replace(verdict, works=False, reason=_OTHER_SECOND)
+
+    def _second_agrees(self, function: Callable[..., Any]) -> bool:
+        """Whether the second result of a function is the same under the transform as without it."""
+
+        def alone(*args: Any) -> Any:
+            return function(*args)[1]
+
+        if not any(level.kind == "derivative" for level in self.levels):
+            got = self._run(alone, self.levels)
+            expected = self.answers.run(plain(alone, self.levels, self.answers.setting), self.levels)
+        else:
+            # What torch.func hands out beside a derivative, of the function as it would be written.
+            given = self.subject.slices[:MOST_DERIVATIVES]
+            got = self._calling(lambda: [torch.func.vjp(function, *cloned(args), has_aux=True)[-1] for args in given])
+            expected = self._calling(lambda: [alone(*cloned(args)) for args in given])
+        return got.error is None and expected.error is None and differ(expected.value, got.value).agrees
 
     def branches_agree(self, function: Callable[..., Any]) -> bool:
         """Whether every ``torch.where`` of a repaired function chooses between values of one shape and dtype."""
