@@ -19,6 +19,7 @@ from driftscope.invariance.trials.chunking import parting
 from driftscope.invariance.trials.trial import AxisTrial
 from driftscope.invariance.wording import finding_of, refused
 from driftscope.programs.loading.load import load_program
+from driftscope.programs.protocol import InputsLike, ProgramLike
 from driftscope.programs.state.process import state_kept
 from driftscope.records.environment import capture
 from driftscope.records.finding import Where
@@ -32,8 +33,8 @@ Progress = Callable[[str], None]
 
 @state_kept()
 def check_invariance(
-    model: Any,
-    inputs: Any = None,
+    model: ProgramLike,
+    inputs: InputsLike | None = None,
     *,
     axes: Sequence[str] | str = DEFAULT_AXES,
     batch: Any = None,
