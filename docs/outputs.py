@@ -152,6 +152,9 @@ def _console(block: Block) -> str:
 def _command(line: str) -> str:
     words = shlex.split(line, comments=True)
     if words[0] == "driftscope":
+        # With a tensor library loaded, commands work in this process: what a child writes to the real standard error is
+        # not seen here, and a page would read otherwise alone than after another one.
+        import torch  # noqa: F401
         from click.testing import CliRunner
 
         from driftscope.cli import main

@@ -93,6 +93,17 @@ class OnnxSource:
     feeds: dict[str, torch.Tensor]
     directory: FilePath | None = None
 
+    def whole(self) -> onnx.ModelProto:
+        """Return the model with the weights that lie beside it, read into memory."""
+        if self.directory is None:
+            return self.model
+        from onnx import external_data_helper
+
+        found = type(self.model)()
+        found.CopyFrom(self.model)
+        external_data_helper.load_external_data_for_model(found, str(self.directory))
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Bound:

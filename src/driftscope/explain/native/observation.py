@@ -136,14 +136,10 @@ def observe(bound: Bound, sizes: Mapping[str, int] | None = None, held: int = HE
 
 def _in_memory(source: OnnxSource, program: Program) -> onnx.ModelProto:
     """The graph with its weights: marked graphs are handed over in memory, which protobuf limits to 2 GiB."""
-    if source.directory is None:
-        return source.model
-    if program.onnx_model is None or program.onnx_model.size > _LARGEST:
+    beside = source.directory is not None
+    if beside and (program.onnx_model is None or program.onnx_model.size > _LARGEST):
         raise RuntimeRefused("onnxruntime", "load", "its weights are too large to be handed over in memory")
-    whole = onnx.ModelProto()
-    whole.CopyFrom(source.model)
-    onnx.external_data_helper.load_external_data_for_model(whole, str(source.directory))
-    return whole
+    return source.whole()
 
 
 def _inputs(bound: Bound) -> Any:

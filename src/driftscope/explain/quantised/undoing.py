@@ -164,7 +164,7 @@ def quantisation_of(bounds: tuple[Bound, Bound], evidence: Evidence) -> Quantisa
     if other is None or source is None:
         return None
     try:
-        apart = OnnxSource(taken_apart(_with_weights(source)), source.feeds)
+        apart = OnnxSource(taken_apart(source.whole()), source.feeds)
         return _QuantisedSide("AB"[index], apart, other, evidence).judge()
     except (CannotLift, onnx.checker.ValidationError):
         return None
@@ -176,16 +176,6 @@ def _graph_source(bound: Bound) -> OnnxSource | None:
     except (CannotLift, RuntimeRefused):
         return None
     return source if isinstance(source, OnnxSource) else None
-
-
-def _with_weights(source: OnnxSource) -> onnx.ModelProto:
-    """The model with its external data, which is read for the quantised side alone."""
-    if source.directory is None:
-        return source.model
-    whole = onnx.ModelProto()
-    whole.CopyFrom(source.model)
-    onnx.external_data_helper.load_external_data_for_model(whole, str(source.directory))
-    return whole
 
 
 class _QuantisedSide:
