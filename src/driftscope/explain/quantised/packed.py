@@ -15,6 +15,7 @@ from driftscope.explain.quantised.undoing import (
     cost_of,
     float_weights,
     same_as,
+    side_alone,
 )
 from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.evidence import Evidence
@@ -62,9 +63,9 @@ def packed_quantisation(evidence: Evidence) -> Quantisation | None:
     """Say what the quantisation of a torch side is; None where neither side has packed weights, or both have."""
     graphs = [evidence.a.graph, evidence.b.graph]
     weights = [_packed(g) for g in graphs]
-    if sum(map(bool, weights)) != 1:
+    index = side_alone(weights)
+    if index is None:
         return None
-    index = 1 if weights[1] else 0
     graph, other, side = graphs[index], graphs[1 - index], "AB"[index]
     if graph is None or other is None:
         return None

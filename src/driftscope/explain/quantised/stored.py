@@ -15,6 +15,7 @@ from driftscope.explain.quantised.undoing import (
     cost_of,
     float_weights,
     same_as,
+    side_alone,
 )
 from driftscope.explain.quantised.weights import IntegerGrid, layouts
 from driftscope.lift.evidence import Evidence
@@ -32,9 +33,9 @@ def stored_quantisation(evidence: Evidence) -> Quantisation | None:
     """
     graphs = (evidence.a.graph, evidence.b.graph)
     integers = [_integers(g) for g in graphs]
-    if sum(map(bool, integers)) != 1:
+    index = side_alone(integers)
+    if index is None:
         return None
-    index = 1 if integers[1] else 0
     graph, other, side = graphs[index], graphs[1 - index], "AB"[index]
     if graph is None or other is None:
         return None

@@ -156,9 +156,9 @@ def quantisation_of(bounds: tuple[Bound, Bound], evidence: Evidence) -> Quantisa
     """Say what the quantisation of a side is; None where neither side is quantised, or both are."""
     sources = [_graph_source(bound) for bound in bounds]
     quantised = [s is not None and any(n.op_type in _INTEGERS for n in s.model.graph.node) for s in sources]
-    if sum(quantised) != 1:
+    index = side_alone(quantised)
+    if index is None:
         return None
-    index = quantised.index(True)
     other = (evidence.a, evidence.b)[1 - index].graph
     source = sources[index]
     if other is None or source is None:
@@ -176,6 +176,12 @@ def _graph_source(bound: Bound) -> OnnxSource | None:
     except (CannotLift, RuntimeRefused):
         return None
     return source if isinstance(source, OnnxSource) else None
+
+
+def side_alone(found: Sequence[object]) -> int | None:
+    """Which of two sides alone something was found in: 0 or 1; None for neither and for both."""
+    there = [bool(one) for one in found]
+    return there.index(True) if sum(there) == 1 else None
 
 
 class _QuantisedSide:
