@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import driftscope as ds
+from driftscope.shapes.check import Effort
 from driftscope.shapes.conditions.expressions import Number, Operation, Size, operation, text
 from driftscope.shapes.conditions.phrasing import always, canonical
 from driftscope.shapes.conditions.separating import UncheckedRuns, separate
@@ -16,9 +17,13 @@ from driftscope.shapes.conditions.solving import equation_of, steps_together
 from driftscope.shapes.covering.dispatching import NotCovered
 from driftscope.shapes.probe.axes import arguments_of
 from driftscope.shapes.probe.building import InputBuilder
+from driftscope.shapes.probe.exploration import ProbePlan
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
+
+#: What is found out in few points: what guards ask beyond them stays as it is.
+FEW = Effort(ProbePlan(seconds=0.2, most=60, fewest=30), valid=30, invalid=5, ranked=10)
 
 
 class PooledToTwo(nn.Module):
@@ -160,12 +165,8 @@ class KeptAbove(torch.nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [WhereAbove(), KeptAbove()])
 def test_shapes_promise_nothing_where_values_decide(model):
-    from driftscope.shapes.check import Effort
-    from driftscope.shapes.probe.exploration import ProbePlan
-
-    effort = Effort(ProbePlan(seconds=0.2, most=60, fewest=30), valid=30, invalid=5, ranked=10)
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
-    report = ds.check_shapes(model, (x,), targets=("onnx",), effort=effort)
+    report = ds.check_shapes(model, (x,), targets=("onnx",), effort=FEW)
     if isinstance(model, KeptAbove):
         assert torch.allclose(report.guard()(x), model(x))
         return
@@ -189,7 +190,7 @@ class TwiceAsLarge(nn.Module):
 
 def test_rare_sizes_that_a_file_rounds_otherwise_are_kept_away():
     model = Thumbnail().eval()
-    guarded = ds.check_shapes(model, (torch.randn(2, 2, 6, 8),), targets=("onnx",)).guard()
+    guarded = ds.check_shapes(model, (torch.randn(2, 2, 6, 8),), targets=("onnx",), effort=FEW).guard()
     answered = []
     for height, width in [(h, 8) for h in range(1, 100)] + [(6, w) for w in range(1, 100)] + [(28, 35), (27, 36)]:
         image = torch.randn(1, 2, height, width)
@@ -204,7 +205,49 @@ def test_rare_sizes_that_a_file_rounds_otherwise_are_kept_away():
 
 def test_a_file_that_rounds_as_torch_does_is_not_bounded():
     model = TwiceAsLarge().eval()
-    guarded = ds.check_shapes(model, (torch.randn(2, 2, 6, 8),), targets=("onnx",)).guard()
+    guarded = ds.check_shapes(model, (torch.randn(2, 2, 6, 8),), targets=("onnx",), effort=FEW).guard()
     assert not [words for words in guarded.conditions if "<=" in words]
     image = torch.randn(1, 2, 400, 28)
     torch.testing.assert_close(guarded(image), model(image))
+
+
+class AsLargeAs(nn.Module):
+    def forward(self, image, like):
+        return nn.functional.interpolate(image, size=like.shape[2:], mode="nearest") + like
+
+
+@pytest.mark.parametrize(
+    ("rows", "wanted", "admitted"),
+    [
+        (6, 12, (14, 28)),
+        pytest.param(6, 6, (14, 14), marks=pytest.mark.slow),
+        pytest.param(6, 9, (6, 9), marks=pytest.mark.slow),
+    ],
+)
+def test_two_sizes_resized_to_one_another_keep_a_factor_that_rounds_nothing(rows, wanted, admitted):
+    """From 28 rows to 8 the file takes other rows, and from neither axis alone is that seen."""
+    model = AsLargeAs().eval()
+    example = (torch.randn(1, 2, rows, 5), torch.randn(1, 2, wanted, 5))
+    guarded = ds.check_shapes(model, example, targets=("onnx",), effort=FEW).guard()
+    image, like = torch.randn(1, 2, admitted[0], 5), torch.randn(1, 2, admitted[1], 5)
+    torch.testing.assert_close(guarded(image, like), model(image, like))
+    assert not guarded.admits(torch.randn(1, 2, 28, 5), torch.randn(1, 2, 8, 5))
+
+
+class OneAndAHalf(nn.Module):
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, image):
+        return nn.functional.interpolate(image, scale_factor=1.5, mode=self.mode)
+
+
+@pytest.mark.slow
+def test_a_factor_that_may_round_is_bounded_by_what_was_asked():
+    """Also about an example that is larger than the small sizes; factors that round nothing are right anywhere."""
+    for mode, rows in (("nearest", 6), ("nearest", 300), ("bilinear", 6)):
+        example = torch.randn(1, 1, rows, 4)
+        guarded = ds.check_shapes(OneAndAHalf(mode), (example,), targets=("onnx",), effort=FEW).guard()
+        assert guarded.admits(example)
+        assert guarded.admits(torch.randn(1, 1, 4000, 4)) == (mode == "bilinear")

@@ -16,19 +16,19 @@ from driftscope.shapes.conditions.expressions import Number, Operation, Size, Te
 from driftscope.shapes.conditions.predicates import all_of
 from driftscope.shapes.conditions.relations import Relations
 from driftscope.shapes.conditions.separating import UncheckedRuns, distinct, separate
+from driftscope.shapes.covering.rounded_sizes import rounded_sizes_of
 from driftscope.shapes.probe.directions import Direction
 from driftscope.shapes.probe.domain import CRASH, MORE, RIGHT, WRONG, Domain, outcome, probe
 from driftscope.shapes.probe.exploration import held_out
-from driftscope.shapes.probe.onnx_conversion import rounds_sizes
 from driftscope.shapes.probe.original import Original, Point, fits
-from driftscope.shapes.probe.runners import ExportTarget
+from driftscope.shapes.probe.runners import ExportTarget, OnnxRunner
 
 #: Most points that conditions are held against in one round, the fewest, and the seconds of the original that it may
 #: take; the rounds after which choosing again is given up.
 HELD_OUT, _FEWEST, _SECONDS, _ROUNDS = 72, 16, 1.5, 4
 
-#: Sizes at which a program that rounds sizes is asked, and the seconds of the original that it may take.
-SWEPT, _SWEEP = range(1, 161), 4.0
+#: Sizes at each of which a program that rounds sizes is asked, and the seconds of the original that it may take.
+SWEPT, _SWEEP = 160, 4.0
 #: Most sizes of one axis that are kept away one by one.
 _EXCEPTIONS = 24
 
@@ -130,24 +130,39 @@ class Bounding:
         Returns
         -------
         list of Term
-            The exceptions found, and for an axis that has any, that nothing is known of larger sizes.
+            The exceptions found, and for an axis that has any or whose size is rounded, that nothing is known beyond
+            the sizes asked.
         """
-        path = getattr(self.runner, "path", None)
-        if path is None or not rounds_sizes(path):
+        axes, runner = self.relations.axes, self.runner
+        rounding = rounded_sizes_of(runner.path, runner.feeder.places, axes) if isinstance(runner, OnnxRunner) else None
+        if rounding is None:
             return []
-        example, found = self.original.example, list[Term]()
-        most = max(_FEWEST, int(_SWEEP / self.original.cost) // max(len(self.directions), 1))
+        found, asked = list(rounding.ties), dict[str, list[int]]()
         for direction in self.directions:
-            points = [direction.moved(example, size - example[direction.lead]) for size in SWEPT[:most]]
-            points = [point for point in points if min(point) >= 0 and fits(self.original.builder, point)]
-            probe(self.original, [self.runner], points, seen)
-            outcomes = self._outcomes(seen, points)
-            wrong = [p[direction.lead] for p, o in zip(points, outcomes, strict=True) if o in (WRONG, CRASH)]
-            if len(direction.steps) == 1 and 0 < len(wrong) <= _EXCEPTIONS:
-                axis = Size(self.relations.axes[direction.lead].name)
+            points = self._along(direction)
+            probe(self.original, [runner], points, seen)
+            wrong = [p[direction.lead] for p in points if seen.seen[runner.name][p].outcome in (WRONG, CRASH)]
+            single = 0 < len(wrong) <= _EXCEPTIONS and len(direction.steps) == 1
+            if single:
+                axis = Size(axes[direction.lead].name)
                 found += [Operation("!=", (axis, Number(size))) for size in wrong]
-                found.append(Operation("<=", (axis, Number(max(p[direction.lead] for p in points)))))
+            for number, _ in direction.steps:
+                name, sizes = axes[number].name, [point[number] for point in points if seen.valid[point]]
+                if (single or name in rounding.axes) and len(sizes) > len(asked.get(name, [])):
+                    asked[name] = sizes
+        for name, sizes in asked.items():
+            found.append(Operation("<=", (Size(name), Number(max(sizes)))))
+            found += [Operation(">=", (Size(name), Number(min(sizes))))] if min(sizes) > 1 else []
         return found
+
+    def _along(self, direction: Direction) -> list[Point]:
+        """Every small size of a direction, or as many about the example's as the original allows in the time."""
+        example = self.original.example
+        size = example[direction.lead]
+        most = min(SWEPT, max(_FEWEST, int(_SWEEP / self.original.cost) // max(len(self.directions), 1)))
+        first = 1 if size <= most else size - most // 2
+        points = [direction.moved(example, wanted - size) for wanted in range(first, first + most)]
+        return [point for point in points if min(point) >= 0 and fits(self.original.builder, point)]
 
     def _outcomes(self, seen: Domain, points: Sequence[Point]) -> list[str]:
         return [seen.seen[self.runner.name][point].outcome for point in points]

@@ -78,19 +78,6 @@ def save_model(model: Any, path: Path) -> None:
         draft.replace(path)
 
 
-def rounds_sizes(path: Path) -> bool:
-    """Whether a file rounds positions or sizes to whole ones, which torch may do in other steps."""
-    import onnx
-
-    graph = onnx.load(str(path), load_external_data=False).graph
-    return any(node.op_type in ("Floor", "Ceil", "Round") or _takes_nearest(node) for node in graph.node)
-
-
-def _takes_nearest(node: Any) -> bool:
-    modes = {attribute.name: attribute.s for attribute in node.attribute}
-    return node.op_type in ("Resize", "Upsample") and modes.get("mode", b"nearest") == b"nearest"
-
-
 def _reason(error: BaseException) -> str:
     inner = error
     while inner.__cause__ is not None:
