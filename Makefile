@@ -63,7 +63,7 @@ bench: $(STAMP)
 
 # Everything that needs an accelerator, in less than eight minutes; without one it says so.
 gpu: $(STAMP)
-	$(BIN)/python -m benchmarks accelerator
+	$(BIN)/python -m benchmarks.accelerator
 
 # The fragments of changelog.d become the next version's part of CHANGELOG.md.
 NEXT ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from benchmarks.accelerator import running
 from benchmarks.accelerator.checks import ANY, Answer, Check
+
+from driftscope.programs.torch_devices import accelerator
+
+ROOT = Path(__file__).parents[1]
 
 
 def yes(device: str) -> Answer:
@@ -15,8 +23,17 @@ def yes(device: str) -> Answer:
 
 def test_without_a_device_it_says_so_and_breaks_no_promise(monkeypatch, capsys):
     monkeypatch.setattr(running, "accelerator", lambda: None)
-    assert running.main() == 0
+    assert running.command([]) == 0
     assert capsys.readouterr().out == running.NOTHING + "\n"
+
+
+def test_make_runs_what_says_so():
+    recipe = re.search(r"^gpu: .*\n\t\$\(BIN\)/python (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    if accelerator() is not None:
+        pytest.skip("there is one here")
+    done = subprocess.run([sys.executable, *recipe[1].split()], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, running.NOTHING + "\n"), done.stderr
 
 
 def test_what_a_device_lacks_is_skipped_and_what_dies_has_failed(monkeypatch, capsys):

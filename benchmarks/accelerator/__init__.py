@@ -4,10 +4,6 @@ Each check of :mod:`benchmarks.accelerator.checks` runs in a process of its own,
 down, or hangs, costs that check alone. What came of it is written to ``docs/measurements/gpu-NAME.json`` and, as a
 page, to ``docs/measurements/gpu-NAME.md``. Nothing is downloaded.
 
-Run: ``python -m benchmarks accelerator``; ``python -m benchmarks.accelerator --device cpu`` rehearses on the processor
-what a device is not needed for, and writes nothing.
+Run: ``python -m benchmarks.accelerator``; with ``--device cpu`` it rehearses on the processor what a device is
+not needed for, and writes nothing.
 """
-
-from __future__ import annotations
-
-from benchmarks.accelerator.running import main as main

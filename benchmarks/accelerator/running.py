@@ -29,13 +29,11 @@ NOTHING = (
 _MARK = "driftscope-check: "
 
 
-def main() -> int:
-    """Measure where there is a device; say so where there is none. No promise is broken by that."""
-    return command([])
-
-
 def command(words: list[str]) -> int:
-    """Read the command line; the exit status is the number of checks that found something else than was expected."""
+    """Read the command line; the exit status is the number of checks that found something else than was expected.
+
+    Where there is no device it says so; no promise is broken by that.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accelerator")
     parser.add_argument("--device", choices=("cpu", *ACCELERATORS))
     parser.add_argument("--check", choices=[check.name for check in CHECKS], help="run one here and print it")
