@@ -230,11 +230,12 @@ def test_little_and_safe_work_is_done_here_unless_workers_or_limits_are_asked_fo
 
 
 def test_the_reduction_study_knows_which_of_its_cells_are_safe():
-    from driftscope.studies.reduction_study.study import reduction_plan
+    from driftscope.studies.reduction_study.study import FLOATS, FUNCTIONS, SIZES, STUDIED_LAWS, safe_seconds
 
-    assert reduction_plan().safe_seconds < 1 < reduction_plan(permutations=10_000).safe_seconds
-    assert reduction_plan("torch.sum").safe_seconds is None
-    assert reduction_plan(laws="studies.study_cells:product").safe_seconds is None
+    default = {"law": STUDIED_LAWS, "size": SIZES, "dtype": FLOATS, "function": FUNCTIONS}
+    assert safe_seconds(default, 128) < 1 < safe_seconds(default, 10_000)
+    assert safe_seconds(default | {"function": ("torch.sum",)}, 128) is None
+    assert safe_seconds(default | {"law": ("studies.study_cells:product",)}, 128) is None
 
 
 def test_a_function_that_workers_cannot_find_is_explained():

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from driftscope.studies.engine.plan import Plan as Plan
     from driftscope.studies.engine.result import Study as Study
     from driftscope.studies.engine.stored import open_study as open_study
-    from driftscope.studies.shipped import gemm as gemm
-    from driftscope.studies.shipped import layer_norm as layer_norm
-    from driftscope.studies.shipped import reduction as reduction
+    from driftscope.studies.gemm_study.study import gemm as gemm
+    from driftscope.studies.layer_norm_study.study import layer_norm as layer_norm
+    from driftscope.studies.reduction_study.study import reduction as reduction
     from driftscope.studies.user_studies import load as load
     from driftscope.studies.user_studies import study as study
 
@@ -25,11 +25,11 @@ _HOME = {
     "Plan": "driftscope.studies.engine.plan",
     "Study": "driftscope.studies.engine.result",
     "comparisons": "driftscope.studies.comparison_study.study",
-    "gemm": "driftscope.studies.shipped",
-    "layer_norm": "driftscope.studies.shipped",
+    "gemm": "driftscope.studies.gemm_study.study",
+    "layer_norm": "driftscope.studies.layer_norm_study.study",
     "load": "driftscope.studies.user_studies",
     "open_study": "driftscope.studies.engine.stored",
-    "reduction": "driftscope.studies.shipped",
+    "reduction": "driftscope.studies.reduction_study.study",
     "study": "driftscope.studies.user_studies",
 }
 

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from driftscope.programs.state.process import state_kept
 from driftscope.programs.torch_devices import DEVICES, present
 from driftscope.records.kinds.study import ShownTable, Statement, StudyRecord
 from driftscope.records.runs.tables import frame_of
 from driftscope.studies.arguments import one_of, some_of, whole
 from driftscope.studies.engine.grid import Grid
+from driftscope.studies.engine.options import running_of
 from driftscope.studies.engine.plan import Plan, Reading
+from driftscope.studies.engine.result import Study, perform
 from driftscope.studies.gemm_study.cell import gemm_cell, shape_of
 from driftscope.studies.gemm_study.variants import VARIANTS
 from driftscope.studies.places import PLACE, pair_values, places
@@ -21,7 +24,8 @@ FLOATS = ("float32", "float16", "bfloat16")
 LEVELS = ("disable", "basic", "extended", "layout", "all")
 
 
-def gemm_plan(
+@state_kept(exclusive=False)
+def gemm(
     size: int | str = 1280,
     dtypes: Sequence[str] | str = FLOATS,
     devices: Sequence[str] | str | None = None,
@@ -32,12 +36,50 @@ def gemm_plan(
     threads: int = 1,
     reveal: bool = True,
     seed: int = 0,
-) -> Plan:
-    """Make the plan of a gemm study; parameters as :func:`driftscope.studies.gemm`."""
+    **running: Any,
+) -> Study:
+    """Compute ``A @ X + B`` in every way and set the results side by side.
+
+    Parameters
+    ----------
+    size : int or str
+        Of all three dimensions, or ``"MxKxN"`` as ``"1280x256x256"``.
+    dtypes : names
+        ``"float32"``, ``"float16"``, ``"bfloat16"``, ``"float64"``. The reference is always the product in float64.
+    devices : names or None
+        ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"mps"``; by default those there are. One that is not gives rows that say so.
+    data : names
+        ``"normal"``: unit normal. ``"bias"``: A and X at most 1 and a bias that climbs to 16 from column to column.
+    variants : names
+        ``"F.linear"``, ``"Gemm"``, ``"Gemm + Add"``, ``"MatMul + Add"``, ``"FusedMatMul + Add"``,
+        ``"Cast(Gemm) + Add"``, ``"Cast(Gemm)"``, ``"a @ x + b"``, ``"torch.compile"``, ``"numpy"``, ``"exact"``
+        (float64, rounded once).
+    levels : names
+        Optimisation levels of onnxruntime: ``"disable"``, ``"basic"``, ``"extended"``, ``"layout"``, ``"all"``. A
+        level at which it runs the same graph as at an earlier one is left out.
+    threads : int
+        Threads inside an operator.
+    reveal : bool
+        Also reveal the order in which each kernel adds, with the first data set.
+    seed : int
+    running
+        As for :func:`reduction`.
+
+    Returns
+    -------
+    Study
+        ``.matrix()`` is the largest absolute difference of every pair; ``.matrix("floors")`` the same in floors,
+        ``.matrix("verdict")`` in words.
+
+    Raises
+    ------
+    InputError
+        For a name or number that is not known.
+    """
     m, k, n = shape_of(str(size))
     sets = one_of("data set", data, DATA)
     chosen = one_of("device", present(DEVICES) if devices is None else devices, DEVICES)
-    return Plan(
+    plan = Plan(
         name="gemm", function=gemm_cell,
         grid=Grid({"data": sets, "dtype": some_of("dtype", dtypes, ("float64", *FLOATS)), "device": chosen}),
         fixed={
@@ -49,6 +91,7 @@ def gemm_plan(
         seed=seed, modules=("torch", "onnxruntime", "onnx"), views="driftscope.studies.gemm_study.study",
         reading=Reading(("kind", "variant", "other"), "verdict", "floors"),
     )  # fmt: skip
+    return perform(plan, running_of(**{"operator_threads": threads, **running}))
 
 
 def matrix(record: StudyRecord, value: str | None = None) -> Any:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from driftscope.programs.state.process import state_kept
 from driftscope.programs.torch_devices import DEVICES, present
 from driftscope.records.kinds.study import Statement, StudyRecord
 from driftscope.records.runs.tables import frame_of
 from driftscope.studies.arguments import one_of, some_of, whole
 from driftscope.studies.engine.grid import Grid
+from driftscope.studies.engine.options import running_of
 from driftscope.studies.engine.plan import Plan, Reading
+from driftscope.studies.engine.result import Study, perform
 from driftscope.studies.layer_norm_study.cell import layer_norm_cell
 from driftscope.studies.layer_norm_study.implementations import DATA
 from driftscope.studies.places import PLACE, places
@@ -19,7 +22,8 @@ from driftscope.studies.places import PLACE, places
 FLOATS = ("float32", "float16")
 
 
-def layer_norm_plan(
+@state_kept(exclusive=False)
+def layer_norm(
     rows: int = 1024,
     last_dim: int = 1152,
     dtypes: Sequence[str] | str = FLOATS,
@@ -28,8 +32,38 @@ def layer_norm_plan(
     *,
     threads: int = 1,
     seed: int = 0,
-) -> Plan:
-    """Make the plan of a layer norm study; parameters as :func:`driftscope.studies.layer_norm`."""
+    **running: Any,
+) -> Study:
+    """Run LayerNormalization, MatMul and Add in every mixture of torch and onnxruntime.
+
+    Parameters
+    ----------
+    rows, last_dim : int
+        Shape of the input; the matrix is square.
+    dtypes : names
+        ``"float32"``, ``"float16"``, ``"bfloat16"``.
+    devices : names or None
+        ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"mps"``; by default those this machine has.
+    data : names
+        ``"normal"``, ``"large mean"``, ``"tiny variance"``, ``"outliers"``.
+    threads : int
+        Threads inside an operator.
+    seed : int
+    running
+        As for :func:`reduction`.
+
+    Returns
+    -------
+    Study
+        Mixtures are three letters, one for each operator: ``t`` torch, ``o`` onnxruntime. ``.matrix()`` is the error
+        of every way to run the chain by dtype; ``.matrix("floors")`` in floors. Rows of kind ``operator`` say what
+        exchanging one operator does, rows of kind ``implementation`` how good a normalisation is by itself.
+
+    Raises
+    ------
+    InputError
+        For a name or number that is not known.
+    """
     axes = {
         "data": one_of("data set", data, DATA),
         "dtype": some_of("dtype", dtypes, (*FLOATS, "bfloat16")),
@@ -39,11 +73,12 @@ def layer_norm_plan(
         "rows": whole("rows", rows, least=1)[0], "last_dim": whole("last_dim", last_dim, least=2)[0],
         "threads": whole("threads", threads, least=1)[0], "data_seed": seed,
     }  # fmt: skip
-    return Plan(
+    plan = Plan(
         name="layer_norm", function=layer_norm_cell, grid=Grid({**axes}), fixed=fixed, seed=seed,
         modules=("torch", "onnxruntime", "onnx"), views="driftscope.studies.layer_norm_study.study",
         reading=Reading(("kind", "name", "other"), "verdict", "floors"),
     )  # fmt: skip
+    return perform(plan, running_of(**{"operator_threads": threads, **running}))
 
 
 def matrix(record: StudyRecord, value: str | None = None) -> Any:

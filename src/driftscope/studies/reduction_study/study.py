@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from driftscope.programs.state.process import state_kept
 from driftscope.records.kinds.study import Statement, StudyRecord
 from driftscope.records.runs.rows import OK, Plain
 from driftscope.records.runs.tables import frame_of
 from driftscope.studies.arguments import one_of, some_of, whole
 from driftscope.studies.engine.grid import Grid
+from driftscope.studies.engine.options import running_of
 from driftscope.studies.engine.plan import Plan, Reading
+from driftscope.studies.engine.result import Study, perform
 from driftscope.studies.reduction_study.cell import reduction_cell
 from driftscope.studies.reduction_study.distributions import DTYPES, LAWS
 from driftscope.studies.reduction_study.functions import REDUCTIONS, TORCH
@@ -24,18 +27,53 @@ _SECONDS_PER_TERM = 4e-9  # measured: 0.11 s for the 37 million terms of the def
 STUDIED_LAWS = ("normal", "fixed", "pareto")
 
 
-def reduction_plan(
+@state_kept(exclusive=False)
+def reduction(
     functions: Sequence[str] | str = FUNCTIONS,
     laws: Sequence[str] | str = STUDIED_LAWS,
     sizes: Sequence[int] | int = SIZES,
     dtypes: Sequence[str] | str = FLOATS,
-    *,
     permutations: int = 128,
     seed: int = 0,
+    *,
     threads: Sequence[int] | int = 1,
     batches: Sequence[int] | int = 1,
-) -> Plan:
-    """Make the plan of a reduction study; parameters as :func:`driftscope.studies.reduction`."""
+    **running: Any,
+) -> Study:
+    """Reorder the terms of a reduction many times and see how far its result moves.
+
+    Parameters
+    ----------
+    functions : names
+        ``"mean"``, ``"sum"``, ``"var"``, ``"norm"``, ``"layer_norm"``, ``"softmax"`` in numpy; the same with
+        ``"torch."`` in front are torch's kernels.
+    laws : names
+        ``"normal"``, ``"fixed"`` (outliers), ``"pareto"``, ``"uniform"``, ``"lognormal"``, ``"cauchy"``,
+        ``"cancelling"``, ``"wide"``, ``"shifted"``, or ``"module:function"`` for ``function(rng, size)``.
+    sizes : whole numbers
+        Terms of one reduction.
+    dtypes : names
+        ``"float64"``, ``"float32"``, ``"float16"``, ``"bfloat16"``.
+    permutations : int
+        Orders beside the one drawn; ascending and descending are the second and third of them.
+    seed : int
+    threads, batches : whole numbers
+        Threads inside an operator, and rows of one call: further axes, for torch's kernels.
+    running
+        ``workers`` (None: one for each core; 0: this process), ``cluster``, ``store``, ``seconds`` and ``memory`` (for
+        one cell), ``progress``: see :func:`driftscope.studies.engine.options.running_of`.
+
+    Returns
+    -------
+    Study
+        ``.matrix()`` is the spread by size and dtype; ``.matrix(value="predicted_spread")`` what the error model
+        predicts. A row's ``values`` hold the result of every order.
+
+    Raises
+    ------
+    InputError
+        For a name or number that is not known.
+    """
     axes: dict[str, tuple[Plain, ...]] = {
         "law": one_of("law", laws, LAWS, references=True),
         "size": whole("size", sizes, least=1),
@@ -51,17 +89,22 @@ def reduction_plan(
     if len(axes["function"]) > 1:
         fixed["beside"] = list(axes["function"])
     uses_torch = any(str(f) in TORCH for f in axes["function"])
-    own = all(str(law) in LAWS for law in axes["law"]) and not uses_torch
-    return Plan(
+    plan = Plan(
         name="reduction", function=reduction_cell, grid=Grid(axes), fixed=fixed, seed=seed,
         modules=("numpy", "ml_dtypes", *(("torch",) if uses_torch else ())),
         views="driftscope.studies.reduction_study.study", reading=Reading((), "verdict", "floors"),
-        safe_seconds=_seconds(axes, permutations) if own else None,
+        safe_seconds=safe_seconds(axes, permutations),
     )  # fmt: skip
+    return perform(plan, running_of(**running))
 
 
-def _seconds(axes: Mapping[str, Sequence[Any]], permutations: int) -> float:
-    """Estimate the work of numpy's functions: every term of every order is drawn, gathered and added."""
+def safe_seconds(axes: Mapping[str, Sequence[Any]], permutations: int) -> float | None:
+    """Estimate the work of numpy's own functions: every term of every order is drawn, gathered and added.
+
+    None where a cell runs torch or a function of the user: nothing is known of those.
+    """
+    if any(str(law) not in LAWS for law in axes["law"]) or any(str(name) in TORCH for name in axes["function"]):
+        return None
     terms: int = sum(axes["size"]) * (permutations + 1)
     return _SECONDS_PER_TERM * terms * math.prod(len(axes[name]) for name in ("law", "dtype", "function"))
 
