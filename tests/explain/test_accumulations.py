@@ -179,3 +179,23 @@ def test_rows_of_an_operand_are_paired_with_the_whole(monkeypatch):
     if ds.compare(Product(1024, "Relu"), RowByRow(1024), x).verdict is Verdict.IDENTICAL:
         pytest.skip("a row alone is added like eight on this processor")
     assert asked_of == [((8, 1024), (1024, 48)), ((1, 1024), (1024, 48))]
+
+
+@pytest.mark.parametrize(("factor", "again"), [(1e6, False), (1e-6, True)])
+def test_floors_are_measured_again_where_a_tree_may_decide_the_verdict(monkeypatch, factor, again):
+    measured = []
+    monkeypatch.setattr(accumulations, "growth_of", lambda *_a, **_k: Growth(50 * factor, 50 * factor))
+    monkeypatch.setattr(accumulations, "add_noise", lambda *_a, revealed: measured.append(revealed))
+    if compared(1024, "Relu").verdict is Verdict.IDENTICAL:
+        pytest.skip("both libraries add alike on this processor")
+    # A floor that only grows leaves ordinary rounding what it is.
+    assert bool(measured) == again
+
+
+def test_the_usual_tree_has_the_floor_that_was_measured():
+    trees = accumulations._Trees()
+    trees.add("a", Growth(85.5, 43.7), Growth(85.5 * (1 + 1e-9), 43.7))
+    assert not trees.growths
+    trees.add("b", Growth(85.5, 43.7), Growth(85.5, 4.37))
+    assert list(trees.growths) == ["b"]
+    assert trees.least == pytest.approx(0.1**0.5)

@@ -12,7 +12,9 @@ from tiny_models import onnx_model, unary, value
 
 import driftscope as ds
 from driftscope.errors import CannotLift, RuntimeRefused
+from driftscope.programs.isolation.choice import isolating
 from driftscope.programs.runtimes.ort_refusals import own_words
+from driftscope.programs.runtimes.ort_remote import RemoteSession
 from driftscope.programs.runtimes.ort_values import ELEMENTS
 
 X = torch.arange(6, dtype=torch.float32).reshape(2, 3)
@@ -127,6 +129,30 @@ def test_the_optimised_model_is_saved_where_asked(tmp_path):
     assert not path.exists(), "the session is created on first use"
     program(X)
     assert onnx.load(path).graph.node[0].op_type == "Relu"
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_one_session_runs_a_file_and_keeps_the_graph_it_made(onnx_file, lookup_inputs, monkeypatch, writes):
+    other = ds.onnx(onnx_file, threads=1)
+    expected = other.optimized_graph()
+    made = []
+    original = RemoteSession.make
+
+    def make(self, recipe=None, **options):
+        made.append(recipe)
+        if recipe is not None and recipe.save_to and not writes:
+            raise RuntimeRefused("onnxruntime", "load", "no room on the disk")
+        return original(self, recipe, **options)
+
+    monkeypatch.setattr(RemoteSession, "make", make)
+    program = ds.onnx(onnx_file, threads=1)
+    program.keep_optimized()
+    with isolating(True):
+        results, again = program(lookup_inputs), other(lookup_inputs)
+        assert all(torch.equal(results[name], again[name]) for name in results)
+        if writes:
+            assert program.optimized_graph().SerializeToString() == expected.SerializeToString()
+    assert len(made) == (2 if writes else 3)
 
 
 @pytest.mark.parametrize(

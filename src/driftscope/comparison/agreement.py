@@ -16,6 +16,7 @@ import torch
 
 from driftscope.comparison.leaves import LeafComparison, compare_leaf, place_words
 from driftscope.comparison.measuring.operands import operand
+from driftscope.comparison.measuring.pieces import position
 from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finite
 from driftscope.comparison.thresholds import THRESHOLDS, Allowance, Thresholds, allowance
 from driftscope.records.paths import Path
@@ -129,7 +130,7 @@ def _within(
     limit = allowed.relative * size + allowed.of_scale * largest
     share = torch.where(gap > 0, gap / limit, gap)
     at = int(share.reshape(-1).argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), a.shape)) if a.dim() else ()
+    index = position(at, tuple(a.shape))
     excess = float(share.reshape(-1)[at])
     if excess <= 1.0:
         return Agreement("rounding", leaf.path, leaf.detail, excess, float(gap.max()), index)

@@ -312,6 +312,9 @@ class Program(abc.ABC):
         """Return the graph that the runtime really runs, where it can be saved; None where it cannot."""
         return None
 
+    def keep_optimized(self) -> None:  # noqa: B027 - nothing to do where no graph can be kept
+        """Have what is made for the next run keep the graph for :meth:`optimized_source`, which will be asked for."""
+
     def optimized_graph(self) -> Any:
         """Return the graph that the runtime made of the program and runs; None where it shows none."""
         return None

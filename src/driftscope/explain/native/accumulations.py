@@ -19,6 +19,7 @@ from driftscope.accumulation.answer import Accumulation
 from driftscope.accumulation.contrast import difference
 from driftscope.comparison.leaves import LeafComparison
 from driftscope.comparison.measuring.spread import drift_in_floors
+from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.native.sum_sites import Site, SumsOfProgram
 from driftscope.lift.evidence import Evidence, add_noise
 from driftscope.numerics.error_model import Growth
@@ -36,8 +37,8 @@ _PAIRS = 2
 _WORK = 1.5e9
 #: Relative difference of two operands' sizes up to which they are the same operand, rounded, or a row of it.
 _ALIKE = 0.15
-#: Floors below which no verdict depends on how a sum is grouped: groupings change a floor by a factor of 2 to 4.
-_CLOSE = 0.5
+#: Relative difference of growths up to which a tree is the usual one, and its floor the one that was measured.
+_USUAL = 1e-6
 
 
 @dataclass(slots=True)
@@ -117,24 +118,42 @@ def ask_sums(sides: tuple[SumsOfProgram, SumsOfProgram], evidence: Evidence, nat
     found = Sums()
     if not pairs or evidence.a.graph is None or evidence.b.graph is None:
         return found
-    known: tuple[dict[str, Growth], dict[str, Growth]] = {}, {}
+    known = _Trees(), _Trees()
     for one, other in _chosen(sides[0].sites, sides[1].sites):
         reach = {p for p in pairs if sides[1].feeds(other, evidence.b.clean[evidence.pairs[p][1]].name)}
         answers = [side.ask(site) for side, site in zip(sides, (one, other), strict=True)] if reach else []
-        for answer, site, growths in zip(answers, (one, other), known, strict=False):
-            if isinstance(answer, Accumulation):
-                growths[site.step] = growth_of(answer.tree, products=answer.arithmetic.product)
+        for answer, site, trees in zip(answers, (one, other), known, strict=False):
+            if isinstance(answer, Accumulation) and site.usual is not None:
+                trees.add(site.step, site.usual, growth_of(answer.tree, products=answer.arithmetic.product))
         a, b = answers or ("", "")
         if isinstance(a, Accumulation) and isinstance(b, Accumulation):
             note = _note(one, other, a, b)
             if note is not None:
                 found.notes.append(note)
                 found.reaches.append(reach)
-    if any(known) and any(_close(evidence, pair, drifts[pair]) for pair in pairs):
-        for side, growths, offset in zip((evidence.a, evidence.b), known, (0, 1000), strict=True):
-            if growths:
-                add_noise(side, seed + offset, revealed=growths)
+    if any(_decides(evidence, pair, drifts[pair], known) for pair in pairs):
+        for side, trees, offset in zip((evidence.a, evidence.b), known, (0, 1000), strict=True):
+            if trees.growths:
+                add_noise(side, seed + offset, revealed=trees.growths)
     return found
+
+
+@dataclass(slots=True)
+class _Trees:
+    """The trees found on one side that are not the usual ones, and what they can make of its floor at the least.
+
+    Noise adds up in squares, so a floor shrinks by no more than the noise of the one step that shrinks most.
+    """
+
+    growths: dict[str, Growth] = field(default_factory=dict)
+    least: float = 1.0
+
+    def add(self, step: str, usual: Growth, found: Growth) -> None:
+        pairs = ((usual.terms, found.terms), (usual.total, found.total))
+        if all(math.isclose(old, new, rel_tol=_USUAL) for old, new in pairs):
+            return
+        self.growths[step] = found
+        self.least = min(self.least, *(math.sqrt(new / old) for old, new in pairs if old))
 
 
 def _same_function(evidence: Evidence, pair: int) -> bool:
@@ -142,9 +161,14 @@ def _same_function(evidence: Evidence, pair: int) -> bool:
     return delta is not None and delta.value <= delta.limit
 
 
-def _close(evidence: Evidence, pair: int, drift: torch.Tensor) -> bool:
-    noises = [*evidence.noise_a(pair), *evidence.noise_b(pair)]
-    return bool(noises) and noises[0].shape == drift.shape and drift_in_floors(drift, noises).value > _CLOSE
+def _decides(evidence: Evidence, pair: int, drift: torch.Tensor, known: tuple[_Trees, _Trees]) -> bool:
+    """Whether a drift is more than ordinary rounding with the least floors that the trees found allow."""
+    if not any(trees.growths for trees in known):
+        return False
+    sides = zip((evidence.noise_a(pair), evidence.noise_b(pair)), known, strict=True)
+    noises = [noise * trees.least for side, trees in sides for noise in side]
+    fits = bool(noises) and noises[0].shape == drift.shape
+    return fits and drift_in_floors(drift, noises).value > THRESHOLDS.rounding
 
 
 def _chosen(ours: list[Site], theirs: list[Site]) -> list[tuple[Site, Site]]:

@@ -16,7 +16,10 @@ from driftscope.accumulation.kernels.kernel_factory import FORMATS_TAKEN
 from driftscope.accumulation.kernels.onnx_calls import OPERATORS, NodeCall, node_kernel
 from driftscope.accumulation.kernels.torch_calls import PRODUCTS, REDUCTIONS, torch_call
 from driftscope.comparison.measuring.spread import rms
+from driftscope.lift.noise.floor import ORDINARY, kernels_of
+from driftscope.lift.noise.spreads import Model
 from driftscope.lift.steps import Kind, Step
+from driftscope.numerics.error_model import Growth
 from driftscope.programs.protocol import Bound, OnnxSource
 from driftscope.records.finding import Where
 
@@ -45,6 +48,8 @@ class Site:
     attributes : mapping
     outputs : tuple of str
         Names of the values it computes.
+    usual : Growth or None
+        How its error was taken to grow; None where the step itself says how it adds.
     """
 
     step: str
@@ -57,6 +62,7 @@ class Site:
     sizes: tuple[float, ...]
     attributes: Mapping[str, Any]
     outputs: tuple[str, ...]
+    usual: Growth | None = None
 
     @property
     def work(self) -> float:
@@ -90,6 +96,7 @@ class SumsOfProgram:
         self.sites: list[Site] = []
         program: Any = bound.program
         self._onnx = program.kind == "onnx"
+        self._model = Model(kernels_of(program.kind), ORDINARY)
         self._device = _device(bound)
         on_cpu = not self._onnx or program.provider == "CPUExecutionProvider"
         #: Whether the kernels are known: not those that a compiler writes, nor those of other providers.
@@ -118,7 +125,7 @@ class SumsOfProgram:
                 Site(
                     step.name, step.operator, step.where, step.rounding.kind, n, tuple(tuple(x.shape) for x in given),
                     dtype, tuple(sorted(rms(x) for x in added)), self._facts(step, operator, given),
-                    tuple(step.output_names),
+                    tuple(step.output_names), None if step.rounding.running else self._model.usual_growth(step),
                 )
             )  # fmt: skip
 

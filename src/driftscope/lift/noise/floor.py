@@ -29,6 +29,7 @@ __all__ = [
     "NoiseSample",
     "carriers",
     "floor64_sample",
+    "kernels_of",
     "noise_sample",
     "noise_samples",
     "noisy_run",
@@ -93,7 +94,7 @@ def noisy_run(
     CannotLift
         Naming the operator that has no float64 evaluation.
     """
-    injector = NoiseInjector(arithmetic, seed, scale, kernels=_kernels(lifted))
+    injector = NoiseInjector(arithmetic, seed, scale, kernels=kernels_of(lifted.kind))
     return lifted.run(observe=injector, replace=replace)
 
 
@@ -121,7 +122,7 @@ def noise_sample(
     watch : callable or None
         Sees every step of one run, so that looking at a program needs no run of its own; its values carry noise.
     """
-    kernels = _kernels(lifted) if revealed is None else dataclasses.replace(_kernels(lifted), revealed=revealed)
+    kernels = dataclasses.replace(kernels_of(lifted.kind), revealed=revealed or {})
     doubles = [output.format in (torch.float64, torch.complex128) for output in clean]
     sample = NoiseSample([None] * len(clean))
     if not all(doubles):
@@ -207,7 +208,7 @@ def floor64_sample(
         ratio = FLOAT64_UNIT / ordinary.unit
         return NoiseSample((None if noise is None else noise * ratio for noise in ordinary), FLOAT64_UNIT)
     for unit in (SMALL_UNIT, SMALLEST_UNIT):
-        wide = _sample(lifted, clean, NoiseInjector(seed=seed, unit=unit, kernels=_kernels(lifted)), replace)
+        wide = _sample(lifted, clean, NoiseInjector(seed=seed, unit=unit, kernels=kernels_of(lifted.kind)), replace)
         if _is_beside(wide, clean, SATURATED):
             break
     ratio = FLOAT64_UNIT / unit
@@ -251,5 +252,6 @@ def _is_beside(sample: NoiseSample, clean: Sequence[LiftedOutput], share: float)
     return True
 
 
-def _kernels(lifted: Lifted) -> Kernels:
-    return error_model.ONNXRUNTIME if lifted.kind == "onnx" else TORCH
+def kernels_of(kind: str) -> Kernels:
+    """Groupings of additions that the programs of a kind run with, before any tree of theirs is known."""
+    return error_model.ONNXRUNTIME if kind == "onnx" else TORCH

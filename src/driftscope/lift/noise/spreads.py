@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -105,9 +104,9 @@ class Model:
                 kind = error_model.function(units, composite=_named(step, self.kernels.composite))
                 return error_model.with_parts(kind, units, functions=True)
             case Kind.SUM:
-                return error_model.reduction(units, self._grouping(step, self.kernels.sum))
+                return error_model.reduction(units, self._grouping(step))
             case Kind.DOT:
-                return error_model.dot(units, self._grouping(step, self.kernels.dot))
+                return error_model.dot(units, self._grouping(step))
             case Kind.NORM:
                 return error_model.normalisation(units, stored_statistics=_stores_statistics(step))
             case Kind.SOFTMAX:
@@ -118,11 +117,21 @@ class Model:
                     return error_model.log_softmax(units, folds, shared)
                 return error_model.softmax(units, folds, shared)
 
-    def _grouping(self, step: Step, usual: Callable[[int], tuple[float, ...]]) -> tuple[float, ...] | Growth:
+    def _grouping(self, step: Step) -> tuple[float, ...] | Growth:
         """One running sum where known or where the accumulator is cheap; else the step's own tree, or the usual one."""
         if step.rounding.running or self._cheap_sums(step.rounding.kind):
             return error_model.sequential(step.rounding.length)
-        return self.kernels.revealed.get(step.name) or self._convolved(step) or usual(step.rounding.length)
+        return self.kernels.revealed.get(step.name) or self._usual_grouping(step)
+
+    def _usual_grouping(self, step: Step) -> tuple[float, ...] | Growth:
+        usual = self.kernels.sum if step.rounding.kind is Kind.SUM else self.kernels.dot
+        return self._convolved(step) or usual(step.rounding.length)
+
+    def usual_growth(self, step: Step) -> Growth:
+        """How the error of a SUM or DOT step is taken to grow while its own tree of additions is not known."""
+        grouped = self._usual_grouping(step)
+        products = step.rounding.kind is Kind.DOT
+        return grouped if isinstance(grouped, Growth) else error_model.growth(grouped, products=products)
 
     def _convolved(self, step: Step) -> Growth | None:
         """What convolving with such a filter was measured to do; None where its shape does not tell its terms."""

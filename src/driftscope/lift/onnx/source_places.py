@@ -11,6 +11,7 @@ from driftscope.records.finding import Where
 from driftscope.records.user_code import innermost
 
 _FRAME = re.compile(r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)[^\n]*(?:\n[ \t]+(?P<expression>(?!File ")[^\n]+))?')
+_PLAIN_LIST = re.compile(r"\['[^'\\]*'(?:, '[^'\\]*')*\]")
 _LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]")
 
 
@@ -63,6 +64,8 @@ def _module(scopes: str) -> str | None:
 
 def _listed(text: str) -> list[str]:
     """Read a printed list of strings; [] for anything else."""
+    if _PLAIN_LIST.fullmatch(text):  # every node has two of them, and Python's own reader is thirty times slower
+        return text[2:-2].split("', '")
     try:
         parts = ast.literal_eval(text) if text else []
     except (ValueError, SyntaxError):

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -233,8 +234,9 @@ def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.
     """The exact fold in the stored arrangement, where the stored tensor is its rounding."""
     stored, fmt = native.to(torch.float64), native.dtype
     coarsest = max(torch.finfo(t.dtype).eps for t in (native, *candidate.replays))
-    probe = torch.linspace(0, stored.numel() - 1, min(stored.numel(), _PROBED)).long()
-    places = torch.unravel_index(probe, stored.shape)
+    probe = np.linspace(0, stored.numel() - 1, min(stored.numel(), _PROBED)).astype(np.int64)
+    # Not torch.unravel_index, which imports sympy.
+    places = tuple(torch.from_numpy(place) for place in np.unravel_index(probe, stored.shape))
     few, reach = stored[places], _PROBE_REACH * coarsest * torch.linalg.vector_norm(candidate.size, math.inf)
     for k, value in enumerate(arranged(candidate.exact, stored.shape)):
         some = value[places]

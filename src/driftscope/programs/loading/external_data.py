@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path as FilePath
 
 import onnx
@@ -77,15 +77,18 @@ def confine(model: ModelProto, directory: FilePath | None, name: str) -> bool:
             f"{name} keeps tensor {external[0].name!r} in another file, but was given without its folder;"
             " give the path of the .onnx file"
         )
+    files: dict[str, FilePath] = {}
     for tensor in external:
-        _confine_tensor(tensor, FilePath(directory or "."), name)
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        complaint = f"{name}: tensor {tensor.name[:80]!r} wants its data from {location[:200]!r}"
+        if location not in files:
+            files[location] = _confined(tensor, location, FilePath(directory or "."), complaint, name)
+        _check_length(entries, files[location], complaint)
     return bool(external)
 
 
-def _confine_tensor(tensor: TensorProto, directory: FilePath, name: str) -> None:
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = entries.get("location", "")
-    complaint = f"{name}: tensor {tensor.name[:80]!r} wants its data from {location[:200]!r}"
+def _confined(tensor: TensorProto, location: str, directory: FilePath, complaint: str, name: str) -> FilePath:
     if not location:
         raise ProgramError(f"{name}: tensor {tensor.name!r} is external but names no file")
     if "\0" in location or len(location) > _LONGEST:
@@ -102,12 +105,17 @@ def _confine_tensor(tensor: TensorProto, directory: FilePath, name: str) -> None
         raise ProgramError(f"{complaint}, which is outside the model's folder; it is not read")
     if not exists:
         raise ProgramError(f"{complaint}, and {target} is not a file; put it beside the model")
+    return target
+
+
+def _check_length(entries: Mapping[str, str], target: FilePath, complaint: str) -> None:
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
     except ValueError as error:
         raise ProgramError(f"{complaint}, with an offset or length that is not a number") from error
-    if offset < 0 or length < 0 or offset + length > target.stat().st_size:
+    size = target.stat().st_size
+    if offset < 0 or length < 0 or offset + length > size:
         raise ProgramError(
-            f"{complaint}, bytes {offset} to {offset + length}, but {target.name} has {target.stat().st_size};"
+            f"{complaint}, bytes {offset} to {offset + length}, but {target.name} has {size};"
             " the file is truncated or belongs to another model"
         )

@@ -64,6 +64,7 @@ class OnnxProgram(Program):
         self._remote: RemoteSession | None = None
         self._optimized: onnx.ModelProto | None = None
         self._beside: tempfile.TemporaryDirectory[str] | None = None
+        self._keeps = False
         self._slots = slots_of(model.proto)
         self._outputs = outputs_of(model.proto)
 
@@ -90,11 +91,30 @@ class OnnxProgram(Program):
         return isolates() and self.setup.provider_name != "CUDAExecutionProvider"
 
     def _remotely(self) -> RemoteSession:
+        if self._remote is None and self._keeps and self._optimized is None:
+            self._remote = self._keeping()
         if self._remote is None:
             made = RemoteSession(lambda: self._recipe(self.setup.save_optimized))
             made.make()
             self._remote = made
         return self._remote
+
+    def keep_optimized(self) -> None:
+        # Beyond that the weights go beside the graph, and are written only where they are read.
+        self._keeps = self.model.size <= _BESIDE and self.setup.save_optimized is None
+
+    def _keeping(self) -> RemoteSession | None:
+        """Make a session and keep what it made of the model; another session for that would cost as much again."""
+        made = RemoteSession(self._recipe)
+        with tempfile.TemporaryDirectory(prefix="driftscope-") as folder:
+            path = FilePath(folder) / "optimized.onnx"
+            try:
+                made.make(self._recipe(str(path)))
+            except RuntimeRefused:
+                return None  # it may be the writing that does not work
+            if path.is_file():
+                self._optimized = onnx.load(str(path), load_external_data=False)
+        return made
 
     def variant(self, **changes: Any) -> OnnxProgram:
         """Return the same model with another :class:`SessionSetup`: these fields of it changed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -31,6 +32,8 @@ def forget_copies() -> None:
 
 at_end(forget_copies)
 
+_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.float16: torch.int16,
+             torch.bfloat16: torch.int16, torch.int64: torch.int64}  # fmt: skip
 _CONTAINERS = (dict, list, set, deque)
 # Subclasses (of quantisation libraries, distributed tensors) have storage of their own kind.
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
@@ -85,13 +88,14 @@ class ModuleState:
 
     def __init__(self, module: nn.Module):
         modules = list(module.named_modules())
-        parameters, buffers = list(module.named_parameters()), list(module.named_buffers())
+        parameters, buffers = _members(modules, "_parameters"), _members(modules, "_buffers")
         # A lazy module becomes another one in its first run: there is nothing to go back to.
         if any(nn.parameter.is_lazy(t) for _, t in (*parameters, *buffers)):
             modules, parameters, buffers = [], [], []
         self._tables = [(path, table, dict(table)) for path, m in modules for table in _tables(m)]
-        self._contents = [(held, _copied(held)) for _, _, kept in self._tables for held in kept.values()
-                          if isinstance(held, _CONTAINERS)]  # fmt: skip
+        # Nearly all of them are empty tables of hooks.
+        self._contents = [(held, _copied(held) if held else ()) for _, _, kept in self._tables
+                          for held in kept.values() if isinstance(held, _CONTAINERS)]  # fmt: skip
         self._gradients = [(name, p, p.grad) for name, p in parameters]
         self._tensors = [_Tensor(f"buffer {n}", t) for n, t in _named(buffers)]
         others = [(f"parameter {n}", p) for n, p in _named(parameters)]
@@ -120,6 +124,16 @@ def _tables(module: nn.Module) -> list[dict[str, Any]]:
     # Scripted modules keep theirs in C++, where a forward pass cannot rebind them.
     own = (vars(module), module._buffers, module._parameters, module._modules)
     return [table for table in own if isinstance(table, dict)]
+
+
+def _members(modules: Iterable[tuple[str, nn.Module]], table: str) -> list[tuple[str, torch.Tensor]]:
+    # As named_parameters and named_buffers have them, without going through all modules again for each.
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for path, module in modules:
+        for name, tensor in getattr(module, table).items():
+            if tensor is not None:
+                found.setdefault(id(tensor), (f"{path}.{name}" if path else name, tensor))
+    return list(found.values())
 
 
 def _named(pairs: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
@@ -182,15 +196,20 @@ def _version(tensor: torch.Tensor) -> int:
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.shape != other.shape:
         return False
-    # By bytes: NaN is unequal to itself, and a buffer that holds one is not changed by that.
-    return bool(torch.equal(_bytes(one), _bytes(other)))
+    # By bits: NaN is unequal to itself, and a buffer that holds one is not changed by that.
+    return bool(torch.equal(_bits(one), _bits(other)))
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    integer = _INTEGERS.get(tensor.dtype)
+    if integer is not None and not tensor.is_neg():
+        return tensor.detach().view(integer)
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _restore(path: str, table: dict[str, Any], kept: dict[str, Any]) -> list[str]:
+    if table.keys() == kept.keys() and all(map(operator.is_, table.values(), kept.values())):
+        return []
     changed = []
     for name in [name for name in table if name not in kept]:
         del table[name]
