@@ -160,7 +160,6 @@ class _Wanted:
 
 def _inquire(case: Case, wanted: _Wanted, release: Sequence[Program]) -> Finding | None:
     """Gather the evidence in order and judge; what is known is in the case at any time."""
-    case.b.program.keep_optimized()
     refused = run_natively(case, release)  # what was loaded here nobody else will run
     if refused is not None:
         return refused

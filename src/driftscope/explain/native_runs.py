@@ -121,6 +121,7 @@ def run_natively(case: Case, release: Sequence[Program] = ()) -> Finding | None:
 
     Programs in ``release`` give back what they hold for runs, weights above all, before the other side is run.
     """
+    case.b.program.keep_optimized()
     for side, bound in (("A", case.a), ("B", case.b)):
         with case.step("run", f"Running {side}: {bound.program.name} on {bound.program.runtime}"):
             effects = Effects()
