@@ -15,9 +15,8 @@ import driftscope as ds
 from driftscope.cli import main as driftscope
 from driftscope.transforms.examination import subject_of
 from driftscope.transforms.repairs.patches import applied_in, one_patch, patched_path
-from driftscope.transforms.repairs.propose import plain_answers
 from driftscope.transforms.repairs.source import swapped
-from driftscope.transforms.repairs.trial import Trial
+from driftscope.transforms.repairs.trial import PlainAnswers, Trial
 
 X = torch.tensor([[0.5, -1.25, 2.0], [1.5, 0.25, -0.75], [-2.0, 1.0, -0.5], [3.0, -1.0, 0.125]], dtype=torch.float64)
 
@@ -484,10 +483,10 @@ def test_an_edit_is_held_against_the_function_as_it_was():
     def edited(x):
         return x * 3
 
-    trial = Trial(plain_answers(subject_of(right, (torch.ones(4, 3),), 0, "error")), "vmap").asked()
+    trial = Trial(PlainAnswers(subject_of(right, (torch.ones(4, 3),), 0, "error")), "vmap").asked()
     with swapped(right, edited.__code__):
         verdict = trial.of(right, edited=True)
     assert not verdict.works
     assert trial.of(right, edited=True).works
-    only_plainly = Trial(plain_answers(subject_of(right, (torch.ones(4, 3),), 0, "error")), "vmap").asked()
+    only_plainly = Trial(PlainAnswers(subject_of(right, (torch.ones(4, 3),), 0, "error")), "vmap").asked()
     assert only_plainly.answers.twice.value[0].eq(2).all()

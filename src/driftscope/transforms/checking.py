@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from driftscope.transforms.diagnose.wording import finding_of
 from driftscope.transforms.examination import Examination, subject_of
 from driftscope.transforms.investigation import SECONDS, Investigation, investigated
 from driftscope.transforms.naming import levels_of
-from driftscope.transforms.repairs.propose import plain_answers, propose
+from driftscope.transforms.repairs.propose import propose
 from driftscope.transforms.repairs.trial import PlainAnswers
 from driftscope.transforms.subject import Proposal, Suspicion
 from driftscope.transforms.transforming import DEFAULT_TRANSFORMS
@@ -82,8 +81,8 @@ def check_transforms(
 
 def _record(found: Investigation, fn: Any, seconds: float) -> TransformReport:
     subject = found.examination.subject
-    plain = functools.cache(lambda: plain_answers(subject))
-    proposed = [(suspect, _proposal(suspect, found.examination, plain)) for suspect in found.suspects]
+    answers = PlainAnswers(subject)
+    proposed = [(suspect, _proposal(suspect, found.examination, answers)) for suspect in found.suspects]
     findings = _ordered([finding_of(suspect, found.examination, edit) for suspect, edit in proposed])
     return TransformReport(
         function=_title(fn),
@@ -102,7 +101,7 @@ def _record(found: Investigation, fn: Any, seconds: float) -> TransformReport:
     )
 
 
-def _proposal(suspect: Suspicion, examination: Examination, plain: Callable[[], PlainAnswers]) -> Proposal | None:
+def _proposal(suspect: Suspicion, examination: Examination, answers: PlainAnswers) -> Proposal | None:
     """Ask the room of repairs to try an edit."""
     if suspect.cause == "T031" and examination.runs_unmapped:
         return Proposal(_STACK)
@@ -110,7 +109,7 @@ def _proposal(suspect: Suspicion, examination: Examination, plain: Callable[[], 
         return None
     examination.subject.world.rewind()
     with process_kept(), logs_silenced():
-        found = propose(examination.subject, suspect, plain)
+        found = propose(examination.subject, suspect, answers)
     examination.subject.world.rewind()
     return found
 

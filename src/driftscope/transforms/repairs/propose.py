@@ -18,7 +18,7 @@ from driftscope.transforms.batching.batched import vmap
 from driftscope.transforms.repairs import autograd, flow, kept, values
 from driftscope.transforms.repairs.source import Edit, Source, edited_code, edited_text, patch_of, source_of, swapped
 from driftscope.transforms.repairs.trial import PlainAnswers, Trial, TrialOutcome
-from driftscope.transforms.repairs.witnesses import Answers, witnessed
+from driftscope.transforms.repairs.witnesses import Answers
 from driftscope.transforms.subject import Proposal, Subject, Suspicion
 from driftscope.transforms.torch_internals import name_of
 
@@ -52,7 +52,7 @@ _MEANT_TO_CHANGE = frozenset({"T019", "T024"})
 MOST_EDITS = 16
 
 
-def propose(subject: Subject, suspect: Suspicion, plain: Callable[[], PlainAnswers] | None = None) -> Proposal | None:
+def propose(subject: Subject, suspect: Suspicion, answers: PlainAnswers | None = None) -> Proposal | None:
     """Find and try a repair for what analysis found.
 
     Parameters
@@ -60,8 +60,8 @@ def propose(subject: Subject, suspect: Suspicion, plain: Callable[[], PlainAnswe
     subject : Subject
         Its function may be run as often as wanted; the world is rewound after every run.
     suspect : Suspicion
-    plain : callable, optional
-        Returns the plain program's answers, which all findings of a check share.
+    answers : PlainAnswers, optional
+        Of the plain program, which all findings of a check share.
 
     Returns
     -------
@@ -72,8 +72,7 @@ def propose(subject: Subject, suspect: Suspicion, plain: Callable[[], PlainAnswe
     by_path = suspect.cause in _BY_PATH and suspect.transform == "vmap" and subject.randomness == "error"
     if not repairs and not by_path:
         return None
-    answers = plain() if plain is not None else plain_answers(subject)
-    trial = Trial(answers, suspect.transform)
+    trial = Trial(answers or PlainAnswers(subject), suspect.transform)
     failures: list[str] = []
     half_tried: list[Proposal] = []
     source = source_of(subject, suspect.place) or source_of(subject, suspect.birthplace)
@@ -94,11 +93,6 @@ def propose(subject: Subject, suspect: Suspicion, plain: Callable[[], PlainAnswe
     if half_tried:
         return half_tried[0]
     return Proposal("", verified=False, evidence={"withdrawn": failures[:3]}) if failures else None
-
-
-def plain_answers(subject: Subject) -> PlainAnswers:
-    """Return what the plain program answers on the user's rows and on rows drawn from them."""
-    return PlainAnswers(witnessed(subject))
 
 
 def _first_that_works(

@@ -15,7 +15,7 @@ from driftscope.transforms.agreement import differ
 from driftscope.transforms.derivatives import float_leaves, total
 from driftscope.transforms.diagnose.traces_left import drifts
 from driftscope.transforms.naming import levels_of
-from driftscope.transforms.repairs.witnesses import Answers, answers_of
+from driftscope.transforms.repairs.witnesses import Answers, answers_of, witnessed
 from driftscope.transforms.subject import Subject
 from driftscope.transforms.transforming import CheckSetting, Level, Ragged, arguments_for, lift, plain, plain_key
 from driftscope.transforms.world.running import WatchedRun, cloned, run_once
@@ -56,18 +56,28 @@ class TrialOutcome:
 
 
 class PlainAnswers:
-    """What the plain program answers on the examples of a subject, each asked once for all findings of a check.
+    """What the plain program answers on the user's rows and on rows drawn from them, each asked once and when needed.
 
     Parameters
     ----------
     subject : Subject
+        With the user's rows.
     """
 
     def __init__(self, subject: Subject):
-        self.subject = subject
-        self.setting = CheckSetting(subject.in_dims, subject.randomness, subject.size)
+        self._given = subject
         self._runs: dict[Any, WatchedRun] = {}
         self._decided: dict[str, Answers] = {}
+
+    @functools.cached_property
+    def subject(self) -> Subject:
+        """The subject with rows drawn from the user's beside them."""
+        return witnessed(self._given)
+
+    @property
+    def setting(self) -> CheckSetting:
+        """How they are mapped."""
+        return CheckSetting(self.subject.in_dims, self.subject.randomness, self.subject.size)
 
     def under(self, levels: tuple[Level, ...]) -> WatchedRun:
         """Return the plain reference of a transform."""
@@ -124,9 +134,13 @@ class Trial:
 
     def __init__(self, answers: PlainAnswers, transform: str):
         self.answers = answers
-        self.subject = answers.subject
         self.levels = levels_of(transform)
         self.gradient_levels = self._gradient_levels()
+
+    @property
+    def subject(self) -> Subject:
+        """See :attr:`PlainAnswers.subject`."""
+        return self.answers.subject
 
     @functools.cached_property
     def expected(self) -> WatchedRun:
