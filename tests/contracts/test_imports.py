@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,32 @@ def test_a_class_has_a_name_of_its_own():
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
     assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
+#: The files that name what is private in torch: one of each room, and one for its trees.
+DOORS = ("programs/pytrees.py", "programs/value_trees.py", "shapes/private_torch.py", "transforms/torch_internals.py")
+#: Where torch documents something under a private name.
+DOCUMENTED = ("torch.utils._python_dispatch", "torch._inductor.aoti_")
+
+
+def private_names(tree: ast.Module) -> list[str]:
+    """Return what a file names of torch, by attribute or import, below a part that begins with one underscore."""
+    named = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    named += [f"{n.module}.{one.name}" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for one in n.names]
+    named += [one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names]
+    private = [name for name in named if name.startswith("torch.") and re.search(r"\._(?!_)", name)]
+    return [name for name in private if not any(name.startswith(one) or one.startswith(name) for one in DOCUMENTED)]
+
+
+def test_private_names_of_torch_are_told_from_public_ones():
+    code = "import torch._dynamo\nfrom torch.utils import _pytree\ntorch.func.grad(torch.__version__, x._version)"
+    assert private_names(ast.parse(code)) == ["torch.utils._pytree", "torch._dynamo"]
+
+
+def test_what_is_private_in_torch_has_one_door_for_each_room():
+    for path in FILES:
+        name = path.relative_to(PACKAGE).as_posix()
+        found = private_names(ast.parse(path.read_text(encoding="utf-8")))
+        if name not in DOORS:
+            assert not [one for one in found if "_pytree" in one], f"{name}: by programs/pytrees.py"
+            assert not (found and name.startswith(("shapes/", "transforms/"))), f"{name}: {found}, by its room's door"

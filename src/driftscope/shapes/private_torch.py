@@ -92,6 +92,14 @@ def without_dispatch_cache() -> Iterator[None]:
         yield
 
 
+def shapes_alone() -> Any:
+    """Return a mode in which operators say the shapes that they would return; its ``from_tensor`` makes arguments."""
+    with moved("torch._subclasses.fake_tensor.FakeTensorMode"):
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 def mark_unbacked(tensor: torch.Tensor, dim: int) -> None:
     """Make one axis a size of which the tracer may assume nothing."""
     with moved("torch._dynamo.decorators.mark_unbacked"):

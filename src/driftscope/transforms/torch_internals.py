@@ -27,6 +27,8 @@ tree_unflatten: Callable[[Any, Any], Any] = pytree.tree_unflatten
 broadcast_to: Callable[[Any, Any], list[Any] | None] = pytree.broadcast_to_and_flatten
 #: Switches that a TorchFunctionMode sees: ``with torch.no_grad()`` turns one back on its way out, whatever was raised.
 SWITCHES: frozenset[Any] = frozenset({torch._C._set_grad_enabled, torch._C._set_multithreading_enabled})
+#: Functions of torch.nn that are no Python: what ``torch.nn.functional`` calls, or is.
+NN: Any = torch._C._nn
 set_fallback_enabled: Callable[[bool], None] = functorch._set_vmap_fallback_enabled  # type: ignore[attr-defined]
 
 

@@ -32,6 +32,7 @@ from driftscope.lift.torch.places import Places
 from driftscope.lift.torch.record import Recorder
 from driftscope.lift.torch.replay import Replay
 from driftscope.lift.torch.state import compilation_off, escapes_refused, generators_kept
+from driftscope.programs.pytrees import tree_unflatten
 from driftscope.programs.state.effects import contained
 from driftscope.programs.value_trees import Spec, flatten, unflatten
 from driftscope.records.paths import Path
@@ -259,7 +260,7 @@ def _record_exported(
     def run() -> Any:
         results = walk.run(exported.graph_module, arguments)
         chosen = [results[i] for i in users]
-        return torch.utils._pytree.tree_unflatten(chosen, exported.call_spec.out_spec)
+        return tree_unflatten(chosen, exported.call_spec.out_spec)
 
     return _record(recorder, inputs, run)
 

@@ -18,6 +18,7 @@ import torch
 from driftscope.errors import InputError
 from driftscope.programs import pytrees as pytree
 from driftscope.shapes.capture.export import Capture
+from driftscope.shapes.private_torch import shapes_alone
 from driftscope.shapes.probe.domain import INVALID, LOST, RIGHT, WRONG, Domain
 from driftscope.shapes.probe.judging_runs import Answer, Ran, Refused, ask, silence
 from driftscope.shapes.probe.original import Original, Point
@@ -158,9 +159,7 @@ def on_shapes(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
     Answer
         The tree of fake tensors, or what was said instead.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = shapes_alone()
     fake_args, fake_kwargs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
     with mode:
         return ask(function, fake_args, fake_kwargs)

@@ -109,7 +109,7 @@ _NAN_DECIDES = ("hardtanh", "relu6", "elu", "selu", "celu", "hardswish", "hardsh
 _LOGIT: frozenset[Any] = frozenset({torch.logit, torch.special.logit, _T.logit, _T.logit_})
 _AT_NAN: frozenset[Any] = _LOGIT | frozenset(
     getattr(room, name + end)
-    for room in (F, torch, _T, torch._C._nn)
+    for room in (F, torch, _T, internals.NN)
     for name in _NAN_DECIDES
     for end in ("", "_")
     if hasattr(room, name + end)

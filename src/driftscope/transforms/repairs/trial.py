@@ -171,7 +171,7 @@ class Trial:
 
     def _run(self, function: Callable[..., Any], levels: tuple[Level, ...]) -> WatchedRun:
         if any(level.kind in ("compile", "export") for level in levels):
-            torch._dynamo.reset()
+            internals.forget_compiled()
         return self.answers.run(lift(function, levels, self.answers.setting), levels)
 
     def of(self, function: Callable[..., Any], *, edited: bool = False) -> TrialOutcome:
