@@ -22,12 +22,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "docs" / "measurements" / "compatibility"
+PERSONALITIES = ROOT / "docs" / "measurements" / "personalities.json"
 PAGE = ROOT / "docs" / "reference" / "compatibility.md"
 _SHOWN = ("torch", "onnxruntime", "onnx", "numpy", "transformers")
 # What depends on the versions of libraries, and is short: every command, what this torch exports, this onnxruntime.
@@ -90,13 +92,19 @@ def measure(name: str, python: str, tests: list[str], folder: Path, ready: bool)
     subprocess.call([*command, *(tests or SUITE)], cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if not junit.is_file():
         raise SystemExit(f"{name}: the tests ended before they were counted; nothing was kept")
-    row = json.loads(subprocess.check_output([str(inside), "-c", _ASK], text=True))
-    row |= {"name": name, "date": datetime.date.today().isoformat(), "tests": tests or ["suite"], **counted(junit)}
+    row = {"name": name, "date": datetime.date.today().isoformat(), "tests": tests or ["suite"], **counted(junit)}
+    row |= running_with(str(inside), os.environ)
     KEPT.mkdir(parents=True, exist_ok=True)
     (KEPT / f"{name}.json").write_text(json.dumps(row, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def counted(junit: Path) -> dict[str, object]:
+def running_with(python: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Ask an interpreter for its version, those of its libraries and its processor."""
+    told: dict[str, Any] = json.loads(subprocess.check_output([python, "-c", _ASK], text=True, env=dict(environment)))
+    return told
+
+
+def counted(junit: Path) -> dict[str, Any]:
     """Read how many tests passed, which failed, and why others were skipped."""
     passed, failed = 0, []
     skipped: collections.Counter[str] = collections.Counter()
@@ -142,7 +150,7 @@ def table() -> str:
         if waiting
         else []
     )
-    lines += _not_run(rows)
+    lines += _not_run(rows) + _personalities()
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -164,6 +172,30 @@ def _not_run(rows: list[dict[str, Any]]) -> list[str]:
                 where = "everywhere" if len(names) == everywhere else ", ".join(names)
                 lines.append(f"| {what.replace('|', '/')} | {where} |")
             lines.append("")
+    return lines
+
+
+def _personalities() -> list[str]:
+    """Return how every quick test did as on other processors, with other threads and in other orders."""
+    if not PERSONALITIES.is_file():
+        return []
+    rows = json.loads(PERSONALITIES.read_text(encoding="utf-8"))
+    lines = [
+        "## Instruction sets, threads, order",
+        "",
+        "Every quick test with `make personalities`: the libraries are told by their own switches to use no more than",
+        "the instructions of an older processor (`tests/instruction_sets.py`), `OMP_NUM_THREADS` is set, and the order",
+        "of the tests is drawn from a number. The rows are from processors without AVX-512.",
+        "",
+        "| instructions | threads | order | passed | failed | skipped | measured |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    failed: set[tuple[str, str]] = set()
+    for row in rows:
+        numbers = f"{row['passed']} | {len(row['failed'])} | {sum(row['skipped'].values())}"
+        lines.append(f"| {row['personality']} | {row['threads']} | {row['seed']} | {numbers} | {row['date']} |")
+        failed |= {(test, f"{row['personality']}, {row['threads']} threads") for test in row["failed"]}
+    lines += ["", *(f"* {test} failed under {where}." for test, where in sorted(failed)), ""]
     return lines
 
 

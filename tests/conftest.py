@@ -1,13 +1,16 @@
-"""What holds for every test: a busy machine is no failure, and a cause that is printed was reproduced."""
+"""What holds for every test: a busy machine is no failure, any order will do, and a printed cause was reproduced."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import os
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -16,6 +19,52 @@ from laws.reproduced import unreproduced
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Draw an order of the files, and of the tests in each, where ``DRIFTSCOPE_TEST_ORDER`` is set to a seed."""
+    seed = os.environ.get("DRIFTSCOPE_TEST_ORDER")
+    if seed:
+        # A file stays together: what its tests share is then made once.
+        draw = random.Random(seed)
+        places = {path: draw.random() for path in dict.fromkeys(item.path for item in items)}
+        drawn = [(places[item.path], draw.random(), number) for number, item in enumerate(items)]
+        items[:] = [items[number] for *_, number in sorted(drawn)]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let what is set up for a test draw the numbers that it draws when the test runs alone."""
+    _draw_anew(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Let the test draw the same numbers whether or not it was the one for which a shared fixture was set up."""
+    _draw_anew(item)
+
+
+def _draw_anew(item: pytest.Item) -> None:
+    """Bring the generators of the libraries, and those of the test's file, back to where they were before any test."""
+    random.seed(0)
+    np.random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.manual_seed(0)
+    for restore in _restorers(getattr(item, "module", None)):
+        restore()
+
+
+@functools.cache
+def _restorers(module: Any) -> list[Callable[[], object]]:
+    """Return what brings each generator of a test's file back to where its import left it."""
+    torch: Any = sys.modules.get("torch")
+    found: list[Callable[[], object]] = []
+    for value in getattr(module, "__dict__", {}).values():
+        if isinstance(value, np.random.Generator):
+            found.append(functools.partial(setattr, value.bit_generator, "state", value.bit_generator.state))
+        elif torch is not None and isinstance(value, torch.Generator):
+            found.append(functools.partial(value.set_state, value.get_state()))
+    return found
 
 
 @pytest.fixture(scope="session")

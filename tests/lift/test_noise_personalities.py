@@ -11,13 +11,10 @@ from pathlib import Path
 import pytest
 
 from driftscope.records.environment import capture
+from instruction_sets import AVX2, BASELINE
 
 LOW, HIGH = 0.5, 1.5
 HERE = Path(__file__).parent
-AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-        "OPENBLAS_CORETYPE": "Haswell"}  # fmt: skip
-BASELINE = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
-            "OPENBLAS_CORETYPE": "Nehalem"}  # fmt: skip
 PERSONALITIES: dict[str, dict[str, str]] = {
     "as it is": {},
     "two threads": {"DRIFTSCOPE_THREADS": "2"},
