@@ -34,24 +34,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Let what is set up for a test draw the numbers that it draws when the test runs alone."""
-    _draw_anew(item)
+    """Let a test draw the numbers that it draws when it runs alone, whatever ran before it."""
+    _seed(20261)
+    for restore in _restorers(getattr(item, "module", None)):
+        restore()
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_call(item: pytest.Item) -> None:
-    """Let the test draw the same numbers whether or not it was the one for which a shared fixture was set up."""
-    _draw_anew(item)
+def pytest_runtest_call() -> None:
+    """Let it draw them whether or not it was the one for which a shared fixture was set up."""
+    _seed(20262)
 
 
-def _draw_anew(item: pytest.Item) -> None:
-    """Bring the generators of the libraries, and those of the test's file, back to where they were before any test."""
-    random.seed(0)
-    np.random.seed(0)
+def _seed(seed: int) -> None:
+    """Seed the generators of the libraries; not with a seed of tests and fixtures, whose numbers would come again."""
+    random.seed(seed)
+    np.random.seed(seed)
     if "torch" in sys.modules:
-        sys.modules["torch"].default_generator.manual_seed(0)
-    for restore in _restorers(getattr(item, "module", None)):
-        restore()
+        sys.modules["torch"].default_generator.manual_seed(seed)
 
 
 @functools.cache
