@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import json
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -123,3 +124,15 @@ def test_a_precision_set_for_one_backend_is_written_down() -> None:
 )
 def test_a_newer_library_than_any_that_was_tried_is_named_and_not_refused(versions, said) -> None:
     assert environment.untried(versions) == said
+
+
+def test_the_newest_tried_are_the_newest_that_were_measured() -> None:
+    root = Path(__file__).parents[2]
+    files = sorted((root / "docs" / "measurements" / "compatibility").glob("*.json"))
+    rows = [json.loads(path.read_text(encoding="utf-8"))["versions"] for path in files]
+    minors = {name: [re.findall(r"\d+", row[name])[:2] for row in rows] for name in environment._NEWEST_TRIED}
+    newest = {name: max((int(major), int(minor)) for major, minor in found) for name, found in minors.items()}
+    assert newest == environment._NEWEST_TRIED
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    for name in ("torch", "onnxruntime"):
+        assert re.search(rf"\b{name} [\d.]+ to {newest[name][0]}\.{newest[name][1]}\b", readme), name

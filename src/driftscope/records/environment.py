@@ -22,7 +22,7 @@ _PACKAGES = (
 )  # fmt: skip
 
 # The newest minor versions of docs/reference/compatibility.md; newer ones are taken, and said to be untried.
-_NEWEST_TRIED = {"torch": (2, 15), "onnxruntime": (1, 31), "onnx": (1, 23), "numpy": (2, 5)}
+_NEWEST_TRIED = {"torch": (2, 15), "onnxruntime": (1, 32), "onnx": (1, 23), "numpy": (2, 5)}
 
 _VARIABLES = re.compile(
     r"^(OMP|MKL|OPENBLAS|GOTO|BLIS|KMP|ONEDNN|DNNL|NVIDIA_TF32|CUBLAS|CUDNN|CUDA_VISIBLE|CUDA_LAUNCH|TORCH|PYTORCH|ORT"
