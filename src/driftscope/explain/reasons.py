@@ -43,6 +43,8 @@ def _advice(code: str, output: OutputRecord, replay: Mapping[str, Any], places: 
         return "permuted"
     if code == "N003" and output.reason.startswith(BY_FLOOR) and not replay:
         return "format fits"
+    if code == "W013" and not replay.get("layers"):
+        return "activations"
     if code != "N003":
         return "kernel off" if code == "R003" and replay else code
     if replay.get("way") == "constants as stored":
@@ -118,6 +120,10 @@ _ADVICE = {
     "W013": (
         "Each integer is the other side's weight divided by its scale, rounded to nearest.",
         "Keep the dearest layers in float, or give them a scale per channel or smaller blocks, if this is too much.",
+    ),
+    "activations": (
+        "Integers stand for values on the way, and for no weights.",
+        "Leave what is rounded too coarsely out of the quantisation, or calibrate on more inputs, if this is too much.",
     ),
     "R003": (
         "In float64 both graphs agree, so what differs is how a runtime's kernels compute them.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import onnx
 import torch
 
 from driftscope.explain.quantised.activations import Swallowed
@@ -12,6 +13,12 @@ from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.records.finding import Finding, Where
 from driftscope.records.first_line import share
 from driftscope.records.words import counted
+
+
+# Values named in a finding.
+_SHOWN = 3
+#: Why a range with an infinity in it keeps nothing.
+INFINITE = "The range of a tensor sets its scale, and infinity leaves none"
 
 
 def counted_steps(steps: float) -> str:
@@ -45,10 +52,27 @@ def _infinite(weight: IntegerGrid, name: str, exact: torch.Tensor, where: Where)
     return Finding(
         "W012",
         f"{weight.name} is not {name} quantised: {cause}",
-        "The range of a tensor sets its scale, and infinity leaves none.",
+        f"{INFINITE}.",
         f"Leave the node that reads {name} out of the quantisation (nodes_to_exclude).",
         where,
         {"weight": weight.name, "reference": name, "cause": cause},
+    )
+
+
+def endless_finding(nodes: Sequence[onnx.NodeProto]) -> Finding:
+    """Say that activations have an infinite scale: ``nodes`` quantise them, in the order in which they run."""
+    values = list(dict.fromkeys(n.input[0].removesuffix(".floats").removesuffix("_quantized") for n in nodes))
+    made, more = values[0], f" and {len(values) - 1} more" if len(values) > 1 else ""
+    several = len(values) > 1
+    cause = f"{'their scales are' if several else 'its scale is'} infinite, and every number becomes one integer"
+    return Finding(
+        "W012",
+        f"the quantisation of {made}{more} keeps nothing: {cause}",
+        f"{INFINITE}: calibration met one there, as a mask has.",
+        f"Leave the node{'s that compute' if several else ' that computes'} {' and '.join(values[:_SHOWN])} out of the"
+        " quantisation (nodes_to_exclude), or mask with a finite number.",
+        Where(node=nodes[0].name or nodes[0].output[0], operator=nodes[0].op_type),
+        {"values": values, "cause": cause},
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -12,6 +12,7 @@ from driftscope.explain.quantised.undoing import (
     MEASURED,
     Quantisation,
     as_quantised,
+    computed_constants,
     cost_of,
     float_weights,
     same_as,
@@ -19,8 +20,9 @@ from driftscope.explain.quantised.undoing import (
 )
 from driftscope.explain.quantised.weights import IntegerGrid, layouts
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.steps import Constant, Lifted
+from driftscope.lift.steps import Constant, Lifted, Origin
 
+_ROUNDING = "quantized_decomposed.quantize"
 _SMALL = (torch.int8, torch.uint8)
 # How far a scale may be from the one that fits integers to their weight best, relative.
 _NEAR = 0.05
@@ -33,29 +35,30 @@ def stored_quantisation(evidence: Evidence) -> Quantisation | None:
     """
     graphs = (evidence.a.graph, evidence.b.graph)
     integers = [_integers(g) for g in graphs]
-    index = side_alone(integers)
+    # One that stores no integers may still round what it computes.
+    index = side_alone(integers if any(integers) else [_rounds(g) for g in graphs])
     if index is None:
         return None
     graph, other, side = graphs[index], graphs[1 - index], "AB"[index]
     if graph is None or other is None:
         return None
-    weights = float_weights(other)
+    weights = [*float_weights(other), *computed_constants(other)]
     scales = [c.value.to(torch.float64) for c in graph.constants() if c.value.dtype.is_floating_point]
-    grids, names = dict[str, IntegerGrid](), dict[str, tuple[str, torch.Tensor]]()
+    grids, names, zeros = dict[str, IntegerGrid](), dict[str, tuple[str, torch.Tensor]](), dict[str, float]()
     for constant in integers[index]:
         found = _grid(constant, weights, scales)
         if found is None:
             return None  # whose integers these are is not known
-        grids[constant.name], name, exact = found
+        grids[constant.name], name, exact, zeros[constant.name] = found
         names[constant.name] = name, exact
-    quotients = {key: names[key][1] / grid.step for key, grid in grids.items()}
+    quotients = {key: names[key][1] / grid.step + zeros[key] for key, grid in grids.items()}
     try:
-        floats = FloatGraph(graph, {}, quotients)
+        floats = _floats(graph, quotients)
         if not same_as(side, other, floats, evidence):
             return None
         clean = floats.run()
         rows = [
-            cost_of(grid, *names[key], clean, floats.run(replace={key: grid.value / grid.step}))
+            cost_of(grid, *names[key], clean, _floats(graph, quotients | {key: grid.value / grid.step + zeros[key]}).run())
             for key, grid in list(grids.items())[:MEASURED]
         ]
     except CannotLift:
@@ -70,20 +73,44 @@ def _integers(graph: Lifted | None) -> list[Constant]:
     return [c for c in graph.constants() if c.value.dtype in _SMALL and c.value.dim() >= 2]
 
 
+def _floats(graph: Lifted, quotients: Mapping[str, torch.Tensor]) -> FloatGraph:
+    """A program that rounds nothing to integers, what it computes from constants alone included."""
+    rounded, meant = graph.constant_values(), FloatGraph(graph, {}, quotients).constant_values()
+    moved = {n: v for n, v in meant.items() if n in rounded and not torch.equal(v, rounded[n])}
+    tables = {c.name: moved[c.name] for c in graph.constants() if c.origin is Origin.COMPUTED and c.name in moved}
+    return FloatGraph(graph, {}, {**quotients, **tables})
+
+
+def _rounds(graph: Lifted | None) -> bool:
+    """Whether a torch program rounds values to integers by a scale that it writes."""
+    if graph is None or graph.kind != "torch":
+        return False
+    return any((c.where.operator or "").startswith(_ROUNDING) for c in graph.constants())
+
+
 def _grid(
     constant: Constant, weights: Sequence[Constant], scales: Sequence[torch.Tensor]
-) -> tuple[IntegerGrid, str, torch.Tensor] | None:
-    """The grid of stored integers, with the weight of the other side that they are the rounding of."""
-    integers = constant.value.detach().cpu().to(torch.float64)
+) -> tuple[IntegerGrid, str, torch.Tensor, float] | None:
+    """The grid of stored integers, with the weight of the other side that they are the rounding of; the zero point."""
+    stored = constant.value.detach().cpu().to(torch.float64)
     limits = torch.iinfo(constant.value.dtype)
-    edge = (integers <= limits.min) | (integers >= limits.max)
+    edge = (stored <= limits.min) | (stored >= limits.max)
     for weight in weights:
-        for exact in layouts(weight.value, integers.shape):
-            for step in _steps(integers, exact, scales):
-                grid = IntegerGrid(constant.name, integers * step, step, edge)
-                if grid.rounds(exact):
-                    return grid, weight.name, exact
+        for exact in layouts(weight.value, stored.shape):
+            # No constant says which integer stands for zero: it is the one that fits, and every element has to.
+            for zero in dict.fromkeys((0.0, _zero(stored, exact))):
+                for step in _steps(stored - zero, exact, scales):
+                    grid = IntegerGrid(constant.name, (stored - zero) * step, step, edge)
+                    if grid.rounds(exact):
+                        return grid, weight.name, exact, zero
     return None
+
+
+def _zero(integers: torch.Tensor, exact: torch.Tensor) -> float:
+    """The integer that stands for zero where all are on one line, by least squares."""
+    spread = exact - exact.mean()
+    slope = (spread * integers).sum() / spread.square().sum().clamp(min=1e-300)
+    return float(torch.round(integers.mean() - slope * exact.mean()))
 
 
 def _steps(integers: torch.Tensor, exact: torch.Tensor, scales: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:

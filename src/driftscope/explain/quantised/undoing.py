@@ -21,7 +21,7 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.causes.alterations import uniform_of
 from driftscope.explain.quantised.activations import swallowed
-from driftscope.explain.quantised.findings import swallowed_finding, tried, wrong_weight
+from driftscope.explain.quantised.findings import INFINITE, endless_finding, swallowed_finding, tried, wrong_weight
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
 from driftscope.explain.quantised.undone import Undone, beside, identity, stored_as
 from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
@@ -81,6 +81,9 @@ def as_quantised(
     """Say that a side is the other one with its weights rounded to integers, and where that costs most."""
     layers, dear = _dearest(rows)
     other = "A" if side == "B" else "B"
+    if not names:
+        words = f"{side} is {other} with quantised activations: with none of them rounded to integers the two are the"
+        return Quantisation(side, f"{words} same function", clean=clean)
     number = f"{len(names)} integer tensors are {other}'s weights" if len(names) > 1 else f"{names[0]} is {other}'s"
     words = f"{side} is {other} with quantised weights: {number}, rounded, and without the quantisation the two are the"
     cost = f". Each alone costs most at {dear}" if any(layer["output"] for layer in layers) else ""
@@ -198,11 +201,12 @@ class _QuantisedSide:
 
     def judge(self) -> Quantisation | None:
         """Match every weight, undo the quantisation, and hold what is left against the other side."""
-        scales = self._scales()
+        scales, endless = self._scales(), self._endless()
         for neutral in (True, False):
             matched, wrong, used = self._matched(neutral)
-            wrong += scales
-            if not matched:
+            # A stored mask of infinities is told with what reads it.
+            wrong += scales + ([] if any(INFINITE in f.why for f in wrong) else endless)
+            if not matched and (wrong or not any(map(self._quantiser, self.source.model.graph.node))):
                 return Quantisation(self.side, wrong=wrong) if wrong else None
             floats = lift_source(OnnxSource(self._undone(matched), self.source.feeds))
             same = same_as(self.side, self.other, floats, self.evidence)
@@ -213,7 +217,7 @@ class _QuantisedSide:
         if not same:
             return None
         rows = self._costs(floats, matched)
-        lost = self._swallowed(floats, matched, max(float(row["output"]) for row in rows))
+        lost = self._swallowed(floats, matched, max((float(row["output"]) for row in rows), default=0.0))
         if lost:
             return Quantisation(self.side, wrong=tried(lost, same))
         return as_quantised(self.side, [name for _, name, _ in matched], rows, floats.run())
@@ -255,7 +259,8 @@ class _QuantisedSide:
         """The other side's tensor of one number that an integer stands for, or a number that its scale was made of."""
         found = ((c, v.reshape(weight.value.shape)) for c, v in self.single)
         stored = next(((c, v) for c, v in found if weight.rounds(v)), None)
-        written = ((c, c.value.to(torch.float64).reshape(weight.value.shape)) for c in self.written)
+        finite_ones = (c for c in self.written if bool(c.value.isfinite()))  # everything is near infinity
+        written = ((c, c.value.to(torch.float64).reshape(weight.value.shape)) for c in finite_ones)
         return stored or next(
             ((c, v) for c, v in written if bool((weight.value - v).abs() <= _STORED_END * v.abs()) and bool(v)), None
         )
@@ -277,6 +282,16 @@ class _QuantisedSide:
                     where = Where(node=node.name, operator=node.op_type)
                     found.append(Finding("W012", what, "", f"Give both one {word}.", where, {"cause": cause}))
         return found
+
+    def _endless(self) -> list[Finding]:
+        """Activations whose scale is infinite: calibration met an infinity, as a mask has."""
+        nodes = self.source.model.graph.node
+        found = []
+        for node in nodes:
+            scale = self.graph.array(node.input[1]) if node.op_type == "QuantizeLinear" else None
+            if scale is not None and not np.isfinite(scale).all():
+                found.append(node)
+        return [endless_finding(found)] if found else []
 
     def _swallowed(
         self, floats: Lifted, matched: Sequence[tuple[Quantised, str, torch.Tensor]], dearest: float
@@ -325,6 +340,8 @@ class _QuantisedSide:
                     nodes.append(beside(node))
             elif id(node) in back:
                 nodes.append(identity(node.input[0], node))
+            elif node.op_type == "Pad" and (quantiser := self._quantised_by(node.input[0])) is not None:
+                nodes.append(undone.padded(node, quantiser))
             elif node.output[0] in scaled:
                 casts = (n for n in node.input if n in self.graph.made and self.graph.made[n].op_type == "Cast")
                 cast = next(casts)
@@ -359,6 +376,8 @@ class _QuantisedSide:
         name = node.name
         scale, zero = (self.graph.array(node.input[k]) if k < len(node.input) else None for k in (1, 2))
         if zero is None or scale is None or not np.issubdtype(zero.dtype, np.integer):
+            return identity(node.input[0], node)
+        if not np.isfinite(scale).all():  # a range to infinity has no ends
             return identity(node.input[0], node)
         levels = np.iinfo(zero.dtype)
         if not bool((zero == levels.min).all()):

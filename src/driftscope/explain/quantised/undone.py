@@ -43,6 +43,20 @@ class Undone:
         product.attribute.extend(node.attribute)
         return [product]
 
+    def padded(self, node: onnx.NodeProto, quantiser: onnx.NodeProto) -> onnx.NodeProto:
+        """A padding of integers with the number that its own integer stands for: 0 where none is written."""
+        given = [*node.input, *[""] * 4][:4]
+        filled = self.graph.array(given[2]) if given[2] else np.zeros(())
+        scale, zero = (self.graph.array(n) if n else np.zeros(()) for n in [*quantiser.input, "", ""][1:3])
+        if filled is None or scale is None or zero is None or scale.size > 1:
+            return node
+        number = (float(filled.reshape(-1)[0]) - float(zero.reshape(-1)[0])) * float(scale.reshape(-1)[0])
+        given[2] = f"{node.output[0]}.filled"
+        self.put(given[2], torch.tensor(number))
+        found = helper.make_node("Pad", [*given[:3], *([given[3]] if given[3] else [])], node.output, node.name)
+        found.attribute.extend(node.attribute)
+        return found
+
 
 def identity(name: str, node: onnx.NodeProto) -> onnx.NodeProto:
     """A step that hands a value on in the place of a node."""

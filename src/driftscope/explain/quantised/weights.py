@@ -52,7 +52,7 @@ class IntegerGrid:
     def rounds(self, exact: torch.Tensor) -> bool:
         """Whether these integers are ``exact``, divided by the scale and rounded to nearest."""
         off = (self.value - exact).abs() / self.step
-        stored = _STORED * exact.abs() / self.step
+        stored = _STORED * exact.nan_to_num(0.0, 0.0, 0.0).abs() / self.step  # no integer stands for infinity
         return bool((off <= torch.where(self.edge, _SATURATED, _HALF) + stored).all())
 
     def neutral(self) -> torch.Tensor | None:
@@ -251,7 +251,8 @@ def _quantised(
     steps = steps.reshape(shape) if steps.ndim <= 1 else steps
     offset = np.zeros(1) if zero is None else zero.astype(np.float64)
     offset = offset.reshape(shape) if offset.size > 1 else offset.reshape([1] * wide.ndim)
-    value = (wide - offset) * steps
+    with np.errstate(invalid="ignore"):  # an infinite scale, which is told
+        value = (wide - offset) * steps
     whole = np.issubdtype(integers.dtype, np.integer)
     low, high = (np.iinfo(integers.dtype).min, np.iinfo(integers.dtype).max) if whole else (-np.inf, np.inf)
     edge = (wide <= low) | (wide >= high)

@@ -22,7 +22,8 @@ class ConstantEvaluation(GraphEvaluation):
         self._values.update(sizes)
         found: dict[str, torch.Tensor] = {}
         for node in plan.nodes:
-            if node.operator is not None and (node.operator.values or node.operator.constant is not None):
+            operator = node.operator
+            if operator is not None and (operator.constant is not None or (operator.values and not _hands_on(node))):
                 continue
             if not node.inputs or not all(not name or self._knows(name) for name in node.inputs):
                 continue
@@ -43,3 +44,8 @@ class ConstantEvaluation(GraphEvaluation):
         value = super()._read(name, reader)
         # A constant float is lifted from the start, so that nothing that follows is evaluated natively.
         return self._frontier(value, name, None) if value.constant and is_inexact(value.format) else value
+
+
+def _hands_on(node: NodePlan) -> bool:
+    """Whether a node that reads whole values, sequences too, makes one tensor of another: no list and no branch."""
+    return node.op_type in ("Identity", "CastLike")

@@ -1,0 +1,160 @@
+"""Quantisation beside weights: infinite ranges, padded integers, activations alone, tables and integers with a zero."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from torch import nn
+from torch.nn import functional as F
+
+import driftscope as ds
+
+importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers quantized_decomposed
+OPS = torch.ops.quantized_decomposed
+
+
+def quantised(model: nn.Module, inputs: tuple[torch.Tensor, ...], folder: Path, layout: str) -> str:
+    plain, small = str(folder / "plain.onnx"), str(folder / f"{layout}.onnx")
+    names = ["x", "keep"][: len(inputs)]
+    torch.onnx.export(model, inputs, plain, verbose=False, dynamo=False, input_names=names)
+
+    class Reader(CalibrationDataReader):
+        left = iter([{name: value.numpy() for name, value in zip(names, inputs, strict=True)}])
+
+        def get_next(self):
+            return next(self.left, None)
+
+    quantize_static(plain, small, Reader(), quant_format=QuantFormat[layout], activation_type=QuantType.QUInt8,
+                    weight_type=QuantType.QInt8, reduce_range=True)  # fmt: skip
+    return small
+
+
+class Masked(nn.Module):
+    """Attention whose mask holds infinities: stored, or made of an input; ``scale`` is a number of its own."""
+
+    def __init__(self, stored: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.outer, self.stored = nn.Linear(16, 48), nn.Linear(16, 16), stored
+        self.register_buffer("mask", torch.full((8, 8), -torch.inf).triu(1))
+        self.register_buffer("scale", torch.tensor(0.37))
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
+        q, k, v = self.inner(x).chunk(3, -1)
+        scores = q @ k.transpose(-1, -2) * self.scale
+        hidden = scores + (self.mask if keep is None else torch.where(keep, 0.0, -torch.inf))
+        return self.outer(torch.softmax(hidden, -1) @ v)
+
+
+@pytest.mark.parametrize("layout", ["QDQ", "QOperator"])
+@pytest.mark.parametrize("stored", [True, False])
+def test_an_infinite_range_is_the_one_thing_that_is_wrong_with_a_quantisation(
+    stored: bool, layout: str, tmp_path: Path
+):
+    model = Masked(stored).eval()
+    x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(1))
+    inputs = (x,) if stored else (x, torch.ones(8, 8).tril() > 0)
+    small = quantised(model, inputs, tmp_path, layout)
+    for pair in ((model, small), (small, model)):
+        c = ds.compare(*pair, inputs)
+        assert str(c.verdict) == "DIFFERENT", c.reason
+        assert [(f.code, f.verified) for f in c.findings if not f.note] == [("W012", True)]
+        assert "infinit" in c.first.what
+        assert "nodes_to_exclude" in c.first.fix
+
+
+class Padded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 4, 3)
+
+    def forward(self, x):
+        y = F.pad(self.one(x), (1, 1, 1, 1))
+        return self.two(y[..., 1:, :] + y[..., :-1, :])
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0, "PRECISION"), (40, "DIFFERENT")])
+def test_integers_are_padded_with_the_one_that_stands_for_zero(off: int, verdict: str, tmp_path: Path):
+    model, x = Padded().eval(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    small = onnx.load(quantised(model, (x,), tmp_path, "QOperator"))
+    pad = next(n for n in small.graph.node if n.op_type == "Pad")
+    filled = next(i for i in small.graph.initializer if i.name == pad.input[2])
+    assert filled.data_type == onnx.TensorProto.UINT8
+    moved = numpy_helper.to_array(filled) + np.uint8(off)
+    small.graph.initializer.append(numpy_helper.from_array(moved, "filled"))
+    pad.input[2] = "filled"
+    for pair in ((model, small), (small, model)):
+        c = ds.compare(*pair, (x,))
+        assert str(c.verdict) == verdict, c.reason
+
+
+def rounded(x: torch.Tensor, scale: float) -> torch.Tensor:
+    given = OPS.quantize_per_tensor(x, scale, 128, 0, 255, torch.uint8)
+    return OPS.dequantize_per_tensor(given, scale, 128, 0, 255, torch.uint8)
+
+
+class Rounding(nn.Module):
+    """A product whose input or whose table is rounded to integers on the way, and no weight is stored as integers."""
+
+    def __init__(self, where: str, factor: float = 1.0):
+        super().__init__()
+        self.where, self.factor = where, factor
+        self.weight = nn.Parameter(torch.randn(16, 8, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x):
+        table = torch.exp(-self.weight.square())
+        x = rounded(x, 0.03) if self.where == "input" else x
+        table = rounded(table, 0.01) if self.where == "table" else table
+        return torch.tanh(x @ table) * self.factor
+
+
+@pytest.mark.parametrize("where", ["input", "table"])
+def test_rounding_on_the_way_alone_is_quantisation_and_a_factor_beside_it_is_none(where: str):
+    x = (torch.randn(5, 16, generator=torch.Generator().manual_seed(1)),)
+    plain = Rounding("")
+    for pair, side in (((plain, Rounding(where)), "B"), ((Rounding(where), plain), "A")):
+        c = ds.compare(*pair, x, isolate=False)
+        assert str(c.verdict) == "PRECISION", c.reason
+        assert f"{side} is {'B' if side == 'A' else 'A'} with quantised activations" in c.reason
+        assert "no weights" in c.first.why
+    c = ds.compare(plain, Rounding(where, 1.001), x, isolate=False)
+    assert str(c.verdict) == "DIFFERENT"
+
+
+class Unsigned(nn.Module):
+    """A table stored as unsigned integers with a zero point; ``off`` moves one of them."""
+
+    def __init__(self, plain: Rounding, off: int = 0):
+        super().__init__()
+        table = torch.exp(-plain.weight.detach().square()) - 0.2
+        self.scale = float((table.max() - table.min()) / 255)
+        self.zero = round(float(-table.min()) / self.scale)
+        integers = torch.round(table / self.scale + self.zero).clamp(0, 255)
+        integers[2, 3] += off
+        self.register_buffer("table", integers.to(torch.uint8))
+
+    def forward(self, x):
+        return x @ OPS.dequantize_per_tensor(self.table, self.scale, self.zero, 0, 255, torch.uint8)
+
+
+class Shifted(Rounding):
+    def forward(self, x):
+        return x @ (torch.exp(-self.weight.square()) - 0.2)
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0, "PRECISION"), (9, "DIFFERENT")])
+def test_integers_with_a_zero_point_are_the_rounding_of_what_the_other_side_computes(off: int, verdict: str):
+    x = (torch.randn(5, 16, generator=torch.Generator().manual_seed(1)),)
+    plain = Shifted("")
+    small = Unsigned(plain, off)
+    for pair in ((plain, small), (small, plain)):
+        c = ds.compare(*pair, x, isolate=False)
+        assert str(c.verdict) == verdict, c.reason
