@@ -162,3 +162,15 @@ def test_a_softmax_along_a_long_first_axis_is_one_program_in_any_order_of_its_su
     for pair in ((plain, running), (running, plain)):
         found = ds.compare(*pair, x, explain=False)
         assert found.verdict in (ds.Verdict.IDENTICAL, ds.Verdict.ROUNDING), found.reason
+
+
+@pytest.mark.parametrize("strange", [math.inf, -math.inf, math.nan])
+def test_what_is_no_number_on_one_side_is_infinitely_far_whichever_side_it_is(strange: float):
+    plain = torch.ones(3, 4, dtype=torch.float64)
+    other = plain.clone()
+    other[1, 2] = strange
+    for pair in ((plain, other), (other, plain)):
+        found = lifted_drift(*pair, None, relative=1e-13, multiple=100.0)
+        assert found.value == math.inf
+        assert found.limit == 1e-13
+    assert lifted_drift(other, other.clone(), None, relative=1e-13, multiple=100.0).value == 0.0

@@ -122,3 +122,39 @@ def test_choices_that_stay_without_the_quantisation_are_another_program():
     inputs = (torch.randn(400, 16, generator=torch.Generator().manual_seed(2)),)
     found = ds.compare(_classifier(levels=False), _classifier(levels=True, shift=0.5), inputs)
     assert str(found.verdict) == "DIFFERENT"
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = getattr(nn, kind)(12, 8, 2, batch_first=True, bidirectional=True)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.out(self.layer(x)[0])
+
+
+def shrunk(model):
+    return torch.ao.quantization.quantize_dynamic(model, {nn.LSTM, nn.GRU, nn.Linear}, dtype=torch.qint8)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_a_recurrent_layer_with_packed_weights_is_lifted_and_is_its_float_layer_quantised(kind):
+    model, given = Recurrent(kind).eval(), torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(1))
+    small = shrunk(model)
+    for a, b in ((model, small), (small, model)):
+        c = ds.compare(a, b, (given,), isolate=False)
+        assert str(c.verdict) == "PRECISION", c.reason
+        assert "9 integer tensors" in c.reason
+        assert "evaluated" not in c.reason  # its graph in float64 gives what the kernel gave
+    itself = ds.compare(small, small, (given,), isolate=False)
+    assert str(itself.verdict) == "IDENTICAL"
+    with torch.no_grad():
+        model.layer.weight_hh_l1[3] *= 1.1
+    for a, b in ((model, small), (small, model)):
+        c = ds.compare(a, b, (given,), isolate=False)
+        assert str(c.verdict) == "DIFFERENT", c.reason
+        assert c.first.code == "W012"
+        assert "weight_hh_l1" in c.first.what

@@ -285,7 +285,7 @@ def lifted_drift(
     d, y, f = _square(drift), _square(base), _square(noise)
     whole_d, whole_y, whole_f = (float(t.mean()) if t.numel() else 0.0 for t in (d, y, f))
     worst = _against_limit(whole_d, whole_y, whole_f, relative, multiple, "tensor")
-    if whole_d == 0.0 or math.isnan(whole_d):
+    if whole_d == 0.0 or not math.isfinite(whole_d):
         return worst
     pieces = zip(_slice_means(d), _slice_means(y), _slice_means(f), strict=True)
     for axis, (ds, ys, fs) in enumerate(pieces):
@@ -303,6 +303,8 @@ def lifted_drift(
 
 
 def _against_limit(d: float, y: float, f: float, relative: float, multiple: float, place: str) -> Ratio:
+    if not math.isfinite(d):  # infinity or NaN on one side alone, whichever it is
+        return Ratio(math.inf, place, relative)
     if d == 0.0:
         return Ratio(0.0, place, relative if y == 0 else max(relative, multiple * math.sqrt(f / y)))
     if y == 0.0:

@@ -298,8 +298,6 @@ class _Case:
         cause = cause_of(parting, theirs, self.constants, trying.trials())
         if cause is not None and cause.changed is not None:
             return self._weight_finding(cause.changed, True, place)
-        if cause is not None and cause.reads is not None and trying.reconnected(*cause.reads):
-            cause = replace(cause, verified=True)
         return self._parting_finding(place, cause)
 
     def _refolded(self, place: TriedPlace) -> Finding | None:

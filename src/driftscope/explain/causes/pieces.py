@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -30,6 +31,9 @@ from driftscope.records.words import counted
 _SYNONYMS = {
     "eps": "epsilon", "negative_slope": "alpha", "dim": "axis", "stride": "strides", "dilation": "dilations",
     "groups": "group", "num_groups": "group", "padding": "pads",
+}  # fmt: skip
+_BY_NAME: Mapping[str, Mapping[str, object]] = {
+    "BiasGelu": {"approximate": "none"}, "FastGelu": {"approximate": "tanh"},
 }  # fmt: skip
 # Relative difference of two float attributes that is not the float32 in which ONNX stores them.
 _SAME_ATTRIBUTE = 1e-6
@@ -64,6 +68,7 @@ def cause_of(
     trials : Trials
     """
     peers = functools.cache(trials.peers)
+    wire = rewiring.wire(parting, trials.makers)
     return (
         _attribute(parting, theirs, trials)
         or rewiring.mended(rewiring.emptied(parting, trials.makers), theirs, trials)
@@ -77,14 +82,16 @@ def cause_of(
         or nearby(parting, constants, trials)
         or missing.causal_mask(parting, trials)
         or missing.stand_in(parting, trials)
-        or rewiring.wire(parting, trials.makers)
+        or trials.connected(wire)
         or rewiring.extra(parting, theirs, trials.bypass)
         or missing.several(parting, theirs, trials)
         or _solved(parting, constants, trials)
         or peers()
-        or rewiring.detour(parting, theirs, trials.makers)
+        or trials.connected(rewiring.detour(parting, theirs, trials.makers))
         or rewiring.order(parting, theirs, trials.makers)
         or rewiring.mended(rewiring.handed_on(parting, theirs, trials.makers), theirs, trials)
+        # What it reads is a fact, and with something else no cure.
+        or (None if wire is None else replace(wire, fix="", reads=None))
     )
 
 
@@ -129,7 +136,11 @@ def attribute_cause(
     ours = attributes_of(step)
     words = "; ".join(f"{name} is {_plain(ours[name])} here and {_plain(v)} in A" for name, v in changed.items())
     settings = " and ".join(f"{name} of {step.name} to {_plain(value)}" for name, value in changed.items())
-    return Reason(words, f"Set {settings}.", verified, later)
+    fix = f"Set {settings}."
+    if changed.keys() <= _implied(step.operator).keys():
+        meant = " and ".join(f"{name} {_plain(value)}" for name, value in changed.items())
+        fix = f"Put an operator with {meant} in the place of {step.name}, or leave it unfused."
+    return Reason(words, fix, verified, later)
 
 
 def _try_attributes(step: Visited, changed: Mapping[str, object], trials: Trials) -> bool:
@@ -179,9 +190,16 @@ def attributes_of(step: Visited) -> dict[str, object]:
     return named
 
 
+def _implied(operator: str) -> Mapping[str, object]:
+    """What an operator of onnxruntime is by its name, where others have an attribute for it."""
+    return _BY_NAME.get(operator, {})
+
+
 @functools.cache
 def _defaults(operator: str) -> Mapping[str, object]:
     """The defaults of an operator's attributes, from torch's or ONNX's own schema; empty when neither knows it."""
+    if _implied(operator):
+        return _implied(operator)
     if operator.startswith("aten."):
         packet = getattr(torch.ops.aten, operator.removeprefix("aten.").split(".")[0], None)
         if packet is None or "default" not in packet.overloads():

@@ -109,6 +109,9 @@ class Trials:
         Values of B by name, where the piece is fed A's; and whether such values in it make it, or B, right.
     ends : callable
         What the piece gives and what A has there, laid out alike; None where A has nothing.
+    reconnect : callable
+        Whether the piece gives A's value when a step reads what A reads, where B has that value; None where its shape
+        is another one, so that it cannot be tried.
     """
 
     constants: Trial
@@ -123,6 +126,14 @@ class Trials:
     captured: Callable[[Sequence[str]], Mapping[str, torch.Tensor]] = lambda _names: {}
     forced: Trial = lambda _values: False
     ends: Callable[[], tuple[torch.Tensor, torch.Tensor] | None] = lambda: None
+    reconnect: Callable[[Visited, Mapping[str, Sketch]], bool | None] = lambda _step, _meant: None
+
+    def connected(self, cause: Reason | None) -> Reason | None:
+        """A cause that asks for another wire, unless that was tried and did not do it; verified where it did."""
+        if cause is None or cause.reads is None:
+            return cause
+        works = self.reconnect(*cause.reads)
+        return None if works is False else replace(cause, verified=works)
 
 
 def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:

@@ -66,6 +66,7 @@ class PieceTrials:
             self._captured,
             self._forced,
             self._ends,
+            self.reconnected,
         )
 
     def attributes(self, step: str, attributes: Mapping[str, object]) -> bool:
@@ -76,8 +77,11 @@ class PieceTrials:
             return False
         return self.search.piece_heals(self.place, {}, {}, graph) or self.whole({}, graph)
 
-    def reconnected(self, step: Visited, meant: Mapping[str, Sketch]) -> bool:
-        """Whether the piece gives A's value when one of its steps reads what A reads, all else as it is."""
+    def reconnected(self, step: Visited, meant: Mapping[str, Sketch]) -> bool | None:
+        """Whether the piece gives A's value when one of its steps reads what A reads, all else as it is.
+
+        None where that cannot be tried, as its shape is another one.
+        """
         view = self.search.latest
         sources = {} if view is None else {n: view.in_b.names_of(wanted) for n, wanted in meant.items()}
         if not all(sources.values()):
@@ -88,7 +92,7 @@ class PieceTrials:
         force = {n: v for n, v in values.items() if n in step.inputs}
         for name, (own, other) in pairs.items():
             if own is None or other is None or own.numel() != other.numel():
-                return False
+                return None
             force[name] = other.reshape(own.shape)
         return self.search.piece_heals(self.place, {}, force)
 

@@ -58,7 +58,9 @@ def stored_quantisation(evidence: Evidence) -> Quantisation | None:
             return None
         clean = floats.run()
         rows = [
-            cost_of(grid, *names[key], clean, _floats(graph, quotients | {key: grid.value / grid.step + zeros[key]}).run())
+            cost_of(
+                grid, *names[key], clean, _floats(graph, quotients | {key: grid.value / grid.step + zeros[key]}).run()
+            )
             for key, grid in list(grids.items())[:MEASURED]
         ]
     except CannotLift:

@@ -72,6 +72,7 @@ class LiftedOnnx:
         self._device = tensors[0].device if tensors else torch.device("cpu")
         self._seen: Seen | None = None
         self._cache = LiftedConstants()
+        self._former: dict[str, Sequence[int]] = {}
 
     def constants(self) -> Sequence[Constant]:
         """Every constant: stored ones, float attributes, and results of constant subgraphs at the frontier.
@@ -147,6 +148,8 @@ class LiftedOnnx:
         changed = copy.copy(self)
         nodes = [*self._plan.nodes[:index], node, *self._plan.nodes[index + 1 :]]
         changed._plan = dataclasses.replace(self._plan, nodes=nodes)
+        # An edited node may have none of the numbers that it had: what replaced them before has no effect.
+        changed._former = self._former | self._shapes()
         changed._seen = None
         return changed
 
@@ -159,9 +162,7 @@ class LiftedOnnx:
     def _checked(self, replace: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         if not replace:
             return replace
-        seen = self._known()
-        shapes: dict[str, Sequence[int]] = {name: stored.shape for name, stored in seen.stored.items()}
-        shapes |= {name: c.value.shape for name, c in (*seen.attributes.items(), *seen.computed.items())}
+        shapes = self._former | self._shapes()
         for name, value in replace.items():
             if name not in shapes:
                 raise InputError(f"The graph has no constant {name!r} to replace.")
@@ -170,6 +171,12 @@ class LiftedOnnx:
                     f"Constant {name!r} has shape {list(shapes[name])} and its replacement {list(value.shape)}."
                 )
         return replace
+
+    def _shapes(self) -> dict[str, Sequence[int]]:
+        """The shapes of its constants, by name."""
+        seen = self._known()
+        shapes: dict[str, Sequence[int]] = {name: stored.shape for name, stored in seen.stored.items()}
+        return shapes | {name: c.value.shape for name, c in (*seen.attributes.items(), *seen.computed.items())}
 
     def _expand(self, plan: NodePlan, values: Sequence[Value | None]) -> Any:
         return expand(self._planner, plan, values)

@@ -29,24 +29,21 @@ class Activation:
     kind: Kind = Kind.EXACT
 
 
-def gelu(node: Node, x: torch.Tensor) -> tuple[torch.Tensor, Rounding]:
-    """GELU with the error function; same shape and dtype.
+def gelu(node: Node, x: torch.Tensor, approximate: str = "none") -> tuple[torch.Tensor, Rounding]:
+    """GELU with the error function, or by tanh; same shape and dtype.
 
-    The kernel holds the root of 2 in float32, as the Div node did that it was fused from; so it is a constant of
-    the graph, ``<node>.sqrt_2``.
+    These operators have no attribute that says which: a node is one or the other, and the other kind can be tried.
+    The kernel holds the root of 2, or ``sqrt(2 / pi)`` and the cubic's factor, in float32, as the nodes did that it
+    was fused from; so they are constants of the graph, ``<node>.sqrt_2`` and so on. A kind that is tried has none.
     """
-    y = formulas.gelu(x, node.number("sqrt_2", formulas.SQRT_2))
-    return y, formulas.gelu_rounding(x, y)
-
-
-def fast_gelu(node: Node, x: torch.Tensor) -> tuple[torch.Tensor, Rounding]:
-    """GELU by tanh; same shape and dtype.
-
-    The kernel holds ``sqrt(2 / pi)`` and the cubic's factor in float32, as the nodes it was fused from did; so they
-    are constants of the graph, ``<node>.sqrt_2_over_pi`` and ``<node>.cubic``.
-    """
-    slope = node.number("sqrt_2_over_pi", formulas.SQRT_2_OVER_PI)
-    y = formulas.gelu_tanh(x, slope, node.number("cubic", formulas.GELU_CUBIC))
+    kind = node.text("approximate", approximate)
+    if kind != approximate:
+        y = formulas.gelu_tanh(x) if kind == "tanh" else formulas.gelu(x)
+    elif kind == "tanh":
+        slope = node.number("sqrt_2_over_pi", formulas.SQRT_2_OVER_PI)
+        y = formulas.gelu_tanh(x, slope, node.number("cubic", formulas.GELU_CUBIC))
+    else:
+        y = formulas.gelu(x, node.number("sqrt_2", formulas.SQRT_2))
     return y, formulas.gelu_rounding(x, y)
 
 
@@ -157,7 +154,7 @@ def bias_gelu(node: Node, a: torch.Tensor, b: torch.Tensor) -> Result:
 @operator("FastGelu", domain=MICROSOFT)
 def gelu_by_tanh(node: Node, x: torch.Tensor, bias: torch.Tensor | None = None) -> Result:
     """GELU by tanh of ``x + bias``."""
-    return Result(*fast_gelu(node, _biased(node, x, bias)))
+    return Result(*gelu(node, _biased(node, x, bias), "tanh"))
 
 
 @operator("QuickGelu", domain=MICROSOFT, kind=Kind.FUNCTION)

@@ -12,7 +12,7 @@ import torch
 
 from driftscope.lift.formulas.activations import swish
 from driftscope.lift.formulas.terms import EXACT, FUNCTION, ROUND, dot, matmul_squares, softened, summed
-from driftscope.lift.onnx.contrib.activations import MICROSOFT, fast_gelu
+from driftscope.lift.onnx.contrib.activations import MICROSOFT, gelu
 from driftscope.lift.onnx.contrib.quantised_products import stored_product, unpacked
 from driftscope.lift.onnx.registry import Node, Result, operator
 
@@ -42,7 +42,7 @@ def _activated(node: Node, expert: int, x: torch.Tensor, linear: torch.Tensor | 
     if name == "relu":
         y, rounding = torch.relu(x), EXACT
     elif name == "gelu":
-        y, rounding = fast_gelu(node, x)
+        y, rounding = gelu(node, x, "tanh")
     elif name == "silu":
         y, rounding = swish(x), FUNCTION
     elif name == "swiglu":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from driftscope.lift.formulas.terms import Number, dot, matmul_squares
-from driftscope.lift.onnx.contrib.activations import MICROSOFT, fast_gelu, finish
+from driftscope.lift.onnx.contrib.activations import MICROSOFT, finish, gelu
 from driftscope.lift.onnx.registry import Node, Result, operator
 from driftscope.lift.steps import Kind, Rounding
 
@@ -84,4 +84,4 @@ def gemm_fast_gelu(node: Node, x: torch.Tensor, w: torch.Tensor, bias: torch.Ten
     product = node.inner("MatMul", torch.matmul(x, w), dot(x.shape[-1], lambda: matmul_squares(x, w)))
     if bias is not None:
         product = node.inner("Add", product + bias, Rounding(Kind.ROUND))
-    return Result(*fast_gelu(node, product))
+    return Result(*gelu(node, product, "tanh"))

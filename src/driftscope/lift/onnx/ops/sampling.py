@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from driftscope.lift.formulas.sampling import relative_places
 from driftscope.lift.formulas.terms import dot
 from driftscope.lift.onnx.registry import Node, Result, integers_of, operator
 from driftscope.lift.steps import Kind, Rounding
@@ -23,6 +24,8 @@ def grid_sample(node: Node, x: Tensor, grid: Tensor) -> Result:
     aligned = node.integer("align_corners", 0) == 1
     if mode == "nearest":
         grid = node.rounded(grid, 1)
+    else:
+        grid = relative_places(grid.to(x.dtype), x.shape[2:], aligned, node.inner)
     if mode == "bicubic" and x.dim() == 5:
         raise node.refuse("cubic interpolation of volumes")
     y = F.grid_sample(x, grid.to(x.dtype), mode=mode, padding_mode=padding, align_corners=aligned)

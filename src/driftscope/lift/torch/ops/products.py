@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from driftscope.errors import CannotLift
 from driftscope.lift.formulas.activations import gelu, gelu_rounding
 from driftscope.lift.formulas.convolutions import convolution_squares, convolve
+from driftscope.lift.formulas.sampling import relative_places
 from driftscope.lift.formulas.terms import dot, matmul_squares, product
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call
@@ -183,6 +184,9 @@ def _interpolated(call: Call) -> tuple[Outputs, Rounding]:
     taps = 16 if "cubic" in call.facts.name else 8 if "3d" in call.facts.name else 4
     if call.facts.name.startswith("grid") and call.raw("interpolation_mode") == 1:
         return call_nearest(call), Rounding()
+    if "grid_sampler" in call.facts.name:
+        x, grid = args[0], args[1]
+        args = [x, relative_places(grid, x.shape[2:], bool(call.raw("align_corners")), call.show), *args[2:]]
     return [call.function(*args, **kwargs)], dot(taps)
 
 

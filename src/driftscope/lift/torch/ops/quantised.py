@@ -81,19 +81,38 @@ def _fake(call: Call) -> tuple[Outputs, Rounding]:
 @rule("linear_dynamic", "linear_relu_dynamic")
 def _linear_dynamic(call: Call) -> tuple[Outputs, Rounding]:
     """Quantise the activations natively, multiply the integers exactly."""
-    weight, bias = torch.ops.quantized.linear_unpack(call.raw("W_prepack"))
+    reduced = bool(call.raw("reduce_range"))
+    chosen = call.native("X") if undoing() is None else call.value("X")
+    out = dynamic_product(chosen, call.raw("W_prepack"), call.entry.name, reduced)
+    out = torch.relu(out) if "relu" in call.facts.name else out
+    return [out], Rounding(Kind.DOT, chosen.shape[-1])
+
+
+def dynamic_product(x: torch.Tensor, packed: Any, name: str, reduced: bool) -> torch.Tensor:
+    """``x @ weight.T + bias`` of a packed int8 weight, x rounded to integers by its own range, exactly from there on.
+
+    Where quantisation is undone, nothing is rounded, and the weight is that of the undoing (``name``).
+
+    Parameters
+    ----------
+    x : torch.Tensor, (..., K)
+        Of the kernel's format, or of float64: its range and integers are chosen in float32.
+    packed : torch.ScriptObject
+        What ``linear_prepack`` made of weight and bias.
+    name : str
+    reduced : bool
+        Whether activations have 7 bits, so that sums of two products fit 16.
+    """
+    weight, bias = torch.ops.quantized.linear_unpack(packed)
     exact, left_out = _exact(weight), undoing()
     if left_out is None:
-        x = call.native("X")
-        scale, zero = torch._choose_qparams_per_tensor(x, bool(call.raw("reduce_range")))
-        activations = _exact(torch.quantize_per_tensor(x, float(scale), int(zero), torch.quint8))
+        given = x.to(torch.float32)
+        scale, zero = torch._choose_qparams_per_tensor(given, reduced)
+        x = _exact(torch.quantize_per_tensor(given, float(scale), int(zero), torch.quint8))
     else:
-        activations = call.value("X")
-        exact = left_out.weight(call.entry.name, exact, _steps(weight), _edges(weight))
-    product = activations @ exact.mT
-    out = product if bias is None else product + bias.to(torch.float64)
-    out = torch.relu(out) if "relu" in call.facts.name else out
-    return [out], Rounding(Kind.DOT, activations.shape[-1])
+        exact = left_out.weight(name, exact, _steps(weight), _edges(weight))
+    product = x.to(torch.float64) @ exact.mT
+    return product if bias is None else product + bias.detach().to(torch.float64)
 
 
 def _steps(q: torch.Tensor) -> torch.Tensor:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from driftscope.errors import CannotLift
 from driftscope.lift.formulas.recurrent import LstmVariant, gru_cell, lstm_cell
-from driftscope.lift.formulas.terms import EXACT, FUNCTION, Show
+from driftscope.lift.formulas.terms import EXACT, FUNCTION, Show, dot
 from driftscope.lift.steps import Rounding
 from driftscope.lift.torch.call import Call
+from driftscope.lift.torch.ops.quantised import dynamic_product
 from driftscope.lift.torch.ops.registry import Outputs, rule
 
 _aten = torch.ops.aten
@@ -37,7 +39,7 @@ class _Layer:
 
     def run(self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None, reverse: bool) -> Any:
         """Unroll over time: `x` (T, B, I), `h`, `c` (B, H); gives outputs (T, B, H) and the last states."""
-        projected = self._call.step(f"{self._label}input", _aten.linear.default, x, self._w_ih, self._b_ih)
+        projected = self._input(x)
         outputs: list[torch.Tensor] = []
         order = range(x.shape[0] - 1, -1, -1) if reverse else range(x.shape[0])
         for t in order:
@@ -45,8 +47,14 @@ class _Layer:
             outputs.append(h)
         return torch.stack(outputs[::-1] if reverse else outputs), h, c
 
+    def _input(self, x: torch.Tensor) -> torch.Tensor:
+        return self._call.step(f"{self._label}input", _aten.linear.default, x, self._w_ih, self._b_ih)
+
+    def _recurrent(self, label: str, h: torch.Tensor) -> torch.Tensor:
+        return self._call.step(f"{label}.recurrent", _aten.linear.default, h, self._w_hh, self._b_hh)
+
     def _cell(self, label: str, gates: torch.Tensor, h: torch.Tensor, c: torch.Tensor | None) -> Any:
-        recurrent = self._call.step(f"{label}.recurrent", _aten.linear.default, h, self._w_hh, self._b_hh)
+        recurrent = self._recurrent(label, h)
         show = _labelled(self._call, label)
         if self._mode == "lstm":
             return _lstm_cell(show, gates + recurrent, c)
@@ -54,6 +62,36 @@ class _Layer:
             return _gru_cell(show, gates, recurrent, h), None
         function = _aten.tanh.default if self._mode == "tanh" else _aten.relu.default
         return self._call.step(label, function, gates + recurrent), None
+
+
+class _PackedLayer(_Layer):
+    """The same with packed int8 weights; a whole sequence is rounded by one range, each state by its own.
+
+    Parameters
+    ----------
+    mode : str
+        "lstm" or "gru".
+    cell : torch.ScriptObject
+        torch's ``rnn.CellParamsBase``.
+    """
+
+    def __init__(self, call: Call, label: str, mode: str, cell: Any):
+        super().__init__(call, label, mode, [None] * 4)
+        (kind, _, _, (reduced,), self._packed), _ = cell.__getstate__()
+        if kind != "quantized_dynamic":
+            raise CannotLift(f"{call.entry.where}: a recurrent layer of the kind {kind!r} is not lifted.")
+        self._reduced = bool(reduced)
+
+    def _input(self, x: torch.Tensor) -> torch.Tensor:
+        return self._product("input", f"{self._label}input", 0, x)
+
+    def _recurrent(self, label: str, h: torch.Tensor) -> torch.Tensor:
+        return self._product("recurrent", f"{label}.recurrent", 1, h)
+
+    def _product(self, which: str, label: str, number: int, x: torch.Tensor) -> torch.Tensor:
+        name = f"{self._call.entry.name}.{self._label}{which}"
+        out = dynamic_product(x, self._packed[number], name, self._reduced)
+        return self._call.show(label, out, dot(x.shape[-1]), (x,))
 
 
 def _lstm_cell(show: Show, gates: torch.Tensor, c: torch.Tensor | None) -> Any:
@@ -124,27 +162,48 @@ def _cudnn(call: Call) -> tuple[Outputs, Rounding]:
     if call.raw("train") and call.raw("dropout"):
         raise CannotLift(f"{call.entry.where} drops out inside a fused kernel; call eval() on the module.")
     mode = _MODES[int(call.raw("mode"))]
-    x = call.value("input")
-    x = x.transpose(0, 1) if call.raw("batch_first") else x
-    h0, c0 = call.value("hx"), call.value("cx")
     stride = int(call.raw("weight_stride0"))
     weights: list[Any] = call.value("weight")
+
+    def unit(n: int, label: str) -> _Layer:
+        return _Layer(call, label, mode, [*weights[n * stride : (n + 1) * stride], None, None][:4])
+
+    states = _stacked(call, unit, call.value("hx"), call.value("cx"))
+    return [*_shaped(call, states), *_workspace(call, 3)], EXACT
+
+
+def _stacked(
+    call: Call, unit: Callable[[int, str], _Layer], h0: torch.Tensor, c0: torch.Tensor | None
+) -> list[torch.Tensor | None]:
+    """All layers and directions of a kernel that has them: the outputs and the last states."""
+    x = call.value("input")
+    x = x.transpose(0, 1) if call.raw("batch_first") else x
     directions = 2 if call.raw("bidirectional") else 1
     last_h, last_c = [], []
     for layer in range(int(call.raw("num_layers"))):
         sides = []
         for direction in range(directions):
             n = layer * directions + direction
-            own = [*weights[n * stride : (n + 1) * stride], None, None][:4]
-            unit = _Layer(call, f"l{layer}d{direction}.", mode, own)
-            out, h, c = unit.run(x, h0[n], None if c0 is None else c0[n], direction == 1)
+            one = unit(n, f"l{layer}d{direction}.")
+            out, h, c = one.run(x, h0[n], None if c0 is None else c0[n], direction == 1)
             sides.append(out)
             last_h.append(h)
             last_c.append(c)
         x = torch.cat(sides, -1)
     x = x.transpose(0, 1) if call.raw("batch_first") else x
-    states = [torch.stack(last_h), torch.stack(last_c) if last_c[0] is not None else None]
-    return [*_shaped(call, [x, *states]), *_workspace(call, 3)], EXACT
+    return [x, torch.stack(last_h), torch.stack(last_c) if last_c[0] is not None else None]
+
+
+@rule("quantized_lstm", "quantized_gru")
+def _quantised(call: Call) -> tuple[Outputs, Rounding]:
+    """Layers of torch.ao's dynamic int8 quantisation."""
+    if call.raw("train") and call.raw("dropout"):
+        raise CannotLift(f"{call.entry.where} drops out inside a fused kernel; call eval() on the module.")
+    cells, states = call.raw("params"), call.value("hx")
+    mode = call.facts.name.removeprefix("quantized_")
+    h0, c0 = (states[0], states[1]) if mode == "lstm" else (states, None)
+    found = _stacked(call, lambda n, label: _PackedLayer(call, label, mode, cells[n]), h0, c0)
+    return found if mode == "lstm" else found[:2], EXACT
 
 
 @rule("_thnn_fused_lstm_cell")
