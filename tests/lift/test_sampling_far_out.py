@@ -1,4 +1,4 @@
-"""Sampling far outside an image: the rounding of positions in pixels belongs to the floor, another sampling does not."""
+"""Sampling far outside an image: the rounding of positions is in the floor, another sampling is not."""
 
 from __future__ import annotations
 

@@ -82,17 +82,25 @@ def cause_of(
         or nearby(parting, constants, trials)
         or missing.causal_mask(parting, trials)
         or missing.stand_in(parting, trials)
-        or trials.connected(wire)
+        or _connected(wire, trials)
         or rewiring.extra(parting, theirs, trials.bypass)
         or missing.several(parting, theirs, trials)
         or _solved(parting, constants, trials)
         or peers()
-        or trials.connected(rewiring.detour(parting, theirs, trials.makers))
+        or _connected(rewiring.detour(parting, theirs, trials.makers), trials)
         or rewiring.order(parting, theirs, trials.makers)
         or rewiring.mended(rewiring.handed_on(parting, theirs, trials.makers), theirs, trials)
         # What it reads is a fact, and with something else no cure.
         or (None if wire is None else replace(wire, fix="", reads=None))
     )
+
+
+def _connected(cause: Reason | None, trials: Trials) -> Reason | None:
+    """A cause that asks for another wire, unless that was tried and did not do it; verified where it did."""
+    if cause is None or cause.reads is None:
+        return cause
+    works = trials.reconnect(*cause.reads)
+    return None if works is False else replace(cause, verified=works)
 
 
 def _tried(cause: Reason | None) -> Reason | None:

@@ -128,13 +128,6 @@ class Trials:
     ends: Callable[[], tuple[torch.Tensor, torch.Tensor] | None] = lambda: None
     reconnect: Callable[[Visited, Mapping[str, Sketch]], bool | None] = lambda _step, _meant: None
 
-    def connected(self, cause: Reason | None) -> Reason | None:
-        """A cause that asks for another wire, unless that was tried and did not do it; verified where it did."""
-        if cause is None or cause.reads is None:
-            return cause
-        works = self.reconnect(*cause.reads)
-        return None if works is False else replace(cause, verified=works)
-
 
 def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
     """Values of A that this piece's end reads where its counterpart reads others."""

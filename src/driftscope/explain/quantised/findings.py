@@ -14,7 +14,6 @@ from driftscope.records.finding import Finding, Where
 from driftscope.records.first_line import share
 from driftscope.records.words import counted
 
-
 # Values named in a finding.
 _SHOWN = 3
 #: Why a range with an infinity in it keeps nothing.

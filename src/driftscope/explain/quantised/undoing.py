@@ -286,11 +286,8 @@ class _QuantisedSide:
     def _endless(self) -> list[Finding]:
         """Activations whose scale is infinite: calibration met an infinity, as a mask has."""
         nodes = self.source.model.graph.node
-        found = []
-        for node in nodes:
-            scale = self.graph.array(node.input[1]) if node.op_type == "QuantizeLinear" else None
-            if scale is not None and not np.isfinite(scale).all():
-                found.append(node)
+        pairs = ((n, self.graph.array(n.input[1])) for n in nodes if n.op_type == "QuantizeLinear")
+        found = [n for n, scale in pairs if scale is not None and not np.isfinite(scale).all()]
         return [endless_finding(found)] if found else []
 
     def _swallowed(
@@ -340,8 +337,6 @@ class _QuantisedSide:
                     nodes.append(beside(node))
             elif id(node) in back:
                 nodes.append(identity(node.input[0], node))
-            elif node.op_type == "Pad" and (quantiser := self._quantised_by(node.input[0])) is not None:
-                nodes.append(undone.padded(node, quantiser))
             elif node.output[0] in scaled:
                 casts = (n for n in node.input if n in self.graph.made and self.graph.made[n].op_type == "Cast")
                 cast = next(casts)
@@ -349,7 +344,8 @@ class _QuantisedSide:
             else:
                 nodes.append(node)
         del whole.graph.node[:]
-        whole.graph.node.extend(nodes)
+        quantisers = (self._quantised_by(n.input[0]) if n.op_type == "Pad" else None for n in nodes)
+        whole.graph.node.extend(n if q is None else undone.padded(n, q) for n, q in zip(nodes, quantisers, strict=True))
         del whole.graph.value_info[:]  # integers that are floats now
         return whole
 
