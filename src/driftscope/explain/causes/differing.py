@@ -378,7 +378,7 @@ class _Case:
         why, fix, verified = told(cause, other, end)
         numbers = {**self.numbers, "created": place.created, "tried": place.tried,
                    "piece": [s.name for s in parting.piece],
-                   **({} if cause is None else {"cause": cause.why})}  # fmt: skip
+                   **({"cause": cause.why} if cause is not None and cause.why else {})}  # fmt: skip
         where = where_of(step, other, self.output.path)
         return Finding("N001", what, why, fix, where, numbers, verified=verified)
 

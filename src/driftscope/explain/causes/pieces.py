@@ -69,6 +69,7 @@ def cause_of(
     """
     peers = functools.cache(trials.peers)
     wire = rewiring.wire(parting, trials.makers)
+    detour = rewiring.detour(parting, theirs, trials.makers)
     return (
         _attribute(parting, theirs, trials)
         or rewiring.mended(rewiring.emptied(parting, trials.makers), theirs, trials)
@@ -87,11 +88,13 @@ def cause_of(
         or missing.several(parting, theirs, trials)
         or _solved(parting, constants, trials)
         or peers()
-        or _connected(rewiring.detour(parting, theirs, trials.makers), trials)
+        or _tried(_connected(detour, trials))
         or rewiring.order(parting, theirs, trials.makers)
         or rewiring.mended(rewiring.handed_on(parting, theirs, trials.makers), theirs, trials)
         # What it reads is a fact, and with something else no cure.
         or (None if wire is None else replace(wire, fix="", reads=None))
+        # Where a piece begins to read other values is a place, and no cause.
+        or (None if detour is None else replace(detour, why="", fix="", reads=None))
     )
 
 

@@ -63,7 +63,7 @@ def told(cause: Reason | None, other: Visited | None, end: str = "") -> tuple[st
     """
     whose = f"The counterpart of {end}" if end else "Its counterpart"
     why = "" if other is None else f"{whose} in A is {other.operator} ({other.name})."
-    if cause is None:
+    if cause is None or not cause.why:
         return why, "", None
     why = f"{why[:-1]}: {cause.why}." if why else f"{cause.why[0].upper()}{cause.why[1:]}."
     if cause.fix and cause.verified is not True:

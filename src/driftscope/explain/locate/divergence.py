@@ -158,6 +158,7 @@ class _Search:
     found: list[Parting] = field(default_factory=list)
     tainted: set[str] = field(default_factory=set)
     pieces: dict[str, frozenset[int]] = field(default_factory=dict)
+    begins: dict[str, int] = field(default_factory=dict)  # where what leads to a value was lost, however long ago
     moved: dict[str, int] = field(default_factory=dict)
     starts: dict[int, frozenset[int]] = field(default_factory=dict)
 
@@ -195,13 +196,22 @@ class _Search:
     def _clean(self, step: Visited, members: frozenset[int]) -> None:
         for name in step.outputs:
             self.tainted.discard(name)
+            self.begins.pop(name, None)
             self.pieces[name] = members
 
     def _after(self, step: Visited, dirty: bool, members: frozenset[int]) -> None:
+        begin = self._begin(step)
         for name in step.outputs:
+            self.begins |= {} if begin is None else {name: begin}
             self.pieces[name] = members if len(members) <= _LONGEST else frozenset()
             if dirty:
                 self.tainted.add(name)
+
+    def _begin(self, step: Visited) -> int | None:
+        """The first step of those that lead here whose value A does not have; views and selections do not tell."""
+        told = _loses(step, self.view.sound_b) and not _selects(step)
+        return min([*(self.begins[n] for n in step.inputs if n in self.begins), *([step.index] if told else [])],
+                   default=None)  # fmt: skip
 
     def _remember_moved(self, step: Visited, inputs: Sequence[str], members: frozenset[int]) -> None:
         first = next((self.moved[n] for n in inputs if n in self.moved), step.index)
@@ -213,9 +223,13 @@ class _Search:
         view = self.view
         piece = [view.b.steps[k] for k in sorted(members)]
         self.add_moved([n for s in piece for n in s.inputs])
-        self.found.append(_parting(view, step, view.a.steps[partner], piece, True))
+        parting, begin = _parting(view, step, view.a.steps[partner], piece, True), self._begin(step)
+        if begin is not None and begin < min(members):  # the piece was too long to be kept whole
+            parting = replace(parting, first=view.b.steps[begin])
+        self.found.append(parting)
         for name in step.outputs:
             self.tainted.add(name)
+            self.begins.pop(name, None)
             self.pieces[name] = frozenset()
 
     def add_moved(self, names: Iterable[str]) -> None:
