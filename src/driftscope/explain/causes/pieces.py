@@ -89,7 +89,7 @@ def cause_of(
         or _solved(parting, constants, trials)
         or peers()
         or _tried(_connected(detour, trials))
-        or rewiring.order(parting, theirs, trials.makers)
+        or rewiring.order(parting, theirs, trials)
         or rewiring.mended(rewiring.handed_on(parting, theirs, trials.makers), theirs, trials)
         # What it reads is a fact, and with something else no cure.
         or (None if wire is None else replace(wire, fix="", reads=None))

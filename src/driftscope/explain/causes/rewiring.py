@@ -112,6 +112,8 @@ class Trials:
     reconnect : callable
         Whether the piece gives A's value when a step reads what A reads, where B has that value; None where its shape
         is another one, so that it cannot be tried.
+    laid : callable
+        The same where the value of the first name is A's value of the second, its elements in A's order.
     """
 
     constants: Trial
@@ -127,6 +129,7 @@ class Trials:
     forced: Trial = lambda _values: False
     ends: Callable[[], tuple[torch.Tensor, torch.Tensor] | None] = lambda: None
     reconnect: Callable[[Visited, Mapping[str, Sketch]], bool | None] = lambda _step, _meant: None
+    laid: Callable[[str, str], bool | None] = lambda _name, _theirs: None
 
 
 def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
@@ -356,9 +359,9 @@ def idle(step: Visited) -> bool:
     return any(t is not None and t.same(made) for t in step.taken)
 
 
-def order(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visited]) -> Reason | None:
+def order(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
     """Views before a piece that leave A's elements in another order than A reads them in."""
-    step, other = parting.step, parting.counterpart
+    step, other, makers = parting.step, parting.counterpart, trials.makers
     if other is None:
         return None
     if family(step.operator) == family(other.operator):
@@ -370,14 +373,14 @@ def order(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visi
         pairs = [((n, t), (w, known[w])) for n, t in ours for w in wanted if w in known and known[w].agrees(t)]
         straight = {n for (n, t), (_, w) in pairs if t.same(w)}
         pairs = [pair for pair in pairs if pair[0][0] not in straight]
-    for (name, value), (_, meant) in pairs:
+    for (name, value), (wanted_name, meant) in pairs:
         if value.agrees(meant) and not value.same(meant):
-            moved = _mover(name, makers)
-            if moved is not None:
+            moved, works = _mover(name, makers), trials.laid(name, wanted_name)
+            if moved is not None and works is not False:
                 return Reason(
                     f"{step.name} reads the elements that {other.operator} in A reads, in another order",
                     f"Lay them out as A does before {step.name}.",
-                    None,
+                    works,
                     moved,
                 )
     return None

@@ -67,6 +67,7 @@ class PieceTrials:
             self._forced,
             self._ends,
             self.reconnected,
+            self._laid,
         )
 
     def attributes(self, step: str, attributes: Mapping[str, object]) -> bool:
@@ -95,6 +96,13 @@ class PieceTrials:
                 return None
             force[name] = other.reshape(own.shape)
         return self.search.piece_heals(self.place, {}, force)
+
+    def _laid(self, name: str, theirs: str) -> bool | None:
+        """Whether the piece gives A's value when it reads A's elements in A's order; None where shapes differ."""
+        own, meant = self._captured((name,)).get(name), capture(self.search.a, (theirs,), {}, {}).get(theirs)
+        if own is None or meant is None or own.shape != meant.shape:
+            return None
+        return self.search.piece_heals(self.place, {}, {name: meant})
 
     def _exchange(self, step: str, order: Sequence[int]) -> bool:
         try:

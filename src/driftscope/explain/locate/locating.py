@@ -192,11 +192,15 @@ class Search:
                 best, nearest = moved, distance
         return best
 
-    def heals(self, force: Mapping[str, torch.Tensor]) -> bool:
-        """Whether B's outputs are A's when these values are in it."""
+    def heals(
+        self, force: Mapping[str, torch.Tensor], replace: Mapping[str, torch.Tensor] | None = None,
+        graph: Lifted | None = None,
+    ) -> bool:  # fmt: skip
+        """Whether B's outputs are A's when these values and constants are in it, or in an edited B (``graph``)."""
         self.runs += 1
         try:
-            return self.agrees(self.b.run(observe=_trail(self.b, force), replace=self.replace))
+            replaced = {**self.replace, **(replace or {})}
+            return self.agrees((graph or self.b).run(observe=_trail(self.b, force), replace=replaced))
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
 
@@ -232,8 +236,11 @@ class Search:
     ) -> bool:  # fmt: skip
         """Whether the piece gives A's value with these constants or values in it; stops where the piece ends.
 
-        ``graph`` is an edited B.
+        ``graph`` is an edited B. Where nobody saw that A's value there mends anything, B's outputs decide: two steps
+        that are paired by mistake may well be made to give one value.
         """
+        if not place.tried:
+            return self.heals({**place.force, **force}, replace, graph)
         other = place.parting.counterpart
         if other is None or not other.sketches or other.sketches[0] is None:
             return False
