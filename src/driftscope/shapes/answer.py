@@ -169,10 +169,11 @@ class ShapeReport:
         file = Path(path) if path is not None else check.onnx_path
         if file is None or not file.is_file():
             raise ProgramError(f"{file}: no such file")
+        name = file.name if path is not None else "the ONNX file"  # a file of the check's own has a name of chance
         bounds = check.bounds(ONNX) if _same_file(file, check.onnx_path) else self._bounds_of(file)
         if bounds is None and fallback is None:
             raise ProgramError(
-                f"{file.name} is wrong where nothing it was made under tells from where it is right;"
+                f"{name} is wrong at some inputs, and no condition on sizes tells them from where it is right:"
                 " guard(path, fallback=model) runs the model instead, ds.cover looks for other programs"
             )
         member = OnnxMember(file, ())
@@ -180,7 +181,7 @@ class ShapeReport:
         answer = check.original.answer(check.original.example)
         rebuild = like(answer.value if isinstance(answer, Ran) else None)
         conditions, tried = (bounds.conditions, bounds.tried) if bounds is not None else (None, 0)
-        guard = GuardedOnnx(Form.of(check.arguments), check.arguments.axes, conditions, tried, rebuild, fallback)
+        guard = GuardedOnnx(name, Form.of(check.arguments), check.arguments.axes, conditions, tried, rebuild, fallback)
         return GuardedFile(OnnxMember(file, tuple(places.items())), guard)
 
     def _bounds_of(self, file: Path) -> Bounds | None:

@@ -22,6 +22,8 @@ class GuardedOnnx:
 
     Parameters
     ----------
+    name : str
+        What messages call the file.
     form : Form
         How arguments must be built.
     axes : tuple of Axis
@@ -35,6 +37,7 @@ class GuardedOnnx:
         Answers where the file may not.
     """
 
+    name: str
     form: Form
     axes: tuple[Axis, ...]
     conditions: tuple[Term, ...] | None
@@ -87,7 +90,7 @@ class GuardedFile:
             broken = [text(term) for term in self._guard.conditions or () if not compiled(term)(sizes)]
             shown = ", ".join(f"{name}={size}" for name, size in list(sizes.items())[:8])
             raise NotCovered(
-                f"{self._member.path.name} is not known to be right at {shown}, where {' and '.join(broken[:3])} does"
+                f"{self._guard.name} is not known to be right at {shown}, where {' and '.join(broken[:3])} does"
                 " not hold; report.guard(path, fallback=model) runs the model there"
             )
         return self.without_checks(*args, **kwargs)
