@@ -31,7 +31,8 @@ from typing import Any
 
 import driftscope as ds
 from driftscope.records.runs.queries import ask
-from driftscope.records.runs.store import Entry, RunFolder, create_run
+from driftscope.records.runs.store import RunFolder, create_run
+from driftscope.records.runs.writers import CellRows
 from driftscope.studies.engine.grid import make_grid
 from driftscope.studies.engine.options import running_of
 from driftscope.studies.engine.plan import Plan
@@ -174,7 +175,7 @@ def _million(folder: Path) -> RunFolder:
                  "verdict": "rounding", "outcome": "ok", "code": "", "words": ""}
                 for k in range(1000)
             )  # fmt: skip
-            writer.append(Entry(f"size={size}", rows, 0.001))
+            writer.append(CellRows(f"size={size}", rows, 0.001))
     return run
 
 

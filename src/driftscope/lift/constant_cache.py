@@ -1,14 +1,61 @@
-"""Constants that stay up-cast from one float64 run to the next."""
+"""Constants that stay up-cast from one float64 run to the next, and the memory of those that do not."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
 
 #: Bytes of float64 that one program's constants may take between runs. Above, each is up-cast where it is used and
 #: dropped again, which keeps the memory of large models near that of their weights.
 HELD_BYTES = 1 << 27
+
+# Bytes from which the C library takes memory from the system for each tensor and gives it back. Pages that are fresh
+# cost twice as much as casting a weight into them.
+_FROM_SYSTEM = 1 << 25
+_ROOMS = 2
+_uses: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
+
+
+class Rooms:
+    """Memory of one run for constants that are up-cast where they are used: the next takes the place of the last."""
+
+    def __init__(self) -> None:
+        self._rooms: list[torch.Tensor] = []
+
+    def up_cast(self, data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        """Lift a large tensor, laid out as it is; None where a fresh one does as well."""
+        size = data.numel()
+        usual = type(data) is torch.Tensor and data.device.type == "cpu" and not data.requires_grad
+        if not usual or _uses is None or dtype != torch.float64 or 8 * size < _FROM_SYSTEM:
+            return None
+        if not (data.is_contiguous() or (data.dim() > 1 and data.mT.is_contiguous())):
+            return None
+        free = [room for room in self._rooms if _is_unused(room)]
+        room = next((r for r in free if r.numel() >= size), None)
+        if room is None:
+            room = torch.empty(size, dtype=dtype)
+            # One that is too small makes place; those in use by now belong to who uses them.
+            busy = [r for r in self._rooms if not any(r is f for f in free)]
+            self._rooms = [*busy, *free[1:], room][-_ROOMS:]
+        return room[:size].as_strided(data.shape, data.stride()).copy_(data)
+
+    def clear(self) -> None:
+        """Give the memory back at the end of a run, which garbage may outlive."""
+        self._rooms.clear()
+
+
+def _is_unused(room: torch.Tensor) -> bool:
+    """Whether no view of a tensor is left: it counts for one, and asking for another."""
+    return _uses is not None and _uses(room.untyped_storage()._cdata) <= _UNUSED
+
+
+def _counted() -> int:
+    probe = torch.empty(1)
+    return 0 if _uses is None else _uses(probe.untyped_storage()._cdata)
+
+
+_UNUSED = _counted()
 
 
 class LiftedConstants:

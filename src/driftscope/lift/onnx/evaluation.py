@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.lift.constant_cache import LiftedConstants
+from driftscope.lift.constant_cache import LiftedConstants, Rooms
 from driftscope.lift.counting import counted
 from driftscope.lift.formulas.terms import Number
 from driftscope.lift.onnx.element_types import Format, is_inexact, lifted_storage, storage, wrap_integer
@@ -60,6 +60,7 @@ class GraphEvaluation:
         cache: LiftedConstants | None = None,
     ):
         self._cache = LiftedConstants() if cache is None else cache
+        self.rooms = Rooms()
         self.device = device
         self.observed = observe is not None
         self._observe = observe
@@ -252,10 +253,13 @@ class GraphEvaluation:
         if dtype == data.dtype or name not in self._stored:
             return data.to(device=self.device, dtype=dtype)
         held = self._cache.get(name)
-        if held is None:
-            held = data.to(device=self.device, dtype=dtype)
-            if self._cache.takes(held.numel()):
-                self._cache.hold(name, held)
+        if held is not None:
+            return held
+        if not self._cache.takes(data.numel()):
+            room = self.rooms.up_cast(data, dtype) if self.device.type == "cpu" else None
+            return data.to(device=self.device, dtype=dtype) if room is None else room
+        held = data.to(device=self.device, dtype=dtype)
+        self._cache.hold(name, held)
         return held
 
     def attribute(self, node: Node, name: str, stored: float) -> Number:

@@ -113,7 +113,9 @@ class LiftedOnnx:
         outputs = evaluation.graph(self._plan, self._feeds)
         if self._seen is None and not replace:
             self._seen = seen
-        return [evaluation.lift(value, "") for value in outputs]
+        found = [evaluation.lift(value, "") for value in outputs]
+        evaluation.rooms.clear()
+        return found
 
     def constant_values(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, overload
 
 import torch
@@ -43,12 +43,18 @@ class TensorArgument:
         Native bits.
     value : torch.Tensor or None
         Lifted value.
+    lift : callable
+        Up-casts ``stored``.
     """
 
-    __slots__ = ("dependent", "format", "name", "stored", "value")
+    __slots__ = ("dependent", "format", "lift", "name", "stored", "value")
 
-    def __init__(self, name: str, format: torch.dtype, stored: torch.Tensor | None, value: torch.Tensor | None):
+    def __init__(
+        self, name: str, format: torch.dtype, stored: torch.Tensor | None, value: torch.Tensor | None,
+        lift: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ):  # fmt: skip
         self.name = name
+        self.lift = lift or lift_native
         self.format = format
         self.stored = stored
         self.value = value
@@ -56,7 +62,7 @@ class TensorArgument:
     def lifted(self) -> torch.Tensor:
         """Give the float64 (complex128, or unchanged integer) value."""
         if self.value is None:
-            self.value = lift_native(self.stored)  # type: ignore[arg-type]
+            self.value = self.lift(self.stored)  # type: ignore[arg-type]
         return self.value
 
     def native(self) -> torch.Tensor:

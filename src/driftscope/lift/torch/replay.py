@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from driftscope.errors import CannotLift
-from driftscope.lift.constant_cache import LiftedConstants
+from driftscope.lift.constant_cache import LiftedConstants, Rooms
 from driftscope.lift.counting import counted
 from driftscope.lift.formulas.quantisation import undoing
 from driftscope.lift.steps import Kind, Observer, Rounding, Step
@@ -52,6 +52,7 @@ class Replay:
         self.replacements = replacements
         self.native_default = torch.get_default_dtype()
         self._cache = cache
+        self.rooms = Rooms()
         self._steps = 0
         self._literal_entries = {index for index, _ in literals}
 
@@ -155,10 +156,14 @@ class Replay:
         if value.stored is None:
             raise CannotLift(f"The value {value.name} was not kept; the program cannot be replayed.")
         held = self._cache.get(number)
-        operand = TensorArgument(value.name, value.format, value.stored, held)
+        operand = TensorArgument(value.name, value.format, value.stored, held, self._lift)
         if held is None and lifted_dtype(value.format) != value.format and self._cache.takes(value.stored.numel()):
             self._cache.hold(number, operand.lifted())
         return operand
+
+    def _lift(self, stored: torch.Tensor) -> torch.Tensor:
+        room = None if self._cache.takes(stored.numel()) else self.rooms.up_cast(stored, lifted_dtype(stored.dtype))
+        return lift_native(stored) if room is None else room
 
     def show(
         self, entry: AtenCall, call: Call, name: str, outputs: list[torch.Tensor | None],

@@ -87,7 +87,9 @@ class TorchTape:
         wanted = {number for _, number in self._outputs if number is not None}
         with torch.enable_grad() if differentiable else torch.no_grad():
             replay.run(wanted, self._last_uses)
-            return [self._output(replay, path, number) for path, number in self._outputs]
+            found = [self._output(replay, path, number) for path, number in self._outputs]
+        replay.rooms.clear()
+        return found
 
     def constant_values(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
