@@ -243,6 +243,31 @@ class OneAndAHalf(nn.Module):
         return nn.functional.interpolate(image, scale_factor=1.5, mode=self.mode)
 
 
+class Enlarged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3, padding=1)
+
+    def forward(self, image):
+        return nn.functional.interpolate(self.conv(image), scale_factor=2, mode="nearest")
+
+
+@pytest.mark.parametrize("threshold", [0, 64])
+def test_the_sizes_of_a_file_are_read_where_its_weights_lie_beside_it(threshold, tmp_path):
+    import onnx
+
+    from driftscope.shapes.covering.rounded_sizes import rounded_sizes_of
+
+    image = torch.randn(1, 1, 6, 8)
+    free = {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+    made = torch.onnx.export(Enlarged().eval(), (image,), dynamo=True, dynamic_shapes=(free,), verbose=False)
+    beside = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": threshold}
+    onnx.save(made.model_proto, str(tmp_path / "model.onnx"), **beside)
+    arguments = arguments_of(Enlarged(), ds.inputs({"image": image}))
+    found = rounded_sizes_of(tmp_path / "model.onnx", {"image": 0}, arguments.axes)
+    assert found is None
+
+
 @pytest.mark.slow
 def test_a_factor_that_may_round_is_bounded_by_what_was_asked():
     """Also about an example that is larger than the small sizes; factors that round nothing are right anywhere."""

@@ -24,8 +24,6 @@ _FACTOR = re.compile(r"\b\d+\.\d+\b")
 _TRIED = (2, 3, 5, 7, 12, 30, 97)
 #: A factor with so few bits times any size here is exact in float32.
 _FEW_BITS = 1 << 8
-#: The number of ``onnx.TensorProto.FLOAT``.
-_FLOAT = 1
 #: A size whose expression is not in the file.
 _UNKNOWN = "?"
 
@@ -62,7 +60,7 @@ def rounded_sizes_of(path: Path, places: Mapping[str, int], axes: Sequence[Axis]
 
     graph = onnx.load(str(path), load_external_data=False).graph
     shapes = {v.name: _shape(v) for v in (*graph.input, *graph.value_info, *graph.output)}
-    scales = {one.name: onnx.numpy_helper.to_array(one) for one in graph.initializer if one.data_type == _FLOAT}
+    tensors = {one.name: one for one in graph.initializer}
     at = {(axis.leaf, axis.dim): axis for axis in axes}
     symbols = {
         symbol: at[places[name], dim]
@@ -71,7 +69,7 @@ def rounded_sizes_of(path: Path, places: Mapping[str, int], axes: Sequence[Axis]
         for dim, symbol in enumerate(shape)
         if isinstance(symbol, str) and (places[name], dim) in at
     }
-    pairs = [pair for node in graph.node if _takes_nearest(node) for pair in _resized(node, shapes, scales)]
+    pairs = [pair for node in graph.node if _takes_nearest(node) for pair in _resized(node, shapes, tensors)]
     rounded = {size for shape in shapes.values() for size in shape if isinstance(size, str) and not _exact(size)}
     if not pairs and not rounded and not any(node.op_type in ("Floor", "Ceil", "Round") for node in graph.node):
         return None
@@ -91,10 +89,10 @@ def _takes_nearest(node: Any) -> bool:
     return node.op_type in ("Resize", "Upsample") and modes.get("mode", b"nearest") == b"nearest"
 
 
-def _resized(node: Any, shapes: Mapping[str, list[str | int]], scales: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _resized(node: Any, shapes: Mapping[str, list[str | int]], tensors: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Sizes before and after, where the factor between them varies or is no power of two."""
     before, after = shapes.get(node.input[0], []), shapes.get(node.output[0], [])
-    factors = scales.get(node.input[2], []) if len(node.input) > 2 else []
+    factors = _stored(tensors.get(node.input[2])) if len(node.input) > 2 else []
     if not before or len(before) != len(after):
         yield _UNKNOWN, _UNKNOWN
         return
@@ -102,6 +100,15 @@ def _resized(node: Any, shapes: Mapping[str, list[str | int]], scales: Mapping[s
         factor = factors[number] if len(factors) == len(before) else _factor(one, other)
         if _named(one + " " + other) and not _power_of_two(factor):
             yield one, other
+
+
+def _stored(tensor: Any) -> Sequence[float]:
+    """The numbers of a tensor; none where they are not in the file itself."""
+    import onnx
+
+    if tensor is None or onnx.external_data_helper.uses_external_data(tensor):
+        return []
+    return [float(number) for number in onnx.numpy_helper.to_array(tensor)]
 
 
 def _factor(before: str, after: str) -> float:
