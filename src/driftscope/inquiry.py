@@ -302,11 +302,8 @@ def compare_values(a: Any, b: Any) -> Comparison:
     leaves = compare_leaves(flatten(a)[0], flatten(b)[0], flat=False)
     outputs = []
     for leaf in leaves:
-        evidence = OutputEvidence(
-            leaf.kind, leaf.detail, leaf.floating, leaf.same_bits, leaf.all_nan,
-            cannot_a="only its results were given", formats=(leaf.a_dtype or "", leaf.b_dtype or ""),
-        )  # fmt: skip
-        outputs.append(output_record(leaf, evidence, judge(evidence), ((), ()), (None, None)))
+        evidence = OutputEvidence.of(leaf, cannot_a="only its results were given")
+        outputs.append(output_record(leaf, evidence, judge(evidence)))
     verdict = overall_verdict(outputs)
     return Comparison(
         verdict, overall_reason(outputs, verdict), Outputs(outputs), environment=capture(),

@@ -7,17 +7,18 @@ decides; a rule's sentence carries the numbers it decided by.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
+from driftscope.comparison.leaves import LeafComparison
 from driftscope.comparison.measuring.spread import Ratio
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.records.verdict import Verdict
 from driftscope.records.words import floors
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OutputEvidence:
     """Everything known about one output when it is judged.
 
@@ -85,7 +86,7 @@ class OutputEvidence:
     cannot_a: str = ""
     cannot_b: str = ""
     cheaper: str = ""
-    replay: Mapping[str, Any] = field(default_factory=dict)
+    replay: dict[str, Any] = field(default_factory=dict)
     kernels: str = ""
     within: bool = False
     beside: str = ""
@@ -96,6 +97,13 @@ class OutputEvidence:
     consistent: str = ""
     random: str = ""
     formats: tuple[str, str] = ("", "")
+
+    @classmethod
+    def of(cls, leaf: LeafComparison, /, **known: Any) -> Self:
+        """What a native comparison says of an output, and what else is known."""
+        formats = (leaf.a_dtype or "", leaf.b_dtype or "")
+        seen = {"kind": leaf.kind, "detail": leaf.detail, "floating": leaf.floating, "formats": formats}
+        return cls(**{**seen, "same_bits": leaf.same_bits, "all_nan": leaf.all_nan, **known})
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ def output_record(
     leaf: LeafComparison,
     evidence: OutputEvidence,
     judgement: Judgement,
-    noises: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
-    errors: tuple[float | None, float | None],
+    noises: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]] = ((), ()),
+    errors: tuple[float | None, float | None] = (None, None),
 ) -> OutputRecord:
     """Put together the record of one output.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from driftscope.comparison.judge import Judgement, OutputEvidence, judge
+from driftscope.comparison.judge import Judgement, judge
 from driftscope.comparison.leaves import LeafComparison
 from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finite, floor_of, rms
 from driftscope.comparison.recording import output_record
@@ -75,11 +75,11 @@ def judge_outputs(
         evidence.places["N014"] = drawn
     judged = []
     for m in measured:
-        found = _evidence(results, evidence, m)
-        judgement = judge(found)
+        _complete(results, evidence, m)
+        judgement = judge(m)
         if m.replay:
             evidence.replays[str(m.leaf.path)] = m.replay
-        judged.append((output_record(m.leaf, found, judgement, m.noises, m.errors), judgement))
+        judged.append((output_record(m.leaf, m, judgement, m.noises, m.errors), judgement))
     steady = [m for m in measured if not m.random]
     return judged, [*quantised, *(unsteady(m, k) for m in steady for k in (0, 1) if m.repeats[k])]
 
@@ -217,7 +217,7 @@ def _explain_narrowing(evidence: Evidence, measured: Sequence[Measured], seed: i
         m.cheaper, m.consistent = ("", words) if replay is None else (words, "")
         m.replay = {} if replay is None else replay.to_dict()
         m.rho = alone
-        m.narrowed = (narrowing.format, "") if finer else ("", narrowing.format)
+        m.formats = (narrowing.format, m.formats[1]) if finer else (m.formats[0], narrowing.format)
         evidence.places["N003"] = narrowing.where
 
 
@@ -239,7 +239,7 @@ def _explain_unlifted(results: Results, evidence: Evidence, measured: Sequence[M
         m.consistent = f"{name} arithmetic in {sides[0]}, whose {counted(values[k].numel(), 'number')} fit that format"
         m.consistent += f", {said_floors(alone.value)} of that format"
         m.noises = (coarse, m.noises[1]) if k == 0 else (m.noises[0], coarse)
-        m.narrowed = (name, "") if k == 0 else ("", name)
+        m.formats = (name, m.formats[1]) if k == 0 else (m.formats[0], name)
 
 
 # How well what rounding a side's constants did has to predict the native drift, and what may be left of it in floors.
@@ -341,37 +341,15 @@ def _beside_weights(results: Results, evidence: Evidence, m: Measured, side: str
     return f"; the rest is explained by {cause}", found.to_dict()
 
 
-def _evidence(results: Results, evidence: Evidence, m: Measured) -> OutputEvidence:
-    leaf, pair = m.leaf, m.pair
-    delta = evidence.delta(pair) if pair is not None else None
+def _complete(results: Results, evidence: Evidence, m: Measured) -> None:
+    """Add what the float64 evidence says of an output to what was found natively."""
     floor = floor_of(m.noises[0])
-    size = rms(finite(wide(native_values(results, leaf)[0]))) if m.drift is not None else 0.0
-    return OutputEvidence(
-        kind=leaf.kind,
-        detail=leaf.detail,
-        floating=leaf.floating,
-        same_bits=leaf.same_bits,
-        all_nan=leaf.all_nan,
-        overflow=_overflow(evidence) if leaf.kind == "nan" else m.overflow,
-        tie=_tie(results, evidence, leaf, pair),
-        delta=delta,
-        rho=m.rho,
-        ill=floor / size if floor is not None and size else 0.0,
-        cannot_a=evidence.a.reason if evidence.a.graph is None else "",
-        cannot_b=evidence.b.reason if evidence.b.graph is None else "",
-        cheaper=m.cheaper,
-        replay=m.replay,
-        kernels=m.kernels,
-        quantised=m.quantised,
-        quantised_code=m.quantised_code,
-        turned=m.turned,
-        turned_narrow=m.turned_narrow,
-        within=m.within,
-        beside=m.beside,
-        consistent=m.consistent,
-        random=m.random,
-        formats=(m.narrowed[0] or leaf.a_dtype or "", m.narrowed[1] or leaf.b_dtype or ""),
-    )
+    size = rms(finite(wide(native_values(results, m.leaf)[0]))) if m.drift is not None else 0.0
+    m.ill = floor / size if floor is not None and size else 0.0
+    m.delta = evidence.delta(m.pair) if m.pair is not None else None
+    m.tie = _tie(results, evidence, m.leaf, m.pair)
+    m.overflow = _overflow(evidence) if m.kind == "nan" else m.overflow
+    m.cannot_a, m.cannot_b = ("" if side.graph is not None else side.reason for side in (evidence.a, evidence.b))
 
 
 def _overflow(evidence: Evidence) -> str:

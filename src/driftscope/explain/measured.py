@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from driftscope.comparison.judge import OutputEvidence
 from driftscope.comparison.leaves import LeafComparison, compare_leaves
-from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finite, floor_of, rms
+from driftscope.comparison.measuring.spread import drift_in_floors, finite, floor_of, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.native.kernels_alone import KernelLooks
 from driftscope.explain.unlifted import Unlifted
@@ -50,34 +51,20 @@ class Results:
     unlifted: Unlifted = field(default_factory=Unlifted)
 
 
-@dataclass(slots=True)
-class Measured:
-    """What is known natively and in float64 of one output."""
+@dataclass(slots=True, kw_only=True)
+class Measured(OutputEvidence):
+    """The evidence of one output while it is gathered, and the tensors that it rests on."""
 
     leaf: LeafComparison
     pair: int | None
     drift: torch.Tensor | None = None
     noises: tuple[list[torch.Tensor], list[torch.Tensor]] = ((), ())  # type: ignore[assignment]
     errors: tuple[float | None, float | None] = (None, None)
-    rho: Ratio | None = None
-    random: str = ""
-    cheaper: str = ""
-    replay: dict[str, Any] = field(default_factory=dict)
-    kernels: str = ""
-    within: bool = False
-    beside: str = ""
-    quantised: str = ""
-    quantised_code: str = "W013"
-    turned: str = ""
-    turned_narrow: bool = False
-    consistent: str = ""
-    narrowed: tuple[str, str] = ("", "")
-    overflow: str = ""
     repeats: tuple[float, float] = (0.0, 0.0)  # root mean square of what each side's second run adds
 
 
 def measure(results: Results, evidence: Evidence, leaf: LeafComparison, pair: int | None) -> Measured:
-    m = Measured(leaf, pair)
+    m = Measured.of(leaf, leaf=leaf, pair=pair)
     if leaf.index_a is None or leaf.index_b is None:
         return m
     sides = (_pair(results.a, results.a_again, leaf.index_a), _pair(results.b, results.b_again, leaf.index_b))

@@ -106,13 +106,11 @@ def judged_by_values(leaves: Sequence[LeafComparison], why: str) -> list[tuple[O
     """
     judged = []
     for leaf in leaves:
-        open_question = leaf.kind == "value" and not leaf.same_bits
-        evidence = OutputEvidence(
-            "opaque" if open_question else leaf.kind, f"{leaf.detail}; {why}" if open_question else leaf.detail,
-            leaf.floating, leaf.same_bits, leaf.all_nan, cannot_a=why, formats=(leaf.a_dtype or "", leaf.b_dtype or ""),
-        )  # fmt: skip
+        evidence = OutputEvidence.of(leaf, cannot_a=why)
+        if leaf.kind == "value" and not leaf.same_bits:
+            evidence.kind, evidence.detail = "opaque", f"{leaf.detail}; {why}"
         judgement = judge(evidence)
-        judged.append((output_record(leaf, evidence, judgement, ((), ()), (None, None)), judgement))
+        judged.append((output_record(leaf, evidence, judgement), judgement))
     return judged
 
 

@@ -66,10 +66,7 @@ def compare_weights(a: Program, b: Program) -> tuple[list[OutputRecord], list[Fi
     changes: list[tuple[LeafComparison, Alteration]] = []
     for leaf in compare_leaves(*trees, flat=False):
         change = _moved(leaf, trees) or _change(leaf, trees)
-        evidence = OutputEvidence(
-            leaf.kind, leaf.detail, leaf.floating, leaf.same_bits, leaf.all_nan,
-            formats=(leaf.a_dtype or "", leaf.b_dtype or ""),
-        )  # fmt: skip
+        evidence = OutputEvidence.of(leaf)
         judgement = judge(evidence)
         if leaf.all_nan and leaf.same_bits:
             judgement = Judgement(Verdict.IDENTICAL, "the same bits")
@@ -77,7 +74,7 @@ def compare_weights(a: Program, b: Program) -> tuple[list[OutputRecord], list[Fi
             changes.append((leaf, change))
             whose = "it holds" if change.code == _ELSEWHERE else "it is A's tensor,"
             judgement = Judgement(_verdict(change), f"{whose} {change.words}", change.code)
-        records.append(output_record(leaf, evidence, judgement, ((), ()), (None, None)))
+        records.append(output_record(leaf, evidence, judgement))
     missing = [o for o in records if o.verdict is Verdict.DIFFERENT and o.kind in ("structure", "kind", "shape")]
     fix = "Load both files with the class that each belongs to."
     found = [
