@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from driftscope.cli.commands.study import answer, outputs_option, place_options, rows_kept, write
-from driftscope.cli.surroundings import Journey, say
+from driftscope.cli.commands.study import outputs_option, place_options, rows_kept, show, write
+from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
 from driftscope.errors import Exit
 from driftscope.records.verdict import FailOn, Verdict
@@ -55,12 +54,7 @@ def command(
         )
         for path in outputs:
             write(done, path)
-    if as_json:
-        say(json.dumps(done.to_dict(), indent=2))
-    else:
-        say(answer(done.record, journey))
-        for path in () if journey.quiet else outputs:
-            click.echo(f"Wrote {path}", err=True)
+    show(done, journey, as_json=as_json, outputs=outputs)
     fails = FailOn(fail_on)
     failed = any(
         fails.fails(Verdict(row["verdict"]), functions_differ=bool(row["functions_differ"]))

@@ -13,7 +13,7 @@ from driftscope.cli.answers import answer_options, give
 from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
 from driftscope.cli.unanswered import unanswered
-from driftscope.errors import Exit, InputError
+from driftscope.errors import Exit
 
 if TYPE_CHECKING:
     from driftscope.records.kinds.shape_report import ShapeRecord
@@ -78,18 +78,11 @@ def fails(record: ShapeRecord, fail_on: str) -> bool:
 
 
 def _checked(target: str, options: dict[str, Any], journey: Journey) -> ShapeRecord:
-    from driftscope.programs.feeding.feeds import make_inputs
-    from driftscope.programs.loading.references import resolve
+    from driftscope.programs.loading.references import resolve_to_call
     from driftscope.shapes.checking import check_shapes
     from driftscope.shapes.covering.covered_program import cover_shapes
 
-    found = resolve(target)
-    if not callable(found.program):
-        raise InputError(f"{target} is not a module or function but {type(found.program).__name__}")
-    given = list(options["inputs"]) or found.inputs
-    if given is None:
-        raise InputError(f"{target} needs example inputs: --input NAME=2x5:float32 for each argument")
-    inputs = make_inputs(given, seed=options["seed"]).realise()
+    found, inputs = resolve_to_call(target, options["inputs"], seed=options["seed"])
     dynamic = _dynamic(options["dynamic"])
     targets: tuple[str, ...] | None = () if options["no_onnx"] else None
     if options["aoti"]:

@@ -118,13 +118,18 @@ def command(study: str, *, journey: Journey, as_json: bool, outputs: Sequence[st
         done = _asked(study, chosen, running)
         for path in outputs:
             write(done, path)
-    if as_json:
-        say(json.dumps(done.to_dict(), indent=2))
-    else:
-        say(answer(done.record, journey))
-        for path in () if journey.quiet else outputs:
-            click.echo(f"Wrote {path}", err=True)
+    show(done, journey, as_json=as_json, outputs=outputs)
     raise SystemExit(int(Exit.FINDING if done.failures else Exit.SAME))
+
+
+def show(study: Any, journey: Journey, *, as_json: bool, outputs: Sequence[str]) -> None:
+    """Write a study to the terminal, and which files hold it."""
+    if as_json:
+        say(json.dumps(study.to_dict(), indent=2))
+        return
+    say(answer(study.record, journey))
+    for path in () if journey.quiet else outputs:
+        click.echo(f"Wrote {path}", err=True)
 
 
 def answer(record: Any, journey: Journey) -> str:

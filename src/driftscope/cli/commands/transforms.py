@@ -102,17 +102,10 @@ def command(function: str, *, journey: Journey, as_json: bool, outputs: Sequence
 
 
 def _checked(function: str, options: dict[str, Any], journey: Journey) -> TransformReport:
-    from driftscope.programs.feeding.feeds import make_inputs
-    from driftscope.programs.loading.references import resolve
+    from driftscope.programs.loading.references import resolve_to_call
     from driftscope.transforms.checking import check_transforms
 
-    found = resolve(function)
-    if not callable(found.program):
-        raise InputError(f"{function} is not a function or module but {type(found.program).__name__}")
-    given = list(options["inputs"]) or found.inputs
-    if given is None:
-        raise InputError(f"{function} needs example inputs: --input NAME=8x4:float32 for each argument")
-    inputs = make_inputs(given, seed=options["seed"]).realise()
+    found, inputs = resolve_to_call(function, options["inputs"], seed=options["seed"])
     examples = arguments_of(found.program, inputs, function)
     journey(f"Running {found.name} under its transforms")
     chosen = {"transforms": options["transforms"]} if options["transforms"] else {}

@@ -7,12 +7,16 @@ import importlib.util
 import inspect
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from driftscope.errors import DriftscopeError, ProgramError
+from driftscope.errors import DriftscopeError, InputError, ProgramError
+
+if TYPE_CHECKING:
+    from driftscope.programs.feeding.feeds import Inputs
 
 #: Of files that hold no Python code to call.
 _MODEL_FILES = (".onnx", ".pt2", ".pt", ".pth", ".xml", ".safetensors", ".ckpt", ".bin")
@@ -61,6 +65,27 @@ def resolve(text: str) -> Found:
         If the module or name does not exist, or the user's code fails while it is imported or called.
     """
     return _opened(find(text), text.rpartition(":")[2], text)
+
+
+def resolve_to_call(text: str, given: Sequence[str] = (), *, seed: int = 0) -> tuple[Found, Inputs]:
+    """Resolve a reference to a module or function, with the inputs given, or else those of its factory.
+
+    Raises
+    ------
+    InputError
+        If it is neither, or there are no inputs.
+    ProgramError
+        As :func:`resolve`.
+    """
+    from driftscope.programs.feeding.feeds import make_inputs  # loads torch
+
+    found = resolve(text)
+    if not callable(found.program):
+        raise InputError(f"{text} is not a function or module but {type(found.program).__name__}")
+    inputs = list(given) or found.inputs
+    if inputs is None:
+        raise InputError(f"{text} needs example inputs: --input NAME=2x5:float32 for each argument")
+    return found, make_inputs(inputs, seed=seed).realise()
 
 
 def find(text: str) -> Any:

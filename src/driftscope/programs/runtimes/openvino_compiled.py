@@ -7,10 +7,8 @@ a comparison would find at once, but which nobody asked for. Needs the extra ``d
 from __future__ import annotations
 
 import importlib.util
-import itertools
-import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +23,7 @@ from driftscope.programs.isolation.choice import isolates
 from driftscope.programs.loading.onnx_files import OnnxModel, model_of
 from driftscope.programs.protocol import Bound, OnnxSource, Program, Slot
 from driftscope.programs.runtimes.native import openvino_worker
+from driftscope.programs.runtimes.native.kept import Kept, asked_again
 from driftscope.programs.runtimes.native.worker_process import asked
 
 if TYPE_CHECKING:
@@ -38,8 +37,7 @@ _DTYPES = {
 }  # fmt: skip
 PRECISIONS = ("f32", "f16", "bf16")
 
-_NUMBERS = itertools.count(1)
-_DROPPED: deque[int] = deque()
+_KEPT = Kept()
 
 
 def claim(obj: Any, **options: Any) -> OpenvinoProgram | None:
@@ -117,8 +115,7 @@ class OpenvinoProgram(Program):
         self._path, self._model, self._settings = path, model, dict(settings)
         if importlib.util.find_spec("openvino") is None:
             raise DependencyMissing("running OpenVINO", "openvino", "openvino")
-        self._number, self._element = next(_NUMBERS), ""
-        weakref.finalize(self, _DROPPED.append, self._number)
+        self._number, self._element = _KEPT.number_for(self), ""
         read = self._load()
         self._version = read.version
         self._slots = [Slot(port.name, _DTYPES.get(port.element), port.shape) for port in read.inputs]
@@ -134,16 +131,11 @@ class OpenvinoProgram(Program):
             config["INFERENCE_NUM_THREADS"] = self._settings["threads"]
         given = str(self._path) if self._model is None else self._model.for_session()
         recipe = openvino_worker.OpenvinoRecipe(given, self._settings["device"], config)
-        dropped = tuple(_DROPPED.popleft() for _ in range(len(_DROPPED)))
-        found: openvino_worker.Read = _done("load", openvino_worker.load, self._number, recipe, dropped)
+        found: openvino_worker.Read = _done("load", openvino_worker.load, self._number, recipe, _KEPT.dropped())
         return found
 
     def _again(self, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        found = _done(stage, function, self._number, *arguments)
-        if found is None:  # another process than the one that read it
-            self._load()
-            found = _done(stage, function, self._number, *arguments)
-        return found
+        return asked_again(partial(_done, stage, function, self._number, *arguments), self._load)
 
     @property
     def runtime(self) -> str:
@@ -184,7 +176,7 @@ class OpenvinoProgram(Program):
         return {name: tensor_of(array) for name, array in found.items()}
 
     def release(self) -> None:
-        _DROPPED.append(self._number)
+        _KEPT.drop(self._number)
 
     def describe(self) -> dict[str, Any]:
         identity: dict[str, Any] = {}

@@ -8,10 +8,8 @@ becomes :class:`RuntimeCrashed`, and the next request finds another worker, in w
 from __future__ import annotations
 
 import contextlib
-import itertools
-import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +17,13 @@ import torch
 from driftscope.errors import RuntimeCrashed
 from driftscope.programs.runtimes import ort_worker
 from driftscope.programs.runtimes.native.arena import arena
+from driftscope.programs.runtimes.native.kept import Kept, asked_again
 from driftscope.programs.runtimes.native.placing import Job
 from driftscope.programs.runtimes.native.worker_process import asked, worker
 from driftscope.programs.runtimes.ort_values import bindable
 from driftscope.programs.runtimes.ort_worker import Made, Recipe
 
-_NUMBERS = itertools.count(1)
-_DROPPED: deque[int] = deque()
+_KEPT = Kept()
 
 
 class RemoteSession:
@@ -38,9 +36,8 @@ class RemoteSession:
     """
 
     def __init__(self, recipe: Callable[[], Recipe]):
-        self._number = next(_NUMBERS)
+        self._number = _KEPT.number_for(self)
         self._recipe = recipe
-        weakref.finalize(self, _DROPPED.append, self._number)
 
     def make(self, recipe: Recipe | None = None, *, listen: bool = False) -> Made:
         """Make the session now.
@@ -52,7 +49,7 @@ class RemoteSession:
         RuntimeCrashed
             If the process did not survive it.
         """
-        found: Made = _asked("load", ort_worker.make, self._number, recipe or self._recipe(), _dropped(), listen)
+        found: Made = _asked("load", ort_worker.make, self._number, recipe or self._recipe(), _KEPT.dropped(), listen)
         return found
 
     def run(self, feeds: Mapping[str, torch.Tensor], outputs: tuple[str, ...]) -> dict[str, torch.Tensor]:
@@ -77,25 +74,14 @@ class RemoteSession:
         return found
 
     def _again(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        found = _asked("run", function, *arguments)
-        if found is None:
-            self.make()
-            found = _asked("run", function, *arguments)
-        return found
-
-
-def _dropped() -> tuple[int, ...]:
-    found = []
-    while _DROPPED:
-        found.append(_DROPPED.popleft())
-    return tuple(found)
+        return asked_again(partial(_asked, "run", function, *arguments), self.make)
 
 
 def forget_dropped() -> None:
     """Let the worker give back the memory of sessions that nobody holds any more, now and not with the next one."""
-    if _DROPPED:
+    if dropped := _KEPT.dropped():
         with contextlib.suppress(RuntimeCrashed):
-            _asked("load", ort_worker.forget, _dropped())
+            _asked("load", ort_worker.forget, dropped)
 
 
 def _asked(stage: str, function: Callable[..., Any], *arguments: Any) -> Any:

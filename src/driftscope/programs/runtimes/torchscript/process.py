@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 import os
-import weakref
-from collections import deque, namedtuple
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -21,6 +19,7 @@ from driftscope.programs.isolation.process import MARK
 from driftscope.programs.isolation.workers import WorkerPool
 from driftscope.programs.loading.pt2 import read_exported_bytes
 from driftscope.programs.protocol import Bound, Program, TorchSource
+from driftscope.programs.runtimes.native.kept import Kept
 from driftscope.programs.runtimes.torchscript import worker
 from driftscope.programs.torch_run import fresh
 from driftscope.programs.value_trees import flatten, unflatten
@@ -28,8 +27,7 @@ from driftscope.programs.value_trees import flatten, unflatten
 if TYPE_CHECKING:
     from driftscope.programs.feeding.feeds import Inputs
 
-_NUMBERS = itertools.count(1)
-_DROPPED: deque[int] = deque()
+_KEPT = Kept()
 _POOLS: dict[int, WorkerPool] = {}
 
 
@@ -55,8 +53,7 @@ class TorchScriptProgram(Program):
     def __init__(self, path: FilePath, name: str, default_inputs: Inputs | None = None):
         super().__init__(name, default_inputs)
         self._path, self._given = str(path.resolve()), str(path)
-        self._number = next(_NUMBERS)
-        weakref.finalize(self, _DROPPED.append, self._number)
+        self._number = _KEPT.number_for(self)
         found: list[worker.Argument] = _asked("load", worker.make, self._number, self._path)
         self.signature = inspect.Signature([_parameter(*argument) for argument in found])
 
@@ -78,7 +75,8 @@ class TorchScriptProgram(Program):
         return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _dropped()
+        if dropped := _KEPT.dropped():
+            _asked("run", worker.drop, dropped)
         return _rebuilt(_asked("run", worker.run, self._number, self._path, args, kwargs, torch.get_num_threads()))
 
     def describe(self) -> dict[str, Any]:
@@ -132,12 +130,6 @@ def _on_cpu(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, .
     moved = [leaf.detach().cpu() if isinstance(leaf, torch.Tensor) else leaf for _, leaf in leaves]
     found: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(moved, spec)
     return found
-
-
-def _dropped() -> None:
-    numbers = tuple(_DROPPED.popleft() for _ in range(len(_DROPPED)))
-    if numbers:
-        _asked("run", worker.drop, numbers)
 
 
 def _asked(stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
