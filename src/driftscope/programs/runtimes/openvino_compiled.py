@@ -23,7 +23,7 @@ from driftscope.programs.isolation.choice import isolates
 from driftscope.programs.loading.onnx_files import OnnxModel, model_of
 from driftscope.programs.protocol import Bound, OnnxSource, Program, Slot
 from driftscope.programs.runtimes.native import openvino_worker
-from driftscope.programs.runtimes.native.kept import Kept, asked_again
+from driftscope.programs.runtimes.native.kept import KeptThere, asked_again
 from driftscope.programs.runtimes.native.worker_process import asked
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _DTYPES = {
 }  # fmt: skip
 PRECISIONS = ("f32", "f16", "bf16")
 
-_KEPT = Kept()
+_KEPT = KeptThere()
 
 
 def claim(obj: Any, **options: Any) -> OpenvinoProgram | None:

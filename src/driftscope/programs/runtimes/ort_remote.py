@@ -17,13 +17,13 @@ import torch
 from driftscope.errors import RuntimeCrashed
 from driftscope.programs.runtimes import ort_worker
 from driftscope.programs.runtimes.native.arena import arena
-from driftscope.programs.runtimes.native.kept import Kept, asked_again
+from driftscope.programs.runtimes.native.kept import KeptThere, asked_again
 from driftscope.programs.runtimes.native.placing import Job
 from driftscope.programs.runtimes.native.worker_process import asked, worker
 from driftscope.programs.runtimes.ort_values import bindable
 from driftscope.programs.runtimes.ort_worker import Made, Recipe
 
-_KEPT = Kept()
+_KEPT = KeptThere()
 
 
 class RemoteSession:

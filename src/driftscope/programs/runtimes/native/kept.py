@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Kept:
+class KeptThere:
     """The numbers of one worker's things."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from driftscope.programs.isolation.process import MARK
 from driftscope.programs.isolation.workers import WorkerPool
 from driftscope.programs.loading.pt2 import read_exported_bytes
 from driftscope.programs.protocol import Bound, Program, TorchSource
-from driftscope.programs.runtimes.native.kept import Kept
+from driftscope.programs.runtimes.native.kept import KeptThere
 from driftscope.programs.runtimes.torchscript import worker
 from driftscope.programs.torch_run import fresh
 from driftscope.programs.value_trees import flatten, unflatten
@@ -27,7 +27,7 @@ from driftscope.programs.value_trees import flatten, unflatten
 if TYPE_CHECKING:
     from driftscope.programs.feeding.feeds import Inputs
 
-_KEPT = Kept()
+_KEPT = KeptThere()
 _POOLS: dict[int, WorkerPool] = {}
 
 
