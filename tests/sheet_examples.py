@@ -20,8 +20,8 @@ class Drawn:
     sheet: Sheet
 
     def save(self, path: Any) -> Any:
-        context = sheet_view.document(self.sheet)
-        path.write_text(shell.page("sheet.html", {"schema": "example"}, context, scripts=("copying.js", "sheet.js")))
+        drawn = sheet_view.document(self.sheet)
+        path.write_text(shell.page({"schema": "example"}, drawn["title"], [drawn]))
         return path
 
 

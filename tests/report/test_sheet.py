@@ -37,7 +37,7 @@ class Tags(HTMLParser):
 
 
 def html_of(sheet: Sheet) -> str:
-    return shell.page("sheet.html", {"schema": "x"}, sheet_view.document(sheet), scripts=("copying.js", "sheet.js"))
+    return shell.page({"schema": "x"}, "t", [sheet_view.document(sheet)])
 
 
 def matrix() -> DriftMatrix:
@@ -56,7 +56,7 @@ def test_hostile_names_add_no_element() -> None:
 
 def test_hostile_names_stay_text_in_a_notebook_and_in_markdown() -> None:
     drawn = sheet_view.excerpt(sheet_examples.everything(sheet_examples.HOSTILE))
-    fragment = shell.templates().get_template("sheet_fragment.html").render(e=drawn)
+    fragment = shell.templates().get_template("fragment.html").render(e=drawn)
     assert "<img src=x" not in fragment
     assert "<script" not in fragment
     text = sheet_view.markdown(sheet_examples.everything(sheet_examples.HOSTILE))

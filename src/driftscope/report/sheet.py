@@ -126,6 +126,10 @@ class Sheet:
         Details drawn as lists: environment, options.
     sign : str
         One character before the headline; that of the tone where it is empty.
+    meaning : str
+        What the headline means, in a few words.
+    sides : tuple of (str, str, str)
+        What was compared: key, name, runtime. Drawn in place of the title.
     """
 
     title: str
@@ -138,3 +142,5 @@ class Sheet:
     command: str = ""
     panels: Mapping[str, Any] = field(default_factory=dict)
     sign: str = ""
+    meaning: str = ""
+    sides: tuple[tuple[str, str, str], ...] = ()

@@ -224,3 +224,12 @@ def thresholds_line(thresholds: Mapping[str, Any], outputs: Iterable[OutputRecor
     elif isinstance(thresholds.get("lifted"), (int, float)):
         parts.append(f"same function up to a lifted drift of {number(thresholds['lifted'])}")
     return "; ".join(parts)
+
+
+def sort_key(value: float | None) -> float:
+    """Return the order of a number in a column: not measured first, then by size, then infinity, then NaN."""
+    if value is None:
+        return -1.0
+    if value != value:
+        return 1.7e308
+    return min(float(value), 1.6e308)

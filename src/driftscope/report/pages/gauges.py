@@ -29,3 +29,7 @@ def lifted_position(lifted: float | None) -> float | None:
         return 0.0
     decades = (math.log10(lifted) if math.isfinite(lifted) else 0.0) - _LIFTED_SMALLEST
     return WIDTH * min(1.0, max(0.0, decades / _LIFTED_DECADES))
+
+
+#: Where the axis of floors changes its colour, and where it ends.
+AXIS = {"rounding": floors_position(1.5), "large": floors_position(ROUNDING_END), "end": WIDTH}

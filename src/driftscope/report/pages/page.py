@@ -10,17 +10,15 @@ from driftscope.errors import RecordError
 from driftscope.records.files import PAGE_SUFFIXES, read_text
 from driftscope.records.json_text import TooDeep, parse_json
 from driftscope.records.kinds.collection import COLLECTION_SCHEMA, Collection
-from driftscope.records.kinds.comparison import SCHEMA, Comparison
+from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.verification import Verification
 from driftscope.records.user_code import portable
 from driftscope.report import kinds, wording
 from driftscope.report.exchange.sarif import sarif_of
-from driftscope.report.pages import comparison_view, gauges, sheet_view, shell
+from driftscope.report.pages import comparison_view, sheet_view, shell
 
 _OPENING = f'<script type="application/json" id="{shell.RECORD_ID}">'
 _DEEPEST = 60  # levels of nesting a record may have; ours have fewer than ten
-
-_SPECIAL = (SCHEMA, COLLECTION_SCHEMA)  # comparisons have a page of their own; every other record is drawn as a sheet
 
 
 def render(record: Any) -> str:
@@ -35,22 +33,31 @@ def render(record: Any) -> str:
     # A page is sent to others: it holds no path of the machine it was made on.
     data = portable(record.to_dict())
     record = _record_of(data, "page")
-    if record.schema not in _SPECIAL:
-        drawn = sheet_view.document(kinds.sheet_of(record))
-        return shell.page("sheet.html", data, drawn, scripts=("copying.js", "sheet.js"))
-    context = comparison_view.document(record) | {
-        "gauge_width": gauges.WIDTH,
-        "rounding_x": gauges.floors_position(1.5),
-        "large_x": gauges.floors_position(2.5),
-    }
-    return shell.page("page.html", data, context, scripts=("copying.js", "page.js", "sheet.js"))
+    return shell.page(data, *_drawn(record))
+
+
+def _drawn(record: Any) -> tuple[str, list[dict[str, Any]]]:
+    """Return the title of a page and what is drawn on it: one sheet, or one for each comparison of a collection."""
+    if isinstance(record, Collection):
+        entries = []
+        for i, entry in enumerate(record.entries, start=1):
+            told = {"above": wording.one_line(entry.title), "comment": wording.one_line(entry.comment)}
+            entries.append(_entry(entry.comparison, f"entry-{i}") | told)
+        return wording.one_line(record.title), entries
+    drawn = _entry(record, "entry-1")
+    return drawn["title"], [drawn]
+
+
+def _entry(record: Any, anchor: str) -> dict[str, Any]:
+    drawn = sheet_view.document(kinds.sheet_of(record), anchor)
+    if not isinstance(record, Comparison):
+        return drawn
+    return drawn | {"title": f"{record.verdict}: {drawn['title']}"} | comparison_view.drawings(record, anchor)
 
 
 def fragment(record: Any) -> str:
     """Write a compact version for notebooks: no scripts, no style sheet that could reach the notebook's own."""
-    if isinstance(record, Comparison):
-        return shell.templates().get_template("fragment.html").render(e=comparison_view.excerpt(record))
-    return shell.templates().get_template("sheet_fragment.html").render(e=sheet_view.excerpt(kinds.sheet_of(record)))
+    return shell.templates().get_template("fragment.html").render(e=sheet_view.excerpt(kinds.sheet_of(record)))
 
 
 def markdown(record: Any) -> str:

@@ -13,34 +13,48 @@ from driftscope.report.sheet import Cell, HeatMap, Listing, Mark, Picture, Point
 
 GLYPHS = {"good": "=", "fair": "≈", "bad": "≠", "unsure": "?", "": ""}
 DRAWN_AT_ONCE = 300  # rows; of a longer table the rest is drawn by the script as one scrolls
-_SHOWN_FINDINGS = 3
+_SHOWN_FINDINGS = 5  # the others are folded away
 _NARROW = 5  # columns that a narrow screen shows one below the other
 _FEW, _SENTENCE = 8, 60  # rows, and characters of a cell, of a table that is read rather than looked over
 _EXCERPT_FINDINGS, _EXCERPT_ROWS = 5, 12
 
 
-def document(sheet: Sheet) -> dict[str, Any]:
-    """Return everything the page template draws."""
+def document(sheet: Sheet, anchor: str = "entry-1") -> dict[str, Any]:
+    """Return everything the page template draws of a sheet; ``anchor`` is its id on the page."""
     findings = [_finding(f) for f in sheet.findings]
     return {
+        "id": anchor,
+        "first": "section-1" if sheet.sections else "end",
         "title": wording.one_line(sheet.title),
+        "above": "",
+        "comment": "",
         "tone": sheet.tone,
+        "css": f"t-{sheet.tone}",
         "glyph": sheet.sign or GLYPHS[sheet.tone],
         "headline": wording.one_line(sheet.headline),
+        "meaning": sheet.meaning,
         "reason": wording.one_line(sheet.reason),
+        "sides": [tuple(map(wording.one_line, side)) for side in sheet.sides],
         "figures": [tuple(map(wording.one_line, figure)) for figure in sheet.figures],
         "findings": [f for f in findings if not f["note"]],
         "notes": [f for f in findings if f["note"]],
         "sections": [section(content, f"section-{i}") for i, content in enumerate(sheet.sections, start=1)],
         "command": wording.clean(sheet.command),
-        "panels": [(wording.one_line(name), details.tree(data)) for name, data in sheet.panels.items()],
+        "panels": [
+            (wording.one_line(name), tree) for name, data in sheet.panels.items() if (tree := details.tree(data))
+        ],
         "shown": _SHOWN_FINDINGS,
+        "outputs": [],
+        "way": None,
     }
 
 
 def excerpt(sheet: Sheet) -> dict[str, Any]:
     """Return what the notebook version draws: the beginning of everything."""
-    return document(sheet) | {"few": _EXCERPT_FINDINGS, "few_rows": _EXCERPT_ROWS}
+    drawn = document(sheet)
+    more = (len(drawn["findings"]) - _EXCERPT_FINDINGS, "finding"), (len(drawn["notes"]), "note")
+    remainder = " and ".join(wording.counted(count, noun) for count, noun in more if count > 0)
+    return drawn | {"few": _EXCERPT_FINDINGS, "few_rows": _EXCERPT_ROWS, "remainder": remainder}
 
 
 def _finding(record: Finding) -> dict[str, Any]:

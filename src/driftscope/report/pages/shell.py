@@ -7,12 +7,14 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
+
+from driftscope.report.pages import gauges
 
 RECORD_ID = "driftscope-record"
 
@@ -21,19 +23,19 @@ RECORD_ID = "driftscope-record"
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 
 
-def page(template: str, record: Mapping[str, Any], context: Mapping[str, Any], *, scripts: tuple[str, ...]) -> str:
-    """Fill a page template.
+_SCRIPTS = ("copying.js", "page.js", "sheet.js")
+
+
+def page(record: Mapping[str, Any], title: str, entries: Sequence[Mapping[str, Any]]) -> str:
+    """Fill the page template.
 
     Parameters
     ----------
-    template : str
-        Name of a template in this room.
     record : mapping
         The record as plain JSON data; it is stored in the page.
-    context : mapping
-        What the template draws.
-    scripts : tuple of str
-        Names of script files in this room.
+    title : str
+    entries : sequence of mapping
+        What is drawn, one below the other: see ``sheet_view.document``.
 
     Returns
     -------
@@ -42,13 +44,14 @@ def page(template: str, record: Mapping[str, Any], context: Mapping[str, Any], *
         script, by hash, and pictures that are part of the page.
     """
     css = asset("page.css") + asset("sheet.css")
-    script = "\n".join(asset(name) for name in scripts)
+    script = "\n".join(asset(name) for name in _SCRIPTS)
     policy = "; ".join(
         ("default-src 'none'", f"style-src '{_hash(css)}'", f"script-src '{_hash(script)}'", "img-src data:",
          "base-uri 'none'", "form-action 'none'")
     )  # fmt: skip
-    return templates().get_template(template).render(
-        **context, policy=policy, css=Markup(css), script=Markup(script), record_id=RECORD_ID, record=embedded(record)
+    return templates().get_template("page.html").render(
+        title=title, entries=entries, many=any(e["above"] for e in entries), gauge=gauges.AXIS, policy=policy,
+        css=Markup(css), script=Markup(script), record_id=RECORD_ID, record=embedded(record),
     )  # fmt: skip
 
 

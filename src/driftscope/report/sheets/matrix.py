@@ -10,16 +10,8 @@ from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.matrix import DriftMatrix
 from driftscope.records.verdict import Verdict
 from driftscope.report import wording
-from driftscope.report.pages.comparison_view import GLYPHS
 from driftscope.report.sheet import HeatMap, Mark, Section, Sheet, Table
-
-TONE = {
-    Verdict.IDENTICAL: "good",
-    Verdict.ROUNDING: "good",
-    Verdict.PRECISION: "fair",
-    Verdict.INCONCLUSIVE: "unsure",
-    Verdict.DIFFERENT: "bad",
-}
+from driftscope.report.sheets.comparison import GLYPHS, TONE
 
 
 def sheet_of(matrix: DriftMatrix) -> Sheet:

@@ -6,7 +6,7 @@ from driftscope.records.kinds.session import Session, SessionEntry
 from driftscope.records.verdict import Verdict
 from driftscope.report import wording
 from driftscope.report.sheet import Mark, Sheet, Table
-from driftscope.report.sheets.matrix import TONE
+from driftscope.report.sheets.comparison import TONE
 
 
 def sheet_of(session: Session) -> Sheet:
