@@ -16,7 +16,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 
-from benchmarks.verdicts.zoo_rows import bug_table, counts, honest, planted, really_wrong, tool_table  # noqa: E402
+from benchmarks.verdicts import zoo_rows  # noqa: E402
 
 from driftscope.records.environment import capture, processor_words  # noqa: E402
 from zoo.tools import TOOLS  # noqa: E402
@@ -31,8 +31,9 @@ still the same program. Then it plants bugs, in the weights and in the exported 
 
 **clean**: identical, rounding, or the cheaper arithmetic that the tool was asked for; **really wrong**: the tool made
 another function, and the verdict names the number that is wrong and was seen to be right without it; **answered
-wrongly**: DIFFERENT without such a proof; **refused by the tool**: it raised an error, or the tool does not apply to
-that model; **s**: the middle of the seconds that one comparison took, the first run of the model included.
+wrongly**: DIFFERENT without such a proof; **does not run**: the tool made something that onnxruntime or torch refuses,
+and the answer says so; **refused by the tool**: it raised an error, or the tool does not apply to that model; **s**:
+the middle of the seconds that one comparison took, the first run of the model included.
 
 Rows were measured on one day with the versions named, 29 models with all tools and the others with eleven; models
 whose answers a mend of that day concerned were asked again. The models are among those that driftscope was developed
@@ -56,7 +57,8 @@ which the answers say: that is no fault of the verdict.
 
 
 def _answered_wrongly(row: dict[str, Any]) -> bool:
-    return not really_wrong(row) and row["verdict"] not in ("IDENTICAL", "ROUNDING", "PRECISION", "REFUSED")
+    explained = zoo_rows.really_wrong(row) or zoo_rows.does_not_run(row)
+    return not explained and row["verdict"] not in ("IDENTICAL", "ROUNDING", "PRECISION", "REFUSED")
 
 
 def read(paths: Sequence[str]) -> list[dict[str, Any]]:
@@ -74,27 +76,29 @@ def read(paths: Sequence[str]) -> list[dict[str, Any]]:
 def page(rows: list[dict[str, Any]]) -> str:
     """Return the page: what was asked, the tools, what is really wrong, and the bugs."""
     models = sorted({r["case"].partition("/")[0] for r in rows})
-    all_counts, bugs = counts(honest(rows)), planted(rows)
+    honest, bugs = zoo_rows.honest(rows), zoo_rows.planted(rows)
     where = capture()
     versions = where["versions"]
     made_with = ", ".join(f"{name} {versions[name]}" for name in ("torch", "onnxruntime", "transformers"))
     size = (
-        f"{len(honest(rows))} pairs of {len(models)} models: "
-        + ", ".join(f"{number} {word}" for word, number in all_counts.items())
+        f"{len(honest)} pairs of {len(models)} models: "
+        + ", ".join(f"{number} {word}" for word, number in zoo_rows.counts(honest).items())
         + f"; {len(bugs)} bugs. Measured with {made_with} on {processor_words(where)}, {TODAY}, while the machine did "
         f"other work. The models: {', '.join(models)}."
     )
     asked = {r["case"].partition("/")[2] for r in rows}
     absent = [tool for tool in TOOLS if tool not in asked]
     size += f" Not asked: {', '.join(absent)}." if absent else ""
-    wrong = [f"* {r['case']}: {r['first']}." for r in rows if really_wrong(r)]
-    false = [f"* {r['case']}: {r['first'] or r['reason']}" for r in honest(rows) if _answered_wrongly(r)]
+    wrong = [f"* {r['case']}: {r['first']}." for r in rows if zoo_rows.really_wrong(r)]
+    false = [f"* {r['case']}: {r['first'] or r['reason']}" for r in honest if _answered_wrongly(r)]
+    idle = [f"* {r['case']}: {r['first'] or r['reason']}" for r in honest if zoo_rows.does_not_run(r)]
     return "\n".join(
-        [*INTRODUCTION, "", size, "", *tool_table(rows, TOOLS), "", *WRONG, "", *wrong, "", *FALSE, "", *false, "",
+        [*INTRODUCTION, "", size, "", *zoo_rows.tool_table(rows, TOOLS), "", *WRONG, "", *wrong, "",
+         *FALSE, "", *false, "", "## What does not run", "", *idle, "",
          "## Planted bugs", "",
          "A place counts as right when the first finding names the node or the parameter that was changed, or the "
          "module that holds it; a fix counts as tried when it was put into the program and made it the same function.",
-         "", *bug_table(rows), ""]
+         "", *zoo_rows.bug_table(rows), ""]
     )  # fmt: skip
 
 

@@ -8,12 +8,18 @@ from typing import Any
 from benchmarks.verdicts.sweep import HONEST
 
 Row = Mapping[str, Any]
-_COLUMNS = ("clean", "really wrong", "answered wrongly", "inconclusive", "refused by the tool", "crash")
+_COLUMNS = ("clean", "really wrong", "answered wrongly", "inconclusive", "does not run", "refused by the tool", "crash")
 
 
 def really_wrong(row: Row) -> bool:
     """Whether a tool's result is another function by a number that was put right and tried."""
     return row["verdict"] == "DIFFERENT" and row["codes"][:1] == ["W012"] and row["more"].get("verified") is True
+
+
+def does_not_run(row: Row) -> bool:
+    """Whether a runtime refused what a tool made, and the answer says so."""
+    refused = row["verdict"] == "INCONCLUSIVE" and row["codes"][:1] in (["R001"], ["R002"])
+    return refused or (row["verdict"] == "REFUSED" and "cannot be used: onnxruntime says" in row["reason"])
 
 
 def tool_of(row: Row) -> str:
@@ -37,7 +43,8 @@ def counts(rows: Iterable[Row]) -> dict[str, int]:
              "CRASH": "crash", **dict.fromkeys(HONEST, "clean")}  # fmt: skip
     found = dict.fromkeys(_COLUMNS, 0)
     for row in rows:
-        found["really wrong" if really_wrong(row) else kinds[row["verdict"]]] += 1
+        kind = kinds[row["verdict"]]
+        found["really wrong" if really_wrong(row) else "does not run" if does_not_run(row) else kind] += 1
     return found
 
 

@@ -20,10 +20,12 @@ importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers qua
 OPS = torch.ops.quantized_decomposed
 
 
-def quantised(model: nn.Module, inputs: tuple[torch.Tensor, ...], folder: Path, layout: str) -> str:
+def quantised(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], folder: Path, layout: str, dynamo: bool = False
+) -> str:
     plain, small = str(folder / "plain.onnx"), str(folder / f"{layout}.onnx")
     names = ["x", "keep"][: len(inputs)]
-    torch.onnx.export(model, inputs, plain, verbose=False, dynamo=False, input_names=names)
+    torch.onnx.export(model, inputs, plain, verbose=False, dynamo=dynamo, input_names=names)
 
     class Reader(CalibrationDataReader):
         left = iter([{name: value.numpy() for name, value in zip(names, inputs, strict=True)}])
@@ -158,3 +160,34 @@ def test_integers_with_a_zero_point_are_the_rounding_of_what_the_other_side_comp
     for pair in ((plain, small), (small, plain)):
         c = ds.compare(*pair, x, isolate=False)
         assert str(c.verdict) == verdict, c.reason
+
+
+class Positions(nn.Module):
+    """A bias that a small network computes of places, as in Swin V2: its first product is stored before its bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.head = nn.Linear(2, 16), nn.Linear(16, 4, bias=False), nn.Linear(4, 4)
+        axis = torch.linspace(-1, 1, 3)
+        self.register_buffer("places", torch.stack(torch.meshgrid(axis, axis, indexing="ij"), -1)[None])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x) + self.second(torch.relu(self.first(self.places)))
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PRECISION"), (1.25, "DIFFERENT")])
+def test_a_stored_product_before_its_bias_is_a_weight_like_any_other(factor: float, verdict: str, tmp_path: Path):
+    model, x = Positions().eval(), torch.randn(2, 3, 3, 4)
+    path = quantised(model, (x,), tmp_path, "QDQ", dynamo=True)
+    graph = onnx.load(path)
+    back = (n for n in graph.graph.node if n.op_type == "DequantizeLinear")
+    scale = next(n.input[1] for n in back if n.input[0].startswith("val"))
+    stored = next(i for i in graph.graph.initializer if i.name == scale)
+    stored.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(stored) * np.float32(factor), scale))
+    for pair in ((model, graph), (graph, model)):
+        found = ds.compare(*pair, (x,))
+        assert found.verdict == verdict, found.reason
+        assert found.first is not None
+        assert found.first.code == ("W013" if factor == 1.0 else "W012")
+        assert factor == 1.0 or found.first.verified

@@ -9,7 +9,8 @@ from benchmarks.verdicts.zoo_rows import bug_table, counts, really_wrong, tool_t
 
 
 def row(case: str, verdict: str, expected: str = "honest", codes: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
-    return {"case": case, "verdict": verdict, "expected": expected, "codes": list(codes), "seconds": 1.5, "more": more}
+    return {"case": case, "verdict": verdict, "expected": expected, "codes": list(codes), "seconds": 1.5, "more": more,
+            "reason": more.pop("reason", "")}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -25,8 +26,10 @@ def test_every_pair_is_in_one_column():
         row("a/x", v) for v in ("IDENTICAL", "ROUNDING", "PRECISION", "DIFFERENT", "INCONCLUSIVE", "REFUSED", "CRASH")
     ]
     rows.append(row("b/x", "DIFFERENT", codes=("W012",), verified=True))
-    assert list(counts(rows).values()) == [3, 1, 1, 1, 1, 1]
-    assert tool_table(rows, ["x", "y"])[2:] == ["| x | 3 | 1 | 1 | 1 | 1 | 1 | 1.5 |"]
+    rows.append(row("c/x", "INCONCLUSIVE", codes=("R001",)))
+    rows.append(row("d/x", "REFUSED", reason="ProgramError: h.onnx cannot be used: onnxruntime says: invalid"))
+    assert list(counts(rows).values()) == [3, 1, 1, 1, 2, 1, 1]
+    assert tool_table(rows, ["x", "y"])[2:] == ["| x | 3 | 1 | 1 | 1 | 2 | 1 | 1 | 1.5 |"]
 
 
 def test_a_bug_counts_where_it_had_an_effect():

@@ -8,12 +8,12 @@ import torch
 
 from driftscope.errors import CannotLift
 from driftscope.explain.quantised.findings import tried, wrong_weight
+from driftscope.explain.quantised.originals import float_weights
 from driftscope.explain.quantised.undoing import (
     MEASURED,
     Quantisation,
     as_quantised,
     cost_of,
-    float_weights,
     same_as,
     side_alone,
 )

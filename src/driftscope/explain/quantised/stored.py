@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from driftscope.errors import CannotLift
+from driftscope.explain.quantised.originals import computed_constants, float_weights
 from driftscope.explain.quantised.packed import FloatGraph
 from driftscope.explain.quantised.undoing import (
     MEASURED,
     Quantisation,
     as_quantised,
-    computed_constants,
     cost_of,
-    float_weights,
     same_as,
     side_alone,
 )

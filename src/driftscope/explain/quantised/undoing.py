@@ -23,11 +23,11 @@ from driftscope.explain.causes.alterations import uniform_of
 from driftscope.explain.quantised.activations import swallowed
 from driftscope.explain.quantised.findings import INFINITE, endless_finding, swallowed_finding, tried, wrong_weight
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
+from driftscope.explain.quantised.originals import computed_constants, float_weights
 from driftscope.explain.quantised.undone import Undone, beside, identity, stored_as
 from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
 from driftscope.lift.evidence import Evidence, SideLift, pairing_of
 from driftscope.lift.reconcile.certify import OutputPairing, reconcile
-from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.sources import lift_source
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 from driftscope.programs.protocol import Bound, OnnxSource
@@ -123,23 +123,6 @@ def off_by(clean: Sequence[LiftedOutput], moved: Sequence[LiftedOutput]) -> floa
         if m.value is not None and c.value is not None and c.value.is_floating_point()
     ]
     return max(shares, default=0.0)
-
-
-def float_weights(graph: Lifted) -> list[Constant]:
-    """The weights of a program that may have been quantised, folded ones among them."""
-    floats = [c for c in graph.constants() if c.origin is not Origin.LITERAL and c.value.dtype.is_floating_point]
-    # An exporter folds a batch norm into the layer before it; what is quantised is the fold.
-    return [*(c for c in floats if c.value.numel() > 1), *(fold for fold, _ in folded_values(graph).values())]
-
-
-def computed_constants(graph: Lifted) -> list[Constant]:
-    """What a program computes from its constants alone, as rotary tables: exporters store and quantisers round it."""
-    found = graph.constant_values()
-    return [
-        Constant(name, value, Origin.COMPUTED, Where())
-        for name, value in found.items()
-        if value.dtype.is_floating_point and value.numel() > 1
-    ]
 
 
 def same_as(side: str, other: Lifted, floats: Lifted, evidence: Evidence) -> bool:

@@ -143,6 +143,8 @@ def layouts(value: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
         yield wide.mT
     elif wide.dim() < 2 or wide.squeeze().shape == torch.Size(n for n in shape if n > 1):
         yield wide.reshape(shape)
+    elif wide.dim() == 2 < len(shape) and wide.shape[1] == shape[-1]:
+        yield wide.reshape(shape)  # a linear layer takes all axes but the last as one
 
 
 class Graph:

@@ -331,15 +331,16 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
     ]
     factors = [subgraphs.factors_of(side.constants, repairs) for side, repairs in zip(*sides, strict=True)]
     # Where both have folded something, what B computes is taken for what A computes, and not the other way round.
-    computed[1] = _merged(computed[1], subgraphs.paired_repairs(computed[1], found[1], found[0], limit, factors[0]))
+    paired = subgraphs.paired_repairs(computed[1], found[1], found[0], limit, factors[0])
+    computed[1] = _merged(computed[1], paired)
     tensors: list[list[Repair]] = []
     for k, side in enumerate(both):
         # An exact match to a native value that is replaced now has to be made anew.
         replaced = {r.name for r in computed[1 - k]}
         again = [r.constant for r in sides[1][k] if replaced & set(r.sources)]
-        twins = side.holding(shared[1 - k])
-        stored = [*side.left, *again, *twins]
-        tensors.append([*computed[k], *subgraphs.stored_repairs(stored, found[1 - k], limit, factors[1 - k])])
+        stored = [*side.left, *again, *side.holding(shared[1 - k])]
+        own = found[k] if k or not paired else None
+        tensors.append([*computed[k], *subgraphs.stored_repairs(stored, found[1 - k], limit, factors[1 - k], own)])
         names = {r.name for r in tensors[-1]}
         side.left = [c for c in side.left if c.name not in names and not c.value.is_complex()]
     single = [[c for c in side.constants if not is_tensor(c)] for side in both]

@@ -128,9 +128,12 @@ def computed_repairs(constants: Sequence[Constant], found: Subgraphs, limit: flo
 
 
 def stored_repairs(
-    left: Sequence[Constant], found: Subgraphs, limit: float, factors: Sequence[float] = ()
-) -> list[Repair]:
+    left: Sequence[Constant], found: Subgraphs, limit: float, factors: Sequence[float] = (),
+    own: Subgraphs | None = None,
+) -> list[Repair]:  # fmt: skip
     """Match stored tensors and numbers with what the other program computes from constants.
+
+    A tensor that was stored in a narrow format and is only cast, or laid out otherwise, is a stored one too.
 
     Parameters
     ----------
@@ -141,11 +144,23 @@ def stored_repairs(
     limit : float
     factors : sequence of float
         Numbers of the other program that a table may have been multiplied by.
+    own : Subgraphs or None
+        Of the same program.
     """
     table = _Tables(found, limit, factors)
     stored = (c for c in left if c.origin is Origin.WEIGHT and (c.value.dtype.is_floating_point or c.value.numel() > 1))
-    repairs = (table.match(c, _wide(c.value), []) for c in stored)
+    repairs = [table.match(c, _wide(c.value), []) for c in stored]
+    if own is not None:
+        repairs += [table.match(c, _wide(c.value), [own.loose[c.name]]) for c in left if _is_carried(c, own)]
     return [r for r in repairs if r is not None]
+
+
+def _is_carried(constant: Constant, own: Subgraphs) -> bool:
+    """Whether a computed constant has no rounding but that of tensors which only its program stores."""
+    exact = own.exact.get(constant.name) if constant.name in own.loose else None
+    native = constant.value
+    same = exact is not None and exact.shape == native.shape and torch.equal(_wide(native), exact)
+    return same and constant.origin is Origin.COMPUTED and native.numel() > 1
 
 
 def paired_repairs(

@@ -233,6 +233,8 @@ class Replay:
             tensor = outputs[position]
             if number is None or tensor is None:
                 continue
+            if number in self.replacements and position not in entry.writes:
+                continue  # the entry runs for another of its results
             value = self.tape.values[number]
             if tensor.dtype != lifted_dtype(value.format) and not _unrounded(tensor, value):
                 tensor = tensor.to(lifted_dtype(value.format))

@@ -1,0 +1,37 @@
+"""What the float side has that quantised integers may stand for: its weights, and what it computes from them alone."""
+
+from __future__ import annotations
+
+import torch
+
+from driftscope.lift.reconcile.folds import folded_values
+from driftscope.lift.steps import Constant, Lifted, Origin, Step
+from driftscope.records.finding import Where
+
+# Where a product that adds its bias at once holds that bias: an exporter stores the product before it.
+_BIAS = {"aten.addmm": 0, "aten.baddbmm": 0, "aten.linear": 2, "Gemm": 2}
+
+
+def float_weights(graph: Lifted) -> list[Constant]:
+    """The weights of a program that may have been quantised, folded ones among them."""
+    floats = [c for c in graph.constants() if c.origin is not Origin.LITERAL and c.value.dtype.is_floating_point]
+    # An exporter folds a batch norm into the layer before it; what is quantised is the fold.
+    return [*(c for c in floats if c.value.numel() > 1), *(fold for fold, _ in folded_values(graph).values())]
+
+
+def computed_constants(graph: Lifted) -> list[Constant]:
+    """What a program computes from its constants alone, as rotary tables: exporters store and quantisers round it."""
+    products: dict[str, torch.Tensor] = {}
+
+    def keep(step: Step) -> None:
+        place, made = _BIAS.get(step.operator), step.outputs[0]
+        bias = step.inputs[place] if place is not None and place < len(step.inputs) else None
+        if bias is not None and made is not None:
+            products[f"{step.name} without its bias"] = made - bias
+
+    found = graph.constant_values(observe=keep) | products
+    return [
+        Constant(name, value, Origin.COMPUTED, Where())
+        for name, value in found.items()
+        if value.dtype.is_floating_point and value.numel() > 1
+    ]

@@ -1,0 +1,85 @@
+"""Tables that come out of a layer norm, and tables that were stored narrow and cast back before they are used."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from float64_truth import lift
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+import driftscope as ds
+from driftscope.records.verdict import Verdict
+
+X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+
+
+class Queries(nn.Module):
+    """Learned queries that go through a layer norm before they meet the input, as in a detection transformer."""
+
+    def __init__(self, element: float = 0.0):
+        super().__init__()
+        torch.manual_seed(1)
+        self.start, self.linear = nn.Parameter(torch.randn(5, 8)), nn.Linear(8, 8)
+        self.norm = nn.LayerNorm(8)
+        with torch.no_grad():
+            self.start[1, 2] += element
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.norm(self.linear(self.start)).mT
+
+
+def test_a_table_is_replaced_also_where_its_entry_runs_for_another_of_its_results():
+    model = Queries()
+    tape = lift(model, X)
+    table = torch.ones(5, 8, dtype=torch.float64)
+    moved = {"start": torch.zeros(5, 8, dtype=torch.float64), "native_layer_norm": table}
+    (found,) = tape.run(replace=moved)
+    assert found.value is not None
+    torch.testing.assert_close(found.value, X.double() @ table.mT, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("element", "verdict"), [(0.0, Verdict.PRECISION), (0.05, Verdict.DIFFERENT)])
+def test_learned_queries_in_bfloat16_are_the_queries_rounded_and_another_number_is_none(element, verdict):
+    narrow = copy.deepcopy(Queries(element)).bfloat16()
+    found = ds.compare(Queries(), lambda x: narrow(x.bfloat16()).float(), X)
+    assert found.verdict is verdict, found.reason
+
+
+def _queries(folded: bool, factor: float = 1.0) -> onnx.ModelProto:
+    """The same in float16 with a graph that computes them, or that stores them in float16 and casts them."""
+    draw = np.random.default_rng(0)
+    start, weight = draw.standard_normal((5, 8)).astype(np.float16), draw.standard_normal((8, 8)).astype(np.float16)
+    gain, bias = (draw.standard_normal(8).astype(np.float16) for _ in range(2))
+    mixed = start.astype(np.float64) @ weight.astype(np.float64)
+    spread = mixed - mixed.mean(-1, keepdims=True)
+    table = spread / np.sqrt((spread**2).mean(-1, keepdims=True) + 1e-5) * gain + bias
+    table[1, 2] *= factor
+    made = [
+        helper.make_node("MatMul", ["start", "weight"], ["mixed"]),
+        helper.make_node("LayerNormalization", ["mixed", "gain", "bias"], ["table"], epsilon=1e-5),
+    ]
+    stored = {"start": start, "weight": weight, "gain": gain, "bias": bias}
+    if folded:
+        made, stored = [], {"table": table.astype(np.float16)}
+    graph = helper.make_graph(
+        [*made, helper.make_node("Cast", ["table"], ["queries"], to=TensorProto.FLOAT),
+         helper.make_node("Transpose", ["queries"], ["turned"], perm=[1, 0]),
+         helper.make_node("MatMul", ["x", "turned"], ["y"])],
+        "queries", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 5, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 5, 5])],
+        [numpy_helper.from_array(value, name) for name, value in stored.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("factor", "different"), [(1.0, False), (1.02, True)])
+def test_a_table_stored_in_float16_and_cast_is_what_the_other_side_computes_in_float16(turned, factor, different):
+    pair = (_queries(folded=False), _queries(folded=True, factor=factor))
+    found = ds.compare(*(pair[::-1] if turned else pair), {"x": X.numpy()})
+    assert (found.verdict is Verdict.DIFFERENT) is different, found.reason
