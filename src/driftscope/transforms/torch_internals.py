@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,34 @@ SWITCHES: frozenset[Any] = frozenset({torch._C._set_grad_enabled, torch._C._set_
 #: Functions of torch.nn that are no Python: what ``torch.nn.functional`` calls, or is.
 NN: Any = torch._C._nn
 set_fallback_enabled: Callable[[bool], None] = functorch._set_vmap_fallback_enabled  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class BatchLayout:
+    """How a call of ``torch.vmap`` is laid out.
+
+    Parameters
+    ----------
+    size : int
+        Number of examples.
+    dims : list of int or None
+        Mapped axis of each leaf of the arguments.
+    spec : TreeSpec or None
+        Structure of the arguments; None where each is a leaf.
+    out_dims, randomness
+        As for ``torch.vmap``.
+    """
+
+    size: int
+    dims: list[int | None]
+    spec: Any
+    out_dims: Any
+    randomness: str
+
+
+wrapped_by_functorch: Callable[[torch.Tensor], bool] = functorch.is_functorch_wrapped_tensor
+_aliases: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
+_OF_TORCH = (torch.Tensor, torch.nn.Parameter)
 
 
 def unwind(depth: int) -> None:
@@ -97,6 +126,11 @@ def is_wrapped(tensor: object) -> bool:
 def is_fake(tensor: object) -> bool:
     """Whether a tensor is one of tracing's, without values."""
     return isinstance(tensor, FakeTensor)
+
+
+def is_plain(tensor: object) -> bool:
+    """Whether an object is a tensor as torch itself makes them, outside of any transform."""
+    return isinstance(tensor, torch.Tensor) and type(tensor) in _OF_TORCH and not wrapped_by_functorch(tensor)
 
 
 def wrapper_kind(tensor: torch.Tensor) -> str:
@@ -227,6 +261,14 @@ def memory_of(tensor: torch.Tensor) -> int:
         return int(value.untyped_storage()._cdata) if value.layout == torch.strided else -id(value)
 
 
+def in_memory_of(tensor: torch.Tensor, others: list[Any]) -> bool:
+    """Whether a tensor lies in the memory of one of others, under whatever wrappers."""
+    tensors = [other for other in others if isinstance(other, torch.Tensor)]
+    if not stack_depth():
+        return any(map(functools.partial(_aliases, tensor), tensors))
+    return memory_of(tensor) in map(memory_of, tensors)
+
+
 def outside_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that ``torch.compile`` calls as it is, leaving its graph."""
     left: Callable[..., Any] = _disable_dynamo(function)
@@ -265,6 +307,25 @@ def read_arguments(
     """Check and flatten arguments as ``torch.vmap`` does, with its own errors: size, axes, leaves, structure."""
     size, dims, leaves, spec = vmap_rules._process_batched_inputs(in_dims, arguments, function)
     return size, list(dims), list(leaves), spec
+
+
+def maps_nothing() -> bool:
+    """Whether no transform, and nothing that sees the calls of torch below them, is active."""
+    return not functorch.get_dynamic_layer_stack_depth() and not torch._C._len_torch_dispatch_stack()
+
+
+def flat_vmap(function: Any, leaves: list[Any], layout: BatchLayout) -> Any:
+    """Do what ``torch.vmap`` does once it has read its arguments: see ``_flat_vmap`` there."""
+    level = functorch._vmap_increment_nesting(layout.size, layout.randomness)
+    try:
+        pairs = zip(leaves, layout.dims, strict=True)
+        given = [leaf if dim is None else functorch._add_batch_dim(leaf, dim, level) for leaf, dim in pairs]
+        result = function(*(given if layout.spec is None else tree_unflatten(given, layout.spec)))
+        if type(result) is torch.Tensor and type(layout.out_dims) is int:
+            return functorch._remove_batch_dim(result, level, layout.size, layout.out_dims)
+        return vmap_rules._unwrap_batched(result, layout.out_dims, level, layout.size, function)
+    finally:
+        functorch._vmap_decrement_nesting()
 
 
 def spread_over(dims: Any, spec: Any) -> list[Any] | None:

@@ -139,6 +139,9 @@ def unlike_the_loop(func: Any, args: Any, kwargs: Any) -> str:
     return ""
 
 
+#: All that a guarded run looks at more closely than by its kind.
+_LOOKED_AT: frozenset[Any] = _ASKED.union(OVER_ALL, _LOOKED_UP, _AT_NAN)
+
 _PLAIN = (bool, int, str, torch.Size, torch.dtype, torch.device, type(None))
 
 
@@ -159,6 +162,18 @@ class Guard(TorchFunctionMode):
         self.hazard = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        called = self.looked_at(func, args, kwargs) if func in _LOOKED_AT else func
+        try:
+            result = called(*args, **kwargs) if kwargs else called(*args)
+        except Exception as error:
+            # Counted also when the function catches it: the examples alone would not all have raised.
+            self.hazard = self.hazard or f"{internals.torch_name(func)} raises {type(error).__name__}"
+            raise
+        self.steps.append((func, kind_of(result)))
+        return result
+
+    def looked_at(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Note what a batch must not ask; return what is called instead."""
         if func in _ASKED and any(isinstance(arg, torch.Tensor) and internals.is_mapped(arg) for arg in args):
             self.hazard = self.hazard or f"{internals.torch_name(func)} is called on a mapped tensor"
         called = func
@@ -167,14 +182,7 @@ class Guard(TorchFunctionMode):
             called = shared or func
             self.hazard = self.hazard or ("" if shared else f"{internals.torch_name(func)} may meet ties or NaN")
         self.hazard = self.hazard or unlike_the_loop(func, args, kwargs)
-        try:
-            result = called(*args, **(kwargs or {}))
-        except Exception as error:
-            # Counted also when the function catches it: the examples alone would not all have raised.
-            self.hazard = self.hazard or f"{internals.torch_name(func)} raises {type(error).__name__}"
-            raise
-        self.steps.append((func, kind_of(result)))
-        return result
+        return called
 
 
 def kind_of(result: Any) -> Any:
@@ -200,7 +208,6 @@ class Guarded:
 
     def __init__(self, function: Callable[..., Any]):
         self._function = function
-        self.__name__ = internals.name_of(function)
         self.runs: list[Guard] = []
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
@@ -208,6 +215,10 @@ class Guarded:
         self.runs.append(guard)
         with guard:
             return self._function(*args, **keywords)
+
+    @property
+    def __name__(self) -> str:
+        return internals.name_of(self._function)
 
     @property
     def hazard(self) -> str:

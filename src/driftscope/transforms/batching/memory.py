@@ -18,6 +18,7 @@ import torch
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching.call import BatchedCall, Request
 from driftscope.transforms.batching.guard import Steps
+from driftscope.transforms.world.captured import Captured
 
 #: Functions remembered; the oldest are forgotten first.
 _REMEMBERED = 1024
@@ -54,6 +55,91 @@ class Known:
     steps: set[Steps | None] = field(default_factory=set)
     draws: bool = False
     proved: set[Any] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class CallSketch:
+    """What a call is recognised by when one like it was made before.
+
+    Parameters
+    ----------
+    key : tuple
+        Equal for calls that :func:`signature_of` and the captured values of containers cannot tell apart.
+    leaves : list
+        Flattened arguments.
+    things : tuple of int
+        Identities of the tensors and containers.
+    """
+
+    key: tuple[Any, ...]
+    leaves: list[Any]
+    things: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A call along proved steps, to be made again without reading everything anew.
+
+    Parameters
+    ----------
+    known : Known
+    captured : Captured
+        By the function alone.
+    layout : BatchLayout
+    """
+
+    known: Known
+    captured: Captured
+    layout: internals.BatchLayout
+
+    def holds(self, sketch: CallSketch) -> bool:
+        """Whether the plan still holds, and what the function has captured is as it was and none of the arguments."""
+        apart = self.captured.reached.isdisjoint(sketch.things)
+        return self.known.plan is CallPlan.TORCH and apart and not self.captured.changed()
+
+
+_EXACT_VALUES = (bool, int, float, complex, str, type(None))
+
+
+def sketch_of(request: Request, arguments: tuple[Any, ...]) -> CallSketch | None:
+    """Read a call in a few microseconds; None where it must be looked at more closely.
+
+    That is where a transform or a dispatch mode is active, and where arguments hold other things than tensors,
+    numbers and words in plain lists, tuples and dicts.
+    """
+    if not internals.maps_nothing() or internals.saving_hooked():
+        return None
+    words: list[Any] = [getattr(request.function, "training", None), *internals.setting()]
+    leaves: list[Any] = []
+    things: list[int] = []
+    for argument in arguments:
+        if not _sketched(argument, words, leaves, things):
+            return None
+    if len(set(things)) < len(things):
+        words.append(tuple(map(things.index, things)))  # the same one twice is another call than two alike
+    return CallSketch(tuple(words), leaves, tuple(things))
+
+
+def _sketched(value: Any, words: list[Any], leaves: list[Any], things: list[int]) -> bool:
+    kind = type(value)
+    if internals.is_plain(value):
+        words.append((kind, value.dtype, value.shape, value.requires_grad, value.is_leaf, value.layout))
+    elif kind in _EXACT_VALUES:
+        words.append((kind, repr(value)))
+        leaves.append(value)
+        return True
+    elif kind is dict or kind is list or kind is tuple:
+        names = tuple(value) if kind is dict else len(value)
+        if kind is dict and not all(type(name) is str for name in value):
+            return False
+        words.append((kind, names))
+        things.append(id(value))
+        return all(_sketched(item, words, leaves, things) for item in (value.values() if kind is dict else value))
+    else:
+        return False
+    leaves.append(value)
+    things.append(id(value))
+    return True
 
 
 _PLANS: dict[Any, dict[Signature, Known]] = {}

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import io
+import operator
 from typing import Any
 
 import torch
 
 from driftscope.errors import InputError
+from driftscope.programs import pytrees as pytree
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching.audit import Audit
 from driftscope.transforms.batching.call import BatchedCall, Request, run_loop
 from driftscope.transforms.batching.guard import Guarded
-from driftscope.transforms.batching.memory import CallPlan, Known, Signature, plans_of, signature_of
+from driftscope.transforms.batching.memory import (
+    CallPlan,
+    CallSketch,
+    Known,
+    Repeated,
+    Signature,
+    plans_of,
+    signature_of,
+    sketch_of,
+)
 from driftscope.transforms.batching.paths import by_path, same_as_loop
 from driftscope.transforms.batching.refusal import refuse_random, refuse_written
 from driftscope.transforms.batching.results import put_together
@@ -24,6 +35,9 @@ from driftscope.transforms.world.places import is_own_mistake
 
 #: A run that did not keep to what was proved: nothing of it is returned.
 _STRAYED = object()
+
+#: Kinds of calls that one ``ds.vmap(function)`` recognises without reading all of them anew.
+_MOST_REPEATED = 64
 
 
 class CallRunner:
@@ -40,13 +54,15 @@ class CallRunner:
         self.audit = audit
         self.plans = plans_of(request)
         self.captured: Captured | None = None
+        self.repeated: dict[Any, Repeated] = {}
+        self.seen: set[Any] = set()
 
     def theirs(self, function: Any) -> Any:
         """Map a function with ``torch.vmap`` under the options that were asked for."""
         wanted = self.request
         return torch.vmap(function, wanted.in_dims, wanted.out_dims, wanted.randomness, chunk_size=wanted.chunk_size)
 
-    def opened(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def opened(self, arguments: tuple[Any, ...], keywords: dict[str, Any], sketch: CallSketch | None = None) -> Any:
         """Run one call; its result is open to torch's trees."""
         call = BatchedCall.read(self.request, arguments, keywords)
         if any(map(internals.is_fake, call.tensors)) or not call.size:
@@ -64,11 +80,53 @@ class CallRunner:
         result = self.under_hooks(call, known) if internals.saving_hooked() else self.as_planned(call, signature, known)
         if rows and known is not None and known.plan in _BATCHED:
             self.audit.check(call, result, rows)
+        if sketch is not None and known is not None:
+            self.remember(call, sketch, known)
         return result
 
     def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Run one call; what it returns is of the user's classes."""
-        return closed(self.opened(arguments, keywords))
+        whole = bool(keywords or self.audit.share or self.request.chunk_size)
+        sketch = None if whole else sketch_of(self.request, arguments)
+        before = None if sketch is None else self.repeated.get(sketch.key)
+        if sketch is None or before is None:
+            return closed(self.opened(arguments, keywords, sketch))
+        result = self.again(before, sketch) if before.holds(sketch) else _STRAYED
+        return closed(self.opened(arguments, keywords, sketch) if result is _STRAYED else result)
+
+    def again(self, before: Repeated, sketch: CallSketch) -> Any:
+        """Run a call like one before it, along the steps that were proved."""
+        guarded = Guarded(self.request.opening)
+        try:
+            result = internals.flat_vmap(guarded, sketch.leaves, before.layout)
+        except Exception:  # it is run anew, and raises there if it is not another road
+            before.captured.restore()
+            return _STRAYED
+        if guarded.steps() not in before.known.steps:
+            before.captured.restore()
+            return _STRAYED
+        return _of_its_own(result, sketch.leaves)
+
+    def remember(self, call: BatchedCall, sketch: CallSketch, known: Known) -> None:
+        """Recognise calls like this one from the second time on, which few functions see."""
+        alike = len(call.leaves) == len(sketch.leaves) and all(map(operator.is_, call.leaves, sketch.leaves))
+        proved = known.plan is CallPlan.TORCH and not known.draws and self.now.key in known.proved
+        if not alike or not proved or self.now.changed():
+            return
+        if sketch.key not in self.seen:
+            self.seen.add(sketch.key)
+            return
+        if len(self.seen) > _MOST_REPEATED:
+            self.seen.clear()
+            self.repeated.clear()
+        flat = all(child.is_leaf() for child in pytree.children_of(call.spec))
+        wanted = self.request
+        layout = internals.BatchLayout(
+            call.size, call.dims, None if flat else call.spec, wanted.out_dims, wanted.randomness
+        )
+        captured = Captured(wanted.function)
+        if captured.whole and captured.reached.isdisjoint(sketch.things):
+            self.repeated[sketch.key] = Repeated(known, captured, layout)
 
     def read(self, call: BatchedCall) -> None:
         """Read what the function has captured, anew where it changed since the last call."""
@@ -102,12 +160,12 @@ class CallRunner:
                 known = self.learn(call, signature)
                 result = self.follow(call, known) if known is not None and known.plan is CallPlan.TORCH else _STRAYED
             if result is not _STRAYED:
-                return _of_its_own(result, call)
+                return _of_its_own(result, call.tensors)
         if known is not None and known.plan in (CallPlan.PATHS, CallPlan.VERIFIED_PATHS):
             result = self.by_groups(call, known)
             if result is not _STRAYED:
                 known.plan = CallPlan.VERIFIED_PATHS
-                return _of_its_own(result, call)
+                return _of_its_own(result, call.tensors)
         return self.looped(call, known)
 
     def under_hooks(self, call: BatchedCall, known: Known | None) -> Any:
@@ -119,7 +177,8 @@ class CallRunner:
             with internals.unhooked():
                 strays = self.follow(call, known) is _STRAYED
             if not strays:
-                return _of_its_own(self.theirs(Guarded(self.request.opening))(*call.given, **call.keywords), call)
+                result = self.theirs(Guarded(self.request.opening))(*call.given, **call.keywords)
+                return _of_its_own(result, call.tensors)
         return self.looped(call, known)
 
     def follow(self, call: BatchedCall, known: Known) -> Any:
@@ -210,15 +269,15 @@ class CallRunner:
 _BATCHED = (CallPlan.TORCH, CallPlan.PATHS, CallPlan.VERIFIED_PATHS)
 
 
-def _of_its_own(result: Any, call: BatchedCall) -> Any:
+def _of_its_own(result: Any, given: list[Any]) -> Any:
     """Return results in memory of their own, as the loop's are: neither the batch's nor shared by the examples."""
-    given = {internals.memory_of(tensor) for tensor in call.tensors}
 
     def owned(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided or leaf.is_nested:
             return leaf
-        memory = internals.memory_of(leaf)
-        shared = any(stride == 0 and size > 1 for stride, size in zip(leaf.stride(), leaf.shape, strict=True))
-        return leaf.clone(memory_format=torch.contiguous_format) if shared or memory in given else leaf
+        strides = leaf.stride()
+        shared = 0 in strides and any(not stride and size > 1 for stride, size in zip(strides, leaf.shape, strict=True))
+        shared = shared or internals.in_memory_of(leaf, given)
+        return leaf.clone(memory_format=torch.contiguous_format) if shared else leaf
 
-    return internals.tree_map(owned, result)
+    return owned(result) if isinstance(result, torch.Tensor) else internals.tree_map(owned, result)

@@ -41,12 +41,15 @@ class Captured:
     ----------
     whole : bool
         Whether everything reached can be read and put back: no running generator, no open file, nothing left out.
+    reached : frozenset of int
+        Identities of the tensors, containers and objects.
     """
 
     def __init__(self, function: Any, arguments: tuple[Any, ...] = ()):
         reached = reach(function, tuple(a for a in arguments if not isinstance(a, torch.Tensor)))
         self._bindings = [(binding, binding.get()) for binding in reached.bindings]
         self._things = [(path, thing, *_reader(thing)) for path, thing in reached.things]
+        self.reached = frozenset(id(thing) for _, thing in reached.things)
         self.tensors = [thing for _, thing in reached.things if isinstance(thing, torch.Tensor)]
         self.mark()
         opaque = any(isinstance(thing, OPAQUE) and thing not in _streams() for _, thing in reached.things)
@@ -94,7 +97,7 @@ def _keyed(value: Any) -> Any:
         return tuple(map(_keyed, value))
     if isinstance(value, _PLAIN):
         return type(value), repr(value)
-    return value if isinstance(value, types.CodeType) else type(value)
+    return value if isinstance(value, (types.CodeType, torch.dtype)) else type(value)
 
 
 def _streams() -> tuple[Any, ...]:
@@ -119,7 +122,8 @@ def _reader(thing: Any) -> tuple[Callable[[Any], Any], Any]:
 
 
 def _of_tensor(tensor: torch.Tensor) -> Any:
-    return str(tensor.dtype), str(tensor.shape), tensor.requires_grad, tensor.is_leaf
+    sizes = tensor.shape if tensor.layout is torch.strided else (str(tensor.shape),)
+    return (tensor.dtype, tensor.requires_grad, tensor.is_leaf, *sizes)
 
 
 def _of_dict(thing: dict[Any, Any]) -> Any:
