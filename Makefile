@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --d
 # tests start hundreds of processes, and without its bytecode each of them takes seconds longer.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test slow sweep fuzz lint docs bench gpu matrix personalities changelog clean
+.PHONY: demo test slow sweep fuzz lint docs bench gpu matrix oldest personalities changelog clean
 
 # One sentence instead of a traceback from pip or a half-made environment.
 OLD := $(shell $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || echo old)
@@ -76,6 +76,11 @@ VERSION ?= newest
 matrix:
 	$(needs_python)
 	$(PYTHON) docs/compatibility.py run $(VERSION)
+
+# What reads, runs and lifts files, and what is numbers alone, in the environment that is here with the
+# oldest numpy, onnx and onnxruntime: two minutes.
+oldest: $(STAMP)
+	$(BIN)/python docs/compatibility.py beside oldest
 
 # The quick tests as on older processors, with 1, 2 and 4 threads, twice each in an order drawn anew: hours.
 personalities: $(STAMP)

@@ -6,6 +6,7 @@ commands with what the installed torch exports, onnxruntime's levels, ``.pt2`` f
 keeps what came of it in
 ``docs/measurements/compatibility``; ``... table`` writes the page from everything that is kept.
 ``make matrix VERSION=torch2.8`` does both; ``VERSION=oldest`` and ``VERSION=newest`` are the oldest and newest torch.
+``... beside oldest`` runs tests here, with the oldest numpy, onnx and onnxruntime put before the installed ones.
 Other tests may be named behind it: ``python docs/compatibility.py run torch2.8 tests`` runs every quick test.
 Builds of torch other than the one in ``constraints.txt`` bring several gigabytes of CUDA libraries along. Where uv is
 installed it makes the environments, in a third of the time.
@@ -42,6 +43,9 @@ SUITE = (
     "tests/records/test_environment.py",
     "tests/comparison/test_judge.py",
 )
+# With older libraries put before the installed ones: what reads, runs and lifts files, and what is numbers alone.
+BESIDE = ("tests/cli/test_walk.py", "tests/programs", "tests/lift/test_onnx_lift.py", "tests/numerics",
+          "tests/comparison", "tests/records")  # fmt: skip
 _ASK = """
 import importlib.metadata as m, json, platform, sys
 from driftscope.records.environment import capture
@@ -96,6 +100,25 @@ def measure(name: str, python: str, tests: list[str], folder: Path, ready: bool)
     row |= running_with(str(inside), os.environ)
     KEPT.mkdir(parents=True, exist_ok=True)
     (KEPT / f"{name}.json").write_text(json.dumps(row, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def beside(name: str, tests: list[str]) -> int:
+    """Run tests here, with the libraries that an environment names put before our own, torch and what rests on it not.
+
+    Takes two minutes where an environment of its own takes several more: ``make oldest``. Returns pytest's exit code.
+    """
+    pins = (ROOT / "constraints" / f"{name}.txt").read_text(encoding="utf-8").split("\n")
+    wanted = [pin for pin in pins if re.match(r"(?!torch|transformers)[\w-]+==", pin)]
+    folder = ROOT / f".venv-beside-{name}"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--upgrade"]
+    subprocess.check_call([*install, "--target", str(folder), *wanted])
+    found = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "src")])}
+    versions = running_with(sys.executable, found)["versions"]
+    missed = [pin for pin in wanted if _pinned(pin, pin.split("==")[0]) != versions.get(pin.split("==")[0])]
+    if missed:
+        raise SystemExit(f"{', '.join(missed)} installed in {folder.name}, but others are imported: {versions}")
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-n", "auto", "--dist", "worksteal"]
+    return subprocess.call([*command, *(tests or BESIDE)], cwd=ROOT, env=found)
 
 
 def running_with(python: str, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -205,14 +228,16 @@ def _personalities() -> list[str]:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("what", choices=("run", "table"))
+    parser.add_argument("what", choices=("run", "beside", "table"))
     parser.add_argument("name", nargs="?", default="newest")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--environment", type=Path, help="an environment to change instead of .venv-NAME")
     parser.add_argument("--ready", action="store_true", help="the environment holds what it should: install nothing")
     given, tests = parser.parse_known_args()
+    name = {"oldest": known()[0], "newest": known()[-1]}.get(given.name, given.name)
+    if given.what == "beside":
+        sys.exit(beside(name, tests))
     if given.what == "run":
-        name = {"oldest": known()[0], "newest": known()[-1]}.get(given.name, given.name)
         measure(name, given.python, tests, given.environment or ROOT / f".venv-{name}", given.ready)
     PAGE.write_text(table(), encoding="utf-8")
 

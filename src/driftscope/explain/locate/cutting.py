@@ -15,6 +15,7 @@ from driftscope.explain.locate.alignment import align
 from driftscope.explain.locate.fingerprints import Trail
 from driftscope.lift.onnx.element_types import storage
 from driftscope.lift.steps import Lifted, Step
+from driftscope.programs.loading.external_data import is_external, take_in
 from driftscope.programs.loading.onnx_files import OnnxModel
 from driftscope.records.finding import Finding
 
@@ -120,10 +121,8 @@ def _counterpart_value(a: Lifted, b: Lifted, end: str) -> torch.Tensor:
 def _loaded(tensor: onnx.TensorProto, model: OnnxModel) -> onnx.TensorProto:
     whole = onnx.TensorProto()
     whole.CopyFrom(tensor)
-    if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        onnx.external_data_helper.load_external_data_for_tensor(whole, str(model.directory))
-        whole.ClearField("data_location")
-        del whole.external_data[:]
+    if is_external(tensor) and model.directory is not None:
+        take_in(whole, model.directory)
     return whole
 
 

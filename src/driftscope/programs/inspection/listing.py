@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from driftscope.errors import ProgramError
 from driftscope.programs.arrays import array_of, dtype_name
 from driftscope.programs.inspection.onnx_signature import ELEMENT_NAMES, opsets_of, value_slot
-from driftscope.programs.loading.external_data import is_external
+from driftscope.programs.loading.external_data import is_external, location_of
 from driftscope.programs.loading.folders import is_torchscript
 from driftscope.programs.loading.onnx_files import model_of
 from driftscope.programs.loading.references import is_reference
@@ -197,7 +197,7 @@ def _tensor(tensor: TensorProto) -> str:
     element = ELEMENT_NAMES.get(tensor.data_type) or _element(tensor.data_type)
     words = f"{element}{list(tensor.dims)}"
     if is_external(tensor):
-        return f"{words} in {next((e.value for e in tensor.external_data if e.key == 'location'), '?')}"
+        return f"{words} in {location_of(tensor) or '?'}"
     try:
         values = numpy_helper.to_array(tensor).ravel()
     except (ValueError, TypeError, KeyError, NotImplementedError):

@@ -54,6 +54,18 @@ def is_external(tensor: TensorProto) -> bool:
     return tensor.data_location == TensorProto.EXTERNAL
 
 
+def location_of(tensor: TensorProto) -> str:
+    """Return the file that a tensor's data lies in, as the model names it; "" where the model holds it."""
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+
+
+def take_in(tensor: TensorProto, directory: FilePath) -> None:
+    """Read a tensor's data from its file in a folder that was checked, into the model."""
+    onnx.external_data_helper.load_external_data_for_tensor(tensor, str(directory))
+    tensor.ClearField("data_location")
+    del tensor.external_data[:]
+
+
 def confine(model: ModelProto, directory: FilePath | None, name: str) -> bool:
     """Refuse external data outside the model's folder; return whether there is any external data.
 

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, EncodeError  # type: ignore[imp
 
 from driftscope.errors import ProgramError
 from driftscope.programs.feeding.files import file_digest
-from driftscope.programs.loading.external_data import confine, is_external, tensors_of
+from driftscope.programs.loading.external_data import confine, is_external, location_of, tensors_of
 from driftscope.programs.loading.onnx_bounds import check_bounds
 
 
@@ -54,10 +54,7 @@ class OnnxModel:
         return self.path.stat().st_size + sum((folder / f).stat().st_size for f in self._data_files())
 
     def _data_files(self) -> set[str]:
-        locations = (
-            e.value for t in tensors_of(self.proto) if is_external(t) for e in t.external_data if e.key == "location"
-        )
-        return set(locations) if self.external else set()
+        return {location_of(t) for t in tensors_of(self.proto) if is_external(t)} if self.external else set()
 
     def for_session(self) -> str | bytes:
         """Return what an onnxruntime session is created from: the path, or the bytes of a model in memory.

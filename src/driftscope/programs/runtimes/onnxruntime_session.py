@@ -18,7 +18,7 @@ from driftscope.programs.feeding.binding import bind_slots, ready
 from driftscope.programs.inspection.graph_modes import modes_of_onnx
 from driftscope.programs.inspection.onnx_signature import opsets_of, outputs_of, slots_of, table_rows, unused_inputs
 from driftscope.programs.isolation.choice import isolates
-from driftscope.programs.loading.external_data import is_external, tensors_of
+from driftscope.programs.loading.external_data import is_external, location_of, take_in, tensors_of
 from driftscope.programs.loading.onnx_files import OnnxModel
 from driftscope.programs.protocol import Bound, OnnxSource, Optimised, Program, Slot
 from driftscope.programs.runtimes.ort_crash_site import crash_site
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _LARGE = 1_500_000_000
 # Beyond this the optimised graph's weights go beside it, where they are mapped rather than read.
 _BESIDE = 64 << 20
+_WEIGHTS = "optimized-weights.bin"  # no name that a model would choose
 # Bytes of weights that an optimiser wrote anew, from files beside the model, up to which the graph holds them itself.
 _REWRITTEN = 256 << 20
 
@@ -311,18 +312,25 @@ class OnnxProgram(Program):
             path = FilePath(folder.name) / "optimized.onnx"
             beside = self.model.size > _BESIDE and not (self.model.external and self._few_written(path))
             if beside:
-                self._write(path, "weights.bin")
+                self._write(path, _WEIGHTS)
             elif not path.is_file():
                 self._write(path)
             if not path.is_file():
                 raise RuntimeRefused("onnxruntime", "load", "it did not write its optimised graph")
             graph = onnx.load(str(path), load_external_data=False)
             if beside:
+                self._take_in(graph)
                 self._beside = folder  # as long as the program lives
             return graph
         finally:
             if self._beside is not folder:
                 folder.cleanup()
+
+    def _take_in(self, graph: onnx.ModelProto) -> None:
+        """Read weights that are still named by the model's own files, as onnxruntime 1.20 leaves them, into a graph."""
+        for tensor in filter(is_external, tensors_of(graph)):
+            if location_of(tensor) != _WEIGHTS and self.model.directory is not None:
+                take_in(tensor, self.model.directory)
 
     def _few_written(self, path: FilePath) -> bool:
         """Write the optimised graph with the weights that changed; the others stay in the model's own files."""

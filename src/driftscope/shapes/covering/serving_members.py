@@ -67,11 +67,11 @@ class OnnxMember:
 
 def _external_files(path: Path) -> Sequence[str]:
     import onnx
-    from onnx.external_data_helper import uses_external_data
+
+    from driftscope.programs.loading.external_data import is_external, location_of, tensors_of
 
     model = onnx.load(str(path), load_external_data=False)
-    stored = (tensor for tensor in model.graph.initializer if uses_external_data(tensor))
-    names = {entry.value for tensor in stored for entry in tensor.external_data if entry.key == "location"}
+    names = {location_of(tensor) for tensor in tensors_of(model) if is_external(tensor)}
     if any(Path(name).name != name for name in names):
         raise InputError(f"{path.name} keeps data outside its folder; store it in one file")
     return sorted(names)
