@@ -3,8 +3,10 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from driftscope.comparison.judge import OutputEvidence, judge
+from driftscope.comparison.judge import OutputEvidence, judge, told_floors
 from driftscope.comparison.measuring.spread import Ratio
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.records.verdict import FailOn, Verdict, worst
@@ -107,3 +109,14 @@ def test_a_cause_is_a_fact_only_with_its_replay(replay, words):
         "value", delta=Ratio(0.0, limit=1e-11), rho=Ratio(40.0), cheaper="TF32 in B", replay=replay
     )
     assert words in judge(evidence).reason
+
+
+@given(value=st.floats(0.0, 10.0), more=st.floats(1.0, 5.0))
+def test_the_floors_that_are_told_do_not_contradict_the_verdict(value: float, more: float) -> None:
+    rho = Ratio(value, whole=value * more)
+    told = told_floors(rho)
+    assert [told <= t for t in (THRESHOLDS.rounding, THRESHOLDS.large)] == [
+        value <= t for t in (THRESHOLDS.rounding, THRESHOLDS.large)
+    ]
+    reason = judge(OutputEvidence("value", delta=SAME, rho=rho, within=True)).reason
+    assert ("chance" in reason) == (told != rho.whole)

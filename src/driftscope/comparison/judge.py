@@ -288,12 +288,22 @@ def in_float64(drift: float) -> str:
     return f"in float64 they differ by {drift:.1e}" if drift else "in float64 they are equal"
 
 
+def told_floors(rho: Ratio, t: Thresholds = THRESHOLDS) -> float:
+    """Return the number that is printed: the plain ratio over the tensor, unless it would contradict the verdict.
+
+    Of few numbers the plain ratio varies by chance; what is judged is the ratio without that.
+    """
+    chance = any(rho.value <= limit < rho.whole for limit in (t.rounding, t.large))
+    return rho.value if rho.place != "tensor" or math.isnan(rho.whole) or chance else rho.whole
+
+
 def _floors(rho: Ratio) -> str:
     if math.isinf(rho.value):
         return "a difference that rounding cannot make"
+    told = told_floors(rho)
     place = "" if rho.place == "tensor" else f" ({rho.place})"
-    value = rho.whole if rho.place == "tensor" and not math.isnan(rho.whole) else rho.value
-    return f"{floors(value)}{place}"
+    chance = ", without what chance does to so few numbers" if not place and told < rho.whole else ""
+    return f"{floors(told)}{place}{chance}"
 
 
 _RULES: tuple[Rule, ...] = (

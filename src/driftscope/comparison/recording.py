@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from driftscope.comparison.judge import Judgement, OutputEvidence
+from driftscope.comparison.judge import Judgement, OutputEvidence, told_floors
 from driftscope.comparison.leaves import LeafComparison
-from driftscope.comparison.measuring.spread import Ratio, floor_of
+from driftscope.comparison.measuring.spread import floor_of
 from driftscope.comparison.tolerance import suggest_tolerance
 from driftscope.numerics.formats import format_of
 from driftscope.records.kinds.output import OutputRecord, Side, Tolerance
@@ -55,7 +55,7 @@ def output_record(
         rms=drift.rms if drift else None,
         worst_index=drift.worst_index if drift else None,
         worst_values=drift.worst_values if drift else None,
-        floors=_floors(evidence.rho),
+        floors=None if evidence.rho is None else told_floors(evidence.rho),
         lifted=delta.value if delta else None,
         lifted_threshold=delta.limit if delta else None,
         closer=_closer(errors),
@@ -64,12 +64,6 @@ def output_record(
         # Where nothing is decided, a tolerance would be read as if something were.
         tolerance=None if undecided or not evidence.floating else _tolerance(evidence.formats, noises),
     )
-
-
-def _floors(rho: Ratio | None) -> float | None:
-    if rho is None:
-        return None
-    return rho.whole if rho.place == "tensor" and rho.whole == rho.whole else rho.value
 
 
 def _side(
