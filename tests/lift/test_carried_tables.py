@@ -83,3 +83,31 @@ def test_a_table_stored_in_float16_and_cast_is_what_the_other_side_computes_in_f
     pair = (_queries(folded=False), _queries(folded=True, factor=factor))
     found = ds.compare(*(pair[::-1] if turned else pair), {"x": X.numpy()})
     assert (found.verdict is Verdict.DIFFERENT) is different, found.reason
+
+
+class Pitches(nn.Module):
+    """Splines on an even grid: the pitches of two of its parts are one number in float16, and not in float32."""
+
+    def __init__(self, held: bool = False, factor: float = 1.0):
+        super().__init__()
+        self.register_buffer("grid", torch.arange(-3, 9).float() * 0.4 - 1)
+        pitches = [p.half() for p in self.pitches()] if held else []
+        for name, value in zip(("rise", "fall"), pitches, strict=False):
+            self.register_buffer(name, value * factor)
+        self.held = held
+
+    def pitches(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.grid[1:-1] - self.grid[:-2], self.grid[2:] - self.grid[1:-1]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rise, fall = (self.rise.float(), self.fall.float()) if self.held else self.pitches()
+        return x / rise + (1 - x) ** 2 / fall
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("factor", "same"), [(1.0, True), (1.01, False)])
+def test_two_tables_that_float16_makes_one_are_told_apart_by_where_they_stand(turned, factor, same):
+    pair = (Pitches(), Pitches(held=True, factor=factor))
+    x = torch.randn(4, 10, generator=torch.Generator().manual_seed(3))
+    found = ds.compare(*(pair[::-1] if turned else pair), x)
+    assert (found.verdict is not Verdict.DIFFERENT) is same, found.reason

@@ -9,7 +9,7 @@ from torch import nn
 import driftscope as ds
 from driftscope.lift.onnx.graph import LiftedOnnx
 from driftscope.lift.reconcile import matching
-from driftscope.lift.reconcile.certify import _exact_matches
+from driftscope.lift.reconcile.exact import exact_matches
 from driftscope.lift.reconcile.matching import ulp
 from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.steps import Constant, Origin
@@ -36,8 +36,8 @@ def fingerprints(count: int, other_seed: int, monkeypatch: pytest.MonkeyPatch) -
     real = matching.fingerprint
     monkeypatch.setattr(matching, "fingerprint", lambda value: read.append(value.numel()) or real(value))
     a, b = ReconciledSide(Weights(count, 0), []), ReconciledSide(Weights(count, other_seed), [])  # type: ignore[arg-type]
-    _exact_matches(b, a.constants, a.index)
-    _exact_matches(a, b.constants, b.index)
+    exact_matches(b, a.constants, a.index)
+    exact_matches(a, b.constants, b.index)
     monkeypatch.undo()
     return len(read)
 

@@ -18,18 +18,17 @@ from driftscope.comparison.measuring.spread import Ratio, lifted_drift
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.lift.finer import evaluate as finer
 from driftscope.lift.finer.evaluate import Loss
-from driftscope.lift.reconcile import folds, matching, scalars, subgraphs
-from driftscope.lift.reconcile.matching import Fingerprint, Repair, WeightIndex
+from driftscope.lift.reconcile import folds, matching, subgraphs
+from driftscope.lift.reconcile.exact import exact_matches
+from driftscope.lift.reconcile.matching import Fingerprint, Repair
 from driftscope.lift.reconcile.sides import (
     ReconciledSide,
-    has_twin,
     is_tensor,
-    may_be_rounded,
     one_side_only,
     with_exact_scalars,
 )
 from driftscope.lift.reconcile.solving import Residual, solve_scalars
-from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
+from driftscope.lift.steps import Lifted, LiftedOutput, Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,49 +262,12 @@ def _merged(old: Sequence[Repair], new: Sequence[Repair]) -> list[Repair]:
 def _exact(attempt: _Attempt) -> None:
     """Every constant of one side that stores, rounded, a constant of the other."""
     a, b = attempt.a, attempt.b
-    repairs_a = _exact_matches(a, b.constants, b.index)
+    repairs_a = exact_matches(a, b.constants, b.index)
     # A number that A itself stores rounded is traced first, so that B is traced to the same exact number.
-    repairs_b = _exact_matches(b, with_exact_scalars(a.constants, repairs_a), a.index)
+    repairs_b = exact_matches(b, with_exact_scalars(a.constants, repairs_a), a.index)
     repairs_a = one_side_only(repairs_a, repairs_b)
     attempt.result.inner_b = b.inner
     attempt.take(repairs_a, repairs_b)
-
-
-def _exact_matches(side: ReconciledSide, others: Sequence[Constant], index: WeightIndex) -> list[Repair]:
-    numbers = scalars.Candidates(scalars.numbers(others), side.single)
-    repairs: list[Repair] = []
-    for constant in side.constants:
-        if constant.value.is_complex():
-            # A table of rotations or a transformed filter: nobody rounds one, but native code computes it.
-            side.left += [constant] if constant.frontier and not has_twin(constant, others) else []
-            continue
-        if not constant.value.dtype.is_floating_point:
-            continue
-        candidates = numbers.of(constant)
-        if len(candidates) == 1 or (candidates and not candidates[0].derived):
-            value = torch.full(constant.value.shape, candidates[0].value, dtype=torch.float64)
-            found = Repair(constant.name, value, "scalar", candidates[0].words, constant)
-            (repairs if constant.frontier else side.inner).append(found)
-        elif not constant.frontier:
-            inner = _match_tensor(constant, index) if may_be_rounded(constant) else None
-            side.inner += [] if inner is None else [inner]
-            if inner is None and may_be_rounded(constant) and not index.holds(constant.value):
-                side.inner_left.append(constant)
-        elif is_tensor(constant):
-            if index.holds(constant.value, side.index.fingerprint(constant)):
-                continue
-            weight = _match_tensor(constant, index)
-            if weight is None:
-                side.left.append(constant)
-            elif not torch.equal(weight.value, constant.value.to(torch.float64)):
-                repairs.append(weight)
-    return repairs
-
-
-def _match_tensor(constant: Constant, index: WeightIndex) -> Repair | None:
-    if not index.wider_than(constant.value.dtype):
-        return None  # nothing can have been rounded to this format
-    return matching.match_weight(constant, index) or matching.match_joined(constant, index)
 
 
 # --- constant subgraphs ----------------------------------------------------------------------------------------
@@ -345,7 +307,7 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
         side.left = [c for c in side.left if c.name not in names and not c.value.is_complex()]
     single = [[c for c in side.constants if not is_tensor(c)] for side in both]
     numbers = [
-        [*subgraphs.computed_repairs(c, own, limit), *subgraphs.stored_repairs(c, other, limit)]
+        [*subgraphs.computed_repairs(c, own, limit), *subgraphs.stored_repairs(c, other, limit, own=own)]
         for c, own, other in zip(single, found, reversed(found), strict=True)
     ]
     attempt.take(*tensors)

@@ -221,6 +221,8 @@ class WeightIndex:
         self._tables: dict[torch.dtype, dict[Fingerprint, list[Constant]]] = {}
         self._own: dict[int, Fingerprint] = {}
         self._widened: dict[torch.dtype, set[Fingerprint]] = {}
+        #: Which of another program's constants was found to be this program's, by the names of these.
+        self.takers: dict[str, str] = {}
 
     def holds(self, value: torch.Tensor, bits: Fingerprint | None = None) -> bool:
         """Whether some tensor holds the same numbers in some order, in the same format or exactly in another.
@@ -305,14 +307,27 @@ def rearrangements(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Te
                 yield torch.cat([blocks[k] for k in order], 0).reshape(shape)
 
 
-def match_weight(constant: Constant, index: WeightIndex) -> Repair | None:
-    """Find the wider weight that ``constant`` stores rounded, in whatever arrangement."""
-    for partner in index.rounded_partners(constant.value):
+def same_name(one: str, other: str) -> bool:
+    """Whether two names are one, but for the module that a program was wrapped in."""
+    return one == other or one.endswith(f".{other}") or other.endswith(f".{one}")
+
+
+def match_weight(constant: Constant, index: WeightIndex, named: bool = False) -> Repair | None:
+    """Find the wider weight that ``constant`` stores rounded, in whatever arrangement; ``named``: one of its name."""
+    # Rounded, two weights may be one: then names tell them apart, or the order in which they stand.
+    partners = sorted(
+        index.rounded_partners(constant.value),
+        key=lambda c: (not same_name(c.name, constant.name), index.takers.get(c.name, constant.name) != constant.name),
+    )
+    for partner in partners:
+        if named and not same_name(partner.name, constant.name):
+            break
         for arranged in rearrangements(partner.value, constant.value.shape):
             if stores(constant.value, arranged):
                 words = f"{partner.name} rounded to {str(constant.value.dtype).removeprefix('torch.')}"
                 moved = int((arranged.to(constant.value.dtype) != constant.value).sum())
                 words += f", {counted(moved, 'element')} of it clamped" if moved else ""
+                index.takers[partner.name] = constant.name
                 return Repair(constant.name, arranged.to(torch.float64), "weight", words, constant, (partner.name,))
     return None
 

@@ -18,7 +18,7 @@ import torch
 
 from driftscope.comparison.measuring.spread import drift_in_floors, finite, shared_sentinels
 from driftscope.lift.noise.injector import NoiseInjector
-from driftscope.lift.reconcile.matching import Repair, rearrangements, ulp, uniform
+from driftscope.lift.reconcile.matching import Repair, rearrangements, same_name, ulp, uniform
 from driftscope.lift.steps import Constant, Lifted, Origin
 from driftscope.numerics import error_model
 
@@ -207,6 +207,7 @@ class _Tables:
     def __init__(self, found: Subgraphs, limit: float, factors: Sequence[float]):
         self._found, self._limit, self._factors = found, limit, (1.0, *factors)
         self._by_count: dict[int, list[tuple[str, tuple[float, float]]]] = {}
+        self._taken: set[str] = set()
         for name, value in found.exact.items():
             if value.numel():
                 self._by_count.setdefault(value.numel(), []).append((name, _norms(value)))
@@ -216,7 +217,11 @@ class _Tables:
         among: Mapping[str, torch.Tensor] | None = None,
     ) -> Repair | None:  # fmt: skip
         """Find the table (of some, where these are given) that a value of a constant is, within the floors of both."""
-        candidates = self._by_count.get(value.numel(), [])
+        # Rounded, two tables may be one: then names tell them apart, or the order in which they stand.
+        candidates = sorted(
+            self._by_count.get(value.numel(), []),
+            key=lambda c: (not same_name(c[0], constant.name), c[0] in self._taken),
+        )
         norms = _norms(value) if candidates else (0.0, 0.0)
         for factor, (name, theirs) in itertools.product(self._factors, candidates):
             close = _ALIKE if factor == 1.0 else _FACTOR
@@ -226,6 +231,7 @@ class _Tables:
             if all(math.isclose(one, other, rel_tol=close) for one, other in zip(norms, wanted, strict=True)):
                 meant = self._arranged(constant, value, name, factor, floor)
                 if meant is not None:
+                    self._taken.add(name)
                     words = f"{name}, computed natively" if factor == 1.0 else f"{name} times {factor:.6g}"
                     return Repair(constant.name, meant.contiguous(), "table", words, constant, (name,))
         return None

@@ -1,0 +1,64 @@
+"""Exact matches: every constant of one program that stores, rounded, a constant of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from driftscope.lift.reconcile import matching, scalars
+from driftscope.lift.reconcile.matching import Repair, WeightIndex
+from driftscope.lift.reconcile.sides import ReconciledSide, has_twin, is_tensor, may_be_rounded
+from driftscope.lift.steps import Constant
+
+
+def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: WeightIndex) -> list[Repair]:
+    """Match the constants of one side with the other's; what is left, and what only subgraphs read, stays there.
+
+    Parameters
+    ----------
+    side : ReconciledSide
+    others : sequence of Constant
+        Of the other program, its numbers as they are known to be.
+    index : WeightIndex
+        The other program's tensors.
+    """
+    numbers = scalars.Candidates(scalars.numbers(others), side.single)
+    repairs: list[Repair] = []
+    for constant in side.constants:
+        if constant.value.is_complex():
+            # A table of rotations or a transformed filter: nobody rounds one, but native code computes it.
+            side.left += [constant] if constant.frontier and not has_twin(constant, others) else []
+            continue
+        if not constant.value.dtype.is_floating_point:
+            continue
+        named = _match_tensor(constant, index, named=True) if may_be_rounded(constant) else None
+        candidates = [] if named else numbers.of(constant)
+        if named is not None:
+            (repairs if constant.frontier else side.inner).append(named)
+        elif len(candidates) == 1 or (candidates and not candidates[0].derived):
+            value = torch.full(constant.value.shape, candidates[0].value, dtype=torch.float64)
+            found = Repair(constant.name, value, "scalar", candidates[0].words, constant)
+            (repairs if constant.frontier else side.inner).append(found)
+        elif not constant.frontier:
+            inner = _match_tensor(constant, index) if may_be_rounded(constant) else None
+            side.inner += [] if inner is None else [inner]
+            if inner is None and may_be_rounded(constant) and not index.holds(constant.value):
+                side.inner_left.append(constant)
+        elif is_tensor(constant) or may_be_rounded(constant):
+            if index.holds(constant.value, side.index.fingerprint(constant)):
+                continue
+            weight = _match_tensor(constant, index)
+            if weight is not None:
+                repairs.append(weight)
+            elif is_tensor(constant):
+                side.left.append(constant)
+    return [r for r in repairs if r.kind == "scalar" or not torch.equal(r.value, r.constant.value.to(torch.float64))]
+
+
+def _match_tensor(constant: Constant, index: WeightIndex, named: bool = False) -> Repair | None:
+    if not index.wider_than(constant.value.dtype):
+        return None  # nothing can have been rounded to this format
+    if named:  # in a narrow format weights near one are ones, and some other tensor may hold ones as well
+        return matching.match_weight(constant, index, named)
+    return matching.match_weight(constant, index) or matching.match_joined(constant, index)
