@@ -119,3 +119,16 @@ def test_it_is_said_drawn_and_kept(tmp_path):
     assert "Orders in this result" in page
     one, _ = written_kernel((6, 64, 30), map_of((6, 64, 30), "one"))
     assert "map" not in str(accumulation_of(one))
+
+
+@pytest.mark.parametrize(("together", "applies"), [(backwards, "a row given alone;"), (forwards, "every element")])
+def test_an_order_that_only_a_row_alone_has_is_said_to_be_one(together, applies):
+    def kernel(terms):
+        return forwards(terms) if len(terms) == 1 else together(terms)
+
+    found = ds.reveal(kernel, 24)
+    assert found.applies.startswith(applies)
+    several = ds.reveal(kernel, 24, shape=(5, 24))
+    x = np.random.default_rng(0).standard_normal((5, 24)).astype(np.float32)
+    assert (several.replay(x) == kernel(x)).all()
+    assert several.applies == "every element"

@@ -129,6 +129,8 @@ def _rows_alike(kernel: Kernel, rng: np.random.Generator) -> None:
 
 def words_of(kernel: Kernel) -> str:
     """Say for which elements of the result an order holds."""
+    if kernel.rows == 1 and kernel.shape is None:
+        return "a row given alone; rows given together are added in other orders, which shape=(rows, n) tells"
     words = []
     if kernel.rows and kernel.alike is not None:
         words.append(f"{_numbers(kernel.alike)} of {kernel.rows} {kernel.nouns[0]}")
