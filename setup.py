@@ -27,6 +27,7 @@ setup(
                     "rounding",
                     "superaccumulator",
                     "tile",
+                    "windows",
                 )
             ],
             extra_compile_args=["-O2", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden"],

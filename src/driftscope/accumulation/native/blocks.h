@@ -162,6 +162,8 @@ TARGET static void NAME(three_slices)(const double *x, int n, double c, double d
     }
 }
 
+#include "windows.h"
+
 TARGET static int NAME(slices)(const double *x, int n, uint64_t most, uint64_t least, double *out) {
     if (most >= 0x7ff0000000000000) return COUNT_WIDE;
     int top = (int)(most >> 52), bottom = (int)((least + 1) >> 52);
@@ -184,6 +186,8 @@ TARGET static int NAME(slices)(const double *x, int n, uint64_t most, uint64_t l
 
 TARGET static int NAME(block_float64)(const void *data, int n, double *out) {
     uint64_t most, least;
+    int found = NAME(window_float64)(data, n, out);
+    if (found != COUNT_WIDE) return found;
     NAME(quick_scan)(data, n, &most, &least);
     int count = NAME(slices)(data, n, most, least, out);
     return count != COUNT_WIDE && out[0] - out[0] == 0 ? count : COUNT_WIDE; /* a NaN is in every slice */
@@ -253,6 +257,7 @@ TARGET static int NAME(block_float32)(const void *data, int n, double *out) {
  * float32, and half the conversions are saved. The scan is on 16-bit integers. */
 TARGET static int NAME(block_bfloat16)(const void *data, int n, double *out) {
     const uint16_t *x = data;
+    if (NAME(window_bfloat16)(data, n, out) == 1) return 1;
     VH strip = (VH){} + 0x7fff, high = {0}, low = strip;
     int i = 0;
     for (; i + 4 * LANES <= n; i += 4 * LANES) {
@@ -291,20 +296,6 @@ TARGET static int NAME(block_bfloat16)(const void *data, int n, double *out) {
     out[0] = NAME(total)(sum[0] + sum[1]);
     for (; i < n; i++) out[0] += bfloat16_at(x, i);
     return 1;
-}
-
-/* A finite float16 is a multiple of 2^-24 below 2^16: no scan is needed, and a NaN or infinity shows in the sum. */
-TARGET static int NAME(block_float16)(const void *x, int n, double *out) {
-    VD sum[4] = {{0}};
-    int i = 0;
-    for (; i + 4 * LANES <= n; i += 4 * LANES)
-        UNROLL
-        for (int j = 0; j < 4; j++) sum[j] += WIDEN(LOAD_FLOAT16((const uint16_t *)x + i + j * LANES));
-    UNROLL
-    for (int j = 1; j < 4; j++) sum[0] += sum[j];
-    out[0] = NAME(total)(sum[0]);
-    for (; i < n; i++) out[0] += float16_at(x, i);
-    return out[0] - out[0] == 0 ? 1 : COUNT_WIDE;
 }
 
 /* Products of doubles as two doubles each (Dekker 1971, Veltkamp's splitting), exact for the exponents the caller

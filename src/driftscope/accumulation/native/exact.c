@@ -66,6 +66,8 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define NARROW(a) (HALF) _mm512_cvtpd_ps((__m512d)(a))
 #define MAX64(a, b) (VQ) _mm512_max_epu64((__m512i)(a), (__m512i)(b))
 #define MIN64(a, b) (VQ) _mm512_min_epu64((__m512i)(a), (__m512i)(b))
+#define MAX32(a, b) (VU) _mm512_max_epu32((__m512i)(a), (__m512i)(b))
+#define MIN32(a, b) (VU) _mm512_min_epu32((__m512i)(a), (__m512i)(b))
 #define MAX16(a, b) (VH) _mm512_max_epu16((__m512i)(a), (__m512i)(b))
 #define MIN16(a, b) (VH) _mm512_min_epu16((__m512i)(a), (__m512i)(b))
 /* vrange: 11 is the larger magnitude, 10 the smaller, with the sign cleared; of a number and a NaN, the number. */
@@ -78,6 +80,7 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define LARGEST32(a) _mm512_reduce_max_ps((__m512)(a))
 #define SMALLEST32(a) _mm512_reduce_min_ps((__m512)(a))
 #define LOAD_FLOAT16(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
+#define LOADS_FLOAT16(p) (VF) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
 #define LOAD_BFLOAT16(p) _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16)
 #include "blocks.h"
 #undef NAME
@@ -87,6 +90,8 @@ static inline double element(int kind, const void *x, int64_t i) {
 #undef NARROW
 #undef MAX64
 #undef MIN64
+#undef MAX32
+#undef MIN32
 #undef MAX16
 #undef MIN16
 #undef LARGER64
@@ -98,6 +103,7 @@ static inline double element(int kind, const void *x, int64_t i) {
 #undef LARGEST32
 #undef SMALLEST32
 #undef LOAD_FLOAT16
+#undef LOADS_FLOAT16
 #undef LOAD_BFLOAT16
 
 #define NAME(x) x##_avx2
@@ -108,6 +114,8 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define CHOOSE64(m, a, b) (VQ)(((VQ)(m) & (a)) | (~(VQ)(m) & (b)))
 #define MAX64(a, b) CHOOSE64(_mm256_cmpgt_epi64((__m256i)(a), (__m256i)(b)), a, b)
 #define MIN64(a, b) CHOOSE64(_mm256_cmpgt_epi64((__m256i)(b), (__m256i)(a)), a, b)
+#define MAX32(a, b) (VU) _mm256_max_epu32((__m256i)(a), (__m256i)(b))
+#define MIN32(a, b) (VU) _mm256_min_epu32((__m256i)(a), (__m256i)(b))
 #define MAX16(a, b) (VH) _mm256_max_epu16((__m256i)(a), (__m256i)(b))
 #define MIN16(a, b) (VH) _mm256_min_epu16((__m256i)(a), (__m256i)(b))
 /* Of a number and a NaN, vmax and vmin return the second operand: the number. */
@@ -118,6 +126,7 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define LARGER32(a, b) (VF) _mm256_max_ps(SIZE32(a), (__m256)(b))
 #define SMALLER32(a, b) (VF) _mm256_min_ps(SIZE32(a), (__m256)(b))
 #define LOAD_FLOAT16(p) _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(p)))
+#define LOADS_FLOAT16(p) (VF) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
 #define LOAD_BFLOAT16(p) _mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)(p))), 16)
 #define LARGEST64(a) NAME(largest64)(a)
 #define SMALLEST64(a) NAME(smallest64)(a)
@@ -133,6 +142,8 @@ static inline double element(int kind, const void *x, int64_t i) {
 #undef NARROW
 #undef MAX64
 #undef MIN64
+#undef MAX32
+#undef MIN32
 #undef MAX16
 #undef MIN16
 #undef LARGER64
@@ -144,6 +155,7 @@ static inline double element(int kind, const void *x, int64_t i) {
 #undef LARGEST32
 #undef SMALLEST32
 #undef LOAD_FLOAT16
+#undef LOADS_FLOAT16
 #undef LOAD_BFLOAT16
 #undef CHOOSE64
 #undef SIZE64
@@ -158,6 +170,8 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define NARROW(a) ((HALF){(float)(a)[0], (float)(a)[1]})
 #define MAX64(a, b) CHOOSE(VQ, (a) > (b), a, b)
 #define MIN64(a, b) CHOOSE(VQ, (a) < (b), a, b)
+#define MAX32(a, b) CHOOSE(VU, (a) > (b), a, b)
+#define MIN32(a, b) CHOOSE(VU, (a) < (b), a, b)
 #define MAX16(a, b) CHOOSE(VH, (a) > (b), a, b)
 #define MIN16(a, b) CHOOSE(VH, (a) < (b), a, b)
 #define SIZE64(a) ((VD)((VQ)(a) & 0x7fffffffffffffff))
@@ -167,6 +181,7 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define LARGER32(a, b) (VF) CHOOSE(VU, SIZE32(a) > (b), SIZE32(a), b)
 #define SMALLER32(a, b) (VF) CHOOSE(VU, SIZE32(a) < (b), SIZE32(a), b)
 #define LOAD_FLOAT16(p) ((HALF){float16_at(p, 0), float16_at(p, 1)})
+#define LOADS_FLOAT16(p) ((VF){float16_at(p, 0), float16_at(p, 1), float16_at(p, 2), float16_at(p, 3)})
 #define LOAD_BFLOAT16(p) ((HALF){bfloat16_at(p, 0), bfloat16_at(p, 1)})
 #define LARGEST64(a) NAME(largest64)(a)
 #define SMALLEST64(a) NAME(smallest64)(a)
