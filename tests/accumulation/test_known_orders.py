@@ -10,9 +10,11 @@ import driftscope as ds
 from accumulation.known_kernels import adding, folded, pairwise, random_order
 from driftscope.accumulation.kernels.kernel import Kernel, Meter
 from driftscope.accumulation.kernels.kernel_factory import open_kernel
+from driftscope.accumulation.replaying import replayed
 from driftscope.accumulation.revealing.known_orders import known_order
 from driftscope.accumulation.revealing.reveal_kernel import reveal_kernel
 from driftscope.numerics.trees import known
+from driftscope.numerics.trees.replay import SumArithmetic
 from driftscope.numerics.trees.tree import SumTree
 
 
@@ -64,6 +66,43 @@ def test_a_product_in_its_shape_takes_two_calls(n):
     found = ds.reveal("torch.matmul", n, shape=(32, n, 32))
     asked, _, _ = reveal_kernel(open_kernel("torch.matmul", n, "float32", (32, n, 32), None, Meter()))
     assert found.tree == asked
+
+
+def in_vectors(x: np.ndarray, lanes: int) -> np.float32:
+    """Add as torch's product of 16-bit numbers does: eight vectors, then two by two into one, then single numbers."""
+    total, at = np.float32(0), 0
+    for many, registers in ((8, 8), (2, 1)):
+        sums = np.zeros((registers, lanes), np.float32)
+        step, start = many * lanes, at
+        for at in range(start + step, len(x) + 1, step):
+            for i, vector in enumerate(x[at - step : at].reshape(many, lanes)):
+                sums[i % registers] += vector
+        flat = sums.ravel()
+        while len(flat) > 1:
+            flat = flat[: len(flat) // 2] + flat[len(flat) // 2 :]
+        total += flat[0]
+    for value in x[at:]:
+        total += value
+    return total
+
+
+@pytest.mark.parametrize("n", [64, 100, 150, 200, 321, 1000])
+def test_the_order_of_torchs_narrow_products_is_that_of_its_loop(n):
+    plain = SumArithmetic("float32", "none")
+    for lanes in (4, 8, 16):
+        x = np.random.default_rng(n).standard_normal((8, n)).astype(np.float32)
+        got = replayed(known.narrow_dot(n, lanes), x, plain, "float32", None)
+        assert got.tolist() == [in_vectors(row, lanes) for row in x]
+        if lanes > 4 and n > 64:  # eight vectors of any width are halves of halves there
+            assert known.narrow_dot(n, lanes) != known.narrow_dot(n, 4)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_narrow_product_is_what_asking_finds(dtype):
+    for n in (64, 150):
+        found = ds.reveal("torch.linear", n, dtype=dtype)
+        asked, _, _ = reveal_kernel(open_kernel("torch.linear", n, dtype, None, None, Meter()))
+        assert found.tree == asked
 
 
 @pytest.mark.parametrize("n", [100, 257])

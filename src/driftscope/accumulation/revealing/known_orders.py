@@ -146,6 +146,8 @@ def _words(make: Maker) -> str:
         return f"torch's cascade: {4 * lanes} lanes, 4 levels of running sums{loads}, the rest in front"
     if function is known.packets:
         return f"packets of {lanes}, two at a time, lanes joined pairwise, the rest behind"
+    if function is known.narrow_dot:
+        return f"torch's product of 16-bit numbers: {8 * lanes} lanes, lanes joined by halves, the rest behind"
     if function is known.interleaved:
         return f"{lanes} lanes, lanes joined pairwise, the rest behind"
     return ""
@@ -177,6 +179,8 @@ def _of_products(n: int, narrow: bool) -> Iterator[Maker]:
         whole = next((size for size in range(32, 1, -2) if n % size == 0), 32)
         for size in dict.fromkeys((32, whole)):
             yield functools.partial(known.tiles, size=size)
+        for lanes in (8, 16, 4):
+            yield functools.partial(known.narrow_dot, lanes=lanes)
     first, later = ((512, 1024), (256, 384, 128, 2048)) if narrow else ((384, 256, 192), (448, 512, 128, 320, 1024))
     for size in (*first, *later):
         for cut in (_halved_tail, _one_rest, _rounded_tail):

@@ -274,6 +274,29 @@ def interleaved(n: int, lanes: int) -> SumTree:
 
 
 @functools.lru_cache(maxsize=64)
+def narrow_dot(n: int, lanes: int) -> SumTree:
+    """Return torch's product of 16-bit numbers on a CPU (its ``ReducedPrecisionFloatGemvFastPathKernel``).
+
+    Parameters
+    ----------
+    n : int
+    lanes : int
+        Floats in a vector: eight vectors are added to at a time, then two by two to one, then single numbers.
+    """
+    sums, parts = Additions(n), []
+    whole = n // (8 * lanes) * 8 * lanes
+    vectors = whole + (n - whole) // (2 * lanes) * 2 * lanes
+    for start, stop, width in ((0, whole, 8 * lanes), (whole, vectors, lanes)):
+        if start < stop:
+            total = sums.chain(np.arange(start, stop).reshape(-1, width))
+            while len(total) > 1:
+                total = sums.add(total[: len(total) // 2], total[len(total) // 2 :])
+            parts.append(total)
+    sums.chain(np.concatenate([*parts, np.arange(vectors, n)]))
+    return sums.tree()
+
+
+@functools.lru_cache(maxsize=64)
 def tiles(n: int, size: int) -> SumTree:
     """Return a matrix unit's sum: in every tile the even terms and the odd ones, each in a chain; tile after tile.
 
