@@ -175,7 +175,7 @@ class _QuantisedSide:
 
     def __init__(self, side: str, source: OnnxSource, other: Lifted, evidence: Evidence):
         self.side, self.source, self.other, self.evidence = side, source, other, evidence
-        self.graph = Graph(source.model)
+        self.graph, self.taken = Graph(source.model), set[str]()
         self.constants, self.computed = float_weights(other), computed_constants(other)
         single = (c for c in other.constants() if c.value.numel() == 1 and c.origin is Origin.WEIGHT and c.value.dim())
         self.single = [(c, c.value.to(torch.float64)) for c in single if c.value.dtype.is_floating_point]
@@ -211,6 +211,7 @@ class _QuantisedSide:
         An exporter writes ones and zeros where an operator needs a weight and a bias that the program does not have.
         """
         wrong, matched, used = [], list[tuple[Quantised, str, torch.Tensor]](), False
+        self.taken.clear()
         for weight in self.graph.weights(self.source.model.graph.node):
             partner = self._partner(weight)
             if weight.value.numel() == 1:  # of many numbers of the program one may be as near: it has to be this one
@@ -219,7 +220,7 @@ class _QuantisedSide:
                 continue  # a number of its own, no weight
             constant, exact = partner
             # What has a range is not rounded to one integer: a scale of one takes any small numbers for zeros.
-            wide = not weight.rounds(exact) or uniform_of(exact) is None
+            wide = not weight.rounds(exact) or (uniform_of(exact) is None and not weight.is_named(constant))
             name, own = constant.name, weight.neutral() if neutral and wide else None
             if own is not None:
                 name, exact, used = f"the number {float(own.reshape(-1)[0]):g}", own, True
@@ -228,14 +229,15 @@ class _QuantisedSide:
                 where = Where(node=node.name or node.output[0], operator=node.op_type)
                 wrong.append(wrong_weight(weight, name, exact, where))
             matched.append((weight, name, exact))
+            self.taken.add(name)
         return matched, wrong, used
 
     def _partner(self, weight: Quantised) -> tuple[Constant, torch.Tensor] | None:
         """The other side's tensor that integers stand for: one that they are the rounding of, stored or computed."""
-        stored = weight.partner(self.constants)
+        stored = weight.partner(self.constants, self.taken)
         if stored is not None and weight.rounds(stored[1]):
             return stored
-        computed = weight.partner(self.computed)
+        computed = weight.partner(self.computed, self.taken)
         return computed if computed is not None and (stored is None or weight.rounds(computed[1])) else stored
 
     def _number(self, weight: Quantised) -> tuple[Constant, torch.Tensor] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,8 @@ import onnx
 import torch
 from onnx import numpy_helper
 
-from driftscope.lift.steps import Constant
+from driftscope.lift.reconcile.matching import same_name
+from driftscope.lift.steps import Constant, Origin
 
 #: Steps by which a number may be off where the largest or smallest integer stands for it.
 _SATURATED = 1.0
@@ -63,9 +65,18 @@ class IntegerGrid:
         both = (torch.ones_like(self.value), torch.zeros_like(self.value))
         return next((number for number in both if self.rounds(number)), None)
 
-    def partner(self, constants: Sequence[Constant]) -> tuple[Constant, torch.Tensor] | None:
-        """The other side's weight that this is nearest to, laid out alike; None where none has its size."""
-        best: tuple[float, Constant, torch.Tensor] | None = None
+    def partner(
+        self, constants: Sequence[Constant], taken: Collection[str] = ()
+    ) -> tuple[Constant, torch.Tensor] | None:
+        """The other side's weight that this is nearest to, laid out alike; None where none has its size.
+
+        Of several that these integers are the rounding of (gains of layer norms near one, and folds of them) it is the
+        one of its name, else a stored one, else one that is not ``taken`` yet.
+        """
+        found: list[tuple[float, Constant, torch.Tensor]] = []
+        # Integers are at most a step from what they round, whatever they round.
+        reach = float((self.step.expand_as(self.value) ** 2).sum())
+        reach = reach if math.isfinite(reach) else 0.0
         for constant in (*constants, *self._joined(constants)):
             for exact in layouts(constant.value, self.value.shape):
                 gap = float((exact - self.value).square().sum())
@@ -73,9 +84,22 @@ class IntegerGrid:
                 apart = float(exact.square().sum() + self.value.square().sum())
                 if constant.value.dim() != exact.dim() and gap > _STRANGE * apart:
                     continue
-                if best is None or gap < best[0]:
-                    best = (gap, constant, exact)
-        return None if best is None else best[1:]
+                if not found or gap <= reach or gap < found[0][0]:
+                    found = [f for f in found if f[0] <= reach] + [(gap, constant, exact)]
+        if not found:
+            return None
+        near = [f for f in found if self.rounds(f[2])] if len(found) > 1 else []
+        if near:
+            return min(near, key=lambda f: self._preferred(f[1], taken))[1:]
+        return min(found, key=lambda f: f[0])[1:]
+
+    def _preferred(self, constant: Constant, taken: Collection[str]) -> tuple[bool, bool, bool]:
+        return not self.is_named(constant), constant.origin is Origin.COMPUTED, constant.name in taken
+
+    def is_named(self, constant: Constant) -> bool:
+        """Whether these integers bear the name of a weight, as a quantiser gives it."""
+        own = self.name.partition(" for ")[0].removesuffix("_DequantizeLinear_Output").removesuffix("_quantized")
+        return same_name(constant.name, own)
 
     def _joined(self, constants: Sequence[Constant]) -> list[Constant]:
         """torch's weight of each direction of an LSTM, its gates in ONNX's order, as one tensor."""
