@@ -39,6 +39,36 @@ def test_the_step_alone_is_named_before(monkeypatch: pytest.MonkeyPatch) -> None
     assert "nodes" not in text
 
 
+def test_a_narrow_terminal_shows_the_time_left_rather_than_a_long_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    for width, shown in ((60, "Asking in which o…"), (120, "Asking in which order sums are added")):
+        out = io.StringIO()
+        with StepBar(Console(file=out, force_terminal=True, width=width, color_system=None), "Loading") as bar:
+            bar.step("Asking in which order sums are added")
+            bar.count(0, 1312)
+            bar.count(1311, 1312)
+            bar._progress.refresh()
+        text = out.getvalue()
+        assert shown in text, width
+        assert "1311 of 1312 nodes" in text, width
+        assert "0:00:00" in text or "-:--:--" in text, width
+
+
+def test_cells_are_counted_by_the_words_of_the_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    out = io.StringIO()
+    with StepBar(Console(file=out, force_terminal=True, width=80, color_system=None), "Loading") as bar:
+        bar.move("3 of 40 cells", 3, 40)
+        bar._progress.refresh()
+    assert "3 of 40 cells" in out.getvalue()
+    assert "nodes" not in out.getvalue()
+    with (journey := Journey(quiet=False, verbose=True)).travelling():
+        journey.move("3 of 40 cells", 3, 40)
+    assert capsys.readouterr().err == "3 of 40 cells ...\n"
+
+
 def test_a_pipe_gets_a_line_for_each_step_with_verbose_alone(capsys: pytest.CaptureFixture[str]) -> None:
     for verbose in (False, True):
         journey = Journey(quiet=False, verbose=verbose)

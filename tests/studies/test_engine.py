@@ -108,6 +108,53 @@ def test_a_finished_run_is_not_run_again_but_an_unfinished_one_is_finished(tmp_p
     assert third.run != first.run
 
 
+class CtrlC:
+    """Somebody who presses Ctrl-C when so many cells are done."""
+
+    def __init__(self, done: int):
+        self.done = done
+        self.moves: list[tuple[int, int]] = []
+
+    def __call__(self, text: str) -> None:
+        """Steps whose length is not known."""
+
+    def move(self, text: str, done: int, total: int) -> None:
+        self.moves.append((done, total))
+        if done == self.done:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture
+def ctrl_c():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_after_ctrl_c_who_watches_gets_the_rows_that_are_there(tmp_path, monkeypatch, ctrl_c):
+    monkeypatch.setenv("DRIFTSCOPE_WATCHED", "1")
+    options = {"workers": 0, "store": tmp_path}
+    stopped = run(cells.product, {"a": [1, 2, 3], "b": [5]}, progress=CtrlC(2), **options)
+    assert [r["product"] for r in stopped.rows] == [5, 10]
+    assert stopped.record.missing == 1
+    whole = run(cells.product, {"a": [1, 2, 3], "b": [5]}, **options)
+    assert (whole.run, whole.record.missing, len(whole.rows)) == (stopped.run, 0, 3)
+
+
+def test_after_ctrl_c_a_script_gets_the_exception(tmp_path, monkeypatch, ctrl_c):
+    monkeypatch.delenv("DRIFTSCOPE_WATCHED", raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        run(cells.product, {"a": [1, 2, 3], "b": [5]}, progress=CtrlC(2), workers=0, store=tmp_path)
+
+
+def test_who_can_draw_is_told_how_many_cells_are_done(tmp_path):
+    watcher, words = CtrlC(-1), []
+    run(cells.product, {"a": [1, 2, 3], "b": [5]}, progress=watcher, workers=0, store=tmp_path)
+    run(cells.product, {"a": [1, 2, 3], "b": [5]}, progress=words.append, workers=0, store=tmp_path)
+    assert watcher.moves == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert words[-1] == "3 of 3 cells"
+
+
 def test_the_id_of_another_study_is_refused(tmp_path):
     made = run(cells.several, {"a": [1]}, workers=0, store=tmp_path)
     with pytest.raises(InputError, match="another study or other axes"):

@@ -55,6 +55,14 @@ class Journey:
         if self._bar is not None:
             self._bar.count(done, total)
 
+    def move(self, text: str, done: int, total: int) -> None:
+        """Say how far the present step has come, in words that count what it counts."""
+        if self._bar is None:
+            self(text)
+        else:
+            tell(stage="", step=text)
+            self._bar.move(text, done, total)
+
     @contextlib.contextmanager
     def travelling(self) -> Iterator[Journey]:
         """Keep stdout clean and show progress while the work is done."""

@@ -66,8 +66,8 @@ class Outcome:
     folder: Path | None
 
 
-def run_study(plan: Plan, running: Running) -> Outcome:
-    """Run what is missing of a study.
+def run_study(plan: Plan, running: Running, begun: Callable[[RunFolder], None] = lambda _folder: None) -> Outcome:
+    """Run what is missing of a study; ``begun`` is given the folder before the first cell.
 
     Raises
     ------
@@ -84,6 +84,8 @@ def run_study(plan: Plan, running: Running) -> Outcome:
         function: Any = plan.function if isinstance(pool, InThisProcess) else plan.reference()
         environment = _environment(pool, plan)
         folder = None if running.store is None else _folder(plan, running, environment)
+        if folder is not None:
+            begun(folder)
         submission = Submission(pool, plan, function)
         done = _made(submission, cells, say) if folder is None else _finished(submission, cells, folder, say)
     entries = tuple(done[c.name] for c in cells)
@@ -92,8 +94,7 @@ def run_study(plan: Plan, running: Running) -> Outcome:
 
 def _made(submission: Submission, cells: Sequence[Cell], say: Progress) -> dict[str, CellRows]:
     """Make all cells, kept in memory alone."""
-    say(_begin("", len(cells), len(cells)))
-    tell = _Telling(say, len(cells), {})
+    tell = _Telling(say, len(cells), {}, _begin("", len(cells), len(cells)))
     done: dict[str, CellRows] = {}
     with contextlib.closing(submission.entries(cells, {}, lambda _entry: None)) as entries:
         for entry in entries:
@@ -108,13 +109,12 @@ def _finished(submission: Submission, cells: Sequence[Cell], folder: RunFolder, 
     claims.look()
     done = folder.entries()
     missing = [c for c in cells if _is_wanted(c, done)]
-    say(_begin(f" in {folder.path}", len(cells), len(missing)))
+    tell = _Telling(say, len(cells), done, _begin(f" in {folder.path}", len(cells), len(missing)))
     if not missing:
         return done
     for copy in folder.repair():
         say(f"{copy.name.removesuffix('.damaged')} was damaged; what was found is kept as {copy.name}")
     with folder.writer() as writer:
-        tell = _Telling(say, len(cells), done)
         while missing:
             attempts = {c.name: done[c.name].attempt + 1 for c in missing if c.name in done}
             ours = {}
@@ -181,14 +181,17 @@ def _begin(where: str, cells: int, missing: int) -> str:
 class _Telling:
     """Says how many cells are done, and how many of them failed."""
 
-    def __init__(self, say: Progress, cells: int, done: Mapping[str, CellRows]):
-        self._say, self._cells = say, cells
+    def __init__(self, say: Progress, cells: int, done: Mapping[str, CellRows], begin: str):
+        # A terminal draws how far it is; anybody else is given the words alone.
+        self._move: Callable[[str, int, int], None] = getattr(say, "move", lambda text, _done, _total: say(text))
+        self._cells = cells
         self._failed = {name: entry.rows[0]["outcome"] != OK for name, entry in done.items()}
         self._failures = sum(self._failed.values())
+        self._move(begin, len(self._failed), cells)
 
     def __call__(self, entry: CellRows) -> None:
         failed = entry.rows[0]["outcome"] != OK
         self._failures += failed - self._failed.get(entry.cell, False)
         self._failed[entry.cell] = failed
         text = f"{len(self._failed)} of {counted(self._cells, 'cell')}"
-        self._say(text + (f", {self._failures} failed" if self._failures else ""))
+        self._move(text + (f", {self._failures} failed" if self._failures else ""), len(self._failed), self._cells)

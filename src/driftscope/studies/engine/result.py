@@ -11,7 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from driftscope.errors import InputError
+from driftscope.errors import InputError, ends_us
+from driftscope.programs.isolation.choice import watched
 from driftscope.records.files import PAGE_SUFFIXES
 from driftscope.records.kinds.study import Statement, StudyRecord, columns_of, types_of
 from driftscope.records.runs.rows import OK
@@ -162,8 +163,14 @@ class Study(Shown):
 
 
 def perform(plan: Plan, running: Running) -> Study:
-    """Run a study and read its rows."""
-    outcome = run_study(plan, running)
+    """Run a study and read its rows; after Ctrl-C those that are there, where somebody watches this process."""
+    begun: list[RunFolder] = []
+    try:
+        outcome = run_study(plan, running, begun.append)
+    except KeyboardInterrupt as error:
+        if not (begun and watched() and ends_us(error)):
+            raise
+        return stored_study(begun[0])
     return _study(plan, running, outcome)
 
 
