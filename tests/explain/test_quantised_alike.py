@@ -58,3 +58,62 @@ def test_each_takes_the_weight_of_its_name_or_place(how: str, factor: float, ver
         stored.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(stored) * np.float32(factor), stored.name))
     found = ds.compare(model, file, x)
     assert found.verdict == verdict, found.reason
+
+
+class Outlier(nn.Module):
+    """A GELU one of whose values is some hundred times as large as all that it has below zero; biases are zeros."""
+
+    def __init__(self, act: nn.Module, size: float = 900.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.act, self.outer = nn.Linear(12, 16), act, nn.Linear(16, 6)
+        with torch.no_grad():
+            self.inner.weight[2, 3] = size
+            self.inner.bias.zero_()
+            self.outer.bias.zero_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(self.act(self.inner(x)))
+
+
+@pytest.mark.parametrize(
+    ("quantised_act", "act", "verdict"),
+    [(nn.GELU(), nn.GELU(), "PRECISION"), (nn.ReLU(), nn.ReLU(), "PRECISION"), (nn.ReLU(), nn.Identity(), "DIFFERENT")],
+    ids=["gelu", "relu", "a relu that one side lacks"],
+)
+def test_a_range_that_ends_at_zero_may_have_cut_nothing_off(quantised_act, act, verdict, tmp_path: Path):
+    x = torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(1))
+    file = quantised(Outlier(quantised_act).eval(), (x,), tmp_path, "QDQ")
+    found = ds.compare(Outlier(act).eval(), file, x)
+    assert found.verdict == verdict, found.reason
+
+
+class Normed(nn.Module):
+    """Convolutions before batch norms that are near one, as made, or zero, as some trainings begin with."""
+
+    def __init__(self, gain: float):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convs = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(2))
+        with torch.no_grad():
+            for norm in self.norms:
+                norm.weight.add_(1e-4 * torch.randn(4))
+                norm.bias.add_(0.1 * torch.randn(4))
+                norm.running_mean.add_(1e-5 * torch.randn(4))
+            self.norms[1].weight.mul_(gain)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = x + norm(conv(x)).relu()
+        return x
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("gain", "own", "verdict"), [(1.0, 1.0, "PRECISION"), (0.0, 0.0, "PRECISION"),
+                                                      (1.0, 1.1, "DIFFERENT")])  # fmt: skip
+def test_integers_of_a_layer_before_a_batch_norm_are_those_of_the_fold(turned, gain, own, verdict, tmp_path: Path):
+    x = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(1))
+    pair = (Normed(own).eval(), quantised(Normed(gain).eval(), (x,), tmp_path, "QDQ"))
+    found = ds.compare(*(pair[::-1] if turned else pair), x)
+    assert found.verdict == verdict, found.reason

@@ -19,6 +19,12 @@ def float_weights(graph: Lifted) -> list[Constant]:
     return [*(c for c in floats if c.value.numel() > 1), *(fold for fold, _ in folded_values(graph).values())]
 
 
+def consumed(graph: Lifted) -> set[str]:
+    """What a program without batch norms stores folded: their weights, and those of the layers before them."""
+    folds = folded_values(graph).items()
+    return {name for words, (_, sources) in folds if "batch" in words.lower() for name in sources}
+
+
 def computed_constants(graph: Lifted) -> list[Constant]:
     """What a program computes from its constants alone, as rotary tables: exporters store and quantisers round it."""
     products: dict[str, torch.Tensor] = {}

@@ -6,6 +6,7 @@ quantisation, and what it costs can be said layer by layer.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import helper
 
 from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
@@ -23,8 +23,8 @@ from driftscope.explain.causes.alterations import uniform_of
 from driftscope.explain.quantised.activations import swallowed
 from driftscope.explain.quantised.findings import INFINITE, endless_finding, swallowed_finding, tried, wrong_weight
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
-from driftscope.explain.quantised.originals import computed_constants, float_weights
-from driftscope.explain.quantised.undone import Undone, beside, identity, stored_as
+from driftscope.explain.quantised.originals import computed_constants, consumed, float_weights
+from driftscope.explain.quantised.undone import STORED_END, Undone, beside, identity, idle_ends, stored_as
 from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
 from driftscope.lift.evidence import Evidence, SideLift, pairing_of
 from driftscope.lift.reconcile.certify import OutputPairing, reconcile
@@ -38,8 +38,6 @@ _INTEGERS = frozenset({"DequantizeLinear", "MatMulInteger", "ConvInteger", "MatM
 _QUANTISERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 # Layers whose cost is measured one by one, and that are named.
 MEASURED, _NAMED = 48, 3
-# How far the end of a range is from the number it stands for, relative: a scale in float32, times 255.
-_STORED_END = 2.0**-22
 # Relative drift above which it is not float64 that rounds.
 _DEEP = 1e-10
 
@@ -175,8 +173,10 @@ class _QuantisedSide:
 
     def __init__(self, side: str, source: OnnxSource, other: Lifted, evidence: Evidence):
         self.side, self.source, self.other, self.evidence = side, source, other, evidence
-        self.graph, self.taken = Graph(source.model), set[str]()
+        self.graph, self.taken, self.idle = Graph(source.model), set[str](), frozenset[str]()
         self.constants, self.computed = float_weights(other), computed_constants(other)
+        folded = set[str]() if "BatchNormalization" in {n.op_type for n in source.model.graph.node} else consumed(other)
+        self.pools = [[c for c in self.constants if c.name not in folded], *([self.constants] if folded else [])]
         single = (c for c in other.constants() if c.value.numel() == 1 and c.origin is Origin.WEIGHT and c.value.dim())
         self.single = [(c, c.value.to(torch.float64)) for c in single if c.value.dtype.is_floating_point]
         self.written = [c for c in other.constants() if c.value.numel() == 1 and c.value.dtype.is_floating_point]
@@ -184,16 +184,18 @@ class _QuantisedSide:
 
     def judge(self) -> Quantisation | None:
         """Match every weight, undo the quantisation, and hold what is left against the other side."""
-        scales, endless = self._scales(), self._endless()
-        for neutral in (True, False):
+        scales, endless, used = self._scales(), self._endless(), True
+        for pool, neutral in itertools.product(self.pools, (True, False)):
+            if not neutral and not used:
+                continue
+            self.constants = pool
             matched, wrong, used = self._matched(neutral)
             # A stored mask of infinities is told with what reads it.
             wrong += scales + ([] if any(INFINITE in f.why for f in wrong) else endless)
             if not matched and (wrong or not any(map(self._quantiser, self.source.model.graph.node))):
                 return Quantisation(self.side, wrong=wrong) if wrong else None
-            floats = lift_source(OnnxSource(self._undone(matched), self.source.feeds))
-            same = same_as(self.side, self.other, floats, self.evidence)
-            if same or not used:
+            floats, same = self._held(matched)
+            if same:
                 break
         if wrong:
             return Quantisation(self.side, wrong=tried(wrong, same))
@@ -204,6 +206,20 @@ class _QuantisedSide:
         if lost:
             return Quantisation(self.side, wrong=tried(lost, same))
         return as_quantised(self.side, [name for _, name, _ in matched], rows, floats.run())
+
+    def _held(self, matched: Sequence[tuple[Quantised, str, torch.Tensor]]) -> tuple[Lifted, bool]:
+        """The graph in floats, and whether it is the other side's function, with all ends of ranges or few."""
+        self.idle = frozenset[str]()
+        floats = lift_source(OnnxSource(self._undone(matched), self.source.feeds))
+        if same_as(self.side, self.other, floats, self.evidence):
+            return floats, True
+        self.idle = idle_ends(floats, self.source.model, self.graph)
+        if not self.idle:
+            return floats, False
+        without = lift_source(OnnxSource(self._undone(matched), self.source.feeds))
+        same = same_as(self.side, self.other, without, self.evidence)
+        self.idle = self.idle if same else frozenset()
+        return (without, True) if same else (floats, False)
 
     def _matched(self, neutral: bool) -> tuple[list[tuple[Quantised, str, torch.Tensor]], list[Finding], bool]:
         """Every weight with the other side's, and which are not its; last, whether a neutral number was taken for one.
@@ -247,7 +263,7 @@ class _QuantisedSide:
         finite_ones = (c for c in self.written if bool(c.value.isfinite()))  # everything is near infinity
         written = ((c, c.value.to(torch.float64).reshape(weight.value.shape)) for c in finite_ones)
         return stored or next(
-            ((c, v) for c, v in written if bool((weight.value - v).abs() <= _STORED_END * v.abs()) and bool(v)), None
+            ((c, v) for c, v in written if bool((weight.value - v).abs() <= STORED_END * v.abs()) and bool(v)), None
         )
 
     def _scales(self) -> list[Finding]:
@@ -317,7 +333,7 @@ class _QuantisedSide:
                 mover.input[0] = moved[id(node)]
                 nodes.append(mover)
             elif id(node) in there:
-                nodes.append(self._floating(node, undone))
+                nodes.append(undone.floating(node, self.numbers, self.idle))
                 if node.op_type == "DynamicQuantizeLinear":  # its scale and zero point are read as well
                     nodes.append(beside(node))
             elif id(node) in back:
@@ -348,29 +364,6 @@ class _QuantisedSide:
         while before is not None and before.op_type in PASSING:
             before = self.graph.made.get(before.input[0])
         return before if before is not None and before.op_type in _QUANTISERS else None
-
-    def _floating(self, node: onnx.NodeProto, undone: Undone) -> onnx.NodeProto:
-        """What a quantisation does beside rounding: one without negative numbers did what a Relu before it did.
-
-        One that ends where the other side clips (a relu6) did that as well; its scale holds the end rounded.
-        """
-        name = node.name
-        scale, zero = (self.graph.array(node.input[k]) if k < len(node.input) else None for k in (1, 2))
-        if zero is None or scale is None or not np.issubdtype(zero.dtype, np.integer):
-            return identity(node.input[0], node)
-        if not np.isfinite(scale).all():  # a range to infinity has no ends
-            return identity(node.input[0], node)
-        levels = np.iinfo(zero.dtype)
-        if not bool((zero == levels.min).all()):
-            return identity(node.input[0], node)
-        top = (levels.max - levels.min) * float(scale.reshape(-1)[0])
-        end = next((number for number in self.numbers if abs(top - number) <= _STORED_END * number), None)
-        if end is None or scale.size > 1:
-            return helper.make_node("Relu", [node.input[0]], [node.output[0]], name)
-        bounds = {f"{node.output[0]}.low": 0.0, f"{node.output[0]}.high": end}
-        for bound, value in bounds.items():
-            undone.put(bound, torch.tensor(value))
-        return helper.make_node("Clip", [node.input[0], *bounds], [node.output[0]], name)
 
     def _costs(self, floats: Lifted, matched: Sequence[tuple[Quantised, str, torch.Tensor]]) -> list[dict[str, Any]]:
         clean, rows = floats.run(), []

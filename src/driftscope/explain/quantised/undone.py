@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,10 @@ import torch
 from onnx import helper, numpy_helper
 
 from driftscope.explain.quantised.weights import PASSING, Graph, Quantised
+from driftscope.lift.steps import Lifted, Step
+
+#: How far the end of a range is from the number it stands for, relative: a scale in float32, times 255.
+STORED_END = 2.0**-22
 
 
 @dataclass(slots=True)
@@ -56,6 +61,53 @@ class Undone:
         found = helper.make_node("Pad", [*given[:3], *([given[3]] if given[3] else [])], node.output, node.name)
         found.attribute.extend(node.attribute)
         return found
+
+    def floating(self, node: onnx.NodeProto, numbers: Sequence[float], idle: Collection[str]) -> onnx.NodeProto:
+        """What a quantisation does beside rounding: one without negative numbers did what a Relu before it did.
+
+        Ranges whose lower end is ``idle`` did nothing. One that ends where the other side clips (a relu6) did that as
+        well; its scale holds the end rounded.
+        """
+        name = node.name
+        scale, zero = (self.graph.array(node.input[k]) if k < len(node.input) else None for k in (1, 2))
+        if zero is None or scale is None or not np.issubdtype(zero.dtype, np.integer):
+            return identity(node.input[0], node)
+        if not np.isfinite(scale).all():  # a range to infinity has no ends
+            return identity(node.input[0], node)
+        levels = np.iinfo(zero.dtype)
+        if not bool((zero == levels.min).all()):
+            return identity(node.input[0], node)
+        top = (levels.max - levels.min) * float(scale.reshape(-1)[0])
+        end = next((number for number in numbers if abs(top - number) <= STORED_END * number), None)
+        if end is None and node.output[0] in idle:
+            return identity(node.input[0], node)
+        if end is None or scale.size > 1:
+            return helper.make_node("Relu", [node.input[0]], [node.output[0]], name)
+        bounds = {f"{node.output[0]}.low": 0.0, f"{node.output[0]}.high": end}
+        for bound, value in bounds.items():
+            self.put(bound, torch.tensor(value))
+        return helper.make_node("Clip", [node.input[0], *bounds], [node.output[0]], name)
+
+
+def idle_ends(floats: Lifted, model: onnx.ModelProto, graph: Graph) -> frozenset[str]:
+    """Quantised values whose range ends at zero and whose negative numbers are all rounded to zero.
+
+    What a Relu did before them is not seen there: half a step is all that the negative side of a GELU has where its
+    largest value is some hundred times as large.
+    """
+    scales = {n.output[0]: graph.array(n.input[1]) for n in model.graph.node if n.op_type == "QuantizeLinear"}
+    idle = set[str]()
+
+    def watch(step: Step) -> None:
+        name = step.output_names[0] if step.output_names else ""
+        scale, value = scales.get(name), step.inputs[0] if step.inputs else None
+        if step.operator == "Relu" and scale is not None and value is not None and value.numel():
+            least = float(value.min())
+            if -0.5 * float(scale.max()) <= least < 0:
+                idle.add(name)
+
+    floats.run(observe=watch)
+    return frozenset(idle)
 
 
 def identity(name: str, node: onnx.NodeProto) -> onnx.NodeProto:

@@ -30,6 +30,10 @@ PASSING = frozenset({
 })  # fmt: skip
 
 
+def _is_taken(constant: Constant, taken: Collection[str]) -> tuple[bool, bool]:
+    return constant.origin is Origin.COMPUTED, constant.name in taken
+
+
 @dataclass(frozen=True, slots=True)
 class IntegerGrid:
     """One quantised weight, whichever program holds it.
@@ -71,7 +75,7 @@ class IntegerGrid:
         """The other side's weight that this is nearest to, laid out alike; None where none has its size.
 
         Of several that these integers are the rounding of (gains of layer norms near one, and folds of them) it is the
-        one of its name, else a stored one, else one that is not ``taken`` yet.
+        one of its name, else one that they are exactly, a stored one, and one that is not ``taken`` yet.
         """
         found: list[tuple[float, Constant, torch.Tensor]] = []
         # Integers are at most a step from what they round, whatever they round.
@@ -90,11 +94,8 @@ class IntegerGrid:
             return None
         near = [f for f in found if self.rounds(f[2])] if len(found) > 1 else []
         if near:
-            return min(near, key=lambda f: self._preferred(f[1], taken))[1:]
+            return min(near, key=lambda f: (not self.is_named(f[1]), f[0] > 0, _is_taken(f[1], taken)))[1:]
         return min(found, key=lambda f: f[0])[1:]
-
-    def _preferred(self, constant: Constant, taken: Collection[str]) -> tuple[bool, bool, bool]:
-        return not self.is_named(constant), constant.origin is Origin.COMPUTED, constant.name in taken
 
     def is_named(self, constant: Constant) -> bool:
         """Whether these integers bear the name of a weight, as a quantiser gives it."""
