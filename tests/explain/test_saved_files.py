@@ -74,6 +74,11 @@ def test_a_layer_with_an_initial_state_against_one_without_is_compared(kind):
     plain, started = Plain(), Started()
     started.load_state_dict(plain.state_dict())
     x = torch.randn(2, 5, 6)
-    assert ds.compare(plain, started, x).verdict is ds.Verdict.DIFFERENT
-    assert ds.compare(started, plain, x).verdict is ds.Verdict.DIFFERENT
+    for a, b, said in ((plain, started, "0.01 where A has 0"), (started, plain, "set to zero")):
+        found = ds.compare(a, b, x)
+        assert found.verdict is ds.Verdict.DIFFERENT
+        # What follows from the state, and runs before any input is read, is not what differs.
+        assert {said in f.what for f in found.findings if not f.note} == {True}
+        assert found.first.verified is True
     assert ds.compare(plain, plain, x).verdict is ds.Verdict.IDENTICAL
+    assert ds.compare(started, started, x).verdict is ds.Verdict.IDENTICAL

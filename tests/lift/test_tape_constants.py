@@ -166,3 +166,17 @@ def test_shared_parameters_are_one_constant():
     module, ids = Tied(), torch.tensor([[1, 2, 3]])
     names = [c.name for c in lift(module, ids).constants() if c.origin is Origin.WEIGHT]
     assert names == ["table.weight"]
+
+
+def test_each_part_of_constant_memory_that_is_written_is_a_constant():
+    def function(x):
+        first, second = torch.ops.aten.unsafe_split(torch.full((2, 8), 0.1) * 3, 1)
+        return first.add_(x[:1]) + second.mul_(x[1:])
+
+    tape = lift(function, X[:2])
+    made = {n: c for n, c in _constants(tape).items() if n.startswith("unsafe_split")}
+    assert set(made) == {"unsafe_split", "unsafe_split.1"}
+    exact = {n: torch.full((1, 8), 2.0, dtype=torch.float64) for n in made}
+    (changed,) = tape.run(replace=exact)
+    x = X[:2].double()
+    assert torch.equal(changed.value, 2 + x[:1] + 2 * x[1:])

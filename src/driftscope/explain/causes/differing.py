@@ -29,6 +29,7 @@ from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.reconcile.matching import as_stored, uniform
 from driftscope.lift.reconcile.repaired import RepairedGraph
 from driftscope.lift.reconcile.solving import Residual
+from driftscope.lift.reconcile.subgraphs import OWN
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin
 from driftscope.records.finding import Finding, Where
 from driftscope.records.first_line import share
@@ -99,8 +100,10 @@ class _Case:
             self.a = RepairedGraph(self.a, known.repairs_a)
         self.pairing = OutputPairing(evidence.pairs, [None] * len(evidence.pairs))
         self.repaired = {r.name: r.value for r in known.repairs_b}
+        # A tensor that B fills with one number is what that number gives, which may not be A's.
+        filled = {r.name for r in known.repairs_b if r.partner == OWN and uniform(r.constant) is not None}
         # What A stores folded of these was seen to be right.
-        settled = {*self.repaired, *(name for r in known.repairs_a for name in r.sources)}
+        settled = {*self.repaired, *(name for r in known.repairs_a for name in r.sources)} - filled
         # What A computes ahead of time is rounded in its format; B's outputs are held against the exact values.
         exact = {r.name: r.value for r in known.repairs_a}
         theirs = [
@@ -151,18 +154,22 @@ class _Case:
         return all(now.value <= before.limit for now, before in zip(after, self.known.drifts, strict=True))
 
     def _works(self, changed: Sequence[ChangedWeight]) -> bool:
-        return self._whole({c.constant.name: c.value for c in changed})
-
-    def _works_inside(self, changed: Sequence[ChangedWeight]) -> bool:
-        """The same for weights that constant subgraphs read: what is computed from them follows."""
-        inside = {**{r.name: r.value for r in self.known.inner_b}, **{c.constant.name: c.value for c in changed}}
-        tables = [r.name for r in self.known.repairs_b if r.constant.origin is Origin.COMPUTED]
+        """Whether B is the same function with A's tensors in these places; what is computed from them follows."""
+        given = {c.constant.name: c.value for c in changed}
+        tables = [r.name for r in self.known.repairs_b if r.constant.origin is Origin.COMPUTED and r.name not in given]
+        if not tables:
+            return self._whole(given)
+        given = {**{r.name: r.value for r in self.known.inner_b}, **given}
         stored = {n: v for n, v in self.repaired.items() if n not in tables}
         try:
-            values = {} if self.b is None else self.b.constant_values(replace={**stored, **inside})
+            # A's own tables are made of what its numbers mean, not of what they are once they are rounded.
+            meant = self.plain_a.constant_values() if any(c.partner.origin is Origin.COMPUTED for c in changed) else {}
+            exact = {c.constant.name: meant[c.partner.name] for c in changed if c.partner.name in meant}
+            exact = {name: value for name, value in exact.items() if value.shape == given[name].shape}
+            values = {} if self.b is None else self.b.constant_values(replace={**stored, **given, **exact})
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
-        return self._whole({**inside, **{n: values[n] for n in tables if n in values}})
+        return self._whole({**given, **{n: values[n] for n in tables if n in values}})
 
     def _whole(self, replace: Mapping[str, torch.Tensor], graph: Lifted | None = None) -> bool:
         """Whether the outputs of B, or of an edited B, are A's with these constants."""
@@ -180,9 +187,9 @@ class _Case:
     def _guilty_weights(self) -> list[ChangedWeight]:
         """The changed weights that make B the same function when A's take their places; [] when they do not."""
         # A table that is computed from another weight is not A's either: the weight comes first.
-        for changed, works in ((self.inner, self._works_inside), (self.matched.changed, self._works)):
+        for changed in (self.inner, self.matched.changed):
             alone = [[c] for c in changed] if 1 < len(changed) <= _MOST_ALONE else []
-            found = next((some for some in ([*changed], *alone) if some and works(some)), [])
+            found = next((some for some in ([*changed], *alone) if some and self._works(some)), [])
             if found:
                 return found
         return []

@@ -58,7 +58,9 @@ class ChangedWeight:
 
     @property
     def strange(self) -> bool:
-        """Whether the two have nothing in common but their name and size."""
+        """Whether the two have nothing in common but their name and size: not where each is one number everywhere."""
+        if uniform_of(self.constant.value) is not None and uniform_of(self.value) is not None:
+            return False
         own = self.constant.value.to(torch.float64)
         return bool((own - self.value).square().sum() > _STRANGE**2 * self.value.square().sum())
 
@@ -205,8 +207,9 @@ def _altered(
     gap, value, other = nearest
     own = other.name == constant.name or any(other is fold for fold in folds)
     named = own or _module(other.name) == constant.where.module
-    # Tensors of one size that have nothing in common are not one tensor, changed.
-    if gap == 0.0 or (not named and gap > _STRANGE):
+    # Tensors of one size that have nothing in common are not one tensor, changed; but zeros may be one filled otherwise.
+    filled = all(c.origin is Origin.COMPUTED and uniform_of(c.value) is not None for c in (constant, other))
+    if gap == 0.0 or (not named and not filled and gap > _STRANGE):
         return None
     return _changed(constant, other, value)
 

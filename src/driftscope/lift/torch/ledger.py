@@ -315,6 +315,9 @@ class Ledger:
             if alias.dtype != tensor.dtype:
                 raise CannotLift("Memory that is read in two formats is written; it has no float64 meaning.")
             origins.append(member.value)
+            value = self.tape.values[member.value]
+            if value.stored is None:  # each is a constant by itself, whichever is written first
+                value.stored, value.copied = alias.detach().clone(), True
             numbers.append(self.register(alias, self.unique(name), dependent=True).id)
             offsets.append(int(alias.storage_offset()))
         memory.dependent, memory.roots = True, 1

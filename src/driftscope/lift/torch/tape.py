@@ -217,10 +217,8 @@ class _Program:
         """Run once on fresh containers and return the tape."""
         try:
             return self._record(leaves, spec, gradients=False)
-        except CannotLift as error:
+        except _NeedsGradients:
             # Only a program that calls backward itself needs gradients; without them, fused kernels are taken.
-            if "require grad" not in error.reason:
-                raise
             return self._record(leaves, spec, gradients=True)
 
     def _record(self, leaves: list[tuple[Path, Any]], spec: Spec, gradients: bool) -> TorchTape:
@@ -238,6 +236,10 @@ class _Program:
         recorder = Recorder(names, lambda: places.here(_call_natively.__code__))
         with places.following(), contained(self.function if self.module is None else self.module):
             return _record(recorder, inputs, lambda: _call_natively(self.function, args, kwargs))
+
+
+class _NeedsGradients(CannotLift):
+    """The program asks for derivatives while it runs."""
 
 
 def _fresh(value: Any) -> Any:
@@ -283,7 +285,9 @@ def _record(recorder: Recorder, inputs: list[tuple[str, torch.Tensor]], run: Cal
         raise
     except Exception as error:
         words = (str(error).strip().splitlines() or [""])[0]
-        raise CannotLift(f"The program stopped while it was recorded: {type(error).__name__}: {words}") from error
+        # torch raises a plain RuntimeError where a program calls backward: its words alone tell it.
+        kind = _NeedsGradients if "require grad" in words else CannotLift
+        raise kind(f"The program stopped while it was recorded: {type(error).__name__}: {words}") from error
     finally:
         ledger.restore()
     return TorchTape(recorder.tape, leaves)
