@@ -207,7 +207,7 @@ def _altered(
     gap, value, other = nearest
     own = other.name == constant.name or any(other is fold for fold in folds)
     named = own or _module(other.name) == constant.where.module
-    # Tensors of one size that have nothing in common are not one tensor, changed; but zeros may be one filled otherwise.
+    # Tensors of one size that have nothing in common are not one tensor, changed; zeros may be one filled otherwise.
     filled = all(c.origin is Origin.COMPUTED and uniform_of(c.value) is not None for c in (constant, other))
     if gap == 0.0 or (not named and not filled and gap > _STRANGE):
         return None
