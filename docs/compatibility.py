@@ -109,14 +109,14 @@ def beside(name: str, tests: list[str]) -> int:
     """
     pins = (ROOT / "constraints" / f"{name}.txt").read_text(encoding="utf-8").split("\n")
     wanted = [pin for pin in pins if re.match(r"(?!torch|transformers)[\w-]+==", pin)]
-    folder = ROOT / f".venv-beside-{name}"
+    folder = ROOT / f".venv-beside-{name}" / "site-packages"  # where what is nobody's own code is looked for
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--upgrade"]
     subprocess.check_call([*install, "--target", str(folder), *wanted])
     found = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "src")])}
     versions = running_with(sys.executable, found)["versions"]
     missed = [pin for pin in wanted if _pinned(pin, pin.split("==")[0]) != versions.get(pin.split("==")[0])]
     if missed:
-        raise SystemExit(f"{', '.join(missed)} installed in {folder.name}, but others are imported: {versions}")
+        raise SystemExit(f"{', '.join(missed)} installed in {folder}, but others are imported: {versions}")
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-n", "auto", "--dist", "worksteal"]
     return subprocess.call([*command, *(tests or BESIDE)], cwd=ROOT, env=found)
 

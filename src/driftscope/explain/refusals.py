@@ -77,7 +77,7 @@ _MEANINGS = (
     ),
     Meaning(
         r"(?i)invalid model|not acyclic|ShapeInferenceError|raw_data size|must not be recursive|INVALID_GRAPH"
-        r"|Protobuf parsing failed|No graph was found",
+        r"|buffer size mismatch|Protobuf parsing failed|No graph was found",
         "The file is not a valid ONNX model.",
         "Export it again, or mend what is named; onnx.checker.check_model looks at the whole file.",
         "program",

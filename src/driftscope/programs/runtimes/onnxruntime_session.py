@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import tempfile
 from collections.abc import Callable
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 _LARGE = 1_500_000_000
 # Beyond this the optimised graph's weights go beside it, where they are mapped rather than read.
 _BESIDE = 64 << 20
+# Where onnxruntime says that a tensor lies which it did not write.
+_IN_MEMORY = "_ORT_MEM_ADDR_"
 _WEIGHTS = "optimized-weights.bin"  # no name that a model would choose
 # Bytes of weights that an optimiser wrote anew, from files beside the model, up to which the graph holds them itself.
 _REWRITTEN = 256 << 20
@@ -111,10 +114,9 @@ class OnnxProgram(Program):
             path = FilePath(folder) / "optimized.onnx"
             try:
                 made.make(self._recipe(str(path)))
+                self._optimized = _written_graph(path)
             except RuntimeRefused:
                 return None  # it may be the writing that does not work
-            if path.is_file():
-                self._optimized = onnx.load(str(path), load_external_data=False)
         return made
 
     def variant(self, **changes: Any) -> OnnxProgram:
@@ -159,7 +161,9 @@ class OnnxProgram(Program):
             path = FilePath(folder) / "optimized.onnx"
             small = self.model.size <= _LARGE
             heard = self._create(self._recipe(str(path) if small else None, severity=TALKATIVE), listen=True)
-            graph = onnx.load(str(path), load_external_data=False) if small and path.is_file() else None
+            graph = None
+            with contextlib.suppress(RuntimeRefused):
+                graph = _written_graph(path) if small else None
         self._optimized = self._optimized or graph
         return Optimised(graph, heard.fired, frozenset(filter(is_rule_based, heard.fired)))
 
@@ -315,9 +319,7 @@ class OnnxProgram(Program):
                 self._write(path, _WEIGHTS)
             elif not path.is_file():
                 self._write(path)
-            if not path.is_file():
-                raise RuntimeRefused("onnxruntime", "load", "it did not write its optimised graph")
-            graph = onnx.load(str(path), load_external_data=False)
+            graph = _written_graph(path)
             if beside:
                 self._take_in(graph)
                 self._beside = folder  # as long as the program lives
@@ -347,6 +349,25 @@ class OnnxProgram(Program):
             forget_dropped()
         else:
             new_session(recipe)
+
+
+def _written_graph(path: FilePath) -> onnx.ModelProto:
+    """Read the graph that a session wrote, without the weights beside it.
+
+    Raises
+    ------
+    RuntimeRefused
+        If it wrote none, or one that needs the session's memory, as onnxruntime 1.20 does of weights that it laid out
+        anew for products with four bits.
+    """
+    if not path.is_file():
+        raise RuntimeRefused("onnxruntime", "load", "it did not write its optimised graph")
+    graph = onnx.load(str(path), load_external_data=False)
+    lost = next((t.name for t in tensors_of(graph) if _IN_MEMORY in location_of(t)), None)
+    if lost is not None:
+        words = f"the optimised graph that it wrote lacks {lost!r}, which only its own memory holds"
+        raise RuntimeRefused("onnxruntime", "load", f"{words}; a newer onnxruntime writes it")
+    return graph
 
 
 def _object_in(value: Any) -> Any:
