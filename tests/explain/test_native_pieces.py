@@ -9,9 +9,11 @@ from torch import nn
 
 import driftscope as ds
 from driftscope.errors import CannotLift
-from driftscope.explain.native.pieces import _approximation, outside_their_floor
+from driftscope.explain.native.pieces import Outlier, _approximation, _reproduced, outside_their_floor
 from driftscope.explain.native.program_kernels import native_pieces_of
+from driftscope.explain.native.replays import Way
 from driftscope.lift.steps import Kind, Rounding, Step
+from driftscope.lift.torch.tape import lift_torch
 from driftscope.records.finding import Where
 from planted.architectures import ARCHITECTURES
 
@@ -108,3 +110,19 @@ def test_a_program_that_writes_in_place_is_left_alone():
 
     with pytest.raises(CannotLift, match="writes into memory"):
         native_pieces_of(ds.program(function).bind(ds.inputs([torch.randn(4, 4)])))
+
+
+@pytest.mark.parametrize("off", [0.0, 2e-4])
+def test_a_replay_that_predicts_every_bit_of_an_error_names_it_and_another_does_not(off):
+    model, x = nn.Linear(32, 4, bias=False), torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+    tape = lift_torch(model, (x,), {}, module=model)
+    names: list[str] = []
+    (exact,) = (out.value for out in tape.run(observe=lambda step: names.append(step.output_names[0])))
+    way = Way("float16 multiplication", factors="float16")
+    with way.active():
+        (native,) = (out.value for out in tape.run())
+    noise = torch.randn(exact.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    drift = native - exact + off * noise
+    outlier = Outlier(exact, drift, 1e-7 * noise, Kind.DOT)
+    found = _reproduced(tape, {names[-1]: exact + drift}, {names[-1]: outlier}, [way])
+    assert [known["way"] for known in found.values()] == (["float16 multiplication"] if off == 0.0 else [])

@@ -219,3 +219,27 @@ def test_axes_are_followed_through_moves_alone(axes):
     assert moved_axes(one, one.relu(), permutes=False) is None
     assert moved_axes(one, one.neg(), permutes=True) is None
     assert moved_axes(one, one.reshape(12, 5), permutes=False) == {0: None, 1: None, 2: 1}
+
+
+class Scaled(nn.Module):
+    """A projection that is scaled, beside the inverse of that scale: a fold of it is not undone to be an original."""
+
+    def __init__(self, folded: bool, factor: float = 1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.folded = nn.Linear(8, 8), folded
+        with torch.no_grad():
+            for value in self.linear.parameters():
+                value.mul_(8**-0.5 * factor if folded else 1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 8**0.5 + self.linear(x) * (1.0 if self.folded else 8**-0.5)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("factor", "same"), [(1.0, True), (1 + 1e-5, False)])
+def test_a_fold_and_what_it_was_folded_from_do_not_change_places(turned, factor, same):
+    pair = (Scaled(folded=False), Scaled(folded=True, factor=factor))
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    found = ds.compare(*(pair[::-1] if turned else pair), x, explain=False)
+    assert (found.verdict is not ds.Verdict.DIFFERENT) is same, found.reason

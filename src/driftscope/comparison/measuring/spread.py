@@ -46,6 +46,11 @@ class Ratio:
     limit: float = math.nan
     whole: float = math.nan
 
+    @property
+    def overall(self) -> float:
+        """The plain ratio, and the value where there is none beside it: of nothing at all, or of no floor."""
+        return self.value if math.isnan(self.whole) else self.whole
+
 
 def finite(x: torch.Tensor) -> torch.Tensor:
     """The tensor with zeros where it is not finite."""

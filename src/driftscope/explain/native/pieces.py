@@ -383,7 +383,7 @@ class _Replayed:
         alike = correlation(predicted, known.drift)
         if alike < (THRESHOLDS.replay if self.way.total is None else _RUNNING):
             return
-        left = drift_in_floors(known.drift - predicted, samples).whole
+        left = drift_in_floors(known.drift - predicted, samples).overall
         if self.way.total is not None or left <= THRESHOLDS.rounding:
             self.rests[name] = (alike, left)
 

@@ -294,14 +294,12 @@ def _rest(left: torch.Tensor, noises: list[torch.Tensor], alike: float) -> float
 
     A value close to a tie of the narrow format, turned over natively and not in the replay, moves a whole row.
     """
-    found = drift_in_floors(left, noises)
-    rest = found.value if math.isnan(found.whole) else found.whole
+    rest = drift_in_floors(left, noises).overall
     if rest <= THRESHOLDS.rounding or alike < _EXACTLY:
         return rest
     sizes = left.abs()
     bound = sizes.reshape(-1).kthvalue(max(1, int(_MOST * sizes.numel()))).values
-    without = drift_in_floors(torch.where(sizes <= bound, left, torch.zeros_like(left)), noises)
-    return without.value if math.isnan(without.whole) else without.whole
+    return drift_in_floors(torch.where(sizes <= bound, left, torch.zeros_like(left)), noises).overall
 
 
 def correlation(predicted: torch.Tensor | None, drift: torch.Tensor) -> float:

@@ -333,7 +333,9 @@ def _affine(attempt: _Attempt) -> None:
     sources = {name for repair in repairs_b for name in repair.sources}
     left = [c for c in a.left if c.name not in sources]
     repairs_a = folds.match_folds(left, b.graph, b.constants, ulps, b.index, result.repairs_b)
-    attempt.take_if_closer(repairs_a, repairs_b)
+    # A tensor of B that is a fold of A's is no original: both at once would exchange the values.
+    mended = {r.name for r in repairs_b}
+    attempt.take_if_closer([r for r in repairs_a if mended.isdisjoint(r.sources)], repairs_b)
 
 
 def _refold(attempt: _Attempt) -> None:
