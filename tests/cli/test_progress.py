@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import os
 import subprocess
@@ -12,9 +13,11 @@ import pytest
 from rich.console import Console
 
 from driftscope.cli import progress
+from driftscope.cli.answers import give
 from driftscope.cli.progress import StepBar
 from driftscope.cli.surroundings import Journey
 from driftscope.lift.counting import counted, counting
+from record_examples import different
 
 
 def drawn(patience: float, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -85,6 +88,25 @@ def test_nodes_are_counted_where_somebody_listens() -> None:
         assert list(counted("abc")) == ["a", "b", "c"]
     assert told == [(0, 3), (1, 3), (2, 3)]
     assert counted("abc") == "abc"
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, OSError])
+def test_ctrl_c_while_a_page_is_drawn_leaves_the_answer(
+    error: type[BaseException] | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = different()
+
+    def save(_record: object, path: str) -> None:
+        if path == "page.html" and error is not None:
+            raise error
+
+    monkeypatch.setattr(type(record), "save", save)
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        give(record, as_json=False, outputs=["record.json", "page.html"], quiet=False)
+    shown = capsys.readouterr()
+    assert (record.verdict in shown.out) == (error is not OSError)
+    assert ("Wrote record.json" in shown.err) == (error is not OSError)
+    assert ("Wrote page.html" in shown.err) == (error is None)
 
 
 # In a process of its own: one whose tensor libraries have threads is not forked.

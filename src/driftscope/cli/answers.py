@@ -41,15 +41,22 @@ def _writable(_ctx: click.Context, _parameter: click.Parameter, paths: Sequence[
 
 
 def give(record: Any, *, as_json: bool, outputs: Sequence[str], quiet: bool, details: bool = False) -> None:
-    """Write the record to every file of ``outputs`` first, then the answer to stdout."""
-    for path in outputs:
-        record.save(path)
-    if as_json:
-        say(json.dumps(record.to_dict(), indent=2))
-        return
-    say(text_of(record, quiet=quiet, details=details))
-    for path in () if quiet else outputs:
-        click.echo(f"Wrote {path}", err=True)
+    """Write the record to every file of ``outputs`` first, then the answer to stdout; after Ctrl-C the answer alone."""
+    written: list[str] = []
+
+    def answer() -> None:
+        say(json.dumps(record.to_dict(), indent=2) if as_json else text_of(record, quiet=quiet, details=details))
+        for path in () if quiet or as_json else written:
+            click.echo(f"Wrote {path}", err=True)
+
+    try:
+        for path in outputs:
+            record.save(path)
+            written.append(path)
+    except KeyboardInterrupt:
+        answer()
+        raise
+    answer()
 
 
 def text_of(record: Any, *, quiet: bool, details: bool = False) -> str:
