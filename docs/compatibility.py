@@ -153,6 +153,8 @@ def table() -> str:
         "the newest here is not refused; `driftscope env` says that it was not tried. The suite is every command with",
         "what the torch of that environment exports on its onnxruntime, and tests of levels, `.pt2` files and lifts:",
         f"{', '.join(f'`{test}`' for test in SUITE)}.",
+        "CI runs `make oldest` too: what reads, runs and lifts files, with the oldest numpy, onnx and onnxruntime of",
+        "them and the torch that is there.",
         "",
         f"| environment | python | {' | '.join(_SHOWN)} | tests | passed | failed | skipped | measured |",
         f"|---|---|{'---|' * len(_SHOWN)}---|---|---|---|---|",
