@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -86,6 +87,7 @@ def _placed(finding: Finding, call: BatchedCall) -> Finding:
     if call.keywords:
         return finding
     request = call.request
+    hooked = internals.saving_hooked()
     with internals.outside_transforms(), internals.unhooked():
         call = call.plain(range(min(call.size, SHOWN)))
         examples = pytree.tree_unflatten(call.leaves, call.spec)
@@ -95,6 +97,9 @@ def _placed(finding: Finding, call: BatchedCall) -> Finding:
             )
         except DriftscopeError:
             return finding
+    if hooked:
+        # The errors of these runs hold the frames below: torch 2.8 takes a checkpoint's hooks away when its frame goes.
+        gc.collect()
     same = [f for f in found if f.code == finding.code and f.where.line]
     return replace(finding, where=same[0].where, fix=same[0].fix or finding.fix) if same else finding
 
