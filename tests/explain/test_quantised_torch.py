@@ -158,3 +158,33 @@ def test_a_recurrent_layer_with_packed_weights_is_lifted_and_is_its_float_layer_
         assert str(c.verdict) == "DIFFERENT", c.reason
         assert c.first.code == "W012"
         assert "weight_hh_l1" in c.first.what
+
+
+class Copies(nn.Module):
+    """Two layers of which the second is nearly a copy of the first."""
+
+    def __init__(self, factor: float = 1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(2))
+        self.layers[1].load_state_dict(self.layers[0].state_dict())
+        with torch.no_grad():
+            self.layers[1].weight.mul_(1 + 1e-6 * torch.randn(12, 12)).mul_(factor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x).relu()
+        return x
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PRECISION"), (1.05, "DIFFERENT")])
+def test_packed_weights_are_integers_or_float16_and_each_layer_has_its_own(turned, dtype, factor, verdict):
+    packed = torch.ao.quantization.quantize_dynamic(Copies(factor), {nn.Linear}, dtype=dtype)
+    values = torch.randn(5, 12, generator=torch.Generator().manual_seed(1))
+    pair = (Copies(), packed)
+    found = ds.compare(*(pair[::-1] if turned else pair), values)
+    assert found.verdict == verdict, found.reason
+    if factor == 1.0:
+        assert ("weights rounded to float16" if dtype == torch.float16 else "quantised weights") in found.reason

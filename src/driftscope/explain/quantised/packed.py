@@ -13,6 +13,7 @@ from driftscope.explain.quantised.undoing import (
     MEASURED,
     Quantisation,
     as_quantised,
+    as_rounded,
     cost_of,
     same_as,
     side_alone,
@@ -70,12 +71,13 @@ def packed_quantisation(evidence: Evidence) -> Quantisation | None:
     if graph is None or other is None:
         return None
     constants, exact, wrong = float_weights(other), dict[str, torch.Tensor](), []
-    names: dict[str, str] = {}
+    names, taken = dict[str, str](), set[str]()
     for weight, where in weights[index]:
-        partner = weight.partner(constants)
+        partner = weight.partner(constants, taken)
         if partner is None:
             return None
         names[weight.name], exact[weight.name] = partner[0].name, partner[1]
+        taken.add(partner[0].name)
         if not weight.rounds(partner[1]):
             wrong.append(wrong_weight(weight, partner[0].name, partner[1], where))
     floats = FloatGraph(graph, exact)
@@ -89,6 +91,8 @@ def packed_quantisation(evidence: Evidence) -> Quantisation | None:
         name = weight.name
         moved = FloatGraph(graph, exact | {name: weight.value}).run()
         rows.append(cost_of(weight, names[name], exact[name], clean, moved))
+    if all((where.operator or "").endswith("fp16") for _, where in weights[index]):
+        return as_rounded(side, ["rounded to float16"] * len(names), rows)
     return as_quantised(side, list(names.values()), rows, clean)
 
 

@@ -19,6 +19,7 @@ from driftscope.explain.quantised.undoing import (
 )
 from driftscope.explain.quantised.weights import IntegerGrid, layouts
 from driftscope.lift.evidence import Evidence
+from driftscope.lift.reconcile.matching import same_name
 from driftscope.lift.steps import Constant, Lifted, Origin
 
 _ROUNDING = "quantized_decomposed.quantize"
@@ -45,7 +46,10 @@ def stored_quantisation(evidence: Evidence) -> Quantisation | None:
     scales = [c.value.to(torch.float64) for c in graph.constants() if c.value.dtype.is_floating_point]
     grids, names, zeros = dict[str, IntegerGrid](), dict[str, tuple[str, torch.Tensor]](), dict[str, float]()
     for constant in integers[index]:
-        found = _grid(constant, weights, scales)
+        # Of several weights that round to these integers it is one of their name, or one that none stands for yet.
+        taken = {name for name, _ in names.values()}
+        free = sorted(weights, key=lambda w: (not same_name(w.name, constant.name), w.name in taken))
+        found = _grid(constant, free, scales)
         if found is None:
             return None  # whose integers these are is not known
         grids[constant.name], name, exact, zeros[constant.name] = found

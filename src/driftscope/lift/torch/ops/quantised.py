@@ -12,6 +12,8 @@ from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call
 from driftscope.lift.torch.ops.decisions import natively
 from driftscope.lift.torch.ops.registry import Outputs, rule
+from driftscope.numerics.formats import FORMATS
+from driftscope.numerics.ulp import ulp_at
 
 
 @rule("dequantize", "dequantize_self")
@@ -86,6 +88,18 @@ def _linear_dynamic(call: Call) -> tuple[Outputs, Rounding]:
     out = dynamic_product(chosen, call.raw("W_prepack"), call.entry.name, reduced)
     out = torch.relu(out) if "relu" in call.facts.name else out
     return [out], Rounding(Kind.DOT, chosen.shape[-1])
+
+
+@rule("linear_dynamic_fp16", "linear_relu_dynamic_fp16")
+def _linear_in_half(call: Call) -> tuple[Outputs, Rounding]:
+    """Multiply with the weight that was packed in float16; everything else is float32."""
+    weight, bias = torch.ops.quantized.linear_unpack_fp16(call.raw("W_prepack"))
+    x, exact, left_out = call.value("X"), weight.detach().to(torch.float64), undoing()
+    half = FORMATS["float16"]
+    if left_out is not None:
+        exact = left_out.weight(call.entry.name, exact, ulp_at(exact, half), exact.abs() >= half.largest)
+    out = x @ exact.mT if bias is None else x @ exact.mT + bias.detach().to(torch.float64)
+    return [torch.relu(out) if "relu" in call.facts.name else out], Rounding(Kind.DOT, x.shape[-1])
 
 
 def dynamic_product(x: torch.Tensor, packed: Any, name: str, reduced: bool) -> torch.Tensor:
