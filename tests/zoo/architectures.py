@@ -34,7 +34,8 @@ def _small(kind: str, **more: Any) -> Any:
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     config = getattr(transformers, f"{kind}Config")
-    return config(**{**sizes, **more})
+    # Some take their width from other numbers, and would have two.
+    return config(**{name: value for name, value in {**sizes, **more}.items() if value is not None})
 
 
 def _text(kind: str, model: str | None = None, **more: Any) -> Made:
@@ -132,8 +133,19 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "t5": _t5,
     "vit": lambda: _image("ViT", patch_size=8),
     "dinov2": lambda: _image("Dinov2", patch_size=8, size=40),
-    "swin": lambda: _image("Swin", patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=4),
-    "convnext": lambda: _image("ConvNext", hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1]),
+    "swin": lambda: _image(
+        "Swin",
+        num_hidden_layers=None,
+        num_attention_heads=None,
+        patch_size=2,
+        embed_dim=16,
+        depths=[1, 1],
+        num_heads=[2, 4],
+        window_size=4,
+    ),
+    "convnext": lambda: _image(
+        "ConvNext", hidden_size=None, num_hidden_layers=None, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1]
+    ),
     "wav2vec2": _wav2vec2,
     "resnet": _small_resnet,
     "mobilenet": _mobilenet,
