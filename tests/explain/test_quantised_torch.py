@@ -188,3 +188,30 @@ def test_packed_weights_are_integers_or_float16_and_each_layer_has_its_own(turne
     assert found.verdict == verdict, found.reason
     if factor == 1.0:
         assert ("weights rounded to float16" if dtype == torch.float16 else "quantised weights") in found.reason
+
+
+class Unpacked(nn.Module):
+    """The same with integers and a scale per row that the program stores itself."""
+
+    def __init__(self, model: Copies):
+        super().__init__()
+        for k, layer in enumerate(model.layers):
+            scale = layer.weight.detach().abs().amax(1, keepdim=True) / 127
+            self.register_buffer(f"integers_{k}", torch.round(layer.weight.detach() / scale).to(torch.int8))
+            self.register_buffer(f"scale_{k}", scale)
+            self.register_buffer(f"bias_{k}", layer.bias.detach())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for k in range(2):
+            weight = getattr(self, f"integers_{k}").float() * getattr(self, f"scale_{k}")
+            x = x + (x @ weight.T + getattr(self, f"bias_{k}")).relu()
+        return x
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PRECISION"), (1.05, "DIFFERENT")])
+def test_stored_integers_of_nearly_equal_layers_have_the_scale_beside_them(turned, factor, verdict):
+    values = torch.randn(5, 12, generator=torch.Generator().manual_seed(1))
+    pair = (Copies(), Unpacked(Copies(factor)))
+    found = ds.compare(*(pair[::-1] if turned else pair), values)
+    assert found.verdict == verdict, found.reason

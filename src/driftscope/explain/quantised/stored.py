@@ -42,18 +42,12 @@ def stored_quantisation(evidence: Evidence) -> Quantisation | None:
     graph, other, side = graphs[index], graphs[1 - index], "AB"[index]
     if graph is None or other is None:
         return None
-    weights = [*float_weights(other), *computed_constants(other)]
-    scales = [c.value.to(torch.float64) for c in graph.constants() if c.value.dtype.is_floating_point]
-    grids, names, zeros = dict[str, IntegerGrid](), dict[str, tuple[str, torch.Tensor]](), dict[str, float]()
-    for constant in integers[index]:
-        # Of several weights that round to these integers it is one of their name, or one that none stands for yet.
-        taken = {name for name, _ in names.values()}
-        free = sorted(weights, key=lambda w: (not same_name(w.name, constant.name), w.name in taken))
-        found = _grid(constant, free, scales)
-        if found is None:
-            return None  # whose integers these are is not known
-        grids[constant.name], name, exact, zeros[constant.name] = found
-        names[constant.name] = name, exact
+    found = _grids(graph, integers[index], [*float_weights(other), *computed_constants(other)])
+    if found is None:
+        return None  # whose integers these are is not known
+    grids = {key: grid for key, (grid, *_) in found.items()}
+    names = {key: (name, exact) for key, (_, name, exact, _) in found.items()}
+    zeros = {key: zero for key, (*_, zero) in found.items()}
     quotients = {key: names[key][1] / grid.step + zeros[key] for key, grid in grids.items()}
     try:
         floats = _floats(graph, quotients)
@@ -69,6 +63,29 @@ def stored_quantisation(evidence: Evidence) -> Quantisation | None:
     except CannotLift:
         return None
     return as_quantised(side, [name for name, _ in names.values()], rows, clean)
+
+
+_Found = tuple[IntegerGrid, str, torch.Tensor, float]
+
+
+def _grids(graph: Lifted, integers: Sequence[Constant], weights: Sequence[Constant]) -> dict[str, _Found] | None:
+    """By constant, what :func:`_grid` finds; None where one of them is the rounding of nothing.
+
+    Of several weights that round to the same integers it is one of their name, or one that none stands for yet, and
+    of several scales the one beside them.
+    """
+    order = {c.name: k for k, c in enumerate(graph.constants())}
+    scales = [(order[c.name], c.value.to(torch.float64)) for c in graph.constants() if c.value.dtype.is_floating_point]
+    grids: dict[str, _Found] = {}
+    for constant in integers:
+        name, taken = constant.name, {found[1] for found in grids.values()}
+        free = sorted(weights, key=lambda w, name=name, taken=taken: (not same_name(w.name, name), w.name in taken))  # type: ignore[misc]
+        near = sorted(scales, key=lambda s, name=name: abs(s[0] - order[name]))  # type: ignore[misc]
+        found = _grid(constant, free, [scale for _, scale in near])
+        if found is None:
+            return None
+        grids[name] = found
+    return grids
 
 
 def _integers(graph: Lifted | None) -> list[Constant]:
@@ -93,9 +110,7 @@ def _rounds(graph: Lifted | None) -> bool:
     return any((c.where.operator or "").startswith(_ROUNDING) for c in graph.constants())
 
 
-def _grid(
-    constant: Constant, weights: Sequence[Constant], scales: Sequence[torch.Tensor]
-) -> tuple[IntegerGrid, str, torch.Tensor, float] | None:
+def _grid(constant: Constant, weights: Sequence[Constant], scales: Sequence[torch.Tensor]) -> _Found | None:
     """The grid of stored integers, with the weight of the other side that they are the rounding of; the zero point."""
     stored = constant.value.detach().cpu().to(torch.float64)
     limits = torch.iinfo(constant.value.dtype)
