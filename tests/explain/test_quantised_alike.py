@@ -60,6 +60,26 @@ def test_each_takes_the_weight_of_its_name_or_place(how: str, factor: float, ver
     assert found.verdict == verdict, found.reason
 
 
+def test_weights_are_taken_in_the_order_in_which_they_are_read(tmp_path: Path):
+    model, x = Alike().eval(), torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(1))
+    file = onnx.load(quantised(model, (x,), tmp_path, "QDQ"))
+    stored = {i.name for i in file.graph.initializer}
+    nodes = list(file.graph.node)
+    weights = [n for n in nodes if n.op_type == "DequantizeLinear" and n.input[0] in stored]
+    del file.graph.node[:]
+    file.graph.node.extend([*weights[::-1], *(n for n in nodes if n not in weights)])
+    for k, i in enumerate(file.graph.initializer):
+        for node in file.graph.node:
+            node.input[:] = [f"stored_{k}" if name == i.name else name for name in node.input]
+        i.name = f"stored_{k}"
+    for k, node in enumerate(file.graph.node[: len(weights)]):
+        for reader in file.graph.node:
+            reader.input[:] = [f"real_{k}" if name == node.output[0] else name for name in reader.input]
+        node.output[0] = f"real_{k}"
+    found = ds.compare(model, file, x)
+    assert found.verdict == "PRECISION", found.reason
+
+
 class Outlier(nn.Module):
     """A GELU one of whose values is some hundred times as large as all that it has below zero; biases are zeros."""
 

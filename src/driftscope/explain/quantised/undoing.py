@@ -228,7 +228,7 @@ class _QuantisedSide:
         """
         wrong, matched, used = [], list[tuple[Quantised, str, torch.Tensor]](), False
         self.taken.clear()
-        for weight in self.graph.weights(self.source.model.graph.node):
+        for weight in self.graph.in_order(self.source.model):
             partner = self._partner(weight)
             if weight.value.numel() == 1:  # of many numbers of the program one may be as near: it has to be this one
                 partner = self._number(weight)

@@ -205,6 +205,17 @@ class Graph:
             elif node.op_type == "MatMulNBits" and node.input[1] in self.stored:
                 yield self._bits(node)
 
+    def in_order(self, model: onnx.ModelProto) -> list[Quantised]:
+        """Every quantised weight, in the order in which a program reads them: a quantiser writes them in another."""
+        places = {id(node): k for k, node in enumerate(model.graph.node)}
+
+        def read(weight: Quantised) -> int:
+            stored = weight.node.op_type == "DequantizeLinear"
+            readers = self.readers.get(weight.node.output[0], []) if stored else []
+            return min((places[id(r)] for r in readers), default=places[id(weight.node)])
+
+        return sorted(self.weights(model.graph.node), key=read)
+
     def _dequantised(self, node: onnx.NodeProto) -> Iterator[Quantised]:
         axis = _integer_of(node, "axis", 1)
         mover, name = None, node.input[0]
