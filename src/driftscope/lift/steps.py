@@ -62,6 +62,19 @@ class Constant:
     frontier: bool = True
 
 
+_READ_BY = " read by "
+
+
+def use_of(constant: str, step: str) -> str:
+    """Name what one step reads of a stored constant, to replace it there alone."""
+    return f"{constant}{_READ_BY}{step}"
+
+
+def constant_of(name: str) -> str:
+    """Name the constant of such a use; any other name is a constant's own."""
+    return name.split(_READ_BY, 1)[0]
+
+
 class Kind(enum.StrEnum):
     """How ordinary rounding enters a step."""
 

@@ -16,7 +16,7 @@ from driftscope.lift.onnx.element_types import Format, is_inexact, lifted_storag
 from driftscope.lift.onnx.plan import GraphPlan, NodePlan
 from driftscope.lift.onnx.registry import InnerStep, Node, Operator, Result, Value
 from driftscope.lift.onnx.stored import Stored
-from driftscope.lift.steps import Constant, Observer, Origin, Rounding, Step
+from driftscope.lift.steps import Constant, Observer, Origin, Rounding, Step, constant_of, use_of
 
 
 @dataclass(slots=True)
@@ -67,6 +67,7 @@ class GraphEvaluation:
         self._expand = expand
         self._seen = seen
         self._replace = replace
+        self._by_use = any(constant_of(name) != name for name in replace)
         self._stored = seen.stored
         self._values: dict[str, Value] = {}
         self._index = 0
@@ -97,6 +98,8 @@ class GraphEvaluation:
         if reader is not None:
             self._seen.read.setdefault(name, reader)
         replacement = self._replace.get(name)
+        if self._by_use and reader is not None:
+            replacement = self._replace.get(use_of(name, reader.name), replacement)
         if replacement is None:
             return stored.load()
         native = stored.format

@@ -23,7 +23,7 @@ from driftscope.lift.onnx.functions import expand
 from driftscope.lift.onnx.plan import GraphPlan, NodePlan, Planner
 from driftscope.lift.onnx.registry import Value, strings
 from driftscope.lift.onnx.stored import Stored, format_of_element
-from driftscope.lift.steps import Constant, LiftedOutput, Observer, Origin
+from driftscope.lift.steps import Constant, LiftedOutput, Observer, Origin, constant_of
 from driftscope.records.finding import Where
 from driftscope.records.paths import Path as TreePath
 
@@ -165,7 +165,8 @@ class LiftedOnnx:
         if not replace:
             return replace
         shapes = self._former | self._shapes()
-        for name, value in replace.items():
+        for used, value in replace.items():
+            name = constant_of(used)
             if name not in shapes:
                 raise InputError(f"The graph has no constant {name!r} to replace.")
             if tuple(value.shape) != tuple(shapes[name]):

@@ -18,7 +18,7 @@ from driftscope.comparison.measuring.spread import Ratio, lifted_drift
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.lift.finer import evaluate as finer
 from driftscope.lift.finer.evaluate import Loss
-from driftscope.lift.reconcile import folds, matching, subgraphs
+from driftscope.lift.reconcile import folds, matching, subgraphs, uses
 from driftscope.lift.reconcile.exact import exact_matches
 from driftscope.lift.reconcile.matching import Fingerprint, Repair
 from driftscope.lift.reconcile.sides import (
@@ -361,4 +361,13 @@ def _solve(attempt: _Attempt) -> None:
         put(solve_scalars(side.graph, side.constants, other.constants, _values(repairs), own, wanted))
 
 
-_STEPS: tuple[Callable[[_Attempt], None], ...] = (_exact, _constant_subgraphs, _affine, _refold, _solve)
+def _shared(attempt: _Attempt) -> None:
+    """Try other numbers for some of the steps that read one stored number."""
+    for side, other, repairs, put in attempt.either():
+        if side.graph.kind != "onnx":
+            continue
+        for proposal in uses.shared_numbers(side.graph, side.constants, other.constants, repairs):
+            put([r for r in proposal if not attempt.result.same_function])
+
+
+_STEPS: tuple[Callable[[_Attempt], None], ...] = (_exact, _constant_subgraphs, _affine, _refold, _solve, _shared)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from driftscope.lift.reconcile.matching import HALF_ULP, clamped, ulp, uniform
-from driftscope.lift.steps import Constant
+from driftscope.lift.steps import Constant, Origin
 
 # Numbers that exporters and kernels write without the user having written them.
 _UNIVERSAL = {
@@ -132,6 +132,16 @@ def scalar_candidates(constant: Constant, pool: Sequence[MeantNumber], single: b
     if constant.value.dtype == torch.float64:
         return direct
     return direct or _distinct(n for n in close if n.value != number) or _distinct(_replayed(number, fmt, pool))
+
+
+def near(constant: Constant, pool: Sequence[MeantNumber]) -> list[MeantNumber]:
+    """Return every number whose rounding to a stored constant's format it is, its own first where there are others."""
+    number, fmt = uniform(constant), constant.value.dtype
+    if number is None or number == 0.0 or fmt == torch.float64 or constant.origin is not Origin.WEIGHT:
+        return []
+    reach = HALF_ULP * float(ulp(torch.tensor(number, dtype=torch.float64), fmt))
+    others = [n for n in pool if n.value != number and n.value != 0.0 and abs(n.value - number) <= reach]
+    return [MeantNumber(number, f"{number!r}", False), *_distinct(others)] if others else []
 
 
 # A number of this many significant bits or fewer (0.5, 3, 0.125) was meant as it stands.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from driftscope.lift.formulas.terms import EXACT, ROUND
+from driftscope.lift.formulas.terms import EXACT, FUNCTION, ROUND
 from driftscope.lift.steps import Rounding
 from driftscope.lift.torch.call import Call
 from driftscope.lift.torch.entries import lifted_dtype
@@ -40,6 +40,18 @@ def _round(call: Call) -> tuple[Outputs, Rounding]:
     if decimals and rounded is not None and rounded.is_floating_point():
         rounded = torch.round(rounded, decimals=decimals)
     return [rounded], rounding
+
+
+@rule("logit", "special_logit")
+def _logit(call: Call) -> tuple[Outputs, Rounding]:
+    """The native value chooses the side of each limit: rounded, ``1 - eps`` may be 1, which is not above it."""
+    x, native, eps = call.value("self").to(torch.float64), call.native("self"), call.value("eps")
+    native = native if native.is_floating_point() else x
+    if eps is not None:
+        low = torch.as_tensor(eps, dtype=torch.float64, device=x.device)
+        high = 1.0 - low
+        x = torch.where(native < low.to(native.dtype), low, torch.where(native > high.to(native.dtype), high, x))
+    return [torch.logit(x)], FUNCTION
 
 
 @rule("floor_divide")

@@ -1,0 +1,74 @@
+"""Numbers that a format makes one and an exporter stores once: told apart by who reads them.
+
+In half precision ``1 - eps`` and 1 are one number. Where both are written, the file stores one constant for both, and
+no single number in its place is right everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from driftscope.lift.reconcile.matching import Repair
+from driftscope.lift.reconcile.scalars import near, numbers
+from driftscope.lift.steps import Constant, Lifted, Step, use_of
+
+# Proposals made at most: each costs one lifted run. Readers of a constant that are worth a question.
+_MOST, _FEWEST = 12, 2
+
+
+def shared_numbers(
+    graph: Lifted, own: Sequence[Constant], others: Sequence[Constant], repairs: Sequence[Repair]
+) -> list[list[Repair]]:
+    """Propose another number for some of the steps that read one stored number.
+
+    Parameters
+    ----------
+    graph : Lifted
+    own, others : sequences of Constant
+        Its constants and the other program's, with the numbers that they are known to be.
+    repairs : sequence of Repair
+        In force in it.
+
+    Returns
+    -------
+    list of list of Repair
+        Each a proposal of its own, for all steps of one operator that read the constant at one place. The caller
+        certifies it by the whole program.
+    """
+    pool = numbers(others)
+    meant = {r.name: r.value for r in repairs}
+    wanted = {}
+    for constant in own:
+        found = near(constant, pool)
+        if found:
+            wanted[constant.name] = constant, found
+    if not wanted:
+        return []
+    readers = _readers(graph, set(wanted))
+    proposals = []
+    for name, (constant, found) in wanted.items():
+        uses = readers.get(name, {})
+        if sum(map(len, uses.values())) < _FEWEST:
+            continue
+        for number in found:
+            value = torch.full(constant.value.shape, number.value, dtype=torch.float64)
+            if torch.equal(value, meant.get(name, constant.value.to(torch.float64))):
+                continue
+            proposals += [[Repair(use_of(name, step), value, "scalar", number.words, constant) for step in steps]
+                          for steps in uses.values()]  # fmt: skip
+    return proposals[:_MOST]
+
+
+def _readers(graph: Lifted, names: set[str]) -> dict[str, dict[tuple[str, int], list[str]]]:
+    """Which steps read each of these constants, by operator and place."""
+    found: dict[str, dict[tuple[str, int], list[str]]] = {}
+
+    def look(step: Step) -> None:
+        for place, name in enumerate(step.input_names):
+            if name in names and not step.constant:
+                found.setdefault(name, {}).setdefault((step.operator, place), []).append(step.name)
+
+    graph.run(observe=look)
+    return found
