@@ -32,6 +32,7 @@ from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
 from driftscope.explain.native.overflow import explaining_overflow
 from driftscope.explain.native.ranges import first_overflow
 from driftscope.explain.native.replays import DECLARED, WAYS, reproduce
+from driftscope.explain.native.ties import Tied, taken_in_order, tied_words
 from driftscope.explain.quantised.packed import packed_quantisation
 from driftscope.explain.quantised.rounded import rounded_weights
 from driftscope.explain.quantised.running import QuantisedRun
@@ -65,7 +66,8 @@ def judge_outputs(
     """
     measured = [measure(results, evidence, leaf, slots.get(k)) for k, leaf in enumerate(leaves)]
     quantised = _quantised(results, evidence, measured)
-    _explain_choices(evidence, measured)
+    tied = _tied(evidence, measured)
+    _explain_choices(evidence, measured, tied)
     _explain_excess(results, evidence, measured)
     _explain_narrowing(evidence, measured, results.seed)
     _explain_unlifted(results, evidence, measured)
@@ -75,7 +77,7 @@ def judge_outputs(
         evidence.places["N014"] = drawn
     judged = []
     for m in measured:
-        _complete(results, evidence, m)
+        _complete(results, evidence, m, tied)
         judgement = judge(m)
         if m.replay:
             evidence.replays[str(m.leaf.path)] = m.replay
@@ -84,10 +86,20 @@ def judge_outputs(
     return judged, [*quantised, *(unsteady(m, k) for m in steady for k in (0, 1) if m.repeats[k])]
 
 
-def _explain_choices(evidence: Evidence, measured: Sequence[Measured]) -> None:
+def _tied(evidence: Evidence, measured: Sequence[Measured]) -> Tied | None:
+    """A's outputs where it takes equal values in B's order, if there is something that it might explain."""
+    chosen = any(not m.leaf.floating and m.leaf.kind == "value" and not m.leaf.same_bits for m in measured)
+    parted = any(m.pair is not None and not same_function(evidence, m.pair) for m in measured)
+    return taken_in_order(evidence) if chosen or parted else None
+
+
+def _explain_choices(evidence: Evidence, measured: Sequence[Measured], tied: Tied | None) -> None:
     """Mark outputs that differ by a choice inside which rounding turned, where each side is what its lift says."""
     parted = [m for m in measured if m.pair is not None and not m.quantised and not same_function(evidence, m.pair)]
     sound = [m for m in parted if all(e is not None and e <= THRESHOLDS.large for e in m.errors)]
+    for m in sound if tied is not None else ():
+        m.turned = tied_words(evidence, tied, m.pair)  # type: ignore[arg-type]
+    sound = [m for m in sound if not m.turned]
     turned = turned_choices(evidence) if sound else {}
     for m in sound:
         m.turned, m.turned_narrow = turned.get(m.pair, ("", False))  # type: ignore[arg-type]
@@ -341,13 +353,13 @@ def _beside_weights(results: Results, evidence: Evidence, m: Measured, side: str
     return f"; the rest is explained by {cause}", found.to_dict()
 
 
-def _complete(results: Results, evidence: Evidence, m: Measured) -> None:
+def _complete(results: Results, evidence: Evidence, m: Measured, tied: Tied | None) -> None:
     """Add what the float64 evidence says of an output to what was found natively."""
     floor = floor_of(m.noises[0])
     size = rms(finite(wide(native_values(results, m.leaf)[0]))) if m.drift is not None else 0.0
     m.ill = floor / size if floor is not None and size else 0.0
     m.delta = evidence.delta(m.pair) if m.pair is not None else None
-    m.tie = _tie(results, evidence, m.leaf, m.pair)
+    m.tie = _tie(results, evidence, m.leaf, m.pair, tied)
     m.overflow = _overflow(evidence) if m.kind == "nan" else m.overflow
     m.cannot_a, m.cannot_b = ("" if side.graph is not None else side.reason for side in (evidence.a, evidence.b))
 
@@ -361,10 +373,19 @@ def _overflow(evidence: Evidence) -> str:
     return ""
 
 
-def _tie(results: Results, evidence: Evidence, leaf: LeafComparison, pair: int | None) -> bool:
+def _tie(results: Results, evidence: Evidence, leaf: LeafComparison, pair: int | None, tied: Tied | None) -> bool:
     if pair is None or leaf.floating or leaf.kind != "value":
         return False
     a, b = native_values(results, leaf)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
+    if tied is not None:
+        i, j = evidence.pairs[pair]
+        lifted = evidence.a.clean[i].value, tied.outputs[i].value, evidence.b.clean[j].value
+        if all(_holds(value, native) for value, native in zip(lifted, (a, b, b), strict=True)):
+            return True
     return reached_by_noise(evidence, pair, (a, b), a != b, scale=THRESHOLDS.tie, seed=results.seed)
+
+
+def _holds(lifted: torch.Tensor | None, native: torch.Tensor) -> bool:
+    return lifted is not None and lifted.shape == native.shape and bool((lifted.cpu() == native.cpu()).all())

@@ -1,0 +1,75 @@
+"""Equal values, sorted or picked otherwise by two runtimes, are a tie; another element than these is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+
+import driftscope as ds
+
+SIZE = 17
+
+
+class Best(nn.Module):
+    """The three best, and what stands in a table at their places."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, places = x.topk(3, -1)
+        return values, places, (torch.arange(SIZE, dtype=x.dtype) * 0.5)[places]
+
+
+def as_file(largest: int = 1, later: int = 0) -> onnx.ModelProto:
+    """The same with ONNX's TopK; ``later`` is added to the places."""
+    nodes = [
+        helper.make_node("TopK", ["x", "three"], ["values", "found"], axis=-1, largest=largest),
+        helper.make_node("Add", ["found", "later"], ["sum"]),
+        helper.make_node("Mod", ["sum", "size"], ["places"]),
+        helper.make_node("Gather", ["table", "places"], ["scores"]),
+    ]
+    stored = {"three": [3], "later": [later], "size": [SIZE]}
+    weights = [numpy_helper.from_array(np.array(v, np.int64), n) for n, v in stored.items()]
+    weights.append(numpy_helper.from_array(np.arange(SIZE, dtype=np.float32) * 0.5, "table"))
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, SIZE])]
+    kinds = {"values": TensorProto.FLOAT, "places": TensorProto.INT64, "scores": TensorProto.FLOAT}
+    made = [helper.make_tensor_value_info(n, k, [4, 3]) for n, k in kinds.items()]
+    graph = helper.make_graph(nodes, "best", given, made, weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def equal_values() -> Tensor:
+    x = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(0))
+    x[:3] = torch.tensor([0.0, 0.7, 3.0])[:, None]
+    return x
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_equal_values_in_another_order_are_a_tie(swapped: bool) -> None:
+    pair = Best(), as_file()
+    found = ds.compare(*(reversed(pair) if swapped else pair), (equal_values(),))
+    assert found.verdict in ("IDENTICAL", "ROUNDING")
+    assert not [f for f in found.findings if f.code in ("N001", "N010")]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("twin", [as_file(largest=0), as_file(later=1)])
+def test_other_elements_are_no_tie(twin: onnx.ModelProto, swapped: bool) -> None:
+    pair = Best(), twin
+    assert ds.compare(*(reversed(pair) if swapped else pair), (equal_values(),)).verdict == "DIFFERENT"
+
+
+def test_one_element_taken_twice_is_no_tie() -> None:
+    places = torch.zeros(2, 3, dtype=torch.int64)
+
+    class Twice(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.topk(3, -1).indices * 0 + places
+
+    class Once(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.topk(3, -1).indices
+
+    assert ds.compare(Once(), Twice(), (torch.ones(2, 9),)).verdict == "DIFFERENT"
