@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -9,7 +10,10 @@ import torch
 from driftscope.lift.reconcile import matching, scalars
 from driftscope.lift.reconcile.matching import Repair, WeightIndex
 from driftscope.lift.reconcile.sides import ReconciledSide, has_twin, is_tensor, may_be_rounded
-from driftscope.lift.steps import Constant
+from driftscope.lift.steps import Constant, Origin
+
+# Elements of a tensor that may be numbers, each by itself.
+_FEW = 8
 
 
 def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: WeightIndex) -> list[Repair]:
@@ -48,12 +52,33 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
         elif is_tensor(constant) or may_be_rounded(constant):
             if index.holds(constant.value, side.index.fingerprint(constant)):
                 continue
-            weight = _match_tensor(constant, index)
+            weight = _match_tensor(constant, index) or _match_elements(constant, numbers)
             if weight is not None:
                 repairs.append(weight)
             elif is_tensor(constant):
                 side.left.append(constant)
     return [r for r in repairs if r.kind == "scalar" or not torch.equal(r.value, r.constant.value.to(torch.float64))]
+
+
+def _match_elements(constant: Constant, numbers: scalars.Candidates) -> Repair | None:
+    """Match the elements of a few numbers stored as one tensor (the scales of a Resize) one by one.
+
+    Each is a number that the other program writes, or was meant as it stands.
+    """
+    stored = constant.value
+    if constant.origin is not Origin.WEIGHT or stored.dim() != 1 or stored.numel() > _FEW:
+        return None
+    meant, words = [], []
+    for element in stored:
+        found = numbers.of(dataclasses.replace(constant, value=element))
+        if not found and scalars.significant_bits(float(element)) > scalars.SIMPLE_BITS:
+            return None
+        if found and found[0].derived:
+            return None
+        meant.append(found[0].value if found else float(element))
+        words += [found[0].words] if found else []
+    value = torch.tensor(meant, dtype=torch.float64)
+    return Repair(constant.name, value, "scalar", " and ".join(dict.fromkeys(words)), constant) if words else None
 
 
 def _match_tensor(constant: Constant, index: WeightIndex, named: bool = False) -> Repair | None:

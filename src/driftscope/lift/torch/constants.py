@@ -14,20 +14,7 @@ from driftscope.records.finding import Where
 
 # Numbers that stand for "nothing added": as candidates for a rounded constant they would only be noise.
 _NEUTRAL = {"alpha": 1, "beta": 1, "value": None, "scale": 1, "input_scale": 1}
-_COUNTED = frozenset(
-    {
-        "p",
-        "dropout_p",
-        "momentum",
-        "exponential_average_factor",
-        "correction",
-        "ord",
-        "scales",
-        "scales_d",
-        "scales_h",
-        "scales_w",
-    }
-)
+_COUNTED = frozenset({"p", "dropout_p", "momentum", "exponential_average_factor", "correction", "ord"})
 
 
 class Constants:
@@ -229,6 +216,8 @@ def _hidden(entry: AtenCall, tape: Tape) -> dict[str, float]:
     if entry.constant:
         return {}
     found: dict[str, float] = {}
+    if "upsample" in name and entry.argument("scale_factors"):
+        found |= {f"scale_factors[{k}]": float(v) for k, v in enumerate(entry.argument("scale_factors"))}
     if name == "gelu" or (name == "_transformer_encoder_layer_fwd" and entry.argument("use_gelu")):
         tanh = name == "gelu" and entry.argument("approximate") == "tanh"
         found |= {"sqrt_2_over_pi": math.sqrt(2 / math.pi), "cubic": 0.044715} if tanh else {"sqrt_2": math.sqrt(2)}

@@ -129,7 +129,7 @@ def _scaled(shape: Sequence[int], scales: Sequence[float], axes: Sequence[int]) 
     found = {}
     for index, scale in zip(axes, scales, strict=True):
         length = shape[index]
-        found[index] = ResizedAxis(length, math.floor(np.float32(length) * np.float32(scale)), float(np.float32(scale)))
+        found[index] = ResizedAxis(length, math.floor(np.float32(length) * np.float32(scale)), scale)
     return found
 
 

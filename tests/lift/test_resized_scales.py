@@ -1,0 +1,49 @@
+"""The scale of a Resize is stored in float32; torch divides by the number that was written."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import driftscope as ds
+
+
+class Enlarge(nn.Module):
+    def __init__(self, mode: str):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=(1.7, 1.2), mode=self.mode)
+
+
+def as_file(mode: str, *scales: float) -> onnx.ModelProto:
+    linear = {"bilinear": "linear", "bicubic": "cubic"}[mode]
+    node = helper.make_node(
+        "Resize", ["x", "", "scales"], ["y"], mode=linear, cubic_coeff_a=-0.75,
+        coordinate_transformation_mode="half_pixel", nearest_mode="floor",
+    )  # fmt: skip
+    stored = numpy_helper.from_array(np.array([1, 1, *scales], np.float32), "scales")
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["a", "b", f"h{n}", f"w{n}"]) for n in "xy"]
+    graph = helper.make_graph([node], "resize", ends[:1], ends[1:], [stored])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_a_scale_rounded_to_float32_is_that_scale(mode: str, swapped: bool) -> None:
+    pair = Enlarge(mode), as_file(mode, 1.7, 1.2)
+    found = ds.compare(*(reversed(pair) if swapped else pair), (torch.randn(1, 2, 7, 9),))
+    assert found.verdict in ("IDENTICAL", "ROUNDING")
+    assert found.first is None or found.first.note
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_another_scale_is_none(mode: str) -> None:
+    near = float(np.float32(1.7) * np.float32(1 + 1e-6))
+    assert ds.compare(Enlarge(mode), as_file(mode, near, 1.2), (torch.randn(1, 2, 7, 9),)).verdict == "DIFFERENT"
