@@ -214,6 +214,19 @@ def test_a_fused_layer_of_the_reference_does_not_hide_the_node(encoder, operator
     assert not first.fix or (first.verified and first.fix.startswith(f"Set {name} of {node.name} to "))
 
 
+def test_a_change_in_layers_that_began_as_copies_is_found_in_each(encoder):
+    # All layers hold the same weights, and the file holds them once: the order of the readers tells the layers apart.
+    module, x, model = encoder
+    broken = copy.deepcopy(model)
+    changed = [n for n in broken.graph.node if n.op_type == "Gelu"]
+    for node in changed:
+        del node.attribute[:]
+        node.attribute.append(onnx.helper.make_attribute("approximate", "tanh"))
+    found = [f for f in ds.compare(module, broken, x).findings if f.code == "N001"]
+    assert [f.where.node for f in found] == [n.name for n in changed]
+    assert all(f.verified and f.fix == f"Set approximate of {f.where.node} to 'none'." for f in found)
+
+
 def test_the_export_of_a_fused_layer_is_the_same_function(encoder):
     module, x, model = encoder
     assert ds.compare(module, model, x).verdict in (Verdict.IDENTICAL, Verdict.ROUNDING)

@@ -116,7 +116,7 @@ class _Case:
         )
         inside = [replace(c, frontier=True) for c in self.constants[1] if not c.frontier and c.origin is Origin.WEIGHT]
         self.inner = match_weights(self.constants[0], inside, settled).changed if inside else []
-        self.search = Search(self.a, self.b, self._agrees, self.repaired, self.matched.first_names())
+        self.search = Search(self.a, self.b, self._agrees, self.repaired, self.matched.same)
 
     def findings(self) -> list[Finding]:
         """Weights that explain everything, else the places where B parts, weights among them first."""

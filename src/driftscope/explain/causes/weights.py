@@ -91,10 +91,6 @@ class Matched:
     same: dict[str, list[str]] = field(default_factory=dict)
     changed: list[ChangedWeight] = field(default_factory=list)
 
-    def first_names(self) -> dict[str, str]:
-        """For constants of B one constant of A with the same elements."""
-        return {name: names[0] for name, names in self.same.items()}
-
 
 #: What folding a program's layers computes, each with the names of the constants that it is computed from.
 Folds = Callable[[], Mapping[str, tuple[Constant, tuple[str, ...]]]]

@@ -94,14 +94,14 @@ class Alignment:
                 taken.add(i)
 
 
-def align(a: Trail, b: Trail, same_weights: Mapping[str, str]) -> Alignment:
+def align(a: Trail, b: Trail, same_weights: Mapping[str, Sequence[str]]) -> Alignment:
     """Pair the steps of two runs.
 
     Parameters
     ----------
     a, b : Trail
-    same_weights : mapping of str to str
-        For constants of B the name of A's constant with the same elements.
+    same_weights : mapping of str to sequence of str
+        For constants of B the names of A's constants with the same elements.
     """
     found = Alignment()
     steps_a, steps_b = _shown(a), _shown(b)
@@ -254,20 +254,34 @@ def _by_value(a: Trail, b: Trail, steps_a: Sequence[Visited], steps_b: Sequence[
     return pairs
 
 
-def _by_weights(a: Sequence[Visited], b: Sequence[Visited], same: Mapping[str, str]) -> dict[int, int]:
-    """Pair steps that read the same weights; the last of B's where it takes several steps for one of A's."""
-    readers: dict[str, list[Visited]] = {}
-    for step in a:
-        for name in step.stored:
-            readers.setdefault(name, []).append(step)
+def _by_weights(a: Sequence[Visited], b: Sequence[Visited], same: Mapping[str, Sequence[str]]) -> dict[int, int]:
+    """Pair steps that read the same weights; the last of B's where it takes several steps for one of A's.
+
+    Layers that begin as copies of one another hold the same elements, and an exporter may write these once: where both
+    programs read them as often, the order in which they run tells which is which.
+    """
     pairs: dict[int, int] = {}
-    for step in b:
-        for name in step.stored:
-            others = readers.get(same.get(name, ""), [])
-            if len(others) == 1 and _same_count(others[0], step):
-                pairs = {k: i for k, i in pairs.items() if i != others[0].index}
-                pairs[step.index] = others[0].index
-    return pairs
+    for names in dict.fromkeys(tuple(names) for names in same.values()):
+        own = {name for name, others in same.items() if tuple(others) == names}
+        mine, theirs = _readers(b, own), _readers(a, set(names))
+        if len(theirs) == 1:
+            found = [(step, theirs[0]) for step in mine]
+        elif len(mine) == len(theirs):
+            found = list(zip(mine, theirs, strict=True))
+        else:
+            named = {name: (_readers(b, {name}), _readers(a, {name})) for name in sorted(own & set(names))}
+            found = [(step, other[0]) for steps, other in named.values() if len(other) == 1 for step in steps]
+        for step, other in found:
+            if _same_count(other, step):
+                pairs[other.index] = max(step.index, pairs.get(other.index, -1))
+    return {k: i for i, k in pairs.items()}
+
+
+def _readers(steps: Sequence[Visited], names: set[str]) -> list[Visited]:
+    """The steps that read one of these weights; of a fused one its parts, which say more."""
+    readers = [s for s in steps if not names.isdisjoint(s.stored)]
+    parted = {s.name.rpartition(".")[0] for s in readers}
+    return [s for s in readers if s.name not in parted]
 
 
 def _by_order(

@@ -68,15 +68,15 @@ class Search:
         Told B's outputs, says whether they are A's.
     replace : mapping of str to Tensor
         Repaired constants of B, so that rounded constants are not found again.
-    same_weights : mapping of str to str
-        For constants of B the name of A's constant with the same elements.
+    same_weights : mapping of str to sequence of str
+        For constants of B the names of A's constants with the same elements.
     """
 
     a: Lifted
     b: Lifted
     agrees: Agrees
     replace: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    same_weights: Mapping[str, str] = field(default_factory=dict)
+    same_weights: Mapping[str, Sequence[str]] = field(default_factory=dict)
     runs: int = 0  # of B
     view: View | None = None
     latest: View | None = None
