@@ -12,7 +12,7 @@ from driftscope.explain.causes.pieces import attributes_of, cause_of
 from driftscope.explain.causes.rewiring import Reason, Trials
 from driftscope.explain.locate.divergence import piece_of
 from driftscope.explain.locate.fingerprints import Trail
-from driftscope.explain.locate.locating import Search, TriedPlace, capture
+from driftscope.explain.locate.locating import Search, TriedPlace
 from driftscope.lift.steps import Lifted
 from driftscope.lift.torch.tape import lift_torch
 
@@ -52,7 +52,7 @@ def explained(a: Lifted, b: Lifted) -> tuple[list[TriedPlace], Reason | None]:
     theirs = piece_of(search.view, first.parting.counterpart)
     trials = Trials(
         lambda replace: search.piece_heals(first, replace, {}),
-        lambda name, source: search.piece_heals(first, {}, {name: capture(b, (source,), {}, {})[source]}),
+        lambda name, source: search.piece_heals(first, {}, {name: search.runs_b.values((source,), {})[source]}),
     )
     return places, cause_of(first.parting, theirs, (a.constants(), b.constants()), trials)
 

@@ -15,6 +15,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 import driftscope as ds
+from driftscope.lift.onnx.evaluation import GraphEvaluation
 from driftscope.records.finding import Finding
 from driftscope.records.verdict import Verdict
 
@@ -225,6 +226,26 @@ def test_a_change_in_layers_that_began_as_copies_is_found_in_each(encoder):
     found = [f for f in ds.compare(module, broken, x).findings if f.code == "N001"]
     assert [f.where.node for f in found] == [n.name for n in changed]
     assert all(f.verified and f.fix == f"Set approximate of {f.where.node} to 'none'." for f in found)
+
+
+def test_changes_in_several_layers_cost_a_few_evaluations_of_each_program(encoder, monkeypatch: pytest.MonkeyPatch):
+    module, x, model = encoder
+    broken = copy.deepcopy(model)
+    for node in (n for n in broken.graph.node if n.op_type == "Gelu"):
+        del node.attribute[:]
+        node.attribute.append(onnx.helper.make_attribute("approximate", "tanh"))
+    computed, apply = [0], GraphEvaluation._apply
+
+    def applied(*args):
+        computed[0] += 1
+        return apply(*args)
+
+    monkeypatch.setattr(GraphEvaluation, "_apply", applied)
+    ds.compare(module, broken, x, explain=False)
+    verdict = computed[0]
+    assert len([f for f in ds.compare(module, broken, x).findings if f.code == "N001"]) == 2
+    # 13 evaluations when every trial ran the whole program.
+    assert computed[0] - 2 * verdict <= 4 * len(broken.graph.node)
 
 
 def test_the_export_of_a_fused_layer_is_the_same_function(encoder):

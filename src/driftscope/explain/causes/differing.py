@@ -15,7 +15,7 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.alterations import shortest
 from driftscope.explain.causes.computed import OtherIndices, other_indices
 from driftscope.explain.causes.fold_findings import fold_finding
-from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, other_fold
+from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, chains_of, other_fold
 from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, told, where_of
 from driftscope.explain.causes.trying import PieceTrials
@@ -25,6 +25,7 @@ from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.locating import Search, TriedPlace
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.certify import OutputPairing, measure
+from driftscope.lift.reconcile.chains import Chains
 from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.reconcile.matching import as_stored, uniform
 from driftscope.lift.reconcile.repaired import RepairedGraph
@@ -117,13 +118,14 @@ class _Case:
         inside = [replace(c, frontier=True) for c in self.constants[1] if not c.frontier and c.origin is Origin.WEIGHT]
         self.inner = match_weights(self.constants[0], inside, settled).changed if inside else []
         self.search = Search(self.a, self.b, self._agrees, self.repaired, self.matched.same)
+        self.chains: tuple[Chains, Chains] | None = None
 
     def findings(self) -> list[Finding]:
         """Weights that explain everything, else the places where B parts, weights among them first."""
         changed = self._guilty_weights()
         if changed:
             # In the order in which they run: of several, the first is where a reader starts.
-            order = {step.name: step.index for step in self.search.follow({})[0].b.steps}
+            order = {} if len(changed) == 1 else {s.name: s.index for s in self.search.follow({})[0].b.steps}
             changed = sorted(changed, key=lambda c: order.get(c.constant.where.node or "", len(order)))
             strange = [c for c in changed if c.strange]
             exchanged = exchanged_names(changed)
@@ -173,15 +175,14 @@ class _Case:
 
     def _whole(self, replace: Mapping[str, torch.Tensor], graph: Lifted | None = None) -> bool:
         """Whether the outputs of B, or of an edited B, are A's with these constants."""
-        whole = graph or self.b
         try:
-            return whole is not None and self._agrees(whole.run(replace={**self.repaired, **replace}))
+            return self._agrees(self.search.runs_b.outputs({}, replace, graph))
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
 
     def _left(self, replace: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """By how much the outputs of B differ from A's with these constants, each relative to its size."""
-        outputs = [] if self.b is None else self.b.run(replace={**self.repaired, **replace})
+        outputs = self.search.runs_b.outputs({}, replace)
         return Residual(self.known.outputs_a, self.pairing.indices).vector(outputs)
 
     def _guilty_weights(self) -> list[ChangedWeight]:
@@ -313,9 +314,9 @@ class _Case:
         step, other = parting.step, parting.counterpart
         if self.plain_a is None or self.b is None or other is None:
             return None
-        repairs_a = {r.name: r.value for r in self.known.repairs_a}
-        a = FoldSide(self.plain_a, other, self.constants[0], repairs_a)
-        b = FoldSide(self.b, step, self.constants[1], self.repaired)
+        self.chains = self.chains or (chains_of(self.plain_a), chains_of(self.b))
+        a = FoldSide(self.search.runs_a, other, self.constants[0], self.chains[0])
+        b = FoldSide(self.search.runs_b, step, self.constants[1], self.chains[1])
         for apart, folded in ((b, a), (a, b)):
             found = other_fold(apart, folded)
             if found is not None and self._same_when(found, apart is a):
@@ -350,10 +351,9 @@ class _Case:
     def _same_when(self, found: OtherFold, apart_is_a: bool) -> bool:
         """Whether the outputs are the same with the solved sources on one side and their exact fold on the other."""
         values = (found.solved(), found.exact) if apart_is_a else (found.exact, found.solved())
-        if self.a is None or self.b is None:
-            return False
         try:
-            one, two = self.a.run(replace=values[0]), self.b.run(replace={**self.repaired, **values[1]})
+            one = self.search.runs_a.outputs({}, values[0])
+            two = self.search.runs_b.outputs({}, values[1])
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
         after = measure(one, two, self.pairing, THRESHOLDS)

@@ -20,6 +20,7 @@ import torch
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.alterations import Alteration, alteration_of
 from driftscope.explain.locate.fingerprints import Visited
+from driftscope.explain.locate.rerunning import Reruns
 from driftscope.lift.reconcile.affine import AffinePieces, Map, narrow
 from driftscope.lift.reconcile.chains import Chains
 from driftscope.lift.reconcile.matching import rearrangements, ulp
@@ -98,18 +99,19 @@ class FoldSide:
 
     Parameters
     ----------
-    graph : Lifted
+    runs : Reruns
+        Its runs, repairs in force.
     step : Visited
         The step at the place.
     constants : sequence of Constant
-    repairs : mapping of str to Tensor
-        In force in every run.
+    chains : Chains
+        What was noted of a run without repairs: one that replaces constants does not say that they are.
     """
 
-    graph: Lifted
+    runs: Reruns
     step: Visited
     constants: Sequence[Constant]
-    repairs: Mapping[str, torch.Tensor]
+    chains: Chains
 
     def read(self, names: Sequence[str]) -> list[Constant]:
         """Constants that the step reads, by their names or through views."""
@@ -118,9 +120,15 @@ class FoldSide:
 
     def path(self) -> _Path:
         """What is known of the way to the place before any map is followed."""
-        chains = Chains()
-        _run(self.graph, _ending(chains, self.step.outputs[0]), {})
-        return _Path(frozenset(chains.held), chains.leading_to(self.step.outputs[0]))
+        return _Path(frozenset(self.chains.held), self.chains.leading_to(self.step.outputs[0]))
+
+
+def chains_of(graph: Lifted) -> Chains:
+    """Note the chains of affine steps of a program, in one run."""
+    chains = Chains()
+    with contextlib.suppress(CannotLift, DriftscopeError, RuntimeError):
+        graph.run(observe=chains)
+    return chains
 
 
 def other_fold(apart: FoldSide, folded: FoldSide) -> OtherFold | None:
@@ -156,7 +164,7 @@ class _Path:
     Parameters
     ----------
     held : frozenset of str
-        Names of constants, and of what is computed from them alone: a run that replaces some does not say so.
+        Names of constants, and of what is computed from them alone.
     values : frozenset of str
         Those whose maps may lead to the place; a map of each weight of a program would take several times its memory.
     """
@@ -176,11 +184,6 @@ def _ending(observe: Callable[[Step], object], name: str) -> Observer:
     return see
 
 
-def _run(graph: Lifted, watch: Observer, values: Mapping[str, torch.Tensor]) -> None:
-    with contextlib.suppress(_Found, CannotLift, DriftscopeError, RuntimeError):
-        graph.run(observe=watch, replace=values)
-
-
 def _maps(side: FoldSide, path: _Path, values: Mapping[str, torch.Tensor] | None = None) -> list[Map]:
     """The affine maps that end at the place, the shortest first."""
     pieces, held = AffinePieces(), set(path.held)
@@ -191,7 +194,8 @@ def _maps(side: FoldSide, path: _Path, values: Mapping[str, torch.Tensor] | None
         if path.values.intersection(step.output_names):
             pieces(step)
 
-    _run(side.graph, _ending(follow, side.step.outputs[0]), {**side.repairs, **(values or {})})
+    with contextlib.suppress(_Found, CannotLift, DriftscopeError, RuntimeError):
+        side.runs.run(_ending(follow, side.step.outputs[0]), {}, values)
     return pieces.maps.get(side.step.outputs[0], [])
 
 

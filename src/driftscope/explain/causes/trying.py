@@ -14,7 +14,7 @@ from driftscope.explain.causes.counterparts import odd_step
 from driftscope.explain.causes.rewiring import Reason, Trials, with_attributes
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Sketch, Visited
-from driftscope.explain.locate.locating import Search, TriedPlace, capture
+from driftscope.explain.locate.locating import Search, TriedPlace
 from driftscope.explain.locate.operators import family
 from driftscope.lift.reconcile.solving import solve_number
 from driftscope.lift.steps import Constant, Lifted
@@ -99,7 +99,7 @@ class PieceTrials:
 
     def _laid(self, name: str, theirs: str) -> bool | None:
         """Whether the piece gives A's value when it reads A's elements in A's order; None where shapes differ."""
-        own, meant = self._captured((name,)).get(name), capture(self.search.a, (theirs,), {}, {}).get(theirs)
+        own, meant = self._captured((name,)).get(name), self.search.runs_a.values((theirs,), {}).get(theirs)
         if own is None or meant is None or own.shape != meant.shape:
             return None
         return self.search.piece_heals(self.place, {}, {name: meant})
@@ -118,7 +118,7 @@ class PieceTrials:
         return self.search.heals({**self.place.force, **values})
 
     def _captured(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        return capture(self.search.b, names, self.place.force, self.search.replace)
+        return self.search.runs_b.values(names, self.place.force)
 
     def _bypass(self, name: str, source: str) -> Mapping[str, torch.Tensor]:
         values = self._captured((source,))
@@ -146,7 +146,7 @@ class PieceTrials:
         """
         name = step.outputs[0]
         mine = self._captured((name,)).get(name)
-        theirs = capture(self.search.a, other.outputs[:1], {}, {}).get(other.outputs[0])
+        theirs = self.search.runs_a.values(other.outputs[:1], {}).get(other.outputs[0])
         if mine is None or theirs is None or mine.numel() != theirs.numel():
             return False
         # Values of another function do not tell in which order their axes stand: as they are, they may be right.
@@ -177,7 +177,7 @@ class PieceTrials:
     def _ends(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """What the piece gives at its end and what A has there, in B's layout."""
         end, other = self.place.parting.step.outputs[0], self.place.parting.counterpart
-        known = None if other is None else capture(self.search.a, other.outputs[:1], {}, {}).get(other.outputs[0])
+        known = None if other is None else self.search.runs_a.values(other.outputs[:1], {}).get(other.outputs[0])
         mine = self._captured((end,)).get(end)
         if known is None or mine is None or not mine.is_floating_point() or known.numel() != mine.numel():
             return None
@@ -191,7 +191,7 @@ class PieceTrials:
         wanted = ends[1].reshape(-1)
 
         def gap(replace: Mapping[str, torch.Tensor]) -> torch.Tensor:
-            got = capture(self.search.b, (end,), self.place.force, {**self.search.replace, **replace})[end]
+            got = self.search.runs_b.values((end,), self.place.force, replace)[end]
             return torch.nan_to_num(got.reshape(-1) - wanted, posinf=0.0, neginf=0.0)
 
         return gap

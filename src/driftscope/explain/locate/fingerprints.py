@@ -8,7 +8,7 @@ that a transposition that should not be there is seen where the layouts are know
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 import torch
@@ -162,11 +162,14 @@ class Trail:
         Whether the graph is a torch tape.
     force : mapping of str to Tensor
         Values, by their names, to put in the place of what the run computes: teacher forcing.
+    known : mapping of Tensor to (int, Sketch), or None
+        Versions and sketches of tensors that are seen in several runs.
     """
 
     constants: frozenset[str] = frozenset()
     tape: bool = True
     force: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    known: MutableMapping[torch.Tensor, tuple[int, Sketch | None]] | None = None
     inputs: dict[str, Sketch | None] = field(default_factory=dict)
     steps: list[Visited] = field(default_factory=list)
     current: dict[str, Sketch | None] = field(default_factory=dict)
@@ -180,7 +183,7 @@ class Trail:
         outputs = forced(step, self.force, self.tape)
         shown = step.outputs if outputs is None else outputs
         taken = tuple(self._taken(name, v) for name, v in zip(step.input_names, step.inputs, strict=False))
-        sketches = tuple(None if v is None else sketch(v) for v in shown)
+        sketches = tuple(None if v is None else self._sketch(v) for v in shown)
         self.steps.append(
             Visited(
                 len(self.steps), step.name, step.operator, step.where, tuple(step.input_names),
@@ -190,6 +193,15 @@ class Trail:
         )  # fmt: skip
         self.current.update(zip(step.output_names, sketches, strict=False))
         return outputs
+
+    def _sketch(self, value: torch.Tensor) -> Sketch | None:
+        if self.known is None:
+            return sketch(value)
+        version, found = self.known.get(value, (-1, None))
+        if version != value._version:  # a program may write into a value that was seen
+            found = sketch(value)
+            self.known[value] = value._version, found
+        return found
 
     def _stored(self, step: Step) -> tuple[str, ...]:
         names = [source for name in step.input_names for source in self.behind.get(name, (name,))]
@@ -202,7 +214,7 @@ class Trail:
         constant = not name or name in self.constants or name in self.behind
         if constant or value is None or (self.tape and not name.startswith("in[")):
             return None
-        return self.inputs.setdefault(name, sketch(value))
+        return self.inputs.setdefault(name, self._sketch(value))
 
 
 def forced(step: Step, force: Mapping[str, torch.Tensor], tape: bool) -> list[torch.Tensor | None] | None:

@@ -17,8 +17,9 @@ import torch
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.locate.alignment import align
 from driftscope.explain.locate.divergence import Parting, View, find_partings, turned
-from driftscope.explain.locate.fingerprints import Sketch, Trail, forced, sketch
-from driftscope.lift.steps import Lifted, LiftedOutput, Step
+from driftscope.explain.locate.fingerprints import Sketch, Trail, sketch
+from driftscope.explain.locate.rerunning import Reruns
+from driftscope.lift.steps import Lifted, LiftedOutput
 
 # Places named at most, and runs of B spent on looking for them.
 _MOST_PLACES = 5
@@ -80,14 +81,18 @@ class Search:
     runs: int = 0  # of B
     view: View | None = None
     latest: View | None = None
+    runs_a: Reruns = field(init=False)
+    runs_b: Reruns = field(init=False)
     _trail_a: Trail | None = None
     _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], int | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.runs_a, self.runs_b = Reruns(self.a, {}), Reruns(self.b, self.replace)
 
     def trail_a(self) -> Trail:
         """A's run, once."""
         if self._trail_a is None:
-            self._trail_a = _trail(self.a, {})
-            self.a.run(observe=self._trail_a)
+            self._trail_a = self.runs_a.kept({}, {})[0]
         return self._trail_a
 
     def follow(
@@ -95,8 +100,7 @@ class Search:
     ) -> tuple[View, bool]:
         """Run B with forced values and further replaced constants; say whether its outputs are A's."""
         self.runs += 1
-        trail = _trail(self.b, force)
-        outputs = self.b.run(observe=trail, replace={**self.replace, **(extra or {})})
+        trail, outputs = self.runs_b.kept(force, extra or {})
         known = None if self.view is None else self.view.alignment
         known = known or align(self.trail_a(), trail, self.same_weights)
         view = View.of(self.trail_a(), trail, known, (o.name for o in outputs if o.name))
@@ -121,6 +125,8 @@ class Search:
             # What was forced is A's by construction: only what is computed from it says something.
             after = parting.step.index
             better = outcome is not None and (outcome[1] or outcome[0].lost(after) < view.lost(after))
+            if outcome is not None and not better:
+                self.runs_b.forget({**force, **outcome[2]})
             if outcome is None or not better:
                 if not _forget(view, parting):
                     break
@@ -151,8 +157,8 @@ class Search:
         """Put A's value where the piece ends; None when that cannot be done."""
         if parting.counterpart is None:
             return None
-        theirs = capture(self.a, parting.counterpart.outputs, {}, {})
-        mine = capture(self.b, parting.step.outputs, force, self.replace)
+        theirs = self.runs_a.values(parting.counterpart.outputs, {})
+        mine = self.runs_b.values(parting.step.outputs, force)
         names = zip(parting.step.outputs, parting.counterpart.outputs, strict=False)
         # Where the order of the elements is what is wrong, B's own tells nothing.
         one, other_one = parting.step.sketches[0], parting.counterpart.sketches[0]
@@ -199,8 +205,7 @@ class Search:
         """Whether B's outputs are A's when these values and constants are in it, or in an edited B (``graph``)."""
         self.runs += 1
         try:
-            replaced = {**self.replace, **(replace or {})}
-            return self.agrees((graph or self.b).run(observe=_trail(self.b, force), replace=replaced))
+            return self.agrees(self.runs_b.outputs(force, replace, graph))
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
 
@@ -221,8 +226,8 @@ class Search:
             one, two = step.sketches[0], other.sketches[0]
             if one is None or two is None or one.plain or not one.agrees(two) or one.same(two):
                 continue
-            mine = capture(self.b, step.outputs[:1], {}, self.replace).get(step.outputs[0])
-            theirs = capture(self.a, other.outputs[:1], {}, {}).get(other.outputs[0])
+            mine = self.runs_b.values(step.outputs[:1], {}).get(step.outputs[0])
+            theirs = self.runs_a.values(other.outputs[:1], {}).get(other.outputs[0])
             if mine is None or theirs is None:
                 continue
             size = float(mine.abs().max())
@@ -251,19 +256,13 @@ class Search:
 
         if right(place.parting.step.sketches[0]):
             return False  # only the order of its axes is wrong, which sketches do not tell
-        watch = _PartingWatch(place.parting.step.outputs[0], {**place.force, **force}, self.b.kind == "torch")
+        end = place.parting.step.outputs[0]
         self.runs += 1
         try:
-            (graph or self.b).run(observe=watch, replace={**self.replace, **replace})
-        except _Seen as seen:
-            return right(seen.value)
+            value = self.runs_b.values((end,), {**place.force, **force}, replace, graph).get(end)
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
-        return False
-
-
-def _trail(graph: Lifted, force: Mapping[str, torch.Tensor]) -> Trail:
-    return Trail(frozenset(c.name for c in graph.constants()), graph.kind == "torch", force)
+        return value is not None and right(sketch(value))
 
 
 def _forget(view: View, parting: Parting) -> bool:
@@ -273,63 +272,6 @@ def _forget(view: View, parting: Parting) -> bool:
         known.by.pop(parting.step.index, None)
         return True
     return False
-
-
-class _Seen(Exception):
-    """Ends a run: what was looked for has been computed."""
-
-    def __init__(self, value: Sketch | None):
-        super().__init__("seen")
-        self.value = value
-
-
-@dataclass(slots=True)
-class _PartingWatch:
-    name: str
-    force: Mapping[str, torch.Tensor]
-    tape: bool
-
-    def __call__(self, step: Step) -> list[torch.Tensor | None] | None:
-        outputs = forced(step, self.force, self.tape)
-        if self.name in step.output_names:
-            value = (step.outputs if outputs is None else outputs)[list(step.output_names).index(self.name)]
-            raise _Seen(None if value is None else sketch(value))
-        return outputs
-
-
-@dataclass(slots=True)
-class _Capture:
-    names: frozenset[str]
-    force: Mapping[str, torch.Tensor]
-    tape: bool
-    values: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def __call__(self, step: Step) -> list[torch.Tensor | None] | None:
-        outputs = forced(step, self.force, self.tape)
-        shown = step.outputs if outputs is None else outputs
-        for name, value in zip(step.output_names, shown, strict=False):
-            if name in self.names and value is not None:
-                self.values[name] = _real(value).clone()
-        for name, value in zip(step.input_names, step.inputs, strict=False):
-            if name in self.names and name not in self.values and value is not None:
-                self.values[name] = _real(value).clone()
-        if self.names <= self.values.keys():
-            raise _Seen(None)
-        return outputs
-
-
-def _real(value: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-
-
-def capture(
-    graph: Lifted, names: Sequence[str], force: Mapping[str, torch.Tensor], replace: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Run a lifted program up to where all of the named values have been seen, and return them."""
-    watch = _Capture(frozenset(n for n in names if n), force, graph.kind == "torch")
-    with contextlib.suppress(_Seen):
-        graph.run(observe=watch, replace=replace)
-    return watch.values
 
 
 def _orders(theirs: torch.Tensor, mine: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,9 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.lift.constant_cache import LiftedConstants, Rooms
 from driftscope.lift.counting import counted
 from driftscope.lift.formulas.terms import Number
-from driftscope.lift.onnx.element_types import Format, is_inexact, lifted_storage, storage, wrap_integer
+from driftscope.lift.kept import KeptNode, Later, Reuse, bare
+from driftscope.lift.onnx.element_types import is_inexact, lifted_storage
+from driftscope.lift.onnx.node_results import as_before, default_format, stored_as, tensors
 from driftscope.lift.onnx.plan import GraphPlan, NodePlan
 from driftscope.lift.onnx.registry import InnerStep, Node, Operator, Result, Value
 from driftscope.lift.onnx.stored import Stored
@@ -48,6 +50,8 @@ class GraphEvaluation:
     replace : mapping of str to torch.Tensor
     cache : LiftedConstants or None
         Stored constants that stay lifted from one evaluation to the next.
+    reuse : Reuse or None
+        What another run of this graph gave, or where this one is kept.
     """
 
     def __init__(
@@ -58,7 +62,9 @@ class GraphEvaluation:
         observe: Observer | None,
         replace: Mapping[str, torch.Tensor],
         cache: LiftedConstants | None = None,
+        reuse: Reuse | None = None,
     ):
+        self._reuse = reuse
         self._cache = LiftedConstants() if cache is None else cache
         self.rooms = Rooms()
         self.device = device
@@ -124,17 +130,51 @@ class GraphEvaluation:
             constant = all(v is None or v.constant for v in values) and not self._other_numbers(plan)
         else:
             constant = operator.constant
-        if constant:
-            tensors = [None if v is None else v.data for v in values]
-        else:
-            tensors = self._lifted_inputs(plan, operator, values)
-        node = Node(plan, self, [None if v is None else v.format for v in values], not constant)
-        outputs, rounding = self._apply(node, operator, tensors, constant)
-        held = [v is not None and v.constant for v in values]
-        outputs = self._step(plan, tensors, outputs, rounding, constant, held)
+        outputs = self._stepped(plan, operator, values, constant)
         if operator.constant:
             self._seen.sizes.update(zip(plan.outputs, outputs, strict=False))
         self._keep(plan, outputs)
+
+    def _stepped(
+        self, plan: NodePlan, operator: Operator, values: Sequence[Value | None], constant: bool
+    ) -> list[Value]:
+        """What a node gives, computed or as another run had it, after the observer has seen it."""
+        reuse, held = self._reuse, [v is not None and v.constant for v in values]
+        before = None if reuse is None or plan.subgraphs else reuse.begin(plan)
+        fed = () if reuse is None else self._fed(plan)
+        if before is not None and reuse is not None and reuse.same(before, fed):
+            made, rounding, inner = list(before.made), before.rounding, before.inner
+            for step in inner:
+                self._ask(step)
+            later = Later(lambda: tensors(self._given(plan, operator, values, constant)), len(values))
+            outputs = self._step(plan, later, made, rounding, constant, held)
+        else:
+            given = self._given(plan, operator, values, constant)
+            node = Node(plan, self, [None if v is None else v.format for v in values], not constant)
+            made, rounding = self._apply(node, operator, given, constant)
+            inner = () if reuse is None else tuple(reuse.inner)
+            outputs = self._step(plan, tensors(given), made, rounding, constant, held)
+        if reuse is not None:
+            outputs = as_before(outputs, before)
+            kept = KeptNode(fed, made, bare(rounding), inner, outputs)
+            reuse.keep(plan, kept, tensors(v.data for v in (*made, *outputs)))
+        return outputs
+
+    def _fed(self, plan: NodePlan) -> tuple[Any, ...]:
+        """What the result of a node depends on: values on the way, and what replaces constants."""
+        fed: list[Any] = [self._values.get(name) for name in plan.inputs]
+        if self._replace:
+            fed += [self._replace.get(name) for name in (*plan.inputs, *plan.outputs)]
+            fed += [self._replace.get(use_of(name, plan.name)) for name in plan.inputs if self._by_use]
+            fed += [value for name, value in self._replace.items() if name.startswith(f"{plan.name}.")]
+        return tuple(fed)
+
+    def _given(
+        self, plan: NodePlan, operator: Operator, values: Sequence[Value | None], constant: bool
+    ) -> Sequence[Any]:
+        if constant:
+            return [None if v is None else v.data for v in values]
+        return self._lifted_inputs(plan, operator, values)
 
     def _other_numbers(self, plan: NodePlan) -> bool:
         """Whether a float attribute of a node is replaced: then it is evaluated again, in float64."""
@@ -165,8 +205,8 @@ class GraphEvaluation:
             values = []
             for index, item in enumerate(data[: len(node.output_names)]):
                 given = formats[index] if index < len(formats) else None
-                native = given if given is not None else _default_format(item, node.formats, tensors)
-                values.append(Value(_stored_as(item, native, constant), native, constant))
+                native = given if given is not None else default_format(item, node.formats, tensors)
+                values.append(Value(stored_as(item, native, constant), native, constant))
         except Exception as error:
             if self._is_said(error):
                 raise
@@ -185,7 +225,7 @@ class GraphEvaluation:
                 raise
             words = str(error).split("\n", 1)[0] or type(error).__name__
             raise CannotLift(f"{node} cannot be evaluated in float64: {words}") from error
-        inputs = [None if v is None else v.data for v in values]
+        inputs = tensors(None if v is None else v.data for v in values)
         constant = bool(outputs) and all(v.constant for v in outputs)
         self._keep(plan, self._step(plan, inputs, outputs, Rounding(), constant))
 
@@ -197,7 +237,7 @@ class GraphEvaluation:
         for name in (*body.inputs, *body.outputs):
             self._values.pop(name, None)
         constant = all(v.constant for v in outputs)
-        inputs = [None if v is None else v.data for v in values]
+        inputs = tensors(None if v is None else v.data for v in values)
         self._keep(plan, self._step(plan, inputs, outputs, Rounding(), constant))
 
     def _keep(self, plan: NodePlan, outputs: Sequence[Value]) -> None:
@@ -315,6 +355,8 @@ class GraphEvaluation:
             attributes={},
         )
         self._index += 1
+        if self._reuse is not None:
+            self._reuse.saw(shown, [None] * len(step.inputs))
         replaced = self._ask(shown)
         if replaced is None or replaced[0] is None:
             return step.output
@@ -323,7 +365,7 @@ class GraphEvaluation:
     def _step(
         self,
         plan: NodePlan,
-        inputs: Sequence[Any],
+        inputs: Sequence[torch.Tensor | None],
         outputs: list[Value],
         rounding: Rounding,
         constant: bool,
@@ -339,8 +381,8 @@ class GraphEvaluation:
             where=plan.where,
             input_names=plan.inputs,
             output_names=plan.outputs,
-            inputs=_tensors(inputs),
-            outputs=_tensors(v.data for v in outputs),
+            inputs=inputs,
+            outputs=tensors(v.data for v in outputs),
             formats=[v.format for v in outputs],
             rounding=rounding,
             attributes=plan.attributes,
@@ -356,29 +398,3 @@ class GraphEvaluation:
             old if new is None or constant else Value(new, old.format, False)
             for old, new in zip(outputs, replaced, strict=True)
         ]
-
-
-def _tensors(values: Iterable[Any]) -> list[torch.Tensor | None]:
-    return [data if isinstance(data, torch.Tensor) else None for data in values]
-
-
-def _default_format(item: Any, formats: Sequence[Format], tensors: Sequence[Any]) -> Format:
-    """The format of an output its operator says nothing about (see :class:`Result`)."""
-    if not isinstance(item, torch.Tensor):
-        return None
-    if item.is_floating_point() or item.is_complex():
-        found = next((f for f in formats if is_inexact(f)), None)
-        return found if found is not None else item.dtype
-    if item.dtype == torch.bool:
-        return torch.bool
-    for native, tensor in zip(formats, tensors, strict=False):
-        if isinstance(tensor, torch.Tensor) and tensor.dtype == item.dtype and not is_inexact(native):
-            return native
-    return item.dtype
-
-
-def _stored_as(item: Any, format: Format, constant: bool) -> Any:
-    if not isinstance(item, torch.Tensor) or format is None:
-        return item
-    dtype = storage(format) if constant else lifted_storage(format)
-    return wrap_integer(item.to(dtype), format)

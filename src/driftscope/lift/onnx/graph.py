@@ -14,6 +14,7 @@ import torch
 
 from driftscope.errors import CannotLift, InputError
 from driftscope.lift.constant_cache import LiftedConstants
+from driftscope.lift.kept import reuse, reusing
 from driftscope.lift.onnx import contrib as _contrib  # noqa: F401  (fills the table of operators)
 from driftscope.lift.onnx import ops as _operators  # noqa: F401  (fills the table of operators)
 from driftscope.lift.onnx.constant_values import ConstantEvaluation
@@ -107,11 +108,12 @@ class LiftedOnnx:
 
     def values(self, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None) -> list[Value]:
         """Evaluate once and return the graph's outputs as they are, sequences and strings included."""
-        replace = self._checked(replace or {})
+        replace, how = self._checked(replace or {}), reuse()
         seen = Seen()
-        evaluation = GraphEvaluation(self._device, self._expand, seen, observe, replace, self._cache)
+        evaluation = GraphEvaluation(self._device, self._expand, seen, observe, replace, self._cache, how)
         outputs = evaluation.graph(self._plan, self._feeds)
-        if self._seen is None and not replace:
+        # What is taken from another run meets no constants.
+        if self._seen is None and not replace and how is None:
             self._seen = seen
         found = [evaluation.lift(value, "") for value in outputs]
         evaluation.rooms.clear()
@@ -158,13 +160,16 @@ class LiftedOnnx:
     def _known(self) -> Seen:
         """What a run meets; the graph is evaluated once if it has not been yet."""
         if self._seen is None:
-            self.run()
+            with reusing(None):
+                self.run()
         return self._seen or Seen()
 
     def _checked(self, replace: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
         if not replace:
             return replace
-        shapes = self._former | self._shapes()
+        # An edited graph is not run for the shapes of what its original has.
+        names = {constant_of(used) for used in replace}
+        shapes = self._former if names <= self._former.keys() else self._former | self._shapes()
         for used, value in replace.items():
             name = constant_of(used)
             if name not in shapes:

@@ -59,6 +59,10 @@ class TensorArgument:
         self.stored = stored
         self.value = value
 
+    def anew(self) -> TensorArgument:
+        """The same argument, a constant without what it was lifted to."""
+        return self if self.stored is None else TensorArgument(self.name, self.format, self.stored, None)
+
     def lifted(self) -> torch.Tensor:
         """Give the float64 (complex128, or unchanged integer) value."""
         if self.value is None:
@@ -101,6 +105,10 @@ class StepInputs(Sequence[torch.Tensor | None]):
 
     def __len__(self) -> int:
         return len(self._operands)
+
+    def anew(self) -> StepInputs:
+        """The same inputs, constants as they are stored."""
+        return StepInputs([None if o is None else o.anew() for o in self._operands])
 
     @overload
     def __getitem__(self, index: int) -> torch.Tensor | None: ...

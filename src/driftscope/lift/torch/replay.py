@@ -15,6 +15,7 @@ from driftscope.errors import CannotLift
 from driftscope.lift.constant_cache import LiftedConstants, Rooms
 from driftscope.lift.counting import counted
 from driftscope.lift.formulas.quantisation import undoing
+from driftscope.lift.kept import KeptNode, Reuse, bare, equal
 from driftscope.lift.steps import Kind, Observer, Rounding, Step
 from driftscope.lift.torch.call import Call, StepInputs, TensorArgument, default_dtype, lift_native, split_arguments
 from driftscope.lift.torch.entries import AtenCall, Ref, Tape, TensorValue, lifted_dtype, references
@@ -38,13 +39,18 @@ class Replay:
     active : set of int
         Constant entries to evaluate all the same, because something they use was replaced.
     cache : LiftedConstants
+    reuse : Reuse or None
+        What another run of this tape gave, or where this one is kept.
     """
 
     def __init__(
         self, tape: Tape, observe: Observer | None, replacements: Mapping[int, torch.Tensor],
         literals: Mapping[tuple[int, str], torch.Tensor], active: set[int], cache: LiftedConstants,
+        reuse: Reuse | None = None,
     ):  # fmt: skip
         self.tape = tape
+        # Values that are written into do not stay what they were.
+        self._reuse = None if tape.written or tape.snapshots else reuse
         self.observe = observe
         self.literals = literals
         self.active = active
@@ -59,7 +65,7 @@ class Replay:
     def run(self, wanted: set[int], last_uses: Mapping[int, Sequence[int]]) -> None:
         """Evaluate every entry; afterwards :meth:`result` gives the values in `wanted`."""
         for number in self.tape.inputs:
-            self.values[number] = self._own(self.tape.values[number], self.tape.values[number].stored)
+            self.values[number] = self._input(self.tape.values[number])
         self.values.update(self.replacements)
         with default_dtype(torch.float64):
             for entry in counted(self.tape.entries):
@@ -104,9 +110,30 @@ class Replay:
         if entry.index in self.tape.snapshots:
             self._materialise(entry)
             return
-        args, kwargs = self._resolve(entry)
         formats = [None if o is None else self.tape.values[o].format for o in entry.outputs]
+        before = None if self._reuse is None else self._reuse.begin(entry)
+        args, kwargs = self._resolve(entry)
         call = Call(entry.function, args, kwargs, formats, self, entry)
+        fed = () if self._reuse is None else self._fed(entry)
+        again = before is not None and self._reuse is not None and self._reuse.same(before, fed)
+        if before is not None and again:
+            made, rounding = list(before.made), before.rounding
+            for step in before.inner:
+                self._ask(step)
+        else:
+            made, rounding = self._computed(entry, call, formats)
+        inner = before.inner if before is not None and again else tuple(self._reuse.inner) if self._reuse else ()
+        shown = self.show(entry, call, entry.name, made, formats, rounding)
+        if before is None or not again or shown is not made:
+            self._settle(entry, shown)
+        self._settle_as_before(entry, before)
+        if self._reuse is not None:
+            after = [None if o is None else self.values.get(o) for o in entry.outputs]
+            self._reuse.keep(entry, KeptNode(fed, made, bare(rounding), inner, after), [*made, *after])
+
+    def _computed(
+        self, entry: AtenCall, call: Call, formats: list[torch.dtype | None]
+    ) -> tuple[list[torch.Tensor | None], Rounding]:
         try:
             outputs, rounding = rules.evaluate(call)
             rounding = rounding if self.tape.rounds is None else self.tape.rounds(call, rounding)
@@ -114,9 +141,20 @@ class Replay:
             words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise CannotLift(f"{entry.where} cannot be evaluated in float64: {words}") from error
         self._check(entry, outputs, formats)
-        outputs = outputs[: len(formats)]
-        outputs = self.show(entry, call, entry.name, outputs, formats, rounding)
-        self._settle(entry, outputs)
+        return outputs[: len(formats)], rounding
+
+    def _fed(self, entry: AtenCall) -> tuple[Any, ...]:
+        """What the result of an entry depends on: values on the way, and what replaces constants."""
+        numbers = [v for (index, _), v in self.literals.items() if index == entry.index] if self.literals else ()
+        named = [self.replacements.get(o) for o in entry.outputs if o is not None] if self.replacements else ()
+        edited = self.values.get(self.tape.edited.get(entry.index, -1))
+        return (*(self.values.get(n) for n in _used(entry)), edited, *numbers, *named)
+
+    def _settle_as_before(self, entry: AtenCall, before: KeptNode | None) -> None:
+        """Put the objects of another run in the place of results that are the same."""
+        for number, old in zip(entry.outputs, () if before is None else before.after, strict=False):
+            if number is not None and old is not None and equal(self.values.get(number, old), old):
+                self.values[number] = old
 
     def _resolve(self, entry: AtenCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args = tuple(self._template(a) for a in entry.args)
@@ -181,6 +219,8 @@ class Replay:
             ["" if o is None else o.name for o in operands], names, StepInputs(operands), outputs, formats,
             rounding, attributes, entry.constant, held=[o is not None and o.stored is not None for o in operands],
         )  # fmt: skip
+        if inner and self._reuse is not None:
+            self._reuse.saw(step, StepInputs(operands).anew())
         replaced = self.observe(step)
         return outputs if replaced is None else list(replaced)
 
@@ -205,9 +245,14 @@ class Replay:
             index, name, _OPERATORS.get(rounding.kind, f"aten.{part}"), entry.where, [""] * len(inputs), [name], inputs,
             [output], [format], rounding, {},
         )  # fmt: skip
+        if self._reuse is not None:
+            self._reuse.saw(step, [None] * len(inputs))
         replaced = self.observe(step)
         shown = output if replaced is None else replaced[0]
         return output if shown is None else shown
+
+    def _ask(self, step: Step) -> Sequence[torch.Tensor | None] | None:
+        return None if self.observe is None else self.observe(step)
 
     def _names(self, entry: AtenCall) -> list[str]:
         return ["" if o is None else self.tape.values[o].name for o in entry.outputs]
@@ -260,6 +305,16 @@ class Replay:
             other.untyped_storage()._cdata == memory and self.tape.values[number].storage != value.storage
             for number, other in self.values.items()
         )
+
+    def _input(self, value: TensorValue) -> torch.Tensor:
+        """The lifted input, the object of another run where there is one."""
+        own = self._own(value, value.stored)
+        before = None if self._reuse is None else self._reuse.begin(value)
+        if before is not None and equal(own, before.after[0]):
+            own = before.after[0]
+        if self._reuse is not None:
+            self._reuse.keep(value, KeptNode((), (), Rounding(), (), (own,)), [own])
+        return own
 
     def _own(self, value: TensorValue, stored: torch.Tensor | None) -> torch.Tensor:
         if stored is None:

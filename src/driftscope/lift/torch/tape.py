@@ -21,6 +21,7 @@ import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.lift.constant_cache import LiftedConstants
+from driftscope.lift.kept import reuse
 from driftscope.lift.steps import Constant, LiftedOutput, Observer, Step
 from driftscope.lift.torch.bits import edited_floats
 from driftscope.lift.torch.constants import Constants
@@ -83,7 +84,8 @@ class TorchTape:
         """
         replacements, literals, active = self._constants.resolve(replace or {})
         differentiable = any(t.requires_grad for t in (replace or {}).values())
-        replay = Replay(self.tape, observe, replacements, literals, active, self._cache)
+        how = None if differentiable else reuse()
+        replay = Replay(self.tape, observe, replacements, literals, active, self._cache, how)
         wanted = {number for _, number in self._outputs if number is not None}
         with torch.enable_grad() if differentiable else torch.no_grad():
             replay.run(wanted, self._last_uses)

@@ -1,0 +1,186 @@
+"""What the nodes of one float64 run gave, for runs that differ from it in a few places.
+
+Looking for a cause runs a program again and again with another value, number or attribute in one place. A node that is
+fed the very objects that it was fed before gives what it gave before: only what lies behind a change is computed, and
+where a value comes out the same again nothing behind it is. Observers see every step all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any, overload
+
+import torch
+
+from driftscope.lift.steps import Rounding, Step
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNode:
+    """One node of a run.
+
+    Parameters
+    ----------
+    fed : tuple
+        The objects that its result depends on, compared by identity.
+    made : sequence
+        What it gave, before an observer replaced anything.
+    rounding : Rounding
+    inner : sequence of Step
+        The steps inside it that the observer saw.
+    after : sequence
+        What is read of it: ``made`` laid out, or what stands in its place.
+    """
+
+    fed: tuple[Any, ...]
+    made: Sequence[Any]
+    rounding: Rounding
+    inner: Sequence[Step]
+    after: Sequence[Any]
+
+
+class Room:
+    """The memory that kept runs may take together; values that several of them hold count once."""
+
+    def __init__(self, free: float):
+        self.free = free
+        self._held: Counter[int] = Counter()
+
+    def take(self, storages: Mapping[int, int]) -> bool:
+        """Count memory, by its address and size, where there is room for it; say whether there is."""
+        new = sum(size for address, size in storages.items() if not self._held[address])
+        if new > self.free:
+            return False
+        self.free -= new
+        self._held.update(storages.keys())
+        return True
+
+    def give_back(self, storages: Mapping[int, int]) -> None:
+        """Count memory no more that one run does not hold any more."""
+        self._held.subtract(storages.keys())
+        self.free += sum(size for address, size in storages.items() if not self._held[address])
+
+
+@dataclass(slots=True)
+class KeptRun:
+    """The nodes of a run, as far as there is room, by the objects that planned them."""
+
+    room: Room
+    nodes: dict[int, tuple[object, KeptNode]] = field(default_factory=dict)
+    _storages: dict[int, int] = field(default_factory=dict)
+
+    def of(self, plan: object) -> KeptNode | None:
+        """What a node gave; None where it was not kept."""
+        return self.nodes.get(id(plan), (None, None))[1]
+
+    def keep(self, plan: object, node: KeptNode, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep a node with the tensors that it holds, if there is room."""
+        storages = {s._cdata: s.nbytes() for s in (t.untyped_storage() for t in tensors)}
+        new = {address: size for address, size in storages.items() if address not in self._storages}
+        if self.room.take(new):
+            self._storages.update(new)
+            self.nodes[id(plan)] = plan, node
+
+    def forget(self) -> None:
+        """Keep nothing any more."""
+        self.room.give_back(self._storages)
+        self.nodes.clear()
+        self._storages.clear()
+
+
+@dataclass(slots=True)
+class Reuse:
+    """How the runs inside use kept ones.
+
+    Parameters
+    ----------
+    base : KeptRun or None
+        What is taken from.
+    into : KeptRun or None
+        What they are kept in.
+    forced : collection of str
+        Names of values that the observer will replace.
+    """
+
+    base: KeptRun | None = None
+    into: KeptRun | None = None
+    forced: Collection[str] = ()
+    inner: list[Step] = field(default_factory=list)
+
+    def begin(self, plan: object) -> KeptNode | None:
+        """What this node gave before, whatever it was fed."""
+        self.inner = []
+        return None if self.base is None else self.base.of(plan)
+
+    def same(self, node: KeptNode, fed: Sequence[Any]) -> bool:
+        """Whether it gives that again, fed with these."""
+        if len(node.fed) != len(fed) or any(x is not y for x, y in zip(node.fed, fed, strict=True)):
+            return False
+        return not any(name in self.forced for step in node.inner for name in step.output_names)
+
+    def saw(self, step: Step, inputs: Sequence[torch.Tensor | None]) -> None:
+        """Remember a step inside the node, with what is kept of its inputs."""
+        if self.into is not None:
+            self.inner.append(replace(step, inputs=inputs, rounding=bare(step.rounding)))
+
+    def keep(self, plan: object, node: KeptNode, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Keep the node, where runs are kept."""
+        replaced = any(name in self.forced for step in node.inner for name in step.output_names)
+        if self.into is not None and not replaced:
+            inner = [t for step in node.inner for t in step.outputs]
+            self.into.keep(plan, node, [t for t in (*tensors, *inner) if t is not None and t.layout is torch.strided])
+
+
+class Later(Sequence[torch.Tensor | None]):
+    """The inputs of a step, made only if an observer looks at them."""
+
+    def __init__(self, make: Callable[[], Sequence[torch.Tensor | None]], length: int):
+        self._make, self._length = make, length
+        self._made: Sequence[torch.Tensor | None] | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> torch.Tensor | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[torch.Tensor | None]: ...
+    def __getitem__(self, index: int | slice) -> torch.Tensor | Sequence[torch.Tensor | None] | None:
+        if self._made is None:
+            self._made = self._make()
+        return self._made[index]
+
+
+def bare(rounding: Rounding) -> Rounding:
+    """How rounding enters a step, without what holds its values."""
+    return Rounding(rounding.kind, rounding.length)
+
+
+def equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two values hold the same numbers in the same layout; NaN is never the same."""
+    if one is None or other is None or one.layout is not torch.strided or other.layout is not torch.strided:
+        return one is other
+    alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+    return one is other or (alike and torch.equal(one, other))
+
+
+_REUSE: ContextVar[Reuse | None] = ContextVar("driftscope_reuse", default=None)
+
+
+def reuse() -> Reuse | None:
+    """How the run that begins here uses kept ones."""
+    return _REUSE.get()
+
+
+@contextlib.contextmanager
+def reusing(how: Reuse | None) -> Iterator[None]:
+    """Have the float64 runs inside take from a kept run, or be kept."""
+    token = _REUSE.set(how)
+    try:
+        yield
+    finally:
+        _REUSE.reset(token)
