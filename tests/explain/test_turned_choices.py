@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 import driftscope as ds
+from driftscope.explain.native.choices import _first_turned
+from driftscope.lift.torch.tape import lift_torch
 
 
 class Routed(nn.Module):
@@ -53,3 +55,12 @@ def test_a_choice_by_other_values_is_another_function(dtype, turned):
     pair = (Routed(), Routed(dtype, bias=0.05))
     found = ds.compare(*(pair[::-1] if turned else pair), x(), isolate=False)
     assert str(found.verdict) == "DIFFERENT", found.reason
+
+
+@pytest.mark.parametrize(("program", "runs"), [(torch.tanh, 1), (torch.argmax, 2)])
+def test_only_a_program_that_chooses_is_run_with_other_choices(program, runs):
+    graph, made = lift_torch(program, x(), {}), []
+    run = graph.run
+    graph.run = lambda **how: (made.append(how), run(**how))[1]
+    assert _first_turned(graph) is None
+    assert len(made) == runs

@@ -39,12 +39,14 @@ def turned_choices(evidence: Evidence) -> dict[int, tuple[str, bool]]:
         return {}
     try:
         turned = {side: step for side, graph in (("B", b), ("A", a)) if (step := _first_turned(graph)) is not None}
-        known = _chosen_exactly(a, b, evidence) if turned else None
+        if not turned:
+            return {}
+        known = _chosen_exactly(a, b, evidence)
+        same = {p: d.value for p, d in enumerate(known.drifts) if d.value <= d.limit}
+        if not same or any(known.drifts[p].limit > THRESHOLDS.chaotic for p in same):
+            return {}
         narrowing = {side: n for side, pair in (("B", (a, b)), ("A", (b, a))) if (n := first_narrowing(*pair))}
     except (CannotLift, RuntimeError):
-        return {}
-    same = {} if known is None else {p: d.value for p, d in enumerate(known.drifts) if d.value <= d.limit}
-    if not same or any(known.drifts[p].limit > THRESHOLDS.chaotic for p in same):  # type: ignore[union-attr]
         return {}
     side = next(iter([s for s in turned if s in narrowing] or turned))
     evidence.places["N011"] = turned[side].where
@@ -68,6 +70,8 @@ def _first_turned(graph: Lifted) -> Step | None:
     """The first step whose integers or comparisons fall otherwise when it chooses in float64."""
     chosen = _NotedChoices()
     graph.run(observe=chosen)
+    if not chosen.from_floats:
+        return None
     watch = _Turned(chosen.by_step)
     with exact_choices():
         graph.run(observe=watch)
@@ -79,11 +83,14 @@ class _NotedChoices:
     """Notes what the steps of a run choose."""
 
     by_step: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    from_floats: bool = False
 
     def __call__(self, step: Step) -> None:
         made = _whole(step)
         if made:
             self.by_step[step.name] = [v.clone() for v in made]
+            # Of integers alone nothing else is chosen: there is a choice before, or a step inside this one.
+            self.from_floats |= not step.inputs or any(v is None or v.is_floating_point() for v in step.inputs)
 
 
 @dataclass(slots=True)
