@@ -40,8 +40,6 @@ class GraphEvaluation:
     ----------
     device : torch.device
         Where lifted tensors live; constants are evaluated in host memory.
-    stored : mapping of str to Stored
-        Initializers of every graph planned so far.
     expand : callable
         ``expand(plan, values)`` gives the body of a node that is a function, or None.
     seen : Seen
