@@ -10,7 +10,7 @@ from torch import nn
 
 from driftscope.explain.locate.fingerprints import Trail
 from driftscope.explain.locate.rerunning import Reruns
-from driftscope.lift.kept import KeptRun, Reuse, Room, reusing
+from driftscope.lift.kept import KeptRun, MemoryShare, Reuse, reusing
 from driftscope.lift.onnx.evaluation import GraphEvaluation
 from driftscope.lift.onnx.graph import lift_onnx
 from driftscope.lift.steps import Lifted
@@ -160,7 +160,7 @@ def test_replaced_constants_and_edited_attributes_are_computed(graph: Lifted, co
 
 def test_without_room_everything_is_computed_and_right(graph: Lifted, computed: list[str]):
     expected = graph.run()
-    run = KeptRun(Room(0))
+    run = KeptRun(MemoryShare(0))
     with reusing(Reuse(None, run)):
         graph.run(observe=_forcing(graph, {}))
     del computed[:]
@@ -171,7 +171,7 @@ def test_without_room_everything_is_computed_and_right(graph: Lifted, computed: 
 
 
 def test_room_is_given_back():
-    room = Room(1000)
+    room = MemoryShare(1000)
     one, other = KeptRun(room), KeptRun(room)
     graph = _graph()
     for run in (one, other):

@@ -43,7 +43,7 @@ class KeptNode:
     after: Sequence[Any]
 
 
-class Room:
+class MemoryShare:
     """The memory that kept runs may take together; values that several of them hold count once."""
 
     def __init__(self, free: float):
@@ -69,7 +69,7 @@ class Room:
 class KeptRun:
     """The nodes of a run, as far as there is room, by the objects that planned them."""
 
-    room: Room
+    room: MemoryShare
     nodes: dict[int, tuple[object, KeptNode]] = field(default_factory=dict)
     _storages: dict[int, int] = field(default_factory=dict)
 

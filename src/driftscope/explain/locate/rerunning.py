@@ -15,7 +15,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from driftscope.explain.locate.fingerprints import Trail, forced
-from driftscope.lift.kept import KeptRun, Reuse, Room, reusing
+from driftscope.lift.kept import KeptRun, MemoryShare, Reuse, reusing
 from driftscope.lift.steps import Lifted, LiftedOutput, Observer, Step
 from driftscope.programs.isolation.memory import available_bytes
 
@@ -25,12 +25,12 @@ _ROOM = 0.25
 Values = Mapping[str, torch.Tensor]
 
 
-class Seen(Exception):
+class AllSeen(Exception):
     """Ends a run: what was looked for has been computed."""
 
 
 @dataclass(slots=True)
-class Capture:
+class ValueCapture:
     """An observer that forces values, keeps those of some names and ends the run when it has all of them."""
 
     names: frozenset[str]
@@ -44,7 +44,7 @@ class Capture:
         if not self.names.isdisjoint(step.input_names):
             self._look(step.input_names, step.inputs, again=False)
         if self.names and self.names <= self.values.keys():
-            raise Seen
+            raise AllSeen
         return outputs
 
     def _look(self, names: Sequence[str], values: Sequence[torch.Tensor | None], again: bool) -> None:
@@ -68,7 +68,7 @@ class Reruns:
         self.graph, self._replace = graph, replace
         self._tape = graph.kind == "torch"
         self._constants: frozenset[str] | None = None
-        self._room: Room | None = None
+        self._room: MemoryShare | None = None
         self._kept: list[tuple[Values, KeptRun]] = []
         self._sketches: Any = WeakIdKeyDictionary()
 
@@ -82,7 +82,7 @@ class Reruns:
     def kept(self, force: Values, replace: Values) -> tuple[Trail, list[LiftedOutput]]:
         """Run it with values forced, for others to take from; also return the steps with their sketches."""
         if self._room is None:
-            self._room = Room(_ROOM * available_bytes())
+            self._room = MemoryShare(_ROOM * available_bytes())
         if self._constants is None:
             self._constants = frozenset(c.name for c in self.graph.constants())
         trail, own = Trail(self._constants, self._tape, force, known=self._sketches), KeptRun(self._room)
@@ -100,14 +100,14 @@ class Reruns:
 
     def outputs(self, force: Values, replace: Values | None = None, graph: Lifted | None = None) -> list[LiftedOutput]:
         """Its outputs with values forced."""
-        return self.run(Capture(frozenset(), force, self._tape) if force else None, force, replace, graph)
+        return self.run(ValueCapture(frozenset(), force, self._tape) if force else None, force, replace, graph)
 
     def values(
         self, names: Sequence[str], force: Values, replace: Values | None = None, graph: Lifted | None = None
     ) -> dict[str, torch.Tensor]:
         """Run it up to where all of the named values have been seen, and return them."""
-        watch = Capture(frozenset(n for n in names if n), force, self._tape)
-        with contextlib.suppress(Seen):
+        watch = ValueCapture(frozenset(n for n in names if n), force, self._tape)
+        with contextlib.suppress(AllSeen):
             self.run(watch, force, replace, graph)
         return watch.values
 
