@@ -27,6 +27,7 @@ setup(
                     "rounding",
                     "superaccumulator",
                     "tile",
+                    "unrounded",
                     "windows",
                 )
             ],

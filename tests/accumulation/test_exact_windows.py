@@ -81,3 +81,25 @@ def test_the_largest_numbers_do_not_overflow_on_the_way(instructions, dtype):
     x[7] = 1.0
     x[9] = -1.0
     assert float(ds.exact.sum(x)) == float(torch.tensor(2 * most, dtype=torch.float64).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_one_element_too_small_for_the_sum_is_seen_wherever_it_stands(instructions, dtype):
+    # Everything else adds exactly and cancels: what is left is the small one, or nothing where it was lost.
+    small = torch.tensor([2.0**-100], dtype=dtype)
+    for place in range(1055):
+        ones = torch.ones(1054, dtype=dtype)
+        ones[1::2] = -1
+        assert same(ds.exact.sum(torch.cat([ones[:place], small, ones[place:]])), 2.0**-100)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_blocks_that_are_rounded_and_blocks_that_are_not_follow_one_another(instructions, dtype):
+    generator = np.random.default_rng(7)
+    for pattern in ((1, 0, 0, 1, 1), (1, 1, 1, 0, 0, 0, 0, 0, 1, 0)):
+        blocks = []
+        for wide in pattern:
+            block = generator.standard_normal(2048)
+            blocks.append(np.ldexp(block, generator.integers(-60, 60, 2048)) if wide else block)
+        x = torch.from_numpy(np.concatenate(blocks)[: generator.integers(2048, 2048 * len(blocks))]).to(dtype)
+        assert same(ds.exact.sum(x), nearest(sum(fractions(x), Fraction(0)), dtype))

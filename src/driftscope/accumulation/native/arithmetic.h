@@ -12,6 +12,12 @@ static inline arithmetic set_arithmetic(void) {
     return before;
 }
 static inline void restore_arithmetic(arithmetic before) { _mm_setcsr(before); }
+/* Whether an operation was rounded since that was forgotten. */
+enum { INEXACT = 0x20 };
+static inline int rounded(void) { return (_mm_getcsr() & INEXACT) != 0; }
+static inline void forget_rounding(void) {
+    if (rounded()) _mm_setcsr(_mm_getcsr() & ~(unsigned int)INEXACT); /* writing is slow */
+}
 #else
 #include <fenv.h>
 #define ON_X86 0
@@ -23,6 +29,8 @@ static inline arithmetic set_arithmetic(void) {
     return before;
 }
 static inline void restore_arithmetic(arithmetic before) { fesetenv(&before); }
+static inline int rounded(void) { return fetestexcept(FE_INEXACT) != 0; }
+static inline void forget_rounding(void) { feclearexcept(FE_INEXACT); }
 #endif
 
 #define EXPORT __attribute__((visibility("default")))

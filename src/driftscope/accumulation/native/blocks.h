@@ -52,8 +52,6 @@ INLINE double NAME(total)(VD a) {
     }
 EXTREME(largest64, double, VD, LANES, >)
 EXTREME(smallest64, double, VD, LANES, <)
-EXTREME(largest32, float, VF, 2 * LANES, >)
-EXTREME(smallest32, float, VF, 2 * LANES, <)
 #undef EXTREME
 #endif
 
@@ -163,6 +161,7 @@ TARGET static void NAME(three_slices)(const double *x, int n, double c, double d
 }
 
 #include "windows.h"
+#include "unrounded.h"
 
 TARGET static int NAME(slices)(const double *x, int n, uint64_t most, uint64_t least, double *out) {
     if (most >= 0x7ff0000000000000) return COUNT_WIDE;
@@ -213,41 +212,7 @@ TARGET static void NAME(doubles_bfloat16)(const void *x, int n, double *out) {
     for (; i < n; i++) out[i] = bfloat16_at(x, i);
 }
 
-/* Scan and plain sum in one pass: nearly always the plain sum is exact. A NaN or infinity shows in the sum, which
- * cannot overflow. */
-TARGET static int NAME(block_float32)(const void *data, int n, double *out) {
-    const float *x = data;
-    VD sum[4] = {{0}};
-    VF high[2] = {{0}}, low[2];
-    UNROLL
-    for (int j = 0; j < 2; j++) low[j] = (VF){} + INFINITY;
-    int i = 0;
-    for (; i + 4 * LANES <= n; i += 4 * LANES)
-        UNROLL
-        for (int j = 0; j < 2; j++) {
-            const float *at = x + i + 2 * j * LANES;
-            AHEAD(at);
-            VF v = *(const VF *)at;
-            high[j] = LARGER32(v, high[j]);
-            low[j] = SMALLER32(v, low[j]);
-            sum[2 * j] += WIDEN(*(const HALF *)at);
-            sum[2 * j + 1] += WIDEN(*(const HALF *)(at + LANES));
-        }
-    UNROLL
-    for (int j = 1; j < 4; j++) sum[0] += sum[j];
-    float m = LARGEST32(LARGER32(high[0], high[1])), l = SMALLEST32(SMALLER32(low[0], low[1]));
-    out[0] = NAME(total)(sum[0]);
-    for (; i < n; i++) {
-        float v = x[i] < 0 ? -x[i] : x[i];
-        if (v > m) m = v;
-        if (v < l) l = v;
-        out[0] += x[i];
-    }
-    if (out[0] - out[0] != 0) return COUNT_WIDE;
-    int top = (int)(bits_of(m) >> 52), bottom = (int)((bits_of(l) & 0x7fffffffffffffff) >> 52);
-    /* As a double: |x| < 2^(top - 1022). The last bit of l, subnormal or not, is no lower than this. */
-    int lsb = bottom - 1023 - 23 > -149 ? bottom - 1023 - 23 : -149;
-    if (m == 0 || (l != 0 && top - 1022 + 11 - lsb <= 53)) return 1;
+TARGET static int NAME(block_float32)(const void *x, int n, double *out) {
     double wider[BLOCK];
     NAME(doubles_float32)(x, n, wider);
     return NAME(block_float64)(wider, n, out);
@@ -341,6 +306,7 @@ TARGET static void NAME(narrow)(const double *x, int n, float *out) {
 }
 
 static const block_kernels NAME(kernels) = {
+    {NAME(unrounded_float64), NAME(unrounded_float32), NULL, NAME(unrounded_bfloat16)}, /* float16 has a window of its own */
     {NAME(block_float64), NAME(block_float32), NAME(block_float16), NAME(block_bfloat16)},
     {NAME(doubles_float64), NAME(doubles_float32), NAME(doubles_float16), NAME(doubles_bfloat16)},
     NAME(scan), NAME(two_products), NAME(products), NAME(affine), NAME(narrow),

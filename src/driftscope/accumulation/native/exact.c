@@ -17,6 +17,7 @@ enum { BLOCK = 2048, COUNT_WIDE = -1 };
 enum { SUM, MEAN, DOT, NORM, VARIANCE };
 
 typedef struct {
+    int (*unrounded[4])(const void *, int, double *);
     int (*block[4])(const void *, int, double *);
     void (*doubles[4])(const void *, int, double *);
     void (*scan)(const double *, int, uint64_t *, uint64_t *);
@@ -73,12 +74,8 @@ static inline double element(int kind, const void *x, int64_t i) {
 /* vrange: 11 is the larger magnitude, 10 the smaller, with the sign cleared; of a number and a NaN, the number. */
 #define LARGER64(a, b) (VD) _mm512_range_pd((__m512d)(a), (__m512d)(b), 11)
 #define SMALLER64(a, b) (VD) _mm512_range_pd((__m512d)(a), (__m512d)(b), 10)
-#define LARGER32(a, b) (VF) _mm512_range_ps((__m512)(a), (__m512)(b), 11)
-#define SMALLER32(a, b) (VF) _mm512_range_ps((__m512)(a), (__m512)(b), 10)
 #define LARGEST64(a) _mm512_reduce_max_pd((__m512d)(a))
 #define SMALLEST64(a) _mm512_reduce_min_pd((__m512d)(a))
-#define LARGEST32(a) _mm512_reduce_max_ps((__m512)(a))
-#define SMALLEST32(a) _mm512_reduce_min_ps((__m512)(a))
 #define LOAD_FLOAT16(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
 #define LOADS_FLOAT16(p) (VF) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
 #define LOAD_BFLOAT16(p) _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16)
@@ -96,12 +93,8 @@ static inline double element(int kind, const void *x, int64_t i) {
 #undef MIN16
 #undef LARGER64
 #undef SMALLER64
-#undef LARGER32
-#undef SMALLER32
 #undef LARGEST64
 #undef SMALLEST64
-#undef LARGEST32
-#undef SMALLEST32
 #undef LOAD_FLOAT16
 #undef LOADS_FLOAT16
 #undef LOAD_BFLOAT16
@@ -120,18 +113,13 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define MIN16(a, b) (VH) _mm256_min_epu16((__m256i)(a), (__m256i)(b))
 /* Of a number and a NaN, vmax and vmin return the second operand: the number. */
 #define SIZE64(a) (__m256d)((VQ)(a) & 0x7fffffffffffffff)
-#define SIZE32(a) (__m256)((VU)(a) & 0x7fffffff)
 #define LARGER64(a, b) (VD) _mm256_max_pd(SIZE64(a), (__m256d)(b))
 #define SMALLER64(a, b) (VD) _mm256_min_pd(SIZE64(a), (__m256d)(b))
-#define LARGER32(a, b) (VF) _mm256_max_ps(SIZE32(a), (__m256)(b))
-#define SMALLER32(a, b) (VF) _mm256_min_ps(SIZE32(a), (__m256)(b))
 #define LOAD_FLOAT16(p) _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(p)))
 #define LOADS_FLOAT16(p) (VF) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
 #define LOAD_BFLOAT16(p) _mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)(p))), 16)
 #define LARGEST64(a) NAME(largest64)(a)
 #define SMALLEST64(a) NAME(smallest64)(a)
-#define LARGEST32(a) NAME(largest32)(a)
-#define SMALLEST32(a) NAME(smallest32)(a)
 #define LOOP_OVER_LANES
 #include "blocks.h"
 #undef LOOP_OVER_LANES
@@ -148,18 +136,13 @@ static inline double element(int kind, const void *x, int64_t i) {
 #undef MIN16
 #undef LARGER64
 #undef SMALLER64
-#undef LARGER32
-#undef SMALLER32
 #undef LARGEST64
 #undef SMALLEST64
-#undef LARGEST32
-#undef SMALLEST32
 #undef LOAD_FLOAT16
 #undef LOADS_FLOAT16
 #undef LOAD_BFLOAT16
 #undef CHOOSE64
 #undef SIZE64
-#undef SIZE32
 #endif
 
 #define NAME(x) x##_plain
@@ -175,18 +158,13 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define MAX16(a, b) CHOOSE(VH, (a) > (b), a, b)
 #define MIN16(a, b) CHOOSE(VH, (a) < (b), a, b)
 #define SIZE64(a) ((VD)((VQ)(a) & 0x7fffffffffffffff))
-#define SIZE32(a) ((VF)((VU)(a) & 0x7fffffff))
 #define LARGER64(a, b) (VD) CHOOSE(VQ, SIZE64(a) > (b), SIZE64(a), b)
 #define SMALLER64(a, b) (VD) CHOOSE(VQ, SIZE64(a) < (b), SIZE64(a), b)
-#define LARGER32(a, b) (VF) CHOOSE(VU, SIZE32(a) > (b), SIZE32(a), b)
-#define SMALLER32(a, b) (VF) CHOOSE(VU, SIZE32(a) < (b), SIZE32(a), b)
 #define LOAD_FLOAT16(p) ((HALF){float16_at(p, 0), float16_at(p, 1)})
 #define LOADS_FLOAT16(p) ((VF){float16_at(p, 0), float16_at(p, 1), float16_at(p, 2), float16_at(p, 3)})
 #define LOAD_BFLOAT16(p) ((HALF){bfloat16_at(p, 0), bfloat16_at(p, 1)})
 #define LARGEST64(a) NAME(largest64)(a)
 #define SMALLEST64(a) NAME(smallest64)(a)
-#define LARGEST32(a) NAME(largest32)(a)
-#define SMALLEST32(a) NAME(smallest32)(a)
 #define LOOP_OVER_LANES
 #include "blocks.h"
 #undef LOOP_OVER_LANES
@@ -195,6 +173,7 @@ static inline double element(int kind, const void *x, int64_t i) {
 
 static const block_kernels *kernels = NULL;
 static int level_in_use = PLAIN;
+static int tells = 0; /* whether the processor says that something was rounded: an emulator need not */
 
 static int best_level(void) {
 #if ON_X86
@@ -207,6 +186,22 @@ static int best_level(void) {
     return PLAIN;
 }
 
+/* One rounded element among many exact ones has to be seen, and many exact ones have to be taken. */
+static int tells_of_rounding(void) {
+    double x[64], out[3];
+    float y[64];
+    arithmetic before = set_arithmetic();
+    for (int i = 0; i < 64; i++) x[i] = y[i] = 1;
+    int exact = kernels->unrounded[FLOAT64](x, 64, out) == 1 && kernels->unrounded[FLOAT32](y, 64, out) == 1;
+    for (int i = 0; i < 64 && exact; i++) {
+        x[i] = y[i] = 0x1p-100f;
+        exact = kernels->unrounded[FLOAT64](x, 64, out) == COUNT_WIDE && kernels->unrounded[FLOAT32](y, 64, out) == COUNT_WIDE;
+        x[i] = y[i] = 1;
+    }
+    restore_arithmetic(before);
+    return exact;
+}
+
 /* Use an instruction set (or the best there is, if it is better than that); returns the one in use. */
 EXPORT int driftscope_use(int wanted) {
     int level = best_level();
@@ -217,6 +212,7 @@ EXPORT int driftscope_use(int wanted) {
     if (level == AVX512) kernels = &kernels_avx512;
 #endif
     level_in_use = level;
+    tells = tells_of_rounding();
     return level;
 }
 
@@ -244,13 +240,30 @@ static void note_zeros(accumulator *acc, int kind, const void *x, int n) {
         if (!minus_zero(element(kind, x, i))) acc->flags |= SAW_OTHER_THAN_MINUS_ZERO;
 }
 
+/* Blocks that are added carefully after one that was rounded, twice as many after each further one. */
+typedef struct {
+    int careful, left;
+} patience;
+
+static int block_sum(int kind, const void *x, int n, double *out, patience *with) {
+    int slices = COUNT_WIDE;
+    if (with->left > 0) with->left--;
+    else if (tells && kernels->unrounded[kind]) {
+        slices = kernels->unrounded[kind](x, n, out);
+        with->careful = slices != COUNT_WIDE ? 0 : with->careful < 64 ? 2 * with->careful + 1 : 64;
+        with->left = with->careful;
+    }
+    return slices != COUNT_WIDE ? slices : kernels->block[kind](x, n, out);
+}
+
 static void add_sum(accumulator *acc, int kind, const char *x, int64_t n) {
     int size = FORMATS[kind].bytes;
+    patience with = {0, 0};
     for (int64_t start = 0; start < n; start += BLOCK) {
         int count = n - start < BLOCK ? (int)(n - start) : BLOCK;
         const char *at = x + start * size;
         double out[3];
-        int slices = kernels->block[kind](at, count, out);
+        int slices = block_sum(kind, at, count, out, &with);
         note_zeros(acc, kind, at, count);
         for (int i = 0; i < slices; i++) acc_add(acc, out[i]);
         if (slices == COUNT_WIDE)
@@ -368,7 +381,8 @@ static uint64_t finish(state *st, int op, int64_t n, int64_t correction, const f
 
 static int one_block_sum(int kind, const void *x, int64_t n, const format *f, uint64_t *bits) {
     double out[3];
-    if (n > BLOCK || n == 0 || kernels->block[kind](x, (int)n, out) != 1 || out[0] == 0) return 0;
+    patience with = {0, 0};
+    if (n > BLOCK || n == 0 || block_sum(kind, x, (int)n, out, &with) != 1 || out[0] == 0) return 0;
     *bits = round_double(out[0], f);
     return 1;
 }
