@@ -274,3 +274,15 @@ def test_a_recurrent_layer_is_blamed_and_not_the_choice_of_its_direction():
     first = ds.compare(broken, program, x).first
     assert first.where.operator == "GRU"
     assert "meant to differ" not in first.fix
+
+
+def test_a_value_of_another_rank_that_does_not_fit_is_no_crash():
+    """torch takes a quantile by writing into one view of a value whose rank its other views do not have."""
+    x = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
+
+    def quantile(q: float, interpolation: str) -> Callable[[Tensor], Tensor]:
+        return lambda v: torch.quantile(v, q, dim=-1, interpolation=interpolation) * 2
+
+    for one, two in (((0.3, "linear"), (0.35, "linear")), ((0.3, "linear"), (0.3, "nearest"))):
+        for a, b in ((one, two), (two, one)):
+            assert ds.compare(quantile(*a), quantile(*b), x).verdict is Verdict.DIFFERENT

@@ -13,6 +13,7 @@ from driftscope.lift.noise.floor import NoiseSample, floor64_sample, noise_sampl
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.noise.rows import rows_of
 from driftscope.lift.steps import Constant, Kind, LiftedOutput, Observer, Rounding, Step
+from driftscope.lift.torch.tape import lift_torch
 from driftscope.records.finding import Where
 from driftscope.records.paths import Path
 
@@ -299,3 +300,15 @@ def test_outputs_without_floats_have_no_noise():
     sample = noise_sample(chain, chain.run())
     assert isinstance(sample, NoiseSample)
     assert sample == [None]
+
+
+def test_noise_beside_the_largest_float64_stays_the_noise_of_one_rounding():
+    def function(v: torch.Tensor) -> torch.Tensor:
+        return v.clamp_min(0) + torch.expm1(v).clamp_max(0)
+
+    x = torch.linspace(-3, 709.7, 400, dtype=torch.float64).to(torch.float16)
+    lifted = lift_torch(function, (x,), {})
+    clean = lifted.run()
+    (noise,) = noise_sample(lifted, clean)
+    assert noise is not None
+    assert float(noise.abs().max()) <= 2.0**-10 * float(clean[0].value.abs().max())

@@ -157,7 +157,7 @@ def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
         # A number that nobody wrote down (1/6, 0.01) is not the other side's: that may hold another one there.
         # What a program computes from its own constants is compared with that computation in float64.
         whose = "the number " if is_nobodys(first.partner) else f"{'A' if side == 'B' else 'B'}'s "
-        partner = first.partner if first.partner == OWN else whose + first.partner
+        partner = first.partner if first.partner == OWN or first.kind == "shortcut" else whose + first.partner
         notes.append(
             Finding(
                 code,
@@ -175,6 +175,10 @@ def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
 _REPAIR_NOTES = {
     ("scalar", "solved"): (
         "W001", "stores {count} constant{s} rounded", "Exporters store numbers in the model's dtype or in float32."
+    ),
+    ("shortcut",): (
+        "W001", "leaves {count} formula{s} where its format cannot tell",
+        "A kernel returns a limit or its argument where the rest is less than half a unit in the last place.",
     ),
     ("table", "fold"): (
         "W002", "computed {count} constant{s} ahead of time, in its own format",

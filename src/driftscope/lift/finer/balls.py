@@ -154,7 +154,8 @@ def _linear(g: Given) -> Balls:
 
 
 def _addmm(g: Given) -> Balls:
-    return g.real(0) + g.real(1) @ g.real(2)  # type: ignore[no-any-return]
+    beta, alpha = (flint.arb(1.0 if v is None else float(v)) for v in (g.attribute("beta"), g.attribute("alpha")))
+    return g.real(0) * beta + g.real(1) @ g.real(2) * alpha  # type: ignore[no-any-return]
 
 
 def _chosen(pick: Callable[[Any, Any], Any]) -> Rule:
@@ -163,6 +164,19 @@ def _chosen(pick: Callable[[Any, Any], Any]) -> Rule:
 
 def _log1pexp(v: Any) -> Any:
     return (1 + v.exp()).log() if float(v) < 0 else v + (1 + (-v).exp()).log()
+
+
+def _softplus(g: Given) -> Balls:
+    """Beyond its threshold the identity, as the kernel decided it; ONNX has neither threshold nor slope."""
+    beta, threshold = (g.attribute(name) for name in ("beta", "threshold"))
+    slope, end = flint.arb(1.0 if beta is None else float(beta)), math.inf if threshold is None else float(threshold)
+    return each(lambda v: v if float(v * slope) > end else _log1pexp(v * slope) / slope)(g.real(0))  # type: ignore[no-any-return]
+
+
+def _div(g: Given) -> Balls:
+    if g.attribute("rounding_mode") is not None:
+        raise NoRule
+    return g.real(0) / g.other("other")  # type: ignore[no-any-return]
 
 
 def _remainder(towards_zero: bool) -> Rule:
@@ -229,7 +243,7 @@ ELEMENTWISE: dict[str, Callable[[Any], Any]] = {
     "rsqrt": lambda v: v.rsqrt(), "reciprocal": lambda v: 1 / v, "erf": lambda v: v.erf(), "erfc": lambda v: v.erfc(),
     "tanh": lambda v: v.tanh(), "sin": lambda v: v.sin(), "cos": lambda v: v.cos(), "square": lambda v: v * v,
     "log1p": lambda v: (1 + v).log(), "expm1": lambda v: v.expm1(), "sigmoid": lambda v: 1 / (1 + (-v).exp()),
-    "silu": lambda v: v / (1 + (-v).exp()), "log_sigmoid_forward": lambda v: -_log1pexp(-v), "softplus": _log1pexp,
+    "silu": lambda v: v / (1 + (-v).exp()), "log_sigmoid_forward": lambda v: -_log1pexp(-v),
     "relu": lambda v: v if float(v) > 0 else flint.arb(0), "sinh": lambda v: v.sinh(), "cosh": lambda v: v.cosh(),
     "floor": lambda v: v.floor(), "ceil": lambda v: v.ceil(),
     "trunc": lambda v: v.floor() if float(v) >= 0 else v.ceil(), "tan": lambda v: v.tan(), "atan": lambda v: v.atan(),
@@ -244,7 +258,7 @@ RULES: dict[str, Rule] = {
     **{name: _unary(function) for name, function in ELEMENTWISE.items()},
     "gelu": _gelu, "add": _add(1), "sub": _add(-1), "pow": _pow, "layer_norm": _layer_norm,
     "native_layer_norm": _layer_norm, "layernormalization": _layer_norm, "var": _variance,
-    "mul": lambda g: g.real(0) * g.other("other"), "div": lambda g: g.real(0) / g.other("other"),
+    "mul": lambda g: g.real(0) * g.other("other"), "div": _div, "softplus": _softplus,
     "rsub": lambda g: g.other("other") - g.real(0),
     "sum": lambda g: _reduce(g, False), "reducesum": lambda g: _reduce(g, False),
     "mean": lambda g: _reduce(g, True), "reducemean": lambda g: _reduce(g, True),

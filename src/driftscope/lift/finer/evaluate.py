@@ -28,10 +28,8 @@ BITS = 212
 _UNIT = 2.0**-53
 # Scalar operations that one evaluation may take, about two microseconds each.
 MOST = 1_000_000
-# A ball and the float64 value beside it are the same value up to the rounding of float64, however badly it cancels.
-_FAR = 1e-2
-# What float64 may lose of a result, relative to the operands, before a rule is taken to misread the step.
-_LOST = 2.0**-48
+# What float64 may lose in one step, relative to the result and to the operands; a rule that is further off misreads it.
+_NEAR, _LOST = 2.0**-30, 2.0**-40
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +140,16 @@ class _BallRun:
         self.lost.update(n for n in step.output_names[1:] if n)
 
     def _reads(self, step: Step, rule: Callable[[Given], Any], found: Balls, output: torch.Tensor) -> bool:
-        """Whether a rule gives what the step gave: of the balls, or, where float64 has lost an operand, of that."""
+        """Whether a rule gives what the step gave: of the balls, or, as float64 may have lost some, of its own operands.
+
+        A rule that leaves out an attribute (a threshold, a rounding mode) may come close to the step and is another
+        function all the same.
+        """
         from driftscope.lift.finer import balls
         from driftscope.lift.finer.given import Given
 
         if _beside(found, output, step.inputs):
             return True
-        if max((self.errors.get(n, 0.0) for n in step.input_names), default=0.0) <= _FAR:
-            return False
         floats = [balls.ball_array(v) if v is not None and v.is_floating_point() else None for v in step.inputs]
         again = np.asarray(rule(Given(step, floats, tuple(output.shape), dict(self.numbers))), dtype=object)
         return _beside(again, output, step.inputs)
@@ -191,15 +191,14 @@ class _BallRun:
 
 
 def _beside(found: Balls, value: torch.Tensor, inputs: Sequence[torch.Tensor | None]) -> bool:
-    """Whether balls are, roughly, the float64 values beside them: a rule that misreads a step must not count.
+    """Whether balls are the float64 values beside them, up to the rounding of float64.
 
     Where the result is small beside what it was made of, float64 may have lost all of it: `log(1 + 1e-38)`.
     """
-    flat, wanted = found.reshape(-1), value.reshape(-1)
-    count = len(flat)
     given = max((_largest(v) for v in inputs if v is not None and v.is_floating_point()), default=0.0)
-    apart = _FAR * _largest(value) + _LOST * given + 1e-300
-    return all(abs(float(flat[k].mid()) - float(wanted[k])) <= apart for k in _places(count))
+    apart = _NEAR * _largest(value) + _LOST * given + 1e-300
+    held = zip(found.reshape(-1), value.reshape(-1).tolist(), strict=True)
+    return all(abs(float(ball.mid()) - wanted) <= apart for ball, wanted in held)
 
 
 def _largest(value: torch.Tensor) -> float:

@@ -216,7 +216,8 @@ def _limit(clean: torch.Tensor, out: torch.Tensor, argument: torch.Tensor, scale
     stays within s * sqrt(3).)
     """
     limit = torch.minimum(clean.abs().sub_(1).abs_(), (clean - argument).abs_()).mul_(math.sqrt(3) * scale)
-    noise = torch.minimum(out - clean, limit)
+    noise = (out - clean).nan_to_num_(0.0, 0.0, 0.0)  # near float64's largest number noise leaves its range
+    torch.minimum(noise, limit, out=noise)
     torch.add(clean, torch.maximum(noise, limit.neg_(), out=noise), out=out)
 
 

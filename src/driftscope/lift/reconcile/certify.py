@@ -2,7 +2,7 @@
 
 Order (DESIGN section 2, step 2): nothing if the lifted programs agree as they stand; else exact matches of scalars
 and weights, on whichever side stores the narrower one; else constant subgraphs, in their own floors, on either side;
-else affine pieces that were folded; else the few scalars left are solved for inside half an ulp. What counts in the
+else affine pieces that were folded; else the few scalars left are solved for inside half an ulp; else shortcuts that no format shows. What counts in the
 end is one number, the lifted drift of the *whole* of B with the repaired constants: no repair is believed on its own.
 """
 
@@ -21,6 +21,7 @@ from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.reconcile import folds, matching, subgraphs, uses
 from driftscope.lift.reconcile.exact import exact_matches
 from driftscope.lift.reconcile.matching import Fingerprint, Repair
+from driftscope.lift.reconcile.shortcuts import without_thresholds
 from driftscope.lift.reconcile.sides import (
     ReconciledSide,
     is_tensor,
@@ -370,4 +371,10 @@ def _shared(attempt: _Attempt) -> None:
             put([r for r in proposal if not attempt.result.same_function])
 
 
-_STEPS: tuple[Callable[[_Attempt], None], ...] = (_exact, _constant_subgraphs, _affine, _refold, _solve, _shared)
+def _shortcuts(attempt: _Attempt) -> None:
+    """Let a kernel's formula go on where the kernel leaves it because no format shows the difference."""
+    for side, _other, _repairs, put in attempt.either():
+        put(without_thresholds(side))
+
+
+_STEPS: tuple[Callable[[_Attempt], None], ...] = (_exact, _constant_subgraphs, _affine, _refold, _solve, _shared, _shortcuts)

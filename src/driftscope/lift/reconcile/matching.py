@@ -38,7 +38,7 @@ class Repair:
     value : torch.Tensor
         float64, in the constant's stored shape.
     kind : str
-        ``"scalar"``, ``"weight"``, ``"table"``, ``"fold"`` or ``"solved"``.
+        ``"scalar"``, ``"weight"``, ``"table"``, ``"fold"``, ``"solved"`` or ``"shortcut"``.
     partner : str
         What it is the rounding of, in words.
     constant : Constant

@@ -290,6 +290,8 @@ class Replay:
 
     def _lay_out(self, entry: AtenCall, value: TensorValue, tensor: torch.Tensor) -> torch.Tensor:
         """Give a result the native strides, and memory of its own where a write could otherwise be seen."""
+        if tuple(tensor.shape) != value.shape:  # another program's value in the place of this one's
+            raise CannotLift(f"{entry.where} has shape {value.shape}, and was given {tuple(tensor.shape)}.")
         if not _same_layout(tensor, value):
             if entry.facts.view and value.storage in self.tape.written:
                 raise CannotLift(f"{entry.where} views memory that is written, in a layout that float64 does not have.")

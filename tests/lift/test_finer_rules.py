@@ -1,0 +1,81 @@
+"""A finer evaluation says what the step says, or nothing: a rule that leaves out an attribute certifies another program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import driftscope as ds
+from driftscope.lift.finer.evaluate import evaluate
+from driftscope.lift.torch.tape import lift_torch
+from driftscope.records.verdict import Verdict
+
+X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+ATTRIBUTES: dict[str, Function] = {
+    "floor": lambda v: torch.div(v * 1e4, 3.0, rounding_mode="floor"),
+    "trunc": lambda v: torch.div(v * 1e4, 3.0, rounding_mode="trunc"),
+    "softplus-threshold": lambda v: F.softplus(v * 8, threshold=2.0),
+    "softplus-at-once": lambda v: F.softplus(v * 8, threshold=0.0),
+    "softplus-beta": lambda v: F.softplus(v * 800, beta=2.0),
+    "addmm": lambda v: torch.addmm(v[:, :8], v[:8] * 1e3, v.T * 1e3, beta=0.5, alpha=2),
+    "rsub": lambda v: torch.rsub(v, 3.0, alpha=2),
+    "causal": lambda v: F.scaled_dot_product_attention(v[None], v[None], v[None], is_causal=True, scale=0.3),
+    "variance": lambda v: v.var(-1, correction=3),
+    "strided": lambda v: v[1::3, 2:-1],
+    "one-bound": lambda v: v.clamp(max=0.25),
+    "rounded-on-the-way": lambda v: (v * 1e5).int().float(),
+    "axes": lambda v: v.sum((0, 1)) + torch.softmax(v, 0).mean(1),
+}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_balls_are_the_step_or_there_are_none(name: str) -> None:
+    lifted = lift_torch(ATTRIBUTES[name], (X,), {})
+    expected = lifted.run()[0].value
+    (found,) = evaluate(lifted, [])
+    assert expected is not None
+    if found is not None:
+        torch.testing.assert_close(found.value, expected, rtol=1e-13, atol=1e-13 * float(expected.abs().max()))
+
+
+BUGS: dict[str, tuple[Function, Function]] = {
+    "not rounded down": (ATTRIBUTES["floor"], lambda v: v * 1e4 / 3.0),
+    "threshold": (ATTRIBUTES["softplus-threshold"], lambda v: F.softplus(v * 8)),
+    "slope": (ATTRIBUTES["softplus-beta"], lambda v: F.softplus(v * 800)),
+    "share": (ATTRIBUTES["addmm"], lambda v: torch.addmm(v[:, :8], v[:8] * 1e3, v.T * 1e3, beta=1.0, alpha=2)),
+}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("name", BUGS)
+def test_a_small_difference_of_two_large_results_is_not_certified_away(name: str, order: int) -> None:
+    a, b = BUGS[name][::order]
+    found = ds.compare(a, b, X, explain=False)
+    assert found.verdict is Verdict.DIFFERENT, found.reason
+
+
+def _to_the_end(v: torch.Tensor) -> torch.Tensor:
+    return torch.logaddexp(v, torch.zeros_like(v))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_softplus_beyond_its_threshold_is_softplus_where_no_format_shows_it(dtype: torch.dtype, order: int) -> None:
+    a, b = (F.softplus, _to_the_end)[::order]
+    found = ds.compare(a, b, (X * 20).to(dtype), explain=False)
+    assert found.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING), found.reason
+    assert not found.functions_differ
+
+
+@pytest.mark.parametrize(("threshold", "dtype"), [(20.0, torch.float64), (9.0, torch.float32)])
+def test_a_threshold_that_shows_is_another_function(threshold: float, dtype: torch.dtype) -> None:
+    def early(v: torch.Tensor) -> torch.Tensor:
+        return F.softplus(v, threshold=threshold)
+
+    for a, b in ((early, _to_the_end), (_to_the_end, early)):
+        assert ds.compare(a, b, (X * 20).to(dtype), explain=False).verdict is Verdict.DIFFERENT
