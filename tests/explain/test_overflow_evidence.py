@@ -68,3 +68,57 @@ def test_an_overflow_of_float32_is_told_from_a_sentinel_of_its_mask(swapped):
         lambda x: (x + mask).softmax(-1), lambda x: (x + mask).softmax(-1) / (x - x), [x], explain=False
     )
     assert "overflow" not in broken.reason
+
+
+def by_squares(x):
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True))
+
+
+def by_the_norm(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+TINY = torch.linspace(-9e-6, 9e-6, 64).reshape(4, 16).half()
+LARGE = torch.linspace(250, 290, 64).reshape(4, 16).half()
+
+LEAVES = {
+    "a square that becomes zero": (by_the_norm, by_squares, TINY, "underflow", "aten.mul"),
+    "an exponential far beyond the largest": (
+        torch.tanh, lambda x: 1 - 2 * torch.exp(-x) / (torch.exp(x) + torch.exp(-x)) * torch.exp(x) / torch.exp(x),
+        LARGE, "overflow", "aten.exp",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("name", LEAVES)
+def test_infinities_and_nan_are_explained_on_the_side_that_has_them(name, swapped):
+    good, bad, x, words, operator = LEAVES[name]
+    found = ds.compare(*((bad, good) if swapped else (good, bad)), [x])
+    assert found.verdict is ds.Verdict.PRECISION, found.reason
+    assert f"{words} in {'A' if swapped else 'B'}" in found.reason
+    assert found.first.where.operator == operator
+    assert str(found).startswith(f"PRECISION: {words} in ")
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_where_both_sides_overflow_the_one_with_nan_is_named(swapped):
+    def product(x):
+        return torch.mm(x, x.T)
+
+    def signed(x):
+        return (x.relu() @ x.T) - (x.neg().relu() @ x.T)
+
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)).mul(1e3).half()
+    found = ds.compare(*((signed, product) if swapped else (product, signed)), [x], explain=False)
+    assert "NaN in " in found.reason
+    assert f"overflow in {'A' if swapped else 'B'}" in found.reason
+
+
+def test_nan_of_another_cause_is_not_an_underflow():
+    def small(x):
+        return torch.sqrt((x * x).sum(-1, keepdim=True)) * 0 + x
+
+    found = ds.compare(small, lambda x: small(x) + torch.log(x).clamp(0, 0), [TINY], explain=False)
+    assert found.verdict is ds.Verdict.DIFFERENT
+    assert "underflow" not in found.reason

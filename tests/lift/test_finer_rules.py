@@ -1,4 +1,4 @@
-"""A finer evaluation says what the step says, or nothing: a rule that leaves out an attribute certifies another program."""
+"""A finer evaluation says what the step says, or nothing: a rule without an attribute certifies another program."""
 
 from __future__ import annotations
 
@@ -79,3 +79,34 @@ def test_a_threshold_that_shows_is_another_function(threshold: float, dtype: tor
 
     for a, b in ((early, _to_the_end), (_to_the_end, early)):
         assert ds.compare(a, b, (X * 20).to(dtype), explain=False).verdict is Verdict.DIFFERENT
+
+
+def _cholesky(x: torch.Tensor) -> torch.Tensor:
+    """A factor written out, whose first sums are over nothing."""
+    a = x @ x.T + torch.eye(3, dtype=x.dtype)
+    columns: list[torch.Tensor] = []
+    for j in range(3):
+        rest = a[:, j] - sum(((c * c[j]) for c in columns), (x[:, :0] * x[j, :0]).sum(-1))
+        columns.append(torch.where(torch.arange(3) < j, 0.0, rest / rest[j].sqrt()))
+    return torch.stack(columns, 1)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_sum_of_nothing_is_zero(order: int) -> None:
+    x = (X[:3, :3] + 300).double()
+    a, b = (_cholesky, lambda v: torch.linalg.cholesky(v @ v.T + torch.eye(3, dtype=v.dtype)))[::order]
+    assert ds.compare(a, b, x, explain=False).verdict in (Verdict.IDENTICAL, Verdict.ROUNDING)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_where_both_are_what_float64_gives_them_no_runtime_is_to_blame(order: int) -> None:
+    x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 1e-38
+
+    def by_eigenvalues(v: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvalsh(v.T @ v).flip(0).clamp_min(0).sqrt()
+
+    a, b = (torch.linalg.svdvals, by_eigenvalues)[::order]
+    found = ds.compare(a, b, x)
+    assert found.verdict is Verdict.ROUNDING, found.reason
+    wrong = ds.compare(*(torch.linalg.svdvals, lambda v: by_eigenvalues(v) * (1 + 1e-9))[::order], x, explain=False)
+    assert wrong.verdict is Verdict.DIFFERENT

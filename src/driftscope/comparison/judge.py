@@ -55,6 +55,8 @@ class OutputEvidence:
         The kernel that, run alone, is off by what makes the drift; empty when none does.
     within : bool
         Whether every kernel of both sides, run alone, is within its own rounding, or is one of ``beside``.
+    faithful : bool
+        Whether both sides are within their own rounding of what their graphs give in float64.
     beside : str
         Kernels that are further off by an approximation or a cancellation of their own, which is not all of the drift.
     quantised : str
@@ -89,6 +91,7 @@ class OutputEvidence:
     replay: dict[str, Any] = field(default_factory=dict)
     kernels: str = ""
     within: bool = False
+    faithful: bool = False
     beside: str = ""
     quantised: str = ""
     quantised_code: str = "W013"
@@ -172,7 +175,8 @@ def _special_values(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     if e.kind != "nan":
         return None
     if e.delta is not None and e.delta.value > e.delta.limit:
-        return Judgement(Verdict.DIFFERENT, f"{e.detail}, and the two are not the same function", "N006")
+        there = "and the two are not the same function" if math.isfinite(e.delta.value) else "in float64 too"
+        return Judgement(Verdict.DIFFERENT, f"{e.detail}, {there}", "N006")
     if e.overflow:
         return Judgement(Verdict.PRECISION, f"{e.detail}: {e.overflow}", "N004")
     return Judgement(Verdict.DIFFERENT, e.detail, "N006")
@@ -276,6 +280,9 @@ def _caused(e: OutputEvidence, measured: str, t: Thresholds) -> Judgement | None
         return Judgement(Verdict.PRECISION, f"{measured}: consistent with {e.consistent}", "N003")
     if e.kernels:
         return Judgement(Verdict.DIFFERENT, f"{measured}: {e.kernels}, run alone, is off by that much", "R003")
+    if e.faithful:
+        text = f"{measured}: rounding that grows; each side is within its own rounding of its float64 run"
+        return Judgement(Verdict.ROUNDING, text, "N013")
     if e.within:
         text = f"{measured}: rounding that grows; every kernel, run alone, is within its own"
         text += f" but {e.beside}, which does not account for all of it" if e.beside else ""

@@ -29,8 +29,7 @@ from driftscope.explain.measured import (
 )
 from driftscope.explain.native.choices import turned_choices
 from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
-from driftscope.explain.native.overflow import explaining_overflow
-from driftscope.explain.native.ranges import first_overflow
+from driftscope.explain.native.overflow import behind_infinities, explaining_overflow
 from driftscope.explain.native.replays import DECLARED, WAYS, reproduce
 from driftscope.explain.native.ties import Tied, taken_in_order, tied_words
 from driftscope.explain.quantised.packed import packed_quantisation
@@ -117,9 +116,14 @@ def _explain_excess(results: Results, evidence: Evidence, measured: Sequence[Mea
         return
     if _explained_by_overflow(results, evidence, [m for m in measured if m.pair in {pair for pair, _ in excess}]):
         return
+    concerned = [m for m in measured if m.pair in {pair for pair, _ in excess}]
+    for m in concerned:
+        own = [(e, THRESHOLDS.large * (floor_of(n) or 0.0)) for e, n in zip(m.errors, m.noises, strict=True)]
+        m.faithful = all(error is not None and error <= limit for error, limit in own)
+    if all(m.faithful for m in concerned):
+        return  # what float64's own rounding grows to in these programs is all there is
     results.say("Looking for what explains the drift, by running it again")
     suspects = _suspects(evidence, measured)
-    concerned = [m for m in measured if m.pair in {pair for pair, _ in excess}]
     found = reproduce(evidence, excess, results.seed, suspects)
     if found is not None:
         _explained(concerned, str(found), found.to_dict())
@@ -184,7 +188,7 @@ def _explained_by_overflow(results: Results, evidence: Evidence, excess: Sequenc
     name, overflow = found
     evidence.places["N004"] = overflow.where
     for m in excess:
-        m.overflow = f"overflow in {name}, {overflow}"
+        m.overflow = overflow.in_side(name)
     return True
 
 
@@ -360,17 +364,18 @@ def _complete(results: Results, evidence: Evidence, m: Measured, tied: Tied | No
     m.ill = floor / size if floor is not None and size else 0.0
     m.delta = evidence.delta(m.pair) if m.pair is not None else None
     m.tie = _tie(results, evidence, m.leaf, m.pair, tied)
-    m.overflow = _overflow(evidence) if m.kind == "nan" else m.overflow
+    m.overflow = _overflow(results, evidence, m) if m.kind == "nan" else m.overflow
     m.cannot_a, m.cannot_b = ("" if side.graph is not None else side.reason for side in (evidence.a, evidence.b))
 
 
-def _overflow(evidence: Evidence) -> str:
-    for name, side in (("B", evidence.b), ("A", evidence.a)):
-        found = first_overflow(side.graph) if side.graph is not None else None
-        if found is not None:
-            evidence.places["N004"] = found.where
-            return f"overflow in {name}, {found}"
-    return ""
+def _overflow(results: Results, evidence: Evidence, m: Measured) -> str:
+    natives = [wide(v) for v in native_values(results, m.leaf)]
+    found = None if m.pair is None else behind_infinities(evidence, m.pair, natives)
+    if found is None:
+        return ""
+    name, overflow = found
+    evidence.places["N004"] = overflow.where
+    return overflow.in_side(name)
 
 
 def _tie(results: Results, evidence: Evidence, leaf: LeafComparison, pair: int | None, tied: Tied | None) -> bool:

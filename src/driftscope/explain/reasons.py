@@ -90,7 +90,7 @@ _ADVICE = {
         "Remove the cast, or accept it with the tolerance suggested for that format.",
     ),
     "N004": (
-        "An intermediate value is larger than the largest number of its format.",
+        "An intermediate value is larger than the largest number of its format, or smaller than its smallest.",
         "Keep the named operator in float32, or scale its inputs.",
     ),
     "N005": (

@@ -156,7 +156,10 @@ _CAUSED = re.compile(r" floors?(?: \([^)]*\))?: (?P<how>consistent with|explaine
 
 
 # How it ends its sentence on a value that left the range of its format.
-_OVERFLOWED = re.compile(r": (?P<what>overflow in [AB], .+? exceeds the largest [^,]+, [^ ]+)(?: at .*)?$")
+_OVERFLOWED = re.compile(
+    r": (?P<what>(?:over|under)flow in [AB], .+? (?:exceeds the largest|is below the smallest) [^,]+, [^ ]+)"
+    r"(?: at .*)?$"
+)
 
 
 def _overflow(finding: Finding, outputs: Sequence[OutputRecord]) -> str:

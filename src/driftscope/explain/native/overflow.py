@@ -1,4 +1,4 @@
-"""Whether an overflow inside one side explains a drift between finite results.
+"""Whether leaving the range of a format inside one side explains what it gave: finite results, infinities or NaN.
 
 A square that leaves float16 becomes infinity, its inverse root zero, and the output a plain, wrong number: nothing in
 the results says so. What the declared formats would give is computed, and it is believed only if the side really gave
@@ -14,7 +14,7 @@ import torch
 from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.errors import CannotLift
 from driftscope.explain.half.keeping import HalfRuns
-from driftscope.explain.native.ranges import Overflow, first_overflow
+from driftscope.explain.native.ranges import Overflow, first_overflow, first_underflow
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.steps import Lifted
 
@@ -47,6 +47,45 @@ def explaining_overflow(
         if _gives(side.graph, given):
             return name, found
     return None
+
+
+def behind_infinities(evidence: Evidence, pair: int, natives: Sequence[torch.Tensor]) -> tuple[str, Overflow] | None:
+    """Find the side whose overflow or underflow leads to the infinities and NaN that the other lacks.
+
+    Parameters
+    ----------
+    evidence : Evidence
+    pair : int
+    natives : (A's value, B's value)
+        Of one output, in float64.
+
+    Returns
+    -------
+    ("A" or "B", Overflow), or None
+        The side with more of them comes first. A value that becomes zero on the way is believed only if the declared
+        formats, taken at their word, make infinities and NaN where they natively are.
+    """
+    spoiled = [int((~torch.isfinite(value)).sum()) for value in natives]
+    sides = [k for k in sorted((1, 0), key=lambda k: -spoiled[k]) if (evidence.a, evidence.b)[k].graph is not None]
+    graphs = {k: (evidence.a, evidence.b)[k].graph for k in sides}
+    for k in sides:
+        found = first_overflow(graphs[k])  # type: ignore[arg-type]
+        if found is not None:
+            return "AB"[k], found
+    for k in sides:
+        found = first_underflow(graphs[k])  # type: ignore[arg-type]
+        if found is not None and _spoils(graphs[k], evidence.pairs[pair][k], natives[k]):  # type: ignore[arg-type]
+            return "AB"[k], found
+    return None
+
+
+def _spoils(graph: Lifted, index: int, native: torch.Tensor) -> bool:
+    """Whether the declared formats lead to infinities and NaN where a side has them."""
+    try:
+        value = HalfRuns(graph).simulate().outputs[index].value
+    except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
+        return False
+    return value is not None and torch.equal(torch.isfinite(value.cpu()), torch.isfinite(native))
 
 
 def _gives(graph: Lifted, given: Sequence[tuple[int, torch.Tensor]]) -> bool:

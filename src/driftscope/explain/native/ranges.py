@@ -1,9 +1,12 @@
-"""Where a value leaves the range of its format: the first step whose float64 value the format cannot hold."""
+"""Where a value leaves the range of its format: the first step whose float64 value the format cannot hold.
+
+It is larger than the largest number and becomes infinity, or nearer to zero than the smallest and becomes zero.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -20,20 +23,26 @@ class Overflow:
     where : Where
         The step.
     magnitude : float
-        Largest |value| in float64.
-    largest : float
-        Largest finite number of the format.
+        Largest |value| in float64, or the smallest where that is what the format cannot hold.
+    limit : float
+        Largest finite number of the format, or its smallest positive one.
     format : str
+    under : bool
+        Whether values become zero.
     """
 
     where: Where
     magnitude: float
-    largest: float
+    limit: float
     format: str
+    under: bool = False
 
-    def __str__(self) -> str:
+    def in_side(self, side: str) -> str:
+        """Say what happens in ``"A"`` or ``"B"``."""
         place = f" at {self.where.node} ({self.where.operator})" if self.where.node else ""
-        return f"{self.magnitude:.3g} exceeds the largest {self.format}, {self.largest:.5g}{place}"
+        beyond = "is below the smallest" if self.under else "exceeds the largest"
+        words = f"{self.magnitude:.3g} {beyond} {self.format}, {self.limit:.5g}{place}"
+        return f"{'underflow' if self.under else 'overflow'} in {side}, {words}"
 
 
 # Larger than what adding to float32's largest number, or rounding it to bfloat16, can make of it.
@@ -42,32 +51,61 @@ _BEYOND = 3.5e38
 
 @dataclass(slots=True)
 class _RangeWatch:
-    """An observer that remembers the steps whose finite values exceed their native format, in order."""
+    """An observer that remembers the first step whose finite values its native format cannot hold."""
 
-    found: list[Overflow] = field(default_factory=list)
+    beyond: Callable[[Step, torch.Tensor, torch.dtype], Overflow | None]
+    found: Overflow | None = None
 
     def __call__(self, step: Step) -> None:
-        if step.constant:
+        if step.constant or self.found is not None:
             return
         for value, fmt in zip(step.outputs, step.formats, strict=True):
             if value is None or fmt is None or not fmt.is_floating_point or not value.dtype.is_floating_point:
                 continue
-            largest = torch.finfo(fmt).max
-            finite = value[torch.isfinite(value)].abs()
-            # A sentinel of a wider format (finfo.min of float32 or float64 in a mask) is not a result that overflowed.
-            finite = finite[finite < 1e30] if largest < 1e30 else finite[(finite > _BEYOND) & (finite < 1e300)]
-            if finite.numel() and float(finite.max()) > largest:
-                name = str(fmt).removeprefix("torch.")
-                where = Where(
-                    node=step.name, operator=step.operator, module=step.where.module, file=step.where.file,
-                    line=step.where.line, expression=step.where.expression,
-                )  # fmt: skip
-                self.found.append(Overflow(where, float(finite.max()), largest, name))
-                return
+            self.found = self.found or self.beyond(step, value, fmt)
+
+
+def _where(step: Step) -> Where:
+    return Where(
+        node=step.name, operator=step.operator, module=step.where.module, file=step.where.file, line=step.where.line,
+        expression=step.where.expression,
+    )  # fmt: skip
+
+
+def _too_large(step: Step, value: torch.Tensor, fmt: torch.dtype) -> Overflow | None:
+    largest = torch.finfo(fmt).max
+    finite = value[torch.isfinite(value)].abs()
+    if any(v is not None and v.is_floating_point() and _sentinel(v, largest) for v in step.inputs):
+        # A sentinel of a wider format (finfo.min of float32 or float64 in a mask) is not a result that overflowed.
+        finite = finite[finite < 1e30] if largest < 1e30 else finite[finite < 1e300]
+    finite = finite if largest < 1e30 else finite[finite > _BEYOND]
+    if not finite.numel() or float(finite.max()) <= largest:
+        return None
+    return Overflow(_where(step), float(finite.max()), largest, str(fmt).removeprefix("torch."))
+
+
+def _sentinel(value: torch.Tensor, largest: float) -> bool:
+    """Whether what a step is given holds numbers that no result of this format is as large as."""
+    return bool((torch.isfinite(value) & (value.abs() >= (1e30 if largest < 1e30 else 1e300))).any())
+
+
+def _too_small(step: Step, value: torch.Tensor, fmt: torch.dtype) -> Overflow | None:
+    smallest = float(torch.finfo(fmt).smallest_normal) * float(torch.finfo(fmt).eps)
+    lost = value[(value != 0) & (value.abs() <= smallest / 2)].abs()
+    if not lost.numel():
+        return None
+    return Overflow(_where(step), float(lost.max()), smallest, str(fmt).removeprefix("torch."), under=True)
 
 
 def first_overflow(graph: Lifted, replace: Mapping[str, torch.Tensor] | None = None) -> Overflow | None:
     """Run a lifted graph once and return the first step whose result its format cannot hold, if any."""
-    watch = _RangeWatch()
+    watch = _RangeWatch(_too_large)
     graph.run(observe=watch, replace=replace)
-    return watch.found[0] if watch.found else None
+    return watch.found
+
+
+def first_underflow(graph: Lifted) -> Overflow | None:
+    """Run a lifted graph once and return the first step of whose result its format makes zero, if any."""
+    watch = _RangeWatch(_too_small)
+    graph.run(observe=watch)
+    return watch.found

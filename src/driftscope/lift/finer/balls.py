@@ -30,6 +30,12 @@ def ball_array(value: torch.Tensor) -> Balls:
     return found.reshape(tuple(value.shape))
 
 
+def as_balls(found: Any) -> Balls:
+    """Give what a rule found as an array of balls: a sum of nothing is Python's zero."""
+    made: Balls = np.frompyfunc(lambda v: v if isinstance(v, flint.arb) else flint.arb(v), 1, 1)(found)
+    return np.asarray(made, dtype=object)
+
+
 def _unary(function: Callable[[Any], Any]) -> Rule:
     mapped = each(function)
     return lambda g: mapped(g.real(0))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from driftscope.errors import CannotLift
@@ -128,7 +127,7 @@ class _BallRun:
         inputs = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
         given = Given(step, inputs, tuple(output.shape), dict(self.numbers))
         try:
-            found = np.asarray(rule(given), dtype=object)
+            found = balls.as_balls(rule(given))
         except (NoRule, ValueError, ZeroDivisionError, IndexError):
             self._lose(step)
             return
@@ -140,7 +139,7 @@ class _BallRun:
         self.lost.update(n for n in step.output_names[1:] if n)
 
     def _reads(self, step: Step, rule: Callable[[Given], Any], found: Balls, output: torch.Tensor) -> bool:
-        """Whether a rule gives what the step gave: of the balls, or, as float64 may have lost some, of its own operands.
+        """Whether a rule gives what the step gave: of the balls, or, as float64 may have lost some, of its operands.
 
         A rule that leaves out an attribute (a threshold, a rounding mode) may come close to the step and is another
         function all the same.
@@ -151,7 +150,7 @@ class _BallRun:
         if _beside(found, output, step.inputs):
             return True
         floats = [balls.ball_array(v) if v is not None and v.is_floating_point() else None for v in step.inputs]
-        again = np.asarray(rule(Given(step, floats, tuple(output.shape), dict(self.numbers))), dtype=object)
+        again = balls.as_balls(rule(Given(step, floats, tuple(output.shape), dict(self.numbers))))
         return _beside(again, output, step.inputs)
 
     def _weigh(self, step: Step, name: str, found: Balls, value: torch.Tensor) -> None:

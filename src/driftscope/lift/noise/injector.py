@@ -15,7 +15,7 @@ import torch
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.noise.measured import TORCH, errors_at, part_share
 from driftscope.lift.noise.rows import rows_of
-from driftscope.lift.noise.spreads import Model, samples_at_coordinates
+from driftscope.lift.noise.spreads import Model, samples_at_coordinates, stores_statistics
 from driftscope.lift.steps import Kind, Rounding, Step
 from driftscope.numerics import error_model
 from driftscope.numerics.error_model import Kernels, Spread, Units
@@ -147,8 +147,10 @@ class NoiseInjector:
         if spread.level:
             offset = offset.add_(self._draw(one).mul_(rows.size()), alpha=spread.level)
             if self.unit is None and step.formats[0] is not torch.float64:
-                # A mean among float32's subnormal numbers has an absolute error, which the scale enlarges.
-                mean = error_model.subnormal_rms(2.0**-149) / math.sqrt(max(rows.epsilon, 1e-30))
+                # A mean among the subnormal numbers of its format has an absolute error, which the scale enlarges.
+                kept = _with_subnormals(step.formats[0]) if stores_statistics(step) and step.formats[0] else None
+                smallest = 2.0**-149 if kept is None else kept.smallest_subnormal
+                mean = error_model.subnormal_rms(smallest) / math.sqrt(max(rows.epsilon, 1e-30))
                 offset = offset.add_(self._draw(one), alpha=mean)
         offset = offset.mul_(self.scale / _BYTE_SPREAD).nan_to_num_(0.0, 0.0, 0.0)
         common = self._draw(one).mul_(self.scale * spread.shared / _BYTE_SPREAD)

@@ -12,6 +12,8 @@ from driftscope.lift.steps import Kind, Step
 
 #: Used where a normalisation step does not say its epsilon; only the order of magnitude matters here.
 USUAL_EPSILON = 1e-5
+#: Variance of a row, in units of its mean square, that is float64's own rounding.
+_EQUAL = 1e-28
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,15 @@ class NormalisedRows:
         The rows before normalisation.
     epsilon : float
         Added to the variance of a row.
+    gain : float
+        What a normalised row is multiplied by, about.
     """
 
     view: torch.Tensor
     restore: Callable[[torch.Tensor], torch.Tensor]
     before: torch.Tensor | None = None
     epsilon: float = USUAL_EPSILON
+    gain: float = 1.0
 
     def lie_in(self, value: torch.Tensor) -> bool:
         """Whether the rows follow one another in the memory of a contiguous value: its copies can be viewed alike."""
@@ -49,8 +54,11 @@ class NormalisedRows:
             return after
         mean = self.before.mean(1, keepdim=True).square()
         square = torch.linalg.vector_norm(self.before, dim=1, keepdim=True).square() / length
-        spread: torch.Tensor = 1 + mean / ((square - mean).clamp_(min=0) + self.epsilon)
-        return after * spread.sqrt()
+        variance = (square - mean).clamp_(min=0)
+        spread: torch.Tensor = 1 + mean / (variance + self.epsilon)
+        # Of a row of equal elements nothing is left, but for what its mean is off by.
+        level = torch.where(variance <= _EQUAL * square, self.gain * (square / (variance + self.epsilon)).sqrt(), after)
+        return torch.maximum(after * spread.sqrt(), level)
 
 
 def rows_of(step: Step, value: torch.Tensor) -> NormalisedRows:
@@ -63,10 +71,12 @@ def rows_of(step: Step, value: torch.Tensor) -> NormalisedRows:
         before = None
     epsilon = step.attributes.get("eps", step.attributes.get("epsilon", USUAL_EPSILON))
     epsilon = float(epsilon) if isinstance(epsilon, int | float) else USUAL_EPSILON
+    weight = step.inputs[1] if len(step.inputs) > 1 else None
+    gain = float(weight.square().mean().sqrt()) if weight is not None and weight.is_floating_point() else 1.0
     if "batch" in step.operator.lower() and value.dim() > 1:
         rows = _along(value, 1, keep=True)
         return NormalisedRows(
-            rows.view, rows.restore, None if before is None else _along(before, 1, keep=True).view, epsilon
+            rows.view, rows.restore, None if before is None else _along(before, 1, keep=True).view, epsilon, gain
         )
     length = step.rounding.length
     if length < 2 or value.numel() % length:
@@ -76,6 +86,7 @@ def rows_of(step: Step, value: torch.Tensor) -> NormalisedRows:
         lambda rows: rows.reshape(value.shape),
         None if before is None else before.reshape(-1, length),
         epsilon,
+        gain,
     )
 
 

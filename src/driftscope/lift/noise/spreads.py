@@ -108,7 +108,7 @@ class Model:
             case Kind.DOT:
                 return error_model.dot(units, self._grouping(step))
             case Kind.NORM:
-                return error_model.normalisation(units, stored_statistics=_stores_statistics(step))
+                return error_model.normalisation(units, stored_statistics=stores_statistics(step))
             case Kind.SOFTMAX:
                 inner = _innermost(step)
                 folds = self.kernels.softmax(length) if inner else error_model.sequential(length)
@@ -208,7 +208,7 @@ def _innermost(step: Step) -> bool:
     return value is None or softmax_axis(step, value) in (None, value.dim() - 1)
 
 
-def _stores_statistics(step: Step) -> bool:
+def stores_statistics(step: Step) -> bool:
     """Whether a normalisation rounds mean and scale to the storage format between taking and using them.
 
     torch's batch normalisation does while training, and instance normalisation is made of it.

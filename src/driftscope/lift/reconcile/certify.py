@@ -2,8 +2,9 @@
 
 Order (DESIGN section 2, step 2): nothing if the lifted programs agree as they stand; else exact matches of scalars
 and weights, on whichever side stores the narrower one; else constant subgraphs, in their own floors, on either side;
-else affine pieces that were folded; else the few scalars left are solved for inside half an ulp; else shortcuts that no format shows. What counts in the
-end is one number, the lifted drift of the *whole* of B with the repaired constants: no repair is believed on its own.
+else affine pieces that were folded; else the few scalars left are solved for inside half an ulp; else shortcuts that
+no format shows. What counts in the end is one number, the lifted drift of the *whole* of B with the repaired
+constants: no repair is believed on its own.
 """
 
 from __future__ import annotations
@@ -377,4 +378,6 @@ def _shortcuts(attempt: _Attempt) -> None:
         put(without_thresholds(side))
 
 
-_STEPS: tuple[Callable[[_Attempt], None], ...] = (_exact, _constant_subgraphs, _affine, _refold, _solve, _shared, _shortcuts)
+_STEPS: tuple[Callable[[_Attempt], None], ...] = (
+    _exact, _constant_subgraphs, _affine, _refold, _solve, _shared, _shortcuts,
+)  # fmt: skip

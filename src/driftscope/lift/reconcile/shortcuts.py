@@ -26,7 +26,7 @@ def without_thresholds(side: ReconciledSide) -> list[Repair]:
             f"{float(constant.value):g}, from where on float32 cannot tell softplus from its argument", constant,
         )
         for constant in side.constants
-        if side.single and constant.name.endswith(".threshold") and "softplus" in constant.where.operator
+        if side.single and constant.name.endswith(".threshold") and "softplus" in (constant.where.operator or "")
         and _unseen(constant)
     ]  # fmt: skip
 
