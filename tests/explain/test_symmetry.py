@@ -134,3 +134,24 @@ def test_a_product_of_numbers_that_one_side_stores_rounded_is_found_on_either_si
         ds.compare(*pair, (x,), explain=False).verdict for pair in ((_fused_scale, split), (split, _fused_scale))
     }
     assert verdicts <= ({Verdict.DIFFERENT} if off else {Verdict.IDENTICAL, Verdict.ROUNDING})
+
+
+def _centred(x: torch.Tensor) -> torch.Tensor:
+    """A layer norm whose mean is taken away by a matrix, stored in the input's format."""
+    centre = (torch.eye(24, dtype=torch.float64) - 1 / 24).to(x.dtype)
+    y = x @ centre
+    return y / (y.square().sum(-1, keepdim=True) / 24 + 1e-5).sqrt()
+
+
+@pytest.mark.parametrize("shift", [0.0, 300.0])
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_a_rounded_matrix_is_named_on_its_side_also_where_nothing_is_left(dtype, equal, shift):
+    """Of rows of equal elements float64's own rounding is left, on one side alone."""
+    g = torch.Generator().manual_seed(0)
+    x = (torch.randn(5, 1 if equal else 24, generator=g, dtype=torch.float64).expand(5, 24) + shift).to(dtype)
+    pair = (lambda v: torch.nn.functional.layer_norm(v, (24,))), _centred
+    there, back = ds.compare(*pair, x), ds.compare(*pair[::-1], x)
+    assert there.verdict is back.verdict, (there.reason, back.reason)
+    assert there.verdict in (Verdict.ROUNDING, Verdict.PRECISION)
+    assert ("rounded in B" in there.reason) == ("rounded in A" in back.reason)

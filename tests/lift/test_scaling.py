@@ -36,3 +36,18 @@ def test_a_scale_folded_into_the_weights_before_it(dtype: torch.dtype, folded: f
     x = torch.randn(4, 7, 12, generator=generator).to(dtype)
     c = ds.compare(Scores(weights, None).eval(), Scores(weights, folded).eval(), (x,))
     assert c.verdict is verdict, c.reason
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("epsilon", "verdict"), [(24e-6, Verdict.ROUNDING), (24.00001e-6, Verdict.DIFFERENT)])
+def test_an_epsilon_that_a_kernel_rounds_is_solved_for_where_the_other_writes_a_multiple(
+    epsilon: float, verdict: Verdict, order: int
+) -> None:
+    """torch's rms_norm rounds its epsilon to float32; a norm of sums instead of means adds 24 times as much."""
+    x = torch.randn(5, 24, generator=torch.Generator().manual_seed(0)) * 1e-3
+
+    def by_sums(v: torch.Tensor) -> torch.Tensor:
+        return v * 24**0.5 / (v.square().sum(-1, keepdim=True) + epsilon).sqrt()
+
+    pair = (lambda v: torch.nn.functional.rms_norm(v, (24,), eps=1e-6), by_sums)
+    assert ds.compare(*pair[::order], x, explain=False).verdict is verdict

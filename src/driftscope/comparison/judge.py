@@ -248,7 +248,7 @@ def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return Judgement(Verdict.ROUNDING, f"{ground}, {_floors(e.rho)}: ordinary rounding", "" if lifted else "R005")
     if rho <= t.large:
         return Judgement(Verdict.ROUNDING, f"{ground}, {_floors(e.rho)}: rounding, unusually large", "N013")
-    if lifted and e.ill > t.ill_conditioned:
+    if lifted and e.ill > t.ill_conditioned and not (e.cheaper and _reproduced(e, t)):
         text = f"{ground}; ill-conditioned, rounding alone moves the output by {e.ill:.0%}"
         return Judgement(Verdict.ROUNDING, text, "N012")
     if e.overflow:

@@ -289,8 +289,10 @@ def lifted_drift(
         drift, base, noise = drift * factor, base * factor, noise * factor
     d, y, f = _square(drift), _square(base), _square(noise)
     whole_d, whole_y, whole_f = (float(t.mean()) if t.numel() else 0.0 for t in (d, y, f))
+    if whole_d <= multiple**2 * whole_f and not bool(b[keep].any()):
+        whole_y = 0.0  # float64's rounding of nothing, on whichever side it is
     worst = _against_limit(whole_d, whole_y, whole_f, relative, multiple, "tensor")
-    if whole_d == 0.0 or not math.isfinite(whole_d):
+    if whole_y == 0.0 or whole_d == 0.0 or not math.isfinite(whole_d):
         return worst
     pieces = zip(_slice_means(d), _slice_means(y), _slice_means(f), strict=True)
     for axis, (ds, ys, fs) in enumerate(pieces):

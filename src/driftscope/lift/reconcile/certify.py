@@ -169,13 +169,15 @@ def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairi
     fine_a = finer.evaluate(a, result.repairs_a, work)
     fine_b = finer.evaluate(b, result.repairs_b, work) if fine_a else []
     drifts = list(result.drifts)
+    floor64 = pairing.floor64 if any(_computes_tables(graph) for graph in (a, b)) else [None] * len(drifts)
     for k in disputed:
         i, j = pairing.indices[k]
         one, two = (fine[n] if n < len(fine) else None for fine, n in ((fine_a, i), (fine_b, j)))
         if one is None or two is None or max(one.bound, two.bound) > _PROVEN:
             continue
-        # A literal is off by 1e-16 where it stands, and a few of those add up on the way.
-        drift = lifted_drift(one.value, two.value, None, relative=10.0 * thresholds.lifted, multiple=0.0)
+        # A literal is off by 1e-16 where it stands, and a few of those add up on the way; so is every element of a
+        # table that a program computes, and where these cancel nothing else may be left.
+        drift = lifted_drift(one.value, two.value, floor64[k], relative=10.0 * thresholds.lifted, multiple=_TABLES)
         result.finer[k] = {
             "bits": finer.BITS, "float64": drifts[k].value, "finer": drift.value, "bound": max(one.bound, two.bound)
         }  # fmt: skip
@@ -184,6 +186,12 @@ def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairi
     result.drifts = drifts
 
 
+def _computes_tables(graph: Lifted) -> bool:
+    return any(c.origin is Origin.COMPUTED and c.frontier and is_tensor(c) for c in graph.constants())
+
+
+# Rounding of float64 that tables make of an output, in floors.
+_TABLES = 10.0
 # Proven error of a finer evaluation, relative, below which it says anything about float64's last digits.
 _PROVEN = 2.0**-60
 
@@ -360,7 +368,8 @@ def _solve(attempt: _Attempt) -> None:
         own, wanted = result.outputs_b, Residual(result.outputs_a, pairs)
         if side is attempt.a:
             own, wanted = result.outputs_a, Residual(result.outputs_b, [(j, i) for i, j in pairs])
-        put(solve_scalars(side.graph, side.constants, other.constants, _values(repairs), own, wanted))
+        known = _values(repairs)
+        put(solve_scalars(side.graph, side.constants, other.constants, known, own, wanted, side.single))
 
 
 def _shared(attempt: _Attempt) -> None:

@@ -118,9 +118,9 @@ def scalar_candidates(constant: Constant, pool: Sequence[MeantNumber], single: b
     if number is None or number == 0.0:
         return []
     if fmt == torch.float64:
-        if not single or significant_bits(number) > _SINGLE or significant_bits(number) <= SIMPLE_BITS:
+        if not single or significant_bits(number) > SINGLE or significant_bits(number) <= SIMPLE_BITS:
             return []
-        pool, fmt = [n for n in pool if not n.derived and significant_bits(n.value) > _SINGLE], torch.float32
+        pool, fmt = [n for n in pool if not n.derived and significant_bits(n.value) > SINGLE], torch.float32
     spacing = float(ulp(torch.tensor(number, dtype=torch.float64), fmt))
     close = [n for n in pool if n.value != 0.0 and abs(n.value - number) <= HALF_ULP * spacing]
     close += [n for n in pool if not n.derived and n not in close and clamped(n.value, number, fmt)]
@@ -147,7 +147,7 @@ def near(constant: Constant, pool: Sequence[MeantNumber]) -> list[MeantNumber]:
 # A number of this many significant bits or fewer (0.5, 3, 0.125) was meant as it stands.
 SIMPLE_BITS = 5
 # Significant bits of float32.
-_SINGLE = 24
+SINGLE = 24
 
 
 def significant_bits(number: float) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from driftscope.lift.reconcile.matching import HALF_ULP, Repair, ulp, uniform
-from driftscope.lift.reconcile.scalars import SIMPLE_BITS, significant_bits
+from driftscope.lift.reconcile.scalars import SIMPLE_BITS, SINGLE, significant_bits
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput
 
 # Groups of equal constants solved for at most: each costs one lifted run.
@@ -47,13 +47,17 @@ class _Unknown:
         return {c.name: torch.full(c.value.shape, number, dtype=torch.float64) for c in self.constants}
 
 
-def _unknowns(own: Sequence[Constant], others: Sequence[Constant], settled: set[str]) -> list[_Unknown]:
+def _unknowns(own: Sequence[Constant], others: Sequence[Constant], single: bool) -> list[_Unknown]:
     exact = {n for n in map(uniform, others) if n is not None}
     groups: dict[tuple[float, torch.dtype], list[Constant]] = {}
     for constant in own:
         number = uniform(constant)
         fmt = constant.value.dtype
-        if number is None or not constant.frontier or fmt == torch.float64 or constant.name in settled:
+        if number is None or not constant.frontier:
+            continue
+        if fmt == torch.float64 and single and significant_bits(number) <= SINGLE:
+            fmt = torch.float32  # a literal that was rounded on its way through a kernel
+        if fmt == torch.float64:
             continue
         if number in exact or significant_bits(number) <= SIMPLE_BITS:
             continue
@@ -93,6 +97,7 @@ def solve_scalars(
     repaired: Mapping[str, torch.Tensor],
     outputs: Sequence[LiftedOutput],
     residual: Residual,
+    single: bool = False,
 ) -> list[Repair]:
     """Find scalars of a program, each within half an ulp of what it stores, with which it equals the other one.
 
@@ -107,13 +112,15 @@ def solve_scalars(
         Its lifted outputs as they stand with those.
     residual : Residual
         What they are held against.
+    single : bool
+        Whether it computes in single precision at most, so that a literal may have been rounded to float32.
 
     Returns
     -------
     list of Repair
         A proposal, empty where there are none: the caller certifies it by the whole program.
     """
-    unknowns = _unknowns(own, others, set())
+    unknowns = _unknowns(own, others, single)
     start = residual.vector(outputs)
     if not unknowns or start.numel() == 0 or not bool(start.any()):
         return []
