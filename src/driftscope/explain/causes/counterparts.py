@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from driftscope.explain.causes.attributes import defaults
 from driftscope.explain.locate.divergence import Parting, View
 from driftscope.explain.locate.fingerprints import Trail, Visited
 from driftscope.explain.locate.operators import MOVES, family
@@ -157,11 +158,13 @@ class _PairWalk:
             words = f"it is {one.operator} where {other.name} is {other.operator}"
             self.found.append(Odd(one, words, _like(other)))
         elif _sizes(one) == _sizes(other):
-            for name, value in one.attributes.items():
-                theirs = other.attributes.get(name)
+            usual = defaults(one.operator)
+            place = other.name if self.mine is self.theirs else "A"
+            for name in dict.fromkeys((*one.attributes, *(other.attributes.keys() & usual.keys()))):
+                value, theirs = (s.attributes.get(name, usual.get(name)) for s in (one, other))
                 if not _equal(value, theirs):
-                    words = f"{name} is {value} here and {theirs} in {other.name}"
-                    fix = f"Set {name} of {one.name} to {theirs}, as in {other.name}."
+                    words = f"{name} is {value} here and {theirs} in {place}"
+                    fix = f"Set {name} of {one.name} to {theirs}, as in {place}."
                     self.found.append(Odd(one, words, fix, {name: theirs}))
         for name, peer in zip(one.inputs, other.inputs, strict=False):
             self._input(one, other, name, peer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from driftscope.explain.causes.alterations import shortest
 from driftscope.explain.causes.computed import OtherIndices, other_indices
 from driftscope.explain.causes.fold_findings import fold_finding
 from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, chains_of, other_fold
+from driftscope.explain.causes.other_numbers import other_number
 from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, told, where_of
 from driftscope.explain.causes.trying import PieceTrials
@@ -306,7 +306,8 @@ class _Case:
         cause = cause_of(parting, theirs, self.constants, trying.trials())
         if cause is not None and cause.changed is not None:
             return self._weight_finding(cause.changed, True, place)
-        return self._parting_finding(place, cause)
+        number = self._other_number() if cause is None or not cause.why else None
+        return number or self._parting_finding(place, cause)
 
     def _refolded(self, place: TriedPlace) -> Finding | None:
         """What one side holds apart and the other side's fold was not made of, whichever side folds."""
@@ -327,26 +328,17 @@ class _Case:
         return None
 
     def _other_number(self) -> Finding | None:
-        """The number that only B writes and that makes B the same function when it is one that only A writes."""
-        ours, own = (
-            {c.name: n for c in side if c.frontier and (n := uniform(c)) is not None} for side in self.constants
+        found = other_number(self.constants, self.b, self._whole)
+        if found is None:
+            return None
+        first, *others = found.constants
+        what = f"not the same function from {first.where.node} ({first.where.operator}) on{self._at_the_end()}"
+        cause = (
+            f"its constant {first.name} is {shortest(found.held)}; with {shortest(found.number)} it gives A's values"
         )
-        missing = [n for n in dict.fromkeys(ours.values()) if n not in own.values()][:_MOST_ALONE]
-        strange = [c for c in self.constants[1] if c.name in own and own[c.name] not in ours.values()][:_MOST_ALONE]
-        for constant, number in itertools.product(strange, missing):
-            if self._whole({constant.name: torch.full(constant.value.shape, number, dtype=torch.float64)}):
-                node, operator, name = constant.where.node, constant.where.operator, constant.name
-                cause = f"its constant {name} is {shortest(own[name])}; with {shortest(number)} it gives A's values"
-                return Finding(
-                    "N001",
-                    f"not the same function from {node} ({operator}) on{self._at_the_end()}",
-                    f"{cause[0].upper()}{cause[1:]}.",
-                    f"Set {name} to {shortest(number)}.",
-                    replace(constant.where, output=self.output.path),
-                    {**self.numbers, "cause": cause},
-                    verified=True,
-                )
-        return None
+        fix = f"Set {first.name}{f' and {len(others)} more' if others else ''} to {shortest(found.number)}."
+        where, evidence = replace(first.where, output=self.output.path), {**self.numbers, "cause": cause}
+        return Finding("N001", what, f"{cause[0].upper()}{cause[1:]}.", fix, where, evidence, verified=True)
 
     def _same_when(self, found: OtherFold, apart_is_a: bool) -> bool:
         """Whether the outputs are the same with the solved sources on one side and their exact fold on the other."""

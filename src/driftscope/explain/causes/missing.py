@@ -33,6 +33,9 @@ _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softplus": functional.softplus, "mish": functional.mish, "relu6": functional.relu6, "exp": torch.exp,
     "erf": torch.erf, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "sin": torch.sin, "cos": torch.cos,
 }  # fmt: skip
+_SOFTMAXES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "softmax": torch.softmax, "logsoftmax": torch.log_softmax,
+}  # fmt: skip
 # Those that are tried in the place of one of them.
 _LIKE = (
     ("sigmoid", "hardsigmoid", "tanh", "softplus", "exp"),
@@ -108,6 +111,74 @@ def turned(parting: Parting, trials: Trials) -> Reason | None:
                 return Reason(words, fix, True, maker)
             maker = trials.makers.get(maker.inputs[0])
     return None
+
+
+def skipped(parting: Parting, trials: Trials) -> Reason | None:
+    """A step of A between a value and the piece that reads it, where the piece reads the value as it was before."""
+    step, other = parting.step, parting.counterpart
+    if other is None or family(step.operator) != family(other.operator):
+        return None
+    for name, own, wanted, meant in zip(step.inputs, step.taken, other.inputs, other.taken, strict=False):
+        if own is None or meant is None or own.same(meant) or own.count != meant.count:
+            continue
+        maker = trials.theirs.get(wanted)
+        for _ in range(_MOST_STEPS):
+            if maker is None or not maker.inputs:
+                break
+            before = any(t is not None and (t.same(own) or (t.agrees(own) and _moves(maker))) for t in maker.taken)
+            if before and not idle(maker) and trials.laid(name, wanted):
+                words = f"it reads {name} as it is, where A computes {maker.name} ({maker.operator}) of it first"
+                return Reason(words, f"Compute {maker.operator} of {name} before {step.name}, as A does.", True)
+            maker = trials.theirs.get(maker.inputs[0]) if _moves(maker) else None
+    return None
+
+
+def transposed(parting: Parting, constants: Sequence[Constant], trials: Trials) -> Reason | None:
+    """A product with a square matrix, where A has one with its transpose: both fit."""
+    step, ends = parting.step, trials.ends()
+    if ends is None or family(step.operator) != "linear":
+        return None
+    mine, wanted = ends
+    read = [value for value in trials.captured(step.inputs).values() if value.is_floating_point() and value.dim()]
+    square = [c for c in _fitting(constants, mine) if c.value.dim() == 2 and c.value.shape[0] == c.value.shape[1]]
+    for constant, value in itertools.product(square, read):
+        weight = constant.value.to(mine)
+        if value.shape[-1:] != weight.shape[:1] or value.shape != mine.shape:
+            continue
+        one, other = value @ weight, value @ weight.T
+        for own, theirs, words in ((one, other, ("", "its transpose")), (other, one, ("the transpose of ", "it"))):
+            if _alike(theirs - own, wanted - mine, wanted - mine):
+                what = f"it multiplies by {words[0]}{constant.name}, and A by {words[1]}"
+                return Reason(what, f"Transpose {constant.name} in {step.name}.", True)
+    return None
+
+
+def flattened(parting: Parting, trials: Trials) -> Reason | None:
+    """A softmax over one axis where the other one is over all from there on, as ONNX's was up to opset 12."""
+    for step in (s for s in parting.piece or (parting.step,) if family(s.operator) in _SOFTMAXES):
+        axis = step.attributes.get("axis", step.attributes.get("dim", 1))
+        values = trials.captured([step.inputs[0], step.outputs[0]])
+        given, made = (values.get(n) for n in (step.inputs[0], step.outputs[0]))
+        if given is None or made is None or not isinstance(axis, int) or axis % given.dim() == given.dim() - 1:
+            continue
+        function, axis = _SOFTMAXES[family(step.operator)], axis % given.dim()
+        alone, together = function(given, axis), function(given.flatten(axis), -1).reshape(given.shape)
+        for own, meant, words in ((together, alone, 1), (alone, together, -1)):
+            if torch.allclose(made, own, rtol=1e-9, atol=1e-12) and trials.forced({step.outputs[0]: meant}):
+                all_axes = f"over all axes from {axis} on, as ONNX does up to opset 12"
+                here, there = (all_axes, f"over axis {axis} alone")[::words]
+                why = f"{step.name} normalises {here}, and A {there}"
+                return Reason(
+                    why,
+                    f"Let {step.name} normalise {there.partition(', as')[0]}.",
+                    True,
+                    None if step is parting.step else step,
+                )
+    return None
+
+
+def _moves(step: Visited) -> bool:
+    return family(step.operator) in _TURNS
 
 
 def causal_mask(parting: Parting, trials: Trials) -> Reason | None:

@@ -16,6 +16,7 @@ import torch
 
 from driftscope.explain.causes import missing, rewiring
 from driftscope.explain.causes.alterations import alteration_of, shortest, uniform_of
+from driftscope.explain.causes.attributes import attribute_cause, changed_attributes, differ, own_name
 from driftscope.explain.causes.gates import gate_order
 from driftscope.explain.causes.rewiring import Reason, Trial, Trials
 from driftscope.explain.causes.trying import nearby
@@ -27,16 +28,6 @@ from driftscope.lift.reconcile.matching import rearrangements, uniform
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.words import counted
 
-# The same attribute under the names that torch and ONNX give it.
-_SYNONYMS = {
-    "eps": "epsilon", "negative_slope": "alpha", "dim": "axis", "stride": "strides", "dilation": "dilations",
-    "groups": "group", "num_groups": "group", "padding": "pads",
-}  # fmt: skip
-_BY_NAME: Mapping[str, Mapping[str, object]] = {
-    "BiasGelu": {"approximate": "none"}, "FastGelu": {"approximate": "tanh"},
-}  # fmt: skip
-# Relative difference of two float attributes that is not the float32 in which ONNX stores them.
-_SAME_ATTRIBUTE = 1e-6
 # Runs of B spent on one parting.
 _MOST_TRIALS = 10
 # Arrangements of A's constants kept to be tried, and elements up to which constants of other pieces are looked at.
@@ -78,11 +69,15 @@ def cause_of(
         or _mask(parting, constants, trials.constants)
         or missing.stored_term(parting, constants, trials)
         or missing.turned(parting, trials)
+        or missing.skipped(parting, trials)
+        or missing.transposed(parting, constants[1], trials)
+        or missing.flattened(parting, trials)
         or rewiring.other_operator(parting, theirs, trials)
         or _tried(peers())
         or nearby(parting, constants, trials)
         or missing.causal_mask(parting, trials)
         or missing.stand_in(parting, trials)
+        or _idle_attribute(wire, trials)
         or _connected(wire, trials)
         or rewiring.extra(parting, theirs, trials.bypass)
         or missing.several(parting, theirs, trials)
@@ -134,26 +129,6 @@ def _attribute(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> R
     return untried
 
 
-def changed_attributes(step: Visited, other: Visited) -> dict[str, object]:
-    """The attributes (by ONNX's names) in which a step differs from its counterpart, with the latter's values."""
-    ours, wanted = attributes_of(step), attributes_of(other)
-    return {name: wanted[name] for name, value in ours.items() if name in wanted and _differ(value, wanted[name])}
-
-
-def attribute_cause(
-    step: Visited, changed: Mapping[str, object], verified: bool | None, later: Visited | None
-) -> Reason:
-    """Say which attributes differ and what to set."""
-    ours = attributes_of(step)
-    words = "; ".join(f"{name} is {_plain(ours[name])} here and {_plain(v)} in A" for name, v in changed.items())
-    settings = " and ".join(f"{name} of {step.name} to {_plain(value)}" for name, value in changed.items())
-    fix = f"Set {settings}."
-    if changed.keys() <= _implied(step.operator).keys():
-        meant = " and ".join(f"{name} {_plain(value)}" for name, value in changed.items())
-        fix = f"Put an operator with {meant} in the place of {step.name}, or leave it unfused."
-    return Reason(words, fix, verified, later)
-
-
 def _try_attributes(step: Visited, changed: Mapping[str, object], trials: Trials) -> bool:
     """Whether the piece gives A's value with A's attributes in this step."""
     own = {own_name(step, name): _own_form(step, name, value) for name, value in changed.items()}
@@ -164,17 +139,21 @@ def _try_attributes(step: Visited, changed: Mapping[str, object], trials: Trials
     return trials.setting(step.name, own)
 
 
+def _idle_attribute(cause: Reason | None, trials: Trials) -> Reason | None:
+    """An attribute with which a step does nothing (a factor of one), where A's step of its kind has another."""
+    step = None if cause is None or not cause.instead else cause.step
+    other = None if step is None or cause is None else trials.theirs.get(cause.instead)
+    if step is None or other is None or family(step.operator) != family(other.operator):
+        return None
+    changed = changed_attributes(step, other)
+    return attribute_cause(step, changed, _try_attributes(step, changed, trials) or None, step) if changed else None
+
+
 def _own_form(step: Visited, name: str, value: object) -> object:
     """An attribute's value as the step itself writes it: torch pads both ends of an axis alike."""
     if name == "pads" and step.operator.startswith("aten.") and isinstance(value, (list, tuple)):
         return list(value[: len(value) // 2])
     return value
-
-
-def own_name(step: Visited, name: str) -> str:
-    """What a step itself calls an attribute of ONNX's name."""
-    known = (*step.attributes, *_defaults(step.operator))
-    return next((own for own in known if _SYNONYMS.get(own, own) == name), name)
 
 
 def _alone(piece: Sequence[Visited], theirs: Sequence[Visited]) -> list[tuple[Visited, Visited]]:
@@ -186,62 +165,6 @@ def _alone(piece: Sequence[Visited], theirs: Sequence[Visited]) -> list[tuple[Vi
 
 def _family(step: Visited) -> str:
     return family(step.operator)
-
-
-def attributes_of(step: Visited) -> dict[str, object]:
-    """A step's attributes under ONNX's names, the operator's defaults filled in, axes counted from the front."""
-    found = {**_defaults(step.operator), **{k: v for k, v in step.attributes.items() if v is not None}}
-    named = {_SYNONYMS.get(k, k): v.decode() if isinstance(v, bytes) else v for k, v in found.items()}
-    pads = named.get("pads")
-    if isinstance(pads, (list, tuple)) and len(pads) == step.rank - 2 and step.operator.startswith("aten."):
-        named["pads"] = [*pads, *pads]  # ONNX writes both ends of every axis
-    axis = named.get("axis")
-    if isinstance(axis, int) and axis < 0 < step.rank:
-        named["axis"] = axis + step.rank
-    return named
-
-
-def _implied(operator: str) -> Mapping[str, object]:
-    """What an operator of onnxruntime is by its name, where others have an attribute for it."""
-    return _BY_NAME.get(operator, {})
-
-
-@functools.cache
-def _defaults(operator: str) -> Mapping[str, object]:
-    """The defaults of an operator's attributes, from torch's or ONNX's own schema; empty when neither knows it."""
-    if _implied(operator):
-        return _implied(operator)
-    if operator.startswith("aten."):
-        packet = getattr(torch.ops.aten, operator.removeprefix("aten.").split(".")[0], None)
-        if packet is None or "default" not in packet.overloads():
-            return {}
-        return {a.name: a.default_value for a in packet.default._schema.arguments if a.has_default_value()}
-    import onnx
-
-    domain, _, name = operator.rpartition("::")
-    if not onnx.defs.has(name, domain):
-        return {}
-    schema = onnx.defs.get_schema(name, domain=domain)
-    values = {
-        n: onnx.helper.get_attribute_value(a.default_value)
-        for n, a in schema.attributes.items()
-        if a.default_value.name
-    }
-    return {n: v for n, v in values.items() if v is not None}
-
-
-def _differ(one: object, other: object) -> bool:
-    if isinstance(one, bool) or isinstance(other, bool) or isinstance(one, str) or isinstance(other, str):
-        return type(one) is type(other) and one != other
-    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
-        return abs(one - other) > _SAME_ATTRIBUTE * abs(other)
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)) and len(one) == len(other):
-        return list(one) != list(other)
-    return False
-
-
-def _plain(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)
 
 
 # --- constants -----------------------------------------------------------------------------------------------
@@ -303,7 +226,7 @@ def _solved(
         held = {c.name: uniform(c) for side in constants for c in side}
         found = [
             (s, c, n) for s, c, n in found
-            if any(other is not None and name != c.name and not _differ(n, other) for name, other in held.items())
+            if any(other is not None and name != c.name and not differ(n, other) for name, other in held.items())
         ]  # fmt: skip
     if len(found) != 1:
         return None

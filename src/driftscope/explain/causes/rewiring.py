@@ -35,7 +35,7 @@ class Reason:
 
     ``verified`` says that doing it was tried and worked, ``step`` is set when it is at another step of the piece
     than its end, ``changed`` when it is a stored tensor. ``reads`` is set when a step should read other values: the
-    step, and for names that it reads what A reads there.
+    step, and for names that it reads what A reads there; ``instead`` is what A computes where ``step`` does nothing.
     """
 
     why: str
@@ -44,6 +44,7 @@ class Reason:
     step: Visited | None = None
     changed: ChangedWeight | None = None
     reads: tuple[Visited, Mapping[str, Sketch]] | None = None
+    instead: str = ""
 
 
 def where_of(step: Visited, other: Visited | None, output: str) -> Where:
@@ -114,6 +115,8 @@ class Trials:
         is another one, so that it cannot be tried.
     laid : callable
         The same where the value of the first name is A's value of the second, its elements in A's order.
+    theirs : mapping of str to Visited
+        The step of A that computes each value.
     """
 
     constants: Trial
@@ -130,6 +133,7 @@ class Trials:
     ends: Callable[[], tuple[torch.Tensor, torch.Tensor] | None] = lambda: None
     reconnect: Callable[[Visited, Mapping[str, Sketch]], bool | None] = lambda _step, _meant: None
     laid: Callable[[str, str], bool | None] = lambda _name, _theirs: None
+    theirs: Mapping[str, Visited] = field(default_factory=dict)
 
 
 def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
@@ -159,12 +163,8 @@ def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
     meant = next(w for called, w in wanted if called == instead)
     through = _identity(name, makers)
     if through is not None:
-        return Reason(
-            f"{through.name} hands {name} on unchanged, where A computes {instead}",
-            f"Compute in {through.name} what A calls {instead}.",
-            None,
-            through,
-        )
+        why = f"{through.name} ({through.operator}) hands its input on unchanged, where A computes {instead}"
+        return Reason(why, f"Compute in {through.name} what A calls {instead}.", None, through, instead=instead)
     called = "" if name == theirs else f", which is {theirs} in A,"
     return Reason(
         f"it reads {name}{called} where {other.operator} in A reads {instead}",

@@ -68,6 +68,7 @@ class PieceTrials:
             self._ends,
             self.reconnected,
             self._laid,
+            {} if search.view is None else search.view.makers_a(),
         )
 
     def attributes(self, step: str, attributes: Mapping[str, object]) -> bool:

@@ -84,14 +84,22 @@ class View:
                 unused.add(step.index)
         return unused
 
+    def makers_a(self) -> dict[str, Visited]:
+        """The step of A that computes each value."""
+        return _makers(self.a.steps)
+
     def makers_b(self) -> dict[str, Visited]:
         """The step of B that computes each value."""
-        return {name: step for step in self.b.steps if not step.inside for name in step.outputs if name}
+        return _makers(self.b.steps)
 
     def lost(self, after: int) -> int:
         """How many values of B, computed after a step, lead to nothing that A has."""
         later = (s for s in self.b.steps if s.index > after and not s.inside)
         return sum(1 for s in later for n in s.outputs if n and n not in self.sound_b)
+
+
+def _makers(steps: Sequence[Visited]) -> dict[str, Visited]:
+    return {name: step for step in steps if not step.inside for name in step.outputs if name}
 
 
 def find_partings(view: View) -> list[Parting]:

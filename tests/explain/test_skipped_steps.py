@@ -1,0 +1,118 @@
+"""What A does and B leaves out, and what only a number or a default says: each named, tried, and absent from twins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx import TensorProto, helper
+from torch import Tensor, nn
+
+import driftscope as ds
+from driftscope.records.verdict import Verdict
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(5, 8, generator=G)
+Function = Callable[..., Tensor]
+
+
+class Gated(nn.Module):
+    """A norm with its gain, and a product with the transpose of a square weight that was used before."""
+
+    def __init__(self, gain: bool = True, transposed: bool = True):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.gain = nn.Parameter(1 + 0.3 * torch.randn(8))
+        self.gained, self.transposed = gain, transposed
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.rms_norm(self.first(x), (8,), eps=1e-6)
+        y = y * self.gain if self.gained else y
+        weight = self.first.weight
+        y = y @ (weight.T if self.transposed else weight)
+        return self.last(F.gelu(y))
+
+
+def test_a_gain_that_is_left_out_is_named():
+    found = ds.compare(Gated(), Gated(gain=False), X).first
+    assert found.where.operator == "aten.mm"
+    assert "where A computes mul_1 (aten.mul) of it first" in found.why
+    assert found.verified
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_square_weight_that_is_not_transposed_is_named(swapped: bool):
+    pair = (Gated(), Gated(transposed=False))
+    found = ds.compare(*(pair[::-1] if swapped else pair), X).first
+    assert found.where.operator == "aten.mm"
+    assert "transpose" in found.why
+    assert "first.weight" in found.why
+    other = ds.compare(Gated(), Gated(), X)
+    assert other.verdict is Verdict.IDENTICAL
+
+
+@pytest.mark.parametrize("move", ["flip", "transpose", "roll"])
+def test_elements_that_are_not_put_elsewhere_first_are_named(move: str):
+    moved: dict[str, Function] = {
+        "flip": lambda v: v.flip(-1), "transpose": lambda v: v.mT.contiguous(), "roll": lambda v: v.roll(1, 0)
+    }  # fmt: skip
+    x = torch.randn(6, 6, generator=G)
+    found = ds.compare(lambda v: moved[move](v.tanh()).exp().cumsum(-1), lambda v: v.tanh().exp().cumsum(-1), x)
+    assert found.verdict is Verdict.DIFFERENT
+    assert move in found.first.why or "order" in found.first.why, found.first.why
+
+
+def _softmax(opset: int, axis: int) -> onnx.ModelProto:
+    values = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3, 4]) for n in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node("Softmax", ["x"], ["y"], "soft", axis=axis)], "g", *([v] for v in values)
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("reference", ["torch", "file"])
+def test_a_softmax_of_an_old_opset_is_told_from_one_over_a_single_axis(axis: int, reference: str):
+    x = torch.randn(2, 3, 4, generator=G)
+    new = (lambda v: torch.softmax(v, axis)) if reference == "torch" else _softmax(13, axis)
+    old = _softmax(12, axis)
+    found = ds.compare(new, old, x).first
+    assert f"over all axes from {axis} on, as ONNX does up to opset 12, and A over axis {axis} alone" in found.why
+    assert found.verified
+    back = ds.compare(old, new, x).first
+    assert f"over axis {axis} alone, and A over all axes from {axis} on" in back.why
+    last = ds.compare(lambda v: torch.softmax(v, -1), _softmax(12, 2), x)
+    assert last.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING)
+
+
+def _rotated(x: Tensor, base: float) -> Tensor:
+    half = x.shape[-1] // 2
+    angles = torch.outer(torch.arange(x.shape[-2]), base ** (-torch.arange(half) / half))
+    turned = torch.cat([-x[..., half:], x[..., :half]], -1)
+    return x * angles.cos().repeat(1, 2) + turned * angles.sin().repeat(1, 2)
+
+
+DEFAULTS: dict[str, tuple[Function, Function, str]] = {
+    "the share of a sum": (lambda v: torch.add(v, v.exp(), alpha=2), lambda v: torch.add(v, v.exp()), "alpha is 1 here and 2 in A"),
+    "descending": (
+        lambda v: v.sort(-1, descending=True).values * torch.arange(8.0), lambda v: v.sort(-1).values * torch.arange(8.0),
+        "descending is False here and True in A",
+    ),
+    "a base inside tables": (
+        lambda v: torch.softmax(_rotated(v, 1e4) @ _rotated(v, 1e4).mT, -1),
+        lambda v: torch.softmax(_rotated(v, 5e4) @ _rotated(v, 5e4).mT, -1), "is 50000; with 10000 it gives A's values",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_what_only_a_default_or_a_number_inside_a_table_says_is_named(name: str):
+    a, b, words = DEFAULTS[name]
+    found = ds.compare(a, b, X).first
+    assert words in found.why
+    assert found.verified
+    assert ds.compare(b, a, X).first.verified
