@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import driftscope as ds
-from driftscope.explain.causes.pieces import attributes_of, cause_of
+from driftscope.explain.causes.counterparts import attributes_of
+from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, Trials
 from driftscope.explain.locate.divergence import piece_of
 from driftscope.explain.locate.fingerprints import Trail

@@ -97,9 +97,11 @@ def _rotated(x: Tensor, base: float) -> Tensor:
 
 
 DEFAULTS: dict[str, tuple[Function, Function, str]] = {
-    "the share of a sum": (lambda v: torch.add(v, v.exp(), alpha=2), lambda v: torch.add(v, v.exp()), "alpha is 1 here and 2 in A"),
+    "the share of a sum": (
+        lambda v: torch.add(v, v.exp(), alpha=2), lambda v: torch.add(v, v.exp()), "alpha is 1 here and 2 in A"),
     "descending": (
-        lambda v: v.sort(-1, descending=True).values * torch.arange(8.0), lambda v: v.sort(-1).values * torch.arange(8.0),
+        lambda v: v.sort(-1, descending=True).values * torch.arange(8.0),
+        lambda v: v.sort(-1).values * torch.arange(8.0),
         "descending is False here and True in A",
     ),
     "a base inside tables": (

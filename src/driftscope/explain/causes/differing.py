@@ -12,10 +12,9 @@ import torch
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.alterations import shortest
-from driftscope.explain.causes.computed import OtherIndices, other_indices
+from driftscope.explain.causes.computed import OtherIndices, other_indices, other_number
 from driftscope.explain.causes.fold_findings import fold_finding
 from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, chains_of, other_fold
-from driftscope.explain.causes.other_numbers import other_number
 from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, told, where_of
 from driftscope.explain.causes.trying import PieceTrials

@@ -125,8 +125,10 @@ def skipped(parting: Parting, trials: Trials) -> Reason | None:
         for _ in range(_MOST_STEPS):
             if maker is None or not maker.inputs:
                 break
-            before = any(t is not None and (t.same(own) or (t.agrees(own) and _moves(maker))) for t in maker.taken)
-            if before and not idle(maker) and trials.laid(name, wanted):
+            taken, made = [t for t in maker.taken if t is not None], maker.sketches[0]
+            changes = made is not None and not any(t.same(made) for t in taken)  # a copy of a view does not
+            before = any(t.same(own) or (t.agrees(own) and _moves(maker)) for t in taken)
+            if before and changes and trials.laid(name, wanted):
                 words = f"it reads {name} as it is, where A computes {maker.name} ({maker.operator}) of it first"
                 return Reason(words, f"Compute {maker.operator} of {name} before {step.name}, as A does.", True)
             maker = trials.theirs.get(maker.inputs[0]) if _moves(maker) else None
@@ -145,7 +147,7 @@ def transposed(parting: Parting, constants: Sequence[Constant], trials: Trials) 
         weight = constant.value.to(mine)
         if value.shape[-1:] != weight.shape[:1] or value.shape != mine.shape:
             continue
-        one, other = value @ weight, value @ weight.T
+        one, other = value.to(mine) @ weight, value.to(mine) @ weight.T
         for own, theirs, words in ((one, other, ("", "its transpose")), (other, one, ("the transpose of ", "it"))):
             if _alike(theirs - own, wanted - mine, wanted - mine):
                 what = f"it multiplies by {words[0]}{constant.name}, and A by {words[1]}"
@@ -168,12 +170,8 @@ def flattened(parting: Parting, trials: Trials) -> Reason | None:
                 all_axes = f"over all axes from {axis} on, as ONNX does up to opset 12"
                 here, there = (all_axes, f"over axis {axis} alone")[::words]
                 why = f"{step.name} normalises {here}, and A {there}"
-                return Reason(
-                    why,
-                    f"Let {step.name} normalise {there.partition(', as')[0]}.",
-                    True,
-                    None if step is parting.step else step,
-                )
+                fix = f"Let {step.name} normalise {there.partition(', as')[0]}."
+                return Reason(why, fix, True, None if step is parting.step else step)
     return None
 
 

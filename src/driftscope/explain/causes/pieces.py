@@ -16,7 +16,7 @@ import torch
 
 from driftscope.explain.causes import missing, rewiring
 from driftscope.explain.causes.alterations import alteration_of, shortest, uniform_of
-from driftscope.explain.causes.attributes import attribute_cause, changed_attributes, differ, own_name
+from driftscope.explain.causes.counterparts import attribute_cause, changed_attributes, differ, own_name
 from driftscope.explain.causes.gates import gate_order
 from driftscope.explain.causes.rewiring import Reason, Trial, Trials
 from driftscope.explain.causes.trying import nearby
@@ -69,7 +69,6 @@ def cause_of(
         or _mask(parting, constants, trials.constants)
         or missing.stored_term(parting, constants, trials)
         or missing.turned(parting, trials)
-        or missing.skipped(parting, trials)
         or missing.transposed(parting, constants[1], trials)
         or missing.flattened(parting, trials)
         or rewiring.other_operator(parting, theirs, trials)
@@ -86,6 +85,7 @@ def cause_of(
         or _tried(_connected(detour, trials))
         or rewiring.order(parting, theirs, trials)
         or rewiring.mended(rewiring.handed_on(parting, theirs, trials.makers), theirs, trials)
+        or missing.skipped(parting, trials)
         # What it reads is a fact, and with something else no cure.
         or (None if wire is None else replace(wire, fix="", reads=None))
         # Where a piece begins to read other values is a place, and no cause.
