@@ -160,6 +160,39 @@ def test_a_recurrent_layer_with_packed_weights_is_lifted_and_is_its_float_layer_
         assert "weight_hh_l1" in c.first.what
 
 
+class Cell(nn.Module):
+    """One step of a recurrent layer, called by itself."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell = getattr(nn, kind)(6, 5)
+
+    def forward(self, x, h):
+        return self.cell(x, (h, h.flip(0)) if "LSTM" in type(self.cell).__name__ else h)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
+@pytest.mark.parametrize("kind", ["LSTMCell", "GRUCell", "RNNCell"])
+def test_a_cell_with_packed_weights_is_lifted_and_is_its_float_cell_rounded(kind, dtype):
+    g = torch.Generator().manual_seed(1)
+    given = torch.randn(3, 6, generator=g), torch.randn(3, 5, generator=g)
+    model = Cell(kind).eval()
+    small = torch.ao.quantization.quantize_dynamic(model, {nn.LSTMCell, nn.GRUCell, nn.RNNCell}, dtype=dtype)
+    words = "weights rounded to float16" if dtype is torch.float16 else "2 integer tensors"
+    for a, b in ((model, small), (small, model)):
+        found = ds.compare(a, b, given)
+        assert found.verdict == "PRECISION", found.reason
+        assert words in found.reason
+        assert "evaluated" not in found.reason  # its graph in float64 gives what the kernel gave
+    assert ds.compare(small, small, given).verdict == "IDENTICAL"
+    with torch.no_grad():
+        model.cell.weight_hh[3] *= 1.1
+    for a, b in ((model, small), (small, model)):
+        assert ds.compare(a, b, given).verdict == "DIFFERENT"
+
+
 class Copies(nn.Module):
     """Two layers of which the second is nearly a copy of the first."""
 

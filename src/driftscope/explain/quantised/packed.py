@@ -91,7 +91,7 @@ def packed_quantisation(evidence: Evidence) -> Quantisation | None:
         name = weight.name
         moved = FloatGraph(graph, exact | {name: weight.value}).run()
         rows.append(cost_of(weight, names[name], exact[name], clean, moved))
-    if all((where.operator or "").endswith("fp16") for _, where in weights[index]):
+    if all(weight.in_half for weight, _ in weights[index]):
         return as_rounded(side, ["rounded to float16"] * len(names), rows)
     return as_quantised(side, list(names.values()), rows, clean)
 

@@ -14,6 +14,8 @@ from onnx import numpy_helper
 
 from driftscope.lift.reconcile.matching import same_name
 from driftscope.lift.steps import Constant, Origin
+from driftscope.numerics.formats import FORMATS
+from driftscope.numerics.ulp import ulp_at
 
 #: Steps by which a number may be off where the largest or smallest integer stands for it.
 _SATURATED = 1.0
@@ -54,6 +56,11 @@ class IntegerGrid:
     value: torch.Tensor
     step: torch.Tensor
     edge: torch.Tensor
+
+    @property
+    def in_half(self) -> bool:
+        """Whether these are no integers with a scale, but float16 numbers: each has a step of its own."""
+        return torch.equal(self.step.expand_as(self.value), ulp_at(self.value, FORMATS["float16"]))
 
     def rounds(self, exact: torch.Tensor) -> bool:
         """Whether these integers are ``exact``, divided by the scale and rounded to nearest."""

@@ -92,14 +92,19 @@ def _linear_dynamic(call: Call) -> tuple[Outputs, Rounding]:
 
 @rule("linear_dynamic_fp16", "linear_relu_dynamic_fp16")
 def _linear_in_half(call: Call) -> tuple[Outputs, Rounding]:
-    """Multiply with the weight that was packed in float16; everything else is float32."""
-    weight, bias = torch.ops.quantized.linear_unpack_fp16(call.raw("W_prepack"))
-    x, exact, left_out = call.value("X"), weight.detach().to(torch.float64), undoing()
-    half = FORMATS["float16"]
-    if left_out is not None:
-        exact = left_out.weight(call.entry.name, exact, ulp_at(exact, half), exact.abs() >= half.largest)
-    out = x @ exact.mT if bias is None else x @ exact.mT + bias.detach().to(torch.float64)
+    x = call.value("X")
+    out = half_product(x, call.raw("W_prepack"), call.entry.name)
     return [torch.relu(out) if "relu" in call.facts.name else out], Rounding(Kind.DOT, x.shape[-1])
+
+
+def half_product(x: torch.Tensor, packed: Any, name: str) -> torch.Tensor:
+    """``x @ weight.T + bias`` of a weight that was packed in float16; everything else is float32."""
+    weight, bias = torch.ops.quantized.linear_unpack_fp16(packed)
+    exact, left_out, half = weight.detach().to(torch.float64), undoing(), FORMATS["float16"]
+    if left_out is not None:
+        exact = left_out.weight(name, exact, ulp_at(exact, half), exact.abs() >= half.largest)
+    product: torch.Tensor = x @ exact.mT
+    return product if bias is None else product + bias.detach().to(torch.float64)
 
 
 def dynamic_product(x: torch.Tensor, packed: Any, name: str, reduced: bool) -> torch.Tensor:

@@ -12,7 +12,7 @@ from driftscope.lift.formulas.recurrent import LstmVariant, gru_cell, lstm_cell
 from driftscope.lift.formulas.terms import EXACT, FUNCTION, Show, dot
 from driftscope.lift.steps import Rounding
 from driftscope.lift.torch.call import Call
-from driftscope.lift.torch.ops.quantised import dynamic_product
+from driftscope.lift.torch.ops.quantised import dynamic_product, half_product
 from driftscope.lift.torch.ops.registry import Outputs, rule
 
 _aten = torch.ops.aten
@@ -92,6 +92,33 @@ class _PackedLayer(_Layer):
         name = f"{self._call.entry.name}.{self._label}{which}"
         out = dynamic_product(x, self._packed[number], name, self._reduced)
         return self._call.show(label, out, dot(x.shape[-1]), (x,))
+
+
+class _PackedCell(_PackedLayer):
+    """A cell that is called by itself, with the packed weights of its input and its state.
+
+    Parameters
+    ----------
+    mode : str
+        "lstm", "gru", "tanh" or "relu".
+    packed : list of torch.ScriptObject
+        What ``linear_prepack`` or ``linear_prepack_fp16`` made of weights and biases.
+    """
+
+    def __init__(self, call: Call, mode: str, packed: list[Any]):
+        _Layer.__init__(self, call, "", mode, [None] * 4)
+        self._packed, self._reduced = packed, True
+
+    def _product(self, which: str, label: str, number: int, x: torch.Tensor) -> torch.Tensor:
+        if _packs_integers(self._packed[number]):
+            return super()._product(which, label, number, x)
+        out = half_product(x, self._packed[number], f"{self._call.entry.name}.{which}")
+        return self._call.show(label, out, dot(x.shape[-1]), (x,))
+
+
+def _packs_integers(packed: Any) -> bool:
+    weight, _ = torch.ops.quantized.linear_unpack(packed)
+    return bool(weight.is_quantized)
 
 
 def _lstm_cell(show: Show, gates: torch.Tensor, c: torch.Tensor | None) -> Any:
@@ -204,6 +231,18 @@ def _quantised(call: Call) -> tuple[Outputs, Rounding]:
     h0, c0 = (states[0], states[1]) if mode == "lstm" else (states, None)
     found = _stacked(call, lambda n, label: _PackedLayer(call, label, mode, cells[n]), h0, c0)
     return found if mode == "lstm" else found[:2], EXACT
+
+
+@rule("quantized_lstm_cell_dynamic", "quantized_gru_cell_dynamic", "quantized_rnn_tanh_cell_dynamic",
+      "quantized_rnn_relu_cell_dynamic")  # fmt: skip
+def _quantised_cell(call: Call) -> tuple[Outputs, Rounding]:
+    """One step of a layer of torch.ao: weights packed in int8, of 7-bit activations, or in float16."""
+    mode = call.facts.name.removeprefix("quantized_").removesuffix("_cell_dynamic").removeprefix("rnn_")
+    states = call.value("hx")
+    h, c = (states[0], states[1]) if mode == "lstm" else (states, None)
+    layer = _PackedCell(call, mode, [call.raw("w_ih"), call.raw("w_hh")])
+    _, h, c = layer.run(call.value("input").unsqueeze(0), h, c, reverse=False)
+    return [h, c] if mode == "lstm" else [h], EXACT
 
 
 @rule("_thnn_fused_lstm_cell")
