@@ -13,6 +13,7 @@ import torch
 
 import driftscope as ds
 from benchmarks.verdicts.algorithms import ALGORITHMS
+from benchmarks.verdicts.layers import LAYERS
 from benchmarks.verdicts.rewritten import FAMILIES, LAWS, Written, inputs_of
 from benchmarks.verdicts.sweep import Case, sweep, tally, troubles
 from benchmarks.verdicts.twins import TWINS, named_side
@@ -24,7 +25,7 @@ def cases(group: str) -> Iterator[Case]:
     if one == "twins":
         yield from TWINS[two]()
         return
-    family = (FAMILIES | ALGORITHMS)[one]
+    family = (FAMILIES | ALGORITHMS | LAYERS)[one]
     given = inputs_of(family, two)
     programs = {name: _program(name, written) for name, written in family.writings.items()}
     reference = next(iter(programs))
@@ -46,7 +47,7 @@ def _asking(a: Any, b: Any, given: tuple[torch.Tensor, ...]) -> Any:
 
 def main() -> int:
     """Run all; the number of honest pairs answered wrongly and of twins with the wrong side or none."""
-    groups = [f"{family}/{law}" for family in FAMILIES | ALGORITHMS for law in LAWS] + [
+    groups = [f"{family}/{law}" for family in FAMILIES | ALGORITHMS | LAYERS for law in LAWS] + [
         f"twins/{name}" for name in TWINS
     ]
     rows = sweep("rewritings", "benchmarks.rewritings", groups)

@@ -104,6 +104,10 @@ DEFAULTS: dict[str, tuple[Function, Function, str]] = {
         lambda v: v.sort(-1).values * torch.arange(8.0),
         "descending is False here and True in A",
     ),
+    "every second element": (
+        lambda v: v.tanh()[:, ::2].exp(), lambda v: v.tanh()[:, :4].exp(),
+        "end is 4 here and the last in A; step is 1 here and 2 in A",
+    ),
     "a base inside tables": (
         lambda v: torch.softmax(_rotated(v, 1e4) @ _rotated(v, 1e4).mT, -1),
         lambda v: torch.softmax(_rotated(v, 5e4) @ _rotated(v, 5e4).mT, -1), "is 50000; with 10000 it gives A's values",

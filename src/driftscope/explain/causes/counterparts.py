@@ -36,6 +36,8 @@ _SYNONYMS = {
 _BY_NAME: Mapping[str, Mapping[str, object]] = {
     "BiasGelu": {"approximate": "none"}, "FastGelu": {"approximate": "tanh"},
 }  # fmt: skip
+# Where a slice ends that leaves nothing out.
+_TO_THE_END = 2**63 - 1
 # Relative difference of two float attributes that is not the float32 in which ONNX stores them.
 _SAME_ATTRIBUTE = 1e-6
 
@@ -296,4 +298,6 @@ def differ(one: object, other: object) -> bool:
 
 
 def _plain(value: object) -> str:
+    if isinstance(value, int) and value == _TO_THE_END:
+        return "the last"
     return f"{value:g}" if isinstance(value, float) else repr(value) if isinstance(value, str) else str(value)

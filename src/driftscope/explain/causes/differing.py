@@ -12,7 +12,7 @@ import torch
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.alterations import shortest
-from driftscope.explain.causes.computed import OtherIndices, other_indices, other_number
+from driftscope.explain.causes.computed import OtherIndices, OtherNumber, other_indices, other_number
 from driftscope.explain.causes.fold_findings import fold_finding
 from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, chains_of, other_fold
 from driftscope.explain.causes.pieces import cause_of
@@ -87,6 +87,9 @@ def _optimiser_finding(paths: str, numbers: dict[str, Any]) -> Finding:
     )
 
 
+_NOT_ASKED = object()
+
+
 class _Case:
     """One pair of programs that differ, with everything that is tried on them."""
 
@@ -118,6 +121,7 @@ class _Case:
         self.inner = match_weights(self.constants[0], inside, settled).changed if inside else []
         self.search = Search(self.a, self.b, self._agrees, self.repaired, self.matched.same)
         self.chains: tuple[Chains, Chains] | None = None
+        self.number: OtherNumber | object | None = _NOT_ASKED
 
     def findings(self) -> list[Finding]:
         """Weights that explain everything, else the places where B parts, weights among them first."""
@@ -305,7 +309,7 @@ class _Case:
         cause = cause_of(parting, theirs, self.constants, trying.trials())
         if cause is not None and cause.changed is not None:
             return self._weight_finding(cause.changed, True, place)
-        number = self._other_number() if cause is None or not cause.why else None
+        number = None if cause is not None and cause.verified else self._other_number()
         return number or self._parting_finding(place, cause)
 
     def _refolded(self, place: TriedPlace) -> Finding | None:
@@ -327,8 +331,10 @@ class _Case:
         return None
 
     def _other_number(self) -> Finding | None:
-        found = other_number(self.constants, self.b, self._whole)
-        if found is None:
+        if self.number is _NOT_ASKED:  # whatever the place, the whole program is asked
+            self.number = other_number(self.constants, self.b, self._whole)
+        found = self.number
+        if not isinstance(found, OtherNumber):
             return None
         first, *others = found.constants
         what = f"not the same function from {first.where.node} ({first.where.operator}) on{self._at_the_end()}"

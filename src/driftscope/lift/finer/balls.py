@@ -232,6 +232,55 @@ def _logsumexp(g: Given) -> Balls:
     return np.asarray(top + each(lambda v: v.log())(total), dtype=object).reshape(g.shape)
 
 
+def _logaddexp(one: Any, two: Any) -> Any:
+    large, small = (one, two) if float(one) >= float(two) else (two, one)
+    return large + (1 + (small - large).exp()).log()
+
+
+def _xlogy(x: Any, y: Any) -> Any:
+    return flint.arb(0) if x == 0 else x * y.log()
+
+
+def _vector_norm(g: Given) -> Balls:
+    if g.attribute("ord") not in (None, 2, 2.0):
+        raise NoRule
+    x = g.real(0)
+    total = np.add.reduce(x * x, axis=g.axes(x.ndim), keepdims=True)
+    return each(lambda v: v.sqrt())(as_balls(total)).reshape(g.shape)  # type: ignore[no-any-return]
+
+
+def _elu(g: Given) -> Balls:
+    alpha, scale, inner = (
+        flint.arb(1.0 if v is None else float(v)) for v in map(g.attribute, ("alpha", "scale", "input_scale"))
+    )
+    return each(lambda v: scale * (v if float(v) > 0 else alpha * (v * inner).expm1()))(g.real(0))  # type: ignore[no-any-return]
+
+
+def _stacked(g: Given) -> Balls:
+    return np.stack([g.real(k) for k in range(len(g.inputs))], axis=int(g.attribute("dim", "axis") or 0))
+
+
+def _flipped(g: Given) -> Balls:
+    dims = g.attribute("dims")
+    if dims is None:
+        raise NoRule
+    return np.flip(g.real(0), axis=tuple(int(k) for k in dims))
+
+
+def _filled(g: Given) -> Balls:
+    chosen, number = g.step.inputs[1], g.attribute("value")
+    if chosen is None or chosen.dtype is not torch.bool or not isinstance(number, int | float):
+        raise NoRule
+    return np.asarray(np.where(chosen.cpu().numpy(), flint.arb(float(number)), g.real(0)), dtype=object)
+
+
+def _running(g: Given) -> Balls:
+    axis = g.attribute("dim", "axis")
+    if axis is None:
+        raise NoRule
+    return np.asarray(np.add.accumulate(g.real(0), axis=int(axis)), dtype=object)
+
+
 def _extreme(pick: Callable[[Any, Any], Any]) -> Rule:
     function = np.frompyfunc(pick, 2, 1)
 
@@ -284,6 +333,11 @@ RULES: dict[str, Rule] = {
          "identity", "alias", "detach", "dropout"), _moved,
     ),
     **dict.fromkeys(("transpose", "permute", "t"), _permuted),
+    "xlogy": lambda g: np.frompyfunc(_xlogy, 2, 1)(g.real(0), g.other("other")),
+    "logaddexp": lambda g: np.frompyfunc(_logaddexp, 2, 1)(g.real(0), g.other("other")),
+    "mish": _unary(lambda v: v * _log1pexp(v).tanh()), "elu": _elu, "linalg_vector_norm": _vector_norm,
+    "std": lambda g: each(lambda v: v.sqrt())(_variance(g)), "safe_softmax": lambda g: _softmax(g, False),
+    "stack": _stacked, "flip": _flipped, "masked_fill": _filled, "cumsum": _running,
     "expand": _expanded, "select": _selected, "slice": _sliced, "cat": _joined, "concat": _joined,
 }  # fmt: skip
 
