@@ -286,3 +286,13 @@ def test_a_value_of_another_rank_that_does_not_fit_is_no_crash():
     for one, two in (((0.3, "linear"), (0.35, "linear")), ((0.3, "linear"), (0.3, "nearest"))):
         for a, b in ((one, two), (two, one)):
             assert ds.compare(quantile(*a), quantile(*b), x).verdict is Verdict.DIFFERENT
+
+
+def test_the_first_line_of_an_exact_output_begins_with_place_and_cause():
+    x = torch.randn(5, 24, generator=torch.Generator().manual_seed(0))
+    found = ds.compare(lambda v: v.argmax(-1), lambda v: v.argmin(-1), x)
+    line = str(found).splitlines()[0]
+    assert line.startswith("DIFFERENT: B computes something else from argmin (")
+    assert "where A computes aten.argmax. 5 of 5 elements differ" in line
+    plain = ds.compare(lambda v: v.argmax(-1), lambda v: v.argmax(-1) + 0 * v.argmin(-1) + 1, x)
+    assert plain.verdict is Verdict.DIFFERENT

@@ -52,6 +52,9 @@ def _undecided(reason: str, findings: Sequence[Finding]) -> str:
 def _different(findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> str:
     first = next((f for f in findings if not f.note), None)
     differing = [o for o in outputs if o.lifted is not None and _function_differs(o)]
+    if first is not None and not differing and first.code == "N010" and first.where.node:
+        output = next((o for o in outputs if o.path == first.where.output), None)
+        return f"{ended(_what_differs(first))} {'' if output is None else ended(output.reason)}".strip()
     if first is None or not differing:
         return _unlifted(findings, outputs)
     said = _what_differs(first) or ("B computes something else" if first.code == "N001" else "")
@@ -80,7 +83,7 @@ _TOLD_BY_THEMSELVES = ("O003", "O004", "O005", "O006", "O013", "O015")
 def _what_differs(finding: Finding) -> str:
     cause = str(finding.evidence.get("cause") or "").strip()
     place = place_of(finding.where)
-    if finding.code == "N001" and place:
+    if finding.code in ("N001", "N010") and place:
         return f"B computes something else from {place} on" + (f": {cause}" if cause else "")
     if finding.code.startswith("W"):
         said = finding.what.strip()

@@ -74,7 +74,8 @@ class _Question:
         what = f"{self.output.reason}; from {step.name} ({step.operator}) on: given A's values, it gives others"
         why, fix, verified = told(cause, other)
         where = where_of(step, other, self.output.path)
-        numbers = {"piece": [s.name for s in mine.piece], "counterpart": None if other is None else other.name}
+        numbers = {"piece": [s.name for s in mine.piece], "counterpart": None if other is None else other.name,
+                   **({"cause": cause.why} if cause is not None and cause.why else {})}  # fmt: skip
         return Finding("N010", what, why, fix, where, numbers, verified=verified)
 
     def _cause(self, mine: Parted, theirs: Parted | None, other: Visited | None) -> Reason | None:
