@@ -86,12 +86,19 @@ def test_softplus_beyond_its_threshold_is_softplus_where_no_format_shows_it(dtyp
     assert not found.functions_differ
 
 
-@pytest.mark.parametrize(("threshold", "dtype"), [(20.0, torch.float64), (9.0, torch.float32)])
-def test_a_threshold_that_shows_is_another_function(threshold: float, dtype: torch.dtype) -> None:
-    def early(v: torch.Tensor) -> torch.Tensor:
-        return F.softplus(v, threshold=threshold)
+def _in_parts(v: torch.Tensor) -> torch.Tensor:
+    return v.clamp_min(0) + torch.log1p(torch.exp(-v.abs()))
 
-    for a, b in ((early, _to_the_end), (_to_the_end, early)):
+
+@pytest.mark.parametrize("whole", [_to_the_end, _in_parts])
+@pytest.mark.parametrize(("threshold", "dtype"), [(None, torch.float64), (20.0, torch.float64), (9.0, torch.float32)])
+def test_a_threshold_that_shows_is_another_function(
+    threshold: float | None, dtype: torch.dtype, whole: Function
+) -> None:
+    def early(v: torch.Tensor) -> torch.Tensor:
+        return F.softplus(v) if threshold is None else F.softplus(v, threshold=threshold)
+
+    for a, b in ((early, whole), (whole, early)):
         assert ds.compare(a, b, (X * 20).to(dtype), explain=False).verdict is Verdict.DIFFERENT
 
 

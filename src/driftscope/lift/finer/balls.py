@@ -173,9 +173,10 @@ def _log1pexp(v: Any) -> Any:
 
 
 def _softplus(g: Given) -> Balls:
-    """Beyond its threshold the identity, as the kernel decided it; ONNX has neither threshold nor slope."""
+    """Beyond its threshold, torch's own where none is given, the identity; ONNX has neither threshold nor slope."""
     beta, threshold = (g.attribute(name) for name in ("beta", "threshold"))
-    slope, end = flint.arb(1.0 if beta is None else float(beta)), math.inf if threshold is None else float(threshold)
+    usual = 20.0 if g.step.operator.startswith("aten.") else math.inf
+    slope, end = flint.arb(1.0 if beta is None else float(beta)), usual if threshold is None else float(threshold)
     return each(lambda v: v if float(v * slope) > end else _log1pexp(v * slope) / slope)(g.real(0))  # type: ignore[no-any-return]
 
 
