@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given
@@ -196,6 +198,43 @@ def test_another_seed_is_said_once_and_not_as_a_place(tmp_path, dynamo):
     assert "load one checkpoint into both" in first.fix
     assert sum(f.code[0] in "NW" and not f.note for f in told.findings) == 1
     assert ds.compare(Classifier(0).eval(), path, (x,)).verdict in ("IDENTICAL", "ROUNDING")
+
+
+def _layers(*, exchanged: str = "") -> torch.nn.Sequential:
+    torch.manual_seed(3)
+    layer = [torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8)]
+    model = torch.nn.Sequential(torch.nn.Sequential(*layer), torch.nn.Sequential(*copy.deepcopy(layer)))
+    for value in model.parameters():
+        value.data.normal_()
+    if exchanged == "all":
+        model[0], model[1] = model[1], model[0]
+    elif exchanged:
+        for name in exchanged.split():
+            one, other = (part.get_parameter(name).data for part in model)
+            kept = one.clone()
+            one.copy_(other)
+            other.copy_(kept)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("exchanged", "words", "fix"),
+    [
+        ("all", "8 tensors of 0 and 1 hold each other's numbers: ",
+         "Exchange the tensors of 0 and 1: 0.weight, 0.bias, 2.weight, 2.bias."),
+        ("0.weight 2.weight", "4 tensors of 0 and 1 hold each other's numbers: ",
+         "Exchange the tensors of 0 and 1: 0.weight, 2.weight."),
+        ("2.bias", "0.2.bias and 1.2.bias hold each other's numbers: ", "Exchange 0.2.bias, 1.2.bias."),
+    ],
+)  # fmt: skip
+def test_exchanged_layers_are_told_by_their_modules(exchanged, words, fix):
+    """Twelve layers in another order would be a list of two hundred names."""
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    first = ds.compare(_layers(), _layers(exchanged=exchanged), (x,), isolate=False).first
+    assert first.what.startswith(words)
+    assert first.fix == fix
+    assert first.verified is True
+    assert len(first.what) < 160
 
 
 def test_one_layer_of_its_own_is_still_named_alone(tmp_path):

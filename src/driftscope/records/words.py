@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -83,6 +84,11 @@ _SAME_AS = {"in float64": "lifted", "float64": "lifted", "lift": "lifted", "ulps
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return ``"1 pair"``, ``"2 pairs"``."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Return ``"a, b, c and 2 more"``: the first few names and how many follow."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def all_of(count: int, noun: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from driftscope.explain.native.cheap_products import rounding_to
 from driftscope.lift.reconcile.matching import narrower, ulp
-from driftscope.records.words import counted
+from driftscope.records.words import counted, listed
 
 #: How the words begin where it is the reference that was rounded.
 REFERENCE_ROUNDED = "before it was"
@@ -260,3 +261,35 @@ def _alike(values: torch.Tensor) -> bool:
         return False
     centre = float(values.mean())
     return bool(torch.isfinite(values).all()) and float((values - centre).abs().max()) <= 1e-2 * abs(centre)
+
+
+def exchange_words(names: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """What is exchanged, and the edit, both told by the modules whose tensors stand in each other's places."""
+    groups: dict[frozenset[str], list[tuple[str, str]]] = {}
+    for pair in names:
+        groups.setdefault(frozenset(_apart(*pair)), []).append(pair)
+    if len(groups) == len(names) or any(len(group) < 3 for group in groups.values()):
+        own = [name for name, _ in names]
+        few = listed(own) if len(own) > 2 else " and ".join(own)
+        return f"{few} hold each other's numbers: {_whose(names)}", f"Exchange {listed(own, len(own))}."
+    owners = [" and ".join(sorted(group)) for group in groups]
+    sizes = " and ".join(f"{len(group)} tensors of {who}" for who, group in zip(owners, groups.values(), strict=True))
+    edits = [f"the tensors of {who}: {_tails(*group)}" for who, group in zip(owners, groups.values(), strict=True)]
+    return f"{sizes} hold each other's numbers: {_whose(names)}", f"Exchange {'; '.join(edits)}."
+
+
+def _whose(names: Sequence[tuple[str, str]]) -> str:
+    return listed([f"{one} is A's {other}" for one, other in names], 2)
+
+
+def _apart(one: str, other: str) -> tuple[str, str]:
+    """What is left of two dotted names without the parts that both end with."""
+    ours, theirs = one.split("."), other.split(".")
+    while len(ours) > 1 and len(theirs) > 1 and ours[-1] == theirs[-1]:
+        ours, theirs = ours[:-1], theirs[:-1]
+    return ".".join(ours), ".".join(theirs)
+
+
+def _tails(*names: tuple[str, str]) -> str:
+    tails = dict.fromkeys(one[len(_apart(one, other)[0]) + 1 :] for one, other in names)
+    return listed(list(tails), len(tails))

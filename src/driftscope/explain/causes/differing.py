@@ -11,7 +11,7 @@ import torch
 
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.explain.causes.alterations import shortest
+from driftscope.explain.causes.alterations import exchange_words, shortest
 from driftscope.explain.causes.computed import OtherIndices, OtherNumber, other_indices, other_number
 from driftscope.explain.causes.fold_findings import fold_finding
 from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, chains_of, other_fold
@@ -122,6 +122,7 @@ class _Case:
         self.search = Search(self.a, self.b, self._agrees, self.repaired, self.matched.same)
         self.chains: tuple[Chains, Chains] | None = None
         self.number: OtherNumber | object | None = _NOT_ASKED
+        self.alone = False
 
     def findings(self) -> list[Finding]:
         """Weights that explain everything, else the places where B parts, weights among them first."""
@@ -142,7 +143,11 @@ class _Case:
                     *(self._weight_finding(c, True) for c in changed if not c.strange),
                 ]
             return [self._weight_finding(c, True) for c in changed]
-        placed = [self._placed(place) for place in self.search.places()]
+        placed: list[Finding] = []
+        for place in self.search.places():
+            placed.append(self._placed(place))
+            if self.alone:  # what other places show comes of this one
+                return placed[-1:]
         placed.sort(key=lambda f: (f.code[0] != "W", -_decade(f.evidence.get("created"))))
         return list({(f.code, f.where): f for f in placed}.values())
 
@@ -246,12 +251,12 @@ class _Case:
 
     def _exchanged_finding(self, changed: Sequence[ChangedWeight], names: Sequence[tuple[str, str]]) -> Finding:
         """Say of tensors that each is another one of A's, and which."""
-        own = " and ".join(name for name, _ in names)
+        what, fix = exchange_words(names)
         return replace(
             self._weight_finding(changed[0], True),
-            what=f"{own} hold each other's numbers: " + ", ".join(f"{one} is A's {other}" for one, other in names),
+            what=what,
             why=f"With their numbers exchanged the two are the same function{self._at_the_end()}.",
-            fix=f"Exchange {own}.",
+            fix=fix,
         )
 
     def _index_finding(self, change: ChangedWeight, moved: OtherIndices, verified: bool | None) -> Finding:
@@ -310,6 +315,7 @@ class _Case:
         if cause is not None and cause.changed is not None:
             return self._weight_finding(cause.changed, True, place)
         number = None if cause is not None and cause.verified else self._other_number()
+        self.alone = number is None and cause is not None and bool(cause.values) and self.search.heals(cause.values)
         return number or self._parting_finding(place, cause)
 
     def _refolded(self, place: TriedPlace) -> Finding | None:

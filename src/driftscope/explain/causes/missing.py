@@ -13,9 +13,10 @@ from torch.nn import functional
 
 from driftscope.explain.causes.rewiring import Reason, Trials, idle
 from driftscope.explain.locate.divergence import Parting, boundary
-from driftscope.explain.locate.fingerprints import Visited
+from driftscope.explain.locate.fingerprints import Sketch, Visited
 from driftscope.explain.locate.operators import MOVES, family
 from driftscope.lift.steps import Constant
+from driftscope.records.user_code import written
 
 # Relative to the difference it should be, what a constant may leave of it.
 _SAME = 1e-6
@@ -128,9 +129,11 @@ def skipped(parting: Parting, trials: Trials) -> Reason | None:
             taken, made = [t for t in maker.taken if t is not None], maker.sketches[0]
             changes = made is not None and not any(t.same(made) for t in taken)  # a copy of a view does not
             before = any(t.same(own) or (t.agrees(own) and _moves(maker)) for t in taken)
-            if before and changes and trials.laid(name, wanted):
+            works, values = trials.as_in_a(name, wanted) if before and changes else (False, {})
+            if works:
                 words = f"it reads {name} as it is, where A computes {maker.name} ({maker.operator}) of it first"
-                return Reason(words, f"Compute {maker.operator} of {name} before {step.name}, as A does.", True)
+                fix = f"Compute {maker.operator} of {name} before {step.name}, as A does."
+                return Reason(words, fix, True, values=values)
             maker = trials.theirs.get(maker.inputs[0]) if _moves(maker) else None
     return None
 
@@ -177,6 +180,76 @@ def flattened(parting: Parting, trials: Trials) -> Reason | None:
 
 def _moves(step: Visited) -> bool:
     return family(step.operator) in _TURNS
+
+
+def lacking(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
+    """Steps of A's piece that nothing in B stands for: what they make, put before the piece, gives A's value."""
+    outside = boundary(parting.piece)
+    read = {
+        n: t for s in parting.piece for n, t in zip(s.inputs, s.taken, strict=False)
+        if t is not None and not t.plain and n in outside
+    }  # fmt: skip
+    # What B only views may be what A computes there; any other step of B does something of its own.
+    other = parting.counterpart
+    views = other is not None and family(parting.step.operator) in MOVES and family(other.operator) not in MOVES
+    held = None if views else other
+    ways = (
+        (way, name) for name, t in read.items() for way in _made_of(theirs, t) if way[-1] is not held and t.count
+        == (way[-1].sketches[0].count if way[-1].sketches[0] is not None else 0)
+    )  # fmt: skip
+    for way, name in itertools.islice(ways, _MOST_TRIALS):
+        # What B only views is then A's value by construction: there the outputs decide.
+        end = parting.step.outputs[0] if way[-1] is parting.counterpart else name
+        works, values = trials.as_in_a(end, way[-1].outputs[0])
+        if works:
+            first, last = (f"{s.name} ({s.operator}{_line(s)})" for s in (way[0], way[-1]))
+            more = f"one step more, {last}," if len(way) == 1 else f"{len(way)} steps more, from {first} to {last},"
+            fix = (
+                f"Compute {last} there, as A does." if len(way) == 1 else f"Compute {first} to {last} there, as A does."
+            )
+            return Reason(f"A has {more} before what reads {name} here", fix, True, values=values)
+    return None
+
+
+def _line(step: Visited) -> str:
+    return "" if step.where.line is None else f", {written(step.where.file or '')}:{step.where.line}"
+
+
+def _made_of(steps: Sequence[Visited], value: Sketch) -> Iterator[list[Visited]]:
+    """Yield the ways on which steps lead on from a value to other elements or another order, the longest first."""
+    ways: dict[str, list[Visited]] = {}
+    for step in (s for s in steps if not s.inside):
+        taken = next((t for t in step.taken if t is not None and t.agrees(value)), None)
+        before: list[Visited] | None = (
+            [] if taken is not None else next((ways[n] for n in step.inputs if n in ways), None)
+        )
+        if before is not None and not idle(step):
+            ways.update((name, [*before, step]) for name in step.outputs)
+    yield from (way for way in reversed(ways.values()) if way[-1].sketches[0] is not None
+                and not way[-1].sketches[0].same(value))  # fmt: skip
+
+
+def factor(parting: Parting, trials: Trials) -> Reason | None:
+    """One number by which a piece's result, or that of one of its steps, must be multiplied to be A's."""
+    steps = [s for s in parting.piece if family(s.operator) not in MOVES and s is not parting.step]
+    for step in steps[:_MOST_TRIALS]:
+        value = trials.captured(step.outputs[:1]).get(step.outputs[0])
+        if value is not None and value.is_floating_point() and trials.forced({step.outputs[0]: -value}):
+            words = f"{step.name} ({step.operator}) has the wrong sign: negated it gives A's values"
+            return Reason(words, f"Turn the sign of what {step.name} gives.", True, step)
+    ends = trials.ends()
+    if ends is not None:
+        mine, wanted = ends
+        size = float(torch.linalg.vector_norm(mine))
+        ratio = float((mine * wanted).sum()) / size**2 if size else 0.0
+        # A's value at the end of a piece is right by construction, whatever the two are to each other: ask the outputs.
+        end = {parting.step.outputs[0]: mine * ratio}
+        if ratio and _alike(mine * ratio, wanted, wanted) and trials.forced(end):
+            number = float(f"{ratio:.9g}")
+            step = parting.step
+            words = f"what {step.name} ({step.operator}) gives is A's value multiplied with {1.0 / number:.6g}"
+            return Reason(words, f"Multiply it with {number:.6g}.", True)
+    return None
 
 
 def causal_mask(parting: Parting, trials: Trials) -> Reason | None:

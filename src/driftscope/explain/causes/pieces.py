@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from driftscope.explain.causes import missing, rewiring
+from driftscope.explain.causes import misplaced, missing, rewiring
 from driftscope.explain.causes.alterations import alteration_of, shortest, uniform_of
 from driftscope.explain.causes.counterparts import attribute_cause, changed_attributes, differ, own_name
 from driftscope.explain.causes.gates import gate_order
@@ -77,13 +77,17 @@ def cause_of(
         or missing.causal_mask(parting, trials)
         or missing.stand_in(parting, trials)
         or _idle_attribute(wire, trials)
+        or _tried(_connected(wire, trials))
+        or misplaced.exchanged_values(parting, trials)
+        or missing.lacking(parting, theirs, trials)
         or _connected(wire, trials)
-        or rewiring.extra(parting, theirs, trials.bypass)
+        or rewiring.extra(parting, theirs, trials)
         or missing.several(parting, theirs, trials)
         or _solved(parting, constants, trials)
-        or peers()
+        or missing.factor(parting, trials)
         or _tried(_connected(detour, trials))
-        or rewiring.order(parting, theirs, trials)
+        or misplaced.order(parting, theirs, trials)
+        or misplaced.passed_through(parting)
         or rewiring.mended(rewiring.handed_on(parting, theirs, trials.makers), theirs, trials)
         or missing.skipped(parting, trials)
         # What it reads is a fact, and with something else no cure.

@@ -35,7 +35,8 @@ class Reason:
 
     ``verified`` says that doing it was tried and worked, ``step`` is set when it is at another step of the piece
     than its end, ``changed`` when it is a stored tensor. ``reads`` is set when a step should read other values: the
-    step, and for names that it reads what A reads there; ``instead`` is what A computes where ``step`` does nothing.
+    step, and for names that it reads what A reads there; ``instead`` is what A computes where ``step`` does nothing;
+    ``values`` of B where these, put in it, are the edit.
     """
 
     why: str
@@ -45,6 +46,7 @@ class Reason:
     changed: ChangedWeight | None = None
     reads: tuple[Visited, Mapping[str, Sketch]] | None = None
     instead: str = ""
+    values: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def where_of(step: Visited, other: Visited | None, output: str) -> Where:
@@ -113,10 +115,10 @@ class Trials:
     reconnect : callable
         Whether the piece gives A's value when a step reads what A reads, where B has that value; None where its shape
         is another one, so that it cannot be tried.
-    laid : callable
-        The same where the value of the first name is A's value of the second, its elements in A's order.
     theirs : mapping of str to Visited
         The step of A that computes each value.
+    values_a : callable
+        Values of A by name.
     """
 
     constants: Trial
@@ -132,8 +134,17 @@ class Trials:
     forced: Trial = lambda _values: False
     ends: Callable[[], tuple[torch.Tensor, torch.Tensor] | None] = lambda: None
     reconnect: Callable[[Visited, Mapping[str, Sketch]], bool | None] = lambda _step, _meant: None
-    laid: Callable[[str, str], bool | None] = lambda _name, _theirs: None
     theirs: Mapping[str, Visited] = field(default_factory=dict)
+    values_a: Callable[[Sequence[str]], Mapping[str, torch.Tensor]] = lambda _names: {}
+
+    def as_in_a(self, name: str, theirs: str) -> tuple[bool | None, Mapping[str, torch.Tensor]]:
+        """Whether B is mended where a value of it is one of A's, and that edit; None where their shapes differ."""
+        own, meant = self.captured((name,)).get(name), self.values_a((theirs,)).get(theirs)
+        if own is None or meant is None or own.numel() != meant.numel():
+            return None, {}
+        edit = {name: meant.reshape(own.shape)}
+        # In another shape the elements may stand in another order too: that it fails says nothing.
+        return self.forced(edit) or (False if own.shape == meant.shape else None), edit
 
 
 def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
@@ -190,20 +201,21 @@ def _identity(name: str, makers: Mapping[str, Visited]) -> Visited | None:
     return None
 
 
-def extra(parting: Parting, theirs: Sequence[Visited], bypass: Bypass) -> Reason | None:
+def extra(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
     """A step of the piece without which it gives A's value."""
     families = {family(s.operator) for s in theirs}
     outside = boundary(parting.piece)
     known = {n: t for s in parting.piece for n, t in zip(s.inputs, s.taken, strict=False) if t is not None}
     ways = _ways_round(parting, families, known, outside)
     for step, name in itertools.islice(ways, _MOST_TRIALS):
-        if bypass(step.outputs[0], name):
-            first = _chain(parting.piece, name, step)
+        if trials.bypass(step.outputs[0], name):
+            first, read = _chain(parting.piece, name, step), trials.captured((name,))
             return Reason(
                 f"A has no such step: without {first.name} ({first.operator}) this piece gives A's values",
                 f"Remove {first.name}; let what reads {step.outputs[0]} read {name}.",
                 True,
                 first,
+                values={made: read[name] for made in step.outputs[:1] if name in read},
             )
     return None
 
@@ -357,44 +369,3 @@ def idle(step: Visited) -> bool:
     if made is None or made.plain or family(step.operator) in MOVES | {"where"} or step.stored:
         return False  # nor does a bias of zeros or a factor of one say more than that
     return any(t is not None and t.same(made) for t in step.taken)
-
-
-def order(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
-    """Views before a piece that leave A's elements in another order than A reads them in."""
-    step, other, makers = parting.step, parting.counterpart, trials.makers
-    if other is None:
-        return None
-    if family(step.operator) == family(other.operator):
-        pairs = list(zip(_read(step), _read(other), strict=False))
-    else:
-        mine, wanted = boundary(parting.piece), boundary(theirs)
-        known = {n: t for s in (*parting.piece, *theirs) for n, t in _read(s)}
-        ours = [(n, known[n]) for n in mine if n in known]
-        pairs = [((n, t), (w, known[w])) for n, t in ours for w in wanted if w in known and known[w].agrees(t)]
-        straight = {n for (n, t), (_, w) in pairs if t.same(w)}
-        pairs = [pair for pair in pairs if pair[0][0] not in straight]
-    for (name, value), (wanted_name, meant) in pairs:
-        if value.agrees(meant) and not value.same(meant):
-            moved, works = _mover(name, makers), trials.laid(name, wanted_name)
-            if moved is not None and works is not False:
-                return Reason(
-                    f"{step.name} reads the elements that {other.operator} in A reads, in another order",
-                    f"Lay them out as A does before {step.name}.",
-                    works,
-                    moved,
-                )
-    return None
-
-
-def _mover(name: str, makers: Mapping[str, Visited]) -> Visited | None:
-    """The first of the steps that only move a value's elements; a plain view only if there is nothing else."""
-    chain = []
-    while name in makers and family(makers[name].operator) in MOVES | {"cat", "split", "slice"}:
-        chain.append(makers[name])
-        name = makers[name].inputs[0]
-    turned = [s for s in chain if family(s.operator) != "view"]
-    return (turned or chain)[-1] if chain else None
-
-
-def _read(step: Visited) -> list[tuple[str, Sketch]]:
-    return [(n, t) for n, t in zip(step.inputs, step.taken, strict=False) if t is not None and not t.plain]

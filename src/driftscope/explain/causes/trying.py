@@ -67,8 +67,8 @@ class PieceTrials:
             self._forced,
             self._ends,
             self.reconnected,
-            self._laid,
             {} if search.view is None else search.view.makers_a(),
+            lambda names: search.runs_a.values(names, {}),
         )
 
     def attributes(self, step: str, attributes: Mapping[str, object]) -> bool:
@@ -97,13 +97,6 @@ class PieceTrials:
                 return None
             force[name] = other.reshape(own.shape)
         return self.search.piece_heals(self.place, {}, force)
-
-    def _laid(self, name: str, theirs: str) -> bool | None:
-        """Whether the piece gives A's value when it reads A's elements in A's order; None where shapes differ."""
-        own, meant = self._captured((name,)).get(name), self.search.runs_a.values((theirs,), {}).get(theirs)
-        if own is None or meant is None or own.shape != meant.shape:
-            return None
-        return self.search.piece_heals(self.place, {}, {name: meant})
 
     def _exchange(self, step: str, order: Sequence[int]) -> bool:
         try:

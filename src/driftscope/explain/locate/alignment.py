@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import difflib
 import itertools
+import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -106,8 +107,9 @@ def align(a: Trail, b: Trail, same_weights: Mapping[str, Sequence[str]]) -> Alig
     found = Alignment()
     steps_a, steps_b = _shown(a), _shown(b)
     found.add(_believed(_by_name(steps_a, steps_b), a, b), "name")
-    found.add(_believed(_by_place(steps_a, steps_b, found), a, b), "place")
-    anchors = {**_by_value(a, b, steps_a, steps_b), **_by_weights(steps_a, steps_b, same_weights)}
+    weighted = _by_weights(steps_a, steps_b, same_weights)
+    found.add(_believed(_by_place(steps_a, steps_b, found, weighted), a, b), "place")
+    anchors = {**_by_value(a, b, steps_a, steps_b), **weighted}
     found.add(_by_order(steps_a, steps_b, found, anchors), "order")
     found.add(anchors, "value")
     return found
@@ -129,7 +131,7 @@ def _believed(pairs: dict[int, int], a: Trail, b: Trail) -> dict[int, int]:
         mine, theirs = _main(b.steps[k]), _main(a.steps[i])
         if mine is None or theirs is None or mine.plain or theirs.plain:
             continue
-        if mine.agrees(theirs):
+        if _equal(b.steps[k], a.steps[i]):
             votes.setdefault(_piece(b.steps[k]), []).append(True)
         elif in_a.holds(mine) and in_b.holds(theirs):
             votes.setdefault(_piece(b.steps[k]), []).append(False)
@@ -208,14 +210,30 @@ def _module(step: Visited) -> str:
 # --- places ----------------------------------------------------------------------------------------------------
 
 
-def _by_place(a: Sequence[Visited], b: Sequence[Visited], found: Alignment) -> dict[int, int]:
-    """Pair steps by module path and operator, in the order in which they run."""
+def _by_place(
+    a: Sequence[Visited], b: Sequence[Visited], found: Alignment, weighted: Mapping[int, int]
+) -> dict[int, int]:
+    """Pair steps by module path and operator, in the order in which they run.
+
+    Between steps that are known already: one more addition on one side would shift all that follow it.
+    """
     if not (any(s.where.module for s in a) and any(s.where.module for s in b)):
         return {}
-    taken = set(found.partner.values())
-    own_a = [s for s in _tokens(a) if s.index not in taken]
-    own_b = [s for s in _tokens(b) if s.index not in found.partner]
-    return _matched(own_a, own_b, lambda step: (_module(step), _piece(step)))
+    pairs: dict[int, int] = {}
+    for key, others in ((_on_its_line, False), (lambda step: (_module(step), _piece(step)), True)):
+        known = {**found.partner, **pairs}
+        taken = set(known.values())
+        for left, right in _between(_tokens(a), _tokens(b), _chain({**weighted, **known})):
+            own_a = [s for s in left if s.index not in taken]
+            own_b = [s for s in right if s.index not in known]
+            pairs.update(_matched(own_a, own_b, key, others))
+    return pairs
+
+
+def _on_its_line(step: Visited) -> Hashable:
+    """A step by the line that it was written in; one of which no line is known is like no other."""
+    where = step.where
+    return (_module(step), _piece(step), where.file, where.line) if where.line is not None else id(step)
 
 
 def _tokens(steps: Sequence[Visited]) -> list[Visited]:
@@ -226,12 +244,15 @@ def _tokens(steps: Sequence[Visited]) -> list[Visited]:
     return [s for s in steps if not s.traced[0] or s.index in ends]
 
 
-def _matched(a: Sequence[Visited], b: Sequence[Visited], key: Callable[[Visited], Hashable]) -> dict[int, int]:
+def _matched(
+    a: Sequence[Visited], b: Sequence[Visited], key: Callable[[Visited], Hashable], others: bool = True
+) -> dict[int, int]:
+    """Pair steps of equal keys; with ``others`` two alone in one place as well, whatever they compute."""
     matcher = difflib.SequenceMatcher(None, [key(s) for s in a], [key(s) for s in b], autojunk=False)
     pairs = {}
     for tag, i0, i1, k0, k1 in matcher.get_opcodes():
         # Another operator in the same place; but a view is in nobody's place.
-        other = tag == "replace" and i1 - i0 == k1 - k0 == 1 and _piece(a[i0]) not in MOVES - {"cast"}
+        other = others and tag == "replace" and i1 - i0 == k1 - k0 == 1 and _piece(a[i0]) not in MOVES - {"cast"}
         if tag == "equal" or other:
             both = zip(a[i0:i1], b[k0:k1], strict=True)
             pairs.update({s.index: t.index for t, s in both if _same_count(t, s)})
@@ -255,12 +276,12 @@ def _by_value(a: Trail, b: Trail, steps_a: Sequence[Visited], steps_b: Sequence[
 
 
 def _by_weights(a: Sequence[Visited], b: Sequence[Visited], same: Mapping[str, Sequence[str]]) -> dict[int, int]:
-    """Pair steps that read the same weights; the last of B's where it takes several steps for one of A's.
+    """Pair steps that read the same weights; of several of B's for one of A's one that gives A's value, or the last.
 
     Layers that begin as copies of one another hold the same elements, and an exporter may write these once: where both
     programs read them as often, the order in which they run tells which is which.
     """
-    pairs: dict[int, int] = {}
+    pairs: dict[int, tuple[bool, int]] = {}
     for names in dict.fromkeys(tuple(names) for names in same.values()):
         own = {name for name, others in same.items() if tuple(others) == names}
         mine, theirs = _readers(b, own), _readers(a, set(names))
@@ -273,8 +294,13 @@ def _by_weights(a: Sequence[Visited], b: Sequence[Visited], same: Mapping[str, S
             found = [(step, other[0]) for steps, other in named.values() if len(other) == 1 for step in steps]
         for step, other in found:
             if _same_count(other, step):
-                pairs[other.index] = max(step.index, pairs.get(other.index, -1))
-    return {k: i for i, k in pairs.items()}
+                pairs[other.index] = max(pairs.get(other.index, (False, -1)), (_equal(step, other), step.index))
+    return {k: i for i, (_, k) in pairs.items()}
+
+
+def _equal(one: Visited, other: Visited) -> bool:
+    mine, theirs = _main(one), _main(other)
+    return mine is not None and theirs is not None and mine.agrees(theirs)
 
 
 def _readers(steps: Sequence[Visited], names: set[str]) -> list[Visited]:
@@ -289,18 +315,33 @@ def _by_order(
 ) -> dict[int, int]:
     """Pair what is left between anchors, by operators in the order in which they run."""
     fixed = {**anchors, **found.partner}
-    position = {s.index: n for n, s in enumerate(a)}
-    chain = _increasing([(n, position[fixed[s.index]]) for n, s in enumerate(b) if fixed.get(s.index) in position])
-    pairs = {b[n].index: a[i].index for n, i in chain if b[n].index not in found.partner}
-    borders = [(-1, -1), *chain, (len(b), len(a))]
-    for (n0, i0), (n1, i1) in itertools.pairwise(borders):
-        left = [s for s in a[i0 + 1 : i1] if _piece(s) not in MOVES and s.index not in fixed.values()]
-        right = [s for s in b[n0 + 1 : n1] if _piece(s) not in MOVES and s.index not in fixed]
+    chain = _chain(fixed)
+    pairs = {k: i for k, i in chain if k not in found.partner}
+    taken = set(fixed.values())
+    for stretch_a, stretch_b in _between(a, b, chain):
+        left = [s for s in stretch_a if _piece(s) not in MOVES and s.index not in taken]
+        right = [s for s in stretch_b if _piece(s) not in MOVES and s.index not in fixed]
         if left and not right:
-            right = [s for s in b[n0 + 1 : n1] if s.operator == "Identity" and s.index not in fixed]
+            right = [s for s in stretch_b if s.operator == "Identity" and s.index not in fixed]
         if left and right:
             pairs.update(_matched(left, right, _piece))
     return pairs
+
+
+def _chain(pairs: Mapping[int, int]) -> list[tuple[int, int]]:
+    """The pairs of steps (of B and of A) that run in one order on both sides."""
+    return _increasing(sorted(pairs.items()))
+
+
+def _between(
+    a: Sequence[Visited], b: Sequence[Visited], chain: Sequence[tuple[int, int]]
+) -> Iterator[tuple[Sequence[Visited], Sequence[Visited]]]:
+    """Yield the steps of A and of B that stand between two pairs of a chain."""
+    index = operator.attrgetter("index")
+    borders = [(-1, -1), *chain, (b[-1].index + 1 if b else 0, a[-1].index + 1 if a else 0)]
+    for (k0, i0), (k1, i1) in itertools.pairwise(borders):
+        yield (a[bisect.bisect_right(a, i0, key=index) : bisect.bisect_left(a, i1, key=index)],
+               b[bisect.bisect_right(b, k0, key=index) : bisect.bisect_left(b, k1, key=index)])  # fmt: skip
 
 
 def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -16,7 +16,7 @@ from driftscope.programs.feeding.binding import fit, inputs_of_slots, limits, wo
 from driftscope.programs.feeding.feeds import Inputs, make_inputs
 from driftscope.programs.protocol import Bound, Program, Slot
 from driftscope.records.finding import Finding, Where
-from driftscope.records.words import agreeing, counted
+from driftscope.records.words import agreeing, counted, listed
 
 # Names must fit this much better when exchanged before anything is said: x, y against in0, in1 says nothing.
 _CLEARLY_BETTER = 0.5
@@ -309,7 +309,7 @@ def _there_and_back(leaf: torch.Tensor, slot: Slot) -> torch.Tensor:
 
 
 def _rounded(names: Sequence[str], given: str, declared: str, b: Program) -> Finding:
-    some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    some = listed(names, 5)
     return Finding(
         "O009",
         f"{some}: {given} for one side and {declared} for {b.name}; the values are rounded so that both sides"

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from driftscope.errors import RuntimeRefused
 from driftscope.programs.value_trees import flatten
 from driftscope.records.finding import Finding, Where
+from driftscope.records.words import listed
 
 if TYPE_CHECKING:
     from driftscope.programs.protocol import Bound
@@ -60,12 +61,11 @@ def train_mode(module: nn.Module | None, name: str) -> list[Finding]:
     differs = {path: words for path, child in modes if (words := _differs(child))}
     if not differs:
         return []
-    some = ", ".join(f"{path or name} ({words})" for path, words in list(differs.items())[:3])
-    more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
+    some = listed([f"{path or name} ({words})" for path, words in differs.items()])
     return [
         Finding(
             "O003",
-            f"{name} is in train() mode: {some}{more}",
+            f"{name} is in train() mode: {some}",
             why="dropout draws random numbers and batch normalisation uses the batch's own statistics",
             fix=f"call {name}.eval() before comparing or exporting it" if name.isidentifier() else "call eval() first",
             where=Where(module=next(iter(differs)) or None),

@@ -8,6 +8,7 @@ from typing import Any
 
 from driftscope.errors import ProgramError
 from driftscope.programs.loading.hugging_face import hugging_face_model
+from driftscope.records.words import listed
 
 _NAMED = 5
 # How the numbers of a file that nothing here can run are brought all the same.
@@ -83,7 +84,7 @@ def left_alone(a: str, b: str) -> str:
     parts = []
     for folder, own, other in ((a, of_a, of_b), (b, of_b, of_a)):
         names = [name for name in own if name not in other]
-        few = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+        few = listed(names, _NAMED)
         parts += [f"only {folder} holds {few}"] if names else []
     return f"Not compared: {'; '.join(parts)}." if parts else ""
 

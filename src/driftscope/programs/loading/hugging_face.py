@@ -17,6 +17,7 @@ from driftscope.errors import ProgramError
 from driftscope.programs.loading.weights import read_weights
 from driftscope.records.files import bounded_text
 from driftscope.records.json_text import parse_json
+from driftscope.records.words import listed
 
 _NAMED = 5
 _LARGEST_FILE = 64 << 20
@@ -69,7 +70,7 @@ def hugging_face_model(folder: Path) -> Any:
         raise ProgramError(f"transformers cannot build the model in {folder}: {words[:300]}") from error
     drawn = sorted({str(name) for key in ("missing_keys", "mismatched_keys") for name in told.get(key, ())})
     if drawn:
-        few = ", ".join(drawn[:_NAMED]) + (f" and {len(drawn) - _NAMED} more" if len(drawn) > _NAMED else "")
+        few = listed(drawn, _NAMED)
         raise ProgramError(
             f"the weights in {folder} do not fit {kind.__name__}: transformers would draw {few} at random; give the"
             " class that the weights were saved from, in config.json, or the whole weights"

@@ -9,6 +9,7 @@ from typing import Any
 
 from driftscope.errors import ProgramError
 from driftscope.programs.loading.references import is_reference
+from driftscope.records.words import listed
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 _NAMED = 4
@@ -42,10 +43,10 @@ def with_weights(module: Any, file: Path, reference: str) -> Any:
         raise ProgramError(f"{reference} gives a {type(module).__name__}, which holds no weights; give a module")
     tensors = read_weights(file)
     own = module.state_dict()
-    problems = [f"lacks {_few(sorted(set(own) - set(tensors)))}"] if set(own) - set(tensors) else []
-    problems += [f"holds {_few(sorted(set(tensors) - set(own)))} besides"] if set(tensors) - set(own) else []
+    problems = [f"lacks {listed(sorted(set(own) - set(tensors)), _NAMED)}"] if set(own) - set(tensors) else []
+    problems += [f"holds {listed(sorted(set(tensors) - set(own)), _NAMED)} besides"] if set(tensors) - set(own) else []
     odd = [n for n in own if n in tensors and tuple(own[n].shape) != tuple(tensors[n].shape)]
-    problems += [f"has other shapes for {_few(odd)}"] if odd else []
+    problems += [f"has other shapes for {listed(odd, _NAMED)}"] if odd else []
     if problems:
         raise ProgramError(f"{file} does not fit {reference}: it {', and it '.join(problems)}")
     filled = copy.deepcopy(module)
@@ -78,7 +79,3 @@ def read_weights(file: Path) -> Mapping[str, Any]:
     if not isinstance(found, Mapping) or not all(hasattr(value, "shape") for value in found.values()):
         raise ProgramError(f"{file} holds no dictionary of tensors by name")
     return found
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

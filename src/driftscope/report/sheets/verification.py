@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from driftscope.records.kinds.verification import Verification
+from driftscope.records.words import listed
 from driftscope.report import wording
 from driftscope.report.sheet import Mark, Sheet, Table
 
@@ -13,8 +14,8 @@ def sheet_of(record: Verification) -> Sheet:
     worst = max(record.values, key=lambda v: v.max_abs_diff, default=None)
     reason = "largest differences alone do not tell rounding from a bug; ds.compare(model, file) does"
     if odd:
-        names = ", ".join(wording.one_line(v.name) for v in odd[:3])
-        reason = f"NaN, infinite or in another dtype: {names}" + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
+        names = listed([wording.one_line(v.name) for v in odd])
+        reason = f"NaN, infinite or in another dtype: {names}"
     columns = ("value", "max abs", "max rel", "expected", "actual")
     rows = tuple(
         (Mark(v.name, "bad" if v in odd else ""), v.max_abs_diff, v.max_rel_diff, v.expected_dtype, v.actual_dtype)

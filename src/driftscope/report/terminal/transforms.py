@@ -11,6 +11,7 @@ from driftscope.records.first_line import ended
 from driftscope.records.kinds.transform_report import OUTCOMES, TransformFinding, TransformReport
 from driftscope.records.user_code import written
 from driftscope.records.verdict import FailOn
+from driftscope.records.words import listed
 from driftscope.report import wording
 from driftscope.report.terminal.lines import MAX_LINES, MIN_WIDTH, Lines, room
 from driftscope.report.terminal.sheet import STYLES
@@ -110,7 +111,7 @@ def verdict_of(record: TransformReport) -> tuple[str, str, str]:
         why = f". {ended(wording.one_line(cause.why))}" if cause is not None and cause.why else f" ({OUTCOMES[worst]})."
         gives = "gives" if agree == 1 else "give"
         rest = f" {wording.counted(agree, 'other')} {gives} the plain program's values." if agree else ""
-        return TONE[worst], worst, f"{_listed(names)}{at}{why}{rest}"
+        return TONE[worst], worst, f"{listed(names, 4)}{at}{why}{rest}"
     said = f"{wording.counted(agree, 'transform')} {'gives' if agree == 1 else 'give'} the plain program's values"
     if waiting:
         at = f"at {_place(waiting[0])}: " if waiting[0].where.line else ""
@@ -123,10 +124,6 @@ def _place(finding: TransformFinding) -> str:
     expression = f" `{wording.elide(wording.one_line(where.expression), _EXPRESSION)}`" if where.expression else ""
     file = f"{written(where.file)}:" if where.file else "line "
     return f"{file}{where.line}{expression}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _findings(page: Lines, findings: Sequence[TransformFinding], lines: int) -> int:

@@ -1,0 +1,115 @@
+"""Values that are A's and stand in another place: two of them exchanged, or the elements of one in another order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from driftscope.explain.causes.rewiring import Reason, Trials
+from driftscope.explain.locate.divergence import Parting, boundary
+from driftscope.explain.locate.fingerprints import Sketch, Visited
+from driftscope.explain.locate.operators import MOVES, family
+
+# Steps before a piece that are looked through, and pairs of values that are tried.
+_NEAR = 40
+_MOST_TRIALS = 8
+
+
+def exchanged_values(parting: Parting, trials: Trials) -> Reason | None:
+    """Two values that one operator makes of the same value, and with which exchanged the piece gives A's value."""
+    for (one, first), (other, second) in itertools.islice(_pairs(parting, trials.makers), _MOST_TRIALS):
+        values = trials.captured((one, other))
+        x, y = values.get(one), values.get(other)
+        if x is None or y is None or x.shape != y.shape or torch.equal(x, y):
+            continue
+        if trials.forced({one: y, other: x}):
+            return Reason(
+                f"{one} and {other} stand in each other's places: with the two exchanged it gives A's values",
+                f"Exchange {one} and {other}: let what reads one of them read the other.",
+                True,
+                min(first, second, key=lambda step: step.index),
+                values={one: y, other: x},
+            )
+    return None
+
+
+def passed_through(parting: Parting) -> Reason | None:
+    """A step of the piece through which it reads what A reads as it is; of other sizes, so that it cannot be left."""
+    other = parting.counterpart
+    wanted = [] if other is None else [t for _, t in _read(other)]
+    for step in parting.piece:
+        for name, taken in _read(step) if set(step.outputs) & set(parting.step.inputs) else ():
+            if other is not None and any(taken.agrees(t) for t in wanted):
+                words = f"it reads {name} through {step.name} ({step.operator}), and {other.operator} in A as it is"
+                return Reason(words, f"Remove {step.name}; let {parting.step.name} read {name}.", None, step)
+    return None
+
+
+def _pairs(parting: Parting, makers: Mapping[str, Visited]) -> Iterator[tuple[tuple[str, Visited], ...]]:
+    """Yield pairs of values of one kind and shape that are made of the same value, the nearest to the piece first."""
+    seen: dict[tuple[object, ...], list[tuple[str, Visited]]] = {}
+    for name, step in _before(parting, makers):
+        made = step.sketches[step.outputs.index(name)]
+        if family(step.operator) in MOVES or made is None or made.plain or not step.inputs:
+            continue
+        # A split has several results; a layer of its own, or a selection, has one.
+        kind = (family(step.operator), step.inputs[0], step.shapes[step.outputs.index(name)])
+        yield from (((earlier, of), (name, step)) for earlier, of in seen.get(kind, ()))
+        seen.setdefault(kind, []).append((name, step))
+
+
+def _before(parting: Parting, makers: Mapping[str, Visited]) -> Iterator[tuple[str, Visited]]:
+    """Yield the values that a piece is computed from, nearest first, each with its step."""
+    left, seen = [*boundary(parting.piece), *parting.step.inputs], set[str]()
+    while left and len(seen) < _NEAR:
+        name = left.pop(0)
+        step = makers.get(name)
+        if name in seen or step is None:
+            continue
+        seen.add(name)
+        yield name, step
+        left += step.inputs
+
+
+def order(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
+    """Views before a piece that leave A's elements in another order than A reads them in."""
+    step, other, makers = parting.step, parting.counterpart, trials.makers
+    if other is None:
+        return None
+    if family(step.operator) == family(other.operator):
+        pairs = list(zip(_read(step), _read(other), strict=False))
+    else:
+        mine, wanted = boundary(parting.piece), boundary(theirs)
+        known = {n: t for s in (*parting.piece, *theirs) for n, t in _read(s)}
+        ours = [(n, known[n]) for n in mine if n in known]
+        pairs = [((n, t), (w, known[w])) for n, t in ours for w in wanted if w in known and known[w].agrees(t)]
+        straight = {n for (n, t), (_, w) in pairs if t.same(w)}
+        pairs = [pair for pair in pairs if pair[0][0] not in straight]
+    for (name, value), (wanted_name, meant) in pairs:
+        if value.agrees(meant) and not value.same(meant):
+            moved, (works, values) = _mover(name, makers), trials.as_in_a(name, wanted_name)
+            if moved is not None and works is not False:
+                return Reason(
+                    f"{step.name} reads the elements that {other.operator} in A reads, in another order",
+                    f"Lay them out as A does before {step.name}.",
+                    works,
+                    moved,
+                    values=values if works else {},
+                )
+    return None
+
+
+def _mover(name: str, makers: Mapping[str, Visited]) -> Visited | None:
+    """The first of the steps that only move a value's elements; a plain view only if there is nothing else."""
+    chain = []
+    while name in makers and family(makers[name].operator) in MOVES | {"cat", "split", "slice"}:
+        chain.append(makers[name])
+        name = makers[name].inputs[0]
+    turned = [s for s in chain if family(s.operator) != "view"]
+    return (turned or chain)[-1] if chain else None
+
+
+def _read(step: Visited) -> list[tuple[str, Sketch]]:
+    return [(n, t) for n, t in zip(step.inputs, step.taken, strict=False) if t is not None and not t.plain]
