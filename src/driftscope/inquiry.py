@@ -28,6 +28,7 @@ from driftscope.explain.native_runs import Case, Progress, judged_by_values, run
 from driftscope.explain.weight_files import both_weights, compare_weights, reason_of
 from driftscope.lift.counting import counting
 from driftscope.lift.evidence import Evidence, gather
+from driftscope.lift.kept import sharing_runs
 from driftscope.programs.budget import NO_MEMORY, Budget, BudgetSpent
 from driftscope.programs.feeding.feeds import make_inputs
 from driftscope.programs.feeding.pairing import pair_inputs
@@ -44,6 +45,9 @@ from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.matrix import DriftMatrix
 from driftscope.records.kinds.output import OutputRecord, Outputs
 from driftscope.records.verdict import Verdict
+
+# Share of the free memory for values of float64 runs that several looks share.
+_SHARE = 0.2
 
 
 @state_kept()
@@ -128,7 +132,7 @@ def compare(
     case = Case(bound_a, bound_b, seed, say, findings, budget)
     release = [program for given, program in ((a, program_a), (b, program_b)) if given is not program]
     try:
-        with counting(getattr(progress, "count", None)):
+        with counting(getattr(progress, "count", None)), sharing_runs(_SHARE):
             refused = _inquire(case, wanted, release)
     except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
         # Somebody who watches this process wants to know what is known; anybody else wants the exception.

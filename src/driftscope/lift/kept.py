@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
 
-from driftscope.lift.steps import Rounding, Step
+from driftscope.lift.steps import Lifted, LiftedOutput, Observer, Rounding, Step
+from driftscope.programs.isolation.memory import available_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,3 +185,76 @@ def reusing(how: Reuse | None) -> Iterator[None]:
         yield
     finally:
         _REUSE.reset(token)
+
+
+@runtime_checkable
+class Repaired(Protocol):
+    """A lifted program in which constants are replaced in every run."""
+
+    def beneath(self, replace: Mapping[str, torch.Tensor]) -> tuple[Lifted, Mapping[str, torch.Tensor]]:
+        """The program as it is stored, and everything that is replaced in it."""
+        ...
+
+
+@dataclass(slots=True)
+class SharedRuns:
+    """Runs of lifted programs in which nothing was forced, for all who look at the same ones."""
+
+    room: MemoryShare
+    runs: dict[Hashable, KeptRun] = field(default_factory=dict)
+
+    def of(self, graph: Lifted, replace: Mapping[str, torch.Tensor]) -> tuple[KeptRun | None, KeptRun]:
+        """What a run with these replacements may take from, and where it is kept."""
+        plain = graph
+        if isinstance(graph, Repaired):
+            plain, replace = graph.beneath(replace)
+        key = id(plain), frozenset((name, id(value)) for name, value in replace.items())
+        own = self.runs.get(key)
+        if own is None:
+            own = self.runs[key] = KeptRun(self.room)
+            return self.runs.get((id(plain), frozenset())), own
+        return own, own
+
+
+_SHARED: ContextVar[SharedRuns | None] = ContextVar("driftscope_shared_runs", default=None)
+
+
+@contextlib.contextmanager
+def sharing_runs(share: float) -> Iterator[None]:
+    """Let those who look at lifted programs inside share their runs, in this share of the free memory."""
+    shared = SharedRuns(MemoryShare(share * available_bytes()))
+    token = _SHARED.set(shared)
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+        shared.runs.clear()
+
+
+def shared_run(graph: Lifted, replace: Mapping[str, torch.Tensor]) -> KeptRun | None:
+    """What was kept of a run in which nothing was forced, as far as somebody looked at one."""
+    shared = _SHARED.get()
+    return None if shared is None else shared.of(graph, replace)[0]
+
+
+def look(
+    graph: Lifted, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None,
+    keep: bool = True,
+) -> list[LiftedOutput]:  # fmt: skip
+    """Run a lifted program under an observer that only looks, on what earlier runs of it gave.
+
+    Parameters
+    ----------
+    graph : Lifted
+    observe : Observer or None
+        Replaces nothing, not in a step inside another either; what a step chooses must not depend on the caller.
+    replace : mapping of str to Tensor, or None
+    keep : bool
+        Whether others may look at this run too.
+    """
+    shared = _SHARED.get()
+    if shared is None:
+        return graph.run(observe=observe, replace=replace)
+    base, own = shared.of(graph, replace or {})
+    with reusing(Reuse(base, own if keep else None)):
+        return graph.run(observe=observe, replace=replace)

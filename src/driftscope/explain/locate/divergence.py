@@ -8,11 +8,11 @@ that takes only A's values and gives another value than A does at its end is whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from driftscope.explain.locate.alignment import Alignment, ValueIndex
-from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited
+from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, sketch
 from driftscope.explain.locate.operators import MOVES, family
 
 # Pieces that only select or join elements.
@@ -70,6 +70,20 @@ class View:
         """Index both runs and find the values of each that lead to a value of the other; ``results`` are B's."""
         in_a, in_b = ValueIndex(a), ValueIndex(b)
         return cls(a, b, alignment, in_a, in_b, _sound(a.steps, in_b), _sound(b.steps, in_a), frozenset(results))
+
+    def before_forcing(self, names: Collection[str]) -> View:
+        """The same runs with what B computed itself where these values were forced: each parts from A there again."""
+        own = {name: sketch(self.b.replaced[name]) for name in names}
+        steps = [
+            replace(s, sketches=tuple(own.get(n, was) for n, was in zip(s.outputs, s.sketches, strict=False)))
+            if own.keys() & set(s.outputs)
+            else s
+            for s in self.b.steps
+        ]
+        b = replace(self.b, steps=steps)
+        in_b = ValueIndex(b)
+        sound = _sound(self.a.steps, in_b), _sound(steps, self.in_a, own)
+        return View(self.a, b, self.alignment, self.in_a, in_b, *sound, self.results)
 
     def unused_b(self) -> set[int]:
         """Steps of B from which none of its results is computed, where it is known what these are."""
@@ -288,16 +302,20 @@ def _state(mine: Sketch | None, theirs: Sketch | None) -> str:
     return "moved" if mine.agrees(theirs) else "other"
 
 
-def _sound(steps: Sequence[Visited], other: ValueIndex) -> set[str]:
-    """Names of the values that the other program has too, or from which such a value is computed."""
+def _sound(steps: Sequence[Visited], other: ValueIndex, alone: Collection[str] = ()) -> set[str]:
+    """Names of the values that the other program has too, or from which such a value is computed.
+
+    What is computed from those that stand ``alone`` says nothing of them: it was computed from others.
+    """
     sound: set[str] = set()
     for step in reversed(steps):
         pairs = zip(step.outputs, step.sketches, strict=False)
         # Integers and masks are not looked for; they are judged by what becomes of them.
-        found = {name for name, s in pairs if name in sound or other.holds(s)}
+        found = {name for name, s in pairs if (name in sound and name not in alone) or other.holds(s)}
         if found:
             sound.update(found)
             sound.update(n for n in step.inputs if n)
+        sound.difference_update(name for name in step.outputs if name in alone and name not in found)
     return sound
 
 

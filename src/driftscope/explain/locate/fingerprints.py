@@ -8,6 +8,7 @@ that a transposition that should not be there is seen where the layouts are know
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 
@@ -94,9 +95,9 @@ def sketch(value: torch.Tensor) -> Sketch | None:
         return None
     floating = value.dtype.is_floating_point
     flat = value.reshape(-1).to(torch.float64)
-    peak = float(torch.linalg.vector_norm(flat, float("inf")))
+    low, high = (float(v) for v in torch.aminmax(flat))
     holes = (0, 0.0)
-    if not peak < _HUGE:  # also NaN: take the slow way only for tensors that hold masks or infinities
+    if not max(-low, high) < _HUGE:  # also NaN: take the slow way only for tensors that hold masks or infinities
         usable = torch.isfinite(flat) & (flat.abs() < _HUGE)
         missing = (~usable).to(torch.float64)
         count = int(missing.sum())
@@ -104,15 +105,16 @@ def sketch(value: torch.Tensor) -> Sketch | None:
             return None
         holes = (count, _ordered_sum(missing) / count)
         flat = torch.where(usable, flat, torch.zeros((), dtype=flat.dtype, device=flat.device))
-        peak = float(torch.linalg.vector_norm(flat, float("inf")))
+        low, high = (float(v) for v in torch.aminmax(flat))
     count = flat.numel()
-    size = float(torch.linalg.vector_norm(flat)) / count**0.5
+    size = math.sqrt(float(torch.dot(flat, flat))) / count**0.5
     if size == 0.0:
         return Sketch(count, 0.0, (0.0, 0.0, 0.0, 0.0), 0.0, holes, plain=True)
-    ones = float(torch.linalg.vector_norm(flat, 1.0)) / (count * size)
-    fourth = float(torch.linalg.vector_norm(flat.square())) / (count**0.5 * size * size)
-    sums = (float(flat.sum()) / (count * size), ones, fourth, peak / size)
-    plain = not floating or (count > 1 and bool(flat.amin() == flat.amax()))
+    squares = flat.square()
+    fourth = math.sqrt(float(torch.dot(squares, squares))) / (count**0.5 * size * size)
+    ones = float(torch.abs(flat, out=squares).sum()) / (count * size)
+    sums = (float(flat.sum()) / (count * size), ones, fourth, max(-low, high) / size)
+    plain = not floating or (count > 1 and low == high)
     return Sketch(count, size, sums, _ordered_sum(flat) / (count**0.5 * size), holes, plain)
 
 
@@ -174,6 +176,7 @@ class Trail:
     steps: list[Visited] = field(default_factory=list)
     current: dict[str, Sketch | None] = field(default_factory=dict)
     behind: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    replaced: dict[str, torch.Tensor] = field(default_factory=dict)  # what was computed where values were forced
 
     def __call__(self, step: Step) -> list[torch.Tensor | None] | None:
         stored = self._stored(step)
@@ -182,6 +185,9 @@ class Trail:
             return None
         outputs = forced(step, self.force, self.tape)
         shown = step.outputs if outputs is None else outputs
+        if outputs is not None:
+            own = zip(step.output_names, step.outputs, strict=False)
+            self.replaced.update((name, value) for name, value in own if name in self.force and value is not None)
         taken = tuple(self._taken(name, v) for name, v in zip(step.input_names, step.inputs, strict=False))
         sketches = tuple(None if v is None else self._sketch(v) for v in shown)
         self.steps.append(

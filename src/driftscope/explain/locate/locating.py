@@ -16,9 +16,10 @@ import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.locate.alignment import align
+from driftscope.explain.locate.alike import alike_steps
 from driftscope.explain.locate.divergence import Parting, View, find_partings, turned
-from driftscope.explain.locate.fingerprints import Sketch, Trail, sketch
-from driftscope.explain.locate.rerunning import Reruns
+from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, sketch
+from driftscope.explain.locate.rerunning import Reruns, Values
 from driftscope.lift.steps import Lifted, LiftedOutput
 
 # Places named at most, and runs of B spent on looking for them.
@@ -56,6 +57,17 @@ class TriedPlace:
     tried: bool = False
     force: Mapping[str, torch.Tensor] = field(default_factory=dict)
     wanted: Sketch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of B with A's values at the end of one piece: what was forced, and how far off B was there."""
+
+    parting: Parting
+    values: Values
+    created: float | None
+    view: View
+    healed: bool
 
 
 @dataclass(slots=True)
@@ -113,7 +125,7 @@ class Search:
         view, healed = self.follow({})
         found: list[TriedPlace] = []
         force: dict[str, torch.Tensor] = {}
-        forced_by: list[dict[str, torch.Tensor]] = []
+        forced_by: list[Values] = []
         fallback: Parting | None = None
         while not healed and len(found) < _MOST_PLACES and self.runs < _MOST_RUNS:
             partings = find_partings(view)
@@ -124,60 +136,97 @@ class Search:
             outcome = self._try(parting, force)
             # What was forced is A's by construction: only what is computed from it says something.
             after = parting.step.index
-            better = outcome is not None and (outcome[1] or outcome[0].lost(after) < view.lost(after))
+            better = outcome is not None and (outcome.healed or outcome.view.lost(after) < view.lost(after))
             if outcome is not None and not better:
-                self.runs_b.forget({**force, **outcome[2]})
+                self.runs_b.forget({**force, **outcome.values})
             if outcome is None or not better:
                 if not _forget(view, parting):
                     break
                 continue
-            view, healed, values, created = outcome
-            laid_out = {name: sketch(value) for name, value in values.items()}
-            found.append(TriedPlace(parting, created, True, dict(force), laid_out.get(parting.step.outputs[0])))
-            forced_by.append(values)
-            force |= values
+            view, healed = outcome.view, outcome.healed
+            outcomes = [outcome]
+            if not healed:
+                more = self._together(parting, view, {**force, **outcome.values}, _MOST_PLACES - len(found) - 1)
+                view, healed, outcomes = (
+                    (more[-1].view, more[-1].healed, [outcome, *more]) if more else (view, healed, outcomes)
+                )
+            for each in outcomes:
+                wanted = sketch(each.values[each.parting.step.outputs[0]])
+                found.append(TriedPlace(each.parting, each.created, True, dict(force), wanted))
+                forced_by.append(each.values)
+                force |= each.values
         if healed:
             found = self._needed(found, forced_by)
         return found or ([TriedPlace(fallback)] if fallback is not None else [])
 
-    def _needed(self, places: list[TriedPlace], forced_by: list[dict[str, torch.Tensor]]) -> list[TriedPlace]:
+    def _needed(self, places: list[TriedPlace], forced_by: list[Values]) -> list[TriedPlace]:
         """The places without which the outputs are not A's: the others only pass on what an earlier one creates."""
-        kept, latest = list(range(len(places))), self.latest
+        kept = list(range(len(places)))
         for k in reversed(range(1, len(places))):
             rest = [values for n, values in enumerate(forced_by) if n in kept and n != k]
             with contextlib.suppress(CannotLift):
-                if self.follow({name: v for values in rest for name, v in values.items()})[1]:
+                self.runs += 1
+                if self.agrees(self.runs_b.outputs({name: v for values in rest for name, v in values.items()})):
                     kept.remove(k)
-        self.latest = latest
         return [places[k] for k in kept]
 
-    def _try(
-        self, parting: Parting, force: Mapping[str, torch.Tensor]
-    ) -> tuple[View, bool, dict[str, torch.Tensor], float | None] | None:
+    def _try(self, parting: Parting, force: Values) -> _Outcome | None:
         """Put A's value where the piece ends; None when that cannot be done."""
         if parting.counterpart is None:
             return None
         theirs = self.runs_a.values(parting.counterpart.outputs, {})
         mine = self.runs_b.values(parting.step.outputs, force)
-        names = zip(parting.step.outputs, parting.counterpart.outputs, strict=False)
-        # Where the order of the elements is what is wrong, B's own tells nothing.
-        one, other_one = parting.step.sketches[0], parting.counterpart.sketches[0]
-        moved = one is not None and other_one is not None and one.agrees(other_one)
-        values = {
-            own: theirs[other]
-            if moved and theirs[other].shape == mine[own].shape
-            else self.laid_out(theirs[other], mine[own])
-            for own, other in names
-            if own in mine and other in theirs and theirs[other].numel() == mine[own].numel()
-        }
-        if parting.step.outputs[0] not in values:
+        values = self._meant(parting.step, parting.counterpart, mine, theirs)
+        first = parting.step.outputs[0]
+        if first not in values:
             return None
         try:
             view, healed = self.follow({**force, **values})
         except (CannotLift, DriftscopeError, RuntimeError):
             return None  # a value of another shape than the rest of B can use
-        first = parting.step.outputs[0]
-        return view, healed, values, _relative(mine[first], values[first])
+        return _Outcome(parting, values, _relative(mine[first], values[first]), view, healed)
+
+    def _meant(self, step: Visited, other: Visited, mine: Values, theirs: Values) -> dict[str, torch.Tensor]:
+        """A's values for the results of a step, as B has them laid out."""
+        # Where the order of the elements is what is wrong, B's own tells nothing.
+        one, other_one = step.sketches[0], other.sketches[0]
+        moved = one is not None and other_one is not None and one.agrees(other_one)
+        return {
+            own: theirs[name]
+            if moved and theirs[name].shape == mine[own].shape
+            else self.laid_out(theirs[name], mine[own])
+            for own, name in zip(step.outputs, other.outputs, strict=False)
+            if own in mine and name in theirs and theirs[name].numel() == mine[own].numel()
+        }
+
+    def _together(self, parting: Parting, view: View, force: Values, most: int) -> list[_Outcome]:
+        """Put A's values in every place that looks like one that was found, and keep those that part there.
+
+        A change is often the same in every layer. All are tried in one run: where B parts from A from one of them on,
+        it takes A's values in up to there, and that is a place as if each had been tried alone. [] where the next
+        place is not one of them, or they do not bring more of B's values back to A's.
+        """
+        alike = alike_steps(view, parting)[:most]
+        following = next((p for p in find_partings(view) if p.paired), None) if len(alike) > 1 else None
+        if following is None or following.step.index != alike[0][0].index:
+            return []
+        theirs = self.runs_a.values([n for _, other in alike for n in other.outputs], {})
+        mine = self.runs_b.values([n for step, _ in alike for n in step.outputs], force)
+        values = {step.outputs[0]: self._meant(step, other, mine, theirs) for step, other in alike}
+        try:
+            after, healed = self.follow({**force, **{n: v for each in values.values() for n, v in each.items()}})
+        except (CannotLift, DriftscopeError, RuntimeError):
+            return []
+        names = [name for name, each in values.items() if name in each and name in after.b.replaced]
+        parted = [p for p in find_partings(after.before_forcing(names)) if p.paired]
+        last = alike[-1][0].index
+        if [p.step.outputs[0] for p in parted if p.step.index <= last] != list(values):
+            return []  # something else parts between them, or one of them does not
+        if not healed and after.lost(last) >= view.lost(last):
+            return []
+        own = after.b.replaced
+        made = ((p, values[p.step.outputs[0]]) for p in parted if p.step.index <= last)
+        return [_Outcome(p, v, _relative(own[p.step.outputs[0]], v[p.step.outputs[0]]), after, healed) for p, v in made]
 
     def laid_out(self, theirs: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
         """A's value with its axes in the order in which B has them.

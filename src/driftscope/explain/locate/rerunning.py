@@ -15,7 +15,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from driftscope.explain.locate.fingerprints import Trail, forced
-from driftscope.lift.kept import KeptRun, MemoryShare, Reuse, reusing
+from driftscope.lift.kept import KeptRun, MemoryShare, Reuse, reusing, shared_run
 from driftscope.lift.steps import Lifted, LiftedOutput, Observer, Step
 from driftscope.programs.isolation.memory import available_bytes
 
@@ -112,12 +112,16 @@ class Reruns:
         return watch.values
 
     def _nearest(self, force: Values) -> KeptRun | None:
-        """The kept run with the most of these values forced, and the fewest others."""
+        """The kept run with the most of these values forced, and the fewest others.
 
-        def distance(pair: tuple[Values, KeptRun]) -> int:
-            return len(pair[0].keys() | force.keys()) - _common(pair[0], force)
+        Behind a value that a run lacks all is computed again; others lie mostly behind what is looked for.
+        """
 
-        return min(self._kept, key=distance)[1] if self._kept else None
+        def distance(pair: tuple[Values, KeptRun]) -> tuple[int, int]:
+            common = _common(pair[0], force)
+            return len(force) - common, len(pair[0]) - common
+
+        return min(self._kept, key=distance)[1] if self._kept else shared_run(self.graph, self._replace)
 
 
 def _common(one: Values, other: Values) -> int:

@@ -17,6 +17,7 @@ from driftscope.errors import CannotLift
 from driftscope.explain.locate.narrowing import first_narrowing
 from driftscope.lift.choices import exact_choices
 from driftscope.lift.evidence import Evidence, SideLift, pairing_of
+from driftscope.lift.kept import look
 from driftscope.lift.reconcile.certify import Reconciled, reconcile
 from driftscope.lift.steps import Lifted, Step
 
@@ -69,7 +70,7 @@ def _chosen_exactly(a: Lifted, b: Lifted, evidence: Evidence) -> Reconciled:
 def _first_turned(graph: Lifted) -> Step | None:
     """The first step whose integers or comparisons fall otherwise when it chooses in float64."""
     chosen = _NotedChoices()
-    graph.run(observe=chosen)
+    look(graph, chosen)
     if not chosen.from_floats:
         return None
     watch = _Turned(chosen.by_step)

@@ -15,6 +15,7 @@ from driftscope.comparison.judge import in_float64
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.lift.evidence import Evidence
+from driftscope.lift.kept import look
 from driftscope.lift.reconcile.certify import OutputPairing, measure
 from driftscope.lift.steps import LiftedOutput, Step
 from driftscope.records.finding import Where
@@ -45,7 +46,7 @@ def taken_in_order(evidence: Evidence) -> Tied | None:
     noted = _NotedTies()
     forced = _TakenAlike(noted.choices)
     try:
-        b.run(observe=noted, replace={r.name: r.value for r in known.repairs_b})
+        look(b, noted, {r.name: r.value for r in known.repairs_b})
         if not noted.choices:
             return None
         outputs = a.run(observe=forced, replace={r.name: r.value for r in known.repairs_a})

@@ -14,6 +14,7 @@ from driftscope.explain.causes.weights import ChangedWeight, changed_weights
 from driftscope.explain.quantised.undoing import MEASURED, Quantisation, as_rounded, cost_of, same_as
 from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.evidence import Evidence
+from driftscope.lift.kept import look
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.repaired import RepairedGraph
 
@@ -54,11 +55,11 @@ def _repair(change: ChangedWeight) -> Repair:
 
 
 def _costs(side: str, exact: RepairedGraph, rounded: Sequence[ChangedWeight]) -> Quantisation:
-    clean, rows = exact.run(), []
+    clean, rows = look(exact), []
     for change in rounded[:MEASURED]:
         stored = change.constant.value.double()
         grid = IntegerGrid(change.constant.name, stored, stored, stored.bool())
-        moved = exact.run(replace={change.constant.name: stored})
+        moved = look(exact, replace={change.constant.name: stored}, keep=False)
         rows.append(cost_of(grid, change.partner.name, change.value, clean, moved) | {"how": change.alteration.words})
     dearest = max(range(len(rows)), key=lambda k: float(rows[k]["output"]))
     found = as_rounded(side, [c.alteration.words for c in rounded], rows)

@@ -19,6 +19,7 @@ from driftscope.comparison.measuring.spread import Ratio, lifted_drift
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.lift.finer import evaluate as finer
 from driftscope.lift.finer.evaluate import Loss
+from driftscope.lift.kept import look
 from driftscope.lift.reconcile import folds, matching, subgraphs, uses
 from driftscope.lift.reconcile.exact import exact_matches
 from driftscope.lift.reconcile.matching import Fingerprint, Repair
@@ -206,16 +207,18 @@ class _Attempt:
         self.a = ReconciledSide(a, result.plain_a, known=known)
         self.b = ReconciledSide(b, result.plain_b, like=self.a)
         self.result, self.pairing, self.thresholds = result, pairing, thresholds
+        # Rounded constants seldom make as much: the place will be looked for, by running this again.
+        self._far = any(d.value > _SMALL for d in result.before)
 
     def take(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
         """Put further repairs in force, in the place of earlier ones of the same constants."""
         result = self.result
         if repairs_a:
             result.repairs_a = _merged(result.repairs_a, repairs_a)
-            result.outputs_a = self.a.graph.run(replace=_values(result.repairs_a))
+            result.outputs_a = look(self.a.graph, replace=_values(result.repairs_a), keep=self._far)
         if repairs_b:
             result.repairs_b = _merged(result.repairs_b, repairs_b)
-            result.outputs_b = self.b.graph.run(replace=_values(result.repairs_b))
+            result.outputs_b = look(self.b.graph, replace=_values(result.repairs_b), keep=self._far)
         if repairs_a or repairs_b:
             result.drifts = measure(result.outputs_a, result.outputs_b, self.pairing, self.thresholds)
 

@@ -24,6 +24,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from driftscope.comparison.measuring.spread import largest_magnitude
+from driftscope.lift.kept import look
 from driftscope.lift.onnx.contrib.nchwc import blocked_filter
 from driftscope.lift.reconcile.affine import AffinePieces, Map, narrow
 from driftscope.lift.reconcile.matching import (
@@ -49,7 +51,7 @@ _PROBED, _PROBE_REACH, _PROBE_SHARE = 64, 64.0, 0.05
 _ALIKE = 16.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Candidate:
     """A tensor that folding would compute, with the sizes of its terms."""
 
@@ -60,6 +62,11 @@ class _Candidate:
     sources: tuple[str, ...]
     norms: tuple[float, float]
     slack: tuple[float, float]
+
+    @cached_property
+    def largest(self) -> float:
+        """The largest term."""
+        return largest_magnitude(self.size)
 
 
 class Folds:
@@ -77,7 +84,7 @@ class Folds:
 
     def __init__(self, graph: Lifted, constants: Sequence[Constant], meant: Mapping[str, torch.Tensor] | None = None):
         pieces = AffinePieces()
-        graph.run(observe=_as_meant(pieces, meant) if meant else pieces)
+        look(graph, _as_meant(pieces, meant) if meant else pieces, keep=False)
         found = [c for piece in pieces.folded for c in _candidates(piece)]
         self._candidates = sorted(found, key=lambda c: c.norms[1])
         self._sizes = [c.norms[1] for c in self._candidates]
@@ -197,7 +204,7 @@ def folded_values(graph: Lifted) -> dict[str, tuple[Constant, tuple[str, ...]]]:
         The fold, exact in float64, and the names of the constants that it was computed from.
     """
     pieces = AffinePieces()
-    graph.run(observe=pieces)
+    look(graph, pieces)
     found: dict[str, tuple[Constant, tuple[str, ...]]] = {}
     for candidate in (c for piece in pieces.folded for c in _candidates(piece)):
         # A piece gives a weight and a bias; the weight comes first.
@@ -237,7 +244,7 @@ def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.
     probe = np.linspace(0, stored.numel() - 1, min(stored.numel(), _PROBED)).astype(np.int64)
     # Not torch.unravel_index, which imports sympy.
     places = tuple(torch.from_numpy(place) for place in np.unravel_index(probe, stored.shape))
-    few, reach = stored[places], _PROBE_REACH * coarsest * torch.linalg.vector_norm(candidate.size, math.inf)
+    few, reach = stored[places], _PROBE_REACH * coarsest * candidate.largest
     for k, value in enumerate(arranged(candidate.exact, stored.shape)):
         some = value[places]
         # A large weight has many arrangements, most of which a few elements rule out.

@@ -26,6 +26,10 @@ class RepairedGraph:
         self._graph = graph
         self._values = {r.name: r.value for r in repairs}
 
+    def beneath(self, replace: Mapping[str, torch.Tensor]) -> tuple[Lifted, Mapping[str, torch.Tensor]]:
+        """The program as it is stored, and everything that is replaced in it."""
+        return self._graph, {**self._values, **replace}
+
     def constants(self) -> Sequence[Constant]:
         """Its constants, as stored."""
         return self._graph.constants()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from driftscope.lift.kept import look
 from driftscope.lift.reconcile.matching import HALF_ULP, Repair, ulp, uniform
 from driftscope.lift.reconcile.scalars import SIMPLE_BITS, SINGLE, significant_bits
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput
@@ -132,7 +133,7 @@ def solve_scalars(
         replace = dict(repaired)
         for unknown, number in numbers.items():
             replace.update(unknown.values(number))
-        return residual.vector(graph.run(replace=replace))
+        return residual.vector(look(graph, replace=replace, keep=False))
 
     starts = {u: float(repaired[u.constants[0].name].reshape(-1)[0]) if u.constants[0].name in repaired else u.stored
               for u in unknowns}  # fmt: skip

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from driftscope.lift.kept import look
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.scalars import near, numbers
 from driftscope.lift.steps import Constant, Lifted, Step, use_of
@@ -65,10 +66,10 @@ def _readers(graph: Lifted, names: set[str]) -> dict[str, dict[tuple[str, int], 
     """Which steps read each of these constants, by operator and place."""
     found: dict[str, dict[tuple[str, int], list[str]]] = {}
 
-    def look(step: Step) -> None:
+    def see(step: Step) -> None:
         for place, name in enumerate(step.input_names):
             if name in names and not step.constant:
                 found.setdefault(name, {}).setdefault((step.operator, place), []).append(step.name)
 
-    graph.run(observe=look)
+    look(graph, see)
     return found
