@@ -95,6 +95,35 @@ def test_a_step_in_progress_ends_with_the_budget() -> None:
     assert "ended after" in budget.left_out["explain"]
 
 
+class Nodes(Budget):
+    """A budget of so many nodes of float64 runs, whatever the time."""
+
+    most: int = 0
+
+    def check(self, step: str) -> None:
+        type(self).most -= 1
+        if self.most < 0:
+            self.left_out[step] = "not in this test"
+            raise BudgetSpent
+
+
+@pytest.mark.parametrize(("most", "verdict", "ended"), [
+    (0, ds.Verdict.INCONCLUSIVE, ["float64 evaluation"]),
+    (12, ds.Verdict.INCONCLUSIVE, ["float64 evaluation"]),
+    (60, ds.Verdict.DIFFERENT, ["explain"]),
+    (10**6, ds.Verdict.DIFFERENT, []),
+])  # fmt: skip
+def test_a_float64_run_ends_in_its_middle_where_the_budget_does(
+    pair: tuple[nn.Module, nn.Module], most: int, verdict: ds.Verdict, ended: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(Nodes, "most", most)
+    monkeypatch.setattr("driftscope.inquiry.Budget", Nodes)
+    c = ds.compare(*pair, X, budget_seconds=3600.0)
+    assert (c.verdict, left_out(c)) == (verdict, ended)
+    assert any(f.where.node for f in c.findings if not f.note) == (not ended)
+
+
 @pytest.mark.parametrize("value", [0, -1.0, float("nan")])
 def test_a_budget_is_a_positive_number(value: float, pair: tuple[nn.Module, nn.Module]) -> None:
     with pytest.raises(ds.InputError, match="budget_seconds"):

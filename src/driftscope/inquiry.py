@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from driftscope.explain.native import accumulations, nonfinite
 from driftscope.explain.native.kernels_alone import KernelLooks
 from driftscope.explain.native_runs import Case, Progress, judged_by_values, run_natively
 from driftscope.explain.weight_files import both_weights, compare_weights, reason_of
-from driftscope.lift.counting import counting
+from driftscope.lift.counting import Count, counting
 from driftscope.lift.evidence import Evidence, gather
 from driftscope.lift.kept import sharing_runs
 from driftscope.programs.budget import NO_MEMORY, Budget, BudgetSpent
@@ -132,7 +133,7 @@ def compare(
     case = Case(bound_a, bound_b, seed, say, findings, budget)
     release = [program for given, program in ((a, program_a), (b, program_b)) if given is not program]
     try:
-        with counting(getattr(progress, "count", None)), sharing_runs(_SHARE):
+        with counting(_counter(case, getattr(progress, "count", None))), sharing_runs(_SHARE):
             refused = _inquire(case, wanted, release)
     except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
         # Somebody who watches this process wants to know what is known; anybody else wants the exception.
@@ -170,7 +171,10 @@ def _inquire(case: Case, wanted: _Wanted, release: Sequence[Program]) -> Finding
     case.leaves = compare_leaves(case.results[0], case.results[2], flat=case.a.program.flat or case.b.program.flat)
     if not case.budget.allows(_LIFT, 4.0 * case.times["run"]):
         return None
-    sums = _measure(case, wanted)
+    try:
+        sums = _measure(case, wanted)
+    except BudgetSpent:
+        return None
     evidence = case.evidence or Evidence.none()
     looks = KernelLooks((case.a, case.b), evidence, case.seed)
     with case.step("judge", "Judging"):
@@ -181,12 +185,28 @@ def _inquire(case: Case, wanted: _Wanted, release: Sequence[Program]) -> Finding
         case.findings.extend(sums.explaining(case.outputs, case.slots))
     _explain(case, wanted, looks)
     if wanted.nodes and case.budget.allows("nodes", case.times["lift"]):
-        with case.step("nodes", "Measuring every value on the way"):
+        with contextlib.suppress(BudgetSpent), case.step("nodes", "Measuring every value on the way"):
             case.nodes = node_records(case.a, case.b, evidence, case.seed)
     return None
 
 
 _LIFT = "float64 evaluation"
+# What is left out where the budget ends inside a step.
+_ENDED = {"lift": _LIFT, "sums": "explain", "explain": "explain", "nodes": "nodes"}
+
+
+def _counter(case: Case, told: Count | None) -> Count | None:
+    """What the float64 runs tell how far they are: it also ends what they belong to when the budget is spent."""
+    if case.budget.seconds is None:
+        return told
+
+    def count(done: int, total: int) -> None:
+        if case.running in _ENDED:
+            case.budget.check(_ENDED[case.running])
+        if told is not None:
+            told(done, total)
+
+    return count
 
 
 def _measure(case: Case, wanted: _Wanted) -> accumulations.Sums:
@@ -203,9 +223,10 @@ def _measure(case: Case, wanted: _Wanted) -> accumulations.Sums:
         )  # fmt: skip
     if seen is None or not case.budget.allows("explain", case.times["lift"]):
         return accumulations.Sums()
-    with case.step("sums", "Asking in which order sums are added"):
+    with contextlib.suppress(BudgetSpent), case.step("sums", "Asking in which order sums are added"):
         natively = accumulations.Natively(case.results[0], case.results[2], case.leaves, case.slots)
         return accumulations.ask_sums(seen, case.evidence, natively, case.seed)
+    return accumulations.Sums()
 
 
 def _explain(case: Case, wanted: _Wanted, looks: KernelLooks) -> None:
@@ -215,7 +236,10 @@ def _explain(case: Case, wanted: _Wanted, looks: KernelLooks) -> None:
     explain = wanted.explain and "explain" not in case.budget.left_out
     explain = explain and case.budget.allows("explain", case.times["lift"] + reserved)
     with case.step("explain", "Looking for the place"):
-        case.found = _findings(evidence, case.outputs, case.codes, explain)
+        try:
+            case.found = _findings(evidence, case.outputs, case.codes, explain)
+        except BudgetSpent:
+            case.found, explain = _findings(evidence, case.outputs, case.codes, explain=False), False
         try:
             if explain or wanted.blame:
                 values = [v for _, v in case.results[0]], [v for _, v in case.results[2]]

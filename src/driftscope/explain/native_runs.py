@@ -63,6 +63,7 @@ class Case:
     findings: list[Finding]
     budget: Budget = field(default_factory=Budget)
     stage: str = ""
+    running: str = ""
     times: dict[str, float] = field(default_factory=dict)
     results: list[list[Any]] = field(default_factory=list)
     leaves: list[LeafComparison] = field(default_factory=list)
@@ -77,7 +78,7 @@ class Case:
         """Say what begins, and take its time."""
         self.say(words)
         tell(stage=name, step=words)
-        self.stage = words
+        self.stage, self.running = words, name
         start = time.perf_counter()
         try:
             yield

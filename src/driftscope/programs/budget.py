@@ -1,7 +1,8 @@
 """What a comparison may cost: which of its optional steps still fit, and which were left out.
 
-A budget is not a limit: nothing is ended by force. A step that is not expected to fit is not begun, in the order
-explain, nodes, repeated noise runs; what was measured is judged all the same.
+A step that is not expected to fit is not begun, in the order explain, nodes, repeated noise runs; a float64 evaluation
+ends at the node at which the budget is spent. What was measured is judged all the same. Programs that run natively, and
+the judging itself, are not ended.
 """
 
 from __future__ import annotations

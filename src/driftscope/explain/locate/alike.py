@@ -18,7 +18,7 @@ def alike_steps(view: View, parting: Parting) -> list[tuple[Visited, Visited]]:
     Returns
     -------
     list of (Visited, Visited)
-        In the order in which they run. That they part from A there is a guess.
+        In the order in which they run, those that give other values than A. That they part from A there is a guess.
     """
     steps, end = view.b.steps, parting.step.index
     length = end - min((s.index for s in parting.piece), default=end) + 1
@@ -31,9 +31,10 @@ def alike_steps(view: View, parting: Parting) -> list[tuple[Visited, Visited]]:
         if partner is None or step.operator != parting.step.operator or not step.outputs:
             continue
         other = view.a.steps[partner]
-        if (
-            other.operator == operator
-            and [s.operator for s in steps[step.index - length + 1 : step.index + 1]] == kinds
-        ):
+        mine, theirs = step.sketches[0], other.sketches[0]
+        if mine is None or theirs is None or mine.same(theirs):
+            continue  # nothing parts there
+        before = steps[step.index - length + 1 : step.index + 1]
+        if other.operator == operator and [s.operator for s in before] == kinds:
             found.append((step, other))
     return found

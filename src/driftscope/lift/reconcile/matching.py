@@ -189,6 +189,8 @@ def stores(stored: torch.Tensor, exact: torch.Tensor) -> bool:
     rounded = exact.to(stored.dtype)
     if stored.dtype.itemsize == 1:  # float8 has few operators of its own
         rounded, stored = rounded.to(torch.float32), stored.to(torch.float32)
+    if torch.equal(rounded, stored) and bool(torch.isfinite(stored).all()):
+        return True
     same = rounded == stored
     lost = torch.isinf(stored) & torch.isfinite(exact)
     if not bool(same.all()) and stored.dtype == torch.float16:
@@ -275,6 +277,12 @@ class WeightIndex:
         found = self._table(value.dtype).get(fingerprint(_unclamped(value)), ())
         return [c for c in found if narrower(value.dtype, c.value.dtype)]
 
+    def wider_namesake(self, constant: Constant) -> Constant | None:
+        """The tensor of the same name and shape in a wider format, if there is one."""
+        own = self._by_name.get(constant.name)
+        wider = own is not None and narrower(constant.value.dtype, own.value.dtype)
+        return own if own is not None and wider and own.value.shape == constant.value.shape else None
+
     def _table(self, fmt: torch.dtype) -> dict[Fingerprint, list[Constant]]:
         if fmt not in self._tables:
             table: dict[Fingerprint, list[Constant]] = {}
@@ -314,6 +322,10 @@ def same_name(one: str, other: str) -> bool:
 
 def match_weight(constant: Constant, index: WeightIndex, named: bool = False) -> Repair | None:
     """Find the wider weight that ``constant`` stores rounded, in whatever arrangement; ``named``: one of its name."""
+    # Nearly always it is the tensor of its name, as it stands: to see that, nothing has to be fingerprinted.
+    own = index.wider_namesake(constant)
+    if own is not None and stores(constant.value, own.value):
+        return _rounded(constant, own, own.value, index)
     # Rounded, two weights may be one: then names tell them apart, or the order in which they stand.
     partners = sorted(
         index.rounded_partners(constant.value),
@@ -324,12 +336,16 @@ def match_weight(constant: Constant, index: WeightIndex, named: bool = False) ->
             break
         for arranged in rearrangements(partner.value, constant.value.shape):
             if stores(constant.value, arranged):
-                words = f"{partner.name} rounded to {str(constant.value.dtype).removeprefix('torch.')}"
-                moved = int((arranged.to(constant.value.dtype) != constant.value).sum())
-                words += f", {counted(moved, 'element')} of it clamped" if moved else ""
-                index.takers[partner.name] = constant.name
-                return Repair(constant.name, arranged.to(torch.float64), "weight", words, constant, (partner.name,))
+                return _rounded(constant, partner, arranged, index)
     return None
+
+
+def _rounded(constant: Constant, partner: Constant, arranged: torch.Tensor, index: WeightIndex) -> Repair:
+    words = f"{partner.name} rounded to {str(constant.value.dtype).removeprefix('torch.')}"
+    moved = int((arranged.to(constant.value.dtype) != constant.value).sum())
+    words += f", {counted(moved, 'element')} of it clamped" if moved else ""
+    index.takers[partner.name] = constant.name
+    return Repair(constant.name, arranged.to(torch.float64), "weight", words, constant, (partner.name,))
 
 
 # Weights joined along one axis may be made of weights joined along another: directions of an LSTM, of two biases each.

@@ -1,0 +1,99 @@
+"""Places that look alike are tried in one run: the same are found as when each is tried by itself."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from torch import nn
+
+import driftscope as ds
+from driftscope.explain.locate import locating
+from driftscope.explain.locate.locating import Search
+
+X = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(4))
+
+
+@pytest.fixture(scope="module")
+def encoder() -> tuple[nn.Module, onnx.ModelProto]:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, activation="gelu")
+    module = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exported = torch.onnx.export(module, (X,), dynamo=True, verbose=False)
+    return module, exported.model_proto
+
+
+def _set(model: onnx.ModelProto, operator: str, layers: tuple[int, ...], **attributes: object) -> list[str]:
+    nodes = [n for n in model.graph.node if n.op_type == operator]
+    for node in (nodes[k] for k in layers):
+        kept = [a for a in node.attribute if a.name not in attributes]
+        del node.attribute[:]
+        node.attribute.extend([*kept, *(helper.make_attribute(k, v) for k, v in attributes.items())])
+    return [nodes[k].name for k in layers]
+
+
+def _gelus(*layers: int) -> Callable[[onnx.ModelProto], list[str]]:
+    return lambda model: _set(model, "Gelu", layers, approximate="tanh")
+
+
+def _norms(*layers: int) -> Callable[[onnx.ModelProto], list[str]]:
+    return lambda model: _set(model, "LayerNormalization", layers, epsilon=1e-3)
+
+
+def _weight(model: onnx.ModelProto) -> list[str]:
+    """Other numbers in a weight of the third layer."""
+    node = [n for n in model.graph.node if n.op_type == "Gemm"][2]
+    tensor = next(i for i in model.graph.initializer if i.name == node.input[1])
+    value = numpy_helper.to_array(tensor).copy()
+    value[0] *= 3
+    tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    return [node.name]
+
+
+CHANGES = {
+    "in every layer": [_gelus(0, 1, 2, 3)],
+    "in some layers": [_gelus(0, 2, 3)],
+    "more than are told": [_norms(*range(8))],
+    "with another between": [_gelus(0, 1, 2, 3), _norms(4)],
+    "of two kinds": [_gelus(0, 1, 2), _norms(0, 2)],
+    "with a weight between": [_gelus(0, 1, 3), _weight],
+}
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("turned", [False, True], ids=["B changed", "A changed"])
+def test_alike_places_are_found_together_as_one_by_one(encoder, changes, turned: bool, monkeypatch: pytest.MonkeyPatch):
+    module, model = encoder
+    broken = copy.deepcopy(model)
+    names = [name for change in changes for name in change(broken)]
+    pair = (broken, module) if turned else (module, broken)
+    runs, follow = [0], Search.follow
+
+    def followed(*args: object) -> object:
+        runs[0] += 1
+        return follow(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Search, "follow", followed)
+    together, cost = _told(*pair), runs[0]
+    monkeypatch.setattr(locating, "alike_steps", lambda *_args: [])
+    alone = _told(*pair)
+    assert together == alone
+    assert together
+    if len(changes) == 1 and not turned:
+        assert [told[1] for told in together] == names[:5]
+        assert cost < runs[0] - cost
+
+
+def _told(a: object, b: object) -> list[tuple[object, ...]]:
+    found = ds.compare(a, b, X).findings
+    return [(f.code, f.where.node, f.what, f.why, f.fix, f.verified) for f in found if not f.note]
