@@ -256,5 +256,6 @@ def look(
     if shared is None:
         return graph.run(observe=observe, replace=replace)
     base, own = shared.of(graph, replace or {})
-    with reusing(Reuse(base, own if keep else None)):
+    # Without an observer the steps inside fused ones are not shown, and somebody who looks later would miss them.
+    with reusing(Reuse(base, own if keep and observe is not None else None)):
         return graph.run(observe=observe, replace=replace)
