@@ -203,11 +203,9 @@ def lacking(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reas
         works, values = trials.as_in_a(end, way[-1].outputs[0])
         if works:
             first, last = (f"{s.name} ({s.operator}{_line(s)})" for s in (way[0], way[-1]))
-            more = f"one step more, {last}," if len(way) == 1 else f"{len(way)} steps more, from {first} to {last},"
-            fix = (
-                f"Compute {last} there, as A does." if len(way) == 1 else f"Compute {first} to {last} there, as A does."
-            )
-            return Reason(f"A has {more} before what reads {name} here", fix, True, values=values)
+            steps = last if len(way) == 1 else f"{first} to {last}"
+            words = f"{outside[name].name} reads {name} as it is, where A computes {steps} of it first"
+            return Reason(words, f"Compute {steps} there, as A does.", True, values=values)
     return None
 
 
