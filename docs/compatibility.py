@@ -212,6 +212,10 @@ def _personalities() -> list[str]:
         "the instructions of an older processor (`tests/instruction_sets.py`), `OMP_NUM_THREADS` is set, and the order",
         "of the tests is drawn from a number. The rows are from processors without AVX-512.",
         "",
+        "The native library was run with AVX-512 in the emulator Bochs (`tests/accumulation/emulated`, a slow test):",
+        "every entry point on hostile numbers gives the bits of AVX2, of the baseline, of 64-bit Arm under qemu, and",
+        "of plain loops.",
+        "",
         "| instructions | threads | order | passed | failed | skipped | measured |",
         "|---|---|---|---|---|---|---|",
     ]

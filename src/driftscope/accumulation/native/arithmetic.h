@@ -3,6 +3,7 @@
 #define DRIFTSCOPE_ARITHMETIC_H
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #define ON_X86 1
 typedef unsigned int arithmetic;

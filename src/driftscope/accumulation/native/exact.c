@@ -175,15 +175,27 @@ static const block_kernels *kernels = NULL;
 static int level_in_use = PLAIN;
 static int tells = 0; /* whether the processor says that something was rounded: an emulator need not */
 
+#if ON_X86
+/* Compilers before GCC 11 do not know the name of f16c; a compiler's own test says that the system keeps the registers. */
+static int has_float16(void) {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
+/* Everything that a TARGET of this library names, or that a compiler may use for it: with AVX-512F an fma of single
+ * numbers may be written with the older encoding, which is FMA's. */
 static int best_level(void) {
 #if ON_X86
     __builtin_cpu_init();
+    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_float16())) return PLAIN;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx2"))
+        __builtin_cpu_supports("avx512vl"))
         return AVX512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
-#endif
+    return AVX2;
+#else
     return PLAIN;
+#endif
 }
 
 /* One rounded element among many exact ones has to be seen, and many exact ones have to be taken. */
