@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from driftscope.errors import CannotLift
 from driftscope.explain.quantised.findings import tried, wrong_weight
+from driftscope.explain.quantised.float_graph import float_graph
 from driftscope.explain.quantised.originals import float_weights
 from driftscope.explain.quantised.undoing import (
     MEASURED,
@@ -21,43 +20,8 @@ from driftscope.explain.quantised.undoing import (
 from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.formulas.quantisation import undone
-from driftscope.lift.reconcile.repaired import RepairedGraph
-from driftscope.lift.steps import Lifted, LiftedOutput, Observer, Step
+from driftscope.lift.steps import Lifted, Step
 from driftscope.records.finding import Where
-
-
-class FloatGraph(RepairedGraph):
-    """A lifted program that multiplies floats where it multiplies integers.
-
-    Parameters
-    ----------
-    graph : Lifted
-    exact : mapping of str to torch.Tensor
-        By step: the weight to multiply with, float64.
-    stored : mapping of str to torch.Tensor
-        By constant that holds integers: the numbers that they are the rounding of, float64.
-    """
-
-    def __init__(
-        self, graph: Lifted, exact: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor] | None = None
-    ):
-        super().__init__(graph, ())
-        self._exact = exact
-        self._values = dict(stored or {})
-
-    def run(
-        self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
-    ) -> list[LiftedOutput]:
-        """Evaluate once in float64."""
-        with undone(self._exact):
-            return super().run(observe=observe, replace=replace)
-
-    def constant_values(
-        self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, torch.Tensor]:
-        """Evaluate the constant subgraphs alone."""
-        with undone(self._exact):
-            return super().constant_values(observe=observe, replace=replace)
 
 
 def packed_quantisation(evidence: Evidence) -> Quantisation | None:
@@ -80,7 +44,7 @@ def packed_quantisation(evidence: Evidence) -> Quantisation | None:
         taken.add(partner[0].name)
         if not weight.rounds(partner[1]):
             wrong.append(wrong_weight(weight, partner[0].name, partner[1], where))
-    floats = FloatGraph(graph, exact)
+    floats = float_graph(graph, exact)
     same = same_as(side, other, floats, evidence)
     if wrong:
         return Quantisation(side, wrong=tried(wrong, same))
@@ -89,7 +53,7 @@ def packed_quantisation(evidence: Evidence) -> Quantisation | None:
     clean, rows = floats.run(), []
     for weight, _ in weights[index][:MEASURED]:
         name = weight.name
-        moved = FloatGraph(graph, exact | {name: weight.value}).run()
+        moved = float_graph(graph, exact | {name: weight.value}).run()
         rows.append(cost_of(weight, names[name], exact[name], clean, moved))
     if all(weight.in_half for weight, _ in weights[index]):
         return as_rounded(side, ["rounded to float16"] * len(names), rows)
@@ -108,6 +72,7 @@ def _packed(graph: Lifted | None) -> list[tuple[IntegerGrid, Where]]:
     try:
         with undone({}) as found:
             graph.run(observe=see)
+            graph.constant_values(observe=see)  # a layer may multiply a table of positions
     except CannotLift:
         return []
     return [(IntegerGrid(name, *parts), places.get(name, Where())) for name, parts in found.seen.items()]

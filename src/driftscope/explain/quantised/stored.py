@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from driftscope.errors import CannotLift
 from driftscope.explain.quantised.originals import computed_constants, float_weights
-from driftscope.explain.quantised.packed import FloatGraph
+from driftscope.explain.quantised.float_graph import Dequantised, dequantised_as, float_graph
 from driftscope.explain.quantised.undoing import (
     MEASURED,
     Quantisation,
@@ -20,7 +20,7 @@ from driftscope.explain.quantised.undoing import (
 from driftscope.explain.quantised.weights import IntegerGrid, layouts
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.matching import same_name
-from driftscope.lift.steps import Constant, Lifted, Origin
+from driftscope.lift.steps import Constant, Lifted
 
 _ROUNDING = "quantized_decomposed.quantize"
 _SMALL = (torch.int8, torch.uint8)
@@ -45,35 +45,33 @@ def stored_quantisation(evidence: Evidence) -> Quantisation | None:
     found = _grids(graph, integers[index], [*float_weights(other), *computed_constants(other)])
     if found is None:
         return None  # whose integers these are is not known
-    grids = {key: grid for key, (grid, *_) in found.items()}
-    names = {key: (name, exact) for key, (_, name, exact, _) in found.items()}
-    zeros = {key: zero for key, (*_, zero) in found.items()}
-    quotients = {key: names[key][1] / grid.step + zeros[key] for key, grid in grids.items()}
+    quotients = {key: quotient for key, (*_, quotient) in found.items()}
+    integers_of = {c.name: c.value.detach().cpu().to(torch.float64) for c in integers[index]}
     try:
-        floats = _floats(graph, quotients)
+        floats = float_graph(graph, stored=quotients)
         if not same_as(side, other, floats, evidence):
             return None
         clean = floats.run()
         rows = [
-            cost_of(
-                grid, *names[key], clean, _floats(graph, quotients | {key: grid.value / grid.step + zeros[key]}).run()
-            )
-            for key, grid in list(grids.items())[:MEASURED]
+            cost_of(grid, name, exact, clean, float_graph(graph, stored=quotients | {key: integers_of[key]}).run())
+            for key, (grid, name, exact, _) in list(found.items())[:MEASURED]
         ]
     except CannotLift:
         return None
-    return as_quantised(side, [name for name, _ in names.values()], rows, clean)
+    return as_quantised(side, [name for _, name, _, _ in found.values()], rows, clean)
 
 
-_Found = tuple[IntegerGrid, str, torch.Tensor, float]
+# The grid, the weight's name, the weight laid out alike, and the integers as they were before they were rounded.
+_Found = tuple[IntegerGrid, str, torch.Tensor, torch.Tensor]
 
 
 def _grids(graph: Lifted, integers: Sequence[Constant], weights: Sequence[Constant]) -> dict[str, _Found] | None:
-    """By constant, what :func:`_grid` finds; None where one of them is the rounding of nothing.
+    """By constant, the weight that its integers are the rounding of; None where one of them is the rounding of nothing.
 
     Of several weights that round to the same integers it is one of their name, or one that none stands for yet, and
     of several scales the one beside them.
     """
+    plain = graph.constant_values()
     order = {c.name: k for k, c in enumerate(graph.constants())}
     scales = [(order[c.name], c.value.to(torch.float64)) for c in graph.constants() if c.value.dtype.is_floating_point]
     grids: dict[str, _Found] = {}
@@ -81,7 +79,11 @@ def _grids(graph: Lifted, integers: Sequence[Constant], weights: Sequence[Consta
         name, taken = constant.name, {found[1] for found in grids.values()}
         free = sorted(weights, key=lambda w, name=name, taken=taken: (not same_name(w.name, name), w.name in taken))  # type: ignore[misc]
         near = sorted(scales, key=lambda s, name=name: abs(s[0] - order[name]))  # type: ignore[misc]
-        found = _grid(constant, free, [scale for _, scale in near])
+        made = dequantised_as(graph, constant, plain)
+        if made is not None and made.is_zero_point:
+            continue
+        found = None if made is None else _scaled(constant, made, free)
+        found = found or _grid(constant, free, [scale for _, scale in near])
         if found is None:
             return None
         grids[name] = found
@@ -92,15 +94,9 @@ def _integers(graph: Lifted | None) -> list[Constant]:
     """The stored tensors of small integers of a torch program that are more than indices: each with many levels."""
     if graph is None or graph.kind != "torch":
         return []
-    return [c for c in graph.constants() if c.value.dtype in _SMALL and c.value.dim() >= 2]
-
-
-def _floats(graph: Lifted, quotients: Mapping[str, torch.Tensor]) -> FloatGraph:
-    """A program that rounds nothing to integers, what it computes from constants alone included."""
-    rounded, meant = graph.constant_values(), FloatGraph(graph, {}, quotients).constant_values()
-    moved = {n: v for n, v in meant.items() if n in rounded and not torch.equal(v, rounded[n])}
-    tables = {c.name: moved[c.name] for c in graph.constants() if c.origin is Origin.COMPUTED and c.name in moved}
-    return FloatGraph(graph, {}, {**quotients, **tables})
+    small = (c for c in graph.constants() if c.value.dtype in _SMALL and c.value.dim() >= 2)
+    # One number everywhere is a zero point.
+    return [c for c in small if not bool((c.value == c.value.reshape(-1)[:1]).all())]
 
 
 def _rounds(graph: Lifted | None) -> bool:
@@ -122,7 +118,21 @@ def _grid(constant: Constant, weights: Sequence[Constant], scales: Sequence[torc
                 for step in _steps(stored - zero, exact, scales):
                     grid = IntegerGrid(constant.name, (stored - zero) * step, step, edge)
                     if grid.rounds(exact):
-                        return grid, weight.name, exact, zero
+                        return grid, weight.name, exact, exact / step + zero
+    return None
+
+
+def _scaled(constant: Constant, made: Dequantised, weights: Sequence[Constant]) -> _Found | None:
+    """The weight whose rounding is what a program makes of its integers by scales and zero points of any layout."""
+    stored = constant.value.detach().cpu().to(torch.float64)
+    limits = torch.iinfo(constant.value.dtype)
+    # Integers of fewer bits are stored as these too.
+    edge = (stored <= max(limits.min, stored.min())) | (stored >= min(limits.max, stored.max()))
+    grid = IntegerGrid(constant.name, made.value, made.step.abs(), edge)
+    for weight in weights:
+        for exact in layouts(weight.value, stored.shape):
+            if grid.rounds(exact):
+                return grid, weight.name, exact, stored + (exact - made.value) / made.step
     return None
 
 

@@ -27,7 +27,9 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
     index : WeightIndex
         The other program's tensors.
     """
-    numbers = scalars.Candidates(scalars.numbers(others), side.single)
+    # A kernel may have rounded a literal that the same program writes exactly elsewhere (rms_norm its epsilon).
+    written = [c for c in side.constants if c.origin is Origin.LITERAL and c.value.dtype == torch.float64]
+    numbers = scalars.Candidates(scalars.numbers(others), side.single, scalars.numbers(written))
     repairs: list[Repair] = []
     for constant in side.constants:
         if constant.value.is_complex():
