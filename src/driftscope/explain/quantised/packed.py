@@ -51,13 +51,14 @@ def packed_quantisation(evidence: Evidence) -> Quantisation | None:
     if not same:
         return None
     clean, rows = floats.run(), []
-    for weight, _ in weights[index][:MEASURED]:
-        name = weight.name
-        moved = float_graph(graph, exact | {name: weight.value}).run()
-        rows.append(cost_of(weight, names[name], exact[name], clean, moved))
+    # A layer that is called several times is one weight.
+    calls = {partner: [w for w, _ in weights[index] if names[w.name] == partner] for partner in names.values()}
+    for partner, own in list(calls.items())[:MEASURED]:
+        moved = float_graph(graph, exact | {w.name: w.value for w in own}).run()
+        rows.append(cost_of(own[0], partner, exact[own[0].name], clean, moved))
     if all(weight.in_half for weight, _ in weights[index]):
-        return as_rounded(side, ["rounded to float16"] * len(names), rows)
-    return as_quantised(side, list(names.values()), rows, clean)
+        return as_rounded(side, ["rounded to float16"] * len(calls), rows)
+    return as_quantised(side, list(calls), rows, clean)
 
 
 def _packed(graph: Lifted | None) -> list[tuple[IntegerGrid, Where]]:

@@ -64,10 +64,13 @@ class Undoing:
     seen : dict of str to tuple of torch.Tensor
         By step: what the integers of its weight stand for, the scale (broadcasts), and where an integer is the
         smallest or largest.
+    integers : set of int
+        The values of a program that stand unrounded where it has integers.
     """
 
     def __init__(self, exact: Mapping[str, Tensor]):
         self.exact = exact
+        self.integers: set[int] = set()
         self.seen: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
     def weight(self, step: str, value: Tensor, scale: Tensor, edge: Tensor) -> Tensor:

@@ -20,7 +20,10 @@ from driftscope.lift.steps import Kind, Observer, Rounding, Step
 from driftscope.lift.torch.call import Call, StepInputs, TensorArgument, default_dtype, lift_native, split_arguments
 from driftscope.lift.torch.entries import AtenCall, Ref, Tape, TensorValue, lifted_dtype, references
 from driftscope.lift.torch.ops import rules
+from driftscope.lift.torch.ops.quantised import left_out
 
+# What quantised integers are stored as, and what sums of their products are.
+_QUANTISED = (torch.int8, torch.uint8, torch.int32)
 # What a part of a fused kernel would be called on its own.
 _OPERATORS = {Kind.DOT: "aten.matmul", Kind.SOFTMAX: "aten._softmax"}
 
@@ -135,7 +138,7 @@ class Replay:
         self, entry: AtenCall, call: Call, formats: list[torch.dtype | None]
     ) -> tuple[list[torch.Tensor | None], Rounding]:
         try:
-            outputs, rounding = rules.evaluate(call)
+            outputs, rounding = left_out(call) or rules.evaluate(call)
             rounding = rounding if self.tape.rounds is None else self.tape.rounds(call, rounding)
         except (RuntimeError, TypeError, LookupError, ValueError, AssertionError, ArithmeticError) as error:
             words = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -347,8 +350,8 @@ def _is_real(tensor: torch.Tensor | None) -> bool:
 
 
 def _unrounded(tensor: torch.Tensor, value: TensorValue) -> bool:
-    """Whether a float stands where a program keeps a quantised integer, because its quantisation is left out."""
-    return tensor.is_floating_point() and value.format in (torch.int8, torch.uint8) and undoing() is not None
+    """Whether a float stands where a program keeps a quantised integer, or a sum of products of such integers."""
+    return tensor.is_floating_point() and value.format in _QUANTISED and undoing() is not None
 
 
 def _same_layout(tensor: torch.Tensor, value: TensorValue) -> bool:

@@ -10,10 +10,48 @@ from driftscope.lift.formulas.quantisation import along, dequantised, undoing
 from driftscope.lift.formulas.terms import EXACT, ROUND
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call
+from driftscope.lift.torch.entries import references
 from driftscope.lift.torch.ops.decisions import natively
 from driftscope.lift.torch.ops.registry import Outputs, rule
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.ulp import ulp_at
+
+
+# What stands between the rounding to an integer and its storage: a zero point, and the limits that it saturates at.
+_SHIFTS, _LIMITS = frozenset({"add", "sub", "view", "reshape", "clone"}), frozenset({"clamp", "minimum", "maximum"})
+_SMALL = (torch.int8, torch.uint8)
+
+
+def left_out(call: Call) -> tuple[Outputs, Rounding] | None:
+    """What a step gives where quantisation is undone, if it is a part of one written out, as torchao does: its input.
+
+    Rounding, limits and storage of an integer; a product of such integers is one of floats. None for other steps.
+    """
+    undone, name, made = undoing(), call.facts.name, call.entry.outputs
+    if undone is None or not made or made[0] is None:
+        return None
+    if name == "round":
+        undone.integers.update(_stored_as_integers(call))
+    elif name not in (*_LIMITS, "_to_copy", "_int_mm"):
+        return None
+    if name == "_int_mm" and call.value("self").is_floating_point():
+        return [call.value("self") @ call.value("mat2").to(torch.float64)], ROUND
+    return ([call.value("self")], EXACT) if made[0] in undone.integers else None
+
+
+def _stored_as_integers(call: Call) -> set[int]:
+    """The values from a rounding to the small integer that it is stored as; none where it is another rounding."""
+    tape, reached = call.replay.tape, {o for o in call.entry.outputs if o is not None}
+    for entry in tape.entries[call.entry.index + 1 :]:
+        if reached.isdisjoint(references(entry.args, entry.kwargs)):
+            continue
+        made = {o for o in entry.outputs if o is not None}
+        if any(tape.values[o].format in _SMALL for o in made):
+            return reached | made
+        if entry.facts.name not in _SHIFTS | _LIMITS:
+            break
+        reached |= made
+    return set()
 
 
 @rule("dequantize", "dequantize_self")
