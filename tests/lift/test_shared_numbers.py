@@ -56,3 +56,73 @@ def test_one_and_nearly_one_stored_once(element: int, dtype: torch.dtype, eps: f
 def test_a_number_that_the_format_tells_apart_is_another(high: float) -> None:
     x = torch.tensor([0.0, 1.0, 0.5, 0.25, 2.0, 0.75, -1.0, 0.125], dtype=torch.float16)
     assert ds.compare(Logit(1e-2), as_exported(TensorProto.FLOAT16, 1e-2, high), (x,)).verdict == "DIFFERENT"
+
+
+class Normed(nn.Module):
+    """An epsilon as a literal, and the same in rms_norm, whose kernel rounds it to float32."""
+
+    def __init__(self, eps: float = 1e-5):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.randn(16, 16, generator=torch.Generator().manual_seed(0)) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x @ self.weight
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return x + nn.functional.rms_norm(0.01 * x, (16,), eps=self.eps)
+
+
+class Stored(Normed):
+    """The same with one stored number for both, as exporters write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("epsilon", torch.tensor(1e-5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for factor in (1.0, 0.01):
+            given, before = (x @ self.weight if factor == 1.0 else factor * x), x
+            x = given * torch.rsqrt(given.pow(2).mean(-1, keepdim=True) + self.epsilon)
+        return before + x
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(("eps", "same"), [(1e-5, True), (1.0001e-5, False)])
+def test_a_literal_that_a_kernel_rounded_is_the_one_written_elsewhere(eps: float, same: bool, swapped: bool) -> None:
+    x = 0.01 * torch.randn(4, 16, generator=torch.Generator().manual_seed(1))
+    pair = Normed(eps), Stored()
+    found = ds.compare(*(reversed(pair) if swapped else pair), (x,))
+    assert (found.verdict in ("IDENTICAL", "ROUNDING")) == same
+    assert ("not the same function" in found.reason or any(f.code == "N016" for f in found.findings)) != same
+
+
+class Weighed(nn.Module):
+    """A number that is computed from weights, with cancellation, and an activation behind it."""
+
+    def __init__(self, folded: float | None = None):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.folded, self.last = folded, torch.sigmoid
+        self.one, self.two = (nn.Parameter(0.3 * torch.randn(2, 8, generator=generator)) for _ in range(2))
+
+    def number(self) -> Tensor:
+        return torch.exp((self.one[0] * self.one[1]).sum()) - torch.exp((self.two[0] * self.two[1]).sum())
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = self.number() if self.folded is None else torch.tensor(self.folded)
+        return self.last(torch.sin(x) - number * torch.relu(x))
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_number_folded_with_another_rounding_is_not_blamed_for_another_function(swapped: bool) -> None:
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        healthy = Weighed()
+        broken = Weighed(float(healthy.number()) + 2.0**-24)
+        pair = healthy, broken
+        assert ds.compare(*(reversed(pair) if swapped else pair), (x,)).verdict in ("IDENTICAL", "ROUNDING")
+        broken.last = nn.functional.hardsigmoid
+        found = ds.compare(*(reversed(pair) if swapped else pair), (x,))
+    assert found.verdict == "DIFFERENT"
+    assert "sigmoid" in str(found.first.where.operator)
+    assert not any("add" in f.why or "sub" in f.why for f in found.findings if not f.note)

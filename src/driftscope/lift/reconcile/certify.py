@@ -21,7 +21,7 @@ from driftscope.lift.finer import evaluate as finer
 from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.kept import look
 from driftscope.lift.reconcile import folds, matching, subgraphs, uses
-from driftscope.lift.reconcile.exact import exact_matches
+from driftscope.lift.reconcile.exact import exact_matches, rounded_literals
 from driftscope.lift.reconcile.matching import Fingerprint, Repair
 from driftscope.lift.reconcile.shortcuts import without_thresholds
 from driftscope.lift.reconcile.sides import (
@@ -275,9 +275,10 @@ def _merged(old: Sequence[Repair], new: Sequence[Repair]) -> list[Repair]:
 def _exact(attempt: _Attempt) -> None:
     """Every constant of one side that stores, rounded, a constant of the other."""
     a, b = attempt.a, attempt.b
-    repairs_a = exact_matches(a, b.constants, b.index)
+    own_a, own_b = rounded_literals(a), rounded_literals(b)
+    repairs_a = _merged(own_a, exact_matches(a, with_exact_scalars(b.constants, own_b), b.index))
     # A number that A itself stores rounded is traced first, so that B is traced to the same exact number.
-    repairs_b = exact_matches(b, with_exact_scalars(a.constants, repairs_a), a.index)
+    repairs_b = _merged(own_b, exact_matches(b, with_exact_scalars(a.constants, repairs_a), a.index))
     repairs_a = one_side_only(repairs_a, repairs_b)
     attempt.result.inner_b = b.inner
     attempt.take(repairs_a, repairs_b)

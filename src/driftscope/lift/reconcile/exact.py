@@ -16,6 +16,23 @@ from driftscope.lift.steps import Constant, Origin
 _FEW = 8
 
 
+def rounded_literals(side: ReconciledSide) -> list[Repair]:
+    """Literals that a kernel rounded on their way (rms_norm its epsilon), where the program writes them exactly too.
+
+    Parameters
+    ----------
+    side : ReconciledSide
+    """
+    written = [c for c in side.constants if c.origin is Origin.LITERAL and c.value.dtype == torch.float64]
+    numbers = scalars.Candidates(scalars.numbers(written), side.single)
+    found = ((c, numbers.of(c)) for c in written if c.frontier)
+    return [
+        Repair(c.name, torch.full(c.value.shape, n[0].value, dtype=torch.float64), "scalar", n[0].words, c)
+        for c, n in found
+        if n
+    ]
+
+
 def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: WeightIndex) -> list[Repair]:
     """Match the constants of one side with the other's; what is left, and what only subgraphs read, stays there.
 
@@ -27,9 +44,7 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
     index : WeightIndex
         The other program's tensors.
     """
-    # A kernel may have rounded a literal that the same program writes exactly elsewhere (rms_norm its epsilon).
-    written = [c for c in side.constants if c.origin is Origin.LITERAL and c.value.dtype == torch.float64]
-    numbers = scalars.Candidates(scalars.numbers(others), side.single, scalars.numbers(written))
+    numbers = scalars.Candidates(scalars.numbers(others), side.single)
     repairs: list[Repair] = []
     for constant in side.constants:
         if constant.value.is_complex():

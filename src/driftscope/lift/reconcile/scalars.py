@@ -92,21 +92,17 @@ class Candidates:
     pool : sequence of MeantNumber
     single : bool
         As for :func:`scalar_candidates`.
-    own : sequence of MeantNumber
-        What the program itself writes as literals: another of its literals may be one of them, rounded.
     """
 
-    def __init__(self, pool: Sequence[MeantNumber], single: bool, own: Sequence[MeantNumber] = ()):
-        self._pool, self._single, self._own = pool, single, own
+    def __init__(self, pool: Sequence[MeantNumber], single: bool):
+        self._pool, self._single = pool, single
         self._known: dict[tuple[float | None, torch.dtype], list[MeantNumber]] = {}
 
     def of(self, constant: Constant) -> list[MeantNumber]:
         """Return what :func:`scalar_candidates` does."""
         key = uniform(constant), constant.value.dtype
         if key not in self._known:
-            exact = constant.value.dtype == torch.float64
-            found = scalar_candidates(constant, self._pool, self._single)
-            self._known[key] = found or (scalar_candidates(constant, self._own, self._single) if exact else [])
+            self._known[key] = scalar_candidates(constant, self._pool, self._single)
         return self._known[key]
 
 
