@@ -52,10 +52,10 @@ def packed_quantisation(evidence: Evidence) -> Quantisation | None:
         return None
     clean, rows = floats.run(), []
     # A layer that is called several times is one weight.
-    calls = {partner: [w for w, _ in weights[index] if names[w.name] == partner] for partner in names.values()}
-    for partner, own in list(calls.items())[:MEASURED]:
+    calls = {name: [w for w, _ in weights[index] if names[w.name] == name] for name in names.values()}
+    for reference, own in list(calls.items())[:MEASURED]:
         moved = float_graph(graph, exact | {w.name: w.value for w in own}).run()
-        rows.append(cost_of(own[0], partner, exact[own[0].name], clean, moved))
+        rows.append(cost_of(own[0], reference, exact[own[0].name], clean, moved))
     if all(weight.in_half for weight, _ in weights[index]):
         return as_rounded(side, ["rounded to float16"] * len(calls), rows)
     return as_quantised(side, list(calls), rows, clean)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from driftscope.errors import CannotLift
-from driftscope.explain.quantised.originals import computed_constants, float_weights
 from driftscope.explain.quantised.float_graph import Dequantised, dequantised_as, float_graph
+from driftscope.explain.quantised.originals import computed_constants, float_weights
 from driftscope.explain.quantised.undoing import (
     MEASURED,
     Quantisation,
@@ -125,9 +125,8 @@ def _grid(constant: Constant, weights: Sequence[Constant], scales: Sequence[torc
 def _scaled(constant: Constant, made: Dequantised, weights: Sequence[Constant]) -> _Found | None:
     """The weight whose rounding is what a program makes of its integers by scales and zero points of any layout."""
     stored = constant.value.detach().cpu().to(torch.float64)
-    limits = torch.iinfo(constant.value.dtype)
-    # Integers of fewer bits are stored as these too.
-    edge = (stored <= max(limits.min, stored.min())) | (stored >= min(limits.max, stored.max()))
+    # Integers of fewer bits are stored as these too: their ends are the smallest and the largest that is there.
+    edge = (stored == stored.min()) | (stored == stored.max())
     grid = IntegerGrid(constant.name, made.value, made.step.abs(), edge)
     for weight in weights:
         for exact in layouts(weight.value, stored.shape):

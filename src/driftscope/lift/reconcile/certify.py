@@ -326,7 +326,7 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
     ]
     attempt.take(*tensors)
     if not attempt.result.same_function:
-        # A chance match of single numbers is likelier than one of tables, but others may still be in the way of a proof.
+        # Single numbers match by chance more easily than tables; but others may still be in the way of a proof.
         attempt.take_if_closer(*numbers)
     if not attempt.result.same_function and not any(shared):
         # Bits in another order may be another table: natively, one of i * (j / n) is one of j * (i / n), transposed.

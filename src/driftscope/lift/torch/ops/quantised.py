@@ -16,7 +16,6 @@ from driftscope.lift.torch.ops.registry import Outputs, rule
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.ulp import ulp_at
 
-
 # What stands between the rounding to an integer and its storage: a zero point, and the limits that it saturates at.
 _SHIFTS, _LIMITS = frozenset({"add", "sub", "view", "reshape", "clone"}), frozenset({"clamp", "minimum", "maximum"})
 _SMALL = (torch.int8, torch.uint8)
