@@ -12,8 +12,9 @@ _COLUMNS = ("clean", "really wrong", "answered wrongly", "inconclusive", "does n
 
 
 def really_wrong(row: Row) -> bool:
-    """Whether a tool's result is another function by a number that was put right and tried."""
-    return row["verdict"] == "DIFFERENT" and row["codes"][:1] == ["W012"] and row["more"].get("verified") is True
+    """Whether a tool's result is another function by a number, or by an optimiser, without which it was seen right."""
+    named = row["codes"][:1] in (["W012"], ["O013"])
+    return row["verdict"] == "DIFFERENT" and named and row["more"].get("verified") is True
 
 
 def does_not_run(row: Row) -> bool:
