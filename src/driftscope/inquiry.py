@@ -25,9 +25,9 @@ from driftscope.explain.locate.node_chart import node_records
 from driftscope.explain.measured import Results
 from driftscope.explain.native import accumulations, nonfinite
 from driftscope.explain.native.kernels_alone import KernelLooks
-from driftscope.explain.native_runs import Case, Progress, judged_by_values, run_natively
+from driftscope.explain.native_runs import LIFT, Case, Progress, judged_by_values, run_natively
 from driftscope.explain.weight_files import both_weights, compare_weights, reason_of
-from driftscope.lift.counting import Count, counting
+from driftscope.lift.counting import counting
 from driftscope.lift.evidence import Evidence, gather
 from driftscope.lift.kept import sharing_runs
 from driftscope.programs.budget import NO_MEMORY, Budget, BudgetSpent
@@ -46,9 +46,6 @@ from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.matrix import DriftMatrix
 from driftscope.records.kinds.output import OutputRecord, Outputs
 from driftscope.records.verdict import Verdict
-
-# Share of the free memory for values of float64 runs that several looks share.
-_SHARE = 0.2
 
 
 @state_kept()
@@ -133,7 +130,7 @@ def compare(
     case = Case(bound_a, bound_b, seed, say, findings, budget)
     release = [program for given, program in ((a, program_a), (b, program_b)) if given is not program]
     try:
-        with counting(_counter(case, getattr(progress, "count", None))), sharing_runs(_SHARE):
+        with counting(case.counter(getattr(progress, "count", None))), sharing_runs():
             refused = _inquire(case, wanted, release)
     except (KeyboardInterrupt, MemoryError, RuntimeError) as error:
         # Somebody who watches this process wants to know what is known; anybody else wants the exception.
@@ -169,7 +166,7 @@ def _inquire(case: Case, wanted: _Wanted, release: Sequence[Program]) -> Finding
     if refused is not None:
         return refused
     case.leaves = compare_leaves(case.results[0], case.results[2], flat=case.a.program.flat or case.b.program.flat)
-    if not case.budget.allows(_LIFT, 4.0 * case.times["run"]):
+    if not case.budget.allows(LIFT, 4.0 * case.times["run"]):
         return None
     try:
         sums = _measure(case, wanted)
@@ -190,25 +187,6 @@ def _inquire(case: Case, wanted: _Wanted, release: Sequence[Program]) -> Finding
     return None
 
 
-_LIFT = "float64 evaluation"
-# What is left out where the budget ends inside a step.
-_ENDED = {"lift": _LIFT, "sums": "explain", "explain": "explain", "nodes": "nodes"}
-
-
-def _counter(case: Case, told: Count | None) -> Count | None:
-    """What the float64 runs tell how far they are: it also ends what they belong to when the budget is spent."""
-    if case.budget.seconds is None:
-        return told
-
-    def count(done: int, total: int) -> None:
-        if case.running in _ENDED:
-            case.budget.check(_ENDED[case.running])
-        if told is not None:
-            told(done, total)
-
-    return count
-
-
 def _measure(case: Case, wanted: _Wanted) -> accumulations.Sums:
     """Evaluate both programs in float64, and ask in which order sums are added."""
     pairs = [(leaf.index_a, leaf.index_b) for leaf in case.leaves]
@@ -221,11 +199,10 @@ def _measure(case: Case, wanted: _Wanted) -> accumulations.Sums:
             case.a, case.b, [(pairs[k][0] or 0, pairs[k][1] or 0) for k in measured],
             seed=case.seed, progress=case.say, watch=seen, allows=case.budget.allows,
         )  # fmt: skip
-    if seen is None or not case.budget.allows("explain", case.times["lift"]):
-        return accumulations.Sums()
-    with contextlib.suppress(BudgetSpent), case.step("sums", "Asking in which order sums are added"):
-        natively = accumulations.Natively(case.results[0], case.results[2], case.leaves, case.slots)
-        return accumulations.ask_sums(seen, case.evidence, natively, case.seed)
+    if seen is not None and case.budget.allows("explain", case.times["lift"]):
+        with contextlib.suppress(BudgetSpent), case.step("sums", "Asking in which order sums are added"):
+            natively = accumulations.Natively(case.results[0], case.results[2], case.leaves, case.slots)
+            return accumulations.ask_sums(seen, case.evidence, natively, case.seed)
     return accumulations.Sums()
 
 
@@ -240,7 +217,7 @@ def _explain(case: Case, wanted: _Wanted, looks: KernelLooks) -> None:
             case.found = _findings(evidence, case.outputs, case.codes, explain)
         except BudgetSpent:
             case.found, explain = _findings(evidence, case.outputs, case.codes, explain=False), False
-        try:
+        with contextlib.suppress(BudgetSpent):  # it is in the record; what was found stays
             if explain or wanted.blame:
                 values = [v for _, v in case.results[0]], [v for _, v in case.results[2]]
                 case.found += nonfinite.origin_findings(evidence, case.leaves, values)
@@ -251,8 +228,6 @@ def _explain(case: Case, wanted: _Wanted, looks: KernelLooks) -> None:
 
                 scene = JudgedPair(case.a, case.b, values, evidence, case.outputs, case.codes, case.seed, say, looks)
                 case.found += look_again(scene, wanted.blame)
-        except BudgetSpent:
-            pass  # it is in the record; what was found stays
     if wanted.folder is not None and any(o.verdict in (Verdict.PRECISION, Verdict.DIFFERENT) for o in case.outputs):
         with case.step("reproduce", "Writing a reproducer"):
             expected = [value for _, value in case.results[0]]

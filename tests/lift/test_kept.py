@@ -1,5 +1,6 @@
 """Runs that take from a kept one: the same numbers, and only what lies behind a change is computed."""
 
+import weakref
 from typing import Any
 
 import onnx
@@ -10,7 +11,7 @@ from torch import nn
 
 from driftscope.explain.locate.fingerprints import Trail
 from driftscope.explain.locate.rerunning import Reruns
-from driftscope.lift.kept import KeptRun, MemoryShare, Reuse, reusing
+from driftscope.lift.kept import KeptRun, MemoryShare, Reuse, look, reusing, sharing_runs
 from driftscope.lift.onnx.evaluation import GraphEvaluation
 from driftscope.lift.onnx.graph import lift_onnx
 from driftscope.lift.steps import Lifted
@@ -196,3 +197,15 @@ def test_a_program_that_writes_into_its_values_is_run_whole(computed: list[str])
     del computed[:]
     assert torch.equal(runs.outputs({})[0].value, expected[0].value)
     assert computed
+
+
+def test_what_shared_runs_are_known_by_stays_alive():
+    """Another tensor at the address of one that went would be taken for it, and its run for the other's."""
+    graph = _graph()
+    with sharing_runs():
+        first = torch.ones(8, 8, dtype=torch.float64)
+        look(graph, lambda _step: None, {"w": first})
+        held = weakref.ref(first)
+        del first
+        assert held() is not None
+    assert held() is None

@@ -15,6 +15,7 @@ from driftscope.comparison.leaves import LeafComparison
 from driftscope.comparison.recording import output_record
 from driftscope.errors import RuntimeRefused
 from driftscope.explain import refusals
+from driftscope.lift.counting import Count
 from driftscope.lift.evidence import Evidence
 from driftscope.programs.budget import Budget
 from driftscope.programs.isolation.breadcrumbs import tell
@@ -26,6 +27,9 @@ from driftscope.records.kinds.comparison import NodeRecord
 from driftscope.records.kinds.output import OutputRecord
 
 Progress = Callable[[str], None]
+LIFT = "float64 evaluation"
+# What is left out where the budget ends inside a step.
+_ENDED = {"lift": LIFT, "sums": "explain", "explain": "explain", "nodes": "nodes"}
 
 
 @dataclass(slots=True)
@@ -84,6 +88,19 @@ class Case:
             yield
         finally:
             self.times[name] = self.times.get(name, 0.0) + time.perf_counter() - start
+
+    def counter(self, told: Count | None) -> Count | None:
+        """What the float64 runs tell how far they are: it also ends what they belong to when the budget is spent."""
+        if self.budget.seconds is None:
+            return told
+
+        def count(done: int, total: int) -> None:
+            if self.running in _ENDED:
+                self.budget.check(_ENDED[self.running])
+            if told is not None:
+                told(done, total)
+
+        return count
 
     @property
     def outputs(self) -> list[OutputRecord]:

@@ -188,7 +188,7 @@ def reusing(how: Reuse | None) -> Iterator[None]:
 
 
 @runtime_checkable
-class Repaired(Protocol):
+class WithRepairs(Protocol):
     """A lifted program in which constants are replaced in every run."""
 
     def beneath(self, replace: Mapping[str, torch.Tensor]) -> tuple[Lifted, Mapping[str, torch.Tensor]]:
@@ -202,33 +202,39 @@ class SharedRuns:
 
     room: MemoryShare
     runs: dict[Hashable, KeptRun] = field(default_factory=dict)
+    held: list[object] = field(default_factory=list)
 
     def of(self, graph: Lifted, replace: Mapping[str, torch.Tensor]) -> tuple[KeptRun | None, KeptRun]:
         """What a run with these replacements may take from, and where it is kept."""
         plain = graph
-        if isinstance(graph, Repaired):
+        if isinstance(graph, WithRepairs):
             plain, replace = graph.beneath(replace)
         key = id(plain), frozenset((name, id(value)) for name, value in replace.items())
         own = self.runs.get(key)
         if own is None:
             own = self.runs[key] = KeptRun(self.room)
+            # What is known by its address must not make way for another of that address.
+            self.held += [plain, *replace.values()]
             return self.runs.get((id(plain), frozenset())), own
         return own, own
 
 
+# Share of the free memory for values of runs that several looks share.
+_SHARE = 0.2
 _SHARED: ContextVar[SharedRuns | None] = ContextVar("driftscope_shared_runs", default=None)
 
 
 @contextlib.contextmanager
-def sharing_runs(share: float) -> Iterator[None]:
-    """Let those who look at lifted programs inside share their runs, in this share of the free memory."""
-    shared = SharedRuns(MemoryShare(share * available_bytes()))
+def sharing_runs() -> Iterator[None]:
+    """Let those who look at lifted programs inside share their runs, in a part of the free memory."""
+    shared = SharedRuns(MemoryShare(_SHARE * available_bytes()))
     token = _SHARED.set(shared)
     try:
         yield
     finally:
         _SHARED.reset(token)
         shared.runs.clear()
+        shared.held.clear()
 
 
 def shared_run(graph: Lifted, replace: Mapping[str, torch.Tensor]) -> KeptRun | None:

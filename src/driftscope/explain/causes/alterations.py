@@ -273,7 +273,9 @@ def exchange_words(names: Sequence[tuple[str, str]]) -> tuple[str, str]:
         few = listed(own) if len(own) > 2 else " and ".join(own)
         return f"{few} hold each other's numbers: {_whose(names)}", f"Exchange {listed(own, len(own))}."
     owners = [" and ".join(sorted(group)) for group in groups]
-    sizes = " and ".join(f"{len(group)} tensors of {who}" for who, group in zip(owners, groups.values(), strict=True))
+    sizes = " and ".join(
+        f"{counted(len(group), 'tensor')} of {who}" for who, group in zip(owners, groups.values(), strict=True)
+    )
     edits = [f"the tensors of {who}: {_tails(*group)}" for who, group in zip(owners, groups.values(), strict=True)]
     return f"{sizes} hold each other's numbers: {_whose(names)}", f"Exchange {'; '.join(edits)}."
 

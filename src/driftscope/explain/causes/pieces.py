@@ -17,7 +17,6 @@ import torch
 from driftscope.explain.causes import misplaced, missing, rewiring
 from driftscope.explain.causes.alterations import alteration_of, shortest, uniform_of
 from driftscope.explain.causes.counterparts import attribute_cause, changed_attributes, differ, own_name
-from driftscope.explain.causes.gates import gate_order
 from driftscope.explain.causes.rewiring import Reason, Trial, Trials
 from driftscope.explain.causes.trying import nearby
 from driftscope.explain.causes.weights import ChangedWeight
@@ -64,7 +63,7 @@ def cause_of(
     return (
         _attribute(parting, theirs, trials)
         or rewiring.mended(rewiring.emptied(parting, trials.makers), theirs, trials)
-        or gate_order(parting, constants, trials)
+        or misplaced.gate_order(parting, constants, trials)
         or _constant(parting, theirs, constants, trials.constants)
         or _mask(parting, constants, trials.constants)
         or missing.stored_term(parting, constants, trials)

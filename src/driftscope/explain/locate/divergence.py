@@ -75,11 +75,10 @@ class View:
         """The same runs with what B computed itself where these values were forced: each parts from A there again."""
         own = {name: sketch(self.b.replaced[name]) for name in names}
         steps = [
-            replace(s, sketches=tuple(own.get(n, was) for n, was in zip(s.outputs, s.sketches, strict=False)))
-            if own.keys() & set(s.outputs)
-            else s
+            s if own.keys().isdisjoint(s.outputs)
+            else replace(s, sketches=tuple(own.get(n, was) for n, was in zip(s.outputs, s.sketches, strict=False)))
             for s in self.b.steps
-        ]
+        ]  # fmt: skip
         b = replace(self.b, steps=steps)
         in_b = ValueIndex(b)
         sound = _sound(self.a.steps, in_b), _sound(steps, self.in_a, own)
@@ -303,10 +302,7 @@ def _state(mine: Sketch | None, theirs: Sketch | None) -> str:
 
 
 def _sound(steps: Sequence[Visited], other: ValueIndex, alone: Collection[str] = ()) -> set[str]:
-    """Names of the values that the other program has too, or from which such a value is computed.
-
-    What is computed from those that stand ``alone`` says nothing of them: it was computed from others.
-    """
+    """Names of values that the other program has or that lead to one; what comes of those ``alone`` tells nothing."""
     sound: set[str] = set()
     for step in reversed(steps):
         pairs = zip(step.outputs, step.sketches, strict=False)
