@@ -309,5 +309,5 @@ def _answer(
 def in_words(distance: Distance) -> str:
     """How far a run is from its target, in a few words."""
     if distance.lifted is not None and distance.lifted.value > distance.lifted.limit:
-        return f"another function (lifted drift {distance.lifted.overall:.1e})"
+        return f"another function (lifted drift {distance.lifted.value:.1e})"
     return "NaN or infinity elsewhere" if distance.floors == float("inf") else floors(distance.floors, 3)

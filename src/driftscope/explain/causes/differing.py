@@ -281,7 +281,7 @@ class _Case:
         )
 
     def _at_the_end(self) -> str:
-        lifted = self.output.lifted_size
+        lifted = self.output.lifted
         return "" if lifted is None or lifted != lifted else f"; the program's output is off by {share(lifted)}"
 
     # -- places -------------------------------------------------------------------------------------------------
@@ -372,7 +372,7 @@ class _Case:
 
     def _off(self, place: TriedPlace, end: str) -> str:
         """What the piece is off by, where that says something: beside a mask of -1e9 all else is nothing."""
-        whole, created = self.output.lifted_size, place.created
+        whole, created = self.output.lifted, place.created
         finite = whole is not None and whole == whole
         if not finite or (created is not None and created < _TELLING * (whole or 0.0)):
             return ""
