@@ -219,11 +219,11 @@ def _by_place(
     """
     if not (any(s.where.module for s in a) and any(s.where.module for s in b)):
         return {}
-    pairs: dict[int, int] = {}
+    tokens_a, tokens_b, pairs = _tokens(a), _tokens(b), dict[int, int]()
     for key, others in ((_on_its_line, False), (lambda step: (_module(step), _piece(step)), True)):
         known = {**found.partner, **pairs}
         taken = set(known.values())
-        for left, right in _between(_tokens(a), _tokens(b), _chain({**weighted, **known})):
+        for left, right in _between(tokens_a, tokens_b, _chain({**weighted, **known})):
             own_a = [s for s in left if s.index not in taken]
             own_b = [s for s in right if s.index not in known]
             pairs.update(_matched(own_a, own_b, key, others))
