@@ -144,21 +144,27 @@ def _described(tree: SumTree, node: int) -> _Part:
 def _folded(first: int, parts: list[_Part]) -> _Part:
     """Fold a head and what is added to it, from the bottom up."""
     head: Term = Leaf()
-    runs: tuple[Copies, ...] = ()
+    runs: list[Copies] = []
     at = 0
     while at < len(parts):
         part = parts[at]
-        whole = Chain(head, runs) if runs else head
         stride = part.first - first
-        if part.term == whole and stride:
+        if stride and _is_whole(part.term, head, runs):
             fused = at + 1 < len(parts) and parts[at + 1].joined
-            count = _copies(parts, at, whole, first, stride, fused)
-            head, runs = Fold(count + 1, stride, whole, fused), ()
+            count = _copies(parts, at, part.term, first, stride, fused)
+            head, runs = Fold(count + 1, stride, part.term, fused), []
         else:
             count, step = _run(parts, at)
-            runs = (*runs, Copies(count, part.term, stride, step, part.joined))
+            runs.append(Copies(count, part.term, stride, step, part.joined))
         at += count
-    return _Part(Chain(head, runs) if runs else head, first)
+    return _Part(Chain(head, tuple(runs)) if runs else head, first)
+
+
+def _is_whole(term: Term, head: Term, runs: list[Copies]) -> bool:
+    """Whether a term is what is written so far; counted first, or a chain of n runs would be compared n times."""
+    if not runs:
+        return term == head
+    return isinstance(term, Chain) and len(term.runs) == len(runs) and term == Chain(head, tuple(runs))
 
 
 def _copies(parts: list[_Part], at: int, head: Term, first: int, stride: int, fused: bool) -> int:
