@@ -42,6 +42,16 @@ INLINE double NAME(total)(VD a) {
     return u.lane[0];
 }
 
+/* One double where it holds the sum of two, else both. */
+INLINE int NAME(two_parts)(double upper, double lower, double *out) {
+    double sum = upper + lower, part = sum - upper;
+    out[0] = upper;
+    out[1] = lower;
+    if ((upper - (sum - part)) + (lower - part) != 0) return 2;
+    out[0] = sum;
+    return 1;
+}
+
 #ifdef LOOP_OVER_LANES
 #define EXTREME(function, scalar, type, count, sign)                                                               \
     INLINE scalar NAME(function)(type a) {                                                                         \

@@ -40,12 +40,7 @@ TARGET static int NAME(unrounded_float64)(const void *data, int n, double *out) 
     SETTLED(upper);
     SETTLED(lower);
     if (rounded() || (upper - upper) + (lower - lower) != 0) return COUNT_WIDE;
-    double sum = upper + lower, part = sum - upper;
-    out[0] = upper;
-    out[1] = lower;
-    if ((upper - (sum - part)) + (lower - part) != 0) return 2;
-    out[0] = sum;
-    return 1;
+    return NAME(two_parts)(upper, lower, out);
 }
 
 INLINE int NAME(unrounded)(double sum, double *out) {

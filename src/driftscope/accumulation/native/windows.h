@@ -55,12 +55,7 @@ TARGET static int NAME(window_float64)(const double *x, int n, double *out) {
     }
     int top = (int)(m >> 21), bottom = (int)(l >> 21);
     if (top - 1022 > g + 42 || (bottom ? bottom : 1) - 1075 < g - 43) return COUNT_WIDE;
-    double sum = upper + lower, part = sum - upper;
-    out[0] = upper;
-    out[1] = lower;
-    if ((upper - (sum - part)) + (lower - part) != 0) return 2;
-    out[0] = sum;
-    return 1;
+    return NAME(two_parts)(upper, lower, out);
 }
 
 /* The i-th vector of floats: of float16, widened; of bfloat16, sums of two. Floats themselves gain nothing: widened to
