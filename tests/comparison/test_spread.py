@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import driftscope as ds
 from driftscope.comparison.measuring.spread import drift_in_floors, lifted_drift, rms, shared_sentinels
+from driftscope.records.first_line import share
 
 SHAPES = [(8,), (4, 10), (64, 10), (3, 16, 64), (512, 1152), (2, 3, 17, 19), (1, 1000), (4096,)]
 
@@ -174,3 +175,20 @@ def test_what_is_no_number_on_one_side_is_infinitely_far_whichever_side_it_is(st
         assert found.value == math.inf
         assert found.limit == 1e-13
     assert lifted_drift(other, other.clone(), None, relative=1e-13, multiple=100.0).value == 0.0
+
+
+@pytest.mark.parametrize(("column", "wrong"), [(1e-2, 1.0), (1.0, 1e-3)])
+def test_a_slice_of_small_numbers_decides_and_the_size_told_is_that_of_the_whole(column: float, wrong: float):
+    """One column is wrong: of small numbers, where the worst slice is not the size of the outputs, or like others."""
+    x = torch.randn(8, 5, generator=torch.Generator().manual_seed(2))
+    sizes = torch.tensor([1.0, 1.0, column, 1.0, 1.0])
+    edit = torch.tensor([1.0, 1.0, 1.0 + wrong, 1.0, 1.0])
+    c = ds.compare(lambda v: v * sizes, lambda v: v * sizes * edit, x, isolate=False)
+    a, b = (x * sizes).double(), (x * sizes * edit).double()
+    whole = float((b - a).square().mean().sqrt() / a.square().mean().sqrt())
+    output = c.outputs[0]
+    assert c.verdict == "DIFFERENT"
+    assert output.lifted == pytest.approx(wrong, rel=1e-3)
+    assert output.lifted_size == pytest.approx(whole, rel=1e-3)
+    assert share(output.lifted_size, "their") in str(c)
+    assert share(wrong, "their") not in str(c)

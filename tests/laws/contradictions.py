@@ -49,7 +49,7 @@ def _in_the_record(c: Comparison) -> Iterator[str]:
 
 def _sizes(c: Comparison) -> Iterator[str]:
     """The same measurement, in the answer, in the findings and in the outputs."""
-    lifted = {share(o.lifted, whose) for o in c.outputs if o.lifted is not None for whose in ("its", "their")}
+    lifted = {share(o.lifted_size, whose) for o in c.outputs if o.lifted_size is not None for whose in ("its", "their")}
     said = re.findall(r"(?:still differs? by|program's output is off by) (.+?)(?:\.?$|\. |\.?\n)", c.answer)
     for f in c.findings:
         said += re.findall(r"program's output is off by (.+?)(?:\.?$|\. |\.?\n)", f"{f.what}\n{f.why}")

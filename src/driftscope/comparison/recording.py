@@ -58,6 +58,7 @@ def output_record(
         floors=None if evidence.rho is None else told_floors(evidence.rho),
         lifted=delta.value if delta else None,
         lifted_threshold=delta.limit if delta else None,
+        lifted_whole=None if delta is None or delta.place == "tensor" else delta.whole,
         closer=_closer(errors),
         a=_side(leaf.a_dtype, leaf.a_shape, noises[0], errors[0]),
         b=_side(leaf.b_dtype, leaf.b_shape, noises[1], errors[1]),

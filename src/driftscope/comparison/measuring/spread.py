@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -283,7 +283,7 @@ def lifted_drift(
     Returns
     -------
     Ratio
-        ``value`` = rms(b - a) / rms(a) at the worst place, ``limit`` = tau there.
+        ``value`` = rms(b - a) / rms(a) at the worst place, ``limit`` = tau there, ``whole`` over the whole tensor.
     """
     keep = ~shared_sentinels(a, b)
     drift = torch.where(keep, b - a, torch.zeros((), dtype=a.dtype, device=a.device))
@@ -312,7 +312,7 @@ def lifted_drift(
         index = int((value / limit).nan_to_num(nan=0.0).argmax())
         if float(value[index] / limit[index]) > worst.value / worst.limit:
             worst = Ratio(float(value[index]), f"axis {axis}, index {index}", float(limit[index]))
-    return worst
+    return replace(worst, whole=math.sqrt(whole_d / whole_y))
 
 
 def _against_limit(d: float, y: float, f: float, relative: float, multiple: float, place: str) -> Ratio:

@@ -80,7 +80,7 @@ def blame_export(bound: Bound, target: Target, exporter: Exporter | None = None)
     (with_it, outputs, proto), (without, plain_outputs, plain) = results
     wrong = not with_it.fine
     explains = wrong and without.fine
-    lifted = [None if d.lifted is None else d.lifted.value for d in (with_it, without)]
+    lifted = [None if d.lifted is None else d.lifted.overall for d in (with_it, without)]
     suspect = Suspect(
         "optimize=True", "exporter", operator_delta(operators_of(proto), operators_of(plain)),
         same_bits=same_bits(outputs, plain_outputs), moved=largest_gap(outputs, plain_outputs),

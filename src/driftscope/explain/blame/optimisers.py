@@ -189,7 +189,7 @@ def _suspect(search: _SessionSearch, base: _Session, name: str, kind: str) -> Su
         same_bits=same_bits(base.outputs, found.outputs),
         moved=largest_gap(base.outputs, found.outputs),
         floors=found.distance.floors,
-        lifted=None if lifted is None else lifted.value,
+        lifted=None if lifted is None else lifted.overall,
         explains=found.distance.fine and not base.distance.fine,
         seconds=found.seconds,
     )  # fmt: skip
@@ -261,9 +261,9 @@ def _record(
         reference=search.target.words,
         wrong=not base.distance.fine,
         floors=base.distance.floors,
-        lifted=None if lifted[0] is None else lifted[0].value,
+        lifted=None if lifted[0] is None else lifted[0].overall,
         floors_without=mended.distance.floors if mended is not None else None,
-        lifted_without=None if lifted[1] is None else lifted[1].value,
+        lifted_without=None if lifted[1] is None else lifted[1].overall,
         paste=f"disabled_optimizers={disabled}" if guilty else "",
         program_line=_program_line(search, disabled) if guilty else "",
         verified=mended.distance.fine if mended is not None else None,
@@ -309,5 +309,5 @@ def _answer(
 def in_words(distance: Distance) -> str:
     """How far a run is from its target, in a few words."""
     if distance.lifted is not None and distance.lifted.value > distance.lifted.limit:
-        return f"another function (lifted drift {distance.lifted.value:.1e})"
+        return f"another function (lifted drift {distance.lifted.overall:.1e})"
     return "NaN or infinity elsewhere" if distance.floors == float("inf") else floors(distance.floors, 3)

@@ -57,7 +57,7 @@ def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], expla
     paths = ", ".join(o.path for o in guilty[:_PATHS])
     numbers = {o.path: {"lifted": o.lifted, "limit": o.lifted_threshold, "floors": o.floors} for o in guilty}
     if evidence.optimized is not None and not evidence.optimized.same_function and _file_agrees(evidence):
-        return [_optimiser_finding(paths, numbers)]
+        return [_optimiser_finding(paths, guilty, numbers)]
     found: list[Finding] = []
     if explain and evidence.a.graph is not None and evidence.b.graph is not None and evidence.reconciled is not None:
         try:
@@ -75,13 +75,15 @@ def _file_agrees(evidence: Evidence) -> bool:
     return evidence.reconciled is not None and evidence.reconciled.same_function
 
 
-def _optimiser_finding(paths: str, numbers: dict[str, Any]) -> Finding:
+def _optimiser_finding(paths: str, guilty: Sequence[OutputRecord], numbers: dict[str, Any]) -> Finding:
+    shown = any((o.floors or 0.0) > THRESHOLDS.large for o in guilty)
+    seen = "the runtime's own outputs differ" if shown else "on these inputs only the graphs differ, seen in float64"
     return Finding(
         "O006",
         "the file is the same function as A, but the graph that the runtime's optimiser made of it is not",
         why="A graph transformer of the runtime rewrote the file into another function.",
         fix="Lower the graph optimisation level, or disable the transformer that fired; before you report it, compare "
-        "the two sessions' outputs: on these inputs only the graphs were compared, in float64.",
+        f"the outputs of a session with it and of one without: {seen}.",
         where=Where(output=paths),
         evidence=numbers,
     )
@@ -281,7 +283,7 @@ class _Case:
         )
 
     def _at_the_end(self) -> str:
-        lifted = self.output.lifted
+        lifted = self.output.lifted_size
         return "" if lifted is None or lifted != lifted else f"; the program's output is off by {share(lifted)}"
 
     # -- places -------------------------------------------------------------------------------------------------
@@ -372,7 +374,7 @@ class _Case:
 
     def _off(self, place: TriedPlace, end: str) -> str:
         """What the piece is off by, where that says something: beside a mask of -1e9 all else is nothing."""
-        whole, created = self.output.lifted, place.created
+        whole, created = self.output.lifted_size, place.created
         finite = whole is not None and whole == whole
         if not finite or (created is not None and created < _TELLING * (whole or 0.0)):
             return ""

@@ -68,11 +68,13 @@ class OutputRecord:
     floors : float or None
         rho, the native drift in floors (DESIGN section 1): tensor, slices and tail, the largest.
     lifted : float or None
-        delta64, the lifted drift, relative.
+        delta64, the lifted drift, relative: over the tensor or one slice, whichever is furthest above its limit.
     lifted_threshold : float or None
         The tau it was judged against.
     closer : str or None
         ``"a"``, ``"b"`` or ``"equal"``: which side is closer to float64.
+    lifted_whole : float or None
+        rms(B64 - A64) / rms(A64) over the whole output, where ``lifted`` is that of a slice.
     a, b : Side or None
         Each side's own numbers; None when the output is missing there.
     tolerance : Tolerance or None
@@ -98,6 +100,12 @@ class OutputRecord:
     a: Side | None = None
     b: Side | None = None
     tolerance: Tolerance | None = None
+    lifted_whole: float | None = None
+
+    @property
+    def lifted_size(self) -> float | None:
+        """The lifted drift of the output as a whole, whatever one slice of it shows."""
+        return self.lifted if self.lifted_whole is None else self.lifted_whole
 
     def __repr__(self) -> str:
         # What a prompt shows of ``c.outputs``: one line each, not every measurement.

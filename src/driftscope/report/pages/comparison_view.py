@@ -40,7 +40,7 @@ def output(record: OutputRecord) -> dict[str, Any]:
         "rank": record.verdict.rank,
         "glyph": GLYPHS[record.verdict],
         "floors": _cell(record.floors, gauges.floors_position(record.floors)),
-        "lifted": _cell(record.lifted, gauges.lifted_position(record.lifted)),
+        "lifted": _cell(record.lifted_size, gauges.lifted_position(record.lifted)),
         "tau": gauges.lifted_position(record.lifted_threshold),
         "ulp": {"text": wording.steps(record.max_ulp), "sort": wording.sort_key(record.max_ulp)},
         "max_abs": _cell(record.max_abs),
@@ -73,7 +73,10 @@ def _facts(record: OutputRecord) -> list[tuple[str, str]]:
     if floor_a is not None or floor_b is not None:
         facts.append(("Noise floor", f"A {wording.number(floor_a)}, B {wording.number(floor_b)}"))
     if record.lifted_threshold is not None:
-        facts.append(("Limit in float64", wording.number(record.lifted_threshold)))
+        limit = wording.number(record.lifted_threshold)
+        if record.lifted_whole is not None:  # judged at the slice that stands furthest above it, not over the whole
+            limit += f", judged where it is worst: {wording.number(record.lifted)}"
+        facts.append(("Limit in float64", limit))
     return facts
 
 

@@ -36,7 +36,7 @@ def sheet_of(record: Comparison) -> Sheet:
             o.path,
             Mark(str(o.verdict), TONE[o.verdict], sort=float(o.verdict.rank)),
             o.floors,
-            o.lifted,
+            o.lifted_size,
             Mark(wording.steps(o.max_ulp), sort=o.max_ulp),
             o.max_abs,
             o.reason,
@@ -73,7 +73,7 @@ _PLACE = re.compile(r" relative at (axis [^(]+?) \(limit")
 def _figures(record: Comparison) -> tuple[tuple[str, str, str], ...]:
     """Return the few numbers to read first: label, number, remark."""
     worst_floors = _largest(record.outputs, "floors")
-    worst_lifted = _largest(record.outputs, "lifted")
+    worst_lifted = _largest(record.outputs, "lifted_size")
     figures = []
     if worst_floors is not None:
         remark = "1.5 is where ordinary rounding ends"
@@ -82,11 +82,11 @@ def _figures(record: Comparison) -> tuple[tuple[str, str, str], ...]:
             remark = f"ordinary rounding ends at {wording.number(limit)}"
         figures.append(("Native drift", wording.floors(worst_floors.floors), remark))
     if worst_lifted is not None:
-        # Of one slice it may be more than the last node's, which is measured over the whole tensor.
+        # What is judged is the slice that stands furthest above its limit; what is told, the output as a whole.
         place = _PLACE.search(worst_lifted.reason)
-        largest = f"relative, largest at {place[1]}" if place else "relative"
-        remark = f"{largest}; the limit is {wording.number(worst_lifted.lifted_threshold)}"
-        figures.append(("Drift in float64", wording.number(worst_lifted.lifted), remark))
+        worst = f", worst at {place[1]}: {wording.number(worst_lifted.lifted)}" if place else ""
+        remark = f"relative{worst}; the limit is {wording.number(worst_lifted.lifted_threshold)}"
+        figures.append(("Drift in float64", wording.number(worst_lifted.lifted_size), remark))
     different = sum(o.mismatched for o in record.outputs)
     total = sum(o.count for o in record.outputs)
     if total:

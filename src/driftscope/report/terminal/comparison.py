@@ -41,7 +41,9 @@ _COLUMNS = (
     _Column("verdict", lambda o: str(o.verdict)),
     _Column("max abs", lambda o: wording.number(o.max_abs), "the largest difference of two elements"),
     _Column("ulp", lambda o: wording.steps(o.max_ulp), "the same in steps of the format"),
-    _Column("in float64", lambda o: wording.number(o.lifted), "what is left, relative, when both compute in float64"),
+    _Column(
+        "in float64", lambda o: wording.number(o.lifted_size), "what is left, relative, when both compute in float64"
+    ),
 )
 # With -v: in floors, the error that ordinary rounding of this very program makes.
 _DETAILS = (
