@@ -162,12 +162,18 @@ def test_oblivious_tracing_checks_the_branch():
     assert any(c.enforced and c.text == "batch.shape[0] != 1" for c in relations), str(relations)
 
 
-def test_unbacked_sizes_keep_relations_that_nothing_checks():
-    made = exported(PoolAndAdd(), pool_inputs(), Mode.UNBACKED, Dim.DYNAMIC)
+def test_unbacked_sizes_keep_relations_and_say_whether_the_program_checks_them():
+    """Torch 2.15 puts a check of its own into the graph where older ones leave it to a kernel to refuse."""
+    model = PoolAndAdd()
+    made = exported(model, pool_inputs(), Mode.UNBACKED, Dim.DYNAMIC)
     tied = [c for c in made.relations if "long.shape[0] in" in c.text]
     assert len(tied) == 1
-    assert not tied[0].enforced
     assert tied[0].user_line is not None
+    assert tied[0].user_line.line == line_of(model, "torch.cat")
+    assert tied[0].user_line.file == inspect.getsourcefile(PoolAndAdd)
+    with pytest.raises((RuntimeError, AssertionError)) as refused:
+        made.exported.module()(seeded(3, 4), seeded(3, 4), seeded(20, 4))
+    assert ("assertion" in str(refused.value).lower()) == tied[0].enforced, refused.value
 
 
 def test_derived_dims_are_read_back():

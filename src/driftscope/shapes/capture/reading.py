@@ -272,6 +272,8 @@ class _Reader:
                 found.append(Clause("assert", Number(True), str(expression), True, place="assert"))
                 continue
             if not isinstance(condition, Number):
+                if line is None or not line.user:  # a pass of torch put the node there; the trace knows for which line
+                    lines |= self._lines_of(condition)
                 found.append(clause("assert", condition, place="assert", **lines))
         return found + self._deferred()
 

@@ -48,7 +48,8 @@ _TRACED = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<functi
 def parse_line(words: str) -> SourceLine | None:
     """Read ``file.py:12 in forward`` or the last frame of a traceback outside torch."""
     found = [SourceLine(m["file"], int(m["line"]), m["function"] or "") for m in _TRACED.finditer(words)]
-    outside = [line for line in found if not line.file.startswith(_TORCH)]
+    # Torch 2.15 writes the place of its own passes from the package on.
+    outside = [line for line in found if not line.file.startswith((_TORCH, "torch/"))]
     if outside or found:
         last = (outside or found)[-1]
         return SourceLine(last.file, last.line, last.function, bool(outside))
