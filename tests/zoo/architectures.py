@@ -86,6 +86,14 @@ def _small_resnet() -> Made:
     return Picked(transformers.ResNetModel(config), "last_hidden_state"), (image,)
 
 
+def _parakeet() -> Made:
+    import transformers
+
+    config = _small("ParakeetEncoder", num_mel_bins=16, subsampling_conv_channels=8, conv_kernel_size=5)
+    sound = torch.randn(2, 32, 16, generator=torch.Generator().manual_seed(1))
+    return Picked(transformers.ParakeetEncoder(config), "last_hidden_state"), (sound,)
+
+
 def _mobilenet() -> Made:
     import transformers
 
@@ -146,7 +154,20 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "convnext": lambda: _image(
         "ConvNext", hidden_size=None, num_hidden_layers=None, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1]
     ),
+    "bit": lambda: _image(
+        "Bit",
+        size=64,
+        num_attention_heads=None,
+        intermediate_size=None,
+        num_hidden_layers=None,
+        hidden_size=None,
+        embedding_size=8,
+        hidden_sizes=[8, 16, 24, 32],
+        depths=[1, 1, 1, 1],
+        num_groups=4,
+    ),
     "wav2vec2": _wav2vec2,
+    "parakeet": _parakeet,
     "resnet": _small_resnet,
     "mobilenet": _mobilenet,
     **{name.lower(): functools.partial(_text, name, **more) for name, more in families.TEXT.items()},

@@ -77,6 +77,8 @@ TEXT: dict[str, dict[str, Any]] = {
     "Ernie4_5": {"num_key_value_heads": 2},
     "Arcee": {"num_key_value_heads": 2},
     "Apertus": {"num_key_value_heads": 2},
+    "DiffLlama": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "xLSTM": {"num_hidden_layers": None, "num_blocks": 2, "num_heads": 2, "chunk_size": 16},
 }
 
 IMAGE: dict[str, dict[str, Any]] = {
