@@ -122,3 +122,46 @@ def test_what_only_a_default_or_a_number_inside_a_table_says_is_named(name: str)
     assert words in found.why
     assert found.verified
     assert ds.compare(b, a, X).first.verified
+
+
+class Ended(nn.Module):
+    """A layer with a residual, and last what makes the result of it."""
+
+    def __init__(self, last: nn.Module):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last = nn.Linear(8, 8), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x + F.gelu(self.first(x)))
+
+
+class WrittenNorm(nn.Module):
+    """A root mean square norm of several steps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.5 * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+@pytest.mark.parametrize(
+    ("last", "step"), [(nn.Tanh(), "tanh"), (nn.LayerNorm(8), "layer_norm"), (WrittenNorm(), "pow")]
+)
+def test_steps_that_one_program_ends_without_are_named_in_both_orders(last: nn.Module, step: str):
+    whole, short = Ended(last), Ended(nn.Identity())
+    lacking, more = ds.compare(whole, short, X), ds.compare(short, whole, X)
+    assert lacking.first.where.operator == "aten.add"
+    assert step in lacking.first.fix
+    assert step in more.first.where.operator
+    assert step in more.first.fix
+    for found in (lacking, more):
+        assert found.verdict is Verdict.DIFFERENT
+        assert found.first.verified
+        assert [f.code for f in found.findings if not f.note] == ["N001"]
+
+
+def test_results_in_another_order_are_not_steps_that_are_left_out():
+    """Each value that B returns is one that A has, and no step is missing; the whole program is its own twin."""
+    found = ds.compare(lambda v: (v.tanh(), v.tanh().exp()), lambda v: (v.tanh().exp(), v.tanh()), X)
+    assert found.verdict is Verdict.DIFFERENT
+    assert not any("stays as it is" in f.why or "A computes no" in f.why for f in found.findings)
+    assert ds.compare(Ended(WrittenNorm()), Ended(WrittenNorm()), X).verdict is Verdict.IDENTICAL

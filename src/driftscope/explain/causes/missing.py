@@ -202,11 +202,39 @@ def lacking(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reas
         end = parting.step.outputs[0] if way[-1] is parting.counterpart else name
         works, values = trials.as_in_a(end, way[-1].outputs[0])
         if works:
-            first, last = (f"{s.name} ({s.operator}{_line(s)})" for s in (way[0], way[-1]))
-            steps = last if len(way) == 1 else f"{first} to {last}"
+            steps = _way(way[0], way[-1])
             words = f"{outside[name].name} reads {name} as it is, where A computes {steps} of it first"
             return Reason(words, f"Compute {steps} there, as A does.", True, values=values)
     return None
+
+
+def ended(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
+    """Steps of A of which B has only what they take: it hands that on, or returns it, as it is."""
+    step, other, given = parting.step, parting.counterpart, parting.step.sketches[0]
+    if other is None or given is None or given.plain:
+        return None
+    source = next((n for n in boundary(parting.piece) if _gives(trials.makers.get(n), other.sketches[0])), "")
+    if source and trials.bypass(step.outputs[0], source):
+        extra = [s for s in parting.piece if not idle(s)]
+        ways = _way(extra[0], step)
+        return Reason(f"A computes no {ways} of {source}", f"Leave {ways} out.", True, extra[0])
+    steps = [s for s in theirs if not s.inside and not idle(s)]
+    first = next((s for s in steps if any(t is not None and t.same(given) for t in s.taken)), None)
+    if first is None:
+        return None
+    works, values = trials.as_in_a(step.outputs[0], other.outputs[0])
+    if not works:
+        return None
+    words = f"what {step.name} gives stays as it is, where A computes {_way(first, other)} of it"
+    return Reason(words, f"Compute {_way(first, other)} there, as A does.", True, values=values)
+
+
+def _gives(step: Visited | None, value: Sketch | None) -> bool:
+    return step is not None and value is not None and any(s is not None and s.same(value) for s in step.sketches)
+
+
+def _way(first: Visited, last: Visited) -> str:
+    return " to ".join(dict.fromkeys(f"{s.name} ({s.operator}{_line(s)})" for s in (first, last)))
 
 
 def _line(step: Visited) -> str:

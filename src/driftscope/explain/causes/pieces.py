@@ -62,6 +62,7 @@ def cause_of(
     detour = rewiring.detour(parting, theirs, trials.makers)
     return (
         _attribute(parting, theirs, trials)
+        or missing.ended(parting, theirs, trials)
         or rewiring.mended(rewiring.emptied(parting, trials.makers), theirs, trials)
         or misplaced.gate_order(parting, constants, trials)
         or _constant(parting, theirs, constants, trials.constants)

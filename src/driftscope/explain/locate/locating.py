@@ -96,6 +96,7 @@ class Search:
     runs_a: Reruns = field(init=False)
     runs_b: Reruns = field(init=False)
     _trail_a: Trail | None = None
+    _results: list[tuple[str, ...]] = field(default_factory=list)  # names of A's outputs, then of B's
     _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,7 +105,8 @@ class Search:
     def trail_a(self) -> Trail:
         """A's run, once."""
         if self._trail_a is None:
-            self._trail_a = self.runs_a.kept({}, {})[0]
+            self._trail_a, outputs = self.runs_a.kept({}, {})
+            self._results = [tuple(o.name for o in outputs)]
         return self._trail_a
 
     def follow(
@@ -116,6 +118,7 @@ class Search:
         known = None if self.view is None else self.view.alignment
         known = known or align(self.trail_a(), trail, self.same_weights)
         view = View.of(self.trail_a(), trail, known, (o.name for o in outputs if o.name))
+        self._results = [self._results[0], tuple(o.name for o in outputs)]
         self.view = self.view or view
         self.latest = view
         return view, self.agrees(outputs)
@@ -127,8 +130,11 @@ class Search:
         force: dict[str, torch.Tensor] = {}
         forced_by: list[Values] = []
         fallback: Parting | None = None
+        endings = iter(self._endings(view))
         while not healed and len(found) < _MOST_PLACES and self.runs < _MOST_RUNS:
             partings = find_partings(view)
+            ending = None if force or any(p.paired for p in partings) else next(endings, None)
+            partings = partings if ending is None else [ending, *partings]
             if not partings:
                 break
             parting = partings[0]
@@ -140,7 +146,7 @@ class Search:
             if outcome is not None and not better:
                 self.runs_b.forget({**force, **outcome.values})
             if outcome is None or not better:
-                if not _forget(view, parting):
+                if ending is None and not _forget(view, parting):
                     break
                 continue
             view, healed = outcome.view, outcome.healed
@@ -158,6 +164,25 @@ class Search:
         if healed:
             found = self._needed(found, forced_by)
         return found or ([TriedPlace(fallback)] if fallback is not None else [])
+
+    def _endings(self, view: View) -> list[Parting]:
+        """Where one program returns a value of the other, which computes more of it: no step of B parts there."""
+        made_a, made_b = view.makers_a(), view.makers_b()
+        wanted = [s for n in self._results[0] if n in made_a for s in made_a[n].sketches]
+        found = []
+        for theirs, mine in dict.fromkeys(zip(*self._results, strict=False)):
+            other, step = made_a.get(theirs), made_b.get(mine)
+            if other is None or step is None or (other.outputs[0], step.outputs[0]) != (theirs, mine):
+                continue
+            own, meant = step.sketches[0], other.sketches[0]
+            # Results that are all there, in another order, are another matter.
+            if own is None or meant is None or any(s is not None and s.agrees(own) for s in wanted):
+                continue
+            if view.in_a.holds_in_order(own):
+                found.append(Parting(step, other, piece=(step,), paired=True))
+            elif view.in_b.holds_in_order(meant):
+                found.append(Parting(step, other, piece=_since(meant, step, made_b), paired=True))
+        return found
 
     def _needed(self, places: list[TriedPlace], forced_by: list[Values]) -> list[TriedPlace]:
         """The places without which the outputs are not A's: the others only pass on what an earlier one creates."""
@@ -312,6 +337,18 @@ class Search:
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
         return value is not None and right(sketch(value))
+
+
+def _since(value: Sketch, end: Visited, makers: Mapping[str, Visited]) -> tuple[Visited, ...]:
+    """The steps that lead from a value to an end, the end itself the last."""
+    members, left = {end.index: end}, list(end.inputs)
+    while left:
+        maker = makers.get(left.pop())
+        given = maker is not None and any(s is not None and s.same(value) for s in maker.sketches)
+        if maker is not None and maker.index not in members and not given:
+            members[maker.index] = maker
+            left.extend(maker.inputs)
+    return tuple(members[k] for k in sorted(members))
 
 
 def _forget(view: View, parting: Parting) -> bool:
