@@ -60,9 +60,7 @@ def _different(findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> 
     said = _what_differs(first) or ("B computes something else" if first.code == "N001" else "")
     if not said:
         return ""
-    largest = max(
-        (o.lifted_size for o in differing if o.lifted == o.lifted and o.lifted_size is not None), default=None
-    )
+    largest = max((s for o in differing if (s := o.lifted_size) is not None and s == s), default=None)
     if largest is None:
         # One side's float64 run left the range; what became of the numbers is a size of its own.
         return f"{ended(said)} {ended(differing[0].reason.partition(';')[0].partition(', and ')[0])}"

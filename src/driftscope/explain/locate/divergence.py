@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from driftscope.explain.locate.alignment import Alignment, ValueIndex
-from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, sketch
+from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, sketch, steps_to
 from driftscope.explain.locate.operators import MOVES, family
 
 # Pieces that only select or join elements.
@@ -384,14 +384,7 @@ def _inside_of(view: View, end: Visited) -> dict[int, Visited]:
 
 def piece_of(view: View, end: Visited, inner: bool = False) -> list[Visited]:
     """The steps of A that lead to ``end`` from values B has as well; with what fused ones consist of, if asked."""
-    makers = {name: step for step in view.a.steps if not step.inside for name in step.outputs}
-    members, left = {end.index: end}, list(end.inputs)
-    while left and len(members) <= _LONGEST:
-        maker = makers.get(left.pop())
-        if maker is None or maker.index in members or any(view.in_b.holds(s) for s in maker.sketches):
-            continue
-        members[maker.index] = maker
-        left.extend(maker.inputs)
+    members = steps_to(end, view.makers_a(), view.in_b.holds, _LONGEST)
     members |= _inside_of(view, end)
     found = [members[k] for k in sorted(members)]
     if inner:

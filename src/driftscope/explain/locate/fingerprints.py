@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
 import torch
@@ -150,6 +150,20 @@ class Visited:
     def rank(self) -> int:
         """Dimensions of its first output."""
         return len(self.shapes[0]) if self.shapes else 0
+
+
+def steps_to(
+    end: Visited, makers: Mapping[str, Visited], known: Callable[[Sketch], bool], most: int
+) -> dict[int, Visited]:
+    """The steps that lead to ``end`` from known values, by index; of more than ``most`` those found first."""
+    members, left = {end.index: end}, list(end.inputs)
+    while left and len(members) <= most:
+        maker = makers.get(left.pop())
+        if maker is None or maker.index in members or any(s is not None and known(s) for s in maker.sketches):
+            continue
+        members[maker.index] = maker
+        left.extend(maker.inputs)
+    return members
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.locate.alignment import align
 from driftscope.explain.locate.alike import alike_steps
 from driftscope.explain.locate.divergence import Parting, View, find_partings, turned
-from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, sketch
+from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, sketch, steps_to
 from driftscope.explain.locate.rerunning import Reruns, Values
 from driftscope.lift.steps import Lifted, LiftedOutput
 
@@ -96,7 +96,8 @@ class Search:
     runs_a: Reruns = field(init=False)
     runs_b: Reruns = field(init=False)
     _trail_a: Trail | None = None
-    _results: list[tuple[str, ...]] = field(default_factory=list)  # names of A's outputs, then of B's
+    _ends_a: tuple[str, ...] = ()  # names of the outputs
+    _ends_b: tuple[str, ...] = ()
     _layouts: dict[tuple[tuple[int, ...], tuple[int, ...]], int | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -106,7 +107,7 @@ class Search:
         """A's run, once."""
         if self._trail_a is None:
             self._trail_a, outputs = self.runs_a.kept({}, {})
-            self._results = [tuple(o.name for o in outputs)]
+            self._ends_a = tuple(o.name for o in outputs)
         return self._trail_a
 
     def follow(
@@ -118,7 +119,7 @@ class Search:
         known = None if self.view is None else self.view.alignment
         known = known or align(self.trail_a(), trail, self.same_weights)
         view = View.of(self.trail_a(), trail, known, (o.name for o in outputs if o.name))
-        self._results = [self._results[0], tuple(o.name for o in outputs)]
+        self._ends_b = tuple(o.name for o in outputs)
         self.view = self.view or view
         self.latest = view
         return view, self.agrees(outputs)
@@ -130,7 +131,7 @@ class Search:
         force: dict[str, torch.Tensor] = {}
         forced_by: list[Values] = []
         fallback: Parting | None = None
-        endings = iter(self._endings(view))
+        endings = self._endings(view)
         while not healed and len(found) < _MOST_PLACES and self.runs < _MOST_RUNS:
             partings = find_partings(view)
             ending = None if force or any(p.paired for p in partings) else next(endings, None)
@@ -165,12 +166,11 @@ class Search:
             found = self._needed(found, forced_by)
         return found or ([TriedPlace(fallback)] if fallback is not None else [])
 
-    def _endings(self, view: View) -> list[Parting]:
+    def _endings(self, view: View) -> Iterator[Parting]:
         """Where one program returns a value of the other, which computes more of it: no step of B parts there."""
         made_a, made_b = view.makers_a(), view.makers_b()
-        wanted = [s for n in self._results[0] if n in made_a for s in made_a[n].sketches]
-        found = []
-        for theirs, mine in dict.fromkeys(zip(*self._results, strict=False)):
+        wanted = [s for n in self._ends_a if n in made_a for s in made_a[n].sketches]
+        for theirs, mine in dict.fromkeys(zip(self._ends_a, self._ends_b, strict=False)):
             other, step = made_a.get(theirs), made_b.get(mine)
             if other is None or step is None or (other.outputs[0], step.outputs[0]) != (theirs, mine):
                 continue
@@ -179,10 +179,10 @@ class Search:
             if own is None or meant is None or any(s is not None and s.agrees(own) for s in wanted):
                 continue
             if view.in_a.holds_in_order(own):
-                found.append(Parting(step, other, piece=(step,), paired=True))
+                yield Parting(step, other, piece=(step,), paired=True)
             elif view.in_b.holds_in_order(meant):
-                found.append(Parting(step, other, piece=_since(meant, step, made_b), paired=True))
-        return found
+                members = steps_to(step, made_b, meant.same, len(made_b))
+                yield Parting(step, other, piece=tuple(members[k] for k in sorted(members)), paired=True)
 
     def _needed(self, places: list[TriedPlace], forced_by: list[Values]) -> list[TriedPlace]:
         """The places without which the outputs are not A's: the others only pass on what an earlier one creates."""
@@ -337,18 +337,6 @@ class Search:
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
         return value is not None and right(sketch(value))
-
-
-def _since(value: Sketch, end: Visited, makers: Mapping[str, Visited]) -> tuple[Visited, ...]:
-    """The steps that lead from a value to an end, the end itself the last."""
-    members, left = {end.index: end}, list(end.inputs)
-    while left:
-        maker = makers.get(left.pop())
-        given = maker is not None and any(s is not None and s.same(value) for s in maker.sketches)
-        if maker is not None and maker.index not in members and not given:
-            members[maker.index] = maker
-            left.extend(maker.inputs)
-    return tuple(members[k] for k in sorted(members))
 
 
 def _forget(view: View, parting: Parting) -> bool:
