@@ -165,3 +165,15 @@ def test_results_in_another_order_are_not_steps_that_are_left_out():
     assert found.verdict is Verdict.DIFFERENT
     assert not any("stays as it is" in f.why or "A computes no" in f.why for f in found.findings)
     assert ds.compare(Ended(WrittenNorm()), Ended(WrittenNorm()), X).verdict is Verdict.IDENTICAL
+
+
+@pytest.mark.parametrize(("one", "other"), [(F.gelu, F.relu), (torch.tanh, torch.abs), (torch.exp, lambda v: v * 1.0)])
+def test_a_last_step_that_changes_nothing_on_these_inputs_is_not_called_left_out(one, other):
+    """A Relu of positive numbers gives what it takes, and A computes nothing of it; nor has A no other step there."""
+    weight = torch.rand(8, 8, generator=torch.Generator().manual_seed(5))
+    a, b = (lambda v: one(v @ weight).flatten()), (lambda v: other(v @ weight).flatten())
+    for found in (ds.compare(a, b, X.abs()), ds.compare(b, a, X.abs())):
+        assert found.verdict is Verdict.DIFFERENT
+        assert found.first.verified
+        assert "stays as it is" not in found.first.why
+        assert "A computes no" not in found.first.why

@@ -6,7 +6,7 @@ Everything is tried: the reason is given only where the piece, so mended, gives 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch.nn import functional
@@ -213,6 +213,8 @@ def ended(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason
     step, other, given = parting.step, parting.counterpart, parting.step.sketches[0]
     if other is None or given is None or given.plain:
         return None
+    if _changed_nothing(step, trials.makers) or _changed_nothing(other, trials.theirs):
+        return None  # on these inputs; a Relu of positive numbers is another function all the same
     source = next((n for n in boundary(parting.piece) if _gives(trials.makers.get(n), other.sketches[0])), "")
     if source and trials.bypass(step.outputs[0], source):
         extra = [s for s in parting.piece if not idle(s)]
@@ -231,6 +233,13 @@ def ended(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason
 
 def _gives(step: Visited | None, value: Sketch | None) -> bool:
     return step is not None and value is not None and any(s is not None and s.same(value) for s in step.sketches)
+
+
+def _changed_nothing(step: Visited | None, makers: Mapping[str, Visited]) -> bool:
+    """Whether a step that may change its input ends there, behind views alone, and did not."""
+    while step is not None and step.inputs and (step.operator == "Identity" or family(step.operator) in MOVES):
+        step = makers.get(step.inputs[0])
+    return step is not None and idle(step)
 
 
 def _way(first: Visited, last: Visited) -> str:
