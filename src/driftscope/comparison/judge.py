@@ -187,8 +187,8 @@ def _same_bits(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return None
     if e.delta is not None and e.delta.value > e.delta.limit and e.delta.limit <= t.chaotic:
         seen = (
-            f"the same bits on these inputs, but not the same function: in float64 they differ by {e.delta.value:.1e} "
-            "relative, which these inputs or this format hide"
+            f"the same bits on these inputs, but not the same function: {in_float64(e.delta)} relative, which these "
+            "inputs or this format hide"
         )
         return Judgement(Verdict.IDENTICAL, seen, "N016")
     return Judgement(Verdict.IDENTICAL, "the same bits")
@@ -239,11 +239,11 @@ def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return None
     lifted = e.delta is not None
     rho = e.rho.value
-    ground = "by floor only" if e.delta is None else f"same function ({in_float64(e.delta.value)})"
+    ground = "by floor only" if e.delta is None else f"same function ({in_float64(e.delta)})"
     unlifted = e.cannot_b or e.cannot_a
     if e.delta is not None and unlifted:
         whose = "its" if e.cannot_b else "A's"
-        ground = f"{whose} own code, run in float64, gives the same (drift {e.delta.value:.1e})"
+        ground = f"{whose} own code, run in float64, gives the same (drift {e.delta.overall:.1e})"
     if rho <= t.rounding:
         return Judgement(Verdict.ROUNDING, f"{ground}, {_floors(e.rho)}: ordinary rounding", "" if lifted else "R005")
     if rho <= t.large:
@@ -290,9 +290,9 @@ def _caused(e: OutputEvidence, measured: str, t: Thresholds) -> Judgement | None
     return None
 
 
-def in_float64(drift: float) -> str:
+def in_float64(drift: Ratio) -> str:
     """Say by how much two programs differ in float64."""
-    return f"in float64 they differ by {drift:.1e}" if drift else "in float64 they are equal"
+    return f"in float64 they differ by {drift.overall:.1e}" if drift.value else "in float64 they are equal"
 
 
 def told_floors(rho: Ratio, t: Thresholds = THRESHOLDS) -> float:

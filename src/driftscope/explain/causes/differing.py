@@ -77,7 +77,7 @@ def _file_agrees(evidence: Evidence) -> bool:
 
 def _optimiser_finding(paths: str, guilty: Sequence[OutputRecord], numbers: dict[str, Any]) -> Finding:
     shown = any((o.floors or 0.0) > THRESHOLDS.large for o in guilty)
-    seen = "the runtime's own outputs differ" if shown else "on these inputs only the graphs differ, seen in float64"
+    seen = "the runtime's own outputs differ from A's" if shown else "it was seen between the graphs, in float64"
     return Finding(
         "O006",
         "the file is the same function as A, but the graph that the runtime's optimiser made of it is not",

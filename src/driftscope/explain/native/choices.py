@@ -43,7 +43,7 @@ def turned_choices(evidence: Evidence) -> dict[int, tuple[str, bool]]:
         if not turned:
             return {}
         known = _chosen_exactly(a, b, evidence)
-        same = {p: d.value for p, d in enumerate(known.drifts) if d.value <= d.limit}
+        same = {p: d for p, d in enumerate(known.drifts) if d.value <= d.limit}
         if not same or any(known.drifts[p].limit > THRESHOLDS.chaotic for p in same):
             return {}
         narrowing = {side: n for side, pair in (("B", (a, b)), ("A", (b, a))) if (n := first_narrowing(*pair))}

@@ -65,7 +65,7 @@ def tied_words(evidence: Evidence, tied: Tied, pair: int) -> str:
     if not drift.value <= limit <= THRESHOLDS.chaotic:
         return ""
     evidence.places["N011"] = tied.where
-    words = f"same function once both take equal values in one order ({in_float64(drift.value)})"
+    words = f"same function once both take equal values in one order ({in_float64(drift)})"
     return f"{words}: A and B order them otherwise at {tied.step}"
 
 

@@ -41,7 +41,7 @@ def compare_pair(pair: str, source: str, digest: str, explain: bool = True, seed
         "node": "" if first is None else str(first.where.node or ""),
         "module": "" if first is None else str(first.where.module or ""),
         "floors": _largest(o.floors for o in record.outputs),
-        "lifted": _largest(o.lifted for o in record.outputs),
+        "lifted": _largest(o.lifted_size for o in record.outputs),
         "max_abs": _largest(o.max_abs for o in record.outputs),
     }
 
