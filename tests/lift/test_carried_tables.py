@@ -111,3 +111,51 @@ def test_two_tables_that_float16_makes_one_are_told_apart_by_where_they_stand(tu
     x = torch.randn(4, 10, generator=torch.Generator().manual_seed(3))
     found = ds.compare(*(pair[::-1] if turned else pair), x)
     assert (found.verdict is not Verdict.DIFFERENT) is same, found.reason
+
+
+class Rotations(nn.Module):
+    """Rotary positions as complex numbers, computed anew in every call."""
+
+    def __init__(self, base: float = 10000.0):
+        super().__init__()
+        self.base = base
+
+    def angles(self) -> torch.Tensor:
+        return torch.outer(torch.arange(5.0), self.base ** (-torch.arange(0, 8, 2) / 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = self.angles()
+        turned = torch.view_as_complex(x.reshape(2, 5, 4, 2)) * torch.polar(torch.ones_like(angles), angles)
+        return torch.view_as_real(turned).flatten(-2)
+
+
+class Cosines(Rotations):
+    """The same with cosines and sines stored, as two tables or as the parts of one."""
+
+    def __init__(self, base: float = 10000.0, one: bool = False):
+        super().__init__(base)
+        angles = self.angles()
+        self.register_buffer("parts", torch.stack((angles.cos(), angles.sin()), -1))
+        self.register_buffer("cosines", angles.cos())
+        self.register_buffer("sines", angles.sin())
+        self.one = one
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        c, s = self.parts.unbind(-1) if self.one else (self.cosines, self.sines)
+        even, odd = x[..., ::2], x[..., 1::2]
+        return torch.stack((even * c - odd * s, even * s + odd * c), -1).flatten(-2)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("one", [False, True])
+@pytest.mark.parametrize("exported", [False, True])
+def test_rotations_are_the_stored_cosines_and_sines_and_those_of_another_base_are_none(exported, one, swapped):
+    def answer(base: float) -> ds.Comparison:
+        stored = Cosines(base, one)
+        pair = (Rotations(), torch.export.export(stored, (X,)) if exported else stored)
+        return ds.compare(*(reversed(pair) if swapped else pair), (X,))
+
+    same = answer(10000.0)
+    assert same.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING), same.reason
+    assert same.outputs[0].lifted <= same.outputs[0].lifted_threshold
+    assert answer(10001.0).verdict is Verdict.DIFFERENT

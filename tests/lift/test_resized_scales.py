@@ -1,4 +1,4 @@
-"""The scale of a Resize is stored in float32; torch divides by the number that was written."""
+"""Few numbers stored as one tensor, rounded: the scales of a Resize, a short filter."""
 
 from __future__ import annotations
 
@@ -47,3 +47,24 @@ def test_a_scale_rounded_to_float32_is_that_scale(mode: str, swapped: bool) -> N
 def test_another_scale_is_none(mode: str) -> None:
     near = float(np.float32(1.7) * np.float32(1 + 1e-6))
     assert ds.compare(Enlarge(mode), as_file(mode, near, 1.2), (torch.randn(1, 2, 7, 9),)).verdict == "DIFFERENT"
+
+
+class Filter(nn.Module):
+    """A pre-emphasis whose two numbers are the weight of a convolution."""
+
+    def __init__(self, share: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[[-share, 1.0]]]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv1d(x[:, None], self.weight)[:, 0]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(("share", "agree"), [(0.97, True), (0.98, False)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_filter_stored_rounded_is_the_filter_and_another_is_none(dtype, share: float, agree: bool, swapped: bool):
+    x = torch.randn(5, 24, generator=torch.Generator().manual_seed(0)).to(dtype)
+    pair = (lambda x: x[:, 1:] - 0.97 * x[:, :-1], Filter(share).to(dtype))
+    found = ds.compare(*(reversed(pair) if swapped else pair), (x,))
+    assert found.verdict == ("ROUNDING" if agree else "DIFFERENT"), found.reason

@@ -78,24 +78,31 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
 
 
 def _match_elements(constant: Constant, numbers: scalars.Candidates) -> Repair | None:
-    """Match the elements of a few numbers stored as one tensor (the scales of a Resize) one by one.
+    """Match the elements of a few numbers stored as one tensor (scales of a Resize, a short filter) one by one.
 
     Each is a number that the other program writes, or was meant as it stands.
     """
     stored = constant.value
-    if constant.origin is not Origin.WEIGHT or stored.dim() != 1 or stored.numel() > _FEW:
+    if constant.origin is not Origin.WEIGHT or not stored.dim() or stored.numel() > _FEW:
         return None
     meant, words = [], []
-    for element in stored:
-        found = numbers.of(dataclasses.replace(constant, value=element))
-        if not found and scalars.significant_bits(float(element)) > scalars.SIMPLE_BITS:
+    for element in stored.flatten():
+        found = _written(constant, element, numbers)
+        if found is None and scalars.significant_bits(float(element)) > scalars.SIMPLE_BITS:
             return None
-        if found and found[0].derived:
-            return None
-        meant.append(found[0].value if found else float(element))
-        words += [found[0].words] if found else []
-    value = torch.tensor(meant, dtype=torch.float64)
+        meant.append(float(element) if found is None else found[0])
+        words += [] if found is None else [found[1]]
+    value = torch.tensor(meant, dtype=torch.float64).reshape(stored.shape)
     return Repair(constant.name, value, "scalar", " and ".join(dict.fromkeys(words)), constant) if words else None
+
+
+def _written(constant: Constant, element: torch.Tensor, numbers: scalars.Candidates) -> tuple[float, str] | None:
+    """The number that the other program writes for an element, and its words; a filter may store it with its sign."""
+    for sign in (1.0, -1.0):
+        found = numbers.of(dataclasses.replace(constant, value=sign * element))
+        if found and not found[0].derived:
+            return sign * found[0].value, found[0].words if sign > 0.0 else f"-({found[0].words})"
+    return None
 
 
 def _match_tensor(constant: Constant, index: WeightIndex, named: bool = False) -> Repair | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -206,11 +206,12 @@ class _Tables:
 
     def __init__(self, found: Subgraphs, limit: float, factors: Sequence[float]):
         self._found, self._limit, self._factors = found, limit, (1.0, *factors)
-        self._by_count: dict[int, list[tuple[str, tuple[float, float]]]] = {}
-        self._taken: set[str] = set()
+        self._by_count: dict[int, list[tuple[str, _Part, tuple[float, float]]]] = {}
+        self._taken: set[tuple[str, _Part]] = set()
         for name, value in found.exact.items():
-            if value.numel():
-                self._by_count.setdefault(value.numel(), []).append((name, _norms(value)))
+            for part in _parts(value) if value.numel() else ():
+                shown = part(value)
+                self._by_count.setdefault(shown.numel(), []).append((name, part, _norms(shown)))
 
     def match(
         self, constant: Constant, value: torch.Tensor, floor: Sequence[torch.Tensor],
@@ -220,34 +221,51 @@ class _Tables:
         # Rounded, two tables may be one: then names tell them apart, or the order in which they stand.
         candidates = sorted(
             self._by_count.get(value.numel(), []),
-            key=lambda c: (not same_name(c[0], constant.name), c[0] in self._taken),
+            key=lambda c: (not same_name(c[0], constant.name), c[:2] in self._taken),
         )
         norms = _norms(value) if candidates else (0.0, 0.0)
-        for factor, (name, theirs) in itertools.product(self._factors, candidates):
+        for factor, (name, part, theirs) in itertools.product(self._factors, candidates):
             close = _ALIKE if factor == 1.0 else _FACTOR
             wanted = (abs(factor) * n for n in theirs)
             if among is not None and name not in among:
                 continue
             if all(math.isclose(one, other, rel_tol=close) for one, other in zip(norms, wanted, strict=True)):
-                meant = self._arranged(constant, value, name, factor, floor)
+                meant = self._arranged(constant, value, name, part, factor, floor)
                 if meant is not None:
-                    self._taken.add(name)
+                    self._taken.add((name, part))
                     words = f"{name}, computed natively" if factor == 1.0 else f"{name} times {factor:.6g}"
                     return Repair(constant.name, meant.contiguous(), "table", words, constant, (name,))
         return None
 
     def _arranged(
-        self, constant: Constant, value: torch.Tensor, name: str, factor: float, floor: Sequence[torch.Tensor]
-    ) -> torch.Tensor | None:
-        exact = factor * self._found.exact[name]
-        noises = [*(factor * n for n in self._found.noise_of(name)), _storing(exact, constant.value.dtype)]
+        self, constant: Constant, value: torch.Tensor, name: str, part: _Part, factor: float,
+        floor: Sequence[torch.Tensor],
+    ) -> torch.Tensor | None:  # fmt: skip
+        exact = factor * part(self._found.exact[name])
+        noises = [*(factor * part(n) for n in self._found.noise_of(name)), _storing(exact, constant.value.dtype)]
         largest = max(float(n.abs().max()) for n in (*noises, *floor))
-        meant = factor * self._found.meant.get(name, self._found.exact[name])
+        meant = factor * part(self._found.meant.get(name, self._found.exact[name]))
         for arranged, *samples, found in _alike([exact, *noises, meant], value.shape):
             near = float(finite(value - arranged).abs().max()) <= 8.0 * self._limit * largest
             if near and _is_rounding(value, arranged, [*samples, *floor], self._limit):
                 return found
         return None
+
+
+_Part = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _whole(value: torch.Tensor) -> torch.Tensor:
+    return value
+
+
+def _interleaved(value: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(value.resolve_conj())
+
+
+def _parts(value: torch.Tensor) -> Sequence[_Part]:
+    """What a program may store of a table: rotations are complex numbers, or their cosines and sines."""
+    return (_whole, torch.real, torch.imag, _interleaved) if value.is_complex() else (_whole,)
 
 
 def _alike(tensors: Sequence[torch.Tensor], shape: torch.Size) -> Iterator[tuple[torch.Tensor, ...]]:
