@@ -177,3 +177,20 @@ def test_a_last_step_that_changes_nothing_on_these_inputs_is_not_called_left_out
         assert found.first.verified
         assert "stays as it is" not in found.first.why
         assert "A computes no" not in found.first.why
+
+
+def test_one_of_several_results_that_ends_without_a_step_is_named_in_both_orders():
+    def both(x):
+        return x * 1.5, torch.tanh(x * 1.5)
+
+    def once(x):
+        return x * 1.5, x * 1.5
+
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    for pair in ((both, once), (once, both)):
+        found = ds.compare(*pair, x)
+        assert [o.verdict for o in found.outputs] == ["IDENTICAL", "DIFFERENT"]
+        told = [f for f in found.findings if not f.note]
+        assert len(told) == 1
+        assert "tanh (aten.tanh" in told[0].why
+        assert told[0].verified is True

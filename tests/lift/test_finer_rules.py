@@ -38,6 +38,9 @@ ATTRIBUTES: dict[str, Function] = {
     "running": lambda v: v.cumsum(0).flip((0, 1)),
     "masked": lambda v: v.masked_fill(v > 0.3, -2.5).std(-1, correction=0),
     "mish": F.mish,
+    "inverses": lambda v: torch.asinh(v) + torch.atanh(v.tanh()) + torch.acosh(v.abs() + 1) + torch.sign(v),
+    "arcs": lambda v: torch.asin(v.sin()) * torch.acos(v.cos()) - torch.log10(v.abs() + 0.1),
+    "gammas": lambda v: torch.lgamma(v.abs() + 1) + torch.digamma(v.abs() + 1),
     "axes": lambda v: v.sum((0, 1)) + torch.softmax(v, 0).mean(1),
 }
 
@@ -131,3 +134,13 @@ def test_where_both_are_what_float64_gives_them_no_runtime_is_to_blame(order: in
     assert found.verdict is Verdict.ROUNDING, found.reason
     wrong = ds.compare(*(torch.linalg.svdvals, lambda v: by_eigenvalues(v) * (1 + 1e-9))[::order], x, explain=False)
     assert wrong.verdict is Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(("gain", "verdict"), [(1.0, Verdict.ROUNDING), (1.01, Verdict.DIFFERENT)])
+def test_an_inverse_sine_written_out_loses_all_digits_near_zero_and_is_the_same_function(gain, verdict, swapped):
+    def written(x: torch.Tensor) -> torch.Tensor:
+        return torch.sign(x) * torch.log(gain * x.abs() + torch.sqrt(x * x + 1))
+
+    pair = (written, torch.asinh) if swapped else (torch.asinh, written)
+    assert ds.compare(*pair, X * 1e-38).verdict is verdict

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from float64_truth import distance, lift
 
+import driftscope as ds
+
 
 def _lifted(function, *args):
     return [o.value for o in lift(function, *args).run()]
@@ -162,3 +164,16 @@ def test_rounding_to_decimals_is_a_native_decision_with_an_exact_result():
     x = torch.tensor([0.123456, -2.71828, 1e3])
     (value,) = _lifted(lambda x: x.round(decimals=2), x)
     assert value.tolist() == [0.12, -2.72, 1000.0]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(("gain", "verdict"), [(1.0, "ROUNDING"), (1.0001, "DIFFERENT")])
+def test_weights_that_are_counted_into_bins_follow_in_float64(gain: float, verdict: str, swapped: bool):
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        return torch.bincount(torch.arange(24) % 5, weights=x)
+
+    def summed(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([gain * x[k::5].sum() for k in range(5)])
+
+    pair = (summed, counted) if swapped else (counted, summed)
+    assert ds.compare(*pair, torch.randn(24, generator=torch.Generator().manual_seed(0))).verdict == verdict

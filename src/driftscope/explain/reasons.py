@@ -140,7 +140,7 @@ _ADVICE = {
 
 def _numbers(output: OutputRecord) -> dict[str, Any]:
     return {
-        "floors": output.floors, "lifted": output.lifted, "limit": output.lifted_threshold,
+        "floors": output.floors, "lifted": output.lifted_size, "limit": output.lifted_threshold,
         "max_abs": output.max_abs, "max_ulp": output.max_ulp,
     }  # fmt: skip
 

@@ -55,7 +55,7 @@ def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], expla
     if not guilty:
         return []
     paths = ", ".join(o.path for o in guilty[:_PATHS])
-    numbers = {o.path: {"lifted": o.lifted, "limit": o.lifted_threshold, "floors": o.floors} for o in guilty}
+    numbers = {o.path: {"lifted": o.lifted_size, "limit": o.lifted_threshold, "floors": o.floors} for o in guilty}
     if evidence.optimized is not None and not evidence.optimized.same_function and _file_agrees(evidence):
         return [_optimiser_finding(paths, guilty, numbers)]
     found: list[Finding] = []

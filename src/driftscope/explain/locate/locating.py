@@ -169,14 +169,18 @@ class Search:
     def _endings(self, view: View) -> Iterator[Parting]:
         """Where one program returns a value of the other, which computes more of it: no step of B parts there."""
         made_a, made_b = view.makers_a(), view.makers_b()
-        wanted = [s for n in self._ends_a if n in made_a for s in made_a[n].sketches]
+        wanted, given = (
+            [m[n].sketches[0] for n in e if n in m] for m, e in ((made_a, self._ends_a), (made_b, self._ends_b))
+        )
         for theirs, mine in dict.fromkeys(zip(self._ends_a, self._ends_b, strict=False)):
             other, step = made_a.get(theirs), made_b.get(mine)
             if other is None or step is None or (other.outputs[0], step.outputs[0]) != (theirs, mine):
                 continue
             own, meant = step.sketches[0], other.sketches[0]
+            if own is None or meant is None:
+                continue
             # Results that are all there, in another order, are another matter.
-            if own is None or meant is None or any(s is not None and s.agrees(own) for s in wanted):
+            if all(any(s is not None and s.agrees(one) for s in some) for one, some in ((own, wanted), (meant, given))):
                 continue
             if view.in_a.holds_in_order(own):
                 yield Parting(step, other, piece=(step,), paired=True)

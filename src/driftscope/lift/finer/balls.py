@@ -304,6 +304,9 @@ ELEMENTWISE: dict[str, Callable[[Any], Any]] = {
     "floor": lambda v: v.floor(), "ceil": lambda v: v.ceil(),
     "trunc": lambda v: v.floor() if float(v) >= 0 else v.ceil(), "tan": lambda v: v.tan(), "atan": lambda v: v.atan(),
     "exp2": lambda v: (v * flint.arb.const_log2()).exp(), "log2": lambda v: v.log() / flint.arb.const_log2(),
+    "log10": lambda v: v.log() / flint.arb(10).log(), "sign": lambda v: v.sgn(), "asinh": lambda v: v.asinh(),
+    "acosh": lambda v: v.acosh(), "atanh": lambda v: v.atanh(), "asin": lambda v: v.asin(),
+    "acos": lambda v: v.acos(), "lgamma": lambda v: v.lgamma(), "digamma": lambda v: v.digamma(),
 }  # fmt: skip
 
 ATTENTION = (

@@ -133,7 +133,9 @@ class Comparison(Record):
             "closer",
             "reason",
         ]
-        return frame([{"verdict": str(o.verdict), **{c: getattr(o, c) for c in columns}} for o in self.outputs])
+        rows = [{"verdict": str(o.verdict), **{c: getattr(o, c) for c in columns}} for o in self.outputs]
+        # Of the output as a whole, as every sentence says it; one slice alone may be further off.
+        return frame([{**row, "lifted": o.lifted_size} for row, o in zip(rows, self.outputs, strict=True)])
 
     @property
     def answer(self) -> str:

@@ -32,7 +32,7 @@ class Suspect:
     floors : float or None
         Drift of the run *without* it from the reference, in floors.
     lifted : float or None
-        Lifted drift of the graph without it, where that was in question.
+        Lifted drift of the graph without it, of whole outputs, where that was in question.
     explains : bool
         Whether the run without it is within the limits.
     refused : str
@@ -80,7 +80,8 @@ class Blame(Record):
     wrong : bool
         Whether the result as it stands is outside the limits at all.
     floors, lifted : float or None
-        Drift from the reference as it stands; lifted only where the graph's function was in question.
+        Drift from the reference as it stands; lifted, of whole outputs, only where the graph's function was in
+        question.
     floors_without, lifted_without : float or None
         The same without the guilty ones.
     paste : str

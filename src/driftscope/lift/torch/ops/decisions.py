@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from driftscope.lift.formulas.terms import EXACT, FUNCTION, ROUND
+from driftscope.lift.formulas.terms import EXACT, FUNCTION, ROUND, summed
 from driftscope.lift.steps import Rounding
 from driftscope.lift.torch.call import Call
 from driftscope.lift.torch.entries import lifted_dtype
@@ -14,7 +14,7 @@ from driftscope.lift.torch.ops.registry import Outputs, rule
 _NATIVE = """
 eq ne lt le gt ge not_equal less greater isnan isinf isposinf isneginf isfinite isreal logical_and logical_or
 logical_not logical_xor signbit sign sgn floor ceil trunc fix isclose heaviside any all argmax argmin argsort
-searchsorted bucketize nonzero nonzero_static bincount histc count_nonzero isin bitwise_and bitwise_or bitwise_not
+searchsorted bucketize nonzero nonzero_static histc count_nonzero isin bitwise_and bitwise_or bitwise_not
 bitwise_xor _is_all_true _is_any_true unique_dim _unique _unique2 unique_consecutive unique_dim_consecutive
 nextafter histogram quantize_per_tensor_dynamic quantize_per_channel_group
 one_hot choose_qparams choose_qparams_optimized _choose_qparams_per_tensor int_repr nms combinations
@@ -30,6 +30,19 @@ def natively(call: Call) -> tuple[Outputs, Rounding]:
 
 def _up(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_quantized else tensor.to(lifted_dtype(tensor.dtype))
+
+
+@rule("bincount")
+def _bincount(call: Call) -> tuple[Outputs, Rounding]:
+    """Where an element counts is an integer; what it counts with follows."""
+    if call.raw("weights") is None:
+        return natively(call)
+    places, weights, size = call.native("self"), call.value("weights").to(torch.float64), call.raw("minlength") or 0
+
+    def squares() -> torch.Tensor:
+        return torch.bincount(places, weights.square(), size)
+
+    return [torch.bincount(places, weights, size)], summed(places.numel(), squares)
 
 
 @rule("round")
