@@ -58,6 +58,12 @@ def test_what_was_done_is_said(value, code, words):
     assert words in found.words
 
 
+@pytest.mark.parametrize(("scale", "words"), [(1.0, "rounded to float16 or TF32"), (1e-5, "rounded to float16")])
+def test_only_numbers_out_of_its_range_tell_float16_from_tf32(scale, words):
+    weight = W * scale
+    assert alteration_of(weight.half().double(), weight.double(), torch.float32).words == words
+
+
 def test_a_transposed_square_is_transposed():
     assert alteration_of(SQUARE.T.double(), SQUARE.double(), torch.float32).code == "W005"
 

@@ -177,3 +177,16 @@ def test_weights_that_are_counted_into_bins_follow_in_float64(gain: float, verdi
 
     pair = (summed, counted) if swapped else (counted, summed)
     assert ds.compare(*pair, torch.randn(24, generator=torch.Generator().manual_seed(0))).verdict == verdict
+
+
+def test_numbers_too_small_for_a_format_have_a_sign_in_float64():
+    """A power pooling takes the sign of squares that float32 has lost; in float64 they are there."""
+    x = torch.randn(2, 6, 4, 8, generator=torch.Generator().manual_seed(0)) * 1e-30
+
+    def pooled(v: torch.Tensor) -> torch.Tensor:
+        return F.lp_pool2d(v, 2, 2)
+
+    for count, same in ((4, True), (3, False)):
+        found = ds.compare(pooled, lambda v, count=count: (F.avg_pool2d(v**2, 2) * count).sqrt(), x)
+        assert found.verdict == "IDENTICAL"
+        assert ("N016" in {f.code for f in found.findings}) is not same

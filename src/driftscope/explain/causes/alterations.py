@@ -90,7 +90,11 @@ def _rounded(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> str:
             torch.equal(kept.to(short).to(torch.float64), given)
             for kept, given in ((exact.reshape(-1)[few], value.reshape(-1)[few]), (exact, value))
         ):
-            return f"rounded to {name}"
+            # Only numbers that are too small or too large for float16 tell the two apart.
+            alike = (
+                name == "float16" and fmt == torch.float32 and torch.equal(rounding_to("tf32", "even")(exact), value)
+            )
+            return f"rounded to {name} or TF32" if alike else f"rounded to {name}"
     if fmt == torch.float32:
         for name, ties, words in _BY_HAND:
             narrow = rounding_to(name, ties)

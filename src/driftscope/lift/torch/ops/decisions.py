@@ -13,7 +13,7 @@ from driftscope.lift.torch.ops.registry import Outputs, rule
 
 _NATIVE = """
 eq ne lt le gt ge not_equal less greater isnan isinf isposinf isneginf isfinite isreal logical_and logical_or
-logical_not logical_xor signbit sign sgn floor ceil trunc fix isclose heaviside any all argmax argmin argsort
+logical_not logical_xor signbit floor ceil trunc fix isclose heaviside any all argmax argmin argsort
 searchsorted bucketize nonzero nonzero_static histc count_nonzero isin bitwise_and bitwise_or bitwise_not
 bitwise_xor _is_all_true _is_any_true unique_dim _unique _unique2 unique_consecutive unique_dim_consecutive
 nextafter histogram quantize_per_tensor_dynamic quantize_per_channel_group
@@ -53,6 +53,17 @@ def _round(call: Call) -> tuple[Outputs, Rounding]:
     if decimals and rounded is not None and rounded.is_floating_point():
         rounded = torch.round(rounded, decimals=decimals)
     return [rounded], rounding
+
+
+@rule("sign", "sgn")
+def _sign(call: Call) -> tuple[Outputs, Rounding]:
+    """The native sign, but of numbers too small for the format: it has lost them, and decided nothing."""
+    (decided,), rounding = natively(call)
+    x, fmt = call.value("self"), call.format("self")
+    if decided is None or fmt is None or not fmt.is_floating_point:
+        return [decided], rounding
+    lost = (decided == 0) & (x.abs() < torch.finfo(fmt).smallest_normal * torch.finfo(fmt).eps)
+    return [torch.where(lost, x.sign(), decided)], rounding
 
 
 @rule("logit", "special_logit")
