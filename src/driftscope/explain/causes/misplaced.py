@@ -39,6 +39,25 @@ def exchanged_values(parting: Parting, trials: Trials) -> Reason | None:
     return None
 
 
+def exchanged_results(parting: Parting, trials: Trials) -> Reason | None:
+    """Two results of one step that stand in each other's places: exchanged they mend the whole program.
+
+    The piece alone would be right with either: where all other readers of the two are, it is that one wire.
+    """
+    steps = {s.index: s for _, s in _before(parting, trials.makers) if len(s.outputs) > 1}
+    pairs = ((s, *two) for s in steps.values() for two in itertools.combinations(filter(None, s.outputs), 2))
+    for step, one, other in itertools.islice(pairs, _MOST_TRIALS):
+        values = trials.captured((one, other))
+        x, y = values.get(one), values.get(other)
+        if x is None or y is None or x.shape != y.shape or torch.equal(x, y):
+            continue
+        if trials.healed({one: y, other: x}):
+            words = f"the results {one} and {other} of {step.name} ({step.operator}) stand in each other's places"
+            return Reason(words, f"Exchange the results {one} and {other} of {step.name}.", True, step,
+                          values={one: y, other: x})  # fmt: skip
+    return None
+
+
 def passed_through(parting: Parting) -> Reason | None:
     """A step of the piece through which it reads what A reads as it is; of other sizes, so that it cannot be left."""
     other = parting.counterpart

@@ -194,7 +194,7 @@ def lacking(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reas
     views = other is not None and family(parting.step.operator) in MOVES and family(other.operator) not in MOVES
     held = None if views else other
     ways = (
-        (way, name) for name, t in read.items() for way in _made_of(theirs, t) if way[-1] is not held and t.count
+        (way, name) for name, t in read.items() for way in made_of(theirs, t) if way[-1] is not held and t.count
         == (way[-1].sketches[0].count if way[-1].sketches[0] is not None else 0)
     )  # fmt: skip
     for way, name in itertools.islice(ways, _MOST_TRIALS):
@@ -202,7 +202,7 @@ def lacking(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reas
         end = parting.step.outputs[0] if way[-1] is parting.counterpart else name
         works, values = trials.as_in_a(end, way[-1].outputs[0])
         if works:
-            steps = _way(way[0], way[-1])
+            steps = way_words(way[0], way[-1])
             words = f"{outside[name].name} reads {name} as it is, where A computes {steps} of it first"
             return Reason(words, f"Compute {steps} there, as A does.", True, values=values)
     return None
@@ -218,7 +218,7 @@ def ended(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason
     source = next((n for n in boundary(parting.piece) if _gives(trials.makers.get(n), other.sketches[0])), "")
     if source and trials.bypass(step.outputs[0], source):
         extra = [s for s in parting.piece if not idle(s)]
-        ways = _way(extra[0], step)
+        ways = way_words(extra[0], step)
         return Reason(f"A computes no {ways} of {source}", f"Leave {ways} out.", True, extra[0])
     steps = [s for s in theirs if not s.inside and not idle(s)]
     first = next((s for s in steps if any(t is not None and t.same(given) for t in s.taken)), None)
@@ -227,8 +227,8 @@ def ended(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason
     works, values = trials.as_in_a(step.outputs[0], other.outputs[0])
     if not works:
         return None
-    words = f"what {step.name} gives stays as it is, where A computes {_way(first, other)} of it"
-    return Reason(words, f"Compute {_way(first, other)} there, as A does.", True, values=values)
+    words = f"what {step.name} gives stays as it is, where A computes {way_words(first, other)} of it"
+    return Reason(words, f"Compute {way_words(first, other)} there, as A does.", True, values=values)
 
 
 def _gives(step: Visited | None, value: Sketch | None) -> bool:
@@ -242,7 +242,8 @@ def _changed_nothing(step: Visited | None, makers: Mapping[str, Visited]) -> boo
     return step is not None and idle(step)
 
 
-def _way(first: Visited, last: Visited) -> str:
+def way_words(first: Visited, last: Visited) -> str:
+    """Name a way by its first and its last step, with the lines that they were written in."""
     return " to ".join(dict.fromkeys(f"{s.name} ({s.operator}{_line(s)})" for s in (first, last)))
 
 
@@ -250,7 +251,7 @@ def _line(step: Visited) -> str:
     return "" if step.where.line is None else f", {written(step.where.file or '')}:{step.where.line}"
 
 
-def _made_of(steps: Sequence[Visited], value: Sketch) -> Iterator[list[Visited]]:
+def made_of(steps: Sequence[Visited], value: Sketch) -> Iterator[list[Visited]]:
     """Yield the ways on which steps lead on from a value to other elements or another order, the longest first."""
     ways: dict[str, list[Visited]] = {}
     for step in (s for s in steps if not s.inside):

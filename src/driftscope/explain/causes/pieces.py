@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from driftscope.explain.causes import misplaced, missing, rewiring
+from driftscope.explain.causes import dropped, misplaced, missing, rewiring
 from driftscope.explain.causes.alterations import alteration_of, shortest, uniform_of
 from driftscope.explain.causes.counterparts import attribute_cause, changed_attributes, differ, own_name
 from driftscope.explain.causes.rewiring import Reason, Trial, Trials
@@ -62,6 +62,7 @@ def cause_of(
     detour = rewiring.detour(parting, theirs, trials.makers)
     return (
         _attribute(parting, theirs, trials)
+        or dropped.before_readers(parting, theirs, trials)
         or missing.ended(parting, theirs, trials)
         or rewiring.mended(rewiring.emptied(parting, trials.makers), theirs, trials)
         or misplaced.gate_order(parting, constants, trials)
@@ -77,6 +78,7 @@ def cause_of(
         or missing.causal_mask(parting, trials)
         or missing.stand_in(parting, trials)
         or _idle_attribute(wire, trials)
+        or misplaced.exchanged_results(parting, trials)
         or _tried(_connected(wire, trials))
         or misplaced.exchanged_values(parting, trials)
         or missing.lacking(parting, theirs, trials)

@@ -36,7 +36,7 @@ class Reason:
     ``verified`` says that doing it was tried and worked, ``step`` is set when it is at another step of the piece
     than its end, ``changed`` when it is a stored tensor. ``reads`` is set when a step should read other values: the
     step, and for names that it reads what A reads there; ``instead`` is what A computes where ``step`` does nothing;
-    ``values`` of B where these, put in it, are the edit.
+    ``values`` of B where these, put in it, are the edit; ``lacks`` is the step of A that nothing in B stands for.
     """
 
     why: str
@@ -47,14 +47,19 @@ class Reason:
     reads: tuple[Visited, Mapping[str, Sketch]] | None = None
     instead: str = ""
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    lacks: Visited | None = None
 
 
-def where_of(step: Visited, other: Visited | None, output: str) -> Where:
-    """The place of B's step, in the source that it or its counterpart in A was written in."""
+def where_of(step: Visited, other: Visited | None, output: str, lacks: Visited | None = None) -> Where:
+    """The place of B's step, in the source that it or its counterpart in A was written in.
+
+    Where B lacks a step of A, the module is that step's, and not the one that reads what it gives.
+    """
+    known = [s.where.module for s in (lacks, step, other) if s is not None and s.where.module]
     source = step.where if step.where.file or other is None else other.where
     return Where(
         output=output, node=step.name, operator=step.operator,
-        module=step.where.module or (other.where.module if other is not None else None),
+        module=known[0] if known else None,
         file=source.file, line=source.line, expression=source.expression,
     )  # fmt: skip
 
@@ -110,6 +115,8 @@ class Trials:
         Whether the piece gives A's value with the inputs of the named step in another order.
     captured, forced : callable
         Values of B by name, where the piece is fed A's; and whether such values in it make it, or B, right.
+    healed : callable
+        Whether such values make B right as a whole.
     ends : callable
         What the piece gives and what A has there, laid out alike; None where A has nothing.
     reconnect : callable
@@ -119,6 +126,9 @@ class Trials:
         The step of A that computes each value.
     values_a : callable
         Values of A by name.
+    reading : callable
+        What steps of B give where a value that they read is one of A's and all else reads it as it is; empty where
+        their shapes differ.
     """
 
     constants: Trial
@@ -132,10 +142,12 @@ class Trials:
     exchange: Callable[[str, Sequence[int]], bool] = lambda _step, _order: False
     captured: Callable[[Sequence[str]], Mapping[str, torch.Tensor]] = lambda _names: {}
     forced: Trial = lambda _values: False
+    healed: Trial = lambda _values: False
     ends: Callable[[], tuple[torch.Tensor, torch.Tensor] | None] = lambda: None
     reconnect: Callable[[Visited, Mapping[str, Sketch]], bool | None] = lambda _step, _meant: None
     theirs: Mapping[str, Visited] = field(default_factory=dict)
     values_a: Callable[[Sequence[str]], Mapping[str, torch.Tensor]] = lambda _names: {}
+    reading: Callable[[str, str, Sequence[Visited]], Mapping[str, torch.Tensor]] = lambda _name, _other, _steps: {}
 
     def as_in_a(self, name: str, theirs: str) -> tuple[bool | None, Mapping[str, torch.Tensor]]:
         """Whether B is mended where a value of it is one of A's, and that edit; None where their shapes differ."""

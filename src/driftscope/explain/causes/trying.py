@@ -65,10 +65,12 @@ class PieceTrials:
             self._exchange,
             self._captured,
             self._forced,
+            lambda values: search.heals({**place.force, **values}),
             self._ends,
             self.reconnected,
             {} if search.view is None else search.view.makers_a(),
             lambda names: search.runs_a.values(names, {}),
+            self._reading,
         )
 
     def attributes(self, step: str, attributes: Mapping[str, object]) -> bool:
@@ -117,6 +119,17 @@ class PieceTrials:
     def _bypass(self, name: str, source: str) -> Mapping[str, torch.Tensor]:
         values = self._captured((source,))
         return {name: values[source]} if source in values else {}
+
+    def _reading(self, name: str, theirs: str, readers: Sequence[Visited]) -> Mapping[str, torch.Tensor]:
+        """What steps give where a value that they read is one of A's, for a run in which all else reads B's."""
+        own, meant = self._captured((name,)).get(name), self.search.runs_a.values((theirs,), {}).get(theirs)
+        if own is None or meant is None or own.numel() != meant.numel():
+            return {}
+        force = {**self.place.force, name: self.search.laid_out(meant, own).reshape(own.shape)}
+        try:
+            return self.search.runs_b.values([n for s in readers for n in s.outputs], force)
+        except (CannotLift, DriftscopeError, RuntimeError):
+            return {}
 
     def _peers(self) -> Reason | None:
         view = self.search.latest
