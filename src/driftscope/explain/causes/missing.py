@@ -24,6 +24,8 @@ _SAME = 1e-6
 _MOST_CONSTANTS = 64
 _MOST_STEPS = 3
 _MOST_TRIALS = 6
+# Steps of A that together may stand for one of B.
+_MOST_OF_A = 12
 # Steps that put elements elsewhere and nothing more, beside those that only view them.
 _TURNS = MOVES | {"flip", "roll", "slice", "permute"}
 
@@ -326,6 +328,37 @@ def several(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reas
             words = f"the steps up to {step.name} ({step.operator}) compute something else than {other.operator} in A"
             return Reason(words, f"Let {step.name} give what {other.operator} gives in A.", True, ours[0])
     return None
+
+
+def computed_there(
+    parting: Parting, theirs: Sequence[Visited], trials: Trials, untried: Reason | None
+) -> Reason | None:
+    """A's own steps in the place of a step of B: whatever differs in them, with these B gives A's outputs.
+
+    That is an edit of B only where B has everything that they read: the values, and the tensors that A stores.
+
+    Parameters
+    ----------
+    parting : Parting
+    theirs : sequence of Visited
+        A's piece; it begins where B has A's values.
+    trials : Trials
+    untried : Reason or None
+        What is known of the difference without a trial.
+    """
+    step, other = parting.step, parting.counterpart
+    steps = [s for s in theirs if not s.inside and other is not None and s.index <= other.index and not idle(s)]
+    telling = [s for s in steps if family(s.operator) not in MOVES] or steps
+    if not 0 < len(telling) <= _MOST_OF_A or not trials.held({n for s in steps for n in s.stored}):
+        return None
+    ends = trials.ends()
+    if ends is None or not trials.healed({step.outputs[0]: ends[1]}):
+        return None
+    ways = way_words(telling[0], telling[-1])
+    why = untried.why if untried is not None and untried.why else f"of the same values A computes {ways}"
+    named = None if untried is None else untried.step
+    fix = f"Compute in {step.name} what A computes there: {ways}."
+    return Reason(why, fix, True, named, values={step.outputs[0]: ends[1]})
 
 
 def _kind(step: Visited) -> str:

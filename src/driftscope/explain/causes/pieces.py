@@ -57,6 +57,18 @@ def cause_of(
         A's and B's.
     trials : Trials
     """
+    found = _cause(parting, theirs, constants, trials)
+    if found is not None and found.verified:
+        return found
+    return missing.computed_there(parting, theirs, trials, found) or found
+
+
+def _cause(
+    parting: Parting,
+    theirs: Sequence[Visited],
+    constants: tuple[Sequence[Constant], Sequence[Constant]],
+    trials: Trials,
+) -> Reason | None:
     peers = functools.cache(trials.peers)
     wire = rewiring.wire(parting, trials.makers)
     detour = rewiring.detour(parting, theirs, trials.makers)

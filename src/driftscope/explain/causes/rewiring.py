@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
@@ -117,6 +117,8 @@ class Trials:
         Values of B by name, where the piece is fed A's; and whether such values in it make it, or B, right.
     healed : callable
         Whether such values make B right as a whole.
+    held : callable
+        Whether B stores every tensor of these names of A, with A's elements.
     ends : callable
         What the piece gives and what A has there, laid out alike; None where A has nothing.
     reconnect : callable
@@ -143,6 +145,7 @@ class Trials:
     captured: Callable[[Sequence[str]], Mapping[str, torch.Tensor]] = lambda _names: {}
     forced: Trial = lambda _values: False
     healed: Trial = lambda _values: False
+    held: Callable[[Collection[str]], bool] = lambda _names: False
     ends: Callable[[], tuple[torch.Tensor, torch.Tensor] | None] = lambda: None
     reconnect: Callable[[Visited, Mapping[str, Sketch]], bool | None] = lambda _step, _meant: None
     theirs: Mapping[str, Visited] = field(default_factory=dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -66,6 +66,7 @@ class PieceTrials:
             self._captured,
             self._forced,
             lambda values: search.heals({**place.force, **values}),
+            self._held,
             self._ends,
             self.reconnected,
             {} if search.view is None else search.view.makers_a(),
@@ -119,6 +120,12 @@ class PieceTrials:
     def _bypass(self, name: str, source: str) -> Mapping[str, torch.Tensor]:
         values = self._captured((source,))
         return {name: values[source]} if source in values else {}
+
+    def _held(self, names: Collection[str]) -> bool:
+        """Whether B stores what A does under these names; what is one number is an operator's own."""
+        same = {name for others in self.search.same_weights.values() for name in others}
+        stored = (c for c in self.constants[0] if c.name in names and c.value.numel() > 1)
+        return all(c.name in same or not c.value.dtype.is_floating_point for c in stored)
 
     def _reading(self, name: str, theirs: str, readers: Sequence[Visited]) -> Mapping[str, torch.Tensor]:
         """What steps give where a value that they read is one of A's, for a run in which all else reads B's."""
