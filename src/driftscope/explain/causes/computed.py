@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.explain.causes.exact_parts import parted, peers_of
 from driftscope.explain.causes.weights import ChangedWeight
+from driftscope.explain.locate.exact_parts import parted, peers_of
 from driftscope.explain.locate.fingerprints import Trail, Visited
 from driftscope.explain.locate.operators import family
 from driftscope.lift.reconcile.matching import uniform

@@ -389,9 +389,8 @@ class _Case:
         what = f"not the same function from {step.name} ({step.operator}) on{self._off(place, end)}{self._at_the_end()}"
         lacks = None if cause is None else cause.lacks
         why, fix, verified = told(cause, other if lacks is None else None, end)
-        numbers = {**self.numbers, "created": place.created, "tried": place.tried,
-                   "piece": [s.name for s in parting.piece]}  # fmt: skip
-        numbers |= {"cause": cause.why} if cause is not None and cause.why else {}
+        tried = {"created": place.created, "tried": place.tried, "piece": [s.name for s in parting.piece]}
+        numbers = {**self.numbers, **tried, **({"cause": cause.why} if cause is not None and cause.why else {})}
         where = where_of(step, lacks or other, self.output.path, lacks)
         return Finding("N001", what, why, fix, where, numbers, verified=verified)
 

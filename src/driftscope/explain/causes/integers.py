@@ -13,9 +13,9 @@ import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.counterparts import attribute_cause, changed_attributes, own_name
-from driftscope.explain.causes.exact_parts import Parted, parted, peers_of
 from driftscope.explain.causes.rewiring import Reason, told, where_of, with_attributes
 from driftscope.explain.locate.divergence import counterpart_of
+from driftscope.explain.locate.exact_parts import Parted, parted, peers_of
 from driftscope.explain.locate.fingerprints import Trail, Visited
 from driftscope.explain.locate.operators import MOVES, family
 from driftscope.lift.evidence import Evidence
