@@ -333,7 +333,7 @@ def several(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reas
 def computed_there(
     parting: Parting, theirs: Sequence[Visited], trials: Trials, untried: Reason | None
 ) -> Reason | None:
-    """A's own steps in the place of a step of B: whatever differs in them, with these B gives A's outputs.
+    """A's own steps in the place of one of B, or one of A's for several: with these B gives A's outputs.
 
     That is an edit of B only where B has everything that they read: the values, and the tensors that A stores.
 
@@ -349,6 +349,9 @@ def computed_there(
     step, other = parting.step, parting.counterpart
     steps = [s for s in theirs if not s.inside and other is not None and s.index <= other.index and not idle(s)]
     telling = [s for s in steps if family(s.operator) not in MOVES] or steps
+    mine = [s for s in parting.piece if family(s.operator) not in MOVES and not idle(s)]
+    if len(mine) > 1 < len(telling):
+        return None  # several for several: which of them is wrong is not seen
     if not 0 < len(telling) <= _MOST_OF_A or not trials.held({n for s in steps for n in s.stored}):
         return None
     ends = trials.ends()
