@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -12,7 +12,9 @@ from torch.nn import functional as F
 
 from driftscope.lift.formulas.activations import gelu, gelu_parts
 from driftscope.lift.noise.injector import NoiseInjector
+from driftscope.lift.noise.products import ProductLayout, grown
 from driftscope.lift.steps import Kind, Rounding, Step
+from driftscope.numerics.error_model import growth, sequential
 from driftscope.records.finding import Where
 
 FORMATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -30,6 +32,8 @@ class Kernel:
     squares: Callable[..., torch.Tensor] | None = None
     attributes: dict[str, object] = field(default_factory=dict)
     parts: Callable[..., torch.Tensor] | None = None
+    operator: str = ""
+    library: str = ""
     low: float = 0.5
     high: float = 1.35
 
@@ -48,8 +52,9 @@ def step_of(
     inputs: Sequence[torch.Tensor] = (),
     attributes: dict[str, object] | None = None,
     constant: bool = False,
+    where: Where = Where(),  # noqa: B008
 ) -> Step:
-    return Step(0, "n", operator, Where(), [], ["o"], inputs, [value], [dtype], rounding, attributes or {}, constant)
+    return Step(0, "n", operator, where, [], ["o"], inputs, [value], [dtype], rounding, attributes or {}, constant)
 
 
 def error_in_noise(kernel: Kernel, dtype: torch.dtype) -> float:
@@ -59,15 +64,27 @@ def error_in_noise(kernel: Kernel, dtype: torch.dtype) -> float:
     value = kernel.function(*lifted)
     squares, parts = (None if f is None else (lambda f=f: f(*lifted)) for f in (kernel.squares, kernel.parts))
     rounding = Rounding(kernel.kind, kernel.length, squares, parts)
-    step = step_of(value, dtype, rounding, operator=kernel.name, inputs=lifted, attributes=kernel.attributes)
+    step = step_of(value, dtype, rounding, operator=kernel.operator or kernel.name, inputs=lifted,
+                   attributes=kernel.attributes, where=Where(operator=kernel.library or None))  # fmt: skip
     noise = torch.stack([NoiseInjector(seed=s)(step)[0] - value for s in range(4)])
     error = kernel.function(*native).double() - value
     return float(error.square().mean().sqrt() / noise.square().mean().sqrt())
 
 
-def matmul(k: int, mean: float = 0.0) -> Kernel:
-    a, b = normal(128, k, mean=mean), normal(k, 192, mean=mean)
-    return Kernel(f"mm {k} mean {mean}", torch.mm, (a, b), Kind.DOT, k, lambda a, b: a.square() @ b.square())
+def matmul(k: int, mean: float = 0.0, rows: int = 128, columns: int = 192, *, across: bool = False) -> Kernel:
+    """Of one row the kernel is another one, and yet another where the matrix lies as a layer's weight does."""
+    a, b = normal(rows, k, mean=mean), normal(k, columns, mean=mean)
+    b = b.T.contiguous().T if across else b
+    name = f"mm {k} mean {mean}" + (f" rows {rows}" if rows != 128 else "") + (" across" if across else "")
+    squares = lambda a, b: a.square() @ b.square()  # noqa: E731
+    return Kernel(name, torch.mm, (a, b), Kind.DOT, k, squares, operator="aten.mm")
+
+
+def by_numpy(kernel: Kernel) -> Kernel:
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(a.numpy() @ b.numpy())
+
+    return replace(kernel, name=f"numpy {kernel.name}", function=multiply, library="numpy.matmul")
 
 
 def summed(n: int, mean: float, axis: int = -1) -> Kernel:
@@ -111,7 +128,7 @@ def batch_norm(mean: float, *, training: bool) -> Kernel:
     length = 4 * 256 if training else 1
     return Kernel(
         f"batch_norm mean {mean} training {training}", function, (x, *statistics), Kind.NORM, length,
-        attributes={"training": training}, low=0.3,
+        attributes={"training": training},
     )  # fmt: skip
 
 
@@ -146,6 +163,7 @@ KERNELS = [
     *(function(name, positive=True) for name in ("sqrt", "rsqrt", "log", "log2", "reciprocal")),
     *(function(name, 4.0) for name in ("tanh", "gelu", "silu")),
     *(matmul(k, mean) for k in (8, 64, 384, 1280, 2048) for mean in (0.0, 1.0)),
+    *(matmul(k, mean, 1, 1024, across=a) for k in (256, 4096) for mean in (0.0, 1.0) for a in (False, True)),
     *(summed(n, mean) for n in (16, 64, 1024, 4096) for mean in (0.0, 1.0)),
     summed(1024, 0.0, axis=0),
     *(convolution(c, k) for c, k in ((3, 3), (16, 3), (64, 1), (128, 5))),
@@ -154,12 +172,50 @@ KERNELS = [
     *(layer_norm(n, mean) for n in (16, 64, 512, 4096) for mean in (0.0, 1.0, 10.0, 100.0)),
     *(batch_norm(mean, training=training) for mean in (0.0, 5.0) for training in (False, True)),
 ]
+# numpy's library is another than torch's, and multiplies float32 and float64 alone.
+NUMPY = [
+    *(by_numpy(matmul(k, mean)) for k in (8, 64, 384, 1280, 2048) for mean in (0.0, 1.0)),
+    *(by_numpy(matmul(k, mean, 1, 1024, across=a)) for k in (256, 4096) for mean in (0.0, 1.0) for a in (False, True)),
+]
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_the_error_of_a_kernel_is_the_noise_of_its_step(kernel, dtype):
     assert kernel.low < error_in_noise(kernel, dtype) < kernel.high
+
+
+@pytest.mark.parametrize("kernel", NUMPY, ids=lambda kernel: kernel.name)
+def test_the_error_of_a_product_in_numpy_is_the_noise_of_its_step(kernel):
+    assert kernel.low < error_in_noise(kernel, torch.float32) < kernel.high
+
+
+def running(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Products added one after the other in float32."""
+    total = torch.zeros(a.shape[0], b.shape[1])
+    for k in range(a.shape[1]):
+        total = total + a[:, k, None] * b[None, k]
+    return total
+
+
+def coarse(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Cheaper arithmetic: factors rounded to 16 bits, products added in float64."""
+    return (a.bfloat16().double() @ b.bfloat16().double()).float()
+
+
+@pytest.mark.parametrize("length", [64, 600])
+def test_a_kernel_is_measured_as_its_sums_are_grouped(length):
+    layout = ProductLayout("torch", 16, length, 16, (False, False), batched=False)
+    expected, found = growth(sequential(length)), grown(running, layout)
+    assert found.terms + found.total == pytest.approx(expected.terms + expected.total, rel=0.3)
+    assert found.total == pytest.approx(expected.total, rel=0.3)
+
+
+def test_cheaper_arithmetic_is_never_taken_for_the_kernel_of_this_processor():
+    """The twin: a floor that learnt from such a kernel would call its drift rounding."""
+    layout = ProductLayout("torch", 16, 600, 16, (False, False), batched=False)
+    assert grown(coarse, layout) is None
+    assert grown(lambda a, b: a.half().float() @ b.half().float(), layout) is None
 
 
 @pytest.mark.parametrize("n", [16, 256, 1000, 4096])

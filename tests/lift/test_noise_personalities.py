@@ -22,6 +22,9 @@ PERSONALITIES: dict[str, dict[str, str]] = {
     "AVX2": AVX2,
     "AVX2, two threads, without oneDNN": {**AVX2, "DRIFTSCOPE_THREADS": "2", "DRIFTSCOPE_ONEDNN": "0"},
     "baseline": BASELINE,
+    "baseline, two threads, without oneDNN": {**BASELINE, "DRIFTSCOPE_THREADS": "2", "DRIFTSCOPE_ONEDNN": "0"},
+    "OpenBLAS for Nehalem": {"OPENBLAS_CORETYPE": "Nehalem"},
+    "OpenBLAS for Haswell": {"OPENBLAS_CORETYPE": "Haswell"},
     "OpenBLAS for Zen": {"OPENBLAS_CORETYPE": "Zen"},
     "OpenBLAS for SkylakeX": {"OPENBLAS_CORETYPE": "SkylakeX"},
 }
@@ -31,11 +34,10 @@ import torch
 torch.set_num_threads(int(os.environ.get("DRIFTSCOPE_THREADS", "1")))
 torch.backends.mkldnn.enabled = os.environ.get("DRIFTSCOPE_ONEDNN", "1") == "1"
 from calibration import Case, run_case
-from test_noise_kernels import KERNELS, error_in_noise
-words = ("gelu", "softmax 256 x1.0 axis -1", "softmax 4096", "convolution", "erf", "tanh", "exp", "rsqrt", "mm 1280",
-         "layer_norm 512 mean 1.0", "silu", "mish")
-found = {k.name: error_in_noise(k, d) for k in KERNELS if k.name.startswith(words)
-         for d in (torch.float32, torch.float16)[: 2 if k.name in ("gelu", "rsqrt", "softmax 256 x1.0 axis -1") else 1]}
+from test_noise_kernels import KERNELS, NUMPY, error_in_noise
+found = {f"{k.name} {d}": error_in_noise(k, d) for k in KERNELS for d in (torch.float32, torch.float16)
+         if k.low == 0.5 and (d is torch.float32 or not k.name.startswith(("mm", "conv")))}
+found |= {k.name: error_in_noise(k, torch.float32) for k in NUMPY}
 cases = [Case("encoder 1x64", torch.float32), Case("convnet", torch.float32), Case("softmax 4096", torch.float32),
          Case("mlp", torch.bfloat16), Case("decoder 3x96", torch.float16), Case("gru 24 steps", torch.float32)]
 found |= {str(case): run_case(case).ratio for case in cases}

@@ -37,7 +37,7 @@ class Units:
         Of the format the result is stored in.
     accumulator : float
         Of the format in which the kernel works and adds up.
-    product : float
+
         Of the format to which a kernel rounds the factors of its products; 0.0 when it takes them as they are.
     """
 
@@ -149,6 +149,8 @@ class Kernels:
         Number of terms to the error that a row of a softmax shares, in accumulator units, where it was measured.
     convolution : callable or None
         Channels of a group and sizes of a filter to the growth of a convolution's error, where it was measured.
+    product : callable or None
+        Layout of a matrix product to the growth of its error, where it was measured.
     measured : bool
         Whether the errors of functions are looked up where they were measured, see
         :mod:`driftscope.lift.noise.measured`.
@@ -163,6 +165,7 @@ class Kernels:
     revealed: Mapping[str, Growth] = field(default_factory=dict)
     denominator: Callable[[int], float] | None = None
     convolution: Callable[[int, tuple[int, ...]], Growth | None] | None = None
+    product: Callable[..., Growth | None] | None = None
     measured: bool = False
     fourier: Callable[[int], float] | None = None
 
@@ -201,6 +204,8 @@ FUNCTION_ERROR = 0.4
 COMPOSITE_ERROR = 0.8
 #: Error of normalising one element, of the row's scale, and of its mean, in accumulator units.
 NORM_ERROR = 0.8
+#: The same where it is a factor and an offset: between a fused rounding (0) and one of its own (0.415).
+AFFINE_ERROR = 0.3
 NORM_SHARED = 0.4
 NORM_LEVEL = 0.8
 #: Error of the exponential and the division inside a softmax, in accumulator units.
@@ -268,14 +273,15 @@ def dot(units: Units, folds: Sequence[float] | Growth) -> Spread:
     )
 
 
-def normalisation(units: Units, *, stored_statistics: bool = False) -> Spread:
+def normalisation(units: Units, *, stored_statistics: bool = False, affine: bool = False) -> Spread:
     """Layer, group, batch or RMS normalisation: errors of each element, of the row's scale and of its mean.
 
-    With ``stored_statistics`` mean and scale are rounded to the storage format before they are used.
+    With ``stored_statistics`` mean and scale are rounded to the storage format before they are used; ``affine``
+    kernels multiply by one factor and add one offset, so that an element is rounded twice, or once where that is fused.
     """
     between = ROUNDING_RMS * units.storage if stored_statistics else 0.0
     return Spread(
-        value=math.hypot(NORM_ERROR * units.accumulator, ROUNDING_RMS * units.storage),
+        value=math.hypot((AFFINE_ERROR if affine else NORM_ERROR) * units.accumulator, ROUNDING_RMS * units.storage),
         shared=math.hypot(NORM_SHARED * units.accumulator, between),
         level=math.hypot(NORM_LEVEL * units.accumulator, between),
     )

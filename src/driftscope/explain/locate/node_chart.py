@@ -19,12 +19,12 @@ from driftscope.explain.locate.fingerprints import Trail, Visited
 from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.observation import Sizes, observe
 from driftscope.lift.evidence import Evidence
+from driftscope.lift.noise.floor import kernels_of
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.sources import lift_bound
 from driftscope.lift.steps import Lifted, Step
 from driftscope.lift.torch.native_values import keeping_natives
 from driftscope.lift.torch.tape import TorchTape
-from driftscope.numerics import error_model
 from driftscope.programs.protocol import Bound
 from driftscope.records.kinds.comparison import NodeRecord
 
@@ -184,8 +184,7 @@ class _Side:
             self.common = common.values
         # A reading costs a run with noise; without native values there is nothing to measure with it.
         readable = frozenset(name for name in names if name in natives)
-        kernels = error_model.TORCH if graph.kind == "torch" else error_model.ONNXRUNTIME
-        noisy = _Kept(readable, NoiseInjector(seed=seed, kernels=kernels))
+        noisy = _Kept(readable, NoiseInjector(seed=seed, kernels=kernels_of(graph.kind)))
         if readable:
             graph.run(observe=noisy)
         self.noisy = noisy.values

@@ -23,9 +23,9 @@ from driftscope.explain.half.simulation import Anatomy, DeclaredFormats, anatomy
 from driftscope.explain.native.cheap_products import Changed, rounding_to
 from driftscope.explain.native.chirps import Chirped
 from driftscope.lift.evidence import Evidence, SideLift
+from driftscope.lift.noise.floor import kernels_of
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Observer, Origin, Step
-from driftscope.numerics import error_model
 from driftscope.numerics.formats import format_of
 
 #: Elements that must carry an error before its pattern proves anything; fewer do where they fit to so many digits in
@@ -333,9 +333,9 @@ def run_in(graph: Lifted, way: Way, seed: int | None = None) -> list[LiftedOutpu
     observer: Observer | None = None
     if way.results is not None:
         anatomy, _ = anatomy_of(graph, getattr(torch, way.results) if way.results else None)
-        observer = _Rounding(anatomy, graph.kind == "torch", seed)
+        observer = _Rounding(anatomy, graph.kind, seed)
     elif seed is not None:
-        observer = _noise(graph.kind == "torch", seed)
+        observer = _noise(graph.kind, seed)
     with way.active():
         return graph.run(observe=observer, replace=constants)
 
@@ -344,19 +344,17 @@ def _is_weight(c: Constant) -> bool:
     return c.origin is not Origin.LITERAL and c.frontier and c.value.dtype is torch.float32
 
 
-def _noise(tape: bool, seed: int) -> NoiseInjector:
+def _noise(kind: str, seed: int) -> NoiseInjector:
     """The noise that still passes for ordinary: kernels differ by that much from their model."""
-    return NoiseInjector(
-        seed=seed, scale=THRESHOLDS.large, kernels=error_model.TORCH if tape else error_model.ONNXRUNTIME
-    )
+    return NoiseInjector(seed=seed, scale=THRESHOLDS.large, kernels=kernels_of(kind))
 
 
 class _Rounding:
     """An observer that rounds every result to its format, after the noise of ordinary float32 rounding if asked."""
 
-    def __init__(self, anatomy: Anatomy, tape: bool, seed: int | None):
+    def __init__(self, anatomy: Anatomy, kind: str, seed: int | None):
         self._formats = DeclaredFormats(anatomy)
-        self._noise = None if seed is None else _noise(tape, seed)
+        self._noise = None if seed is None else _noise(kind, seed)
 
     def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
         if self._noise is not None and step.rounding.bits is None:

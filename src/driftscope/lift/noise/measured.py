@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from driftscope.lift.formulas.activations import gelu_parts
+from driftscope.lift.noise.products import product_growth
 from driftscope.numerics import error_model
 from driftscope.numerics.error_model import ROUNDING_RMS, Growth
 
@@ -145,10 +146,16 @@ def _convolved(channels: int, window: tuple[int, ...], onednn: bool) -> Growth |
     unit = (ROUNDING_RMS * 2.0**-24) ** 2 * float(convolve(wide.square(), filters.square()).mean())
     # Terms of mean zero say what sum t^2 is multiplied by; a total that is large beside them grows as long sums do.
     terms = max(float(error.square().mean()) / unit, 1.0)
+    if terms > 2 * length:  # no sum in float32, but cheaper arithmetic
+        return None
     return Growth(terms, terms * 2 / 3)
 
 
 #: torch's kernels as this processor runs them.
 TORCH = dataclasses.replace(
-    error_model.TORCH, denominator=denominator_error, convolution=convolution_growth, measured=True
+    error_model.TORCH,
+    denominator=denominator_error,
+    convolution=convolution_growth,
+    product=product_growth,
+    measured=True,
 )

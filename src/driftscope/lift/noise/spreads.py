@@ -10,6 +10,7 @@ import torch
 
 from driftscope.lift.noise.arithmetics import Arithmetic, unit_of
 from driftscope.lift.noise.measured import FUNCTIONS, function_errors
+from driftscope.lift.noise.products import ProductLayout
 from driftscope.lift.noise.rows import softmax_axis
 from driftscope.lift.steps import Kind, Step
 from driftscope.numerics import error_model
@@ -108,7 +109,8 @@ class Model:
             case Kind.DOT:
                 return error_model.dot(units, self._grouping(step))
             case Kind.NORM:
-                return error_model.normalisation(units, stored_statistics=stores_statistics(step))
+                affine = _named(step, ("batch", "instance"))
+                return error_model.normalisation(units, stored_statistics=stores_statistics(step), affine=affine)
             case Kind.SOFTMAX:
                 inner = _innermost(step)
                 folds = self.kernels.softmax(length) if inner else error_model.sequential(length)
@@ -125,7 +127,7 @@ class Model:
 
     def _usual_grouping(self, step: Step) -> tuple[float, ...] | Growth:
         usual = self.kernels.sum if step.rounding.kind is Kind.SUM else self.kernels.dot
-        return self._convolved(step) or usual(step.rounding.length)
+        return self._convolved(step) or self._multiplied(step) or usual(step.rounding.length)
 
     def usual_growth(self, step: Step) -> Growth:
         """How the error of a SUM or DOT step is taken to grow while its own tree of additions is not known."""
@@ -141,6 +143,16 @@ class Model:
         if weight is None or weight.dim() < 3 or weight[0].numel() != step.rounding.length:
             return None
         return self.kernels.convolution(weight.shape[1], tuple(weight.shape[2:]))
+
+    def _multiplied(self, step: Step) -> Growth | None:
+        """What multiplying matrices of such sizes was measured to do; None where the step does not multiply two."""
+        if self.kernels.product is None or step.operator not in _PRODUCTS:
+            return None
+        a, b = list(step.inputs)[-2:]
+        if a is None or b is None or a.dim() != b.dim() or not a.numel() or not b.numel():
+            return None
+        library = "numpy" if (step.where.operator or "").startswith("numpy.") else "torch"
+        return self.kernels.product(ProductLayout.of(library, a, b))
 
     def measured_errors(self, step: Step, dtype: torch.dtype) -> torch.Tensor | None:
         """The errors measured of a step's function, in storage units by its argument; None where there are none."""
@@ -173,6 +185,8 @@ def samples_at_coordinates(step: Step) -> bool:
     return step.rounding.kind is Kind.DOT and _named(step, _SAMPLERS)
 
 
+#: Operators whose last two tensors are matrices, or batches of them, that are multiplied.
+_PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"})
 #: Operators that interpolate, by words in their names.
 _SAMPLERS = ("upsample", "resize", "grid_sampl", "gridsample", "roialign", "roi_align")
 
