@@ -206,10 +206,11 @@ def test_a_difference_names_cells_floors_and_environment(tmp_path):
     assert json.dumps(found.to_dict())
 
 
-def processor_of(model, capability, numpy="2.4"):
+def processor_of(model, capability, numpy="2.4", threads=2, system="Linux 6.1"):
     return {
-        "processor": {"model": model, "cores": 2, "flags": ["avx2", "fma"]}, "versions": {"numpy": numpy},
-        "torch": {"cpu_capability": capability}, "blas": [{"architecture": capability}],
+        "processor": {"model": model, "cores": threads, "flags": ["avx2", "fma"]}, "versions": {"numpy": numpy},
+        "torch": {"cpu_capability": capability, "threads": threads}, "system": system,
+        "blas": [{"architecture": capability, "num_threads": threads}],
     }  # fmt: skip
 
 
@@ -221,6 +222,10 @@ def processor_of(model, capability, numpy="2.4"):
         (processor_of("Intel Xeon", "AVX512", numpy="2.5"), [1.5], False),
         (processor_of("Intel Xeon", "AVX512"), [1.0], False),
         (processor_of("AMD EPYC", "AVX2"), [1.5], False),
+        (processor_of("Intel Xeon", "AVX2", threads=4, system="Linux 6.2"), [1.5], True),
+        # The same processor with other threads, or another kernel of the system, is no other processor.
+        (processor_of("AMD EPYC", "AVX2", threads=4), [1.5], False),
+        (processor_of("AMD EPYC", "AVX2", system="Linux 6.2"), [1.5], False),
     ],
 )
 def test_the_processor_is_named_when_it_alone_changed(tmp_path, environment, values, named):
@@ -232,6 +237,7 @@ def test_the_processor_is_named_when_it_alone_changed(tmp_path, environment, val
     assert found.processor_alone is named
     text = " ".join(text_of(found).split())
     assert ("only it differs, AMD EPYC (AVX2) -> " in text) is named
+    assert difference(b, a).processor_alone is named
 
 
 def test_a_record_read_on_another_processor_says_so():

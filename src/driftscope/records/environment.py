@@ -12,7 +12,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,11 +95,14 @@ _OF_PROCESSOR = re.compile(
     r"^(processor\.|system$|torch\.(cpu_capability|parallel_info|threads|interop_threads)$"
     r"|blas\[\d+\]\.(architecture|num_threads)$)"
 )
+# Those that tell one processor from another. Cores and threads follow from it, but may be set without it.
+_PROCESSOR_ITSELF = re.compile(r"^(processor\.(model|flags)|torch\.cpu_capability$|blas\[\d+\]\.architecture$)")
 
 
-def is_of_processor(name: str) -> bool:
-    """Whether an entry of a flattened environment (``"torch.cpu_capability"``) says on which processor it was made."""
-    return _OF_PROCESSOR.match(name) is not None
+def is_another_processor(changed: Iterable[str]) -> bool:
+    """Whether what changed in a flattened environment is the processor, and nothing but what follows from it."""
+    names = list(changed)
+    return all(map(_OF_PROCESSOR.match, names)) and any(map(_PROCESSOR_ITSELF.match, names))
 
 
 def processor_words(environment: Mapping[str, Any]) -> str:

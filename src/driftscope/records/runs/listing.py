@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from driftscope.records.environment import is_of_processor, processor_words
+from driftscope.records.environment import is_another_processor, processor_words
 from driftscope.records.plain import to_plain
 from driftscope.records.runs.lines import Damage
 from driftscope.records.runs.rows import BOOKKEEPING, OK, Row
@@ -186,7 +186,7 @@ class RunDifference:
     @property
     def processor_alone(self) -> bool:
         """Whether rows differ and nothing in the environment does but the processor and what follows from it."""
-        return self.any and bool(self.environment) and all(map(is_of_processor, self.environment))
+        return self.any and is_another_processor(self.environment)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data."""
