@@ -117,7 +117,7 @@ def grown(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layout
 
 
 @dataclass(frozen=True, slots=True)
-class _Measured:
+class _MeanSquares:
     """Mean squares: of the error in units of one rounding, of the terms, and of their totals."""
 
     error: float
@@ -125,14 +125,14 @@ class _Measured:
     totals: float
 
 
-def _variance(growth: Growth, measured: _Measured) -> float:
+def _variance(growth: Growth, measured: _MeanSquares) -> float:
     return growth.terms * measured.squares + growth.total * measured.totals
 
 
 def _error(
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layout: ProductLayout, mean: float,
     random: np.random.Generator,
-) -> _Measured:  # fmt: skip
+) -> _MeanSquares:  # fmt: skip
     draws = min(max(1, ELEMENTS // (layout.rows * layout.columns)), DRAWS)
     sums = np.zeros(3)
     for _ in range(draws):
@@ -144,7 +144,7 @@ def _error(
         squares = wide[0].square() @ wide[1].square()
         sums += [float(error.square().mean()), float(squares.mean()), float(exact.square().mean())]
     error, squares, totals = sums / draws
-    return _Measured(float(error) / (ROUNDING_RMS * 2.0**-24) ** 2, float(squares), float(totals))
+    return _MeanSquares(float(error) / (ROUNDING_RMS * 2.0**-24) ** 2, float(squares), float(totals))
 
 
 def _matrix(
