@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from driftscope.lift.formulas.activations import gelu, gelu_parts
 from driftscope.lift.noise.injector import NoiseInjector
-from driftscope.lift.noise.products import ProductLayout, grown
+from driftscope.lift.noise.products import ProductKind, grown
 from driftscope.lift.steps import Kind, Rounding, Step
 from driftscope.numerics.error_model import growth, sequential
 from driftscope.records.finding import Where
@@ -205,7 +205,7 @@ def coarse(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("length", [64, 600])
 def test_a_kernel_is_measured_as_its_sums_are_grouped(length):
-    layout = ProductLayout("torch", 16, length, 16, (False, False), batched=False)
+    layout = ProductKind("torch", 16, length, 16, (False, False), batched=False)
     expected, found = growth(sequential(length)), grown(running, layout)
     assert found.terms + found.total == pytest.approx(expected.terms + expected.total, rel=0.3)
     assert found.total == pytest.approx(expected.total, rel=0.3)
@@ -213,7 +213,7 @@ def test_a_kernel_is_measured_as_its_sums_are_grouped(length):
 
 def test_cheaper_arithmetic_is_never_taken_for_the_kernel_of_this_processor():
     """The twin: a floor that learnt from such a kernel would call its drift rounding."""
-    layout = ProductLayout("torch", 16, 600, 16, (False, False), batched=False)
+    layout = ProductKind("torch", 16, 600, 16, (False, False), batched=False)
     assert grown(coarse, layout) is None
     assert grown(lambda a, b: a.half().float() @ b.half().float(), layout) is None
 

@@ -30,7 +30,7 @@ CHANCE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class ProductLayout:
+class ProductKind:
     """What a library chooses a kernel by.
 
     Parameters
@@ -53,7 +53,7 @@ class ProductLayout:
     batched: bool
 
     @classmethod
-    def of(cls, library: str, a: torch.Tensor, b: torch.Tensor) -> ProductLayout:
+    def of(cls, library: str, a: torch.Tensor, b: torch.Tensor) -> ProductKind:
         """Describe the product of two matrices, or of two batches of them, by a size like theirs."""
         rows, length, columns = a.shape[-2], a.shape[-1], b.shape[-1]
         sizes = (
@@ -73,13 +73,13 @@ def _across(matrix: torch.Tensor) -> bool:
     return matrix.stride(-1) != 1 and matrix.stride(-2) == 1
 
 
-def product_growth(layout: ProductLayout) -> Growth | None:
+def product_growth(layout: ProductKind) -> Growth | None:
     """How a product's error in float32 grows with its terms; None where it is too long, or not ordinary rounding."""
     return _tried(layout, torch.backends.mkldnn.enabled)
 
 
 @functools.lru_cache(maxsize=4096)
-def _tried(layout: ProductLayout, onednn: bool) -> Growth | None:
+def _tried(layout: ProductKind, onednn: bool) -> Growth | None:
     if not 2 <= layout.length <= LONGEST:
         return None
     if layout.library == "numpy":
@@ -91,7 +91,7 @@ def _by_numpy(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
 
 
-def grown(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layout: ProductLayout) -> Growth | None:
+def grown(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layout: ProductKind) -> Growth | None:
     """Try a kernel on products of some layout.
 
     Two sizes of total beside the same terms tell the two parts of the growth apart. What errs more than one running
@@ -101,7 +101,7 @@ def grown(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layout
     ----------
     multiply : callable
         Two float32 matrices (or batches) to their product.
-    layout : ProductLayout
+    layout : ProductKind
     """
     random = np.random.default_rng(layout.length)
     spread, level = (_error(multiply, layout, mean, random) for mean in (0.0, 1.0))
@@ -130,7 +130,7 @@ def _variance(growth: Growth, measured: _MeanSquares) -> float:
 
 
 def _error(
-    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layout: ProductLayout, mean: float,
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layout: ProductKind, mean: float,
     random: np.random.Generator,
 ) -> _MeanSquares:  # fmt: skip
     draws = min(max(1, ELEMENTS // (layout.rows * layout.columns)), DRAWS)

@@ -10,7 +10,7 @@ import torch
 
 from driftscope.lift.noise.arithmetics import Arithmetic, unit_of
 from driftscope.lift.noise.measured import FUNCTIONS, function_errors
-from driftscope.lift.noise.products import ProductLayout
+from driftscope.lift.noise.products import ProductKind
 from driftscope.lift.noise.rows import softmax_axis
 from driftscope.lift.steps import Kind, Step
 from driftscope.numerics import error_model
@@ -152,7 +152,7 @@ class Model:
         if a is None or b is None or a.dim() != b.dim() or not a.numel() or not b.numel():
             return None
         library = "numpy" if (step.where.operator or "").startswith("numpy.") else "torch"
-        return self.kernels.product(ProductLayout.of(library, a, b))
+        return self.kernels.product(ProductKind.of(library, a, b))
 
     def measured_errors(self, step: Step, dtype: torch.dtype) -> torch.Tensor | None:
         """The errors measured of a step's function, in storage units by its argument; None where there are none."""
