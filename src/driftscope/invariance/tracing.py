@@ -17,7 +17,7 @@ from driftscope.invariance.running import Runner
 from driftscope.invariance.trials.trial import RunVariant
 from driftscope.invariance.wrapping import called_by
 from driftscope.lift.torch.places import Places
-from driftscope.programs.protocol import Bound, NumpySource, OnnxSource, Program, TorchSource
+from driftscope.programs.protocol import ArraySource, Bound, OnnxSource, Program, TorchSource
 from driftscope.programs.pytrees import tree_leaves
 from driftscope.programs.state.effects import contained
 from driftscope.programs.value_trees import flatten
@@ -59,8 +59,8 @@ def _operators(program: Program, bound: Bound) -> list[TracedOperator]:
     source = program.lift_source(bound)
     if isinstance(source, OnnxSource):
         return list(_onnx_values(bound, source))
-    if isinstance(source, NumpySource):
-        raise CannotLift("the values inside a function on numpy arrays are not kept")
+    if isinstance(source, ArraySource):
+        raise CannotLift("the values inside a function on arrays are not kept")
     return _torch_values(source)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driftscope.errors import CannotLift
 from driftscope.lift.steps import Lifted
-from driftscope.programs.protocol import Bound, NumpySource, OnnxSource, TorchSource
+from driftscope.programs.protocol import ArraySource, Bound, OnnxSource, TorchSource
 from driftscope.programs.state.modules import forget_copies
 
 
@@ -21,7 +21,7 @@ def lift_bound(bound: Bound) -> Lifted:
     return found
 
 
-def lift_source(source: TorchSource | OnnxSource | NumpySource) -> Lifted:
+def lift_source(source: TorchSource | OnnxSource | ArraySource) -> Lifted:
     """Lift a graph that a program handed out."""
     if isinstance(source, OnnxSource):
         from driftscope.lift.onnx.graph import lift_onnx
@@ -31,7 +31,11 @@ def lift_source(source: TorchSource | OnnxSource | NumpySource) -> Lifted:
         from driftscope.lift.torch.tape import lift_torch
 
         return lift_torch(source.function, source.args, source.kwargs, module=source.module, exported=source.exported)
-    if isinstance(source, NumpySource):
+    if isinstance(source, ArraySource):
+        if source.framework == "jax":
+            from driftscope.lift.jax.record import lift_jax
+
+            return lift_jax(source.function, source.args, source.kwargs)
         from driftscope.lift.arrays.record import lift_arrays
 
         return lift_arrays(source.function, source.args, source.kwargs)

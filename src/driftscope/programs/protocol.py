@@ -60,20 +60,23 @@ class TorchSource:
 
 
 @dataclass(frozen=True, slots=True)
-class NumpySource:
-    """A function on numpy arrays to lift.
+class ArraySource:
+    """A function on numpy or JAX arrays to lift.
 
     Parameters
     ----------
     function : callable
-        Takes and returns numpy arrays.
+        Takes and returns arrays.
     args, kwargs
         Its arguments, with torch tensors in the place of arrays.
+    framework : str
+        ``"numpy"`` or ``"jax"``.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    framework: str = "numpy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +288,7 @@ class Program(abc.ABC):
         """Whether it runs in a process of its own, which it can take down alone."""
         return False
 
-    def lift_source(self, inputs: Any = None) -> TorchSource | OnnxSource | NumpySource:
+    def lift_source(self, inputs: Any = None) -> TorchSource | OnnxSource | ArraySource:
         """Return the graph to evaluate in float64.
 
         Raises

@@ -13,7 +13,7 @@ from driftscope.errors import DriftscopeError, RuntimeRefused, ends_us
 from driftscope.programs.arrays import tensor_of
 from driftscope.programs.isolation.choice import isolating
 from driftscope.programs.isolation.failures import text_of
-from driftscope.programs.protocol import Bound, NumpySource, OnnxSource, Program, TorchSource
+from driftscope.programs.protocol import ArraySource, Bound, OnnxSource, Program, TorchSource
 from driftscope.programs.state.effects import contained
 from driftscope.programs.state.torch_settings import flushes_denormals
 from driftscope.programs.value_trees import flatten, unflatten
@@ -130,7 +130,7 @@ class FlushingProgram(Program):
     def flushing_denormals(self) -> Program:
         return self
 
-    def lift_source(self, inputs: Any = None) -> TorchSource | OnnxSource | NumpySource:
+    def lift_source(self, inputs: Any = None) -> TorchSource | OnnxSource | ArraySource:
         return self.inner.lift_source(inputs)
 
 

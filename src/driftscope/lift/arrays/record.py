@@ -15,6 +15,7 @@ from driftscope.lift.arrays.sums import numpy_rounding
 from driftscope.lift.arrays.traced import TracedArray
 from driftscope.lift.arrays.tracing import OPERATION, Tracer
 from driftscope.lift.torch.tape import TorchTape, lift_torch
+from driftscope.programs.arrays import is_array
 from driftscope.programs.value_trees import flatten, unflatten
 
 _DEPTH = 2
@@ -49,7 +50,7 @@ class _Followed:
     _named: dict[int, str] = field(default_factory=dict)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tracer = Tracer(_held_by(self.function), TracedArray)
+        tracer = Tracer(held_by(self.function), TracedArray)
         tracer.named = self._named
         leaves, spec = flatten((args, kwargs), "in")
         given = [tracer.take(leaf) if isinstance(leaf, torch.Tensor) else leaf for _, leaf in leaves]
@@ -70,7 +71,7 @@ def _tensor(leaf: Any, tracer: Tracer) -> Any:
     return leaf
 
 
-def _held_by(function: Callable[..., Any]) -> dict[int, str]:
+def held_by(function: Callable[..., Any]) -> dict[int, str]:
     """Name the arrays that a function closes over, has as globals or attributes, by their ``id``."""
     found: dict[int, str] = {}
     for name, value in _parts(function):
@@ -79,7 +80,7 @@ def _held_by(function: Callable[..., Any]) -> dict[int, str]:
 
 
 def _search(name: str, value: Any, found: dict[int, str], depth: int) -> None:
-    if isinstance(value, np.ndarray):
+    if is_array(value):
         found.setdefault(id(value), name)
     elif depth > 0 and isinstance(value, (list, tuple)):
         for k, part in enumerate(value):

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from driftscope.errors import CannotLift, InputError
 from driftscope.lift.arrays import functions, ufuncs
-from driftscope.programs.arrays import array_of, tensor_of
+from driftscope.programs.arrays import array_of, is_array, tensor_of
 
 #: The operation of numpy in progress, which recorded calls are named after.
 OPERATION: ContextVar[str] = ContextVar("numpy_operation", default="")
@@ -70,6 +70,10 @@ class Tracer:
             self.named[tensor._cdata] = self.names[id(array)]
         return tensor
 
+    def dtype_of(self, native: Any) -> torch.dtype:
+        """Give torch's name of the format of an array."""
+        return torch_dtype(np.asarray(native).dtype)
+
     def name_of(self, tensor: torch.Tensor) -> str | None:
         """Name a captured tensor after the array that the function holds."""
         return self.named.get(tensor._cdata)
@@ -81,7 +85,7 @@ class Tracer:
         out, where = kwargs.pop("out", None), kwargs.pop("where", True)
         native = getattr(function, method)(*map(_native, inputs), **_native(kwargs))
         name = function.__name__
-        with _Operation(f"numpy.{name}" if method == "__call__" else f"numpy.{name}.{method}"):
+        with Operation(f"numpy.{name}" if method == "__call__" else f"numpy.{name}.{method}"):
             if method == "__call__":
                 tensors = self._called(function, inputs, kwargs)
             elif method == "outer":
@@ -135,7 +139,7 @@ class Tracer:
             native[...] = 0  # its content is nobody's
         if call is None:
             raise CannotLift(f"{name} has no float64 evaluation")
-        with _Operation(name):
+        with Operation(name):
             try:
                 found = call(*map(self.tensors, args), **self.tensors(kwargs))
             except (TypeError, NotImplementedError, RuntimeError, ValueError, IndexError, AttributeError) as error:
@@ -166,9 +170,9 @@ class Tracer:
         if hasattr(x, "tracer"):
             value: torch.Tensor = x.tensor
             return value
-        if isinstance(x, np.generic) or (isinstance(x, np.ndarray) and x.ndim == 0):
+        if is_array(x) and not x.ndim:
             return torch.tensor(x.item(), dtype=torch_dtype(x.dtype))
-        if isinstance(x, np.ndarray):
+        if is_array(x):
             return self.constant(x)
         return self.constant(np.asarray(_native(x)))
 
@@ -191,7 +195,7 @@ class Tracer:
                 map(self.results, native, tensors))  # fmt: skip
         if not isinstance(tensors, torch.Tensor) or tuple(tensors.shape) != np.shape(native):
             raise CannotLift(f"{OPERATION.get()} returns another shape than its counterpart in torch")
-        dtype = torch_dtype(np.asarray(native).dtype)
+        dtype = self.dtype_of(native)
         tensor = tensors if tensors.dtype == dtype else tensors.to(dtype)
         return self._wrap(np.asarray(native), self._with_bits(native, tensor), self)
 
@@ -295,8 +299,8 @@ def _means_the_same(tensor: torch.Tensor, wanted: torch.Tensor) -> bool:
     return bool(gap <= _MEANING * size) or bool(gap <= 64 * torch.finfo(tensor.dtype).eps * max(1.0, float(size)))
 
 
-class _Operation:
-    """Names the operation of numpy in progress; the outermost one stays."""
+class Operation:
+    """Names the operation of numpy or JAX in progress; the outermost one stays."""
 
     def __init__(self, name: str):
         self.name = name

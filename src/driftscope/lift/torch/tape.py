@@ -25,7 +25,7 @@ from driftscope.lift.kept import reuse
 from driftscope.lift.steps import Constant, LiftedOutput, Observer, Step
 from driftscope.lift.torch.bits import edited_floats
 from driftscope.lift.torch.constants import Constants
-from driftscope.lift.torch.entries import AtenCall, Tape, references
+from driftscope.lift.torch.entries import AtenCall, CallPlace, Tape, references
 from driftscope.lift.torch.exported import GraphWalk, graph_arguments
 from driftscope.lift.torch.ops.tables import hidden_tables
 from driftscope.lift.torch.origin import changed, doubtful, moved
@@ -166,6 +166,7 @@ def lift_torch(
     exported: torch.export.ExportedProgram | None = None,
     names: Callable[[torch.Tensor], str | None] | None = None,
     operation: Callable[[], str] = str,
+    place: Callable[[], CallPlace] | None = None,
 ) -> TorchTape:
     """Record a torch program on given inputs, ready to be evaluated in float64.
 
@@ -183,6 +184,8 @@ def lift_torch(
         Gives the name of a captured tensor that is no module's.
     operation : callable
         What the call in progress is named in the user's own words; empty for torch's name.
+    place : callable or None
+        Gives the place of the call in progress, where Python's own frames do not tell it.
 
     Raises
     ------
@@ -190,7 +193,7 @@ def lift_torch(
         If the program leaves torch, uses tensors with rules of their own, or an unknown higher-order operator.
     """
     leaves, spec = flatten((args, dict(kwargs)), "in")
-    program = _Program(function, module, exported, names, operation)
+    program = _Program(function, module, exported, names, operation, place)
     recorded = program.record(leaves, spec)
     doubted = doubtful(recorded.tape, function) if exported is None else []
     if doubted:
@@ -214,6 +217,7 @@ class _Program:
     exported: torch.export.ExportedProgram | None
     names: Callable[[torch.Tensor], str | None] | None
     operation: Callable[[], str]
+    place: Callable[[], CallPlace] | None
 
     def record(self, leaves: list[tuple[Path, Any]], spec: Spec) -> TorchTape:
         """Run once on fresh containers and return the tape."""
@@ -235,7 +239,7 @@ class _Program:
     def _record_call(self, args: Any, kwargs: Any, inputs: list[tuple[str, torch.Tensor]]) -> TorchTape:
         places = Places(self.module, self.operation)
         names = self.names or _Names(places)
-        recorder = Recorder(names, lambda: places.here(_call_natively.__code__))
+        recorder = Recorder(names, self.place or (lambda: places.here(_call_natively.__code__)))
         with places.following(), contained(self.function if self.module is None else self.module):
             return _record(recorder, inputs, lambda: _call_natively(self.function, args, kwargs))
 

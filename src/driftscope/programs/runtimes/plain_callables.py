@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from driftscope.errors import CannotLift, DependencyMissing, DriftscopeError, ProgramError, RuntimeRefused, ends_us
+from driftscope.errors import DependencyMissing, DriftscopeError, ProgramError, RuntimeRefused, ends_us
 from driftscope.programs.arrays import array_of, jax_array_of, jax_available, jax_in_64_bits, tensor_of
 from driftscope.programs.feeding.binding import bind_call, ready, signature_of
-from driftscope.programs.protocol import Bound, NumpySource, Program, Slot
+from driftscope.programs.protocol import ArraySource, Bound, Program, Slot
 from driftscope.programs.state.effects import contained
 from driftscope.programs.value_trees import flatten, unflatten
 
@@ -80,11 +80,9 @@ class ArrayProgram(Program):
         found, out_spec = flatten(outputs)
         return unflatten([tensor_of(leaf) for _, leaf in found], out_spec)
 
-    def lift_source(self, inputs: Any = None) -> NumpySource:
+    def lift_source(self, inputs: Any = None) -> ArraySource:
         bound = self.bind(inputs)
-        if self.framework != "numpy":
-            raise CannotLift(f"{self.name} runs on {self.runtime}, which has no graph to evaluate in float64")
-        return NumpySource(self.function, bound.args, bound.kwargs)
+        return ArraySource(self.function, bound.args, bound.kwargs, self.framework)
 
     def widened(self, bound: Bound, step: float = 0.0, seed: int = 0) -> Any:
         draw = torch.Generator().manual_seed(seed)
