@@ -254,8 +254,13 @@ def attributes_of(step: Visited) -> dict[str, object]:
     if isinstance(pads, (list, tuple)) and len(pads) == step.rank - 2 and step.operator.startswith("aten."):
         named["pads"] = [*pads, *pads]  # ONNX writes both ends of every axis
     axis = named.get("axis")
-    if isinstance(axis, int) and axis < 0 < step.rank:
-        named["axis"] = axis + step.rank
+    rank = step.rank
+    if any(named.get(name, True) in (False, 0) for name in ("keepdim", "keepdims")):
+        rank += len(axis) if isinstance(axis, (list, tuple)) else 1  # what is reduced is in the input alone
+    if isinstance(axis, int) and axis < 0 < rank:
+        named["axis"] = axis + rank
+    if isinstance(axis, (list, tuple)) and all(isinstance(a, int) for a in axis):
+        named["axis"] = sorted(a + rank if a < 0 < rank else a for a in axis)
     return named
 
 

@@ -18,7 +18,7 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.cheap_products import rounding_to
-from driftscope.explain.native.replays import CHIRP, WAYS, Way, correlation, either, same_bits
+from driftscope.explain.native.replays import CHIRP, WAYS, Way, correlation, either, flushed, same_bits
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Kind, Lifted, LiftedOutput, Step
@@ -339,7 +339,7 @@ def _reproduced(
 
 def _named(rests: Sequence[tuple[Way, tuple[float, float]]]) -> dict[str, object]:
     """The way that leaves least of an operator's error, with the names of those of as many bits that explain it too."""
-    best, (alike, left) = min(rests, key=lambda one: one[1][1])
+    best, (alike, left) = min(rests, key=lambda one: (not one[0].flushes, one[1][1]))
     near = [w.name for w, (_, rest) in rests if same_bits(w, best) and rest <= max(left, THRESHOLDS.rounding)]
     return {"way": either(list(dict.fromkeys(near))), "kind": best.kind, "correlation": alike, "rest": left}
 
@@ -360,7 +360,8 @@ class _Replayed:
         if step.constant:
             return None
         forced: list[torch.Tensor | None] = []
-        for name, value in zip(step.output_names, step.outputs, strict=True):
+        results = flushed(step) if self.way.flushes else None
+        for name, value in zip(step.output_names, results or step.outputs, strict=True):
             native = self.natives.get(name)
             if native is None or value is None or native.shape != value.shape:
                 forced.append(value)

@@ -65,6 +65,8 @@ class Way:
         ``"format"`` for a cheaper format, ``"order"`` for another order of additions in the declared one.
     chirps : bool
         Whether Fourier transforms are computed by a chirp with angles in float32.
+    flushes : bool
+        Whether results below the smallest normal number of their format become zero.
     """
 
     name: str
@@ -78,9 +80,12 @@ class Way:
     stacks: bool = True
     kind: str = "format"
     chirps: bool = False
+    flushes: bool = False
 
-    def acts_on(self, kinds: Container[Kind], weights: bool = True) -> bool:
-        """Whether anything changes in a graph with steps of these kinds, and with stored weights or without."""
+    def acts_on(self, kinds: Container[Kind], weights: bool = True, subnormal: bool = True) -> bool:
+        """Whether anything changes in a graph with such steps, with stored weights, with subnormal results."""
+        if self.flushes:
+            return subnormal
         sums = self.total is not None and (Kind.DOT in kinds or (Kind.SUM in kinds and self.factors is None))
         factors = self.factors is not None and Kind.DOT in kinds
         if self.results is None:
@@ -119,6 +124,7 @@ CHIRP = Way("a transform by a chirp whose angles are float32", chirps=True)
 
 #: What is tried, the likelier first.
 WAYS: tuple[Way, ...] = (
+    Way("subnormal numbers taken as zero", flushes=True),
     Way("TF32 multiplication", factors="tf32"),
     Way("TF32 multiplication", factors="tf32", ties="away"),
     Way("TF32 multiplication", factors="tf32", ties="cut"),
@@ -231,7 +237,8 @@ def reproduce(
         tried = _Tried(graph, wanted, against, moves, seed)
         found = [r for way in tried.possible(ways) if (r := tried.judge(way, name)) is not None]
         if found:
-            best = min(found, key=lambda r: r.rest)
+            # Every narrow format loses subnormal numbers too, and much that is larger.
+            best = min(found, key=lambda r: (not r.way.flushes, r.rest))
             # In the order in which they are tried.
             alike = dict.fromkeys(r.way.name for r in found if same_bits(r.way, best.way))
             return best if len(alike) == 1 else replace(best, alike=tuple(alike))
@@ -253,10 +260,17 @@ class _Tried:
         if self.side.graph is None:
             return []
         kinds = set[Kind]()
+        low: list[str] = []
+
+        def look(step: Step) -> None:
+            kinds.add(Kind.EXACT if step.constant else step.rounding.kind)
+            if not low and flushed(step) is not None:
+                low.append(step.name)
+
         with Changed() as watch:
-            self.side.graph.run(observe=lambda step: kinds.add(Kind.EXACT if step.constant else step.rounding.kind))
+            self.side.graph.run(observe=look)
         weights = any(_is_weight(c) for c in self.side.graph.constants())
-        found = [way for way in ways if way.acts_on(kinds, weights)]
+        found = [way for way in ways if way.acts_on(kinds, weights, bool(low))]
         # Layers alone may multiply so and attention not.
         both = [w for w in found if w.factors is not None or w.total is not None] if len(watch.seen) > 1 else []
         return [*found, *(replace(way, stacks=False) for way in both)]
@@ -331,7 +345,9 @@ def run_in(graph: Lifted, way: Way, seed: int | None = None) -> list[LiftedOutpu
             if _is_weight(c) and c.value.dim() >= (2 if way.matrices else 1)
         }
     observer: Observer | None = None
-    if way.results is not None:
+    if way.flushes:
+        observer = _Flushing(None if seed is None else _noise(graph.kind == "torch", seed))
+    elif way.results is not None:
         anatomy, _ = anatomy_of(graph, getattr(torch, way.results) if way.results else None)
         observer = _Rounding(anatomy, graph.kind, seed)
     elif seed is not None:
@@ -347,6 +363,32 @@ def _is_weight(c: Constant) -> bool:
 def _noise(kind: str, seed: int) -> NoiseInjector:
     """The noise that still passes for ordinary: kernels differ by that much from their model."""
     return NoiseInjector(seed=seed, scale=THRESHOLDS.large, kernels=kernels_of(kind))
+
+
+@dataclass(slots=True)
+class _Flushing:
+    """An observer that takes subnormal results as zero, after the noise of ordinary rounding if asked."""
+
+    noise: NoiseInjector | None
+
+    def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
+        noisy = None if self.noise is None else self.noise(step)
+        step = step if noisy is None else replace(step, outputs=noisy)
+        low = flushed(step)
+        return noisy if low is None else low
+
+
+def flushed(step: Step) -> list[torch.Tensor | None] | None:
+    """Give the results of a step with zero in the place of subnormal numbers; None where it has none."""
+    results, any_low = list(step.outputs), False
+    for k, (value, dtype) in enumerate(zip(step.outputs, step.formats, strict=True)):
+        known = format_of(str(dtype)) if dtype in (torch.float32, *_HALVES) and not step.constant else None
+        if known is None or value is None or not value.is_floating_point():
+            continue
+        low = (value.abs() < known.smallest_normal) & (value != 0)
+        if bool(low.any()):
+            results[k], any_low = torch.where(low, torch.zeros_like(value), value), True
+    return results if any_low else None
 
 
 class _Rounding:

@@ -29,8 +29,8 @@ _JAX = os.path.join(os.path.dirname(jax.__file__), "")
 # Primitives that only call: where their parameters hold what is called.
 _CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")
 _CALLS = frozenset(
-    ["jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint"]
-    + ["custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"]
+    {"jit", "pjit", "closed_call", "core_call", "call", "remat", "remat2", "checkpoint"}
+    | {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
 )
 # Bodies of loops that are walked; numbers of steps beyond it would take minutes.
 _MOST_ROUNDS = 4096
@@ -77,7 +77,7 @@ class Interpreter:
             array = jax.numpy.asarray(array)
         try:
             return Value(array, self.tracer.tensor(array), dependent=False)
-        except (CannotLift, TypeError):  # a random key
+        except (CannotLift, TypeError, NotImplementedError):  # a random key
             return Value(array, None, dependent=False)
 
     def run(self, closed: Any, values: Sequence[Value]) -> list[Value]:

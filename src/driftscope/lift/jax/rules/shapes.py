@@ -77,6 +77,10 @@ def _concatenate(*tensors: Tensor, dimension: int, **_: Any) -> Tensor:
     return torch.cat(tensors, dimension)
 
 
+def _stack(*tensors: Tensor, axis: int, **_: Any) -> Tensor:
+    return torch.stack(tensors, axis)
+
+
 def _iota(*, dtype: Any, shape: Sequence[int], dimension: int, **_: Any) -> Tensor:
     line = torch.arange(shape[dimension], dtype=torch_dtype(np.dtype(dtype)))
     return _broadcast_in_dim(line, shape, (dimension,))
@@ -96,6 +100,7 @@ SHAPES: dict[str, Rule] = {
     "slice": _slice,
     "pad": pad,
     "concatenate": _concatenate,
+    "stack": _stack,
     "iota": _iota,
     "split": _split,
 }
