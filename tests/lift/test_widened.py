@@ -130,8 +130,9 @@ def test_a_jax_function_is_run_in_float64_and_jax_is_as_it_was():
     jnp = jax.numpy
 
     def normed(eps: float) -> Callable[[Any], Any]:
-        @jax.jit
         def call(x: Any) -> Any:
+            if float(x.max()) > 1e6:  # which JAX cannot trace
+                return jnp.zeros_like(x)
             c = x - x.mean(-1, keepdims=True)
             return c / jnp.sqrt((c * c).mean(-1, keepdims=True) + eps)
 

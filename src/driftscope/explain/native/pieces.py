@@ -18,7 +18,8 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.cheap_products import rounding_to
-from driftscope.explain.native.replays import CHIRP, WAYS, Way, correlation, either, flushed, same_bits
+from driftscope.explain.native.ranges import flushed
+from driftscope.explain.native.replays import CHIRP, WAYS, Way, correlation, either, same_bits
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Kind, Lifted, LiftedOutput, Step

@@ -5,12 +5,13 @@ It is larger than the largest number and becomes infinity, or nearer to zero tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from driftscope.lift.steps import Lifted, Step
+from driftscope.numerics.formats import format_of
 from driftscope.records.finding import Where
 
 
@@ -109,3 +110,32 @@ def first_underflow(graph: Lifted) -> Overflow | None:
     watch = _RangeWatch(_too_small)
     graph.run(observe=watch)
     return watch.found
+
+
+_STORED = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(slots=True)
+class Flushing:
+    """An observer that takes subnormal results as zero, after the noise of ordinary rounding if asked."""
+
+    noise: Callable[[Step], Sequence[torch.Tensor | None] | None] | None
+
+    def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
+        noisy = None if self.noise is None else self.noise(step)
+        step = step if noisy is None else replace(step, outputs=noisy)
+        low = flushed(step)
+        return noisy if low is None else low
+
+
+def flushed(step: Step) -> list[torch.Tensor | None] | None:
+    """Give the results of a step with zero in the place of subnormal numbers; None where it has none."""
+    results, any_low = list(step.outputs), False
+    for k, (value, dtype) in enumerate(zip(step.outputs, step.formats, strict=True)):
+        known = format_of(str(dtype)) if dtype in _STORED and not step.constant else None
+        if known is None or value is None or not value.is_floating_point():
+            continue
+        low = (value.abs() < known.smallest_normal) & (value != 0)
+        if bool(low.any()):
+            results[k], any_low = torch.where(low, torch.zeros_like(value), value), True
+    return results if any_low else None

@@ -22,6 +22,7 @@ from driftscope.errors import CannotLift
 from driftscope.explain.half.simulation import Anatomy, DeclaredFormats, anatomy_of
 from driftscope.explain.native.cheap_products import Changed, rounding_to
 from driftscope.explain.native.chirps import Chirped
+from driftscope.explain.native.ranges import Flushing, flushed
 from driftscope.lift.evidence import Evidence, SideLift
 from driftscope.lift.noise.floor import kernels_of
 from driftscope.lift.noise.injector import NoiseInjector
@@ -346,7 +347,7 @@ def run_in(graph: Lifted, way: Way, seed: int | None = None) -> list[LiftedOutpu
         }
     observer: Observer | None = None
     if way.flushes:
-        observer = _Flushing(None if seed is None else _noise(graph.kind == "torch", seed))
+        observer = Flushing(None if seed is None else _noise(graph.kind == "torch", seed))
     elif way.results is not None:
         anatomy, _ = anatomy_of(graph, getattr(torch, way.results) if way.results else None)
         observer = _Rounding(anatomy, graph.kind, seed)
@@ -363,32 +364,6 @@ def _is_weight(c: Constant) -> bool:
 def _noise(kind: str, seed: int) -> NoiseInjector:
     """The noise that still passes for ordinary: kernels differ by that much from their model."""
     return NoiseInjector(seed=seed, scale=THRESHOLDS.large, kernels=kernels_of(kind))
-
-
-@dataclass(slots=True)
-class _Flushing:
-    """An observer that takes subnormal results as zero, after the noise of ordinary rounding if asked."""
-
-    noise: NoiseInjector | None
-
-    def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
-        noisy = None if self.noise is None else self.noise(step)
-        step = step if noisy is None else replace(step, outputs=noisy)
-        low = flushed(step)
-        return noisy if low is None else low
-
-
-def flushed(step: Step) -> list[torch.Tensor | None] | None:
-    """Give the results of a step with zero in the place of subnormal numbers; None where it has none."""
-    results, any_low = list(step.outputs), False
-    for k, (value, dtype) in enumerate(zip(step.outputs, step.formats, strict=True)):
-        known = format_of(str(dtype)) if dtype in (torch.float32, *_HALVES) and not step.constant else None
-        if known is None or value is None or not value.is_floating_point():
-            continue
-        low = (value.abs() < known.smallest_normal) & (value != 0)
-        if bool(low.any()):
-            results[k], any_low = torch.where(low, torch.zeros_like(value), value), True
-    return results if any_low else None
 
 
 class _Rounding:

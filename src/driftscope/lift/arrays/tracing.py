@@ -85,7 +85,7 @@ class Tracer:
         out, where = kwargs.pop("out", None), kwargs.pop("where", True)
         native = getattr(function, method)(*map(_native, inputs), **_native(kwargs))
         name = function.__name__
-        with Operation(f"numpy.{name}" if method == "__call__" else f"numpy.{name}.{method}"):
+        with NamedOperation(f"numpy.{name}" if method == "__call__" else f"numpy.{name}.{method}"):
             if method == "__call__":
                 tensors = self._called(function, inputs, kwargs)
             elif method == "outer":
@@ -139,7 +139,7 @@ class Tracer:
             native[...] = 0  # its content is nobody's
         if call is None:
             raise CannotLift(f"{name} has no float64 evaluation")
-        with Operation(name):
+        with NamedOperation(name):
             try:
                 found = call(*map(self.tensors, args), **self.tensors(kwargs))
             except (TypeError, NotImplementedError, RuntimeError, ValueError, IndexError, AttributeError) as error:
@@ -299,7 +299,7 @@ def _means_the_same(tensor: torch.Tensor, wanted: torch.Tensor) -> bool:
     return bool(gap <= _MEANING * size) or bool(gap <= 64 * torch.finfo(tensor.dtype).eps * max(1.0, float(size)))
 
 
-class Operation:
+class NamedOperation:
     """Names the operation of numpy or JAX in progress; the outermost one stays."""
 
     def __init__(self, name: str):

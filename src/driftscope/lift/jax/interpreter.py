@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from driftscope.errors import CannotLift
-from driftscope.lift.arrays.tracing import Operation, Tracer
+from driftscope.lift.arrays.tracing import NamedOperation, Tracer
 from driftscope.lift.jax.rules import RULES
 from driftscope.lift.torch.entries import CallPlace
 from driftscope.lift.torch.places import is_internal
@@ -37,7 +37,7 @@ _MOST_ROUNDS = 4096
 
 
 @dataclass(slots=True, eq=False)
-class Value:
+class Followed:
     """What JAX has, the tensor beside it (None where torch has no such format), whether the inputs reach it."""
 
     native: Any
@@ -64,30 +64,30 @@ class Interpreter:
         """Give the place of the primitive in progress."""
         return self._here
 
-    def given(self, tensor: torch.Tensor) -> Value:
+    def given(self, tensor: torch.Tensor) -> Followed:
         """Take an input."""
         with _disable_current_modes():
             native = jax_array_of(tensor.detach().clone())
         dtype = self.tracer.dtype_of(native)
-        return Value(native, tensor if tensor.dtype == dtype else tensor.to(dtype), dependent=True)
+        return Followed(native, tensor if tensor.dtype == dtype else tensor.to(dtype), dependent=True)
 
-    def constant(self, array: Any) -> Value:
+    def constant(self, array: Any) -> Followed:
         """Take an array that the function holds, or that JAX made from nothing that depends on the inputs."""
         if not isinstance(array, jax.Array):
             array = jax.numpy.asarray(array)
         try:
-            return Value(array, self.tracer.tensor(array), dependent=False)
+            return Followed(array, self.tracer.tensor(array), dependent=False)
         except (CannotLift, TypeError, NotImplementedError):  # a random key
-            return Value(array, None, dependent=False)
+            return Followed(array, None, dependent=False)
 
-    def run(self, closed: Any, values: Sequence[Value]) -> list[Value]:
+    def run(self, closed: Any, values: Sequence[Followed]) -> list[Followed]:
         """Walk the equations of a closed expression."""
         return self._run(closed.jaxpr, [self.constant(c) for c in closed.consts], values)
 
-    def _run(self, jaxpr: Any, consts: Sequence[Value], values: Sequence[Value]) -> list[Value]:
-        known: dict[Any, Value] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values), strict=True))
+    def _run(self, jaxpr: Any, consts: Sequence[Followed], values: Sequence[Followed]) -> list[Followed]:
+        known: dict[Any, Followed] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *values), strict=True))
 
-        def read(variable: Any) -> Value:
+        def read(variable: Any) -> Followed:
             if hasattr(variable, "val"):  # a literal
                 return self.constant(np.asarray(variable.val, variable.aval.dtype))
             return known[variable]
@@ -97,7 +97,7 @@ class Interpreter:
             known.update(zip(equation.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
-    def _equation(self, equation: Any, values: list[Value]) -> list[Value]:
+    def _equation(self, equation: Any, values: list[Followed]) -> list[Followed]:
         name, parameters = equation.primitive.name, equation.params
         module = str(equation.source_info.name_stack)
         self._modules.append(module)
@@ -114,7 +114,7 @@ class Interpreter:
         finally:
             self._modules.pop()
 
-    def _primitive(self, equation: Any, values: list[Value]) -> list[Value]:
+    def _primitive(self, equation: Any, values: list[Followed]) -> list[Followed]:
         name = equation.primitive.name
         bound = equation.primitive.get_bind_params(equation.params)
         functions, parameters = bound if isinstance(bound, tuple) else ((), bound)  # a pair before JAX 0.10
@@ -127,10 +127,10 @@ class Interpreter:
             if dependent:
                 raise CannotLift(f"jax.lax.{name} has no float64 evaluation")
             return [self.constant(n) for n in natives]
-        with Operation(f"jax.lax.{name}"):
+        with NamedOperation(f"jax.lax.{name}"):
             found = rule(*(v.tensor for v in values), **equation.params)
             results = self.tracer.results(natives, list(found) if several else [found])
-        return [Value(n, t, dependent) for n, t in zip(natives, results, strict=True)]
+        return [Followed(n, t, dependent) for n, t in zip(natives, results, strict=True)]
 
     # -- places ------------------------------------------------------------------------------------------------
 
@@ -183,12 +183,12 @@ def _frames(info: Any) -> Iterator[tuple[str, int]]:
 # -- loops and branches ------------------------------------------------------------------------------------------
 
 
-def _scan(walk: Interpreter, parameters: Any, values: list[Value]) -> list[Value]:
+def _scan(walk: Interpreter, parameters: Any, values: list[Followed]) -> list[Followed]:
     consts, carried, length = parameters["num_consts"], parameters["num_carry"], int(parameters["length"])
     if length > _MOST_ROUNDS:
         raise CannotLift(f"a loop of {length} rounds is more than the {_MOST_ROUNDS} that are followed")
     held, carry, over = values[:consts], values[consts : consts + carried], values[consts + carried :]
-    rows: list[list[Value]] = []
+    rows: list[list[Followed]] = []
     order = range(length - 1, -1, -1) if parameters["reverse"] else range(length)
     for k in order:
         out = walk.run(parameters["jaxpr"], [*held, *carry, *(_row(x, k) for x in over)])
@@ -202,19 +202,19 @@ def _scan(walk: Interpreter, parameters: Any, values: list[Value]) -> list[Value
     return [*carry, *stacked]
 
 
-def _row(x: Value, k: int) -> Value:
-    return Value(x.native[k], None if x.tensor is None else x.tensor.select(0, k), x.dependent)
+def _row(x: Followed, k: int) -> Followed:
+    return Followed(x.native[k], None if x.tensor is None else x.tensor.select(0, k), x.dependent)
 
 
-def _stacked(walk: Interpreter, column: list[Value]) -> Value:
+def _stacked(walk: Interpreter, column: list[Followed]) -> Followed:
     native = jax.numpy.stack([v.native for v in column])
     dependent = any(v.dependent for v in column)
     if any(v.tensor is None for v in column):
         return walk.constant(native)
-    return Value(native, torch.stack([v.tensor for v in column if v.tensor is not None]), dependent)
+    return Followed(native, torch.stack([v.tensor for v in column if v.tensor is not None]), dependent)
 
 
-def _while(walk: Interpreter, parameters: Any, values: list[Value]) -> list[Value]:
+def _while(walk: Interpreter, parameters: Any, values: list[Followed]) -> list[Followed]:
     conditions, bodies = parameters["cond_nconsts"], parameters["body_nconsts"]
     asked, held, state = values[:conditions], values[conditions : conditions + bodies], values[conditions + bodies :]
     for _ in range(_MOST_ROUNDS):
@@ -224,7 +224,7 @@ def _while(walk: Interpreter, parameters: Any, values: list[Value]) -> list[Valu
     raise CannotLift(f"a loop takes more than the {_MOST_ROUNDS} rounds that are followed")
 
 
-def _cond(walk: Interpreter, parameters: Any, values: list[Value]) -> list[Value]:
+def _cond(walk: Interpreter, parameters: Any, values: list[Followed]) -> list[Followed]:
     branches = parameters["branches"]
     chosen = min(max(int(values[0].native), 0), len(branches) - 1)
     return walk.run(branches[chosen], values[1:])
