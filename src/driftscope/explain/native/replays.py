@@ -347,7 +347,7 @@ def run_in(graph: Lifted, way: Way, seed: int | None = None) -> list[LiftedOutpu
         }
     observer: Observer | None = None
     if way.flushes:
-        observer = Flushing(None if seed is None else _noise(graph.kind == "torch", seed))
+        observer = Flushing(None if seed is None else _noise(graph.kind, seed))
     elif way.results is not None:
         anatomy, _ = anatomy_of(graph, getattr(torch, way.results) if way.results else None)
         observer = _Rounding(anatomy, graph.kind, seed)
