@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -112,3 +113,53 @@ def test_a_norm_that_one_reader_alone_leaves_out_is_not_said_of_all(layer: type[
     assert " and " not in c.first.why.partition(" as it is")[0]
     assert c.first.verified
     assert ds.compare(layer(_norm("layer")), layer(_norm("layer")), X).verdict is Verdict.IDENTICAL
+
+
+class Summed(nn.Module):
+    """A residual that a norm and a product read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second, self.norm = nn.Linear(16, 16), nn.Linear(16, 16), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        x = x + torch.tanh(self.second(x))
+        return self.norm(x) * x
+
+
+def test_a_step_that_hands_on_what_it_reads_is_the_place_and_not_its_readers(tmp_path: Path) -> None:
+    model = onnx.load(_file(Summed(), tmp_path))
+    node = next(n for n in reversed(model.graph.node) if n.op_type == "Add")
+    node.op_type = "Identity"
+    del node.input[1]
+    found = ds.compare(Summed(), model, X).first
+    assert found is not None
+    assert (found.where.node, found.where.operator) == (node.name, "Identity")
+    assert found.verified
+
+
+class Written(nn.Module):
+    """GELU by its name, or its approximation written out, and a projection."""
+
+    def __init__(self, written: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.written = written
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if self.written:
+            y = 0.5 * y * (1.0 + torch.tanh((2.0 / torch.pi) ** 0.5 * (y + 0.044715 * y.pow(3))))
+        else:
+            y = F.gelu(y)
+        return self.last(y)
+
+
+def test_one_step_for_several_of_a_is_the_place_and_not_a_view_of_what_it_gives() -> None:
+    found = ds.compare(Written(True), Written(False), X).first
+    assert found is not None
+    assert found.where.operator == "aten.gelu"
+    assert found.verified

@@ -359,7 +359,7 @@ def computed_there(
         return None
     ways = way_words(telling[0], telling[-1])
     why = untried.why if untried is not None and untried.why else f"of the same values A computes {ways}"
-    named = None if untried is None else untried.step
+    named = parting.first if untried is None else untried.step
     fix = f"Compute in {step.name} what A computes there: {ways}."
     return Reason(why, fix, True, named, values={step.outputs[0]: ends[1]})
 

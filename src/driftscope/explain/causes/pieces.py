@@ -74,9 +74,9 @@ def _cause(
     detour = rewiring.detour(parting, theirs, trials.makers)
     return (
         _attribute(parting, theirs, trials)
-        or dropped.before_readers(parting, theirs, trials)
         or missing.ended(parting, theirs, trials)
         or rewiring.mended(rewiring.emptied(parting, trials.makers), theirs, trials)
+        or dropped.before_readers(parting, theirs, trials)
         or misplaced.gate_order(parting, constants, trials)
         or _constant(parting, theirs, constants, trials.constants)
         or _mask(parting, constants, trials.constants)
