@@ -211,6 +211,17 @@ def test_a_kernel_is_measured_as_its_sums_are_grouped(length):
     assert found.total == pytest.approx(expected.total, rel=0.3)
 
 
+@pytest.mark.parametrize("length", range(3, 40))
+def test_an_error_of_the_totals_alone_leaves_none_to_the_terms(length):
+    """A rounding below nothing would be the root of a negative number."""
+
+    def scaled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return ((a.double() @ b.double()) * (1 + 2.0**-25)).double()
+
+    found = grown(scaled, ProductKind("torch", 8, length, 8, (False, False), False))
+    assert found is None or (found.terms >= 0.0 and found.total >= 0.0)
+
+
 def test_cheaper_arithmetic_is_never_taken_for_the_kernel_of_this_processor():
     """The twin: a floor that learnt from such a kernel would call its drift rounding."""
     layout = ProductKind("torch", 16, 600, 16, (False, False), batched=False)

@@ -110,7 +110,8 @@ def grown(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layout
     lever = level.totals - spread.totals * level.squares / spread.squares
     total = (level.error - per_term * level.squares) / lever if lever > 0 else 0.0
     total = min(max(total, 0.0), spread.error / spread.totals)
-    found = Growth((spread.error - total * spread.totals) / spread.squares, total)
+    # What is left can come out below nothing by a rounding.
+    found = Growth(max(spread.error - total * spread.totals, 0.0) / spread.squares, total)
     running = error_model.growth(error_model.sequential(layout.length), products=True)
     ordinary = all(m.error <= CHANCE * _variance(running, m) for m in (spread, level))
     return found if ordinary and spread.error else None
