@@ -148,3 +148,14 @@ def test_half_an_ulp_is_the_limit(dtype):
         off = (stored.double() + ulp(stored.double(), dtype)).to(dtype)
         assert exact not in [n.value for n in scalar_candidates(constant(off), pool)]
         assert scalar_candidates(constant(torch.zeros((), dtype=dtype)), pool) == []
+
+
+def test_a_scale_put_together_from_its_roots_is_known_though_another_number_has_its_value():
+    scale = 8**-0.5
+    root = torch.tensor(scale**0.5, dtype=torch.float32)
+    stored = constant(root * root, "alpha")
+    assert float(stored.value) != float(torch.tensor(scale, dtype=torch.float32))
+    other, own = constant(scale, "mul_1.other"), constant(scale, "attention.scale")
+    for written in ([other, own], [own, other]):
+        assert [n.value for n in scalar_candidates(stored, numbers(written))] == [scale]
+    assert scalar_candidates(stored, numbers([other])) == []

@@ -52,7 +52,8 @@ def numbers(constants: Iterable[Constant]) -> list[MeantNumber]:
             continue
         if number == int(number) and 1 < abs(number) < 1 << 24:
             sizes.add(int(abs(number)))
-        direct.setdefault(number, f"{number!r} ({constant.name})")
+        if number not in direct or ("scale" in constant.name and "scale" not in direct[number]):
+            direct[number] = f"{number!r} ({constant.name})"  # what is split over query and key is known by its name
     found = [MeantNumber(v, w, False) for v, w in direct.items()]
     derived: dict[float, str] = {v: w for w, v in _UNIVERSAL.items()}
     for value in [*direct, *map(float, sizes)]:
