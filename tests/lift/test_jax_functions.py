@@ -112,6 +112,11 @@ def test_a_function_in_float64_is_what_jax_computes_in_float64(name):
         np.testing.assert_allclose(one.numpy(), other, rtol=3e-7, atol=3e-7)  # numbers written in float32 stay such
 
 
+def test_what_a_function_returns_beside_arrays_is_returned_as_it_is():
+    lifted = lift_jax(lambda x: (None, x * 2, None, 3), (drawn(4),), {}).run()
+    assert [out.value is not None for out in lifted] == [False, True, False, False]
+
+
 def test_native_values_are_jax_own():
     x = drawn(16, 6)
     function = FUNCTIONS["a jitted layer"]

@@ -12,7 +12,7 @@ from driftscope.records.kinds.study import StudyRecord
 from driftscope.studies import pairwise
 from driftscope.studies.gemm_study import words as gemm_words
 from driftscope.studies.layer_norm_study import words as norm_words
-from driftscope.studies.sentences import floors, is_ranked, listed
+from driftscope.studies.sentences import floors, is_ranked, joined
 
 sizes = st.one_of(st.just(0.0), st.floats(1e-9, 1e3))
 ODD = re.compile(r"(?<![\d.])1 (pairs|floors|variants|times|cells|variances)\b|\bnan\b|\bNone\b")
@@ -122,4 +122,4 @@ def test_equals_are_not_ranked(near, far, ranked):
 
 def test_words_have_their_number():
     assert [floors(v) for v in (1.0, 1.04, 0.5, 250.4)] == ["1 floor", "1 floor", "0.5 floors", "250 floors"]
-    assert [listed(w) for w in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+    assert [joined(w) for w in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]

@@ -37,7 +37,7 @@ class Units:
         Of the format the result is stored in.
     accumulator : float
         Of the format in which the kernel works and adds up.
-
+    product : float
         Of the format to which a kernel rounds the factors of its products; 0.0 when it takes them as they are.
     """
 

@@ -91,6 +91,11 @@ def listed(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def joined(names: Sequence[str]) -> str:
+    """Return ``"a"``, ``"a and b"``, ``"a, b and c"``."""
+    return ", ".join(names[:-1]) + " and " * (len(names) > 1) + names[-1] if names else ""
+
+
 def all_of(count: int, noun: str) -> str:
     """Return ``"the one pair"``, ``"all 2 pairs"``."""
     return f"the one {noun}" if count == 1 else f"all {counted(count, noun)}"

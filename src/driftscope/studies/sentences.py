@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from driftscope.records.words import agreeing, all_of, counted, floors, joined, part_of, percent
 
-from driftscope.records.words import agreeing, all_of, counted, floors, part_of, percent
-
-__all__ = ["agreeing", "all_of", "counted", "floors", "is_ranked", "listed", "part_of", "percent"]
+__all__ = ["agreeing", "all_of", "counted", "floors", "is_ranked", "joined", "part_of", "percent"]
 
 #: Two errors are ranked only if they differ by more than this share: less is another draw of the data.
 RANKED = 0.1
@@ -15,8 +13,3 @@ RANKED = 0.1
 def is_ranked(smaller: float, larger: float) -> bool:
     """Whether one of two errors is smaller by enough to be said, and by numbers that are printed differently."""
     return larger > smaller * (1 + RANKED) and f"{smaller:.2g}" != f"{larger:.2g}"
-
-
-def listed(words: Sequence[str]) -> str:
-    """Return ``"a"``, ``"a and b"``, ``"a, b and c"``."""
-    return ", ".join(words[:-1]) + " and " * (len(words) > 1) + words[-1] if words else ""

@@ -16,6 +16,7 @@ from driftscope.explain.causes.rewiring import Reason, Trials
 from driftscope.explain.locate.divergence import Parting, boundary
 from driftscope.explain.locate.fingerprints import Sketch, Visited
 from driftscope.explain.locate.operators import MOVES, family
+from driftscope.records.words import joined
 
 # Ways of A from a value that are tried, and steps that read a value.
 _MOST_WAYS = 3
@@ -45,10 +46,7 @@ def before_readers(parting: Parting, theirs: Sequence[Visited], trials: Trials) 
 def _reason(
     name: str, way: Sequence[Visited], readers: Sequence[Visited], values: Mapping[str, torch.Tensor]
 ) -> Reason:
-    steps, names = (
-        way_words(way[0], way[-1]),
-        " and ".join(filter(None, (", ".join(s.name for s in readers[:-1]), readers[-1].name))),
-    )
+    steps, names = way_words(way[0], way[-1]), joined([s.name for s in readers])
     words = f"here {names} read {name} as it is, where A computes {steps} of it first"
     return Reason(
         words, f"Compute {steps} of {name}, and let {names} read that.", True, readers[0], values=values, lacks=way[-1]

@@ -14,6 +14,9 @@ from driftscope.lift.steps import Lifted, Step
 from driftscope.numerics.formats import format_of
 from driftscope.records.finding import Where
 
+# Formats whose subnormal numbers float64 holds as normal ones.
+_STORED = (torch.float32, torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
@@ -110,9 +113,6 @@ def first_underflow(graph: Lifted) -> Overflow | None:
     watch = _RangeWatch(_too_small)
     graph.run(observe=watch)
     return watch.found
-
-
-_STORED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(slots=True)

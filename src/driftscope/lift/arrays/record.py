@@ -36,22 +36,35 @@ def lift_arrays(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Map
     CannotLift
         If it takes values out of numpy's dispatch, or calls a function that has no counterpart in torch.
     """
-    call = _Followed(function)
+    call = _NumpyFunction(function)
     found = lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
     found.tape.rounds = numpy_rounding
     return found
 
 
 @dataclass
-class _Followed:
-    """The function as one on torch tensors."""
+class FollowedFunction:
+    """A function on arrays as one on torch tensors, with the names of the arrays that it holds."""
 
     function: Callable[..., Any]
     _named: dict[int, str] = field(default_factory=dict)
 
+    def tracer(self, wrap: Callable[[Any, torch.Tensor, Tracer], Any]) -> Tracer:
+        """Give what follows one call; the names that it gives to tensors are kept."""
+        found = Tracer(_held_by(self.function), wrap)
+        found.named = self._named
+        return found
+
+    def name_of(self, tensor: torch.Tensor) -> str | None:
+        """Name a captured tensor after the array that the function holds."""
+        return self._named.get(tensor._cdata)
+
+
+class _NumpyFunction(FollowedFunction):
+    """A function on numpy arrays, called with arrays that are followed."""
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tracer = Tracer(held_by(self.function), TracedArray)
-        tracer.named = self._named
+        tracer = self.tracer(TracedArray)
         leaves, spec = flatten((args, kwargs), "in")
         given = [tracer.take(leaf) if isinstance(leaf, torch.Tensor) else leaf for _, leaf in leaves]
         arrays, named = unflatten(given, spec)
@@ -60,10 +73,6 @@ class _Followed:
         found, tree = flatten(outputs)
         return unflatten([_tensor(leaf, tracer) for _, leaf in found], tree)
 
-    def name_of(self, tensor: torch.Tensor) -> str | None:
-        """Name a captured tensor after the array that the function holds."""
-        return self._named.get(tensor._cdata)
-
 
 def _tensor(leaf: Any, tracer: Tracer) -> Any:
     if type(leaf) is TracedArray or isinstance(leaf, (np.ndarray, np.generic)):
@@ -71,7 +80,7 @@ def _tensor(leaf: Any, tracer: Tracer) -> Any:
     return leaf
 
 
-def held_by(function: Callable[..., Any]) -> dict[int, str]:
+def _held_by(function: Callable[..., Any]) -> dict[int, str]:
     """Name the arrays that a function closes over, has as globals or attributes, by their ``id``."""
     found: dict[int, str] = {}
     for name, value in _parts(function):

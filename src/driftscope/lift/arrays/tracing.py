@@ -74,10 +74,6 @@ class Tracer:
         """Give torch's name of the format of an array."""
         return torch_dtype(np.asarray(native).dtype)
 
-    def name_of(self, tensor: torch.Tensor) -> str | None:
-        """Name a captured tensor after the array that the function holds."""
-        return self.named.get(tensor._cdata)
-
     # -- calls -------------------------------------------------------------------------------------------------
 
     def ufunc(self, function: np.ufunc, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -185,8 +185,8 @@ def _frames(info: Any) -> Iterator[tuple[str, int]]:
 
 def _scan(walk: Interpreter, parameters: Any, values: list[Followed]) -> list[Followed]:
     consts, carried, length = parameters["num_consts"], parameters["num_carry"], int(parameters["length"])
-    if length > _MOST_ROUNDS:
-        raise CannotLift(f"a loop of {length} rounds is more than the {_MOST_ROUNDS} that are followed")
+    if not 0 < length <= _MOST_ROUNDS:
+        raise CannotLift(f"a loop of {length} rounds is not followed, but one of 1 to {_MOST_ROUNDS} is")
     held, carry, over = values[:consts], values[consts : consts + carried], values[consts + carried :]
     rows: list[list[Followed]] = []
     order = range(length - 1, -1, -1) if parameters["reverse"] else range(length)
@@ -196,17 +196,14 @@ def _scan(walk: Interpreter, parameters: Any, values: list[Followed]) -> list[Fo
         rows.append(out[carried:])
     if parameters["reverse"]:
         rows.reverse()
-    stacked = [_stacked(walk, list(column)) for column in zip(*rows, strict=True)] if rows else None
-    if stacked is None:
-        raise CannotLift("a loop of no rounds has no float64 evaluation")
-    return [*carry, *stacked]
+    return [*carry, *(_stacked(walk, column) for column in zip(*rows, strict=True))]
 
 
 def _row(x: Followed, k: int) -> Followed:
     return Followed(x.native[k], None if x.tensor is None else x.tensor.select(0, k), x.dependent)
 
 
-def _stacked(walk: Interpreter, column: list[Followed]) -> Followed:
+def _stacked(walk: Interpreter, column: Sequence[Followed]) -> Followed:
     native = jax.numpy.stack([v.native for v in column])
     dependent = any(v.dependent for v in column)
     if any(v.tensor is None for v in column):

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import torch
 
 from driftscope.errors import CannotLift
-from driftscope.lift.arrays.record import held_by
-from driftscope.lift.arrays.tracing import Tracer
+from driftscope.lift.arrays.record import FollowedFunction
 from driftscope.lift.jax.interpreter import Interpreter
 from driftscope.lift.torch.entries import CallPlace
 from driftscope.lift.torch.tape import TorchTape, lift_torch
 from driftscope.programs.arrays import is_array, jax_array_of
 from driftscope.programs.value_trees import flatten, unflatten
+
+# Stands where the function returns an array, among what it returns as it is.
+_TRACED = object()
 
 
 def lift_jax(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> TorchTape:
@@ -34,22 +36,18 @@ def lift_jax(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     CannotLift
         If JAX cannot trace it (it turns values into Python numbers), or a primitive has no counterpart in torch.
     """
-    call = _Traced(function)
+    call = _JaxFunction(function)
     return lift_torch(call, args, kwargs, names=call.name_of, place=call.place)
 
 
 @dataclass
-class _Traced:
-    """The function as one on torch tensors."""
+class _JaxFunction(FollowedFunction):
+    """A function on JAX arrays, traced by JAX and walked."""
 
-    function: Callable[..., Any]
-    _named: dict[int, str] = field(default_factory=dict)
     _walk: Interpreter | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        tracer = Tracer(held_by(self.function), lambda _native, tensor, _tracer: tensor)
-        tracer.named = self._named
-        self._walk = walk = Interpreter(tracer)
+        self._walk = walk = Interpreter(self.tracer(lambda _native, tensor, _tracer: tensor))
         leaves, spec = flatten((args, kwargs), "in")
         inputs = [walk.given(leaf) for _, leaf in leaves if isinstance(leaf, torch.Tensor)]
         outputs: list[Any] = []
@@ -59,8 +57,8 @@ class _Traced:
             given = [next(taken) if isinstance(leaf, torch.Tensor) else jax_array_of(leaf) for _, leaf in leaves]
             positional, named = unflatten(given, spec)
             found, tree = flatten(self.function(*positional, **named))
-            outputs[:] = [tree, [leaf if not _traced(leaf) else None for _, leaf in found]]
-            return [leaf for _, leaf in found if _traced(leaf)]
+            outputs[:] = [tree, [_TRACED if is_array(leaf) else leaf for _, leaf in found]]
+            return [leaf for _, leaf in found if is_array(leaf)]
 
         try:
             closed = jax.make_jaxpr(flat)(*(v.native for v in inputs))
@@ -68,17 +66,9 @@ class _Traced:
             words = (str(error).strip().splitlines() or [""])[0]
             raise CannotLift(f"JAX cannot trace it: {words}") from error
         results = iter(walk.run(closed, inputs))
-        tree, others = outputs
-        return unflatten([next(results).tensor if other is None else other for other in others], tree)
-
-    def name_of(self, tensor: torch.Tensor) -> str | None:
-        """Name a captured tensor after the array that the function holds."""
-        return self._named.get(tensor._cdata)
+        tree, returned = outputs
+        return unflatten([next(results).tensor if leaf is _TRACED else leaf for leaf in returned], tree)
 
     def place(self) -> CallPlace:
         """Give the place of the primitive in progress."""
         return CallPlace() if self._walk is None else self._walk.place()
-
-
-def _traced(leaf: Any) -> bool:
-    return leaf is None or is_array(leaf)

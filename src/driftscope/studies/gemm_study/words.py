@@ -12,7 +12,7 @@ from driftscope.records.kinds.study import ShownTable, Statement, StudyRecord
 from driftscope.studies import pairwise
 from driftscope.studies.gemm_study.cell import BIAS_TOP, NOT_AVAILABLE
 from driftscope.studies.places import places
-from driftscope.studies.sentences import agreeing, all_of, counted, floors, is_ranked, listed, part_of
+from driftscope.studies.sentences import agreeing, all_of, counted, floors, is_ranked, joined, part_of
 
 _FINE = (pairwise.SAME_BITS, pairwise.ROUNDING, pairwise.LARGE)
 _Place = tuple[str, Sequence[Any]]
@@ -93,7 +93,7 @@ def _whether_rounding(found: Sequence[_Place]) -> Iterator[Statement]:
         return
     causes = sorted({row["cause"] for _, row in beyond if row.get("cause")})
     open_ = sum(not row.get("cause") for _, row in beyond)
-    why = f"{listed(causes)} would explain {len(beyond) - open_} of them by its size" if causes else ""
+    why = f"{joined(causes)} would explain {len(beyond) - open_} of them by its size" if causes else ""
     rest = f"no cheaper arithmetic that is known explains {open_}" if open_ else ""
     yield Statement(
         f"{part_of(len(beyond), len(pairs), 'pair', 'differs', 'differ')} by more than rounding, the farthest {size}; "

@@ -10,7 +10,7 @@ from driftscope.records.kinds.study import Statement, StudyRecord
 from driftscope.studies import pairwise
 from driftscope.studies.layer_norm_study.cell import NOT_AVAILABLE, NOT_FINITE
 from driftscope.studies.places import places
-from driftscope.studies.sentences import agreeing, all_of, counted, floors, is_ranked, listed, part_of, percent
+from driftscope.studies.sentences import agreeing, all_of, counted, floors, is_ranked, joined, part_of, percent
 
 _TORCH, _ORT, _WHOLE = "ttt", "ooo", "onnxruntime whole"
 _BROKEN = (pairwise.MORE, NOT_FINITE)
@@ -88,7 +88,7 @@ def _responsible(place: str, operators: Sequence[Any]) -> Statement:
     others = "".join(f"; {row['name']} {_share(row, total)}" for row in rest if row["rms"])
     silent = [row["name"] for row in rest if row["rms"] == 0]
     exact = (
-        f" {listed(silent)} {'gives' if len(silent) == 1 else 'give'} the same bits in both runtimes." if silent else ""
+        f" {joined(silent)} {'gives' if len(silent) == 1 else 'give'} the same bits in both runtimes." if silent else ""
     )
     if len(first) == 1:
         text = (
@@ -97,7 +97,7 @@ def _responsible(place: str, operators: Sequence[Any]) -> Statement:
             f"{others}).{exact}"
         )
     else:
-        shares = listed([f"{row['name']} ({_share(row, total)})" for row in first])
+        shares = joined([f"{row['name']} ({_share(row, total)})" for row in first])
         text = f"{place}, operator by operator: {shares} change about as much of the results{others}.{exact}"
     shares_of = {row["name"]: row["rms"] ** 2 / total for row in operators}
     named = [row["name"] for row in first]
@@ -164,7 +164,7 @@ def _within(groups: Sequence[Sequence[Any]]) -> list[Statement]:
     if usual:
         most = max(worst[name]["floors"] for name in usual)
         verb = "stays" if len(usual) == 1 else "stay"
-        text = f"{listed(usual)} {verb} within rounding wherever they were run: at most {floors(most)} from exact."
+        text = f"{joined(usual)} {verb} within rounding wherever they were run: at most {floors(most)} from exact."
         said.append(Statement(text.replace("they were", "it was") if len(usual) == 1 else text,
                               {"within": usual, "floors": most}))  # fmt: skip
     for name, row in worst.items():
