@@ -6,7 +6,8 @@ commands with what the installed torch exports, onnxruntime's levels, ``.pt2`` f
 keeps what came of it in
 ``docs/measurements/compatibility``; ``... table`` writes the page from everything that is kept.
 ``make matrix VERSION=torch2.8`` does both; ``VERSION=oldest`` and ``VERSION=newest`` are the oldest and newest torch.
-``... beside oldest`` runs tests here, with the oldest numpy, onnx and onnxruntime put before the installed ones.
+``... beside oldest`` runs tests here, with the oldest numpy, onnx and onnxruntime put before the installed ones and
+without JAX, which asks for newer ones.
 Other tests may be named behind it: ``python docs/compatibility.py run torch2.8 tests`` runs every quick test.
 Builds of torch other than the one in ``constraints.txt`` bring several gigabytes of CUDA libraries along. Where uv is
 installed it makes the environments, in a third of the time.
@@ -112,6 +113,8 @@ def beside(name: str, tests: list[str]) -> int:
     folder = ROOT / f".venv-beside-{name}" / "site-packages"  # where what is nobody's own code is looked for
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--no-deps", "--upgrade"]
     subprocess.check_call([*install, "--target", str(folder), *wanted])
+    # The JAX that is installed asks for a newer numpy and would fail halfway: here it is as if there were none.
+    (folder / "sitecustomize.py").write_text("import sys\nsys.modules['jax'] = None\n", encoding="utf-8")
     found = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT / "src")])}
     versions = running_with(sys.executable, found)["versions"]
     missed = [pin for pin in wanted if _pinned(pin, pin.split("==")[0]) != versions.get(pin.split("==")[0])]
