@@ -252,6 +252,23 @@ class Lifted(Protocol):
         """
         ...
 
+    def with_operator(self, step: str, operator: str) -> Lifted:
+        """Give the same program with another operator in one step, to try what that changes.
+
+        Parameters
+        ----------
+        step : str
+            Name of the step.
+        operator : str
+            One of the same inputs and attributes, of the same set of operators.
+
+        Raises
+        ------
+        CannotLift
+            If the graph has no such step outside subgraphs and fused kernels, or no such operator.
+        """
+        ...
+
     def constant_values(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:

@@ -11,15 +11,16 @@ import torch
 
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.explain.causes.alterations import exchange_words, shortest
-from driftscope.explain.causes.computed import OtherIndices, OtherNumber, other_indices, other_number
+from driftscope.explain.causes.computed import OtherNumber, other_indices, other_number
+from driftscope.explain.causes.edits.of_reference import roles_exchanged, with_edits_of_a
+from driftscope.explain.causes.edits.trying import PieceTrials
 from driftscope.explain.causes.fold_findings import fold_finding
 from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, chains_of, other_fold
 from driftscope.explain.causes.pieces import cause_of
-from driftscope.explain.causes.rewiring import Reason, told, where_of
-from driftscope.explain.causes.trying import PieceTrials
+from driftscope.explain.causes.rewiring import Reason, where_of
+from driftscope.explain.causes.telling import Telling, ambiguous, cause_step
 from driftscope.explain.causes.weights import ChangedWeight, Matched, exchanged_names, match_weights, misread
-from driftscope.explain.locate.divergence import Parting, piece_of, unsound_after
+from driftscope.explain.locate.divergence import piece_of, unsound_after
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.locating import Search, TriedPlace
 from driftscope.lift.evidence import Evidence
@@ -32,18 +33,14 @@ from driftscope.lift.reconcile.solving import Residual
 from driftscope.lift.reconcile.subgraphs import OWN
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin
 from driftscope.records.finding import Finding, Where
-from driftscope.records.first_line import share
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict
-from driftscope.records.words import counted
 
 # Outputs named in a finding, and changed weights tried one by one.
 _PATHS = 3
 _MOST_ALONE = 6
 # Drift that deep programs make in float64, and the share of what was that may be left of it.
 _DEEP, _LEFT = 1e-10, 1e-3
-# Share of the program's own drift below which a piece's, in its own unit, says nothing.
-_TELLING = 1e-3
 # Changed tensors up to which each is told by itself.
 _MOST_TOLD = 12
 
@@ -62,6 +59,9 @@ def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], expla
     if explain and evidence.a.graph is not None and evidence.b.graph is not None and evidence.reconciled is not None:
         try:
             found = _Case(evidence, guilty[0], numbers).findings()
+            found = with_edits_of_a(
+                found, lambda: _Case(roles_exchanged(evidence), guilty[0], numbers, of_a=True).findings()
+            )
         except CannotLift:  # an operator that only an observed run takes apart
             found = []
     return found or [Finding("N001", guilty[0].reason, where=Where(output=paths), evidence=numbers)]
@@ -95,8 +95,8 @@ _NOT_ASKED = object()
 class _Case:
     """One pair of programs that differ, with everything that is tried on them."""
 
-    def __init__(self, evidence: Evidence, output: OutputRecord, numbers: Mapping[str, Any]):
-        self.output, self.numbers = output, dict(numbers)
+    def __init__(self, evidence: Evidence, output: OutputRecord, numbers: Mapping[str, Any], of_a: bool = False):
+        self.numbers = dict(numbers)
         self.a, self.b, known = evidence.a.graph, evidence.b.graph, evidence.reconciled
         if self.a is None or self.b is None or known is None:
             raise CannotLift("a side cannot be lifted")
@@ -116,6 +116,7 @@ class _Case:
             for c in as_stored(self.a.constants())
         ]
         self.constants = theirs, as_stored(self.b.constants())
+        self.tell = Telling(output, self.numbers, self.constants[1], of_a)
         self.matched: Matched = match_weights(
             *self.constants, settled, lambda: {} if self.a is None else folded_values(self.a)
         )
@@ -128,6 +129,8 @@ class _Case:
 
     def findings(self) -> list[Finding]:
         """Weights that explain everything, else the places where B parts, weights among them first."""
+        if self.tell.of_a and ambiguous(self.search.follow({})[0], *self.constants):
+            return []
         changed = self._guilty_weights()
         if changed:
             # In the order in which they run: of several, the first is where a reader starts.
@@ -136,15 +139,15 @@ class _Case:
             strange = [c for c in changed if c.strange]
             exchanged = exchanged_names(changed)
             if exchanged:
-                return [self._exchanged_finding(changed, exchanged)]
+                return [self.tell.exchanged_weights(changed, exchanged)]
             if len(changed) > _MOST_TOLD:
-                return [self._other_weights(changed, len(strange))]
+                return [self.tell.other_weights(changed, len(strange))]
             if len(strange) > 1:
                 return [
-                    self._other_weights(strange, len(strange)),
-                    *(self._weight_finding(c, True) for c in changed if not c.strange),
+                    self.tell.other_weights(strange, len(strange)),
+                    *(self._weight_finding(c) for c in changed if not c.strange),
                 ]
-            return [self._weight_finding(c, True) for c in changed]
+            return [self._weight_finding(c) for c in changed]
         placed: list[Finding] = []
         for place in self.search.places():
             placed.append(self._placed(place))
@@ -208,83 +211,13 @@ class _Case:
     def _weight_finding(
         self,
         change: ChangedWeight,
-        verified: bool | None,
         place: TriedPlace | None = None,
         more: Sequence[ChangedWeight] = (),
     ) -> Finding:
-        constant, partner = change.constant, change.partner
-        owner = partner.name.rpartition(".")[0] or None
-        own, theirs = constant.where, partner.where
-        source = own if own.file else theirs
-        where = Where(
-            output=self.output.path, node=own.node, operator=own.operator, module=own.module or owner,
-            file=source.file, line=source.line, expression=source.expression,
-        )  # fmt: skip
-        words = change.alteration.words
         moved = None if self.a is None or self.b is None else other_indices(self.a, self.b, change)
         if moved is not None:
-            return self._index_finding(change, moved, verified)
-        return Finding(
-            change.alteration.code,
-            f"{constant.name} is not the reference's {partner.name}: it is that tensor, {words}",
-            f"The two programs hold other numbers here{self._at_the_end()}.",
-            " ".join(f"Store {c.partner.name} of A in {c.constant.name} again." for c in (change, *more)),
-            where,
-            {**self.numbers, "weight": constant.name, "reference": partner.name, "what was done": words,
-             "created": place.created if place else None},
-            verified=verified,
-        )  # fmt: skip
-
-    def _other_weights(self, others: Sequence[ChangedWeight], strange: int) -> Finding:
-        """Say of several tensors what a list of them would hide; so many have nothing in common with A's."""
-        first = self._weight_finding(others[0], True)
-        tensors = len([c for c in self.constants[1] if c.value.dtype.is_floating_point and c.value.numel() > 1])
-        alike = "have nothing in common with" if strange == len(others) else "are not"
-        some = f" ({strange} have nothing in common with them)" if 0 < strange < len(others) else ""
-        return replace(
-            first,
-            code="W004",
-            what=f"B holds other weights: {len(others)} of {counted(tensors, 'stored tensor')} {alike} A's{some}, "
-            f"{others[0].constant.name} first",
-            why=f"With A's numbers in them the two are the same function{self._at_the_end()}.",
-            fix="Give both the same weights: load one checkpoint into both, or set the seed before each is made.",
-            evidence={**first.evidence, "weights": [c.constant.name for c in others]},
-        )
-
-    def _exchanged_finding(self, changed: Sequence[ChangedWeight], names: Sequence[tuple[str, str]]) -> Finding:
-        """Say of tensors that each is another one of A's, and which."""
-        what, fix = exchange_words(names)
-        return replace(
-            self._weight_finding(changed[0], True),
-            what=what,
-            why=f"With their numbers exchanged the two are the same function{self._at_the_end()}.",
-            fix=fix,
-        )
-
-    def _index_finding(self, change: ChangedWeight, moved: OtherIndices, verified: bool | None) -> Finding:
-        step, place, own = moved.step, moved.place.where, change.constant.where
-        where = Where(
-            output=self.output.path, node=moved.place.name if step else own.node,
-            operator=moved.place.operator if step else own.operator, module=place.module or own.module,
-            file=place.file, line=place.line, expression=place.expression,
-        )  # fmt: skip
-        if step is not None:
-            what = f"{step.name} ({step.operator}) looks up {moved.given} here, and {moved.wanted} in A"
-        else:
-            what = f"{change.constant.name} holds rows {moved.given} of {moved.table}; A looks up {moved.wanted}"
-        return Finding(
-            "W011",
-            what,
-            f"The rows are A's; the positions are not{self._at_the_end()}.",
-            f"Let {step.name if step else change.constant.name} take rows {moved.wanted}, as A does.",
-            where,
-            {**self.numbers, "weight": change.constant.name, "reference": change.partner.name},
-            verified=verified,
-        )
-
-    def _at_the_end(self) -> str:
-        lifted = self.output.lifted_size
-        return "" if lifted is None or lifted != lifted else f"; the program's output is off by {share(lifted)}"
+            return self.tell.index(change, moved)
+        return self.tell.weight(change, place, more)
 
     # -- places -------------------------------------------------------------------------------------------------
 
@@ -296,7 +229,7 @@ class _Case:
         # One tensor, or all together: a layer folded with other numbers has another weight and another bias.
         for changed in [[c] for c in here] + ([here] if len(here) > 1 else []):
             if self.search.piece_heals(place, {c.constant.name: c.value for c in changed}, {}):
-                return self._weight_finding(changed[0], True, place, changed[1:])
+                return self._weight_finding(changed[0], place, changed[1:])
         refolded = self._refolded(place)
         if refolded is not None:
             # A fold from other numbers can stand for any factor: one that both programs write is the simpler cause.
@@ -305,7 +238,7 @@ class _Case:
         if strange is not None:
             right = {strange.constant.name: strange.value}
             if self.search.piece_heals(place, right, {}) or self._whole(right):
-                return self._weight_finding(strange, True, place)
+                return self._weight_finding(strange, place)
         theirs: list[Visited] = []
         if self.search.view is not None and parting.counterpart is not None:
             view = self.search.view
@@ -315,10 +248,16 @@ class _Case:
         trying = PieceTrials(self.search, place, self.constants, self._whole, self._left)
         cause = cause_of(parting, theirs, self.constants, trying.trials())
         if cause is not None and cause.changed is not None:
-            return self._weight_finding(cause.changed, True, place)
+            return self._weight_finding(cause.changed, place)
         number = None if cause is not None and cause.verified else self._other_number()
         self.alone = number is None and cause is not None and bool(cause.values) and self.search.heals(cause.values)
-        return number or self._parting_finding(place, cause)
+        return number or self.tell.parting(place, cause, self._counterpart(place, cause))
+
+    def _counterpart(self, place: TriedPlace, cause: Reason | None) -> Visited | None:
+        """The step of A that stands for the one that a finding names: its own, or that of the end of the piece."""
+        view, step = self.search.view, cause_step(place, cause)
+        known = None if view is None else view.alignment.partner.get(step.index)
+        return place.parting.counterpart if view is None or known is None else view.a.steps[known]
 
     def _refolded(self, place: TriedPlace) -> Finding | None:
         """What one side holds apart and the other side's fold was not made of, whichever side folds."""
@@ -332,8 +271,8 @@ class _Case:
         for apart, folded in ((b, a), (a, b)):
             found = other_fold(apart, folded)
             if found is not None and self._same_when(found, apart is a):
-                where = where_of(step, other, self.output.path)
-                told = fold_finding(found, folded.step, where, apart is a, self._at_the_end())
+                where = where_of(step, other, self.tell.output.path)
+                told = fold_finding(found, folded.step, where, apart is a, self.tell.at_the_end())
                 return replace(told, evidence={**self.numbers, "created": place.created,
                                                "piece": [s.name for s in parting.piece], **told.evidence})  # fmt: skip
         return None
@@ -344,14 +283,7 @@ class _Case:
         found = self.number
         if not isinstance(found, OtherNumber):
             return None
-        first, *others = found.constants
-        what = f"not the same function from {first.where.node} ({first.where.operator}) on{self._at_the_end()}"
-        cause = (
-            f"its constant {first.name} is {shortest(found.held)}; with {shortest(found.number)} it gives A's values"
-        )
-        fix = f"Set {first.name}{f' and {len(others)} more' if others else ''} to {shortest(found.number)}."
-        where, evidence = replace(first.where, output=self.output.path), {**self.numbers, "cause": cause}
-        return Finding("N001", what, f"{cause[0].upper()}{cause[1:]}.", fix, where, evidence, verified=True)
+        return self.tell.number(found)
 
     def _same_when(self, found: OtherFold, apart_is_a: bool) -> bool:
         """Whether the outputs are the same with the solved sources on one side and their exact fold on the other."""
@@ -365,34 +297,6 @@ class _Case:
         # Deep programs round in float64 by more than the limit: what is left then is next to nothing of what was.
         pairs = zip(after, self.known.drifts, strict=True)
         return all(now.value <= max(was.limit, min(_DEEP, was.value * _LEFT)) for now, was in pairs)
-
-    @staticmethod
-    def _named(parting: Parting, cause: Reason | None) -> Visited:
-        if cause is None:
-            return parting.first or parting.step
-        return cause.step or parting.step
-
-    def _off(self, place: TriedPlace, end: str) -> str:
-        """What the piece is off by, where that says something: beside a mask of -1e9 all else is nothing."""
-        whole, created = self.output.lifted_size, place.created
-        finite = whole is not None and whole == whole
-        if not finite or (created is not None and created < _TELLING * (whole or 0.0)):
-            return ""
-        amount = "" if created is None else f" by {share(created)}"
-        return f": given A's inputs, {end or 'its output'} is off{amount}"
-
-    def _parting_finding(self, place: TriedPlace, cause: Reason | None) -> Finding:
-        parting = place.parting
-        step, other = self._named(parting, cause), parting.counterpart
-        # What is measured, and what has a counterpart, is the end of the piece.
-        end = "" if step.name == parting.step.name else parting.step.name
-        what = f"not the same function from {step.name} ({step.operator}) on{self._off(place, end)}{self._at_the_end()}"
-        lacks = None if cause is None else cause.lacks
-        why, fix, verified = told(cause, other if lacks is None else None, end)
-        tried = {"created": place.created, "tried": place.tried, "piece": [s.name for s in parting.piece]}
-        numbers = {**self.numbers, **tried, **({"cause": cause.why} if cause is not None and cause.why else {})}
-        where = where_of(step, lacks or other, self.output.path, lacks)
-        return Finding("N001", what, why, fix, where, numbers, verified=verified)
 
 
 def _decade(created: float | None) -> int:

@@ -190,6 +190,8 @@ def _in_order(value: torch.Tensor, sources: Sequence[torch.Tensor], operator: st
             blocks = dict(zip(_TORCH[operator], found.chunk(len(order), 0), strict=True))
             mine = half.chunk(len(order), 0)
             held = "".join(next((g for g, b in blocks.items() if torch.equal(b, m)), "?") for m in mine)
+            if "?" in held:
+                return None, ""  # A's elements, and no blocks of them
             if held != _ONNX[operator] or order == _ONNX[operator]:
                 order = held
             parts.append(torch.cat([blocks[g] for g in _ONNX[operator]], 0))

@@ -17,8 +17,8 @@ import torch
 from driftscope.explain.causes import dropped, misplaced, missing, rewiring
 from driftscope.explain.causes.alterations import alteration_of, shortest, uniform_of
 from driftscope.explain.causes.counterparts import attribute_cause, changed_attributes, differ, own_name
+from driftscope.explain.causes.edits.nearby import nearby, offered_operator, offered_setting
 from driftscope.explain.causes.rewiring import Reason, Trial, Trials
-from driftscope.explain.causes.trying import nearby
 from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Visited
@@ -84,9 +84,11 @@ def _cause(
         or missing.turned(parting, trials)
         or missing.transposed(parting, constants[1], trials)
         or missing.flattened(parting, trials)
-        or rewiring.other_operator(parting, theirs, trials)
         or _tried(peers())
+        or offered_setting(parting, trials)
+        or _operator(parting, theirs, trials)
         or nearby(parting, constants, trials)
+        or offered_operator(parting, trials)
         or missing.causal_mask(parting, trials)
         or missing.stand_in(parting, trials)
         or _idle_attribute(wire, trials)
@@ -111,6 +113,12 @@ def _cause(
     )
 
 
+def _operator(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
+    """A step of another kind than A's: what of its own operators could stand there says more than A's name for it."""
+    found = rewiring.other_operator(parting, theirs, trials)
+    return found if found is None else offered_operator(parting, trials) or found
+
+
 def _connected(cause: Reason | None, trials: Trials) -> Reason | None:
     """A cause that asks for another wire, unless that was tried and did not do it; verified where it did."""
     if cause is None or cause.reads is None:
@@ -132,9 +140,8 @@ def _attribute(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> R
     pairs += _alone(parting.piece, theirs)
     untried: Reason | None = None
     for step, other in pairs:
-        if family(step.operator) != family(other.operator):
-            continue
         changed = changed_attributes(step, other)
+        alike = family(step.operator) == family(other.operator)
         if not changed:
             continue
         later = None if step is parting.step else step
@@ -142,7 +149,7 @@ def _attribute(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> R
             for some in tried:
                 if _try_attributes(step, some, trials):
                     return attribute_cause(step, some, True, later)
-        if untried is None and not all(isinstance(v, float) for v in changed.values()):
+        if alike and untried is None and not all(isinstance(v, float) for v in changed.values()):
             untried = attribute_cause(step, changed, None, later)
     return untried
 

@@ -131,6 +131,8 @@ class Trials:
     reading : callable
         What steps of B give where a value that they read is one of A's and all else reads it as it is; empty where
         their shapes differ.
+    operator : callable
+        Whether the piece gives A's value with another operator in the named step.
     """
 
     constants: Trial
@@ -151,6 +153,7 @@ class Trials:
     theirs: Mapping[str, Visited] = field(default_factory=dict)
     values_a: Callable[[Sequence[str]], Mapping[str, torch.Tensor]] = lambda _names: {}
     reading: Callable[[str, str, Sequence[Visited]], Mapping[str, torch.Tensor]] = lambda _name, _other, _steps: {}
+    operator: Callable[[str, str], bool] = lambda _step, _operator: False
 
     def as_in_a(self, name: str, theirs: str) -> tuple[bool | None, Mapping[str, torch.Tensor]]:
         """Whether B is mended where a value of it is one of A's, and that edit; None where their shapes differ."""

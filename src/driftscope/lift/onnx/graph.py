@@ -21,8 +21,8 @@ from driftscope.lift.onnx.constant_values import ConstantEvaluation
 from driftscope.lift.onnx.element_types import Format, is_float, lifted_storage, storage, to_format, to_storage
 from driftscope.lift.onnx.evaluation import GraphEvaluation, Seen
 from driftscope.lift.onnx.functions import expand
-from driftscope.lift.onnx.plan import GraphPlan, NodePlan, Planner
-from driftscope.lift.onnx.registry import Value, strings
+from driftscope.lift.onnx.plan import GraphPlan, NodePlan, Planner, schema_defaults
+from driftscope.lift.onnx.registry import Value, find_operator, strings
 from driftscope.lift.onnx.stored import Stored, format_of_element
 from driftscope.lift.steps import Constant, LiftedOutput, Observer, Origin, constant_of
 from driftscope.records.finding import Where
@@ -141,6 +141,15 @@ class LiftedOnnx:
             raise CannotLift(f"{step!r} has no {len(order)} inputs that could be exchanged")
         given = [*(node.inputs[k] for k in order), *node.inputs[len(order) :]]
         return self._edited(index, dataclasses.replace(node, inputs=given))
+
+    def with_operator(self, step: str, operator: str) -> LiftedOnnx:
+        """Give the graph with another operator in one node (see :class:`~driftscope.lift.steps.Lifted`)."""
+        index, node = self._node(step)
+        found = find_operator(node.domain, operator, node.version)
+        if found is None or node.operator is None:
+            raise CannotLift(f"{operator} cannot be evaluated in {step!r}")
+        usual = schema_defaults(operator, node.domain, node.version)
+        return self._edited(index, dataclasses.replace(node, op_type=operator, operator=found, defaults=usual))
 
     def _node(self, step: str) -> tuple[int, NodePlan]:
         found = next(((k, n) for k, n in enumerate(self._plan.nodes) if n.name == step), None)

@@ -52,6 +52,12 @@ class RepairedGraph:
         changed._graph = self._graph.with_inputs(step, order)
         return changed
 
+    def with_operator(self, step: str, operator: str) -> RepairedGraph:
+        """Give it with another operator in one step, and the repairs."""
+        changed = copy.copy(self)
+        changed._graph = self._graph.with_operator(step, operator)
+        return changed
+
     def constant_values(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:

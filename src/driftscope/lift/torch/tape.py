@@ -129,6 +129,10 @@ class TorchTape:
         args = (given, *entry.args[1:]) if joined else tuple(given)
         return self._edited(index, args, dict(entry.kwargs))
 
+    def with_operator(self, step: str, operator: str) -> TorchTape:
+        """Refused: what could stand for a call of torch takes other arguments."""
+        raise CannotLift(f"{operator} is not tried in {step!r}")
+
     def _entry(self, step: str) -> tuple[int, AtenCall]:
         found = next(((k, e) for k, e in enumerate(self.tape.entries) if e.name == step and not e.constant), None)
         if found is None:

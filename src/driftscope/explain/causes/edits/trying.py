@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.counterparts import odd_step
 from driftscope.explain.causes.rewiring import Reason, Trials, with_attributes
-from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Sketch, Visited
 from driftscope.explain.locate.locating import Search, TriedPlace
-from driftscope.explain.locate.operators import family
 from driftscope.lift.reconcile.solving import solve_number
 from driftscope.lift.steps import Constant, Lifted
-
-# Runs of B spent on settings that nothing in A shows, and operators whose inputs may stand in the wrong order.
-_MOST_NEARBY = 24
-_ORDERED = {"sub": (1, 0), "div": (1, 0), "cat": (1, 0), "pow": (1, 0), "where": (0, 2, 1)}
-_AXES = 4
-_REDUCES = frozenset({"mean", "sum", "amax", "amin", "prod", "reduceprod", "reducel1", "reducel2", "cumsum"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +62,21 @@ class PieceTrials:
             {} if search.view is None else search.view.makers_a(),
             lambda names: search.runs_a.values(names, {}),
             self._reading,
+            self.operator,
         )
 
     def attributes(self, step: str, attributes: Mapping[str, object]) -> bool:
         """Whether the piece gives A's value with other attributes of one of its steps."""
         try:
             graph = with_attributes(self.search.b, step, attributes)
+        except CannotLift:
+            return False
+        return self.search.piece_heals(self.place, {}, {}, graph) or self.whole({}, graph)
+
+    def operator(self, step: str, operator: str) -> bool:
+        """Whether the piece gives A's value with another operator in one of its steps."""
+        try:
+            graph = self.search.b.with_operator(step, operator)
         except CannotLift:
             return False
         return self.search.piece_heals(self.place, {}, {}, graph) or self.whole({}, graph)
@@ -209,64 +208,3 @@ class PieceTrials:
             return torch.nan_to_num(got.reshape(-1) - wanted, posinf=0.0, neginf=0.0)
 
         return gap
-
-
-def nearby(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Constant]], trials: Trials) -> Reason | None:
-    """One setting of one step, of those with which its result has the same shape, that makes the piece right.
-
-    Where A computes the piece by one operator no attribute of A says what the step should have: every other axis,
-    permutation and order of inputs is tried.
-    """
-    own = {c.name: c for c in constants[1]}
-    steps = {s.index: s for s in (parting.first, parting.step, *reversed(parting.piece)) if s is not None}
-    ways = (way for step in steps.values() for way in _ways(step, own, trials))
-    for step, why, fix, works in itertools.islice(ways, _MOST_NEARBY):
-        if works():
-            return Reason(why, fix, True, None if step is parting.step else step)
-    return None
-
-
-_Attempt = tuple[Visited, str, str, Callable[[], bool]]
-
-
-def _ways(step: Visited, own: Mapping[str, Constant], trials: Trials) -> Iterator[_Attempt]:
-    """Yield what a step could be otherwise: why it would be wrong as it is, the fix, and the trial of it."""
-    kind = family(step.operator)
-    order = _ORDERED.get(kind)
-    if order is not None and len(step.inputs) >= len(order):
-        one, two = (step.inputs[k] for k in order if order[k] != k)
-        why = f"{step.name} has its inputs {two} and {one} in the other order" if two and one else ""
-        why = why or f"{step.name} has its inputs in the other order"
-        yield step, why, f"Exchange the inputs of {step.name}.", partial(trials.exchange, step.name, order)
-    for name in {"axis", "dim"} & step.attributes.keys():
-        was = step.attributes[name]
-        several = isinstance(was, (list, tuple))
-        was = was[0] if isinstance(was, (list, tuple)) and len(was) == 1 else was
-        # The last first: where axes have one element, several would do.
-        for axis in reversed(range(step.rank if isinstance(was, int) and kind != "cat" else 0)):
-            if axis != int(str(was)) % step.rank:
-                tried = {name: [axis] if several else axis}
-                yield _other(step, name, was, axis, partial(trials.setting, step.name, tried))
-    for constant in (own[n] for n in step.stored if n in own and kind in _REDUCES):
-        if constant.value.numel() == 1 and constant.value.dtype == torch.int64:
-            was = int(constant.value)
-            for axis in (k for k in range(_AXES) if k != was):
-                value = torch.full_like(constant.value, axis)
-                yield _other(step, constant.name, was, axis, partial(trials.constants, {constant.name: value}))
-    for name in {"perm", "dims"} & step.attributes.keys():
-        for dims in _permutations(step, step.attributes[name]):
-            yield _other(step, name, step.attributes[name], dims, partial(trials.setting, step.name, {name: dims}))
-
-
-def _other(step: Visited, name: str, was: object, now: object, works: Callable[[], bool]) -> _Attempt:
-    return step, f"{name} is {was} here; with {now} it gives A's values", f"Set {name} of {step.name} to {now}.", works
-
-
-def _permutations(step: Visited, was: object) -> Iterator[list[int]]:
-    """The other permutations that give a result of the same shape."""
-    if not isinstance(was, (list, tuple)) or not step.shapes or not 1 < len(was) == step.rank <= _AXES:
-        return
-    given = dict(zip((k % step.rank for k in was), step.shapes[0], strict=True))
-    for order in itertools.permutations(range(step.rank)):
-        if tuple(given[k] for k in order) == step.shapes[0] and list(order) != [k % step.rank for k in was]:
-            yield list(order)

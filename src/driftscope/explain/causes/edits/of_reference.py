@@ -1,0 +1,55 @@
+"""Edits of A, where none of B was found: a setting may have its match on one side alone.
+
+A file's one operator that torch writes out in five steps has an attribute, and the five steps have none. So that both
+orders of two programs get the same cause, A is searched as B was, with the roles exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from driftscope.explain.causes.telling import OF_A
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.reconcile.certify import Reconciled
+from driftscope.records.finding import Finding
+
+
+def with_edits_of_a(found: list[Finding], search: Callable[[], Sequence[Finding]]) -> list[Finding]:
+    """Findings whose fixes were tried: the given ones, or those of the other side where only these all are.
+
+    Parameters
+    ----------
+    found : list of Finding
+        What was found in B.
+    search : callable
+        Finds the same in A.
+    """
+    if all(f.verified for f in found):
+        return found
+    other = list(search())
+    if not other or not all(f.verified and f.evidence.get(OF_A) for f in other) or len(other) > len(found):
+        return found
+    return [other[0] if _nearby(other[0], found[0]) else _placed_as(other[0], found[0]), *other[1:]]
+
+
+def _nearby(edit: Finding, parted: Finding) -> bool:
+    """Whether an edit of A is at the place where B was seen to part, or nothing else is known of that."""
+    one, other = edit.where, parted.where
+    if other.node is None or one.node == other.node or one.node in parted.evidence.get("piece", ()):
+        return True
+    return one.module is not None and one.module == other.module
+
+
+def _placed_as(edit: Finding, parted: Finding) -> Finding:
+    return replace(edit, where=parted.where, what=parted.what)
+
+
+def roles_exchanged(evidence: Evidence) -> Evidence:
+    """The evidence of the same pair of programs, B the reference."""
+    known = evidence.reconciled
+    turned = None if known is None else Reconciled(
+        known.outputs_b, known.outputs_a, known.plain_b, known.plain_a, known.drifts, known.before,
+        known.repairs_b, known.repairs_a, losses=(known.losses[1], known.losses[0]),
+    )  # fmt: skip
+    return Evidence(evidence.b, evidence.a, [(j, i) for i, j in evidence.pairs], turned)

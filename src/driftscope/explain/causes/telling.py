@@ -1,0 +1,197 @@
+"""How a finding says where two programs part and why, for an edit of B and for one of A."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from driftscope.explain.causes.alterations import exchange_words, shortest
+from driftscope.explain.causes.computed import OtherIndices, OtherNumber
+from driftscope.explain.causes.rewiring import Reason, told, where_of
+from driftscope.explain.causes.weights import ChangedWeight
+from driftscope.explain.locate.divergence import View
+from driftscope.explain.locate.fingerprints import Visited
+from driftscope.explain.locate.locating import TriedPlace
+from driftscope.lift.steps import Constant
+from driftscope.records.finding import Finding, Where
+from driftscope.records.first_line import share
+from driftscope.records.kinds.output import OutputRecord
+from driftscope.records.words import counted
+
+# Share of the program's own drift below which a piece's, in its own unit, says nothing.
+_TELLING = 1e-3
+#: Marks a finding whose edit is one of the reference, told in the words of the two programs as they were given.
+OF_A = "edit of A"
+_SIDES = {"A": "B", "B": "A"}
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """What every finding about a pair of programs says of it.
+
+    Parameters
+    ----------
+    output : OutputRecord
+        The output at which they were seen to differ.
+    numbers : mapping
+        Evidence that all findings carry.
+    own : sequence of Constant
+        The constants of the program that is edited.
+    of_a : bool
+        Whether that is the reference, searched as if it were B.
+    """
+
+    output: OutputRecord
+    numbers: Mapping[str, Any]
+    own: Sequence[Constant]
+    of_a: bool = False
+
+    def at_the_end(self) -> str:
+        """By how much the program's output is off, as the end of a sentence."""
+        lifted = self.output.lifted_size
+        return "" if lifted is None or lifted != lifted else f"; the program's output is off by {share(lifted)}"
+
+    def weight(
+        self, change: ChangedWeight, place: TriedPlace | None = None, more: Sequence[ChangedWeight] = ()
+    ) -> Finding:
+        """Say of a stored tensor that it is not the other program's."""
+        constant, partner = change.constant, change.partner
+        owner = partner.name.rpartition(".")[0] or None
+        own, theirs = (partner.where, constant.where) if self.of_a else (constant.where, partner.where)
+        source = own if own.file else theirs
+        where = Where(
+            output=self.output.path, node=own.node, operator=own.operator, module=own.module or owner,
+            file=source.file, line=source.line, expression=source.expression,
+        )  # fmt: skip
+        words = change.alteration.words
+        names = constant.name, f"the reference's {partner.name}"
+        if self.of_a:
+            names, words = (f"{constant.name} of A", f"B's {partner.name}"), exchanged(words)
+        fixes = [f"Store {c.partner.name} of A in {c.constant.name} again." for c in (change, *more)]
+        return Finding(
+            change.alteration.code,
+            f"{names[0]} is not {names[1]}: it is that tensor, {words}",
+            f"The two programs hold other numbers here{self.at_the_end()}.",
+            " ".join(_in_a(fix) if self.of_a else fix for fix in fixes),
+            where,
+            {**self.numbers, "weight": constant.name, "reference": partner.name, "what was done": words,
+             "created": place.created if place else None, **self._mark()},
+            verified=True,
+        )  # fmt: skip
+
+    def other_weights(self, others: Sequence[ChangedWeight], strange: int) -> Finding:
+        """Say of several tensors what a list of them would hide; so many have nothing in common with A's."""
+        first = self.weight(others[0])
+        tensors = len([c for c in self.own if c.value.dtype.is_floating_point and c.value.numel() > 1])
+        alike = "have nothing in common with" if strange == len(others) else "are not"
+        some = f" ({strange} have nothing in common with them)" if 0 < strange < len(others) else ""
+        return replace(
+            first,
+            code="W004",
+            what=f"B holds other weights: {len(others)} of {counted(tensors, 'stored tensor')} {alike} A's{some}, "
+            f"{others[0].constant.name} first",
+            why=f"With A's numbers in them the two are the same function{self.at_the_end()}.",
+            fix="Give both the same weights: load one checkpoint into both, or set the seed before each is made.",
+            evidence={**first.evidence, "weights": [c.constant.name for c in others]},
+        )
+
+    def exchanged_weights(self, changed: Sequence[ChangedWeight], names: Sequence[tuple[str, str]]) -> Finding:
+        """Say of tensors that each is another one of A's, and which."""
+        what, fix = exchange_words(names)
+        return replace(
+            self.weight(changed[0]),
+            what=what,
+            why=f"With their numbers exchanged the two are the same function{self.at_the_end()}.",
+            fix=fix,
+        )
+
+    def index(self, change: ChangedWeight, moved: OtherIndices) -> Finding:
+        """Say of a lookup that it takes other positions than A's does."""
+        step, place, own = moved.step, moved.place.where, change.constant.where
+        where = Where(
+            output=self.output.path, node=moved.place.name if step else own.node,
+            operator=moved.place.operator if step else own.operator, module=place.module or own.module,
+            file=place.file, line=place.line, expression=place.expression,
+        )  # fmt: skip
+        if step is not None:
+            what = f"{step.name} ({step.operator}) looks up {moved.given} here, and {moved.wanted} in A"
+        else:
+            what = f"{change.constant.name} holds rows {moved.given} of {moved.table}; A looks up {moved.wanted}"
+        return Finding(
+            "W011",
+            what,
+            f"The rows are A's; the positions are not{self.at_the_end()}.",
+            f"Let {step.name if step else change.constant.name} take rows {moved.wanted}, as A does.",
+            where,
+            {**self.numbers, "weight": change.constant.name, "reference": change.partner.name},
+            verified=True,
+        )
+
+    def number(self, found: OtherNumber) -> Finding:
+        """Say of constants that hold one number which number makes the two one function."""
+        first, *others = found.constants
+        what = f"not the same function from {first.where.node} ({first.where.operator}) on{self.at_the_end()}"
+        cause = (
+            f"its constant {first.name} is {shortest(found.held)}; with {shortest(found.number)} it gives A's values"
+        )
+        fix = f"Set {first.name}{f' and {len(others)} more' if others else ''} to {shortest(found.number)}."
+        where, evidence = replace(first.where, output=self.output.path), {**self.numbers, "cause": cause}
+        return Finding("N001", what, f"{cause[0].upper()}{cause[1:]}.", fix, where, evidence, verified=True)
+
+    def parting(self, place: TriedPlace, cause: Reason | None, counterpart: Visited | None = None) -> Finding:
+        """Say where the programs part and why; ``counterpart`` is that of the step that the cause names."""
+        parting = place.parting
+        step, other = cause_step(place, cause), parting.counterpart
+        tried = {"created": place.created, "tried": place.tried, "piece": [s.name for s in parting.piece]}
+        numbers = {**self.numbers, **tried, **({"cause": cause.why} if cause is not None and cause.why else {})}
+        lacks = None if cause is None else cause.lacks
+        if self.of_a and counterpart is not None and cause is not None:
+            what = f"not the same function from {counterpart.name} ({counterpart.operator}) on{self.at_the_end()}"
+            turned = replace(cause, why=exchanged(cause.why), fix=_in_a(cause.fix))
+            why, fix, verified = told(turned, step)
+            where = where_of(counterpart, step, self.output.path)
+            return Finding("N001", what, why, fix, where, {**numbers, "cause": turned.why, **self._mark()},
+                           verified=verified)  # fmt: skip
+        # What is measured, and what has a counterpart, is the end of the piece.
+        end = "" if step.name == parting.step.name else parting.step.name
+        what = f"not the same function from {step.name} ({step.operator}) on{self._off(place, end)}{self.at_the_end()}"
+        why, fix, verified = told(cause, other if lacks is None else None, end)
+        where = where_of(step, lacks or other, self.output.path, lacks)
+        return Finding("N001", what, why, fix, where, numbers, verified=verified)
+
+    def _mark(self) -> dict[str, Any]:
+        return {OF_A: True} if self.of_a else {}
+
+    def _off(self, place: TriedPlace, end: str) -> str:
+        """What the piece is off by, where that says something: beside a mask of -1e9 all else is nothing."""
+        whole, created = self.output.lifted_size, place.created
+        finite = whole is not None and whole == whole
+        if not finite or (created is not None and created < _TELLING * (whole or 0.0)):
+            return ""
+        amount = "" if created is None else f" by {share(created)}"
+        return f": given A's inputs, {end or 'its output'} is off{amount}"
+
+
+def cause_step(place: TriedPlace, cause: Reason | None) -> Visited:
+    """The step that a finding about a place names."""
+    if cause is None:
+        return place.parting.first or place.parting.step
+    return cause.step or place.parting.step
+
+
+def exchanged(words: str) -> str:
+    """The same sentence with A and B exchanged, as a search with the two exchanged has it."""
+    return re.sub(r"(?<![\w./-])[AB](?![\w/-]|\.\w)", lambda found: _SIDES[found[0]], words)
+
+
+def ambiguous(view: View, *constants: Sequence[Constant]) -> bool:
+    """Whether something in the programs is itself called A or B, so that a sentence could not be exchanged."""
+    steps = [*view.a.steps, *view.b.steps]
+    names = {n for s in steps for n in (s.name, *s.inputs, *s.outputs)} | {c.name for side in constants for c in side}
+    return not names.isdisjoint(_SIDES)
+
+
+def _in_a(fix: str) -> str:
+    return f"In A, {fix[0].lower()}{exchanged(fix[1:])}" if fix else ""
