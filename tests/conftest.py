@@ -21,7 +21,27 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave cases of ``sampled`` tests to the slow run, and bring the tests into an order."""
+    _sample(items)
+    _shuffle(items)
+
+
+def _sample(items: list[pytest.Item]) -> None:
+    """Mark as slow all cases of a test but as many as ``sampled`` names, the first and the last among those kept."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            tests.setdefault(item.nodeid.split("[")[0], []).append(item)
+    for cases in tests.values():
+        kept: int = cases[0].get_closest_marker("sampled").args[0]  # type: ignore[union-attr]
+        quick = np.linspace(0, len(cases) - 1, min(kept, len(cases))).round()
+        for place in set(range(len(cases))) - {int(place) for place in quick}:
+            cases[place].add_marker(pytest.mark.slow)
+
+
+def _shuffle(items: list[pytest.Item]) -> None:
     """Draw an order of the files, and of the tests in each, where ``DRIFTSCOPE_TEST_ORDER`` is set to a seed."""
     seed = os.environ.get("DRIFTSCOPE_TEST_ORDER")
     if seed:

@@ -27,6 +27,7 @@ def test_without_a_device_it_says_so_and_breaks_no_promise(monkeypatch, capsys):
     assert capsys.readouterr().out == running.NOTHING + "\n"
 
 
+@pytest.mark.slow
 def test_make_runs_what_says_so():
     recipe = re.search(r"^gpu: .*\n\t\$\(BIN\)/python (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
@@ -36,6 +37,7 @@ def test_make_runs_what_says_so():
     assert (done.returncode, done.stdout) == (0, running.NOTHING + "\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_what_a_device_lacks_is_skipped_and_what_dies_has_failed(monkeypatch, capsys):
     checks = (Check("lacking", "?", yes, ("cuda",)), Check("unknown to the child", "?", yes, ANY))
     rows = running.measured("cpu", checks)["checks"]

@@ -54,6 +54,7 @@ def cancelling(r: np.random.Generator, dtype: torch.dtype, n: int, spread: int, 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(16)
 def test_no_bit_is_lost_at_the_edges_of_a_window(instructions, dtype, kind):
     wrong = []
     for spread in SPREADS:

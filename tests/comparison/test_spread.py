@@ -19,6 +19,7 @@ def normal(shape, seed, scale=1.0):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.sampled(4)
 def test_honest_noise_is_ordinary_everywhere(shape):
     ratios = [drift_in_floors(normal(shape, s), [normal(shape, s + 500)]).value for s in range(40)]
     assert max(ratios) <= 1.5

@@ -93,6 +93,7 @@ def test_a_file_is_whole_when_its_writing_is_stopped(monkeypatch, script, tmp_pa
     assert list(tmp_path.iterdir()) == [file]
 
 
+@pytest.mark.slow
 def test_a_run_counts_the_tests_under_the_switches_it_is_asked_for(script, monkeypatch):
     monkeypatch.setenv("WORKERS", "0")
     found = script.measure("baseline", 2, 7, [SHORT])

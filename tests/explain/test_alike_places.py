@@ -72,6 +72,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("turned", [False, True], ids=["B changed", "A changed"])
+@pytest.mark.sampled(2)
 def test_alike_places_are_found_together_as_one_by_one(encoder, changes, turned: bool, monkeypatch: pytest.MonkeyPatch):
     module, model = encoder
     broken = copy.deepcopy(model)

@@ -90,6 +90,7 @@ FILES = {
 
 @pytest.mark.parametrize("file", ["A", "B"])
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.sampled(2)
 def test_an_edit_of_a_file_is_placed_and_the_fix_is_tried(name: str, file: str, tmp_path: Path) -> None:
     middle, edit = FILES[name]
     module, broken = Net(middle), _file(Net(middle), tmp_path, edit)

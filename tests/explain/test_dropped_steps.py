@@ -76,6 +76,7 @@ def _file(module: nn.Module, folder: Path) -> Path:
 @pytest.mark.parametrize("file", ["", "A", "B"])
 @pytest.mark.parametrize("norm", ["layer", "written"])
 @pytest.mark.parametrize("layer", [Attending, Gating])
+@pytest.mark.sampled(2)
 def test_a_norm_left_out_before_all_its_readers_is_one_finding_at_the_norm(
     layer: type[nn.Module], norm: str, file: str, tmp_path: Path
 ) -> None:

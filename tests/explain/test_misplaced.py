@@ -65,6 +65,7 @@ CASES = {
 
 @pytest.mark.parametrize("edited", ["B", "A"])
 @pytest.mark.parametrize("edit", CASES)
+@pytest.mark.sampled(3)
 def test_an_edit_of_the_code_is_named_either_way_and_was_tried(edit, edited):
     pair = (made(), made(edit)) if edited == "B" else (made(edit), made())
     c = ds.compare(*pair, (X,), isolate=False)

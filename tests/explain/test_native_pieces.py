@@ -44,6 +44,7 @@ def test_float16_on_the_cpu_is_within_its_floor():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("name", ["encoder", "mlp", "convnet", "decoder", "padded", "groupnet"])
+@pytest.mark.sampled(5)
 def test_honest_torch_kernels_are_within_their_floors(name, dtype):
     architecture = ARCHITECTURES[name]
     assert outside(ds.program(architecture.module(dtype)), list(architecture.example(dtype))) == []

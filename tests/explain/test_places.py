@@ -265,6 +265,7 @@ class Directions(torch.nn.Module):
         return self.read(torch.cat([states[0], states[1]], -1))
 
 
+@pytest.mark.slow
 def test_a_recurrent_layer_is_blamed_and_not_the_choice_of_its_direction():
     x = (torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(1)),)
     program = torch.onnx.export(Directions().eval(), x, dynamo=True, verbose=False).model_proto

@@ -120,6 +120,7 @@ def spoiled(path: str, target: str, change) -> str:
         ("4 bits symmetric", "_scales", lambda s: (s * 1.2).astype(s.dtype)),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_wrong_scale_zero_point_or_axis_is_different(tmp_path, how, target, change):
     plain, small = files(tmp_path, how)
     wrong = spoiled(small, target, change)
@@ -234,6 +235,7 @@ def test_a_wrong_scale_of_a_quantised_operator_is_different(tmp_path: Path):
 
 
 @pytest.mark.parametrize("layout", ["QDQ", "QOperator"])
+@pytest.mark.sampled(1)
 def test_a_quantised_fold_of_a_batch_norm_is_the_same_model_and_of_another_epsilon_is_not(layout: str, tmp_path: Path):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(32, 24), nn.BatchNorm1d(24, eps=1e-3), nn.ReLU(), nn.Linear(24, 8)).eval()
@@ -355,6 +357,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("layout", ["QDQ", "QOperator"])
 @pytest.mark.parametrize(("masked", "verdict"), [(-3.4e38, Verdict.DIFFERENT), (-20.0, Verdict.PRECISION)])
+@pytest.mark.sampled(2)
 def test_a_mask_that_takes_the_whole_range_is_named_and_one_that_leaves_the_scores_some_is_none(
     layout: str, masked: float, verdict: Verdict, tmp_path: Path
 ):
@@ -389,6 +392,7 @@ def recurrent_files(folder: Path) -> tuple[nn.Module, str, str]:
     return model, plain, small
 
 
+@pytest.mark.slow
 def test_a_dynamically_quantised_lstm_is_precision_and_with_a_wrong_scale_different(tmp_path: Path):
     model, plain, small = recurrent_files(tmp_path)
     x = torch.randn(2, 5, 12)

@@ -38,6 +38,7 @@ class Alike(nn.Module):
 
 @pytest.mark.parametrize("how", ["dynamic", "QDQ", "QOperator"])
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PRECISION"), (1.25, "DIFFERENT")])
+@pytest.mark.sampled(2)
 def test_each_takes_the_weight_of_its_name_or_place(how: str, factor: float, verdict: str, tmp_path: Path):
     model, x = Alike().eval(), torch.randn(3, 5, 12, generator=torch.Generator().manual_seed(1))
     if how == "dynamic":
@@ -132,6 +133,7 @@ class Normed(nn.Module):
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("gain", "own", "verdict"), [(1.0, 1.0, "PRECISION"), (0.0, 0.0, "PRECISION"),
                                                       (1.0, 1.1, "DIFFERENT")])  # fmt: skip
+@pytest.mark.sampled(2)
 def test_integers_of_a_layer_before_a_batch_norm_are_those_of_the_fold(turned, gain, own, verdict, tmp_path: Path):
     x = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(1))
     pair = (Normed(own).eval(), quantised(Normed(gain).eval(), (x,), tmp_path, "QDQ"))

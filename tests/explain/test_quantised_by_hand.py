@@ -79,6 +79,7 @@ MADE = {"in groups": lambda: quantised(InGroups), "by range": lambda: quantised(
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("way", MADE)
+@pytest.mark.sampled(3)
 def test_what_is_written_out_is_quantisation_on_either_side(way: str, turned: bool):
     pair = (Plain().eval(), MADE[way]())
     found = ds.compare(*(pair[::-1] if turned else pair), x())
@@ -109,6 +110,7 @@ def _elsewhere(model: nn.Module) -> None:
         *(("by range", b) for b in (_scale, _integer, _elsewhere)),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_bug_beside_it_is_found(way: str, bug):
     broken = MADE[way]()
     bug(broken)

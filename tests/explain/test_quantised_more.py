@@ -57,6 +57,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("layout", ["QDQ", "QOperator"])
 @pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.sampled(2)
 def test_an_infinite_range_is_the_one_thing_that_is_wrong_with_a_quantisation(
     stored: bool, layout: str, tmp_path: Path
 ):
@@ -84,6 +85,7 @@ class Padded(nn.Module):
 
 
 @pytest.mark.parametrize(("off", "verdict"), [(0, "PRECISION"), (40, "DIFFERENT")])
+@pytest.mark.sampled(1)
 def test_integers_are_padded_with_the_one_that_stands_for_zero(off: int, verdict: str, tmp_path: Path):
     model, x = Padded().eval(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     small = onnx.load(quantised(model, (x,), tmp_path, "QOperator"))
@@ -177,6 +179,7 @@ class Positions(nn.Module):
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PRECISION"), (1.25, "DIFFERENT")])
+@pytest.mark.sampled(1)
 def test_a_stored_product_before_its_bias_is_a_weight_like_any_other(factor: float, verdict: str, tmp_path: Path):
     model, x = Positions().eval(), torch.randn(2, 3, 3, 4)
     path = quantised(model, (x,), tmp_path, "QDQ", dynamo=True)

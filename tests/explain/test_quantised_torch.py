@@ -141,6 +141,7 @@ def shrunk(model):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+@pytest.mark.sampled(1)
 def test_a_recurrent_layer_with_packed_weights_is_lifted_and_is_its_float_layer_quantised(kind):
     model, given = Recurrent(kind).eval(), torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(1))
     small = shrunk(model)
@@ -175,6 +176,7 @@ class Cell(nn.Module):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.float16])
 @pytest.mark.parametrize("kind", ["LSTMCell", "GRUCell", "RNNCell"])
+@pytest.mark.sampled(2)
 def test_a_cell_with_packed_weights_is_lifted_and_is_its_float_cell_rounded(kind, dtype):
     g = torch.Generator().manual_seed(1)
     given = torch.randn(3, 6, generator=g), torch.randn(3, 5, generator=g)

@@ -150,6 +150,7 @@ def test_only_the_range_tells_tf32_from_float16(planted, scale, words):
 
 
 @pytest.mark.parametrize("name", TWINS)
+@pytest.mark.sampled(2)
 def test_an_arithmetic_that_is_really_used_is_named_with_its_side_and_its_replay(name):
     c = ds.compare(network(), Opaque(TWINS[name]()), [batch()])
     assert c.verdict is ds.Verdict.PRECISION
@@ -183,6 +184,7 @@ def plain_norm(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("order", ["forward", "backward"])
 @pytest.mark.parametrize("shift", [0.0, 300.0])
+@pytest.mark.sampled(2)
 def test_an_honest_rewriting_is_given_no_cheaper_format(order, shift):
     x = torch.randn(32, 96, generator=torch.Generator().manual_seed(3)) + shift
     pair = (plain_norm, welford) if order == "forward" else (welford, plain_norm)

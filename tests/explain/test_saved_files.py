@@ -60,6 +60,7 @@ def test_a_constant_that_an_operator_implies_accuses_no_optimiser(tmp_path, leve
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+@pytest.mark.sampled(1)
 def test_a_layer_with_an_initial_state_against_one_without_is_compared(kind):
     class Plain(nn.Module):
         def __init__(self):

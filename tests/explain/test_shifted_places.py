@@ -110,6 +110,7 @@ def test_the_order_of_axes_between_recurrent_layers(tmp_path: Path):
     assert turned.name in _first(module, file, x).evidence["piece"]
 
 
+@pytest.mark.slow
 def test_a_recurrent_weight_is_not_looked_for_in_a_state_that_nobody_reads(tmp_path: Path):
     module, x = _made(Recurrent), torch.randn(2, 5, 6)
     file = _exported(module, x, tmp_path)

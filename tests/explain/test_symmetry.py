@@ -146,6 +146,7 @@ def _centred(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("shift", [0.0, 300.0])
 @pytest.mark.parametrize("equal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.sampled(6)
 def test_a_rounded_matrix_is_named_on_its_side_also_where_nothing_is_left(dtype, equal, shift):
     """Of rows of equal elements float64's own rounding is left, on one side alone."""
     g = torch.Generator().manual_seed(0)

@@ -136,6 +136,7 @@ class _Narrow(torch.nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16])
+@pytest.mark.sampled(2)
 def test_weights_rounded_in_place_are_precision_either_way_and_one_that_is_not_is_different(dtype):
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     for pair, side in (((_Narrow(), _Narrow(dtype)), "B"), ((_Narrow(dtype), _Narrow()), "A")):
@@ -194,6 +195,7 @@ class Classifier(torch.nn.Module):
 
 
 @pytest.mark.parametrize("dynamo", [True, False])
+@pytest.mark.sampled(1)
 def test_another_seed_is_said_once_and_not_as_a_place(tmp_path, dynamo):
     x, path = torch.randn(8, 16), tmp_path / "m.onnx"
     torch.onnx.export(Classifier(0).eval(), (x,), path, dynamo=dynamo, verbose=False)
@@ -294,6 +296,7 @@ def file_of_folds(tmp_path_factory):
     ],
     ids=["weight", "statistics", "epsilon"],
 )
+@pytest.mark.sampled(2)
 def test_a_fold_of_other_numbers_is_named_and_the_right_one_tried(file_of_folds, edit, code, words):
     x = torch.randn(2, 3, 8, 8)
     assert ds.compare(folded(), file_of_folds, (x,)).verdict in ("IDENTICAL", "ROUNDING")

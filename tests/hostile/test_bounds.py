@@ -170,6 +170,7 @@ _AXES = "".join(f"  a{i}: {list(range(10))}\n" for i in range(9))
         ("own.yaml", "cell: driftscope.records.files:write_whole\naxes: {path: [RAN.md]}\n", "installed package"),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(3)
 def test_study_files_that_grow_or_call_python_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, words: str
 ) -> None:

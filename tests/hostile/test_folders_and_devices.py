@@ -69,6 +69,7 @@ _HOW = {
 
 
 @pytest.mark.parametrize("name", _HOW)
+@pytest.mark.sampled(2)
 def test_what_a_configuration_asks_for_beyond_sizes_is_left_out(
     changed: Callable[..., Path], honest: Path, name: str, tmp_path: Path
 ) -> None:

@@ -37,6 +37,7 @@ def test_honest_modules_are_not_flagged(known: Known) -> None:
 
 
 @pytest.mark.parametrize("known", [pair[0] for pair in TWINS if pair[0].place], ids=lambda k: k.id)
+@pytest.mark.sampled(6)
 def test_the_operator_in_which_rows_meet_is_named(known: Known) -> None:
     report = ds.check_invariance(_made(known), _inputs(known), axes=("batch",))
     assert report.outcomes["batch"] in LEAKS

@@ -57,6 +57,7 @@ class Attending(nn.Module):
         (nn.LSTM(8, 4, bidirectional=True), nn.LSTM(8, 4), "first piece"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_what_is_lost_between_pieces_is_found_and_its_twin_is_not_flagged(leaking, honest, words):
     found = ds.check_invariance(leaking, X, axes="chunking")
     assert found.outcomes["chunking"] == "different"
@@ -99,6 +100,7 @@ def small(name, head="ForCausalLM", **more):
 
 
 @pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.sampled(1)
 def test_the_cache_of_a_decoder_gives_what_one_call_gives(masked):
     inputs = {"input_ids": torch.randint(3, 50, (2, 6), generator=torch.Generator().manual_seed(0))}
     inputs |= {"attention_mask": torch.ones(2, 6, dtype=torch.long)} if masked else {}

@@ -29,6 +29,7 @@ def test_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize("known", [k for k in PROGRAMS if k.id in QUICK], ids=lambda k: k.id)
+@pytest.mark.sampled(4)
 def test_the_outcome_and_the_place_are_right(known: KnownProgram) -> None:
     _asked(known)
 

@@ -24,6 +24,7 @@ def test_the_cache_of_an_honest_file_costs_rounding_at_most(held):
 
 
 @pytest.mark.parametrize(("fault", "operator"), [f for f in FAULTS.items() if f[0]])
+@pytest.mark.sampled(2)
 def test_a_fault_in_the_cache_of_a_file_is_found_with_its_operator(fault, operator):
     report = checked(fault)
     assert report.outcomes["chunking"] == "different", report.reasons
@@ -74,6 +75,7 @@ def exported(fault):
 
 @pytest.mark.parametrize("made", [Attending, exported], ids=["module", "exported"])
 @pytest.mark.parametrize(("fault", "operator"), [("positions", "embedding"), ("mask", "gt"), ("order", "cat")])
+@pytest.mark.sampled(2)
 def test_a_fault_in_a_cache_that_is_an_argument_is_found_with_its_operator(made, fault, operator):
     given = (X, torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(1)))
     report = ds.check_invariance(made(fault), given, axes="chunking")

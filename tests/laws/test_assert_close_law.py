@@ -81,6 +81,7 @@ def test_tensors(pair, chosen):
 
 @given(st.sampled_from(sorted(TOLERANCES, key=str)), st.integers(0, 2**31))
 @settings(max_examples=150)
+@pytest.mark.slow
 def test_default_tolerances_at_their_last_bit(dtype, seed):
     torch.manual_seed(seed)
     rtol, atol = TOLERANCES[dtype]

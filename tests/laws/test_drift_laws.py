@@ -157,6 +157,7 @@ def test_integers_against_floats_are_exact(n, x):
 
 @given(pairs(dtypes=(torch.float32,)), pairs(dtypes=(torch.float32,)))
 @settings(max_examples=50)
+@pytest.mark.slow
 def test_a_complex_number_is_its_two_parts(real, imaginary):
     (a, b), (c, d) = real, imaginary
     if a.shape != c.shape:

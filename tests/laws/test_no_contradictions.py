@@ -87,11 +87,13 @@ def record(name: str, turned: bool = False) -> Comparison:
 
 @pytest.mark.parametrize("turned", [False, True], ids=["AB", "BA"])
 @pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.sampled(7)
 def test_nothing_that_is_printed_contradicts_anything_else(name: str, turned: bool) -> None:
     assert contradictions(record(name, turned)) == []
 
 
 @pytest.mark.parametrize("name", [n for n in PAIRS if not n.startswith("recorded")])
+@pytest.mark.sampled(4)
 def test_the_other_way_round_the_same_is_said_of_the_other_side(name: str) -> None:
     one, other = record(name), record(name, True)
     assert one.verdict is other.verdict
@@ -142,6 +144,7 @@ def logistic(steps: int, rate: float = 4.0, turned: bool = False) -> Callable[[t
 
 @pytest.mark.parametrize(("steps", "rate", "verdict"), [(8, 4.0, "ROUNDING"), (30, 4.0, "ROUNDING"),
                          (60, 4.0, "INCONCLUSIVE"), (8, 3.999, "DIFFERENT"), (30, 3.999, "DIFFERENT")])  # fmt: skip
+@pytest.mark.sampled(2)
 def test_a_chaotic_program_is_not_called_another_function(steps: int, rate: float, verdict: str) -> None:
     c = ds.compare(logistic(steps, turned=True), logistic(steps, rate), (X,))
     assert c.verdict == verdict

@@ -158,6 +158,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)
+@pytest.mark.sampled(4)
 def test_a_fold_is_the_same_function_either_way(case):
     one, two, x = case()
     for a, b in ((one, two), (two, one)):
@@ -167,6 +168,7 @@ def test_a_fold_is_the_same_function_either_way(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.__name__)
+@pytest.mark.sampled(2)
 def test_a_fold_with_one_element_off_by_a_few_ulps_is_not(case):
     one, two, x = case()
     weight = next(p for p in two.parameters() if p.ndim >= 2)
@@ -181,6 +183,7 @@ SQUARE = [square_layers, square_layers_in_a_row]
 
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("case", SQUARE, ids=lambda c: c.__name__)
+@pytest.mark.sampled(2)
 def test_a_square_fold_is_told_from_its_transpose(case, rows):
     one, two, x = case()
     x = x[:rows]

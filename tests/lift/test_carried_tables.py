@@ -149,6 +149,7 @@ class Cosines(Rotations):
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("one", [False, True])
 @pytest.mark.parametrize("exported", [False, True])
+@pytest.mark.sampled(3)
 def test_rotations_are_the_stored_cosines_and_sines_and_those_of_another_base_are_none(exported, one, swapped):
     def answer(base: float) -> ds.Comparison:
         stored = Cosines(base, one)

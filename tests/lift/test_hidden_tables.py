@@ -55,6 +55,7 @@ def exported(model, inputs):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{type(c[0]).__name__}-{vars(c[0]).get('size')}-{c[0].ends}")
+@pytest.mark.sampled(2)
 def test_a_stored_table_of_a_fused_operator_is_rounding(case):
     model, inputs = case
     program = exported(model, inputs)

@@ -29,6 +29,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
+@pytest.mark.sampled(10)
 def test_the_native_error_is_about_one_floor(case):
     assert LOW < run_case(case).ratio < HIGH
 
@@ -152,6 +153,7 @@ def test_planted_arithmetic_is_seen_and_its_name_fits(name):
 
 
 @pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.sampled(2)
 def test_of_all_arithmetics_the_planted_one_is_named(name):
     module, x = encoder()
     reference = natively(module, x)

@@ -161,6 +161,7 @@ def exported(name: str, dtype: torch.dtype) -> tuple[LiftedOnnx, Parameters, Ten
     "dtype", [torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow)], ids=["float32", "float16"]
 )
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_lifted_is_the_real_valued_program(name: str, dtype: torch.dtype) -> None:
     lifted, parameters, x = exported(name, dtype)
     (output,) = lifted.run()

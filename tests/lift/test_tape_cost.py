@@ -86,6 +86,7 @@ print(weights, grown)
 
 
 @pytest.mark.parametrize("width", [2048, pytest.param(4096, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_peak_memory_is_below_three_times_the_weights(width):
     """In a process of its own, because a peak is never forgotten; 4096 is a model of 537 MB."""
     done = subprocess.run([sys.executable, "-c", _PEAK, str(width)], capture_output=True, text=True, check=True)

@@ -270,6 +270,7 @@ def test_a_table_of_a_sheet_sorts_and_filters(opened: Opened) -> None:
     assert tab.locator("section.rows th[aria-sort]").count() == 1
 
 
+@pytest.mark.slow
 def test_twenty_thousand_rows_are_usable(opened: Opened) -> None:
     tab = opened(sheet_examples.Drawn(sheet_examples.long(20_000)))
     assert tab.locator("section.rows tbody tr").count() < 200

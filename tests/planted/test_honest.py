@@ -24,6 +24,7 @@ def test_there_are_as_many_honest_variants_as_bugs():
 
 
 @pytest.mark.parametrize(("variant", "dtype"), VARIANTS)
+@pytest.mark.sampled(4)
 def test_honest_variant_is_not_flagged(variant: Honest, dtype: str, exports: Exports, tmp_path: Path):
     stage = Stage(variant.architecture, dtype, exports, tmp_path)
     a, b = variant.make(stage)

@@ -37,6 +37,7 @@ def kinds(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node]
 
 
+@pytest.mark.slow
 def test_the_file_is_the_same_and_the_table_is_built_once(bare: Any):
     plain = exported()
     with one_table() as kept:
@@ -45,6 +46,7 @@ def test_the_file_is_the_same_and_the_table_is_built_once(bare: Any):
     assert len(operator_table._tables) == 1
 
 
+@pytest.mark.slow
 def test_what_one_export_registers_the_next_does_not_see(bare: Any):
     from onnxscript import opset18
 

@@ -114,6 +114,7 @@ def net(eps: float = 1e-5) -> Net:
     return Net(eps).eval()
 
 
+@pytest.mark.slow
 def test_the_same_module_has_the_same_bits_and_names(saved):
     c = ds.compare(net(), saved(net()), {"x": torch.randn(3, 8), "times": 2})
     assert c.verdict == "IDENTICAL"

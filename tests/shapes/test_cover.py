@@ -46,6 +46,7 @@ def test_every_way_of_broadcasting_two_axes_is_kept(model):
         cover(seeded(2), seeded(3))
 
 
+@pytest.mark.slow
 def test_two_sides_of_a_branch_are_two_programs():
     cover = ds.cover(DampLong(), (seeded(2, 4),))
     assert len(cover.members) == 2

@@ -50,6 +50,7 @@ def test_its_neighbour_without_the_branch_has_no_finding_of_probing():
     assert "is right at all" in str(report)
 
 
+@pytest.mark.slow
 def test_a_broadcast_that_is_needless_and_one_that_is_needed():
     needless = ds.check_shapes(Gated(), (seeded(3, 6), seeded(3, 6)), targets=())
     assert by_code(needless, "S023")
@@ -82,6 +83,7 @@ def test_onnx_is_wrong_where_the_checks_are_gone_and_the_guard_refuses_that():
     assert not guarded.admits(x[:1])
 
 
+@pytest.mark.slow
 def test_the_onnx_file_of_its_neighbour_is_right_and_its_guard_lets_everything_pass(tmp_path):
     report = ds.check_shapes(CenterAlways(), (seeded(4, 3),), onnx=tmp_path / "center.onnx")
     assert report.onnx_path == tmp_path / "center.onnx"
@@ -130,6 +132,7 @@ def test_status_tells_what_the_program_does_without_running_it():
         assert report.status(x) == expected, (rows, columns)
 
 
+@pytest.mark.slow
 def test_status_says_invalid_where_the_model_refuses():
     report = ds.check_shapes(Gated(), (seeded(3, 6), seeded(3, 6)), targets=())
     assert report.status(seeded(31, 6), seeded(31, 6)) == "right"
@@ -138,6 +141,7 @@ def test_status_says_invalid_where_the_model_refuses():
     assert report.status(seeded(31, 6), seeded(1, 6)) == "lost"
 
 
+@pytest.mark.slow
 def test_a_size_that_only_values_betray():
     class Table(nn.Module):
         def __init__(self):
@@ -152,6 +156,7 @@ def test_a_size_that_only_values_betray():
     assert report.status(seeded(11, 9, 4)) == "invalid"
 
 
+@pytest.mark.slow
 def test_what_nothing_recorded_explains_is_found_all_the_same():
     report = ds.check_shapes(Empty(), (seeded(3, 2),), targets=("onnx",))
     wrong = by_code(report, "S021") + by_code(report, "S020")
@@ -308,6 +313,7 @@ class CountedGrid(nn.Module):
         return torch.stack(torch.meshgrid(ys, xs, indexing="ij"))[None] + x
 
 
+@pytest.mark.slow
 def test_each_of_two_lines_that_fix_a_size_is_rewritten_though_shapes_break_other_conditions_as_well():
     report = ds.check_shapes(CountedGrid(), (torch.randn(2, 2, 4, 5),), targets=())
     fixes = {f.where.line: f for f in report.findings if "torch.linspace" in f.fix}

@@ -57,6 +57,7 @@ def counted(model, x) -> ExportCosts:
     return costs
 
 
+@pytest.mark.slow
 def test_the_same_export_costs_the_same_whatever_ran_before_and_however_busy_the_machine_is():
     cold, warm = counted(Windows(), torch.ones(2, 6, 9, 4)), counted(Windows(), torch.ones(2, 6, 9, 4))
     assert cold.least == warm.least

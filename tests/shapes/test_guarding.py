@@ -76,6 +76,7 @@ def test_complex_results_are_named_and_put_together_again():
             torch.testing.assert_close(run(y), model(y))
 
 
+@pytest.mark.slow
 def test_integers_come_back_as_integers():
     model, x = Counts(), torch.randn(3, 5)
     found = ds.check_shapes(model, (x,)).guard()(torch.randn(6, 5))
@@ -188,6 +189,7 @@ class TwiceAsLarge(nn.Module):
         return nn.functional.interpolate(image, scale_factor=2, mode="nearest")
 
 
+@pytest.mark.slow
 def test_rare_sizes_that_a_file_rounds_otherwise_are_kept_away():
     model = Thumbnail().eval()
     guarded = ds.check_shapes(model, (torch.randn(2, 2, 6, 8),), targets=("onnx",), effort=FEW).guard()
@@ -203,6 +205,7 @@ def test_rare_sizes_that_a_file_rounds_otherwise_are_kept_away():
     assert not guarded.admits(torch.randn(1, 2, 400, 8)), "nothing is known that far where some sizes are wrong"
 
 
+@pytest.mark.slow
 def test_a_file_that_rounds_as_torch_does_is_not_bounded():
     model = TwiceAsLarge().eval()
     guarded = ds.check_shapes(model, (torch.randn(2, 2, 6, 8),), targets=("onnx",), effort=FEW).guard()
@@ -224,6 +227,7 @@ class AsLargeAs(nn.Module):
         pytest.param(6, 9, (6, 9), marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_two_sizes_resized_to_one_another_keep_a_factor_that_rounds_nothing(rows, wanted, admitted):
     """From 28 rows to 8 the file takes other rows, and from neither axis alone is that seen."""
     model = AsLargeAs().eval()

@@ -60,6 +60,7 @@ def sizes(row):
 
 
 @given(points, st.sets(st.integers(0, 11)), st.lists(conditions, max_size=4))
+@pytest.mark.slow
 def test_no_wrong_point_passes(rows, chosen, recorded):
     wrong = [row for i, row in enumerate(rows) if i in chosen]
     right = [row for row in rows if row not in wrong]

@@ -98,6 +98,7 @@ def grid_points(made: Capture, sizes) -> np.ndarray:
     ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("mode", [Mode.AUTO, Mode.OBLIVIOUS])
+@pytest.mark.sampled(3)
 def test_what_is_admitted_is_what_the_program_lets_pass(model, inputs, mode):
     made = exported(model, inputs, mode)
     points = grid_points(made, range(13) if len(made.relations.axes) == 2 else (0, 1, 2, 3, 6))

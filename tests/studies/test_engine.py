@@ -65,6 +65,7 @@ def wayward():
     [("abort", "aborted", "R006"), ("hang", "timed out", "R009"), ("fill", "out of memory", "R008"),
      ("raise", "raised", ""), ("kill", "killed", "R007")],
 )  # fmt: skip
+@pytest.mark.sampled(2)
 def test_a_cell_that_ends_badly_is_a_row_that_says_so(wayward, what, outcome, code):
     row = wayward[0][what]
     assert (row["outcome"], row["code"]) == (outcome, code)
@@ -190,6 +191,7 @@ def rows_so_far(folder: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in folder.glob("runs/*/rows-*.jsonl"))
 
 
+@pytest.mark.slow
 def test_no_row_is_lost_under_kill_9_and_the_rest_is_made_when_started_again(tmp_path):
     process = start(tmp_path)
     while rows_so_far(tmp_path) < 30:
@@ -217,6 +219,7 @@ def test_no_row_is_lost_under_kill_9_and_the_rest_is_made_when_started_again(tmp
     assert len(finished) == 121  # nothing that was kept was made twice; a row of an unfinished cell stays
 
 
+@pytest.mark.slow
 def test_two_processes_write_to_one_run_at_once(tmp_path):
     first = start(tmp_path, "shared")
     while not (tmp_path / "runs" / "shared" / "run.json").exists():

@@ -33,6 +33,7 @@ def kind(study, name, **where):
     return [r for r in study.rows if r["kind"] == name and all(r[k] == v for k, v in where.items())]
 
 
+@pytest.mark.slow
 def test_every_difference_of_honest_products_is_rounding(gemms):
     pairs = kind(gemms, "pair")
     assert len(pairs) > 200

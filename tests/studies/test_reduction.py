@@ -187,6 +187,7 @@ def test_what_cannot_be_asked_is_one_sentence(settings, words):
         reduction(**settings, workers=0)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_drawn_or_shown_is_one_sentence(study, tmp_path):
     with pytest.raises(InputError, match=r"\.png"):
         study.plot(tmp_path / "picture.gif")

@@ -48,6 +48,7 @@ def hold(programs: int, seed: int) -> collections.Counter[str]:
     return counted
 
 
+@pytest.mark.slow
 def test_some_layouts_and_wrappers_are_the_loop():
     assert hold(12, seed=0)["right"] >= 40
 

@@ -17,6 +17,7 @@ from transforms.catalogue_cases import CASES
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(13)
 def test_a_function_is_said_to_do_what_it_does(name: str) -> None:
     function, examples, *rest = CASES[name].make()
     expected = CASES[name].expected
@@ -85,6 +86,7 @@ def test_two_names_that_hold_a_tensor_are_told_of_twice():
     ]
 
 
+@pytest.mark.slow
 def test_what_only_dead_objects_hold_did_not_outlive_the_transform(monkeypatch):
     # No name of the function leads to the store, so it must be found by who holds the tensor.
     monkeypatch.setitem(sys.modules, "a_store_of_a_library", types.SimpleNamespace(kept=[]))

@@ -35,6 +35,7 @@ def alarms(operator: Operator, transforms: tuple[str, ...]) -> list[str]:
     return said + [str(f) for f in report.findings if not f.note and f.transform not in refused]
 
 
+@pytest.mark.slow
 def test_a_sample_of_operators_raises_no_alarm() -> None:
     found = {op.name: alarms(op, ("vmap", "grad", "jvp")) for op in operators(EVERY) if op.name not in REALLY_WRONG}
     assert len(found) > 12

@@ -292,6 +292,7 @@ def _unless_torch_does_it(name, module):
 
 
 @pytest.mark.parametrize("name", REPAIRED)
+@pytest.mark.sampled(7)
 def test_the_edit_is_offered_and_its_patch_makes_torch_vmap_give_the_loop(name, written, tmp_path):
     source, expected = REPAIRED[name]
     module = written(source)
