@@ -46,6 +46,12 @@ CASES = [
     ("integers differ", {"floating": False, "detail": "3 of 8 differ"}, "DIFFERENT", "N010"),
     ("tie within noise", {"floating": False, "detail": "1 of 8 differs", "tie": True}, "ROUNDING", "N011"),
     ("int64 against int32", {"floating": False, "kind": "dtype", "detail": "int64, int32"}, "DIFFERENT", "N009"),
+    (
+        "the same integers, another width",
+        {"floating": False, "kind": "width", "detail": "int64, int32"},
+        "IDENTICAL",
+        "N009",
+    ),
     ("B not lifted, ordinary", {"delta": None, "cannot_b": "Op X"}, "ROUNDING", "R005"),
     ("B not lifted, too large", {"delta": None, "cannot_b": "Op X", "rho": Ratio(40.0)}, "DIFFERENT", "R003"),
     ("B not lifted, explained", {"delta": None, "rho": Ratio(40.0), "cheaper": "TF32"}, "PRECISION", "N003"),

@@ -73,3 +73,31 @@ def test_one_element_taken_twice_is_no_tie() -> None:
             return x.topk(3, -1).indices
 
     assert ds.compare(Once(), Twice(), (torch.ones(2, 9),)).verdict == "DIFFERENT"
+
+
+def indices(function, dtype):
+    return lambda x: function(x, dim=-1).to(dtype)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_indices_of_another_width_are_the_same_indices(turned):
+    pair = indices(torch.argmax, torch.int64), indices(torch.argmax, torch.int32)
+    x = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    found = ds.compare(*(pair[::-1] if turned else pair), (x,), isolate=False)
+    assert str(found.verdict) == "IDENTICAL", found.reason
+    assert [(f.code, f.note) for f in found.findings if f.code == "N009"] == [("N009", True)]
+    assert "int32" in found.reason
+    assert "int64" in found.reason
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    "other",
+    [indices(torch.argmin, torch.int32), lambda x: x.argmax(-1).float(), lambda x: x.argmax(-1) > 0],
+    ids=["others", "floats", "booleans"],
+)
+def test_other_indices_are_others_whatever_their_width(other, turned):
+    pair = indices(torch.argmax, torch.int64), other
+    x = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    found = ds.compare(*(pair[::-1] if turned else pair), (x,), isolate=False)
+    assert str(found.verdict) == "DIFFERENT", found.reason

@@ -64,3 +64,82 @@ def test_only_a_program_that_chooses_is_run_with_other_choices(program, runs):
     graph.run = lambda **how: (made.append(how), run(**how))[1]
     assert _first_turned(graph) is None
     assert len(made) == runs
+
+
+def half(scale, shift=0.0):
+    return ((torch.randn(4, 9, generator=torch.Generator().manual_seed(0)) * scale + shift).half(),)
+
+
+def single(scale):
+    return (torch.randn(4, 9, generator=torch.Generator().manual_seed(0)) * scale,)
+
+
+STEPS = {
+    "floor of a rounded quotient": (
+        lambda x: torch.floor_divide(x, 0.7),
+        lambda x: torch.floor(x / 0.7),
+        lambda x: torch.floor(x / 0.71),
+        (half(2e3), half(1.0, 300.0), single(1e18)),
+    ),
+    "decimals": (
+        lambda x: torch.round(x * 100) / 100,
+        lambda x: torch.round(x, decimals=2),
+        lambda x: torch.round(x, decimals=1),
+        (half(20.0), half(1.0, 300.0), single(1e4)),
+    ),
+    "remainder": (
+        lambda x: torch.fmod(x, 0.7),
+        lambda x: torch.fmod(x, torch.tensor(0.7, dtype=x.dtype)),
+        lambda x: torch.fmod(x, torch.tensor(0.71, dtype=x.dtype)),
+        (half(2e3), single(1e18), single(20.0)),
+    ),
+    "a rounded product": (
+        lambda x: torch.trunc(x * 3),
+        lambda x: torch.trunc(x.float() * 3).to(x.dtype),
+        lambda x: torch.ceil(x * 3),
+        (half(2e3), half(1.0, 300.0)),
+    ),
+}
+ASKED = [(name, k) for name, (*_, values) in STEPS.items() for k in range(len(values))]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("name", "k"), ASKED)
+def test_a_step_whose_rounded_argument_lies_on_its_other_side_is_no_other_function(name, k, turned):
+    one, other, _, values = STEPS[name]
+    found = ds.compare(*((other, one) if turned else (one, other)), values[k], isolate=False)
+    assert str(found.verdict) in ("IDENTICAL", "ROUNDING"), found.reason
+    assert not [f.code for f in found.findings if not f.note]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("name", "k"), [case for case in ASKED if case != ("remainder", 1)])
+def test_another_step_is_another_function_whatever_rounding_turns(name, k, turned):
+    one, _, other, values = STEPS[name]
+    found = ds.compare(*((other, one) if turned else (one, other)), values[k], isolate=False)
+    assert str(found.verdict) == "DIFFERENT" or "N016" in [f.code for f in found.findings], found.reason
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_overflows_before_it_is_rounded_is_an_overflow(turned):
+    pair = STEPS["decimals"][0], STEPS["decimals"][1]
+    found = ds.compare(*(pair[::-1] if turned else pair), half(2e3), isolate=False)
+    assert str(found.verdict) == "PRECISION", found.reason
+    assert found.first.code == "N004"
+    assert f"overflow in {'B' if turned else 'A'}" in found.reason
+
+
+class Truncated(nn.Module):
+    def forward(self, x):
+        return torch.trunc(x * 3)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("values", [half(2e3), half(1.0, 300.0)])
+def test_an_optimiser_that_leaves_out_a_rounding_before_a_step_made_no_other_function(values, turned, tmp_path):
+    file = tmp_path / "truncated.onnx"
+    torch.onnx.export(Truncated(), values, file, dynamo=True, verbose=False)
+    pair = Truncated(), str(file)
+    found = ds.compare(*(pair[::-1] if turned else pair), values, isolate=False)
+    assert str(found.verdict) in ("IDENTICAL", "ROUNDING"), found.reason
+    assert "O006" not in [f.code for f in found.findings]

@@ -45,7 +45,7 @@ ATTRIBUTES: dict[str, Function] = {
 }
 
 
-WITHOUT = ("floor", "trunc", "rsub", "causal", "rounded-on-the-way", "selu", "norms")
+WITHOUT = ("rsub", "causal", "rounded-on-the-way", "selu", "norms")
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)

@@ -7,6 +7,7 @@ decides; a rule's sentence carries the numbers it decided by.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -26,7 +27,7 @@ class OutputEvidence:
     ----------
     kind : str
         The most serious native difference: ``same``, ``value``, ``nan``, ``dtype``, ``shape``, ``structure``,
-        ``kind``, ``opaque``.
+        ``kind``, ``opaque``; ``width`` where integers of another width are the same numbers.
     detail : str
         That difference in words.
     floating : bool
@@ -106,7 +107,13 @@ class OutputEvidence:
         """What a native comparison says of an output, and what else is known."""
         formats = (leaf.a_dtype or "", leaf.b_dtype or "")
         seen = {"kind": leaf.kind, "detail": leaf.detail, "floating": leaf.floating, "formats": formats}
+        if leaf.kind == "dtype" and leaf.drift is not None and all(_INTEGER.fullmatch(name) for name in formats):
+            # An index is the same number in int32 and in int64: its width is told, and is no value.
+            seen["kind"] = "width" if leaf.drift.same_values else "value"
         return cls(**{**seen, "same_bits": leaf.same_bits, "all_nan": leaf.all_nan, **known})
+
+
+_INTEGER = re.compile(r"u?int\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +169,8 @@ def _exact_kinds(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return None
     if e.same_bits:
         return Judgement(Verdict.IDENTICAL, "the same values exactly")
+    if e.kind == "width":
+        return Judgement(Verdict.IDENTICAL, f"the same values exactly, {e.detail}", "N009")
     if e.kind == "dtype":
         return Judgement(Verdict.DIFFERENT, e.detail, "N009")
     if e.tie:
@@ -174,7 +183,7 @@ def _exact_kinds(e: OutputEvidence, t: Thresholds) -> Judgement | None:
 def _special_values(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     if e.kind != "nan":
         return None
-    if e.delta is not None and e.delta.value > e.delta.limit:
+    if e.delta is not None and e.delta.value > e.delta.limit and not e.turned:
         there = "and the two are not the same function" if math.isfinite(e.delta.value) else "in float64 too"
         return Judgement(Verdict.DIFFERENT, f"{e.detail}, {there}", "N006")
     if e.overflow:
@@ -185,7 +194,8 @@ def _special_values(e: OutputEvidence, t: Thresholds) -> Judgement | None:
 def _same_bits(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     if not e.same_bits:
         return None
-    if e.delta is not None and e.delta.value > e.delta.limit and e.delta.limit <= t.chaotic:
+    apart = e.delta is not None and e.delta.value > e.delta.limit and e.delta.limit <= t.chaotic
+    if e.delta is not None and apart and not e.turned:
         seen = (
             f"the same bits on these inputs, but not the same function: {in_float64(e.delta)} relative, which these "
             "inputs or this format hide"

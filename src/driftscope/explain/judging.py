@@ -39,8 +39,9 @@ from driftscope.explain.quantised.stored import stored_quantisation
 from driftscope.explain.quantised.undoing import Quantisation, quantisation_of
 from driftscope.explain.randomness import first_draw
 from driftscope.explain.unlifted import narrower_format
-from driftscope.lift.evidence import Evidence, reached_by_noise
+from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.matching import Repair
+from driftscope.lift.ties import reached_by_noise
 from driftscope.records.finding import Finding
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.words import counted
@@ -87,7 +88,7 @@ def judge_outputs(
 
 def _tied(evidence: Evidence, measured: Sequence[Measured]) -> Tied | None:
     """A's outputs where it takes equal values in B's order, if there is something that it might explain."""
-    chosen = any(not m.leaf.floating and m.leaf.kind == "value" and not m.leaf.same_bits for m in measured)
+    chosen = any(not m.floating and m.kind == "value" and not m.same_bits for m in measured)
     parted = any(m.pair is not None and not same_function(evidence, m.pair) for m in measured)
     return taken_in_order(evidence) if chosen or parted else None
 
@@ -95,7 +96,7 @@ def _tied(evidence: Evidence, measured: Sequence[Measured]) -> Tied | None:
 def _explain_choices(evidence: Evidence, measured: Sequence[Measured], tied: Tied | None) -> None:
     """Mark outputs that differ by a choice inside which rounding turned, where each side is what its lift says."""
     parted = [m for m in measured if m.pair is not None and not m.quantised and not same_function(evidence, m.pair)]
-    sound = [m for m in parted if all(e is not None and e <= THRESHOLDS.large for e in m.errors)]
+    sound = list(filter(_faithful, parted))
     for m in sound if tied is not None else ():
         m.turned = tied_words(evidence, tied, m.pair)  # type: ignore[arg-type]
     sound = [m for m in sound if not m.turned]
@@ -118,8 +119,7 @@ def _explain_excess(results: Results, evidence: Evidence, measured: Sequence[Mea
         return
     concerned = [m for m in measured if m.pair in {pair for pair, _ in excess}]
     for m in concerned:
-        own = [(e, THRESHOLDS.large * (floor_of(n) or 0.0)) for e, n in zip(m.errors, m.noises, strict=True)]
-        m.faithful = all(error is not None and error <= limit for error, limit in own)
+        m.faithful = _faithful(m)
     if all(m.faithful for m in concerned):
         return  # what float64's own rounding grows to in these programs is all there is
     results.say("Looking for what explains the drift, by running it again")
@@ -129,6 +129,12 @@ def _explain_excess(results: Results, evidence: Evidence, measured: Sequence[Mea
         _explained(concerned, str(found), found.to_dict())
     elif results.kernels is not None:
         _ask_kernels(results.kernels, excess, concerned, suspects)
+
+
+def _faithful(m: Measured) -> bool:
+    """Whether both sides are within their own rounding of what their graphs give in float64."""
+    own = [(e, THRESHOLDS.large * (floor_of(n) or 0.0)) for e, n in zip(m.errors, m.noises, strict=True)]
+    return all(error is not None and error <= limit for error, limit in own)
 
 
 def _suspects(evidence: Evidence, measured: Sequence[Measured]) -> str:
@@ -363,7 +369,7 @@ def _complete(results: Results, evidence: Evidence, m: Measured, tied: Tied | No
     size = rms(finite(wide(native_values(results, m.leaf)[0]))) if m.drift is not None else 0.0
     m.ill = floor / size if floor is not None and size else 0.0
     m.delta = evidence.delta(m.pair) if m.pair is not None else None
-    m.tie = _tie(results, evidence, m.leaf, m.pair, tied)
+    m.tie = _tie(results, evidence, m, tied)
     m.overflow = _overflow(results, evidence, m) if m.kind == "nan" else m.overflow
     m.cannot_a, m.cannot_b = ("" if side.graph is not None else side.reason for side in (evidence.a, evidence.b))
 
@@ -378,18 +384,16 @@ def _overflow(results: Results, evidence: Evidence, m: Measured) -> str:
     return overflow.in_side(name)
 
 
-def _tie(results: Results, evidence: Evidence, leaf: LeafComparison, pair: int | None, tied: Tied | None) -> bool:
-    if pair is None or leaf.floating or leaf.kind != "value":
-        return False
-    a, b = native_values(results, leaf)
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+def _tie(results: Results, evidence: Evidence, m: Measured, tied: Tied | None) -> bool:
+    a, b = native_values(results, m.leaf) if m.pair is not None and not m.floating and m.kind == "value" else (0, 0)
+    if m.pair is None or not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     if tied is not None:
-        i, j = evidence.pairs[pair]
+        i, j = evidence.pairs[m.pair]
         lifted = evidence.a.clean[i].value, tied.outputs[i].value, evidence.b.clean[j].value
         if all(_holds(value, native) for value, native in zip(lifted, (a, b, b), strict=True)):
             return True
-    return reached_by_noise(evidence, pair, (a, b), a != b, scale=THRESHOLDS.tie, seed=results.seed)
+    return reached_by_noise(evidence, m.pair, (a, b), a != b, scale=THRESHOLDS.tie, seed=results.seed)
 
 
 def _holds(lifted: torch.Tensor | None, native: torch.Tensor) -> bool:

@@ -15,16 +15,15 @@ from driftscope.comparison.measuring.spread import Ratio
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.errors import CannotLift, DriftscopeError, RuntimeRefused
 from driftscope.lift.noise.floor import (
-    ORDINARY,
     Allows,
     NoiseSample,
     Watch,
     floor64_sample,
     noise_sample,
     noise_samples,
-    noisy_run,
 )
-from driftscope.lift.reconcile.certify import OutputPairing, Reconciled, measure, reconcile, within
+from driftscope.lift.reconcile.certify import Reconciled, reconcile
+from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
 from driftscope.lift.sources import lift_bound, lift_source
 from driftscope.lift.steps import Lifted, LiftedOutput
 from driftscope.lift.torch.tape import lift_torch
@@ -125,6 +124,8 @@ class Evidence:
         None unless both sides were lifted.
     optimized : Reconciled or None
         B's file against the graph its runtime really ran; None when there is none or it is the same.
+    optimized_graph : Lifted or None
+        That graph, where it was held against the file.
     optimized_reason : str
         Why the optimised graph could not be lifted; empty otherwise.
     places : dict of str to Where
@@ -140,6 +141,7 @@ class Evidence:
     pairs: list[tuple[int, int]]
     reconciled: Reconciled | None = None
     optimized: Reconciled | None = None
+    optimized_graph: Lifted | None = None
     optimized_reason: str = ""
     places: dict[str, Where] = field(default_factory=dict)
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -326,6 +328,7 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
     if optimized.graph is None:
         found.optimized_reason = optimized.reason
         return
+    found.optimized_graph = optimized.graph
     same = [(k, k) for k in range(min(len(found.b.clean), len(optimized.clean)))]
     floor64 = _floor64(found.b, seed)
     pairing = OutputPairing(same, [floor64[k] for k, _ in same])
@@ -345,54 +348,3 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
         through = reconcile(found.a.graph, optimized.graph, (found.a.clean, optimized.clean), whole, thresholds)
         if through.same_function and found.reconciled.same_function:
             found.optimized = None
-
-
-def reached_by_noise(
-    found: Evidence, pair: int, values: Sequence[torch.Tensor], where: torch.Tensor, *, scale: float, seed: int
-) -> bool:
-    """Whether ordinary rounding, ``scale`` times over, turns a choice into each of the values both sides chose.
-
-    Parameters
-    ----------
-    found : Evidence
-    pair : int
-        An output that is not a float: argmax, top-k indices, a comparison, a quantised integer.
-    values : sequence of Tensor, shape S
-        What the two sides natively chose.
-    where : bool Tensor, shape S
-        The elements that differ.
-    scale : float
-        How many floors of margin still count as a tie.
-    seed : int
-
-    Returns
-    -------
-    bool
-        False also when no side can be lifted: then nothing is known about the margins. Each side rounds in its own
-        formats, and a choice that either's rounding turns is a tie.
-    """
-    sides = ((found.a, found.pairs[pair][0]), (found.b, found.pairs[pair][1]))
-    return any(_reached(side, k, values, where, scale=scale, seed=seed) for side, k in sides)
-
-
-def _reached(
-    side: SideLift, k: int, values: Sequence[torch.Tensor], where: torch.Tensor, *, scale: float, seed: int
-) -> bool:
-    if side.graph is None:
-        return False
-    lifted = side.clean[k].value
-    if lifted is None or lifted.shape != values[0].shape:
-        return False
-    reached = [(lifted == v.to(lifted.device)) | ~where.to(lifted.device) for v in values]
-    for run in range(_TIE_RUNS):
-        if all(bool(r.all()) for r in reached):
-            return True
-        sample = noisy_run(side.graph, arithmetic=ORDINARY, seed=seed + run, scale=scale)[k].value
-        if sample is None or sample.shape != lifted.shape:
-            return False
-        reached = [r | (sample == v.to(sample.device)) for r, v in zip(reached, values, strict=True)]
-    return all(bool(r.all()) for r in reached)
-
-
-# A choice with a margin of three floors turns in about one run in six at three times the noise.
-_TIE_RUNS = 24

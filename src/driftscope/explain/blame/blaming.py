@@ -15,7 +15,8 @@ from driftscope.explain.blame.optimisers import SearchBudget, blame_optimizers
 from driftscope.explain.locate.targets import Target
 from driftscope.lift.evidence import Evidence, SideLift, add_noise, lift_side
 from driftscope.lift.noise.floor import floor64_sample
-from driftscope.lift.reconcile.certify import OutputPairing, measure, reconcile
+from driftscope.lift.reconcile.certify import reconcile
+from driftscope.lift.reconcile.drifts import OutputPairing, measure
 from driftscope.lift.sources import lift_source
 from driftscope.programs.feeding.feeds import make_inputs
 from driftscope.programs.feeding.pairing import pair_inputs

@@ -24,8 +24,8 @@ from driftscope.explain.locate.divergence import piece_of, unsound_after
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.locating import Search, TriedPlace
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.reconcile.certify import OutputPairing, measure
 from driftscope.lift.reconcile.chains import Chains
+from driftscope.lift.reconcile.drifts import OutputPairing, measure
 from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.reconcile.matching import as_stored, uniform
 from driftscope.lift.reconcile.repaired import RepairedGraph

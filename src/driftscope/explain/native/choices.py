@@ -6,19 +6,21 @@ function. Then all that differs is which of two close values was taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from driftscope.comparison.judge import in_float64
+from driftscope.comparison.measuring.spread import Ratio
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.locate.narrowing import first_narrowing
 from driftscope.lift.choices import exact_choices
 from driftscope.lift.evidence import Evidence, SideLift, pairing_of
 from driftscope.lift.kept import look
-from driftscope.lift.reconcile.certify import Reconciled, reconcile
+from driftscope.lift.reconcile.certify import reconcile
+from driftscope.lift.reconcile.chains import operator_of
 from driftscope.lift.steps import Lifted, Step
 
 
@@ -42,9 +44,10 @@ def turned_choices(evidence: Evidence) -> dict[int, tuple[str, bool]]:
         turned = {side: step for side, graph in (("B", b), ("A", a)) if (step := _first_turned(graph)) is not None}
         if not turned:
             return {}
-        known = _chosen_exactly(a, b, evidence)
-        same = {p: d for p, d in enumerate(known.drifts) if d.value <= d.limit}
-        if not same or any(known.drifts[p].limit > THRESHOLDS.chaotic for p in same):
+        same = {p: drift for p, drift in enumerate(_chosen_exactly(a, b, evidence.pairs)) if _is_same(drift)}
+        elsewhere = _rounds_elsewhere(b, evidence) if same else {}
+        same = {p: drift for p, drift in same.items() if elsewhere.get(evidence.pairs[p][1], True)}
+        if not same:
             return {}
         narrowing = {side: n for side, pair in (("B", (a, b)), ("A", (b, a))) if (n := first_narrowing(*pair))}
     except (CannotLift, RuntimeError):
@@ -53,18 +56,35 @@ def turned_choices(evidence: Evidence) -> dict[int, tuple[str, bool]]:
     evidence.places["N011"] = turned[side].where
     words = f"rounding turns a choice at {turned[side].name} ({turned[side].operator}) in {side}"
     words += f", which rounds to {narrowing[side].format}" if side in narrowing else ""
+    words += "; the graph that its runtime optimised rounds elsewhere" if elsewhere and side == "B" else ""
     return {
         p: (f"same function with every choice made in float64 ({in_float64(drift)}): {words}", bool(narrowing))
         for p, drift in same.items()
     }
 
 
-def _chosen_exactly(a: Lifted, b: Lifted, evidence: Evidence) -> Reconciled:
-    """Both sides reconciled with their choices made in float64."""
+def _rounds_elsewhere(b: Lifted, evidence: Evidence) -> dict[int, bool]:
+    """By output of B: whether the graph its runtime optimised is its file once both choose in float64.
+
+    Empty where the two are one function as they stand.
+    """
+    optimized, known = evidence.optimized_graph, evidence.optimized
+    if optimized is None or known is None or known.same_function:
+        return {}
+    places = range(len(known.drifts))
+    return {k: _is_same(drift) for k, drift in enumerate(_chosen_exactly(b, optimized, [(k, k) for k in places]))}
+
+
+def _is_same(drift: Ratio) -> bool:
+    """Whether two programs are one function: where rounding turns choices in float64 too, by its very bits."""
+    return drift.value == 0.0 or drift.value <= drift.limit <= THRESHOLDS.chaotic
+
+
+def _chosen_exactly(a: Lifted, b: Lifted, pairs: Sequence[tuple[int, int]]) -> list[Ratio]:
+    """Lifted drifts of two programs, reconciled, with their choices made in float64."""
     with exact_choices():
         one, other = SideLift(a, clean=a.run()), SideLift(b, clean=b.run())
-        pairing = pairing_of(one, other, evidence.pairs)
-        return reconcile(a, b, (one.clean, other.clean), pairing, THRESHOLDS)
+        return reconcile(a, b, (one.clean, other.clean), pairing_of(one, other, pairs), THRESHOLDS).drifts
 
 
 def _first_turned(graph: Lifted) -> Step | None:
@@ -111,7 +131,21 @@ class _Turned:
 def _whole(step: Step) -> list[torch.Tensor]:
     """The outputs of a step that hold choices: integers, comparisons, and floats that were rounded to whole numbers."""
     made = [v for v in step.outputs if v is not None]
-    return [v for v in made if not v.is_floating_point() or step.operator.rpartition(".")[2].lower() in _ROUNDING]
+    name = operator_of(step)
+    if name in _REMAINDERS and made and made[0].is_floating_point():
+        return [_quotient(step, made[0])]
+    rounds = name in _ROUNDING or step.attributes.get("rounding_mode") is not None
+    return [v for v in made if rounds or not v.is_floating_point()]
 
 
+def _quotient(step: Step, left: torch.Tensor) -> torch.Tensor:
+    """The whole number of divisors that a remainder leaves out."""
+    dividend, *others = step.inputs
+    divisor = others[0] if others and others[0] is not None else step.attributes.get("other", 1.0)
+    if dividend is None or not isinstance(divisor, torch.Tensor | float | int):
+        return left
+    return torch.round((dividend - left) / divisor)
+
+
+_REMAINDERS = frozenset({"fmod", "remainder", "mod", "frac"})
 _ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "sign", "fix", "floor_divide"})

@@ -16,7 +16,7 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.kept import look
-from driftscope.lift.reconcile.certify import OutputPairing, measure
+from driftscope.lift.reconcile.drifts import OutputPairing, measure
 from driftscope.lift.steps import LiftedOutput, Step
 from driftscope.records.finding import Where
 

@@ -27,7 +27,8 @@ from driftscope.explain.quantised.originals import computed_constants, consumed,
 from driftscope.explain.quantised.undone import STORED_END, Undone, beside, identity, idle_ends, stored_as
 from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
 from driftscope.lift.evidence import Evidence, SideLift, pairing_of
-from driftscope.lift.reconcile.certify import OutputPairing, reconcile
+from driftscope.lift.reconcile.certify import reconcile
+from driftscope.lift.reconcile.drifts import OutputPairing
 from driftscope.lift.sources import lift_source
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 from driftscope.programs.protocol import Bound, OnnxSource

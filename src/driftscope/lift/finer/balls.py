@@ -181,9 +181,24 @@ def _softplus(g: Given) -> Balls:
 
 
 def _div(g: Given) -> Balls:
-    if g.attribute("rounding_mode") is not None:
-        raise NoRule
-    return g.real(0) / g.other("other")  # type: ignore[no-any-return]
+    mode = g.attribute("rounding_mode")
+    quotients = g.real(0) / g.other("other")
+    return as_balls(quotients if mode is None else each(ELEMENTWISE[mode])(quotients))
+
+
+def _floor_divide(g: Given) -> Balls:
+    return as_balls(each(ELEMENTWISE["floor"])(g.real(0) / g.other("other")))
+
+
+def _to_even(v: Any) -> Any:
+    """The nearest whole number, of two the even one; no ball that holds both says which."""
+    whole = (v + flint.arb(0.5)).floor()
+    return whole - 1 if whole - v == flint.arb(0.5) and (whole / 2).floor() * 2 != whole else whole
+
+
+def _round(g: Given) -> Balls:
+    scale = flint.arb(10) ** int(g.attribute("decimals") or 0)
+    return as_balls(each(lambda v: _to_even(v * scale) / scale)(g.real(0)))
 
 
 def _remainder(towards_zero: bool) -> Rule:
@@ -326,6 +341,7 @@ RULES: dict[str, Rule] = {
     "mm": lambda g: g.real(0) @ g.real(1), "bmm": lambda g: g.real(0) @ g.real(1),
     "matmul": lambda g: g.real(0) @ g.real(1), "maximum": _chosen(_larger), "max": _chosen(_larger),
     "minimum": _chosen(_smaller), "min": _chosen(_smaller),
+    "floor_divide": _floor_divide, "round": _round,
     "remainder": _remainder(False), "fmod": _remainder(True), "mod": _mod, "where": _where,
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "clip", "hardtanh"), _clamped),
     "logsumexp": _logsumexp, "reducelogsumexp": _logsumexp, "amax": _extreme(_larger), "amin": _extreme(_smaller),

@@ -94,9 +94,13 @@ class Map:
 
 @dataclass(slots=True)
 class AffinePieces:
-    """An observer that collects the effective map of every affine chain of a lifted run."""
+    """An observer that collects the effective map of every affine chain of a lifted run.
+
+    ``statistics`` is what batch norms make of their stored statistics: words, values and the constants' names.
+    """
 
     maps: dict[str, list[Map]] = field(default_factory=dict)
+    statistics: list[tuple[str, torch.Tensor, tuple[str, ...]]] = field(default_factory=list)
     folded: list[Map] = field(default_factory=list)
 
     def __call__(self, step: Step) -> None:
@@ -183,13 +187,19 @@ class AffinePieces:
         output = step.outputs[0]
         if mean is None or variance is None or output is None or output.ndim < 2:
             return
-        epsilon = step.attributes.get("eps", step.attributes.get("epsilon", 1e-5))
-        scale = torch.rsqrt(variance + float(epsilon))  # type: ignore[arg-type]
-        scale = scale if gamma is None else scale * gamma
+        epsilon = float(step.attributes.get("eps", step.attributes.get("epsilon", 1e-5)))  # type: ignore[arg-type]
+        inverse = torch.rsqrt(variance + epsilon)
+        scale = inverse if gamma is None else inverse * gamma
+        made = {
+            "variance + epsilon": variance + epsilon, "root": 1.0 / inverse, "1/root": inverse,
+            "mean * scale": mean * scale, "mean / root": mean * inverse,
+        }  # fmt: skip
+        sources = tuple(step.input_names[1:])
+        self.statistics += [(f"{words} of {step.name}", value, sources) for words, value in made.items()]
         beta = torch.zeros_like(mean) if beta is None else beta
         # The stored bias is rounded at the size of these two, which may be much larger than their difference.
         added = beta.abs() + (mean * scale).abs()
-        recipes = _norm_recipes((gamma, beta, mean, variance), float(epsilon), step.formats[0])  # type: ignore[arg-type]
+        recipes = _norm_recipes((gamma, beta, mean, variance), epsilon, step.formats[0])
         for before in (*self.maps.get(step.input_names[0], ()), _identity(step, 0, 1, mean.numel())):
             if before.channel == 1 and before.bias.numel() == mean.numel():
                 self._keep(step, before.scaled(scale, beta - mean * scale, added, step, recipes))

@@ -21,6 +21,7 @@ from driftscope.lift.finer import evaluate as finer
 from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.kept import look
 from driftscope.lift.reconcile import folds, matching, subgraphs, uses
+from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
 from driftscope.lift.reconcile.exact import exact_matches, rounded_literals
 from driftscope.lift.reconcile.matching import Fingerprint, Repair
 from driftscope.lift.reconcile.shortcuts import without_thresholds
@@ -32,17 +33,6 @@ from driftscope.lift.reconcile.sides import (
 )
 from driftscope.lift.reconcile.solving import Residual, solve_scalars
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin
-
-
-@dataclass(frozen=True, slots=True)
-class OutputPairing:
-    """Which lifted output of B is judged against which of A, with the float64 floor of both sides there.
-
-    ``indices`` are pairs (index in A's outputs, index in B's); ``floor64`` has one noise sample (or None) per pair.
-    """
-
-    indices: Sequence[tuple[int, int]]
-    floor64: Sequence[torch.Tensor | None]
 
 
 @dataclass(slots=True)
@@ -87,31 +77,6 @@ class Reconciled:
     def same_function(self) -> bool:
         """Whether every pair of outputs is certified."""
         return all(within(d) for d in self.drifts)
-
-
-def within(drift: Ratio) -> bool:
-    """Whether a lifted drift is within its own limit."""
-    return drift.value <= drift.limit
-
-
-def measure(
-    a: Sequence[LiftedOutput], b: Sequence[LiftedOutput], pairing: OutputPairing, thresholds: Thresholds
-) -> list[Ratio]:
-    """Return delta64 per pair; pairs whose shapes differ or that are not floats get ratio 0 (judged elsewhere)."""
-    found = []
-    for (i, j), floor64 in zip(pairing.indices, pairing.floor64, strict=True):
-        x, y = a[i].value, b[j].value
-        if x is None or y is None or x.shape != y.shape or not _is_float(x) or not _is_float(y):
-            found.append(Ratio(0.0, limit=thresholds.lifted))
-            continue
-        found.append(
-            lifted_drift(x, y.to(x.device), floor64, relative=thresholds.lifted, multiple=thresholds.lifted_floor64)
-        )
-    return found
-
-
-def _is_float(x: torch.Tensor) -> bool:
-    return x.dtype.is_floating_point or x.dtype.is_complex
 
 
 def reconcile(
@@ -170,7 +135,8 @@ def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairi
     fine_a = finer.evaluate(a, result.repairs_a, work)
     fine_b = finer.evaluate(b, result.repairs_b, work) if fine_a else []
     drifts = list(result.drifts)
-    floor64 = pairing.floor64 if any(_computes_tables(graph) for graph in (a, b)) else [None] * len(drifts)
+    computed = (c for graph in (a, b) for c in graph.constants() if c.origin is Origin.COMPUTED and c.frontier)
+    floor64 = pairing.floor64 if any(is_tensor(c) for c in computed) else [None] * len(drifts)
     for k in disputed:
         i, j = pairing.indices[k]
         one, two = (fine[n] if n < len(fine) else None for fine, n in ((fine_a, i), (fine_b, j)))
@@ -185,10 +151,6 @@ def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairi
         drifts[k] = drift
         result.losses = (one.loss, two.loss)
     result.drifts = drifts
-
-
-def _computes_tables(graph: Lifted) -> bool:
-    return any(c.origin is Origin.COMPUTED and c.frontier and is_tensor(c) for c in graph.constants())
 
 
 # Rounding of float64 that tables make of an output, in floors.
@@ -293,7 +255,12 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
     both = (attempt.a, attempt.b)
     sides = both, (attempt.result.repairs_a, attempt.result.repairs_b)
     found = [
-        subgraphs.evaluate(side.graph, _values([*_of_weights(repairs), *side.inner]), k, side.own(both[1 - k]))
+        subgraphs.evaluate(
+            side.graph,
+            _values([*(r for r in repairs if r.constant.origin is Origin.WEIGHT), *side.inner]),
+            k,
+            side.own(both[1 - k]),
+        )
         for k, (side, repairs) in enumerate(zip(*sides, strict=True))
     ]
     # What both sides natively have in common may stay as it is, if nothing that it is computed from is repaired.
@@ -334,10 +301,6 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
         attempt.take_if_certified(*(subgraphs.computed_repairs(s.shared(r), own, limit) for s, r, own in alike))
 
 
-def _of_weights(repairs: Sequence[Repair]) -> list[Repair]:
-    return [r for r in repairs if r.constant.origin is Origin.WEIGHT]
-
-
 # --- affine pieces ---------------------------------------------------------------------------------------------
 
 
@@ -361,6 +324,15 @@ def _refold(attempt: _Attempt) -> None:
         held = [c for c in side.constants if c.frontier and c.name not in settled and matching.is_narrow_tensor(c)]
         refolded = folds.match_folds(held, other.graph, other.constants, ulps) if held else []
         put([r for r in refolded if not torch.equal(r.value, r.constant.value.to(torch.float64))])
+
+
+def _parts(attempt: _Attempt) -> None:
+    """Try folds for what a side computes from tensors that are folded themselves, and for those that it subtracts."""
+    result, ulps = attempt.result, attempt.thresholds.constant_ulps
+    for side, other, repairs, put in attempt.either():
+        parts = [*side.left, *side.inner_left, *(r.constant for r in repairs if r.partner == subgraphs.OWN)]
+        theirs = result.repairs_a if side is attempt.b else result.repairs_b
+        put(folds.match_parts(parts, other.graph, other.constants, ulps, theirs) if parts else [])
 
 
 # --- scalars nobody wrote --------------------------------------------------------------------------------------
@@ -392,6 +364,15 @@ def _shortcuts(attempt: _Attempt) -> None:
         put(without_thresholds(side))
 
 
+def _divisors(attempt: _Attempt) -> None:
+    """Give both sides the divisors of remainders that they natively read: half an ulp of one moves everything."""
+    a, b, result = attempt.a, attempt.b, attempt.result
+    for formats in ((torch.float32,), (*a.narrow, *b.narrow)) if a.single and b.single else ():
+        if formats and not result.same_function:
+            found = (uses.divisors_read_in(formats, s, r) for s, r in ((a, result.repairs_a), (b, result.repairs_b)))
+            attempt.take_if_certified(*found)
+
+
 _STEPS: tuple[Callable[[_Attempt], None], ...] = (
-    _exact, _constant_subgraphs, _affine, _refold, _solve, _shared, _shortcuts,
+    _exact, _constant_subgraphs, _affine, _parts, _refold, _solve, _shared, _shortcuts, _divisors,
 )  # fmt: skip

@@ -12,7 +12,12 @@ SCALE = frozenset({"mul", "div"})
 
 def operator_of(step: Step) -> str:
     """The plain name of a step's operator: ``"add"`` of ``aten.add_.Tensor`` and of ``Add``."""
-    return step.operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().lstrip("_")
+    return plain_name(step.operator)
+
+
+def plain_name(operator: str) -> str:
+    """The plain name of an operator."""
+    return operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().lstrip("_")
 
 
 @dataclass(slots=True)

@@ -86,14 +86,15 @@ class Folds:
         pieces = AffinePieces()
         look(graph, _as_meant(pieces, meant) if meant else pieces, keep=False)
         found = [c for piece in pieces.folded for c in _candidates(piece)]
+        found += [_statistic(*made) for made in pieces.statistics if made[1].numel() > 1]
         self._candidates = sorted(found, key=lambda c: c.norms[1])
         self._sizes = [c.norms[1] for c in self._candidates]
         self._pool = sorted((n for n in numbers(constants) if n.value > 0 and n.value != 1.0), key=lambda n: n.value)
         self._values = [n.value for n in self._pool]
         self._constants = constants
 
-    def match(self, constant: Constant, ulps: float) -> Repair | None:
-        """Find the fold that a stored tensor is.
+    def match(self, constant: Constant, ulps: float, sign: float = 1.0) -> Repair | None:
+        """Find the fold that a stored tensor is, or what the sign makes of it.
 
         Parameters
         ----------
@@ -104,10 +105,11 @@ class Folds:
         norms = _norms(constant.value)
         spacing = torch.finfo(constant.value.dtype).eps
         for candidate in self._near(norms, spacing):
-            value = _fitting(constant.value, candidate, ulps)
+            value = _fitting(sign * constant.value, candidate, ulps)
             if value is not None:
-                return Repair(constant.name, value, "fold", candidate.words, constant, candidate.sources)
-        return self._scaled(constant, norms, ulps)
+                words = candidate.words if sign > 0.0 else f"-({candidate.words})"
+                return Repair(constant.name, sign * value, "fold", words, constant, candidate.sources)
+        return self._scaled(constant, norms, ulps) if sign > 0.0 else None
 
     @cached_property
     def _weights(self) -> list[tuple[Constant, tuple[float, float]]]:
@@ -173,6 +175,16 @@ def match_folds(
     return found + (_matches(rest, Folds(other, others), ulps, index) if rest and tables else [])
 
 
+def match_parts(
+    stored: Sequence[Constant], other: Lifted, others: Sequence[Constant], ulps: float, repairs: Sequence[Repair]
+) -> list[Repair]:
+    """Match tensors with the folds of the other program, or with what is subtracted there: by themselves no proof."""
+    folds = Folds(other, others, {r.name: r.value for r in repairs if r.kind == "table"})
+    tensors = (c for c in stored if c.value.dtype.is_floating_point and c.value.numel() > 1)
+    found = (folds.match(c, ulps) or folds.match(c, ulps, -1.0) for c in tensors)
+    return [repair for repair in found if repair is not None]
+
+
 def _as_meant(pieces: AffinePieces, meant: Mapping[str, torch.Tensor]) -> Observer:
     """Let pieces be read with constants as they are meant."""
 
@@ -225,6 +237,12 @@ def _candidates(piece: Map) -> Iterator[_Candidate]:
             yield _Candidate(
                 exact, size, replays, words, piece.sources, norms, norms if size is exact else _norms(size)
             )
+
+
+def _statistic(words: str, exact: torch.Tensor, sources: tuple[str, ...]) -> _Candidate:
+    """What a program may compute ahead of time of the statistics that a batch norm stores."""
+    norms = _norms(exact)
+    return _Candidate(exact, exact, (), words, sources, norms, norms)
 
 
 def _norms(value: torch.Tensor) -> tuple[float, float]:

@@ -22,6 +22,7 @@ class ReconciledSide:
         self.graph = graph
         floats = [o.format for o in outputs if o.format is not None and o.format.is_floating_point]
         self.single = bool(floats) and all(f.itemsize <= 4 for f in floats)
+        self.narrow = [f for f in floats if f.itemsize < 4]
         self.constants = matching.as_stored(graph.constants())
         self.index: WeightIndex = WeightIndex(self.constants, None if like is None else like.index, known)
         self.left: list[Constant] = []

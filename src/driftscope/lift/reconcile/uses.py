@@ -11,9 +11,11 @@ from collections.abc import Sequence
 import torch
 
 from driftscope.lift.kept import look
+from driftscope.lift.reconcile.chains import plain_name
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.scalars import near, numbers
-from driftscope.lift.steps import Constant, Lifted, Step, use_of
+from driftscope.lift.reconcile.sides import ReconciledSide
+from driftscope.lift.steps import Constant, Lifted, Origin, Step, use_of
 
 # Proposals made at most: each costs one lifted run. Readers of a constant that are worth a question.
 _MOST, _FEWEST = 12, 2
@@ -72,4 +74,27 @@ def _readers(graph: Lifted, names: set[str]) -> dict[str, dict[tuple[str, int], 
                 found.setdefault(name, {}).setdefault((step.operator, place), []).append(step.name)
 
     look(graph, see)
+    return found
+
+
+_REMAINDERS = frozenset({"fmod", "remainder", "mod", "floor_divide"})
+
+
+def divisors_read_in(formats: Sequence[torch.dtype], side: ReconciledSide, repairs: Sequence[Repair]) -> list[Repair]:
+    """Give the divisors of remainders as a program natively reads them: rounded to its narrowest format, or as stored.
+
+    The remainder of 1e18 by 0.7 depends on digits of 0.7 that no format holds. Two programs that divide by the same
+    rounded number are one function, whatever number was meant.
+    """
+    narrowest = max(formats, key=lambda fmt: torch.finfo(fmt).eps)
+    divisors = [c for c in side.constants if plain_name(c.where.operator or "") in _REMAINDERS]
+    names = {r.name for r in repairs if r.kind == "scalar"}
+    found = []
+    for c in divisors:
+        literal = c.origin is Origin.LITERAL and c.value.is_floating_point() and not c.value.dim()
+        if not literal and c.name not in names:
+            continue
+        value = (c.value.to(narrowest) if literal else c.value).to(torch.float64)
+        if bool(torch.isfinite(value).all()) and bool(value.all()):
+            found.append(Repair(c.name, value, "scalar", f"{float(c.value.reshape(-1)[0]):g}, as it is read", c))
     return found

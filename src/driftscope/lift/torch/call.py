@@ -239,6 +239,8 @@ def _native_tree(tree: Any) -> Any:
         return tree.native()
     if isinstance(tree, (list, tuple)):
         return [_native_tree(t) for t in tree]
+    if isinstance(tree, torch.Tensor) and not tree.dim():
+        return tree.item()  # a number of the call that another one replaces
     if isinstance(tree, dict):
         return {k: _native_tree(v) for k, v in tree.items()}
     return tree

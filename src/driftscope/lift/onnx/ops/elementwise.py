@@ -125,7 +125,12 @@ def _unary(function: Callable[[Tensor], Tensor]) -> Callable[[Node, Tensor], Ten
 
 
 def _decision(function: Callable[[Tensor], Tensor]) -> Callable[[Node, Tensor], Tensor]:
-    return lambda node, x: function(node.rounded(x))
+    def decided(node: Node, x: Tensor) -> Tensor:
+        rounded = node.rounded(x)
+        # What left the range of its format decided nothing.
+        return function(torch.where(torch.isinf(rounded) & torch.isfinite(x), x, rounded))
+
+    return decided
 
 
 for _kind, _functions in ((Kind.EXACT, _EXACT), (Kind.FUNCTION, _FUNCTIONS), (Kind.ROUND, _ROUNDED)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 
+from driftscope.lift.choices import exact_choices
 from driftscope.lift.formulas.terms import EXACT, FUNCTION, ROUND, summed
 from driftscope.lift.steps import Rounding
 from driftscope.lift.torch.call import Call
@@ -13,7 +14,7 @@ from driftscope.lift.torch.ops.registry import Outputs, rule
 
 _NATIVE = """
 eq ne lt le gt ge not_equal less greater isnan isinf isposinf isneginf isfinite isreal logical_and logical_or
-logical_not logical_xor signbit floor ceil trunc fix isclose heaviside any all argmax argmin argsort
+logical_not logical_xor signbit isclose heaviside any all argmax argmin argsort
 searchsorted bucketize nonzero nonzero_static histc count_nonzero isin bitwise_and bitwise_or bitwise_not
 bitwise_xor _is_all_true _is_any_true unique_dim _unique _unique2 unique_consecutive unique_dim_consecutive
 nextafter histogram quantize_per_tensor_dynamic quantize_per_channel_group
@@ -32,6 +33,19 @@ def _up(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.is_quantized else tensor.to(lifted_dtype(tensor.dtype))
 
 
+@rule("floor", "ceil", "trunc", "fix")
+def whole(call: Call) -> tuple[Outputs, Rounding]:
+    """Round natively to whole numbers, but for what left the range of its format: that decided nothing."""
+    (decided,), rounding = natively(call)
+    x = call.value("self")
+    if decided is None or not decided.is_floating_point() or bool(torch.isfinite(decided).all()):
+        return [decided], rounding
+    with exact_choices():
+        exact = natively(call)[0][0]
+    left = torch.isfinite(x) & ~torch.isfinite(decided)
+    return [decided if exact is None else torch.where(left, exact, decided)], rounding
+
+
 @rule("bincount")
 def _bincount(call: Call) -> tuple[Outputs, Rounding]:
     """Where an element counts is an integer; what it counts with follows."""
@@ -47,11 +61,11 @@ def _bincount(call: Call) -> tuple[Outputs, Rounding]:
 
 @rule("round")
 def _round(call: Call) -> tuple[Outputs, Rounding]:
-    """Decide natively; decimals are then exact in float64, as integers over a power of ten."""
-    (rounded,), rounding = natively(call)
+    """Decide natively; decimals are then exact in float64, as integers over a power of ten, and rounded once."""
+    (rounded,), rounding = whole(call)
     decimals = call.raw("decimals")
     if decimals and rounded is not None and rounded.is_floating_point():
-        rounded = torch.round(rounded, decimals=decimals)
+        return [torch.round(rounded, decimals=decimals)], ROUND
     return [rounded], rounding
 
 
