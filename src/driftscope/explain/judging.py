@@ -27,17 +27,17 @@ from driftscope.explain.measured import (
     unsteady,
     wide,
 )
-from driftscope.explain.native.choices import turned_choices
 from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
 from driftscope.explain.native.overflow import behind_infinities, explaining_overflow
 from driftscope.explain.native.replays import DECLARED, WAYS, reproduce
-from driftscope.explain.native.ties import Tied, taken_in_order, tied_words
+from driftscope.explain.native.ties import Tied
 from driftscope.explain.quantised.packed import packed_quantisation
 from driftscope.explain.quantised.rounded import rounded_weights
 from driftscope.explain.quantised.running import QuantisedRun
 from driftscope.explain.quantised.stored import stored_quantisation
 from driftscope.explain.quantised.undoing import Quantisation, quantisation_of
 from driftscope.explain.randomness import first_draw
+from driftscope.explain.turned import explain_choices, faithful
 from driftscope.explain.unlifted import narrower_format
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.matching import Repair
@@ -66,8 +66,7 @@ def judge_outputs(
     """
     measured = [measure(results, evidence, leaf, slots.get(k)) for k, leaf in enumerate(leaves)]
     quantised = _quantised(results, evidence, measured)
-    tied = _tied(evidence, measured)
-    _explain_choices(evidence, measured, tied)
+    tied = explain_choices(results, evidence, measured)
     _explain_excess(results, evidence, measured)
     _explain_narrowing(evidence, measured, results.seed)
     _explain_unlifted(results, evidence, measured)
@@ -86,25 +85,6 @@ def judge_outputs(
     return judged, [*quantised, *(unsteady(m, k) for m in steady for k in (0, 1) if m.repeats[k])]
 
 
-def _tied(evidence: Evidence, measured: Sequence[Measured]) -> Tied | None:
-    """A's outputs where it takes equal values in B's order, if there is something that it might explain."""
-    chosen = any(not m.floating and m.kind == "value" and not m.same_bits for m in measured)
-    parted = any(m.pair is not None and not same_function(evidence, m.pair) for m in measured)
-    return taken_in_order(evidence) if chosen or parted else None
-
-
-def _explain_choices(evidence: Evidence, measured: Sequence[Measured], tied: Tied | None) -> None:
-    """Mark outputs that differ by a choice inside which rounding turned, where each side is what its lift says."""
-    parted = [m for m in measured if m.pair is not None and not m.quantised and not same_function(evidence, m.pair)]
-    sound = list(filter(_faithful, parted))
-    for m in sound if tied is not None else ():
-        m.turned = tied_words(evidence, tied, m.pair)  # type: ignore[arg-type]
-    sound = [m for m in sound if not m.turned]
-    turned = turned_choices(evidence) if sound else {}
-    for m in sound:
-        m.turned, m.turned_narrow = turned.get(m.pair, ("", False))  # type: ignore[arg-type]
-
-
 def _explain_excess(results: Results, evidence: Evidence, measured: Sequence[Measured]) -> None:
     """Name the cheaper arithmetic that explains the outputs above the floor, where one does."""
     excess = [
@@ -119,7 +99,7 @@ def _explain_excess(results: Results, evidence: Evidence, measured: Sequence[Mea
         return
     concerned = [m for m in measured if m.pair in {pair for pair, _ in excess}]
     for m in concerned:
-        m.faithful = _faithful(m)
+        m.faithful = faithful(m)
     if all(m.faithful for m in concerned):
         return  # what float64's own rounding grows to in these programs is all there is
     results.say("Looking for what explains the drift, by running it again")
@@ -129,12 +109,6 @@ def _explain_excess(results: Results, evidence: Evidence, measured: Sequence[Mea
         _explained(concerned, str(found), found.to_dict())
     elif results.kernels is not None:
         _ask_kernels(results.kernels, excess, concerned, suspects)
-
-
-def _faithful(m: Measured) -> bool:
-    """Whether both sides are within their own rounding of what their graphs give in float64."""
-    own = [(e, THRESHOLDS.large * (floor_of(n) or 0.0)) for e, n in zip(m.errors, m.noises, strict=True)]
-    return all(error is not None and error <= limit for error, limit in own)
 
 
 def _suspects(evidence: Evidence, measured: Sequence[Measured]) -> str:

@@ -19,23 +19,34 @@ from driftscope.explain.locate.narrowing import first_narrowing
 from driftscope.lift.choices import exact_choices
 from driftscope.lift.evidence import Evidence, SideLift, pairing_of
 from driftscope.lift.kept import look
-from driftscope.lift.reconcile.certify import reconcile
+from driftscope.lift.reconcile.certify import Reconciled, reconcile
 from driftscope.lift.reconcile.chains import operator_of
 from driftscope.lift.steps import Lifted, Step
 
 
-def turned_choices(evidence: Evidence) -> dict[int, tuple[str, bool]]:
-    """Find the outputs that are one function once both sides choose in float64.
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """One pair of outputs that is one function once both sides choose in float64.
 
     Parameters
     ----------
-    evidence : Evidence
-        The place of the choice is added to it.
+    words : str
+        What is said of it.
+    narrow : bool
+        Whether one side rounds to a narrower format than the other.
+    chosen : pair of sequences of Tensor or None
+        Of each side: what it gives with other choices than those of its lift.
+    """
 
-    Returns
-    -------
-    dict of int to (str, bool)
-        By pair of outputs: what is said of it, and whether one side rounds to a narrower format than the other.
+    words: str
+    narrow: bool
+    chosen: tuple[Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]]
+
+
+def turned_choices(evidence: Evidence) -> dict[int, Turned]:
+    """Find the outputs that are one function once both sides choose in float64, by their pairs.
+
+    The place of the choice is added to the evidence.
     """
     a, b = evidence.a.graph, evidence.b.graph
     if a is None or b is None:
@@ -44,7 +55,8 @@ def turned_choices(evidence: Evidence) -> dict[int, tuple[str, bool]]:
         turned = {side: step for side, graph in (("B", b), ("A", a)) if (step := _first_turned(graph)) is not None}
         if not turned:
             return {}
-        same = {p: drift for p, drift in enumerate(_chosen_exactly(a, b, evidence.pairs)) if _is_same(drift)}
+        exactly = _chosen_exactly(a, b, evidence.pairs)
+        same = {p: drift for p, drift in enumerate(exactly.drifts) if _is_same(drift)}
         elsewhere = _rounds_elsewhere(b, evidence) if same else {}
         same = {p: drift for p, drift in same.items() if elsewhere.get(evidence.pairs[p][1], True)}
         if not same:
@@ -57,10 +69,14 @@ def turned_choices(evidence: Evidence) -> dict[int, tuple[str, bool]]:
     words = f"rounding turns a choice at {turned[side].name} ({turned[side].operator}) in {side}"
     words += f", which rounds to {narrowing[side].format}" if side in narrowing else ""
     words += "; the graph that its runtime optimised rounds elsewhere" if elsewhere and side == "B" else ""
-    return {
-        p: (f"same function with every choice made in float64 ({in_float64(drift)}): {words}", bool(narrowing))
-        for p, drift in same.items()
-    }
+    found = {}
+    for p, drift in same.items():
+        i, j = evidence.pairs[p]
+        optimised = evidence.optimized.plain_b[j].value if evidence.optimized is not None else None
+        chosen = [exactly.plain_a[i].value], [exactly.plain_b[j].value, optimised]
+        said = f"same function with every choice made in float64 ({in_float64(drift)}): {words}"
+        found[p] = Turned(said, bool(narrowing), chosen)
+    return found
 
 
 def _rounds_elsewhere(b: Lifted, evidence: Evidence) -> dict[int, bool]:
@@ -72,7 +88,9 @@ def _rounds_elsewhere(b: Lifted, evidence: Evidence) -> dict[int, bool]:
     if optimized is None or known is None or known.same_function:
         return {}
     places = range(len(known.drifts))
-    return {k: _is_same(drift) for k, drift in enumerate(_chosen_exactly(b, optimized, [(k, k) for k in places]))}
+    return {
+        k: _is_same(drift) for k, drift in enumerate(_chosen_exactly(b, optimized, [(k, k) for k in places]).drifts)
+    }
 
 
 def _is_same(drift: Ratio) -> bool:
@@ -80,11 +98,11 @@ def _is_same(drift: Ratio) -> bool:
     return drift.value == 0.0 or drift.value <= drift.limit <= THRESHOLDS.chaotic
 
 
-def _chosen_exactly(a: Lifted, b: Lifted, pairs: Sequence[tuple[int, int]]) -> list[Ratio]:
-    """Lifted drifts of two programs, reconciled, with their choices made in float64."""
+def _chosen_exactly(a: Lifted, b: Lifted, pairs: Sequence[tuple[int, int]]) -> Reconciled:
+    """Two programs, reconciled, with their choices made in float64."""
     with exact_choices():
         one, other = SideLift(a, clean=a.run()), SideLift(b, clean=b.run())
-        return reconcile(a, b, (one.clean, other.clean), pairing_of(one, other, pairs), THRESHOLDS).drifts
+        return reconcile(a, b, (one.clean, other.clean), pairing_of(one, other, pairs), THRESHOLDS)
 
 
 def _first_turned(graph: Lifted) -> Step | None:
