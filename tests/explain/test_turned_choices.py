@@ -135,7 +135,7 @@ class Truncated(nn.Module):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("values", [half(2e3), half(1.0, 300.0)])
+@pytest.mark.parametrize("values", [half(2e3), half(1.0, 300.0), half(20.0)])
 def test_an_optimiser_that_leaves_out_a_rounding_before_a_step_made_no_other_function(values, turned, tmp_path):
     file = tmp_path / "truncated.onnx"
     torch.onnx.export(Truncated(), values, file, dynamo=True, verbose=False)
