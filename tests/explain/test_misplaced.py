@@ -73,7 +73,7 @@ def test_an_edit_of_the_code_is_named_either_way_and_was_tried(edit, edited):
     assert CASES[edit][edited == "A"] in c.first.why, c.first.why
     assert c.first.verified is True
     # Queries and keys both turn the wrong way; of any other edit there is one place.
-    assert len([f for f in c.findings if not f.note]) == (2 if edit == "sign" else 1)
+    assert len([f for f in c.findings if not f.note]) == 1
 
 
 def test_a_residual_that_only_the_file_has_is_named_too(tmp_path):

@@ -102,7 +102,7 @@ def test_an_edit_of_a_is_told_in_the_words_of_the_given_order():
     function, operator, x, extra, _, wrong, _ = SETTINGS["norm of windows"]
     told = first(file(operator, x, extra, **wrong), function, x)
     assert told.fix == "In A, set p of LpPool_0 to 2."
-    assert "with 2 it gives B's values" in told.why
+    assert "p is 1 in A's LpPool_0; with 2 it gives B's values" in told.why
     assert told.where.node == "pow"  # the place is B's
 
 

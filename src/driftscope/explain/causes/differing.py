@@ -11,6 +11,7 @@ import torch
 
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
+from driftscope.explain.causes import missing
 from driftscope.explain.causes.computed import OtherNumber, other_indices, other_number
 from driftscope.explain.causes.edits.of_reference import roles_exchanged, with_edits_of_a
 from driftscope.explain.causes.edits.trying import PieceTrials
@@ -18,7 +19,7 @@ from driftscope.explain.causes.fold_findings import fold_finding
 from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, chains_of, other_fold
 from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, where_of
-from driftscope.explain.causes.telling import Telling, ambiguous, cause_step
+from driftscope.explain.causes.telling import Telling, ambiguous, cause_step, of_one_kind
 from driftscope.explain.causes.weights import ChangedWeight, Matched, exchanged_names, match_weights, misread
 from driftscope.explain.locate.divergence import piece_of, unsound_after
 from driftscope.explain.locate.fingerprints import Visited
@@ -126,6 +127,7 @@ class _Case:
         self.chains: tuple[Chains, Chains] | None = None
         self.number: OtherNumber | object | None = _NOT_ASKED
         self.alone = False
+        self.placed: list[ChangedWeight] = []  # changed tensors that mend a place, in the order of the places
 
     def findings(self) -> list[Finding]:
         """Weights that explain everything, else the places where B parts, weights among them first."""
@@ -153,8 +155,11 @@ class _Case:
             placed.append(self._placed(place))
             if self.alone:  # what other places show comes of this one
                 return placed[-1:]
+        names = exchanged_names(self.placed) if len(self.placed) == len(placed) > 1 else []
+        if names and self._works(self.placed):
+            return [self.tell.exchanged_weights(self.placed, names)]
         placed.sort(key=lambda f: (f.code[0] != "W", -_decade(f.evidence.get("created"))))
-        return list({(f.code, f.where): f for f in placed}.values())
+        return of_one_kind(list({(f.code, f.where): f for f in placed}.values()))
 
     # -- weights ------------------------------------------------------------------------------------------------
 
@@ -214,6 +219,8 @@ class _Case:
         place: TriedPlace | None = None,
         more: Sequence[ChangedWeight] = (),
     ) -> Finding:
+        if place is not None and not more:
+            self.placed.append(change)
         moved = None if self.a is None or self.b is None else other_indices(self.a, self.b, change)
         if moved is not None:
             return self.tell.index(change, moved)
@@ -249,15 +256,25 @@ class _Case:
         cause = cause_of(parting, theirs, self.constants, trying.trials())
         if cause is not None and cause.changed is not None:
             return self._weight_finding(cause.changed, place)
-        number = None if cause is not None and cause.verified else self._other_number()
+        if cause is None or not cause.verified:
+            number = self._other_number()
+            cause = missing.whole_piece(parting, theirs, trying.trials()) or cause
+        else:
+            number = None
         self.alone = number is None and cause is not None and bool(cause.values) and self.search.heals(cause.values)
         return number or self.tell.parting(place, cause, self._counterpart(place, cause))
 
     def _counterpart(self, place: TriedPlace, cause: Reason | None) -> Visited | None:
         """The step of A that stands for the one that a finding names: its own, or that of the end of the piece."""
         view, step = self.search.view, cause_step(place, cause)
+        end = place.parting.counterpart
         known = None if view is None else view.alignment.partner.get(step.index)
-        return place.parting.counterpart if view is None or known is None else view.a.steps[known]
+        if view is None or end is None or step.index == place.parting.step.index:
+            return end
+        if known is not None:
+            return view.a.steps[known]
+        alike = [s for s in piece_of(view, end) if s.operator == step.operator]
+        return alike[0] if len(alike) == 1 else end
 
     def _refolded(self, place: TriedPlace) -> Finding | None:
         """What one side holds apart and the other side's fold was not made of, whichever side folds."""

@@ -39,6 +39,23 @@ def exchanged_values(parting: Parting, trials: Trials) -> Reason | None:
     return None
 
 
+def exchanged_wire(wire: Reason | None, trials: Trials) -> Reason | None:
+    """A value that a step reads and the one that A reads there, exchanged wherever one of the two is read."""
+    if wire is None or wire.reads is None:
+        return None
+    step, meant = wire.reads
+    for one, sketch in meant.items():
+        for other in trials.named(sketch)[:1]:
+            values = trials.captured((one, other))
+            x, y = values.get(one), values.get(other)
+            if x is None or y is None or x.shape != y.shape or not trials.healed({one: y, other: x}):
+                continue
+            words = f"{one} and {other} stand in each other's places: with the two exchanged it gives A's values"
+            fix = f"Exchange {one} and {other}: let what reads one of them read the other."
+            return Reason(words, fix, True, step, values={one: y, other: x})
+    return None
+
+
 def exchanged_results(parting: Parting, trials: Trials) -> Reason | None:
     """Two results of one step that stand in each other's places: exchanged they mend the whole program.
 
@@ -78,9 +95,16 @@ def _pairs(parting: Parting, makers: Mapping[str, Visited]) -> Iterator[tuple[tu
         if family(step.operator) in MOVES or made is None or made.plain or not step.inputs:
             continue
         # A split has several results; a layer of its own, or a selection, has one.
-        kind = (family(step.operator), step.inputs[0], step.shapes[step.outputs.index(name)])
+        kind = (family(step.operator), _source_of(step.inputs[0], makers), step.shapes[step.outputs.index(name)])
         yield from (((earlier, of), (name, step)) for earlier, of in seen.get(kind, ()))
         seen.setdefault(kind, []).append((name, step))
+
+
+def _source_of(name: str, makers: Mapping[str, Visited]) -> str:
+    """What a value is a view of."""
+    while name in makers and makers[name].inputs and family(makers[name].operator) == "view":
+        name = makers[name].inputs[0]
+    return name
 
 
 def _before(parting: Parting, makers: Mapping[str, Visited]) -> Iterator[tuple[str, Visited]]:

@@ -26,6 +26,8 @@ _MOST_STEPS = 3
 _MOST_TRIALS = 6
 # Steps of A that together may stand for one of B.
 _MOST_OF_A = 12
+# The same where several of A's stand for several of B.
+_MOST_OF_BOTH = 32
 # Steps that put elements elsewhere and nothing more, beside those that only view them.
 _TURNS = MOVES | {"flip", "roll", "slice", "permute"}
 
@@ -273,8 +275,7 @@ def factor(parting: Parting, trials: Trials) -> Reason | None:
     for step in steps[:_MOST_TRIALS]:
         value = trials.captured(step.outputs[:1]).get(step.outputs[0])
         if value is not None and value.is_floating_point() and trials.forced({step.outputs[0]: -value}):
-            words = f"{step.name} ({step.operator}) has the wrong sign: negated it gives A's values"
-            return Reason(words, f"Turn the sign of what {step.name} gives.", True, step)
+            return _wrong_sign(step, step)
     ends = trials.ends()
     if ends is not None:
         mine, wanted = ends
@@ -283,11 +284,17 @@ def factor(parting: Parting, trials: Trials) -> Reason | None:
         # A's value at the end of a piece is right by construction, whatever the two are to each other: ask the outputs.
         end = {parting.step.outputs[0]: mine * ratio}
         if ratio and _alike(mine * ratio, wanted, wanted) and trials.forced(end):
-            number = float(f"{ratio:.9g}")
-            step = parting.step
+            number, step = float(f"{ratio:.9g}"), parting.step
+            if number == -1.0:
+                return _wrong_sign(step, None)
             words = f"what {step.name} ({step.operator}) gives is A's value multiplied with {1.0 / number:.6g}"
             return Reason(words, f"Multiply it with {number:.6g}.", True)
     return None
+
+
+def _wrong_sign(step: Visited, later: Visited | None) -> Reason:
+    words = f"{step.name} ({step.operator}) has the wrong sign: negated it gives A's values"
+    return Reason(words, f"Turn the sign of what {step.name} gives.", True, later)
 
 
 def causal_mask(parting: Parting, trials: Trials) -> Reason | None:
@@ -346,15 +353,9 @@ def computed_there(
     untried : Reason or None
         What is known of the difference without a trial.
     """
-    step, other = parting.step, parting.counterpart
-    steps = [s for s in theirs if not s.inside and other is not None and s.index <= other.index and not idle(s)]
-    telling = [s for s in steps if family(s.operator) not in MOVES] or steps
-    mine = [s for s in parting.piece if family(s.operator) not in MOVES and not idle(s)]
-    if len(mine) > 1 < len(telling):
-        return None  # several for several: which of them is wrong is not seen
-    if not 0 < len(telling) <= _MOST_OF_A or not trials.held({n for s in steps for n in s.stored}):
-        return None
-    ends = trials.ends()
+    step = parting.step
+    mine, telling = _both_ways(parting, theirs, trials, _MOST_OF_A)
+    ends = trials.ends() if telling and not len(mine) > 1 < len(telling) else None
     if ends is None or not trials.healed({step.outputs[0]: ends[1]}):
         return None
     ways = way_words(telling[0], telling[-1])
@@ -362,6 +363,31 @@ def computed_there(
     named = parting.first if untried is None else untried.step
     fix = f"Compute in {step.name} what A computes there: {ways}."
     return Reason(why, fix, True, named, values={step.outputs[0]: ends[1]})
+
+
+def whole_piece(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
+    """Several steps of A in the place of several of B, where A's value at their end mended B.
+
+    Which of them is wrong is not seen: it is what is left to say where nothing smaller was found.
+    """
+    mine, telling = _both_ways(parting, theirs, trials, _MOST_OF_BOTH)
+    if not (trials.tried and len(mine) > 1 < len(telling)) or trials.ends() is None:
+        return None
+    ways, own = way_words(telling[0], telling[-1]), way_words(mine[0], mine[-1])
+    why, fix = f"A computes {ways} where B computes {own}", f"Compute {ways} of A in the place of {own}."
+    return Reason(why, fix, True, parting.first or mine[0], whole=True)
+
+
+def _both_ways(
+    parting: Parting, theirs: Sequence[Visited], trials: Trials, most: int
+) -> tuple[list[Visited], list[Visited]]:
+    """What B and A compute in a piece, views left out; nothing of A's where that is too much, or B lacks a tensor."""
+    other = parting.counterpart
+    steps = [s for s in theirs if not s.inside and other is not None and s.index <= other.index and not idle(s)]
+    telling = [s for s in steps if family(s.operator) not in MOVES] or steps
+    mine = [s for s in parting.piece if family(s.operator) not in MOVES and not idle(s)]
+    fits = max(len(mine), len(telling)) <= most and trials.held({n for s in steps for n in s.stored})
+    return mine, telling if fits else []
 
 
 def _kind(step: Visited) -> str:

@@ -93,6 +93,7 @@ def _cause(
         or missing.stand_in(parting, trials)
         or _idle_attribute(wire, trials)
         or misplaced.exchanged_results(parting, trials)
+        or misplaced.exchanged_wire(wire, trials)
         or _tried(_connected(wire, trials))
         or misplaced.exchanged_values(parting, trials)
         or missing.lacking(parting, theirs, trials)
@@ -141,6 +142,8 @@ def _attribute(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> R
     untried: Reason | None = None
     for step, other in pairs:
         changed = changed_attributes(step, other)
+        if step.rank != other.rank:  # a stack counts one axis more than what is joined along an axis
+            changed.pop("axis", None)
         alike = family(step.operator) == family(other.operator)
         if not changed:
             continue

@@ -36,7 +36,8 @@ class Reason:
     ``verified`` says that doing it was tried and worked, ``step`` is set when it is at another step of the piece
     than its end, ``changed`` when it is a stored tensor. ``reads`` is set when a step should read other values: the
     step, and for names that it reads what A reads there; ``instead`` is what A computes where ``step`` does nothing;
-    ``values`` of B where these, put in it, are the edit; ``lacks`` is the step of A that nothing in B stands for.
+    ``values`` of B where these, put in it, are the edit; ``lacks`` is the step of A that nothing in B stands for;
+    ``whole`` where all of the piece is what is to be computed otherwise.
     """
 
     why: str
@@ -48,6 +49,7 @@ class Reason:
     instead: str = ""
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
     lacks: Visited | None = None
+    whole: bool = False
 
 
 def where_of(step: Visited, other: Visited | None, output: str, lacks: Visited | None = None) -> Where:
@@ -133,6 +135,10 @@ class Trials:
         their shapes differ.
     operator : callable
         Whether the piece gives A's value with another operator in the named step.
+    tried : bool
+        Whether A's value at the end of the piece brought the rest of B back to A's values.
+    named : callable
+        The names in B of a value.
     """
 
     constants: Trial
@@ -154,6 +160,8 @@ class Trials:
     values_a: Callable[[Sequence[str]], Mapping[str, torch.Tensor]] = lambda _names: {}
     reading: Callable[[str, str, Sequence[Visited]], Mapping[str, torch.Tensor]] = lambda _name, _other, _steps: {}
     operator: Callable[[str, str], bool] = lambda _step, _operator: False
+    tried: bool = False
+    named: Callable[[Sketch], Sequence[str]] = lambda _value: ()
 
     def as_in_a(self, name: str, theirs: str) -> tuple[bool | None, Mapping[str, torch.Tensor]]:
         """Whether B is mended where a value of it is one of A's, and that edit; None where their shapes differ."""

@@ -24,6 +24,8 @@ from driftscope.records.words import counted
 _TELLING = 1e-3
 #: Marks a finding whose edit is one of the reference, told in the words of the two programs as they were given.
 OF_A = "edit of A"
+#: Marks one whose edit is a whole piece: something smaller says more.
+WHOLE = "whole piece"
 _SIDES = {"A": "B", "B": "A"}
 
 
@@ -94,14 +96,19 @@ class Telling:
             f"{others[0].constant.name} first",
             why=f"With A's numbers in them the two are the same function{self.at_the_end()}.",
             fix="Give both the same weights: load one checkpoint into both, or set the seed before each is made.",
-            evidence={**first.evidence, "weights": [c.constant.name for c in others]},
+            # It is said of B alone.
+            evidence={k: v for k, v in first.evidence.items() if k != OF_A}
+            | {"weights": [c.constant.name for c in others]},
         )
 
     def exchanged_weights(self, changed: Sequence[ChangedWeight], names: Sequence[tuple[str, str]]) -> Finding:
         """Say of tensors that each is another one of A's, and which."""
         what, fix = exchange_words(names)
+        if self.of_a:
+            what, fix = f"in A, {exchanged(what)}", _in_a(fix)
         return replace(
             self.weight(changed[0]),
+            code="W010",
             what=what,
             why=f"With their numbers exchanged the two are the same function{self.at_the_end()}.",
             fix=fix,
@@ -146,10 +153,11 @@ class Telling:
         step, other = cause_step(place, cause), parting.counterpart
         tried = {"created": place.created, "tried": place.tried, "piece": [s.name for s in parting.piece]}
         numbers = {**self.numbers, **tried, **({"cause": cause.why} if cause is not None and cause.why else {})}
+        numbers |= {WHOLE: True} if cause is not None and cause.whole else {}
         lacks = None if cause is None else cause.lacks
         if self.of_a and counterpart is not None and cause is not None:
             what = f"not the same function from {counterpart.name} ({counterpart.operator}) on{self.at_the_end()}"
-            turned = replace(cause, why=exchanged(cause.why), fix=_in_a(cause.fix))
+            turned = replace(cause, why=_said_of(cause.why, step), fix=_in_a(cause.fix))
             why, fix, verified = told(turned, step)
             where = where_of(counterpart, step, self.output.path)
             return Finding("N001", what, why, fix, where, {**numbers, "cause": turned.why, **self._mark()},
@@ -186,11 +194,45 @@ def exchanged(words: str) -> str:
     return re.sub(r"(?<![\w./-])[AB](?![\w/-]|\.\w)", lambda found: _SIDES[found[0]], words)
 
 
+def of_one_kind(found: Sequence[Finding]) -> list[Finding]:
+    """Places that differ in one way, told as one finding where they are one line, or one module that has its own.
+
+    A function that is called twice, as a rotation of queries and of keys, is wrong twice.
+    """
+    groups: dict[object, list[Finding]] = {}
+    # What one edit mends is one place, however many pieces it is seen in.
+    edits = {each.fix: each for each in reversed(found) if each.fix and each.verified}
+    for k, each in enumerate(f for f in found if edits.get(f.fix, f) is f):
+        where, cause = each.where, re.sub(r"_\d+\b", "", str(each.evidence.get("cause", "")))
+        place = where.module or (where.file, where.line)
+        alike = each.code == "N001" and bool(cause) and place != (None, None)
+        groups.setdefault((place, where.operator, each.verified, cause) if alike else k, []).append(each)
+    return [_and_more(first, more) for first, *more in groups.values()]
+
+
+def _and_more(first: Finding, more: Sequence[Finding]) -> Finding:
+    nodes = [each.where.node for each in more if each.where.node]
+    if not nodes:
+        return first
+    what = f"{first.what}; {', '.join(nodes)} {'differ' if nodes[1:] else 'differs'} alike"
+    lines = {(each.where.file, each.where.line) for each in (first, *more)}
+    # One line is edited once; the nodes of a file are one by one.
+    one = len(lines) == 1 and first.where.line is not None and (first.where.operator or "").startswith("aten.")
+    fix = first.fix if one else " ".join(dict.fromkeys(each.fix for each in (first, *more)))
+    return replace(first, what=what, fix=fix, evidence={**first.evidence, "also": nodes})
+
+
 def ambiguous(view: View, *constants: Sequence[Constant]) -> bool:
     """Whether something in the programs is itself called A or B, so that a sentence could not be exchanged."""
     steps = [*view.a.steps, *view.b.steps]
     names = {n for s in steps for n in (s.name, *s.inputs, *s.outputs)} | {c.name for side in constants for c in side}
     return not names.isdisjoint(_SIDES)
+
+
+def _said_of(why: str, step: Visited) -> str:
+    """A cause in A in the words of the given order: what is "here" is in that step of A."""
+    words = exchanged(why)
+    return words.replace(" here", f" in A's {step.name}", 1) if " here" in words else f"in A, {words}"
 
 
 def _in_a(fix: str) -> str:

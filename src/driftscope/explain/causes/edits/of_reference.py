@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from driftscope.explain.causes.telling import OF_A
+from driftscope.explain.causes.telling import OF_A, WHOLE
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.certify import Reconciled
 from driftscope.records.finding import Finding
@@ -25,12 +25,17 @@ def with_edits_of_a(found: list[Finding], search: Callable[[], Sequence[Finding]
     search : callable
         Finds the same in A.
     """
-    if all(f.verified for f in found):
+    if _exact(found):
         return found
     other = list(search())
-    if not other or not all(f.verified and f.evidence.get(OF_A) for f in other) or len(other) > len(found):
+    told = bool(other) and all(f.verified and f.evidence.get(OF_A) for f in other) and len(other) <= len(found)
+    if not told or (not _exact(other) and all(f.verified for f in found)):
         return found
     return [other[0] if _nearby(other[0], found[0]) else _placed_as(other[0], found[0]), *other[1:]]
+
+
+def _exact(found: Sequence[Finding]) -> bool:
+    return all(f.verified and not f.evidence.get(WHOLE) for f in found)
 
 
 def _nearby(edit: Finding, parted: Finding) -> bool:

@@ -13,7 +13,7 @@ from driftscope.explain.causes.rewiring import Reason, Trials, with_attributes
 from driftscope.explain.locate.fingerprints import Sketch, Visited
 from driftscope.explain.locate.locating import Search, TriedPlace
 from driftscope.lift.reconcile.solving import solve_number
-from driftscope.lift.steps import Constant, Lifted
+from driftscope.lift.steps import Constant, Lifted, Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,8 @@ class PieceTrials:
             lambda names: search.runs_a.values(names, {}),
             self._reading,
             self.operator,
+            self.place.tried,
+            lambda value: [] if search.latest is None else list(search.latest.in_b.names_of(value)),
         )
 
     def attributes(self, step: str, attributes: Mapping[str, object]) -> bool:
@@ -121,9 +123,10 @@ class PieceTrials:
         return {name: values[source]} if source in values else {}
 
     def _held(self, names: Collection[str]) -> bool:
-        """Whether B stores what A does under these names; what is one number is an operator's own."""
+        """Whether B stores what A does under these names; numbers, and tables made of numbers, are a program's own."""
         same = {name for others in self.search.same_weights.values() for name in others}
-        stored = (c for c in self.constants[0] if c.name in names and c.value.numel() > 1)
+        own = (c for c in self.constants[0] if c.name in names and c.origin is not Origin.COMPUTED)
+        stored = (c for c in own if c.value.numel() > 1)
         return all(c.name in same or not c.value.dtype.is_floating_point for c in stored)
 
     def _reading(self, name: str, theirs: str, readers: Sequence[Visited]) -> Mapping[str, torch.Tensor]:
