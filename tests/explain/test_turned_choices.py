@@ -93,6 +93,12 @@ STEPS = {
         lambda x: torch.fmod(x, torch.tensor(0.71, dtype=x.dtype)),
         (half(2e3), single(1e18), single(20.0)),
     ),
+    "a remainder written out": (
+        lambda x: torch.remainder(x, 0.3),
+        lambda x: x - torch.floor(x / 0.3) * 0.3,
+        lambda x: torch.remainder(x, 0.31),
+        (half(20.0), half(1.0, 300.0), half(2e3)),
+    ),
     "a rounded product": (
         lambda x: torch.trunc(x * 3),
         lambda x: torch.trunc(x.float() * 3).to(x.dtype),

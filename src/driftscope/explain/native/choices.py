@@ -21,6 +21,8 @@ from driftscope.lift.evidence import Evidence, SideLift, pairing_of
 from driftscope.lift.kept import look
 from driftscope.lift.reconcile.certify import Reconciled, reconcile
 from driftscope.lift.reconcile.chains import operator_of
+from driftscope.lift.reconcile.sides import ReconciledSide
+from driftscope.lift.reconcile.uses import divisors_read_in
 from driftscope.lift.steps import Lifted, Step
 
 
@@ -73,10 +75,17 @@ def turned_choices(evidence: Evidence) -> dict[int, Turned]:
     for p, drift in same.items():
         i, j = evidence.pairs[p]
         optimised = evidence.optimized.plain_b[j].value if evidence.optimized is not None else None
-        chosen = [exactly.plain_a[i].value], [exactly.plain_b[j].value, optimised]
+        chosen = [exactly.plain_a[i].value, *_as_read(a, i)], [exactly.plain_b[j].value, optimised, *_as_read(b, j)]
         said = f"same function with every choice made in float64 ({in_float64(drift)}): {words}"
         found[p] = Turned(said, bool(narrowing), chosen)
     return found
+
+
+def _as_read(graph: Lifted, output: int) -> list[torch.Tensor | None]:
+    """What a program gives with the divisors of its remainders rounded as it natively reads them."""
+    side = ReconciledSide(graph, graph.run())
+    read = divisors_read_in((torch.float32, *side.narrow), side, ())
+    return [graph.run(replace={r.name: r.value for r in read})[output].value] if read else []
 
 
 def _rounds_elsewhere(b: Lifted, evidence: Evidence) -> dict[int, bool]:

@@ -79,7 +79,7 @@ def modulo(node: Node, a: Tensor, b: Tensor) -> Result:
         return Result(torch.fmod(a, b) if truncating else torch.remainder(a, b))
     exact = torch.fmod(decided_a, decided_b) if truncating else torch.remainder(decided_a, decided_b)
     quotient = torch.round((decided_a - exact) / decided_b)
-    return Result(torch.where(torch.isnan(exact), exact, a - quotient * b))
+    return Result(torch.where(torch.isnan(exact), exact, exact + (a - decided_a) - quotient * (b - decided_b)))
 
 
 @operator("Max", since=6)

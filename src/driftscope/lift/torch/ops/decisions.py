@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from driftscope.lift.choices import exact_choices
+from driftscope.lift.choices import choices_are_exact, exact_choices
 from driftscope.lift.formulas.terms import EXACT, FUNCTION, ROUND, summed
 from driftscope.lift.steps import Rounding
 from driftscope.lift.torch.call import Call
@@ -106,14 +106,17 @@ def _div(call: Call) -> tuple[Outputs, Rounding]:
 
 @rule("remainder", "fmod")
 def _remainder(call: Call) -> tuple[Outputs, Rounding]:
-    """Subtract the quotient that the native program chose from the float64 dividend."""
+    """Take what the native program chose, and what rounding its operands left out of dividend and divisor."""
     decided = call.natively()[0]
     if decided is None or not decided.is_floating_point():
         return [decided], EXACT
     x, y = (_exact(call, n) for n in ("self", "other"))
-    chosen = _up(decided)
-    quotient = torch.round((_rounded(call, "self") - chosen) / _rounded(call, "other"))
-    exact = x - y * quotient
+    chosen, fmt = _up(decided), call.formats[0]
+    near_x, near_y = (_rounded(call, n, fmt) for n in ("self", "other"))
+    # No digit of a truncated remainder is rounded, however far out; the native quotient may be one more or less.
+    truncated = torch.fmod(near_x, near_y)
+    whole_x = truncated + torch.round((chosen - truncated) / near_y) * near_y
+    exact = whole_x + (x - near_x) - torch.round((near_x - chosen) / near_y) * (y - near_y)
     return [torch.where(torch.isfinite(exact), exact, chosen)], ROUND
 
 
@@ -121,8 +124,11 @@ def _exact(call: Call, name: str) -> torch.Tensor:
     return torch.as_tensor(call.value(name), dtype=torch.float64)
 
 
-def _rounded(call: Call, name: str) -> torch.Tensor:
-    return torch.as_tensor(call.native(name)).to(torch.float64)
+def _rounded(call: Call, name: str, fmt: torch.dtype | None) -> torch.Tensor:
+    """An operand as the program reads it; a number is rounded to the format of the result."""
+    native = torch.as_tensor(call.native(name), dtype=None if call.format(name) is not None else torch.float64)
+    rounds = call.format(name) is None and fmt is not None and fmt.is_floating_point and not choices_are_exact()
+    return (native.to(fmt) if rounds else native).to(torch.float64)
 
 
 @rule("frac")
