@@ -127,6 +127,14 @@ def test_another_step_is_another_function_whatever_rounding_turns(name, k, turne
 
 
 @pytest.mark.parametrize("turned", [False, True])
+def test_another_remainder_far_out_is_another_function(turned):
+    pair = (lambda x: torch.remainder(x, 0.3), lambda x: torch.fmod(x, 0.3))
+    x = (single(1e18)[0].bfloat16(),)
+    found = ds.compare(*(pair[::-1] if turned else pair), x, isolate=False)
+    assert str(found.verdict) == "DIFFERENT", found.reason
+
+
+@pytest.mark.parametrize("turned", [False, True])
 def test_what_overflows_before_it_is_rounded_is_an_overflow(turned):
     pair = STEPS["decimals"][0], STEPS["decimals"][1]
     found = ds.compare(*(pair[::-1] if turned else pair), half(2e3), isolate=False)

@@ -116,7 +116,9 @@ def _remainder(call: Call) -> tuple[Outputs, Rounding]:
     # No digit of a truncated remainder is rounded, however far out; the native quotient may be one more or less.
     truncated = torch.fmod(near_x, near_y)
     whole_x = truncated + torch.round((chosen - truncated) / near_y) * near_y
-    exact = whole_x + (x - near_x) - torch.round((near_x - chosen) / near_y) * (y - near_y)
+    moved = torch.round((near_x - chosen) / near_y) * (y - near_y)
+    # Where that is more than the divisor, digits that the program does not have would choose the remainder.
+    exact = whole_x + (x - near_x) - torch.where(moved.abs() <= y.abs(), moved, torch.zeros_like(moved))
     return [torch.where(torch.isfinite(exact), exact, chosen)], ROUND
 
 
