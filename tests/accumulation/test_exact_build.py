@@ -46,6 +46,7 @@ def test_only_the_fixed_order_product_has_fused_multiply_adds():
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None or shutil.which("objdump") is None, reason="needs gcc and objdump")
+@pytest.mark.slow
 def test_the_flag_is_what_prevents_them(tmp_path):
     """The same sources, allowed to contract for a machine that can: the two-product then holds an fma."""
     target = tmp_path / "contracted.so"

@@ -63,6 +63,7 @@ def wrong(law: str, dtype: torch.dtype, n: int, seed: int) -> list[str]:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("law", LAWS)
+@pytest.mark.sampled(24)
 def test_results_are_correctly_rounded(law, dtype, way):
     assert {n: found for n in (1, 2, 7, 64, 601) if (found := wrong(law, dtype, n, 0))} == {}
 

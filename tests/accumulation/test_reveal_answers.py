@@ -116,6 +116,7 @@ def test_other_pictures_are_refused(short, tmp_path):
 
 
 @pytest.mark.parametrize("n", [16, pytest.param(1003, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_picture_as_png(tmp_path, n):
     pytest.importorskip("matplotlib")
     path = ds.reveal("numpy.sum", n).draw(tmp_path / "tree.png")

@@ -62,6 +62,7 @@ NAMES = ["norm", "shift", "depthwise rows", "scaled row", "transposed", "epsilon
 
 
 @pytest.mark.parametrize(("edit", "tensor", "words"), BUGS, ids=NAMES)
+@pytest.mark.sampled(3)
 def test_the_numbers_that_a_fold_was_not_made_of_are_named(
     edit: Callable[[nn.Sequential], object], tensor: str, words: str, file: Path
 ):

@@ -67,6 +67,7 @@ def only(a: object, b: object) -> Finding:
     ("mistake", "words"),
     [("exchanged", "Exchange transpose"), ("sign", "Turn the sign of what cat"), ("layout", "in the place of")],
 )
+@pytest.mark.sampled(2)
 def test_a_mistake_that_shows_twice_is_one_finding(mistake: str, words: str, turned: bool):
     pair = (made(), made(mistake))
     assert words in only(*(pair[::-1] if turned else pair)).fix
@@ -76,6 +77,7 @@ def test_one_value_read_twice_is_not_told_as_an_exchange():
     assert "xchange" not in only(made(), made("read twice")).fix
 
 
+@pytest.mark.slow
 def test_two_exchanged_weights_of_a_file_without_names_are_one_finding(tmp_path: Path):
     file, broken = exported(made(), tmp_path), made()
     with torch.no_grad():

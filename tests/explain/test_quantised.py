@@ -357,7 +357,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("layout", ["QDQ", "QOperator"])
 @pytest.mark.parametrize(("masked", "verdict"), [(-3.4e38, Verdict.DIFFERENT), (-20.0, Verdict.PRECISION)])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_mask_that_takes_the_whole_range_is_named_and_one_that_leaves_the_scores_some_is_none(
     layout: str, masked: float, verdict: Verdict, tmp_path: Path
 ):

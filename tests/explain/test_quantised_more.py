@@ -57,7 +57,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("layout", ["QDQ", "QOperator"])
 @pytest.mark.parametrize("stored", [True, False])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_an_infinite_range_is_the_one_thing_that_is_wrong_with_a_quantisation(
     stored: bool, layout: str, tmp_path: Path
 ):

@@ -141,7 +141,7 @@ def shrunk(model):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
-@pytest.mark.sampled(1)
+@pytest.mark.slow
 def test_a_recurrent_layer_with_packed_weights_is_lifted_and_is_its_float_layer_quantised(kind):
     model, given = Recurrent(kind).eval(), torch.randn(2, 5, 12, generator=torch.Generator().manual_seed(1))
     small = shrunk(model)

@@ -120,6 +120,7 @@ def test_a_step_whose_rounded_argument_lies_on_its_other_side_is_no_other_functi
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(("name", "k"), [case for case in ASKED if case != ("remainder", 1)])
+@pytest.mark.sampled(8)
 def test_another_step_is_another_function_whatever_rounding_turns(name, k, turned):
     one, _, other, values = STEPS[name]
     found = ds.compare(*((other, one) if turned else (one, other)), values[k], isolate=False)
@@ -150,6 +151,7 @@ class Truncated(nn.Module):
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("values", [half(2e3), half(1.0, 300.0), half(20.0)])
+@pytest.mark.sampled(2)
 def test_an_optimiser_that_leaves_out_a_rounding_before_a_step_made_no_other_function(values, turned, tmp_path):
     file = tmp_path / "truncated.onnx"
     torch.onnx.export(Truncated(), values, file, dynamo=True, verbose=False)

@@ -296,7 +296,7 @@ def file_of_folds(tmp_path_factory):
     ],
     ids=["weight", "statistics", "epsilon"],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_fold_of_other_numbers_is_named_and_the_right_one_tried(file_of_folds, edit, code, words):
     x = torch.randn(2, 3, 8, 8)
     assert ds.compare(folded(), file_of_folds, (x,)).verdict in ("IDENTICAL", "ROUNDING")

@@ -112,6 +112,7 @@ def test_what_is_computed_ahead_of_time_is_rounded(form, reference, turned):
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("reference", [MODULE, ByHand()], ids=["fused", "by hand"])
 @pytest.mark.parametrize("bug", BUGS)
+@pytest.mark.sampled(6)
 def test_other_statistics_are_another_function(bug, reference, turned):
     pair = reference, BUGS[bug]()
     found = ds.compare(*(pair[::-1] if turned else pair), X, isolate=False)

@@ -115,6 +115,7 @@ def conditioned(same: Same, x: np.ndarray, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("law", RANGES)
 @pytest.mark.parametrize("same", SAME, ids=lambda same: same.name)
+@pytest.mark.sampled(90)
 def test_a_function_is_the_same_in_torch_and_in_onnx(same: Same, law: str) -> None:
     if law in same.skip:
         pytest.skip("another function there")

@@ -55,7 +55,7 @@ def exported(model, inputs):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{type(c[0]).__name__}-{vars(c[0]).get('size')}-{c[0].ends}")
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_stored_table_of_a_fused_operator_is_rounding(case):
     model, inputs = case
     program = exported(model, inputs)
@@ -65,6 +65,7 @@ def test_a_stored_table_of_a_fused_operator_is_rounding(case):
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[-2]], ids=["interpolation", "grid"])
+@pytest.mark.sampled(1)
 def test_another_table_is_another_function(case):
     model, inputs = case
     other = Longer(31, True) if isinstance(model, Longer) else Turned(True)

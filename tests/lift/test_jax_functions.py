@@ -175,6 +175,7 @@ def test_an_honest_port_is_rounding_either_way_round(ours, theirs, turned, jitte
     ],
     ids=["epsilon", "scale", "gelu", "degrees of freedom", "axis"],
 )
+@pytest.mark.sampled(2)
 def test_a_bug_between_two_jax_functions_is_found_and_placed(right, wrong, says):
     for a, b in ((right, wrong), (wrong, right)):
         found = ds.compare(ds.program(a, framework="jax"), ds.program(b, framework="jax"), [drawn(16, 6)])

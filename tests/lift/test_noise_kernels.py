@@ -181,6 +181,7 @@ NUMPY = [
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.sampled(90)
 def test_the_error_of_a_kernel_is_the_noise_of_its_step(kernel, dtype):
     assert kernel.low < error_in_noise(kernel, dtype) < kernel.high
 

@@ -40,6 +40,7 @@ def _changes_the_function(bug: Bug, exports: Exports, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("bug", _cases("float32"), ids=lambda bug: bug.id)
+@pytest.mark.sampled(40)
 def test_bug_changes_the_function(bug: Bug, exports: Exports):
     _changes_the_function(bug, exports, "float32")
 

@@ -121,6 +121,7 @@ def test_the_same_module_has_the_same_bits_and_names(saved):
     assert [o.path for o in c.outputs] == ["out.logits", "out.hidden"]
 
 
+@pytest.mark.slow
 def test_another_epsilon_is_placed_in_the_graph_of_the_file(saved):
     c = ds.compare(net(), saved(net(1e-3)), [torch.randn(3, 8)])
     assert c.verdict == "DIFFERENT"

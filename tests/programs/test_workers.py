@@ -49,7 +49,7 @@ def outcomes():
 
 
 @pytest.mark.parametrize("index", range(len(DEATHS)), ids=[task.__name__ for task, *_ in DEATHS])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 def test_every_death_has_a_name(outcomes, index):
     _, fate, code, words = DEATHS[index]
     failure = failure_of(outcomes[0][index])

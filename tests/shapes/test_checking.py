@@ -183,7 +183,7 @@ def test_sizes_that_depend_on_values_are_said():
         ("value_ranges", "var_to_range"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_private_name_that_moved_is_one_finding(monkeypatch, reader, name):
     from driftscope.shapes import private_torch
 

@@ -103,6 +103,7 @@ def test_a_cover_loads_without_the_source_of_the_model(tmp_path):
         (OfPair(), (Pair(seeded(2, 3), seeded(3, 4)), {"by": seeded(1)})),
     ],
 )
+@pytest.mark.sampled(1)
 def test_nested_inputs_and_outputs_survive_the_disk(tmp_path, model, inputs):
     ds.cover(model, inputs).save(tmp_path / "kept")
     loaded = ds.CoveredProgram.load(tmp_path / "kept")

@@ -60,6 +60,7 @@ def test_a_broadcast_that_is_needless_and_one_that_is_needed():
     assert not by_code(needed, "S023")
 
 
+@pytest.mark.slow
 def test_wrong_comes_before_lost_and_lost_before_notes():
     report = ds.check_shapes(CenterUnlessAlone(), (seeded(4, 3),), targets=("onnx",))
     order = [

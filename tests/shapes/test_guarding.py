@@ -257,6 +257,7 @@ class Enlarged(nn.Module):
 
 
 @pytest.mark.parametrize("threshold", [0, 64])
+@pytest.mark.sampled(1)
 def test_the_sizes_of_a_file_are_read_where_its_weights_lie_beside_it(threshold, tmp_path):
     import onnx
 

@@ -65,7 +65,7 @@ def wayward():
     [("abort", "aborted", "R006"), ("hang", "timed out", "R009"), ("fill", "out of memory", "R008"),
      ("raise", "raised", ""), ("kill", "killed", "R007")],
 )  # fmt: skip
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 def test_a_cell_that_ends_badly_is_a_row_that_says_so(wayward, what, outcome, code):
     row = wayward[0][what]
     assert (row["outcome"], row["code"]) == (outcome, code)
