@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import driftscope as ds
 from driftscope.explain.native.choices import _first_turned
+from driftscope.explain.native.replays import correlation
 from driftscope.lift.torch.tape import lift_torch
 
 
@@ -159,3 +162,46 @@ def test_an_optimiser_that_leaves_out_a_rounding_before_a_step_made_no_other_fun
     found = ds.compare(*(pair[::-1] if turned else pair), values, isolate=False)
     assert str(found.verdict) in ("IDENTICAL", "ROUNDING"), found.reason
     assert "O006" not in [f.code for f in found.findings]
+
+
+def _levels(x: torch.Tensor) -> torch.Tensor:
+    return torch.round(x.softmax(-1) * 255)
+
+
+def _levels_in_steps(x: torch.Tensor) -> torch.Tensor:
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return torch.round(e / e.sum(-1, keepdim=True) * 255)
+
+
+def _levels_in_bfloat16(x: torch.Tensor) -> torch.Tensor:
+    return torch.round(x.bfloat16().softmax(-1).to(x.dtype) * 255)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["B", "A"])
+def test_a_step_turned_over_in_an_element_or_two_proves_no_arithmetic(turned: bool) -> None:
+    for seed in range(8):
+        x = torch.randn(4, 16, generator=torch.Generator().manual_seed(seed + 11), dtype=torch.float64).to(
+            torch.float16
+        )
+        programs = (_levels_in_steps, _levels) if turned else (_levels, _levels_in_steps)
+        comparison = ds.compare(*programs, (x,), isolate=False)
+        assert comparison.verdict in ("IDENTICAL", "ROUNDING"), comparison.reason
+        assert "bfloat16" not in comparison.reason
+        assert "cannot make: rounding" not in comparison.reason
+
+
+def test_steps_are_of_one_height_whatever_turned_them() -> None:
+    one, many = torch.zeros(64, dtype=torch.float64), torch.zeros(64, dtype=torch.float64)
+    one[5], many[::4] = 1.0, torch.tensor([1.0, -1.0] * 8, dtype=torch.float64)
+    assert correlation(one, one) == pytest.approx(1.0)
+    assert correlation(one, one, steps=True) == -1.0
+    assert correlation(many, many, steps=True) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_an_arithmetic_that_turned_many_steps_is_still_named(side: str) -> None:
+    x = torch.randn(32, 32, generator=torch.Generator().manual_seed(1)) * 3
+    programs = (_levels, _levels_in_bfloat16) if side == "B" else (_levels_in_bfloat16, _levels)
+    comparison = ds.compare(*programs, (x,), isolate=False)
+    assert comparison.verdict == "PRECISION"
+    assert re.search(rf"rounding to bfloat16 .* in {side}", comparison.reason), comparison.reason

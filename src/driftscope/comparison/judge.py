@@ -263,11 +263,11 @@ def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return Judgement(Verdict.ROUNDING, text, "N012")
     if e.overflow:
         return Judgement(Verdict.PRECISION, f"{ground}, {_floors(e.rho)}: {e.overflow}", "N004")
-    found = _caused(e, f"{ground}, {_floors(e.rho)}", t)
+    found = _caused(e, ground, t)
     if found is not None:
         return found
     if lifted and unlifted:
-        return Judgement(Verdict.ROUNDING, f"{ground}, {_floors(e.rho)}: rounding that grows", "N013")
+        return Judgement(Verdict.ROUNDING, f"{ground}, {_grown(e.rho)}: rounding that grows", "N013")
     where = "the runtime does not compute its graph" if lifted else "more than rounding, and B could not be lifted"
     return Judgement(Verdict.DIFFERENT, f"{ground}, but {_floors(e.rho)}: {where}", "R003")
 
@@ -278,23 +278,26 @@ def _reproduced(e: OutputEvidence, t: Thresholds) -> bool:
     return correlation >= t.replay and rest <= t.rounding
 
 
-def _caused(e: OutputEvidence, measured: str, t: Thresholds) -> Judgement | None:
+def _caused(e: OutputEvidence, ground: str, t: Thresholds) -> Judgement | None:
     """Judge by what was reproduced or run alone, for a drift above the floor."""
+    if e.rho is None:
+        return None
+    measured, grown = f"{ground}, {_floors(e.rho)}", f"{ground}, {_grown(e.rho)}"
     if e.cheaper and not _reproduced(e, t):
         return Judgement(Verdict.PRECISION, f"{measured}: consistent with {e.cheaper}", "N003")
     if e.cheaper:
         if e.replay.get("kind") == "order":
-            return Judgement(Verdict.ROUNDING, f"{measured}: rounding, explained by {e.cheaper}", "N013")
+            return Judgement(Verdict.ROUNDING, f"{grown}: rounding, explained by {e.cheaper}", "N013")
         return Judgement(Verdict.PRECISION, f"{measured}: explained by {e.cheaper}", "N003")
     if e.consistent:
         return Judgement(Verdict.PRECISION, f"{measured}: consistent with {e.consistent}", "N003")
     if e.kernels:
         return Judgement(Verdict.DIFFERENT, f"{measured}: {e.kernels}, run alone, is off by that much", "R003")
     if e.faithful:
-        text = f"{measured}: rounding that grows; each side is within its own rounding of its float64 run"
+        text = f"{grown}: rounding that grows; each side is within its own rounding of its float64 run"
         return Judgement(Verdict.ROUNDING, text, "N013")
     if e.within:
-        text = f"{measured}: rounding that grows; every kernel, run alone, is within its own"
+        text = f"{grown}: rounding that grows; every kernel, run alone, is within its own"
         text += f" but {e.beside}, which does not account for all of it" if e.beside else ""
         return Judgement(Verdict.ROUNDING, text, "N013")
     return None
@@ -312,6 +315,11 @@ def told_floors(rho: Ratio, t: Thresholds = THRESHOLDS) -> float:
     """
     chance = any(rho.value <= limit < rho.whole for limit in (t.rounding, t.large))
     return rho.value if rho.place != "tensor" or math.isnan(rho.whole) or chance else rho.whole
+
+
+def _grown(rho: Ratio) -> str:
+    """Say the size of a difference that is rounding all the same: a step turned over that no noise turned."""
+    return "a difference that no run with noise made" if math.isinf(rho.value) else _floors(rho)
 
 
 def _floors(rho: Ratio) -> str:

@@ -137,8 +137,7 @@ class _NotedChoices:
         made = _whole(step)
         if made:
             self.by_step[step.name] = [v.clone() for v in made]
-            # Of integers alone nothing else is chosen: there is a choice before, or a step inside this one.
-            self.from_floats |= not step.inputs or any(v is None or v.is_floating_point() for v in step.inputs)
+            self.from_floats |= _from_floats(step)
 
 
 @dataclass(slots=True)
@@ -153,6 +152,16 @@ class _Turned:
             pairs = zip(_whole(step), self.earlier.get(step.name, ()), strict=False)
             if any(not torch.equal(one, other) for one, other in pairs):
                 self.first = step
+
+
+def chooses(step: Step) -> bool:
+    """Whether a step chooses by floats that another arithmetic may move to the other side."""
+    return bool(_whole(step)) and _from_floats(step)
+
+
+def _from_floats(step: Step) -> bool:
+    """Of integers alone nothing else is chosen: there is a choice before, or a step inside this one."""
+    return not step.inputs or any(v is None or v.is_floating_point() for v in step.inputs)
 
 
 def _whole(step: Step) -> list[torch.Tensor]:

@@ -22,6 +22,7 @@ from driftscope.errors import CannotLift
 from driftscope.explain.half.simulation import Anatomy, DeclaredFormats, anatomy_of
 from driftscope.explain.native.cheap_products import Changed, rounding_to
 from driftscope.explain.native.chirps import Chirped
+from driftscope.explain.native.choices import chooses
 from driftscope.explain.native.ranges import Flushing, flushed
 from driftscope.lift.evidence import Evidence, SideLift
 from driftscope.lift.noise.floor import kernels_of
@@ -248,13 +249,17 @@ def reproduce(
 
 @dataclass(slots=True)
 class _Tried:
-    """Replays of one graph against the errors that it should have; ``moves`` is what its rounded constants did."""
+    """Replays of one graph against the errors that it should have; ``moves`` is what its rounded constants did.
+
+    ``chooses`` says, once the ways were asked for, whether the program chooses by floats.
+    """
 
     side: SideLift
     wanted: Sequence[tuple[int, torch.Tensor]]
     against: Sequence[list[torch.Tensor]]
     moves: Sequence[torch.Tensor | None]
     seed: int
+    chooses: bool = False
 
     def possible(self, ways: Sequence[Way]) -> list[Way]:
         """The ways that change anything in this graph."""
@@ -265,6 +270,7 @@ class _Tried:
 
         def look(step: Step) -> None:
             kinds.add(Kind.EXACT if step.constant else step.rounding.kind)
+            self.chooses = self.chooses or (not step.constant and chooses(step))
             if not low and flushed(step) is not None:
                 low.append(step.name)
 
@@ -285,7 +291,7 @@ class _Tried:
             replayed = run_in(graph, way)
             pairs = zip(self.wanted, self.moves, strict=True)
             predicted = [_moved(_gap(self.side.clean[k], replayed[k]), move) for (k, _), move in pairs]
-            alike = [correlation(p, d) for p, (_, d) in zip(predicted, self.wanted, strict=True)]
+            alike = [correlation(p, d, self.chooses) for p, (_, d) in zip(predicted, self.wanted, strict=True)]
             if any(c < THRESHOLDS.replay for c in alike):
                 return None
             noisy = [run_in(graph, way, seed=self.seed + n) for n in (1, 2)]
@@ -317,10 +323,11 @@ def _rest(left: torch.Tensor, noises: list[torch.Tensor], alike: float) -> float
     return drift_in_floors(torch.where(sizes <= bound, left, torch.zeros_like(left)), noises).overall
 
 
-def correlation(predicted: torch.Tensor | None, drift: torch.Tensor) -> float:
+def correlation(predicted: torch.Tensor | None, drift: torch.Tensor, steps: bool = False) -> float:
     """Cosine between a predicted error and a measured one; -1 where it proves nothing.
 
-    Errors of another size, and those that a few elements carry, prove nothing: unless these fit to many digits.
+    Errors of another size, and those that a few elements carry, prove nothing: unless these fit to many digits, and not
+    by ``steps``, whose height any arithmetic gives that turns them over.
     """
     if predicted is None or predicted.shape != drift.shape:
         return -1.0
@@ -330,7 +337,7 @@ def correlation(predicted: torch.Tensor | None, drift: torch.Tensor) -> float:
     square = predicted.square() / size**2
     carrying = float(square.sum() ** 2 / square.square().sum())
     left = rms(drift - predicted) / given
-    if carrying < _ELEMENTS and left > 0.0 and carrying * -math.log10(left) < _DIGITS:
+    if carrying < _ELEMENTS and (steps or (left > 0.0 and carrying * -math.log10(left) < _DIGITS)):
         return -1.0
     return float((predicted / size * (drift / given)).mean())
 
