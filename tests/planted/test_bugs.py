@@ -21,7 +21,7 @@ from .torch_bugs import TORCH_BUGS, TorchBug
 
 
 @pytest.mark.parametrize(("bug", "dtype"), each_once(BUGS, lambda bug: bug.dtypes))
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12)
 def test_planted_bug_is_found_and_placed(bug: Bug, dtype: str, exports: Exports):
     architecture, native = ARCHITECTURES[bug.architecture], getattr(torch, dtype)
     broken = exports.model(bug.architecture, dtype)

@@ -31,6 +31,8 @@ def with_edits_of_a(found: list[Finding], search: Callable[[], Sequence[Finding]
     told = bool(other) and all(f.verified and f.evidence.get(OF_A) for f in other) and len(other) <= len(found)
     if not told or (not _exact(other) and all(f.verified for f in found)):
         return found
+    if other[0].evidence.get(WHOLE) and not _inside(other[0], found[0]):
+        return found  # a piece that ends elsewhere says less than the place where B was seen to part
     return [other[0] if _nearby(other[0], found[0]) else _placed_as(other[0], found[0]), *other[1:]]
 
 
@@ -41,9 +43,13 @@ def _exact(found: Sequence[Finding]) -> bool:
 def _nearby(edit: Finding, parted: Finding) -> bool:
     """Whether an edit of A is at the place where B was seen to part, or nothing else is known of that."""
     one, other = edit.where, parted.where
-    if other.node is None or one.node == other.node or one.node in parted.evidence.get("piece", ()):
+    if other.node is None or _inside(edit, parted):
         return True
     return one.module is not None and one.module == other.module
+
+
+def _inside(edit: Finding, parted: Finding) -> bool:
+    return edit.where.node == parted.where.node or edit.where.node in parted.evidence.get("piece", ())
 
 
 def _placed_as(edit: Finding, parted: Finding) -> Finding:
