@@ -155,8 +155,8 @@ class _Turned:
 
 
 def chooses(step: Step) -> bool:
-    """Whether a step chooses by floats that another arithmetic may move to the other side."""
-    return bool(_whole(step)) and _from_floats(step)
+    """Whether a step chooses by floats that another arithmetic may move to the other side: by more than their bits."""
+    return operator_of(step) not in _BITS and bool(_whole(step)) and _from_floats(step)
 
 
 def _from_floats(step: Step) -> bool:
@@ -183,5 +183,6 @@ def _quotient(step: Step, left: torch.Tensor) -> torch.Tensor:
     return torch.round((dividend - left) / divisor)
 
 
+_BITS = frozenset({"view", "view_dtype", "bitcast"})
 _REMAINDERS = frozenset({"fmod", "remainder", "mod", "frac"})
 _ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "sign", "fix", "floor_divide"})

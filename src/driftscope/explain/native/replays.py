@@ -241,25 +241,21 @@ def reproduce(
         if found:
             # Every narrow format loses subnormal numbers too, and much that is larger.
             best = min(found, key=lambda r: (not r.way.flushes, r.rest))
-            # In the order in which they are tried.
-            alike = dict.fromkeys(r.way.name for r in found if same_bits(r.way, best.way))
+            alike = dict.fromkeys(r.way.name for r in found if same_bits(r.way, best.way))  # in the order tried
             return best if len(alike) == 1 else replace(best, alike=tuple(alike))
     return None
 
 
 @dataclass(slots=True)
 class _Tried:
-    """Replays of one graph against the errors that it should have; ``moves`` is what its rounded constants did.
-
-    ``chooses`` says, once the ways were asked for, whether the program chooses by floats.
-    """
+    """Replays of one graph against the errors that it should have; ``moves`` is what its rounded constants did."""
 
     side: SideLift
     wanted: Sequence[tuple[int, torch.Tensor]]
     against: Sequence[list[torch.Tensor]]
     moves: Sequence[torch.Tensor | None]
     seed: int
-    chooses: bool = False
+    chooses: bool = False  # by floats; known once the ways were asked for
 
     def possible(self, ways: Sequence[Way]) -> list[Way]:
         """The ways that change anything in this graph."""
@@ -299,8 +295,7 @@ class _Tried:
             return None
         rests = []
         for position, (k, drift) in enumerate(self.wanted):
-            own = [_gap(replayed[k], run[k]) for run in noisy]
-            samples = [s * 2.0**-0.5 for s in own if s is not None]
+            samples = [s * 2.0**-0.5 for run in noisy if (s := _gap(replayed[k], run[k])) is not None]
             prediction = predicted[position]
             if prediction is None:
                 return None
@@ -326,8 +321,8 @@ def _rest(left: torch.Tensor, noises: list[torch.Tensor], alike: float) -> float
 def correlation(predicted: torch.Tensor | None, drift: torch.Tensor, steps: bool = False) -> float:
     """Cosine between a predicted error and a measured one; -1 where it proves nothing.
 
-    Errors of another size, and those that a few elements carry, prove nothing: unless these fit to many digits, and not
-    by ``steps``, whose height any arithmetic gives that turns them over.
+    Errors of another size, and those that a few elements carry, prove nothing: unless these fit to many digits and
+    are no ``steps``, whose height is the same whatever turned them over.
     """
     if predicted is None or predicted.shape != drift.shape:
         return -1.0
