@@ -69,16 +69,15 @@ class PieceTrials:
 
     def attributes(self, step: str, attributes: Mapping[str, object]) -> bool:
         """Whether the piece gives A's value with other attributes of one of its steps."""
-        try:
-            graph = with_attributes(self.search.b, step, attributes)
-        except CannotLift:
-            return False
-        return self.search.piece_heals(self.place, {}, {}, graph) or self.whole({}, graph)
+        return self._edited(lambda: with_attributes(self.search.b, step, attributes))
 
     def operator(self, step: str, operator: str) -> bool:
         """Whether the piece gives A's value with another operator in one of its steps."""
+        return self._edited(lambda: self.search.b.with_operator(step, operator))
+
+    def _edited(self, edit: Callable[[], Lifted]) -> bool:
         try:
-            graph = self.search.b.with_operator(step, operator)
+            graph = edit()
         except CannotLift:
             return False
         return self.search.piece_heals(self.place, {}, {}, graph) or self.whole({}, graph)
@@ -103,11 +102,7 @@ class PieceTrials:
         return self.search.piece_heals(self.place, {}, force)
 
     def _exchange(self, step: str, order: Sequence[int]) -> bool:
-        try:
-            graph = self.search.b.with_inputs(step, order)
-        except CannotLift:
-            return False
-        return self.search.piece_heals(self.place, {}, {}, graph) or self.whole({}, graph)
+        return self._edited(lambda: self.search.b.with_inputs(step, order))
 
     def _forced(self, values: Mapping[str, torch.Tensor]) -> bool:
         end = self.place.parting.step.outputs[0]
