@@ -27,12 +27,21 @@ def test_a_study_is_run_kept_listed_shown_and_asked(run, here):
     assert "reduction-0001" in run("runs", "list").stdout
     shown = run("runs", "show", "reduction-0001")
     assert shown.stdout == said.stdout
+    assert run("report", "runs/reduction-0001").stdout.splitlines()[0] == shown.stdout.splitlines()[0]
     record = json.loads(run("runs", "show", "reduction-0001", "--json").stdout)
     assert record["schema"] == "driftscope/study/1"
     assert record["environment"]["versions"]["numpy"]
     assert record["command"] == "driftscope study reduction --set sizes=8,64 --set permutations=8"
     answer = run("runs", "query", "SELECT dtype, count(*) AS n FROM rows GROUP BY dtype ORDER BY dtype", "--json")
     assert json.loads(answer.stdout) == [{"dtype": d, "n": 12} for d in ("float16", "float32", "float64")]
+
+
+def test_a_folder_that_is_no_run_is_refused_in_one_sentence(run, here):
+    (here / "runs").mkdir()
+    said = run("report", "runs")
+    assert (said.exit_code, said.stdout) == (2, "")
+    assert said.stderr.count("\n") == 1
+    assert "'runs' is a folder and no stored run" in said.stderr
 
 
 def test_diff_says_what_changed_and_its_exit_code_too(run, here):

@@ -12,7 +12,7 @@ import click
 from driftscope.cli.answers import answer_options, give
 from driftscope.cli.surroundings import Journey
 from driftscope.cli.surroundings import command as make_command
-from driftscope.errors import InputError
+from driftscope.errors import InputError, RecordError
 from driftscope.records.words import counted
 
 
@@ -21,11 +21,12 @@ from driftscope.records.words import counted
     examples=(
         ("driftscope report record.json -o page.html", "make a page of a stored record"),
         ("driftscope report page.html", "read a page on the terminal"),
+        ("driftscope report runs/gemm-0001 -o page.html", "make a page of a stored run"),
         ("driftscope report page.html --json", "get the record out of a page"),
         ("driftscope report page.html --annotate model.onnx seen.onnx", "see each node's drift in Netron"),
     ),
 )
-@click.argument("record", metavar="RECORD.json|PAGE.html")
+@click.argument("record", metavar="RECORD.json|PAGE.html|runs/ID")
 @click.option("--annotate", nargs=2, type=click.Path(), metavar="MODEL OUT",
               help="Copy MODEL.onnx, the record's B, to OUT with each node's drift as its metadata.")  # fmt: skip
 @click.option("--node-data", type=click.Path(dir_okay=False), metavar="FILE",
@@ -38,9 +39,7 @@ def command(record: str, *, journey: Journey, as_json: bool, outputs: Sequence[s
 
     Nothing is run, no tensor library is needed (but for --annotate), and the exit code is 0 whatever the verdict was.
     """
-    from driftscope.report.pages.page import load
-
-    loaded = load(record)
+    loaded = _loaded(record)
     if options["node_data"]:
         _write_node_data(loaded, Path(options["node_data"]), options["measure"])
     if options["annotate"]:
@@ -48,6 +47,21 @@ def command(record: str, *, journey: Journey, as_json: bool, outputs: Sequence[s
         if not journey.quiet:
             click.echo(f"Wrote {options['annotate'][1]}: {counted(count, 'node')} annotated", err=True)
     give(loaded, as_json=as_json, outputs=outputs, quiet=journey.quiet, details=journey.verbose)
+
+
+def _loaded(record: str) -> Any:
+    """Return the record of a file, or that of a run's folder."""
+    folder = Path(record).resolve()
+    if folder.is_dir():
+        from driftscope.studies import open_study
+
+        if not (folder / "run.json").is_file():
+            told = f"`driftscope runs list --store {record}` lists the runs in it"
+            raise RecordError(f"{record!r} is a folder and no stored run, which would hold a run.json; {told}")
+        return open_study(folder.name, folder.parent).record
+    from driftscope.report.pages.page import load
+
+    return load(record)
 
 
 def _write_node_data(loaded: Any, target: Path, measure: str) -> None:
