@@ -1,4 +1,4 @@
-"""Higher-order operators: the branch taken, the iterations run and the function mapped are what is recorded."""
+"""Operators that call others: the branch taken, the iterations run, the function mapped or called are recorded."""
 
 from __future__ import annotations
 
@@ -32,6 +32,29 @@ def call_higher_order(
         if kernel is None:
             raise CannotLift(f"The higher-order operator {operator.name()} has no float64 evaluation.")
         return kernel(*args, **kwargs)
+
+
+def call_custom(
+    recorder: AbstractContextManager[Any], operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[bool, Any]:
+    """Run the Python function that a custom operator stands for, the calls it makes recorded.
+
+    ``torch.library.custom_op`` keeps such functions by device in a table that is private, seen in torch 2.8 to 2.13.
+
+    Returns
+    -------
+    followed : bool
+        False where the operator is no such one: what it computes is not seen.
+    result : object
+    """
+    definition = getattr(torch._library.custom_ops, "OPDEFS", {}).get(operator._name)
+    bodies = {} if definition is None else definition._backend_fns
+    device = next((x.device.type for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), None)
+    body = bodies.get(device, bodies.get(None))
+    if body is None:
+        return False, None
+    with recorder:
+        return True, body(*args, **kwargs)
 
 
 def seen_by(mode: type[TorchDispatchMode]) -> None:

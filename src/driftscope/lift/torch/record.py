@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.errors import CannotLift
-from driftscope.lift.torch.control import call_higher_order, seen_by
+from driftscope.lift.torch.control import call_custom, call_higher_order, seen_by
 from driftscope.lift.torch.entries import AtenCall, CallPlace, Facts, Ref, Tape, facts_of, functional_form, tensors_in
 from driftscope.lift.torch.ledger import Ledger
 from driftscope.lift.torch.native_values import listener
@@ -34,6 +34,7 @@ _SAMPLERS = frozenset({"bernoulli", "multinomial", "poisson", "binomial", "norma
 _OVERWRITING = frozenset(
     {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"}
 )
+_TORCH = frozenset({"aten", "prims", "prim"})
 _GUARDS = ("_assert", "sym_constrain", "_functional_assert", "record_function", "_record_function")
 _RESIZING = frozenset({"resize_", "set_", "resize_as_", "resize_output_", "_resize_output_"})
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
@@ -84,8 +85,12 @@ class Recorder(TorchDispatchMode):
             return self._nested.call(func, facts, args, kwargs)
         if facts.name in _RESIZING and any(self.ledger.depends(t) for t in tensors_in(args) if t is not None):
             raise CannotLift(f"aten.{facts.name} changes the memory of a value that depends on the inputs.")
-        call = self.encode(args), {k: self.encode(v) for k, v in kwargs.items()}
         dependent = self._depends_on_inputs(facts, args, kwargs)
+        if dependent and func.namespace not in _TORCH:
+            followed, result = call_custom(self, func, args, kwargs)
+            if followed:
+                return self._seen_whole(func, result)
+        call = self.encode(args), {k: self.encode(v) for k, v in kwargs.items()}
         if dependent:
             call = self._freeze(facts, args, call[0]), call[1]
             self.ledger.keep_constants(tensors_in((*args, *kwargs.values())))
@@ -96,6 +101,14 @@ class Recorder(TorchDispatchMode):
         self._tape_call(func, facts, call, tensors_in(result), targets, dependent)
         self.ledger.after_write()
         return result
+
+    def _seen_whole(self, func: Any, result: Any) -> Any:
+        """Hand on what a followed operator returned, if torch saw it computed."""
+        if all(t is None or self.ledger.depends(t) for t in tensors_in(result)):
+            return result
+        raise CannotLift(
+            f"The operator {func.namespace}::{facts_of(func).name} is opaque; it computes where torch does not see it."
+        )
 
     def keep_again(self, tensor: torch.Tensor) -> None:
         """Keep a native result whose bits the program's own library made, which a call came close to."""
