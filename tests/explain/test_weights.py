@@ -135,6 +135,17 @@ class _Narrow(torch.nn.Module):
         return self.out(self.conv(x).mean((2, 3)))
 
 
+@pytest.mark.parametrize(("smallest", "words"), [(3e-7, "float16"), (0.1, "float16 or TF32")])
+def test_tensors_that_may_be_of_two_formats_are_told_as_the_one_that_others_show(smallest, words):
+    plain, narrow = _Narrow(), _Narrow()
+    with torch.no_grad():
+        plain.out.weight[0, 0] = narrow.out.weight[0, 0] = smallest
+        for parameter in narrow.parameters():
+            parameter.copy_(parameter.half().float())
+    found = ds.compare(plain, narrow, (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)),))
+    assert f"weights rounded to {words}: 4 of its tensors" in found.reason
+
+
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16])
 @pytest.mark.sampled(2)
 def test_weights_rounded_in_place_are_precision_either_way_and_one_that_is_not_is_different(dtype):

@@ -95,10 +95,21 @@ def as_rounded(side: str, how: Sequence[str], rows: Sequence[Mapping[str, Any]])
     other = "A" if side == "B" else "B"
     number = f"{len(how)} of its tensors are {other}'s weights" if len(how) > 1 else f"one tensor is {other}'s weight"
     words = (
-        f"{side} is {other} with weights {' and '.join(dict.fromkeys(how))}: {number}, and with {other}'s numbers in "
+        f"{side} is {other} with weights {' and '.join(_kinds(how))}: {number}, and with {other}'s numbers in "
         f"them the two are the same function. Each alone costs most at {dear}"
     )
     return Quantisation(side, words, layers, code="W007")
+
+
+def _kinds(how: Sequence[str]) -> list[str]:
+    """Return each way once; what may be either of two is told as the one that others of the tensors show."""
+    ways = list(dict.fromkeys(how))
+    told = [way.partition(" or ") for way in ways]
+    return [
+        way
+        for way, (first, either, second) in zip(ways, told, strict=True)
+        if not either or not {first, f"rounded to {second}"} & {*ways}
+    ]
 
 
 def _dearest(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
