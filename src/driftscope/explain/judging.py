@@ -359,8 +359,10 @@ def _overflow(results: Results, evidence: Evidence, m: Measured) -> str:
 
 
 def _tie(results: Results, evidence: Evidence, m: Measured, tied: Tied | None) -> bool:
-    a, b = native_values(results, m.leaf) if m.pair is not None and not m.floating and m.kind == "value" else (0, 0)
-    if m.pair is None or not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+    if m.pair is None or m.floating or m.kind != "value":
+        return False
+    a, b = native_values(results, m.leaf)
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     if tied is not None:
         i, j = evidence.pairs[m.pair]
