@@ -122,3 +122,60 @@ def test_nan_of_another_cause_is_not_an_underflow():
     found = ds.compare(small, lambda x: small(x) + torch.log(x).clamp(0, 0), [TINY], explain=False)
     assert found.verdict is ds.Verdict.DIFFERENT
     assert "underflow" not in found.reason
+
+
+WIDE = 12 * torch.randn(8, 32, generator=torch.Generator().manual_seed(2))
+ENDS = {
+    "a logit": (lambda x: x.sigmoid().logit(), "aten.sigmoid", "logit"),
+    "an inverse error function": (lambda x: (x / 4).erf().erfinv(), "aten.erf", "erfinv"),
+    "the complement of a probability": (lambda x: (1 - x.softmax(-1)).log(), "aten._softmax", "log"),
+}
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("name", ENDS)
+def test_a_value_rounded_to_the_end_of_a_domain_is_named_on_the_side_that_rounds(name, swapped):
+    function, operator, then = ENDS[name]
+
+    def wide(x):
+        return function(x.double()).to(x.dtype)
+
+    pair = (wide, function) if swapped else (function, wide)
+    found = ds.compare(*pair, [WIDE.bfloat16()])
+    assert found.verdict is ds.Verdict.PRECISION, found.reason
+    assert (found.first.code, found.first.where.operator) == ("N004", operator)
+    assert str(found).startswith(f"PRECISION: rounding in {'B' if swapped else 'A'} at ")
+    assert f"becomes {'-' if '-1 in' in found.reason else ''}1 in bfloat16, where {then} (" in found.reason
+    other = ds.compare(function, lambda x: wide(x) * 1.01, [WIDE.bfloat16()], explain=False)
+    assert other.verdict is ds.Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_side_without_infinities_is_behind_none(swapped):
+    """Both underflow; only the logarithm of the sigmoid makes an infinity of it."""
+    x = WIDE.half()
+
+    def fused(x):
+        return torch.nn.functional.logsigmoid(x) + torch.exp(-x.abs() - 5)
+
+    def parts(x):
+        return torch.log(torch.sigmoid(x)) + torch.exp(-x.abs() - 5)
+
+    found = ds.compare(*((parts, fused) if swapped else (fused, parts)), [x])
+    assert found.verdict is ds.Verdict.PRECISION
+    assert f"underflow in {'A' if swapped else 'B'}" in found.reason
+    assert found.first.where.operator == "aten.sigmoid"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("squash", [torch.sigmoid, nn.functional.hardsigmoid, lambda x: (x.tanh() + 1) / 2])
+def test_noise_carries_no_probability_out_of_its_domain(squash, dtype):
+    def entropy(x):
+        return nn.functional.binary_cross_entropy(squash(x), (x > 0.5).to(x.dtype), reduction="none")
+
+    def wide(x):
+        return entropy(x.double()).to(x.dtype)
+
+    x = (WIDE * 5).to(dtype)
+    assert ds.compare(entropy, wide, [x], explain=False).verdict in (ds.Verdict.ROUNDING, ds.Verdict.PRECISION)
+    assert ds.compare(entropy, lambda x: wide(x) * 1.01, [x], explain=False).verdict is ds.Verdict.DIFFERENT

@@ -39,6 +39,8 @@ def _advice(code: str, output: OutputRecord, replay: Mapping[str, Any], places: 
     if code == "N014" and code in places:
         return "random"
     shapes = [side.shape or () for side in (output.a, output.b) if side is not None]
+    if code == "N004" and " is not finite" in output.reason:
+        return "end of a domain"
     if code == "N008" and len(shapes) == 2 and sorted(shapes[0]) == sorted(shapes[1]):
         return "permuted"
     if code == "N003" and output.reason.startswith(BY_FLOOR) and not replay:
@@ -92,6 +94,11 @@ _ADVICE = {
     "N004": (
         "An intermediate value is larger than the largest number of its format, or smaller than its smallest.",
         "Keep the named operator in float32, or scale its inputs.",
+    ),
+    "end of a domain": (
+        "A format rounds a value to the end of the domain of what is computed of it, such as the logarithm's zero.",
+        "Compute both in one function that does not round between them (log_softmax, logsigmoid, log1p), or clamp the "
+        "value inside the domain.",
     ),
     "N005": (
         "A result that is NaN everywhere compares equal to any other such result.",

@@ -160,8 +160,8 @@ _CAUSED = re.compile(r" floors?(?: \([^)]*\))?: (?P<how>consistent with|explaine
 
 # How it ends its sentence on a value that left the range of its format.
 _OVERFLOWED = re.compile(
-    r": (?P<what>(?:over|under)flow in [AB], .+? (?:exceeds the largest|is below the smallest) [^,]+, [^ ]+)"
-    r"(?: at .*)?$"
+    r": (?P<what>(?:over|under)flow in [AB], .+? (?:exceeds the largest|is below the smallest) [^,]+, [^ ]+"
+    r"|rounding in [AB], .+? is not finite)(?: at .*)?$"
 )
 
 

@@ -43,7 +43,7 @@ _TABLE = (
     ("N001", "different function", "Evaluated in float64, the two programs still differ: this is not rounding."),
     ("N002", "reserved", "Never issued."),
     ("N003", "cheaper arithmetic", "The same function in cheaper arithmetic, which is named and explains the drift."),
-    ("N004", "overflow", "A value leaves the range of its format: infinity where float64 has a finite number."),
+    ("N004", "overflow", "A value leaves the range of its format, or a domain: infinity where float64 has a number."),
     ("N005", "NaN on both sides", "Every element compared is NaN, so nothing was compared."),
     ("N006", "NaN or infinity elsewhere", "The two sides have NaN or infinity at different positions."),
     ("N007", "structure", "An output is missing, extra, or of another kind."),

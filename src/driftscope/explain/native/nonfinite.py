@@ -8,7 +8,7 @@ one by a softmax over a row that holds nothing else is a new event.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,12 +55,16 @@ class NonFinite:
 class _Origins:
     """An observer that rounds every result to its format and remembers where non-finite ones come from."""
 
+    exact: Collection[str] = ()
+    told: Callable[[Step, Sequence[torch.Tensor | None]], None] | None = None
     source: dict[str, NonFinite | None] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> list[torch.Tensor | None] | None:
         outputs = [_declared(v, fmt) for v, fmt in zip(step.outputs, step.formats, strict=True)]
-        if step.constant:
+        if step.constant or any(name in self.exact for name in step.output_names):
             return None
+        if self.told is not None:
+            self.told(step, outputs)
         for name, value in zip(step.output_names, outputs, strict=False):
             if value is None or not value.dtype.is_floating_point or bool(torch.isfinite(value).all()):
                 self.source.pop(name, None)
@@ -161,9 +165,22 @@ class Origins:
     outputs: list[LiftedOutput]
 
 
-def origins(graph: Lifted) -> Origins:
-    """Find for every output of a lifted graph that is not finite where that began."""
-    watch = _Origins()
+def origins(
+    graph: Lifted,
+    exact: Collection[str] = (),
+    told: Callable[[Step, Sequence[torch.Tensor | None]], None] | None = None,
+) -> Origins:
+    """Find for every output of a lifted graph that is not finite where that began.
+
+    Parameters
+    ----------
+    graph : Lifted
+    exact : collection of str
+        Names of values that are not rounded to their formats.
+    told : callable or None
+        Told each step that depends on the inputs, and its results rounded to their formats.
+    """
+    watch = _Origins(exact, told)
     outputs = graph.run(observe=watch)
     found = {str(leaf.path): watch.source.get(leaf.name) for leaf in outputs}
     missing = {path for path, event in found.items() if event is None}

@@ -93,25 +93,10 @@ def _sentinel(value: torch.Tensor, largest: float) -> bool:
     return bool((torch.isfinite(value) & (value.abs() >= (1e30 if largest < 1e30 else 1e300))).any())
 
 
-def _too_small(step: Step, value: torch.Tensor, fmt: torch.dtype) -> Overflow | None:
-    smallest = float(torch.finfo(fmt).smallest_normal) * float(torch.finfo(fmt).eps)
-    lost = value[(value != 0) & (value.abs() <= smallest / 2)].abs()
-    if not lost.numel():
-        return None
-    return Overflow(_where(step), float(lost.max()), smallest, str(fmt).removeprefix("torch."), under=True)
-
-
 def first_overflow(graph: Lifted, replace: Mapping[str, torch.Tensor] | None = None) -> Overflow | None:
     """Run a lifted graph once and return the first step whose result its format cannot hold, if any."""
     watch = _RangeWatch(_too_large)
     graph.run(observe=watch, replace=replace)
-    return watch.found
-
-
-def first_underflow(graph: Lifted) -> Overflow | None:
-    """Run a lifted graph once and return the first step of whose result its format makes zero, if any."""
-    watch = _RangeWatch(_too_small)
-    graph.run(observe=watch)
     return watch.found
 
 

@@ -114,6 +114,8 @@ class NoiseInjector:
                 out.copy_(torch.where(torch.isfinite(clean) & torch.isfinite(out), out, clean))
         if spread.shared or spread.level or spread.absolute:
             self._add_row_noise(noisy, value, step, spread)
+        if argument is not None:
+            noisy = _within_one(value, noisy)
         return noisy if exact is None else torch.where(exact, value, noisy)
 
     def _sized(
@@ -221,6 +223,16 @@ def _limit(clean: torch.Tensor, out: torch.Tensor, argument: torch.Tensor, scale
     noise = (out - clean).nan_to_num_(0.0, 0.0, 0.0)  # near float64's largest number noise leaves its range
     torch.minimum(noise, limit, out=noise)
     torch.add(clean, torch.maximum(noise, limit.neg_(), out=noise), out=out)
+
+
+def _within_one(clean: torch.Tensor, noisy: torch.Tensor) -> torch.Tensor:
+    """Keep what is at most one at most one: rounding passes no number that a format holds.
+
+    A probability of more than one has no entropy, a cosine of more than one no angle.
+    """
+    if not noisy.abs().amax().item() > 1.0:
+        return noisy
+    return torch.where((clean.abs() <= 1.0) & (noisy.abs() > 1.0), clean.sign(), noisy)
 
 
 def _argument(step: Step, value: torch.Tensor) -> torch.Tensor:

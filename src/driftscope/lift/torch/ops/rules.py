@@ -78,6 +78,9 @@ def by_kernel(call: Call) -> tuple[Outputs, Rounding]:
     args, kwargs = call.lifted()
     args = [_number(call, n, a) for n, a in zip(call.facts.positions, args, strict=False)]
     kwargs = {k: _number(call, k, v) for k, v in kwargs.items()}
+    if call.facts.name == "binary_cross_entropy":
+        # The kernel takes probabilities alone, and noise may carry one past one, where rounding stops.
+        args[0] = args[0].clamp(0.0, 1.0)
     written = []
     for name in call.facts.writes:
         position = call.facts.positions.get(name)
