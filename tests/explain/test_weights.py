@@ -75,6 +75,16 @@ def test_every_permutation_of_rows_is_an_order_and_no_change(order):
     assert found.code == expected
 
 
+def test_elements_in_another_order_are_no_change_and_one_changed_element_is_no_order(monkeypatch):
+    weight = torch.randn(64, 48, generator=torch.Generator().manual_seed(3)).double()
+    moved = weight.reshape(-1)[torch.randperm(weight.numel())].reshape(weight.shape)
+    assert alteration_of(moved, weight, torch.float32).code == "W006"
+    changed = weight.clone()
+    changed[3, 5] *= 0.5
+    monkeypatch.setattr(torch.Tensor, "sort", None)  # to see this nothing has to be put in order
+    assert alteration_of(changed, weight, torch.float32).code == "W004"
+
+
 @pytest.mark.parametrize("layout", [lambda w: w, lambda w: w.T, lambda w: w.reshape(4, 12), lambda w: w.T[None]])
 def test_layouts_that_exporters_write_are_no_change(layout):
     found = match_weights([held("a.weight", W)], [held("val_1", layout(W).contiguous())], ())

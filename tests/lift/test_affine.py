@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import driftscope as ds
-from driftscope.lift.reconcile.axes import moved_axes
+from driftscope.lift.reconcile.maps import moved_axes
 from driftscope.records.verdict import Verdict
 
 HONEST = (Verdict.IDENTICAL, Verdict.ROUNDING)

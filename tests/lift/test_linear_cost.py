@@ -10,10 +10,12 @@ import driftscope as ds
 from driftscope.lift.onnx.graph import LiftedOnnx
 from driftscope.lift.reconcile import matching
 from driftscope.lift.reconcile.exact import exact_matches
+from driftscope.lift.reconcile.folds import Folds
+from driftscope.lift.reconcile.maps import Product
 from driftscope.lift.reconcile.matching import ulp
 from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.steps import Constant, Origin
-from driftscope.lift.torch.tape import TorchTape
+from driftscope.lift.torch.tape import TorchTape, lift_torch
 from driftscope.records.finding import Where
 
 
@@ -90,3 +92,39 @@ def test_weights_of_the_same_name_and_bits_are_mixed_once(changed: bool, monkeyp
     again = matching.WeightIndex(Weights(4, 0).constants(), known=one.fingerprints())
     assert all(again.fingerprint(c) == one.fingerprint(o) for c, o in zip(again._weights, ours, strict=True))
     assert len(read) == 4 + changed
+
+
+class Normalised(nn.Module):
+    """Two linear layers of different sizes, each behind the weight of a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(96), nn.LayerNorm(128)])
+        self.layers = nn.ModuleList([nn.Linear(96, 128), nn.Linear(128, 64)])
+        for norm in self.norms:
+            nn.init.normal_(norm.weight)
+        self.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            x = layer(norm(x)).tanh()
+        return x
+
+
+def test_only_folds_of_the_size_of_what_is_left_are_multiplied_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    real = Product.fresh
+    monkeypatch.setattr(
+        Product, "fresh", lambda p: made.append(p.value.numel() if p.factor is not None else 0) or real(p)
+    )
+    module = Normalised()
+    graph = lift_torch(module, (torch.randn(4, 96),), {})
+    folds = Folds(graph, graph.constants())
+    folded = module.layers[1].weight * module.norms[1].weight
+    found = folds.match(Constant("folded", folded, Origin.WEIGHT, Where()), ulps=2.0)
+    assert found is not None
+    assert found.kind == "fold"
+    assert {size for size in made if size > 4096} == {128 * 64}
+    wrong = folded.clone()
+    wrong[0, 0] *= 1.001
+    assert folds.match(Constant("wrong", wrong, Origin.WEIGHT, Where()), ulps=2.0) is None

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from driftscope.explain.native.cheap_products import rounding_to
-from driftscope.lift.reconcile.matching import narrower, ulp
+from driftscope.lift.reconcile.matching import fingerprint, narrower, ulp
 from driftscope.records.words import counted, listed
 
 #: How the words begin where it is the reference that was rounded.
@@ -75,7 +75,8 @@ def shortest(number: float) -> str:
 def uniform_of(value: torch.Tensor) -> float | None:
     """The one number a tensor holds everywhere; None when it holds several."""
     flat = value.reshape(-1)
-    return float(flat[0]) if flat.numel() and bool((flat == flat[0]).all()) else None
+    # The last element tells nearly every tensor from one number, without a look at all of it.
+    return float(flat[0]) if flat.numel() and flat[-1] == flat[0] and bool((flat == flat[0]).all()) else None
 
 
 # --- rounding --------------------------------------------------------------------------------------------------
@@ -138,7 +139,12 @@ def _reordered(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> bo
     rounded = exact.nan_to_num(0.0, 0.0, 0.0).to(fmt).to(value.dtype).flatten()
     stored = value.nan_to_num(0.0, 0.0, 0.0).flatten()
     same_ends = torch.equal(torch.stack(stored.aminmax()), torch.stack(rounded.aminmax()))
-    return same_ends and torch.equal(stored.sort().values, rounded.sort().values)
+    # What all elements add up to is cheaper to see than their order.
+    return (
+        same_ends
+        and fingerprint(stored) == fingerprint(rounded)
+        and torch.equal(stored.sort().values, rounded.sort().values)
+    )
 
 
 def _order(value: torch.Tensor, exact: torch.Tensor) -> Alteration:

@@ -119,7 +119,7 @@ class _Case:
         self.constants = theirs, as_stored(self.b.constants())
         self.tell = Telling(output, self.numbers, self.constants[1], of_a)
         self.matched: Matched = match_weights(
-            *self.constants, settled, lambda: {} if self.a is None else folded_values(self.a)
+            *self.constants, settled, lambda sizes: {} if self.a is None else folded_values(self.a, sizes)
         )
         inside = [replace(c, frontier=True) for c in self.constants[1] if not c.frontier and c.origin is Origin.WEIGHT]
         self.inner = match_weights(self.constants[0], inside, settled).changed if inside else []

@@ -22,8 +22,9 @@ from driftscope.explain.causes.alterations import Alteration, alteration_of
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.rerunning import Reruns
 from driftscope.lift.kept import look
-from driftscope.lift.reconcile.affine import AffinePieces, Map, narrow
+from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.reconcile.chains import Chains
+from driftscope.lift.reconcile.maps import Map, narrow
 from driftscope.lift.reconcile.matching import rearrangements, ulp
 from driftscope.lift.steps import Constant, Lifted, Observer, Step
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from driftscope.explain.causes.alterations import Alteration, alteration_of, uniform_of
 from driftscope.explain.locate.fingerprints import Visited
-from driftscope.lift.reconcile.matching import fingerprint, rearrangements, ulp
+from driftscope.lift.reconcile.matching import Fingerprint, WeightIndex, fingerprint, rearrangements, ulp
 from driftscope.lift.steps import Constant, Origin
 
 # Elements up to which every arrangement of a tensor is compared; above, as it is and transposed.
@@ -93,10 +93,16 @@ class Matched:
 
 
 #: What folding a program's layers computes, each with the names of the constants that it is computed from.
-Folds = Callable[[], Mapping[str, tuple[Constant, tuple[str, ...]]]]
+Folds = Callable[[Collection[int]], Mapping[str, tuple[Constant, tuple[str, ...]]]]
 
 
-def match_weights(a: Sequence[Constant], b: Sequence[Constant], settled: Iterable[str], folds: Folds = dict) -> Matched:
+def _no_folds(_sizes: Collection[int]) -> Mapping[str, tuple[Constant, tuple[str, ...]]]:
+    return {}
+
+
+def match_weights(
+    a: Sequence[Constant], b: Sequence[Constant], settled: Iterable[str], folds: Folds = _no_folds
+) -> Matched:
     """Match the stored tensors of two programs.
 
     Parameters
@@ -105,7 +111,7 @@ def match_weights(a: Sequence[Constant], b: Sequence[Constant], settled: Iterabl
     settled : iterable of str
         Names of B's constants that are known to be A's, rounded or folded.
     folds : callable
-        Returns A's folds; asked if a constant is left.
+        Returns A's folds of these numbers of elements; asked if a constant is left.
     """
     own_a, own_b = _side_by_side(a, b)
     same = _same_bits(own_a, own_b)
@@ -129,7 +135,7 @@ def _changes(
     b: Sequence[Constant],
     same: Mapping[str, Sequence[str]],
     settled: set[str],
-    folds: Folds = dict,
+    folds: Folds = _no_folds,
 ) -> Iterator[ChangedWeight]:
     by_name = {c.name: c for c in a}
     used = {name for names in same.values() for name in names}
@@ -142,7 +148,8 @@ def _changes(
         if names:
             change = _misplaced(constant, names, by_name)
         else:
-            folded = folded if folded is not None else folds()
+            if folded is None:
+                folded = folds({c.value.numel() for c in b if c.name not in settled and c.name not in same})
             change = _altered(constant, free, by_name, _folds_for(constant, folded))
         if change is not None:
             yield change
@@ -153,15 +160,19 @@ def _is_tensor(constant: Constant) -> bool:
 
 
 def _same_bits(a: Sequence[Constant], b: Sequence[Constant]) -> dict[str, list[str]]:
-    tables: dict[torch.dtype, dict[tuple[int, int, int], list[str]]] = {}
+    theirs = WeightIndex(a)
+    mine = WeightIndex(b, like=theirs)
+    tables: dict[torch.dtype, dict[Fingerprint, list[str]]] = {}
     same = {}
     for constant in b:
         fmt = constant.value.dtype
         if fmt not in tables:
             tables[fmt] = {}
             for other in a:
-                tables[fmt].setdefault(fingerprint(other.value.to(fmt)), []).append(other.name)
-        names = tables[fmt].get(fingerprint(constant.value))
+                own = other.value.dtype == fmt
+                key = theirs.fingerprint(other) if own else fingerprint(other.value.to(fmt))
+                tables[fmt].setdefault(key, []).append(other.name)
+        names = tables[fmt].get(mine.fingerprint(constant))
         if names:
             same[constant.name] = names
     return same

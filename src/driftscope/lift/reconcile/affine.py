@@ -10,86 +10,25 @@ the way.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from driftscope.lift.reconcile.axes import moved_axes, result_axis
 from driftscope.lift.reconcile.chains import ADD, SCALE, operator_of
+from driftscope.lift.reconcile.maps import (
+    Map,
+    Product,
+    affine_again,
+    moved_axes,
+    narrow,
+    norm_recipes,
+    result_axis,
+)
 from driftscope.lift.steps import Kind, Step
 
 _PERMUTING = frozenset({"transpose", "permute", "t", "movedim"})
 # Maps kept of one value: what is folded may begin at any layer of a chain, most often at the last or the one before.
 _ALTERNATIVES = 4
-
-# A weight and its bias as a program in the model's own format would hold them.
-Replay = tuple[torch.Tensor, torch.Tensor]
-# What folding does to them; the list of int is the scale's shape along the weight's axes.
-Recipe = Callable[[torch.Tensor, torch.Tensor, list[int]], Replay]
-
-
-@dataclass(frozen=True, slots=True)
-class Map:
-    """``y = weight * x + bias``: dense, a convolution, or one factor per channel (float64).
-
-    Parameters
-    ----------
-    root : str
-        The value it is a map of.
-    weight, bias : torch.Tensor
-        ``weight`` has one axis for a map that is diagonal; ``bias`` one element per channel of the result.
-    size, magnitude : torch.Tensor
-        Sums of the sizes of the terms that ``weight`` and ``bias`` were computed from; signs do not count. ``size``
-        is ``weight`` itself where nothing was added up.
-    out_axis, in_axis : int or None
-        Of the weight; None where there is none.
-    channel : int or None
-        Axis of the result that the channels lie along; None after a view that loses it.
-    steps, sources : tuple of str
-        Names of the steps folded, and of the constants that they hold.
-    weight_rounds, bias_rounds : bool
-        Whether folding computes them at all: what was only moved is the stored tensor.
-    replays : tuple of (weight, bias)
-        In a narrow format: what folding gives in each way that exporters and optimisers write it.
-    """
-
-    root: str
-    weight: torch.Tensor
-    bias: torch.Tensor
-    size: torch.Tensor
-    magnitude: torch.Tensor
-    out_axis: int | None
-    in_axis: int | None
-    channel: int | None
-    steps: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
-    weight_rounds: bool = False
-    bias_rounds: bool = False
-    replays: tuple[Replay, ...] = ()
-
-    def scaled(
-        self, scale: torch.Tensor, shift: torch.Tensor, added: torch.Tensor, step: Step, recipes: Sequence[Recipe]
-    ) -> Map:
-        """The map followed by ``y * scale + shift`` per channel; ``added`` sums up the sizes of shift's terms."""
-        shape = [1] * self.weight.ndim
-        if self.out_axis is not None:
-            shape[self.out_axis] = -1
-        along = scale.reshape(shape)
-        weight = self.weight * along
-        rescaled = not bool((scale == 1.0).all())
-        return replace(
-            self,
-            weight=weight,
-            bias=self.bias * scale + shift,
-            size=weight if self.size is self.weight else self.size * along.abs(),
-            magnitude=self.magnitude * scale.abs() + added,
-            steps=(*self.steps, step.name),
-            sources=(*self.sources, *step.input_names),
-            weight_rounds=self.weight_rounds or rescaled,
-            bias_rounds=self.bias_rounds or rescaled or bool(self.bias.any()),
-            replays=tuple(recipe(w, b, shape) for w, b in self.replays for recipe in recipes),
-        )
 
 
 @dataclass(slots=True)
@@ -169,8 +108,9 @@ class AffinePieces:
         names = (step.input_names[weights[0]], *(step.input_names[k] for k in held if k != weights[0]))
         native = step.formats[0]
         replays = ((weight.to(native), bias.to(native)),) if native is not None and narrow(native) else ()
+        product = Product(weight)
         own = Map(
-            step.input_names[values[0]], weight, bias, weight, bias.abs(), axes[0], ins[0] if ins else None,
+            step.input_names[values[0]], product, bias, product, bias.abs(), axes[0], ins[0] if ins else None,
             channel, (step.name,), names, replays=replays,
         )  # fmt: skip
         self._keep(step, own, folded=False)
@@ -199,7 +139,7 @@ class AffinePieces:
         beta = torch.zeros_like(mean) if beta is None else beta
         # The stored bias is rounded at the size of these two, which may be much larger than their difference.
         added = beta.abs() + (mean * scale).abs()
-        recipes = _norm_recipes((gamma, beta, mean, variance), epsilon, step.formats[0])
+        recipes = norm_recipes((gamma, beta, mean, variance), epsilon, step.formats[0])
         for before in (*self.maps.get(step.input_names[0], ()), _identity(step, 0, 1, mean.numel())):
             if before.channel == 1 and before.bias.numel() == mean.numel():
                 self._keep(step, before.scaled(scale, beta - mean * scale, added, step, recipes))
@@ -239,7 +179,7 @@ class AffinePieces:
                 one, zero = torch.ones_like(vector), torch.zeros_like(vector)
                 scale = {"mul": vector, "div": 1.0 / vector}.get(operator, one)
                 shift = {"add": vector, "sub": -vector}.get(operator, zero)
-                recipes = [lambda w, b, shape, s=scale, t=shift: _affine_again(w, b, s.reshape(shape), s, t)]
+                recipes = [lambda w, b, shape, s=scale, t=shift: affine_again(w, b, s.reshape(shape), s, t)]
                 self._keep(step, before.scaled(scale, shift, shift.abs(), step, recipes))
             return
 
@@ -266,7 +206,7 @@ def _factor(step: Step, position: int) -> torch.Tensor | None:
 
 
 def _identity(step: Step, position: int, channel: int, channels: int) -> Map:
-    one = torch.ones(channels, dtype=torch.float64)
+    one = Product(torch.ones(channels, dtype=torch.float64))
     zero = torch.zeros(channels, dtype=torch.float64)
     return Map(step.input_names[position], one, zero, one, zero, 0, 0, channel)
 
@@ -290,22 +230,23 @@ def _after(layer: Map, before: Map, pads: bool) -> Map | None:
     if before.channel != layer.channel or layer.in_axis is None:
         return None
     steps, sources = (*before.steps, *layer.steps), (*before.sources, *layer.sources)
-    if before.weight.ndim == 1:
-        shape = [1] * layer.weight.ndim
+    if before.ndim == 1:
+        shape = [1] * layer.ndim
         shape[layer.in_axis] = -1
-        if before.weight.numel() != layer.weight.shape[layer.in_axis] or (pads and bool(before.bias.any())):
-            return None
-        rest = [k for k in range(layer.weight.ndim) if k != layer.out_axis]
-        along, shift = before.weight.reshape(shape), before.bias.reshape(shape)
         moved = bool(before.bias.any())
+        if before.weight.numel() != layer.weight.shape[layer.in_axis] or (pads and moved):
+            return None
+        along = before.weight.reshape(shape)
+        product, alike = Product(layer.weight, along), before.terms is before.product and layer.terms is layer.product
         return replace(
-            layer, root=before.root, weight=layer.weight * along, size=layer.size * before.size.reshape(shape),
-            bias=layer.bias + (layer.weight * shift).sum(rest),
-            magnitude=layer.magnitude + (layer.size.abs() * before.magnitude.reshape(shape)).sum(rest),
+            layer, root=before.root, product=product,
+            terms=product if alike else Product(layer.size, before.size.reshape(shape)),
+            bias=layer.bias + _added(layer.weight, before.bias, layer),
+            magnitude=layer.magnitude + _added(layer.size, before.magnitude, layer, sizes=True),
             steps=steps, sources=sources, bias_rounds=layer.bias_rounds or moved,
             weight_rounds=layer.weight_rounds or not bool((before.weight == 1.0).all()), replays=(),
         )  # fmt: skip
-    if before.weight.ndim != 2 or layer.weight.ndim != 2:
+    if before.ndim != 2 or layer.ndim != 2:
         return None
     one = before.weight if before.out_axis == 1 else before.weight.T
     two = layer.weight if layer.out_axis == 1 else layer.weight.T
@@ -313,23 +254,33 @@ def _after(layer: Map, before: Map, pads: bool) -> Map | None:
     if one.shape[1] != two.shape[0]:
         return None
     return Map(
-        before.root, one @ two, before.bias @ two + layer.bias, sizes[0] @ sizes[1],
+        before.root, Product(one @ two), before.bias @ two + layer.bias, Product(sizes[0] @ sizes[1]),
         before.magnitude @ sizes[1] + layer.magnitude, 1, 0, layer.channel, steps, sources, True, True,
     )  # fmt: skip
 
 
+def _added(weight: torch.Tensor, shift: torch.Tensor, layer: Map, sizes: bool = False) -> torch.Tensor:
+    """What a layer makes of a shift of its input; of none nothing, but where an infinity makes it NaN."""
+    shape = [1] * layer.ndim
+    shape[layer.in_axis or 0] = -1
+    if not bool(shift.any()) and bool(torch.isfinite(weight.sum())):
+        return torch.zeros_like(layer.bias)
+    rest = [k for k in range(layer.ndim) if k != layer.out_axis]
+    return ((weight.abs() if sizes else weight) * shift.reshape(shape)).sum(rest)
+
+
 def _sum(one: Map, two: Map, step: Step) -> Map | None:
     """The sum of two maps of one value."""
-    if one.root != two.root or one.weight.ndim != two.weight.ndim or one.channel != two.channel:
+    if one.root != two.root or one.ndim != two.ndim or one.channel != two.channel or one.ndim > 2:
         return None
     other = two
-    if one.weight.ndim == 2 and one.out_axis != two.out_axis:
-        other = replace(two, weight=two.weight.T, size=two.size.T)
-    if one.weight.shape != other.weight.shape or one.weight.ndim > 2:
+    if one.ndim == 2 and one.out_axis != two.out_axis:
+        other = replace(two, product=Product(two.weight.T), terms=Product(two.size.T))
+    if one.weight.shape != other.weight.shape:
         return None
     return replace(
-        one, weight=one.weight + other.weight, bias=one.bias + other.bias,
-        size=one.size.abs() + other.size.abs(),
+        one, product=Product(one.weight + other.weight), bias=one.bias + other.bias,
+        terms=Product(one.size.abs() + other.size.abs()),
         magnitude=one.magnitude + other.magnitude, steps=(*one.steps, *other.steps, step.name),
         sources=(*one.sources, *other.sources), weight_rounds=True, bias_rounds=True, replays=(),
     )  # fmt: skip
@@ -344,51 +295,3 @@ def _per_channel(value: torch.Tensor, before: Map, output: torch.Tensor) -> torc
         return None
     axis = before.channel - (output.ndim - value.ndim)
     return value.reshape(-1) if 0 <= axis < value.ndim and value.shape[axis] == channels else None
-
-
-def narrow(fmt: torch.dtype) -> bool:
-    """Whether an ulp is too coarse to tell one fold from another."""
-    return torch.finfo(fmt).eps > torch.finfo(torch.float32).eps
-
-
-def _affine_again(
-    w: torch.Tensor, b: torch.Tensor, along: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor
-) -> Replay:
-    fmt = w.dtype
-    return (w * along.to(fmt)).to(fmt), (b * scale.to(fmt) + shift.to(fmt)).to(fmt)
-
-
-def _norm_recipes(vectors: Sequence[torch.Tensor | None], epsilon: float, fmt: torch.dtype | None) -> list[Recipe]:
-    """The ways in which a batch norm is folded: exporters and onnxruntime divide by the root, torch multiplies.
-
-    numpy rounds epsilon to the array's format before adding it, torch and onnxruntime do not; some compute in
-    float32 and round once.
-    """
-    given, beta, mean, exact = vectors
-    if mean is None or exact is None or beta is None or fmt is None or not narrow(fmt):
-        return []
-    gamma = torch.ones_like(mean) if given is None else given
-    variance = exact.to(fmt)
-
-    def recipe(multiply: bool, wide: bool, shifted: torch.Tensor) -> Recipe:
-        def fold(w: torch.Tensor, b: torch.Tensor, shape: list[int]) -> Replay:
-            kept = w.dtype
-            up = torch.float32 if wide else kept
-            g, t, m, v, bias = (x.to(up) for x in (gamma, beta, mean, shifted, b))
-            if multiply:
-                root = torch.rsqrt(v)
-                scale, moved = g * root, (bias - m) * root * g + t
-            else:
-                scale = g / torch.sqrt(v)
-                moved = (bias - m) * scale + t
-            return (w.to(up) * scale.reshape(shape)).to(kept), moved.to(kept)
-
-        return fold
-
-    rounded = variance + torch.tensor(epsilon, dtype=variance.dtype)
-    plain, wide = variance + epsilon, variance.to(torch.float32) + epsilon
-    return [
-        recipe(multiply, up, shifted)
-        for multiply in (False, True)
-        for up, shifted in ((False, rounded), (False, plain), (True, wide))
-    ]

@@ -16,7 +16,7 @@ import bisect
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,7 +27,8 @@ import torch.nn.functional as F
 from driftscope.comparison.measuring.spread import largest_magnitude
 from driftscope.lift.kept import look
 from driftscope.lift.onnx.contrib.nchwc import blocked_filter
-from driftscope.lift.reconcile.affine import AffinePieces, Map, narrow
+from driftscope.lift.reconcile.affine import AffinePieces
+from driftscope.lift.reconcile.maps import Map, Product, narrow
 from driftscope.lift.reconcile.matching import (
     PIECE,
     Repair,
@@ -47,26 +48,41 @@ _BLOCKS = (16, 8, 4)  # channels per block of onnxruntime's blocked convolutions
 # Elements of a tensor that are looked at before all of it, and how far off they may be for that: units of rounding of
 # the largest terms, and a share of their own size.
 _PROBED, _PROBE_REACH, _PROBE_SHARE = 64, 64.0, 0.05
+# Tensors of so few elements are all looked at; of larger ones those of one size, or of one filter.
+_FEW, _SMALL = 4096, "small"
 # Agreement of norms, in roundings of the terms.
 _ALIKE = 16.0
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A tensor that folding would compute, with the sizes of its terms."""
+    """A tensor that folding would compute, with the sizes of its terms; multiplied out where somebody looks."""
 
-    exact: torch.Tensor
-    size: torch.Tensor
+    exact: Product
+    size: Product
     replays: tuple[torch.Tensor, ...]
     words: str
     sources: tuple[str, ...]
-    norms: tuple[float, float]
-    slack: tuple[float, float]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Its shape."""
+        return self.exact.value.shape
+
+    @cached_property
+    def norms(self) -> tuple[float, float]:
+        """Its norms."""
+        return _norms(self.exact.fresh())
+
+    @cached_property
+    def slack(self) -> tuple[float, float]:
+        """The norms of the sizes of its terms."""
+        return self.norms if self.size is self.exact else _norms(self.size.fresh())
 
     @cached_property
     def largest(self) -> float:
         """The largest term."""
-        return largest_magnitude(self.size)
+        return largest_magnitude(self.size.fresh())
 
 
 class Folds:
@@ -87,8 +103,11 @@ class Folds:
         look(graph, _as_meant(pieces, meant) if meant else pieces, keep=False)
         found = [c for piece in pieces.folded for c in _candidates(piece)]
         found += [_statistic(*made) for made in pieces.statistics if made[1].numel() > 1]
-        self._candidates = sorted(found, key=lambda c: c.norms[1])
-        self._sizes = [c.norms[1] for c in self._candidates]
+        self._groups: dict[Hashable, list[tuple[int, _Candidate]]] = {}
+        for each in enumerate(found):
+            for group in _groups_of(each[1].shape):
+                self._groups.setdefault(group, []).append(each)
+        self._by_norm: dict[Hashable, tuple[list[float], list[tuple[int, _Candidate]]]] = {}
         self._pool = sorted((n for n in numbers(constants) if n.value > 0 and n.value != 1.0), key=lambda n: n.value)
         self._values = [n.value for n in self._pool]
         self._constants = constants
@@ -104,7 +123,7 @@ class Folds:
         """
         norms = _norms(constant.value)
         spacing = torch.finfo(constant.value.dtype).eps
-        for candidate in self._near(norms, spacing):
+        for candidate in self._near(norms, spacing, constant.value.shape):
             value = _fitting(sign * constant.value, candidate, ulps)
             if value is not None:
                 words = candidate.words if sign > 0.0 else f"-({candidate.words})"
@@ -116,16 +135,27 @@ class Folds:
         floats = (c for c in self._constants if c.value.dtype.is_floating_point and c.value.numel() > 1)
         return [(c, _norms(c.value)) for c in floats if uniform(c) is None]
 
-    def _near(self, norms: tuple[float, float], spacing: float) -> Iterator[_Candidate]:
+    def _near(self, norms: tuple[float, float], spacing: float, shape: torch.Size) -> Iterator[_Candidate]:
         # Cancelled biases have norms far below those of their terms, so the window is taken wide and then checked.
         reach = norms[1] * (_ALIKE * spacing + 2e-2)
-        first = bisect.bisect_left(self._sizes, norms[1] - reach)
-        for candidate in self._candidates[first : bisect.bisect_right(self._sizes, norms[1] + reach)]:
+        found: dict[int, _Candidate] = {}
+        for group in (_SMALL, *_groups_of(shape)):
+            sizes, candidates = self._ordered(group)
+            first = bisect.bisect_left(sizes, norms[1] - reach)
+            found.update(candidates[first : bisect.bisect_right(sizes, norms[1] + reach)])
+        for _, candidate in sorted(found.items(), key=lambda item: (item[1].norms[1], item[0])):
             pairs = zip(norms, candidate.norms, candidate.slack, strict=True)
             # What was folded in a narrow format may be stored in a wider one.
             coarsest = max([spacing, *(torch.finfo(r.dtype).eps for r in candidate.replays[:1])])
             if all(abs(mine - theirs) <= _ALIKE * coarsest * slack for mine, theirs, slack in pairs):
                 yield candidate
+
+    def _ordered(self, group: Hashable) -> tuple[list[float], list[tuple[int, _Candidate]]]:
+        """The folds of a group by their norms, which are read when somebody asks for the group."""
+        if group not in self._by_norm:
+            found = sorted(self._groups.get(group, ()), key=lambda item: item[1].norms[1])
+            self._by_norm[group] = [c.norms[1] for _, c in found], found
+        return self._by_norm[group]
 
     def _scaled(self, constant: Constant, norms: tuple[float, float], ulps: float) -> Repair | None:
         """A weight with a number multiplied in that the program holds: a scale inside a fused kernel."""
@@ -207,8 +237,14 @@ def _matches(left: Sequence[Constant], folds: Folds, ulps: float, index: WeightI
     return repairs
 
 
-def folded_values(graph: Lifted) -> dict[str, tuple[Constant, tuple[str, ...]]]:
+def folded_values(graph: Lifted, sizes: Collection[int] | None = None) -> dict[str, tuple[Constant, tuple[str, ...]]]:
     """Every tensor that folding affine pieces of a program computes, by what was folded.
+
+    Parameters
+    ----------
+    graph : Lifted
+    sizes : collection of int, or None
+        Numbers of elements that are asked for; None for all.
 
     Returns
     -------
@@ -217,32 +253,32 @@ def folded_values(graph: Lifted) -> dict[str, tuple[Constant, tuple[str, ...]]]:
     """
     pieces = AffinePieces()
     look(graph, pieces)
-    found: dict[str, tuple[Constant, tuple[str, ...]]] = {}
+    found: dict[str, _Candidate] = {}
     for candidate in (c for piece in pieces.folded for c in _candidates(piece)):
         # A piece gives a weight and a bias; the weight comes first.
-        name = f"{candidate.words} (bias)" if candidate.words in found else candidate.words
-        found[name] = (Constant(name, candidate.exact, Origin.COMPUTED, Where()), candidate.sources)
-    return found
+        found[f"{candidate.words} (bias)" if candidate.words in found else candidate.words] = candidate
+    return {
+        name: (Constant(name, candidate.exact.made(), Origin.COMPUTED, Where()), candidate.sources)
+        for name, candidate in found.items()
+        if sizes is None or candidate.shape.numel() in sizes
+    }
 
 
 def _candidates(piece: Map) -> Iterator[_Candidate]:
     words = f"{piece.steps[0]} folded with {', '.join(piece.steps[1:])}" if piece.steps[1:] else piece.steps[0]
     parts = (
-        (piece.weight, piece.size, piece.weight_rounds, tuple(w for w, _ in piece.replays)),
-        (piece.bias, piece.magnitude, piece.bias_rounds, tuple(b for _, b in piece.replays)),
+        (piece.product, piece.terms, piece.weight_rounds, tuple(w for w, _ in piece.replays)),
+        (Product(piece.bias), Product(piece.magnitude), piece.bias_rounds, tuple(b for _, b in piece.replays)),
     )
     for exact, size, rounds, replays in parts:
-        if rounds and exact.numel() > 1:
-            norms = _norms(exact)
-            yield _Candidate(
-                exact, size, replays, words, piece.sources, norms, norms if size is exact else _norms(size)
-            )
+        if rounds and exact.value.numel() > 1:
+            yield _Candidate(exact, size, replays, words, piece.sources)
 
 
 def _statistic(words: str, exact: torch.Tensor, sources: tuple[str, ...]) -> _Candidate:
     """What a program may compute ahead of time of the statistics that a batch norm stores."""
-    norms = _norms(exact)
-    return _Candidate(exact, exact, (), words, sources, norms, norms)
+    product = Product(exact)
+    return _Candidate(product, product, (), words, sources)
 
 
 def _norms(value: torch.Tensor) -> tuple[float, float]:
@@ -263,12 +299,12 @@ def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.
     # Not torch.unravel_index, which imports sympy.
     places = tuple(torch.from_numpy(place) for place in np.unravel_index(probe, stored.shape))
     few, reach = stored[places], _PROBE_REACH * coarsest * candidate.largest
-    for k, value in enumerate(arranged(candidate.exact, stored.shape)):
+    for k, value in enumerate(arranged(candidate.exact.fresh(), stored.shape)):
         some = value[places]
         # A large weight has many arrangements, most of which a few elements rule out.
         if bool(((few - some).abs() > reach + _PROBE_SHARE * some.abs()).any()):
             continue
-        size = next(itertools.islice(arranged(candidate.size, stored.shape), k, None))
+        size = next(itertools.islice(arranged(candidate.size.fresh(), stored.shape), k, None))
         again = (arranged(r.to(torch.float64), stored.shape) for r in candidate.replays)
         natives = [next(itertools.islice(r, k, None), None) for r in again]
         # A runtime that computes in float32 stores what it folded in the file's format as float32.
@@ -306,6 +342,15 @@ def _rounded_twice(stored: torch.Tensor, exact: torch.Tensor, size: torch.Tensor
     if fmt == torch.float16 and not bool(near.all()):
         near |= clamped_elements(exact, stored)
     return bool(near.all())
+
+
+def _groups_of(shape: torch.Size) -> list[Hashable]:
+    """Where folds of a shape stand, and where those are looked for that may be laid out in it (see ``arranged``)."""
+    numel = shape.numel()
+    if numel <= _FEW:
+        return [_SMALL]
+    filters = [tuple(shape[2:])] if len(shape) == 4 else []
+    return [numel, *filters, *(["vector"] if shape[0] == numel else [])]
 
 
 def arranged(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:

@@ -1,0 +1,202 @@
+"""The effective map of an affine piece, which axis of it is which, and what folding it gives in a narrow format."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from driftscope.lift.steps import Step
+
+# A weight and its bias as a program in the model's own format would hold them.
+Replay = tuple[torch.Tensor, torch.Tensor]
+# What folding does to them; the list of int is the scale's shape along the weight's axes.
+Recipe = Callable[[torch.Tensor, torch.Tensor, list[int]], Replay]
+
+
+@dataclass(slots=True)
+class Product:
+    """A tensor, and the factor along its axes that is multiplied in when somebody asks: few ask."""
+
+    value: torch.Tensor
+    factor: torch.Tensor | None = None
+
+    def fresh(self) -> torch.Tensor:
+        """The product, for one look at it."""
+        return self.value if self.factor is None else self.value * self.factor
+
+    def made(self) -> torch.Tensor:
+        """The product, for all who ask."""
+        self.value, self.factor = self.fresh(), None
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """``y = weight * x + bias``: dense, a convolution, or one factor per channel (float64).
+
+    Parameters
+    ----------
+    root : str
+        The value it is a map of.
+    product : Product
+        The weight, which has one axis for a map that is diagonal.
+    bias : torch.Tensor
+        One element per channel of the result.
+    terms : Product
+        The sum of the sizes of the terms that the weight was computed from; signs do not count. ``product`` itself
+        where nothing was added up.
+    magnitude : torch.Tensor
+        The same of ``bias``.
+    out_axis, in_axis : int or None
+        Of the weight; None where there is none.
+    channel : int or None
+        Axis of the result that the channels lie along; None after a view that loses it.
+    steps, sources : tuple of str
+        Names of the steps folded, and of the constants that they hold.
+    weight_rounds, bias_rounds : bool
+        Whether folding computes them at all: what was only moved is the stored tensor.
+    replays : tuple of (weight, bias)
+        In a narrow format: what folding gives in each way that exporters and optimisers write it.
+    """
+
+    root: str
+    product: Product
+    bias: torch.Tensor
+    terms: Product
+    magnitude: torch.Tensor
+    out_axis: int | None
+    in_axis: int | None
+    channel: int | None
+    steps: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    weight_rounds: bool = False
+    bias_rounds: bool = False
+    replays: tuple[Replay, ...] = ()
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weight."""
+        return self.product.made()
+
+    @property
+    def size(self) -> torch.Tensor:
+        """The sizes of its terms."""
+        return self.terms.made()
+
+    @property
+    def ndim(self) -> int:
+        """Axes of the weight."""
+        return self.product.value.ndim
+
+    def scaled(
+        self, scale: torch.Tensor, shift: torch.Tensor, added: torch.Tensor, step: Step, recipes: Sequence[Recipe]
+    ) -> Map:
+        """The map followed by ``y * scale + shift`` per channel; ``added`` sums up the sizes of shift's terms."""
+        shape = [1] * self.ndim
+        if self.out_axis is not None:
+            shape[self.out_axis] = -1
+        along = scale.reshape(shape)
+        product = Product(self.weight, along)
+        rescaled = not bool((scale == 1.0).all())
+        return replace(
+            self,
+            product=product,
+            bias=self.bias * scale + shift,
+            terms=product if self.terms is self.product else Product(self.size, along.abs()),
+            magnitude=self.magnitude * scale.abs() + added,
+            steps=(*self.steps, step.name),
+            sources=(*self.sources, *step.input_names),
+            weight_rounds=self.weight_rounds or rescaled,
+            bias_rounds=self.bias_rounds or rescaled or bool(self.bias.any()),
+            replays=tuple(recipe(w, b, shape) for w, b in self.replays for recipe in recipes),
+        )
+
+
+def narrow(fmt: torch.dtype) -> bool:
+    """Whether an ulp is too coarse to tell one fold from another."""
+    return torch.finfo(fmt).eps > torch.finfo(torch.float32).eps
+
+
+def affine_again(
+    w: torch.Tensor, b: torch.Tensor, along: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor
+) -> Replay:
+    """Fold a factor and a shift per channel, in the format of the weight."""
+    fmt = w.dtype
+    return (w * along.to(fmt)).to(fmt), (b * scale.to(fmt) + shift.to(fmt)).to(fmt)
+
+
+def norm_recipes(vectors: Sequence[torch.Tensor | None], epsilon: float, fmt: torch.dtype | None) -> list[Recipe]:
+    """The ways in which a batch norm is folded: exporters and onnxruntime divide by the root, torch multiplies.
+
+    numpy rounds epsilon to the array's format before adding it, torch and onnxruntime do not; some compute in
+    float32 and round once.
+    """
+    given, beta, mean, exact = vectors
+    if mean is None or exact is None or beta is None or fmt is None or not narrow(fmt):
+        return []
+    gamma = torch.ones_like(mean) if given is None else given
+    variance = exact.to(fmt)
+
+    def recipe(multiply: bool, wide: bool, shifted: torch.Tensor) -> Recipe:
+        def fold(w: torch.Tensor, b: torch.Tensor, shape: list[int]) -> Replay:
+            kept = w.dtype
+            up = torch.float32 if wide else kept
+            g, t, m, v, bias = (x.to(up) for x in (gamma, beta, mean, shifted, b))
+            if multiply:
+                root = torch.rsqrt(v)
+                scale, moved = g * root, (bias - m) * root * g + t
+            else:
+                scale = g / torch.sqrt(v)
+                moved = (bias - m) * scale + t
+            return (w.to(up) * scale.reshape(shape)).to(kept), moved.to(kept)
+
+        return fold
+
+    rounded = variance + torch.tensor(epsilon, dtype=variance.dtype)
+    plain, wide = variance + epsilon, variance.to(torch.float32) + epsilon
+    return [
+        recipe(multiply, up, shifted)
+        for multiply in (False, True)
+        for up, shifted in ((False, rounded), (False, plain), (True, wide))
+    ]
+
+
+# --- axes: read off the numbers of a step, not off names ---
+
+
+# Rows of a layer's input that tell a square weight from its transpose.
+_ROWS = 16
+
+
+def result_axis(step: Step, weight: torch.Tensor, source: torch.Tensor) -> int:
+    """Which axis of a square weight is the result's: the one with which the step's own numbers come out.
+
+    Whatever is added is the same in every row, so differences of rows are compared; where they say nothing (one row,
+    equal rows), the operator does.
+    """
+    rows, result = source.reshape(-1, source.shape[-1])[:_ROWS].to(torch.float64), step.outputs[0]
+    stored = step.operator.lower().endswith("linear") or bool(step.attributes.get("transB"))
+    if result is None or rows.shape[-1] != weight.shape[0]:
+        return 0 if stored else 1
+    wanted = result.reshape(-1, result.shape[-1])[:_ROWS].to(torch.float64)
+    if wanted.shape != rows.shape:
+        return 0 if stored else 1
+    straight, turned = (float(((rows @ w) - wanted).diff(dim=0).square().sum()) for w in (weight, weight.T))
+    return int(straight < turned) if straight != turned else 0 if stored else 1
+
+
+def moved_axes(one: torch.Tensor, two: torch.Tensor, permutes: bool) -> dict[int, int | None] | None:
+    """Where each axis of a value lies in the value it was moved to; None where that holds other numbers."""
+    if permutes:
+        for order in itertools.permutations(range(one.ndim)):
+            if [one.shape[k] for k in order] == list(two.shape) and torch.equal(one.permute(order), two):
+                return {axis: order.index(axis) for axis in order}
+        return None
+    if not torch.equal(one.reshape(-1), two.reshape(-1)):
+        return None
+    at = {(size, math.prod(two.shape[k + 1 :])): k for k, size in enumerate(two.shape)}
+    return {k: at.get((size, math.prod(one.shape[k + 1 :]))) for k, size in enumerate(one.shape)}
