@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 import driftscope as ds
 from driftscope.records.verdict import Verdict
@@ -98,6 +100,48 @@ def test_a_difference_that_is_not_the_fold_s_names_no_number(file: Path):
         assert "folded from" not in " ".join(f.what for f in found.findings)
 
 
+def _before_an_activation(transposed: bool) -> nn.Sequential:
+    torch.manual_seed(0)
+    conv = nn.ConvTranspose2d(4, 8, 3, 2, 1) if transposed else nn.Conv2d(4, 8, 3, padding=1)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), conv, nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 3, 1)).eval()
+    with torch.no_grad():
+        net[3].running_mean.normal_()
+        net[3].running_var.uniform_(0.5, 1.5)
+    return net
+
+
+def _folded_by_hand(net: nn.Sequential, eps: float | None, *, drop: bool = False) -> nn.Sequential:
+    made = copy.deepcopy(net)
+    if not drop:
+        made[3].eps = made[3].eps if eps is None else eps
+        made[2] = fuse_conv_bn_eval(made[2], made[3], transpose=isinstance(made[2], nn.ConvTranspose2d))
+    made[3] = nn.Identity()
+    return made
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["b folds", "a folds"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["convolution", "transposed"])
+def test_another_epsilon_in_a_fold_is_one_finding(transposed: bool, back: bool):
+    net = _before_an_activation(transposed)
+    pair = (net, _folded_by_hand(net, 1e-2))
+    (finding,) = [f for f in ds.compare(*(pair[::-1] if back else pair), IMAGE).findings if not f.note]
+    assert finding.verified is True
+    assert "native_batch_norm.eps" in finding.what
+    assert ("1e-05 where A has 0.01" if back else "0.01 where A has 1e-05") in finding.what
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["convolution", "transposed"])
+def test_a_batch_norm_that_was_left_out_is_no_fold(transposed: bool):
+    net = _before_an_activation(transposed)
+    dropped, folded = _folded_by_hand(net, None, drop=True), _folded_by_hand(net, None)
+    for a, b, fix in ((net, dropped, "Compute native_batch_norm"), (dropped, net, "Remove native_batch_norm")):
+        (finding,) = [f for f in ds.compare(a, b, IMAGE).findings if not f.note]
+        assert finding.fix.startswith(fix)
+        assert finding.verified is True
+    for a, b in ((net, folded), (folded, net)):
+        assert ds.compare(a, b, IMAGE).verdict in (Verdict.IDENTICAL, Verdict.ROUNDING)
+
+
 class ScaledNorm(nn.Module):
     """A factor beside a normalisation: it could as well be in the weight."""
 
@@ -116,4 +160,4 @@ def test_a_number_that_both_programs_write_is_told_before_a_weight_that_nobody_c
     b.load_state_dict(a.state_dict())
     (finding,) = [f for f in ds.compare(a, b, torch.randn(4, 8)).findings if not f.note]
     assert (finding.code, finding.where.operator, finding.verified) == ("N001", "aten.mul", True)
-    assert f"with {one:g} it gives A's values" in finding.why
+    assert f"other is {other:g} here and {one:g} in A" in finding.why

@@ -103,3 +103,35 @@ def test_what_torch_does_not_see_computed_is_not_lifted():
     # Of a constant it is known what it gave.
     found = lift(lambda v: v * torch.ops.driftscope_tests.copied(plain), x).run()[0].value
     assert torch.allclose(found, x.double() * plain.double())
+
+
+def test_groups_follow_where_a_weight_before_the_routing_is_mended():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=31, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, head_dim=8,
+        num_key_value_heads=1, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.Qwen3MoeModel(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    broken = copy.deepcopy(model)
+    with torch.no_grad():
+        weight = broken.layers[0].self_attn.o_proj.weight
+        weight.copy_(weight.T.clone())
+    x = (torch.randint(1, 31, (2, 9)),)
+    assert ds.compare(_States(model), torch.export.export(_States(model), x), x).verdict is Verdict.IDENTICAL
+    pair = (_States(model), torch.export.export(_States(broken), x))
+    for a, b in (pair, (_States(broken), torch.export.export(_States(model), x))):
+        (finding,) = [f for f in ds.compare(a, b, x).findings if not f.note]
+        assert finding.evidence["weight"] == "model.layers.0.self_attn.o_proj.weight"
+
+
+class _States(nn.Module):
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.model(x, use_cache=False).last_hidden_state

@@ -55,6 +55,9 @@ def alteration_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) ->
         return Alteration("W004", f"{shortest(now)} where A has {shortest(before)}")
     if not bool(value.any()):
         return Alteration("W009", "set to zero")
+    masked = _other_limit(value, exact)
+    if masked:
+        return Alteration("W004", masked)
     rounded = _rounded(value, exact, fmt)
     if rounded:
         return Alteration("W007", rounded)
@@ -80,6 +83,17 @@ def uniform_of(value: torch.Tensor) -> float | None:
 
 
 # --- rounding --------------------------------------------------------------------------------------------------
+
+
+def _other_limit(value: torch.Tensor, exact: torch.Tensor) -> str:
+    """Say of a mask that it holds infinities where the other one holds a finite limit, or the other way round."""
+    changed = value != exact
+    part, before = value[changed], exact[changed]
+    if not part.numel() or not bool((part.isinf() != before.isinf()).all()):
+        return ""
+    if uniform_of(part) is None or uniform_of(before) is None:
+        return ""
+    return f"{shortest(float(part[0]))} where A has {shortest(float(before[0]))}"
 
 
 def _rounded(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> str:

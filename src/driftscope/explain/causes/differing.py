@@ -15,7 +15,7 @@ from driftscope.explain.causes import missing
 from driftscope.explain.causes.computed import OtherNumber, other_indices, other_number
 from driftscope.explain.causes.edits.of_reference import roles_exchanged, with_edits_of_a
 from driftscope.explain.causes.edits.trying import PieceTrials
-from driftscope.explain.causes.fold_findings import fold_finding
+from driftscope.explain.causes.fold_findings import fold_ends, fold_finding
 from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, chains_of, other_fold
 from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, where_of
@@ -138,6 +138,11 @@ class _Case:
             # In the order in which they run: of several, the first is where a reader starts.
             order = {} if len(changed) == 1 else {s.name: s.index for s in self.search.follow({})[0].b.steps}
             changed = sorted(changed, key=lambda c: order.get(c.constant.where.node or "", len(order)))
+            known = {c.name for c in self.constants[0]}
+            if all(c.partner.name not in known for c in changed):  # all are folds of what A holds apart
+                refolded = next(filter(None, map(self._refolded, self.search.places())), None)
+                if refolded is not None:
+                    return [refolded]
             strange = [c for c in changed if c.strange]
             exchanged = exchanged_names(changed)
             if exchanged:
@@ -210,8 +215,17 @@ class _Case:
             alone = [[c] for c in changed] if 1 < len(changed) <= _MOST_ALONE else []
             found = next((some for some in ([*changed], *alone) if some and self._works(some)), [])
             if found:
-                return found
+                return self._needed(found) if 1 < len(found) <= _MOST_ALONE else found
         return []
+
+    def _needed(self, changed: Sequence[ChangedWeight]) -> list[ChangedWeight]:
+        """Those without which B is not the same function: a mask's limit may be another one to no effect."""
+        left = list(changed)
+        for each in sorted(changed, key=lambda c: c.constant.origin is not Origin.COMPUTED):
+            rest = [c for c in left if c is not each]
+            if rest and self._works(rest):
+                left = rest
+        return left
 
     def _weight_finding(
         self,
@@ -278,15 +292,22 @@ class _Case:
 
     def _refolded(self, place: TriedPlace) -> Finding | None:
         """What one side holds apart and the other side's fold was not made of, whichever side folds."""
+        ends = () if self.search.view is None else fold_ends(self.search.view, place.parting)
+        return next(filter(None, (self._refolded_at(place, *pair) for pair in ends)), None)
+
+    def _refolded_at(self, place: TriedPlace, step: Visited, other: Visited) -> Finding | None:
         parting = place.parting
-        step, other = parting.step, parting.counterpart
-        if self.plain_a is None or self.b is None or other is None:
+        if self.plain_a is None or self.b is None:
             return None
         self.chains = self.chains or (chains_of(self.plain_a), chains_of(self.b))
         a = FoldSide(self.search.runs_a, other, self.constants[0], self.chains[0])
         b = FoldSide(self.search.runs_b, step, self.constants[1], self.chains[1])
         for apart, folded in ((b, a), (a, b)):
             found = other_fold(apart, folded)
+            # Tensors that both programs hold were never folded: what the other one does to them is left out here.
+            held = self.matched.same if folded is b else {n for names in self.matched.same.values() for n in names}
+            if found is not None and all(c.name in held for c in found.stored):
+                continue
             if found is not None and self._same_when(found, apart is a):
                 where = where_of(step, other, self.tell.output.path)
                 told = fold_finding(found, folded.step, where, apart is a, self.tell.at_the_end())

@@ -321,7 +321,9 @@ class _Fold:
         near = 64.0 * ulp(torch.maximum(value.abs(), own.abs()), self.fmt)
         kept = torch.where((value - own).abs() <= near, own, value)
         rounded = torch.where(kept == own, own, value.to(constant.value.dtype).to(torch.float64))
-        for tidy in (moved.reshape(own.shape), rounded, kept):
+        # One number was written in few digits.
+        written = [torch.full_like(own, float(f"{float(value):.{n}g}")) for n in (2, 4, 6) if own.numel() == 1]
+        for tidy in (*written, moved.reshape(own.shape), rounded, kept):
             after = self._at({**held, constant.name: tidy})
             if after is not None and self._fits(after, bias=self._fits(now)) and self._fits(after, bias=False):
                 return tidy, after

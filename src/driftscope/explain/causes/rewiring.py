@@ -342,6 +342,9 @@ def other_operator(parting: Parting, theirs: Sequence[Visited], trials: Trials) 
     made = trials.makers
     steps = [s for s in parting.piece if not any(idle(made[n]) for n in s.inputs if n in made)]
     pairs = ((step, other) for step in steps for other in theirs if _reads_alike(step, other))
+    # What stands in the piece as often as in A's is none that it lacks: done twice, an activation gives the same.
+    kinds = [[family(s.operator) for s in piece] for piece in (parting.piece, theirs)]
+    pairs = ((s, o) for s, o in pairs if kinds[0].count(family(o.operator)) < kinds[1].count(family(o.operator)))
     for step, other in itertools.islice(pairs, _MOST_TRIALS):
         if trials.substitute(step, other):
             name = "" if other is parting.counterpart else f" ({other.name})"

@@ -120,10 +120,11 @@ def _spread(value: Any, spatial: int, default: int) -> list[int]:
     return listed * spatial if len(listed) == 1 else listed
 
 
-@rule("_grouped_mm")
+@rule("_grouped_mm", "grouped_mm_fallback")
 def _grouped(call: Call) -> tuple[Outputs, Rounding]:
     """Multiply groups of rows (ends of groups in `offs`) with one matrix each, as mixtures of experts do."""
-    a, b, ends, bias = (call.value(n) for n in ("self", "mat2", "offs", "bias"))
+    names = ("self", "mat2", "offs") if "self" in call.facts.types else ("input", "weight", "offs")
+    (a, b, ends), bias = (call.value(n) for n in names), call.raw("bias") if "bias" in call.facts.types else None
     if a.dim() != 2 or b.dim() != 3 or ends is None or bias is not None:
         raise CannotLift(f"{call.entry.where}: only rows in groups times one matrix per group are lifted.")
     out = a.new_zeros(a.shape[0], b.shape[-1])

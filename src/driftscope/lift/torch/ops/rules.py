@@ -44,7 +44,7 @@ FAMILIES = (
 )
 _NAMESPACES = ("aten", "prims", "prim")
 # Libraries whose operators' names mean what they mean in ATen, or have rules of their own.
-_KNOWN = frozenset({*_NAMESPACES, "quantized", "quantized_decomposed", "torchvision"})
+_KNOWN = frozenset({*_NAMESPACES, "quantized", "quantized_decomposed", "torchvision", "transformers"})
 
 
 def evaluate(call: Call) -> tuple[Outputs, Rounding]:

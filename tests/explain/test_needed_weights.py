@@ -1,0 +1,89 @@
+"""Of several tensors that are not A's only those are told without which B is not the same function."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import driftscope as ds
+from driftscope.explain.causes.alterations import alteration_of
+from driftscope.records.verdict import Verdict
+
+LEAST = torch.finfo(torch.float32).min
+
+
+class Masked(nn.Module):
+    """Causal attention whose mask has one limit or another: after a softmax both are nothing."""
+
+    def __init__(self, limit: float):
+        super().__init__()
+        self.limit = limit
+        self.query, self.gain = nn.Linear(8, 8), nn.Parameter(torch.rand(8) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).tril()
+        mask = torch.where(seen, 0.0, self.limit)
+        return (self.query(x) @ x.mT + mask).softmax(-1) @ x * self.gain
+
+
+def _pair() -> tuple[Masked, Masked, torch.Tensor]:
+    torch.manual_seed(0)
+    a, b = Masked(LEAST), Masked(float("-inf"))
+    b.load_state_dict(a.state_dict())
+    return a, b, torch.randn(2, 6, 8)
+
+
+@pytest.mark.parametrize("back", [False, True], ids=["b", "a"])
+def test_a_limit_that_does_nothing_is_not_told_beside_a_weight(back: bool):
+    a, b, x = _pair()
+    assert ds.compare(a, b, x).verdict in (Verdict.IDENTICAL, Verdict.ROUNDING)
+    with torch.no_grad():
+        b.gain[1] += 0.01
+    pair = (b, a) if back else (a, b)
+    (finding,) = [f for f in ds.compare(*pair, x).findings if not f.note]
+    assert finding.evidence["weight"] == "gain"
+
+
+def test_two_weights_that_are_both_needed_are_both_told():
+    a, _, x = _pair()
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b.gain[1] += 0.01
+        b.query.bias[2] += 0.01
+    told = {f.evidence["weight"] for f in ds.compare(a, b, x).findings if not f.note}
+    assert told == {"gain", "query.bias"}
+
+
+def test_another_limit_is_no_rounding():
+    least = torch.tensor([0.0, LEAST, 0.0, LEAST], dtype=torch.float64)
+    endless = torch.tensor([0.0, -torch.inf, 0.0, -torch.inf], dtype=torch.float64)
+    assert alteration_of(endless, least, torch.float32).words == "-inf where A has -3.4028235e+38"
+    large = torch.tensor([0.5, 1e5, 0.25, 3e5], dtype=torch.float64)
+    assert "rounded to float16" in alteration_of(large.half().double(), large, torch.float32).words
+
+
+class Joined(nn.Module):
+    """What is written into memory that nobody filled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = x.new_empty(*x.shape[:-1], 12)
+        out[..., :8] = self.one(x)
+        out[..., 8:] = self.other(x)
+        return out.tanh()
+
+
+def test_memory_that_nobody_filled_is_no_weight():
+    torch.manual_seed(0)
+    a, x = Joined(), torch.randn(3, 8)
+    b = copy.deepcopy(a)
+    with torch.no_grad():
+        b.other.weight[1, 2] += 0.01
+    (finding,) = [f for f in ds.compare(a, torch.export.export(b, (x,)), x).findings if not f.note]
+    assert finding.evidence["weight"] == "other.weight"
