@@ -313,7 +313,11 @@ def file_of_folds(tmp_path_factory):
     [
         (lambda net: net.two[0].weight[3].mul_(1.01), "W008", "multiplied by 0.990099 in index 3 of axis 0"),
         (lambda net: net.two[1].running_mean[5].add_(0.25), "W011", "added in element [5]"),
-        (lambda net: setattr(net.two[1], "eps", 1e-3), "W008", "along axis 0"),
+        (
+            lambda net: setattr(net.two[1], "eps", 1e-3),
+            "W011",
+            "native_batch_norm_1.eps than the reference's: it is 1e-05",
+        ),
     ],
     ids=["weight", "statistics", "epsilon"],
 )
@@ -325,7 +329,7 @@ def test_a_fold_of_other_numbers_is_named_and_the_right_one_tried(file_of_folds,
         assert told.verdict == "DIFFERENT"
     first = ds.compare(folded(edit), file_of_folds, (x,)).first
     assert (first.code, first.verified, first.where.module) == (code, True, "two.1")
-    assert "folded with native_batch_norm_1" in first.what
+    assert "native_batch_norm_1" in first.what
     assert words in first.what
 
 

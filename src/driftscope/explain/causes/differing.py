@@ -139,8 +139,9 @@ class _Case:
             order = {} if len(changed) == 1 else {s.name: s.index for s in self.search.follow({})[0].b.steps}
             changed = sorted(changed, key=lambda c: order.get(c.constant.where.node or "", len(order)))
             known = {c.name for c in self.constants[0]}
-            if all(c.partner.name not in known for c in changed):  # all are folds of what A holds apart
-                refolded = next(filter(None, map(self._refolded, self.search.places())), None)
+            # A fold has a weight and a bias: what it was made of says of both at once what is other.
+            if len(changed) > 1 and all(c.partner.name not in known for c in changed):
+                refolded = next(filter(None, (self._refolded(p, most=1) for p in self.search.places())), None)
                 if refolded is not None:
                     return [refolded]
             strange = [c for c in changed if c.strange]
@@ -290,12 +291,12 @@ class _Case:
         alike = [s for s in piece_of(view, end) if s.operator == step.operator]
         return alike[0] if len(alike) == 1 else end
 
-    def _refolded(self, place: TriedPlace) -> Finding | None:
+    def _refolded(self, place: TriedPlace, most: int = 2) -> Finding | None:
         """What one side holds apart and the other side's fold was not made of, whichever side folds."""
         ends = () if self.search.view is None else fold_ends(self.search.view, place.parting)
-        return next(filter(None, (self._refolded_at(place, *pair) for pair in ends)), None)
+        return next(filter(None, (self._refolded_at(place, *pair, most) for pair in ends)), None)
 
-    def _refolded_at(self, place: TriedPlace, step: Visited, other: Visited) -> Finding | None:
+    def _refolded_at(self, place: TriedPlace, step: Visited, other: Visited, most: int) -> Finding | None:
         parting = place.parting
         if self.plain_a is None or self.b is None:
             return None
@@ -306,9 +307,9 @@ class _Case:
             found = other_fold(apart, folded)
             # Tensors that both programs hold were never folded: what the other one does to them is left out here.
             held = self.matched.same if folded is b else {n for names in self.matched.same.values() for n in names}
-            if found is not None and all(c.name in held for c in found.stored):
+            if found is None or len(found.sources) > most or all(c.name in held for c in found.stored):
                 continue
-            if found is not None and self._same_when(found, apart is a):
+            if self._same_when(found, apart is a):
                 where = where_of(step, other, self.tell.output.path)
                 told = fold_finding(found, folded.step, where, apart is a, self.tell.at_the_end())
                 return replace(told, evidence={**self.numbers, "created": place.created,

@@ -13,18 +13,21 @@ from driftscope.records.finding import Finding, Where
 
 # Solved numbers that a record keeps.
 _SHOWN = 8
+# Pairs of steps at which a fold is looked for.
+_MOST_ENDS = 4
 
 
 def fold_ends(view: View, parting: Parting) -> Iterator[tuple[Visited, Visited]]:
-    """The last steps of two pieces, at which a fold may end: B's and A's, and those before an activation of both."""
-    step, other = parting.step, parting.counterpart
-    if other is None:
+    """The last steps of two pieces, at which a fold may end, B's and A's, and what steps that both have read."""
+    if parting.counterpart is None:
         return
-    yield step, other
     makers = [{n: s for s in trail.steps if not s.inside for n in s.outputs} for trail in (view.b, view.a)]
-    before = [[made[n] for n in end.inputs if n in made] for made, end in zip(makers, (step, other), strict=True)]
-    if family(step.operator) == family(other.operator) and len(before[0]) == len(before[1]) == 1:
-        yield before[0][0], before[1][0]
+    ends = [(parting.step, parting.counterpart)]
+    for step, other in ends:  # grows on the way
+        yield step, other
+        before = [[made[n] for n in end.inputs if n in made] for made, end in zip(makers, (step, other), strict=True)]
+        if family(step.operator) == family(other.operator) and len(before[0]) == len(before[1]):
+            ends += list(zip(*before, strict=True))[: _MOST_ENDS - len(ends)]
 
 
 def fold_finding(found: OtherFold, fold: Visited, where: Where, reference_apart: bool, at_the_end: str) -> Finding:
