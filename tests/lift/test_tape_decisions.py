@@ -167,8 +167,8 @@ def test_rounding_to_decimals_is_a_native_decision_with_an_exact_result():
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize(("gain", "verdict"), [(1.0, "ROUNDING"), (1.0001, "DIFFERENT")])
-def test_weights_that_are_counted_into_bins_follow_in_float64(gain: float, verdict: str, swapped: bool):
+@pytest.mark.parametrize(("gain", "verdicts"), [(1.0, ("IDENTICAL", "ROUNDING")), (1.0001, ("DIFFERENT",))])
+def test_weights_that_are_counted_into_bins_follow_in_float64(gain: float, verdicts: tuple[str, ...], swapped: bool):
     def counted(x: torch.Tensor) -> torch.Tensor:
         return torch.bincount(torch.arange(24) % 5, weights=x)
 
@@ -176,7 +176,7 @@ def test_weights_that_are_counted_into_bins_follow_in_float64(gain: float, verdi
         return torch.stack([gain * x[k::5].sum() for k in range(5)])
 
     pair = (summed, counted) if swapped else (counted, summed)
-    assert ds.compare(*pair, torch.randn(24, generator=torch.Generator().manual_seed(0))).verdict == verdict
+    assert ds.compare(*pair, torch.randn(24, generator=torch.Generator().manual_seed(0))).verdict in verdicts
 
 
 def test_numbers_too_small_for_a_format_have_a_sign_in_float64():
