@@ -147,9 +147,9 @@ def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) 
         event = seen.events.get(str(output.path))
         if event is None or not _same_places(graph, index, output.value, native):
             return None
-        first = next(one for one in made.values() if one.step.name == event.where.node)
-        names, moved = _crossing(made, first)
-        if not names or not _finite_at(origins(graph, exact=names).outputs[index].value, alone):
+        first = next((one for one in made.values() if one.step.name == event.where.node), None)
+        names, moved = _crossing(made, first) if first is not None else ([], native)
+        if first is None or not names or not _finite_at(origins(graph, exact=names).outputs[index].value, alone):
             return None
     except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
         return None  # an infinity can lead a graph where its lift does not follow
