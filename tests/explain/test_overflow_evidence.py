@@ -150,6 +150,16 @@ def test_a_value_rounded_to_the_end_of_a_domain_is_named_on_the_side_that_rounds
     assert other.verdict is ds.Verdict.DIFFERENT
 
 
+def test_a_value_a_little_above_one_is_said_so():
+    def slope(x):
+        return 1 / (torch.cosh(x) - 1)
+
+    x = torch.tensor([0.001, 0.01, 0.02, 0.5, 1.0, 2.0], dtype=torch.bfloat16)
+    found = ds.compare(slope, lambda x: slope(x.double()).to(x.dtype), [x])
+    assert found.verdict is ds.Verdict.PRECISION, found.reason
+    assert "1 + 0.0002 becomes 1 in bfloat16, where " in found.reason
+
+
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_side_without_infinities_is_behind_none(swapped):
     """Both underflow; only the logarithm of the sigmoid makes an infinity of it."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from driftscope.lift.evidence import Evidence, SideLift
 from driftscope.lift.noise.floor import ORDINARY, noisy_run
+from driftscope.lift.steps import Lifted
 
 
 def reached_by_noise(
@@ -38,6 +39,12 @@ def reached_by_noise(
     return any(_reached(side, k, values, where, scale=scale, seed=seed) for side, k in sides)
 
 
+def noisy_values(graph: Lifted, k: int, *, scale: float, seed: int) -> Iterator[torch.Tensor | None]:
+    """Give output ``k`` of as many noisy runs as a choice with a margin that still counts as a tie may need."""
+    for run in range(_TIE_RUNS):
+        yield noisy_run(graph, arithmetic=ORDINARY, seed=seed + run, scale=scale)[k].value
+
+
 def _reached(
     side: SideLift, k: int, values: Sequence[torch.Tensor], where: torch.Tensor, *, scale: float, seed: int
 ) -> bool:
@@ -47,14 +54,13 @@ def _reached(
     if lifted is None or lifted.shape != values[0].shape:
         return False
     reached = [(lifted == v.to(lifted.device)) | ~where.to(lifted.device) for v in values]
-    for run in range(_TIE_RUNS):
-        if all(bool(r.all()) for r in reached):
-            return True
-        sample = noisy_run(side.graph, arithmetic=ORDINARY, seed=seed + run, scale=scale)[k].value
+    samples = noisy_values(side.graph, k, scale=scale, seed=seed)
+    while not all(bool(r.all()) for r in reached):
+        sample = next(samples, None)
         if sample is None or sample.shape != lifted.shape:
             return False
         reached = [r | (sample == v.to(sample.device)) for r, v in zip(reached, values, strict=True)]
-    return all(bool(r.all()) for r in reached)
+    return True
 
 
 # A choice with a margin of three floors turns in about one run in six at three times the noise.

@@ -9,11 +9,12 @@ import torch
 
 from driftscope.comparison.agreement import agreement
 from driftscope.lift.evidence import SideLift, samples_at
+from driftscope.lift.torch.entries import UNINITIALISED
 from driftscope.transforms import derivatives
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import differ
 from driftscope.transforms.diagnose import tangents
-from driftscope.transforms.diagnose.divergence import UNINITIALISED, first_divergence
+from driftscope.transforms.diagnose.divergence import first_divergence
 from driftscope.transforms.diagnose.drifts import RANDOM, clock_place, seeds_inside
 from driftscope.transforms.examination import Examination, Question
 from driftscope.transforms.world.running import WatchedRun

@@ -58,7 +58,7 @@ def _loaded(record: str) -> Any:
         if not (folder / "run.json").is_file():
             told = f"`driftscope runs list --store {record}` lists the runs in it"
             raise RecordError(f"{record!r} is a folder and no stored run, which would hold a run.json; {told}")
-        return open_study(folder.name, folder.parent).record
+        return open_study(str(folder)).record
     from driftscope.report.pages.page import load
 
     return load(record)

@@ -22,12 +22,10 @@ from driftscope.explain.half.keeping import HalfRuns
 from driftscope.explain.native.nonfinite import origins
 from driftscope.explain.native.ranges import Overflow, first_overflow
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.noise.floor import noisy_run
 from driftscope.lift.steps import Lifted, Step
+from driftscope.lift.ties import noisy_values
 from driftscope.records.finding import Where
 
-# Noise runs in which an element near the end of a domain passes it, if three times the noise can carry it there.
-_RUNS = 24
 # Share of a side's error that may be left when its declared formats are taken at their word.
 _LEFT = 0.1
 
@@ -83,8 +81,9 @@ class Edge:
     def in_side(self, side: str) -> str:
         """Say what happens in ``"A"`` or ``"B"``."""
         place = f" at {self.where.node} ({self.where.operator})" if self.where.node else ""
-        sign, below = "-" if self.rounded < 0 else "", abs(self.rounded) - abs(self.exact)
-        exact = f"{sign}1 - {below:.2g}".replace("-1 -", "-1 +") if self.rounded else f"{self.exact:.3g}"
+        beyond = self.exact - self.rounded
+        near = f"{self.rounded:g} {'+' if beyond > 0 else '-'} {abs(beyond):.2g}"  # 1 - 3e-08 in few digits
+        exact = near if self.rounded else f"{self.exact:.3g}"
         becomes = f"{exact} becomes {self.rounded:g} in {self.format}, where {self.then} is not finite"
         return f"rounding in {side}, {becomes}{place}"
 
@@ -130,6 +129,7 @@ class _Made:
     step: Step
     exact: torch.Tensor
     rounded: torch.Tensor
+    format: torch.dtype
 
 
 def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) -> Overflow | Edge | None:
@@ -137,9 +137,9 @@ def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) 
     made: dict[str, _Made] = {}
 
     def keep(step: Step, outputs: Sequence[torch.Tensor | None]) -> None:
-        for name, exact, rounded in zip(step.output_names, step.outputs, outputs, strict=False):
-            if exact is not None and rounded is not None and exact.is_floating_point():
-                made[name] = _Made(step, exact, rounded)
+        for name, exact, rounded, fmt in zip(step.output_names, step.outputs, outputs, step.formats, strict=False):
+            if exact is not None and rounded is not None and fmt is not None and exact.is_floating_point():
+                made[name] = _Made(step, exact, rounded, fmt)
 
     try:
         seen = origins(graph, told=keep)
@@ -148,8 +148,10 @@ def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) 
         if event is None or not _same_places(graph, index, output.value, native):
             return None
         first = next((one for one in made.values() if one.step.name == event.where.node), None)
-        names, moved = _crossing(made, first) if first is not None else ([], native)
-        if first is None or not names or not _finite_at(origins(graph, exact=names).outputs[index].value, alone):
+        if first is None:
+            return None
+        names, moved = _crossing(made, first)
+        if not names or not _finite_at(origins(graph, exact=names).outputs[index].value, alone):
             return None
     except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
         return None  # an infinity can lead a graph where its lift does not follow
@@ -157,11 +159,11 @@ def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) 
 
 
 def _told(one: _Made, moved: torch.Tensor, first: Step) -> Overflow | Edge:
-    fmt = next(f for f in one.step.formats if f is not None)
     exact, rounded = one.exact[moved], one.rounded[moved]
     furthest = int((exact - rounded).abs().argmax())
-    where, name = dataclasses.replace(one.step.where, node=one.step.name, operator=one.step.operator), str(fmt)[6:]
-    smallest = float(torch.finfo(fmt).smallest_normal) * float(torch.finfo(fmt).eps)
+    where = dataclasses.replace(one.step.where, node=one.step.name, operator=one.step.operator)
+    limits, name = torch.finfo(one.format), str(one.format).removeprefix("torch.")
+    smallest = float(limits.smallest_normal) * float(limits.eps)
     value = float(exact[furthest])
     if not float(rounded[furthest]) and abs(value) <= smallest / 2:
         return Overflow(where, abs(value), smallest, name, under=True)
@@ -173,12 +175,13 @@ def _same_places(graph: Lifted, index: int, value: torch.Tensor | None, native: 
     if value is None or value.shape != native.shape:
         return False
     left = torch.isfinite(value.cpu()) != torch.isfinite(native)
-    for run in range(_RUNS):
-        if not bool(left.any()):
-            return True
-        noisy = noisy_run(graph, seed=run, scale=THRESHOLDS.tie)[index].value
-        left &= torch.isfinite(noisy.cpu()) if noisy is not None else left
-    return not bool(left.any())
+    samples = noisy_values(graph, index, scale=THRESHOLDS.tie, seed=0)
+    while bool(left.any()):
+        noisy = next(samples, None)
+        if noisy is None:
+            return False
+        left &= torch.isfinite(noisy.cpu())
+    return True
 
 
 def _finite_at(value: torch.Tensor | None, alone: torch.Tensor) -> bool:

@@ -9,12 +9,11 @@ import torch
 
 from driftscope.errors import CannotLift
 from driftscope.lift.steps import Constant, Origin
-from driftscope.lift.torch.entries import AtenCall, Tape, TensorValue, references
+from driftscope.lift.torch.entries import UNINITIALISED, AtenCall, Tape, TensorValue, references
 from driftscope.records.finding import Where
 
 # Numbers that stand for "nothing added": as candidates for a rounded constant they would only be noise.
 _NEUTRAL = {"alpha": 1, "beta": 1, "value": None, "scale": 1, "input_scale": 1}
-_UNFILLED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 _COUNTED = frozenset({"p", "dropout_p", "momentum", "exponential_average_factor", "correction", "ord"})
 
 
@@ -41,7 +40,7 @@ class Constants:
                 continue
             maker = makers.get(value.id)
             base = self._base_of(value, makers)
-            if maker is not None and maker.facts.name in _UNFILLED and maker.index not in self._tape.folded:
+            if maker is not None and maker.facts.name in UNINITIALISED and maker.index not in self._tape.folded:
                 continue  # memory that is written later: what it held is no constant
             if value.id not in captured and base is not None and base.stored is not None:
                 continue

@@ -11,9 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.errors import CannotLift
 
-# Custom operators that have rules of their own: where a run is edited, the groups of rows follow.
-_RULED = frozenset({"transformers::grouped_mm_fallback"})
-
 Run = Callable[[Any, list[Any]], Any]
 
 
@@ -51,7 +48,7 @@ def call_custom(
     result : object
     """
     definition = getattr(torch._library.custom_ops, "OPDEFS", {}).get(operator._name)
-    bodies = {} if definition is None or operator._name in _RULED else definition._backend_fns
+    bodies = {} if definition is None else definition._backend_fns
     device = next((x.device.type for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)), None)
     body = bodies.get(device, bodies.get(None))
     if body is None:

@@ -12,6 +12,10 @@ import torch
 from driftscope.records.finding import Where
 
 COMPLEX = {torch.complex32: torch.complex128, torch.complex64: torch.complex128}
+#: Where torch keeps the operators that it dispatches to kernels of its own.
+ATEN_NAMESPACES = frozenset({"aten", "prims", "prim"})
+#: Operators that hand out memory as it is: whatever it holds decides nothing.
+UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 FLOAT8 = frozenset(getattr(torch, n) for n in dir(torch) if n.startswith("float8_"))
 
 # Mutations that a schema does not declare: running statistics are written when `training` is set.

@@ -18,10 +18,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.errors import CannotLift
 from driftscope.lift.torch.control import call_custom, call_higher_order, seen_by
-from driftscope.lift.torch.entries import AtenCall, CallPlace, Facts, Ref, Tape, facts_of, functional_form, tensors_in
+from driftscope.lift.torch.entries import (
+    ATEN_NAMESPACES,
+    AtenCall,
+    CallPlace,
+    Facts,
+    Ref,
+    Tape,
+    facts_of,
+    functional_form,
+    tensors_in,
+)
 from driftscope.lift.torch.ledger import Ledger
 from driftscope.lift.torch.native_values import listener
 from driftscope.lift.torch.nested import NestedTensors
+from driftscope.lift.torch.ops.rules import rule_of
 
 # Results of these are the same tensor under another name.
 _SAME = frozenset({"detach", "alias", "lift_fresh", "lift", "detach_", "resolve_conj", "resolve_neg"})
@@ -34,7 +45,6 @@ _SAMPLERS = frozenset({"bernoulli", "multinomial", "poisson", "binomial", "norma
 _OVERWRITING = frozenset(
     {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_"}
 )
-_TORCH = frozenset({"aten", "prims", "prim"})
 _GUARDS = ("_assert", "sym_constrain", "_functional_assert", "record_function", "_record_function")
 _RESIZING = frozenset({"resize_", "set_", "resize_as_", "resize_output_", "_resize_output_"})
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
@@ -86,7 +96,8 @@ class Recorder(TorchDispatchMode):
         if facts.name in _RESIZING and any(self.ledger.depends(t) for t in tensors_in(args) if t is not None):
             raise CannotLift(f"aten.{facts.name} changes the memory of a value that depends on the inputs.")
         dependent = self._depends_on_inputs(facts, args, kwargs)
-        if dependent and func.namespace not in _TORCH:
+        # An operator with a rule is evaluated by it: where a run is edited, what the rule decides follows.
+        if dependent and func.namespace not in ATEN_NAMESPACES and rule_of(facts.name, func.namespace) is None:
             followed, result = call_custom(self, func, args, kwargs)
             if followed:
                 return self._seen_whole(func, result)

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
+from driftscope.lift.torch.entries import UNINITIALISED
 from driftscope.transforms.agreement import Difference, tensors_differ
 from driftscope.transforms.world.trace import Event
-
-# Uninitialised memory: whatever it holds decides nothing.
-UNINITIALISED = frozenset(("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"))
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
+from driftscope.lift.torch.entries import UNINITIALISED
 from driftscope.transforms import derivatives
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.diagnose import syntax
-from driftscope.transforms.diagnose.divergence import UNINITIALISED
 from driftscope.transforms.examination import Examination, Question
 from driftscope.transforms.subject import Suspicion
 from driftscope.transforms.world.running import WatchedRun, cloned, run_once

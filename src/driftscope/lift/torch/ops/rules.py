@@ -12,7 +12,7 @@ from driftscope.errors import CannotLift
 from driftscope.lift.formulas.terms import EXACT, FUNCTION, ROUND
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call
-from driftscope.lift.torch.entries import tensors_in
+from driftscope.lift.torch.entries import ATEN_NAMESPACES, tensors_in
 from driftscope.lift.torch.ops import (
     activations,
     attention,
@@ -27,7 +27,7 @@ from driftscope.lift.torch.ops import (
     recurrent,
 )
 from driftscope.lift.torch.ops.kinds import BACKWARD_NAMES, EXACT_NAMES, FUNCTION_NAMES, ROUND_NAMES, SUM_NAMES
-from driftscope.lift.torch.ops.registry import FORMULAS, RULES, Outputs
+from driftscope.lift.torch.ops.registry import FORMULAS, RULES, Outputs, Rule
 
 FAMILIES = (
     activations,
@@ -42,9 +42,8 @@ FAMILIES = (
     quantised,
     recurrent,
 )
-_NAMESPACES = ("aten", "prims", "prim")
 # Libraries whose operators' names mean what they mean in ATen, or have rules of their own.
-_KNOWN = frozenset({*_NAMESPACES, "quantized", "quantized_decomposed", "torchvision", "transformers"})
+_KNOWN = frozenset({*ATEN_NAMESPACES, "quantized", "quantized_decomposed", "torchvision", "transformers"})
 
 
 def evaluate(call: Call) -> tuple[Outputs, Rounding]:
@@ -56,18 +55,24 @@ def evaluate(call: Call) -> tuple[Outputs, Rounding]:
         If the operator is not one whose float64 meaning is known.
     """
     name = call.facts.name
-    own = RULES.get(name) or RULES.get(name.removesuffix("_"))
-    if own is not None and call.function.namespace in _KNOWN:
+    own = rule_of(name, call.function.namespace)
+    if own is not None:
         return own(call)
     if name in FORMULAS and _has_tensor_number(call):
         return [FORMULAS[name](call)], _kind(call)
     return by_kernel(call)
 
 
+def rule_of(name: str, namespace: str) -> Rule | None:
+    """Return the rule of an operator of that name (without its overload), if it has one of its own."""
+    own = RULES.get(name) or RULES.get(name.removesuffix("_"))
+    return own if namespace in _KNOWN else None
+
+
 def by_kernel(call: Call) -> tuple[Outputs, Rounding]:
     """Evaluate a call by its own kernel on lifted arguments."""
     namespace = call.function.namespace
-    if namespace not in _NAMESPACES and not _is_known(call):
+    if namespace not in ATEN_NAMESPACES and not _is_known(call):
         raise CannotLift(
             f"{call.entry.where}: the operator {namespace}::{call.facts.name} is opaque; "
             "what it computes inside its kernel has no float64 evaluation."
