@@ -8,6 +8,7 @@ from torch import nn
 
 from driftscope.lift.reconcile import folds
 from driftscope.lift.reconcile.folds import match_folds
+from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.steps import Constant, Origin
 from driftscope.lift.torch.tape import lift_torch
 from driftscope.records.finding import Where
@@ -40,7 +41,7 @@ def folded(module: nn.Sequential, eps: float, multiply: bool) -> list[Constant]:
 
 def matches(module: nn.Sequential, stored: list[Constant]) -> set[str]:
     lifted = lift_torch(module, (torch.randn(1, 3, 5, 5).to(stored[0].value.dtype),), {}, module=module)
-    return {r.name for r in match_folds(stored, lifted, lifted.constants(), 2.0)}
+    return {r.name for r in match_folds(stored, ReconciledSide(lifted, []), 2.0)}
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=str)
@@ -63,7 +64,7 @@ def test_a_fold_stored_wider_than_it_was_computed_is_recognised():
     weight, _ = folded(module, 1e-3, multiply=False)
     widened = Constant("weight", weight.value.float(), Origin.WEIGHT, Where())
     lifted = lift_torch(module, (torch.randn(1, 3, 5, 5).half(),), {}, module=module)
-    assert [r.kind for r in match_folds([widened], lifted, lifted.constants(), 2.0)] == ["fold"]
+    assert [r.kind for r in match_folds([widened], ReconciledSide(lifted, []), 2.0)] == ["fold"]
 
 
 def test_a_weight_that_nothing_rescales_is_no_fold():
@@ -72,7 +73,7 @@ def test_a_weight_that_nothing_rescales_is_no_fold():
     plain = lambda x: x @ layer.weight.T + layer.bias  # noqa: E731
     near = Constant("w", layer.weight.detach().bfloat16().half(), Origin.WEIGHT, Where())
     lifted = lift_torch(plain, (torch.randn(2, 8).half(),), {})
-    assert match_folds([near], lifted, lifted.constants(), 2.0) == []
+    assert match_folds([near], ReconciledSide(lifted, []), 2.0) == []
 
 
 def clamped_fold(smallest: float) -> tuple[nn.Sequential, Constant]:
@@ -90,7 +91,7 @@ def clamped_fold(smallest: float) -> tuple[nn.Sequential, Constant]:
 def test_a_fold_that_a_converter_clamped_is_that_fold_and_no_other_number_is(smallest: float, names: set[str]):
     module, stored = clamped_fold(smallest)
     lifted = lift_torch(module, (torch.randn(1, 3, 5, 5),), {}, module=module)
-    assert {r.name for r in match_folds([stored], lifted, lifted.constants(), 2.0)} == names
+    assert {r.name for r in match_folds([stored], ReconciledSide(lifted, []), 2.0)} == names
 
 
 def test_most_layouts_of_a_large_fold_are_ruled_out_by_a_few_of_its_elements(monkeypatch: pytest.MonkeyPatch):
@@ -102,5 +103,5 @@ def test_most_layouts_of_a_large_fold_are_ruled_out_by_a_few_of_its_elements(mon
     monkeypatch.setattr(folds, "stores", lambda *given: looked.append(given) or whole(*given))
     lifted = lift_torch(module, (torch.randn(1, 3, 5, 5),), {}, module=module)
     stored = Constant("weight", turned, Origin.WEIGHT, Where())
-    assert match_folds([stored], lifted, lifted.constants(), 2.0)
+    assert match_folds([stored], ReconciledSide(lifted, []), 2.0)
     assert len(looked) == 1

@@ -335,16 +335,15 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
     same = [(k, k) for k in range(min(len(found.b.clean), len(optimized.clean)))]
     floor64 = _floor64(found.b, seed)
     pairing = OutputPairing(same, [floor64[k] for k, _ in same])
-    known = found.reconciled.fingerprints_b if found.reconciled is not None else None
     clean = found.b.clean, optimized.clean
     # Nearly always the file's own floor is enough, or the drift is no matter of floors: that saves a noisy run.
     near = any(not within(d) and d.value < _FAR * d.limit for d in measure(*clean, pairing, thresholds))
     if not near:
-        found.optimized = reconcile(found.b.graph, optimized.graph, clean, pairing, thresholds, known)
+        found.optimized = reconcile(found.b.graph, optimized.graph, clean, pairing, thresholds)
     if found.optimized is None or not found.optimized.same_function:
         theirs = _floor64(optimized, seed + 1000)
         pairing = OutputPairing(same, [_together(floor64[k], theirs[k]) for k, _ in same])
-        found.optimized = reconcile(found.b.graph, optimized.graph, clean, pairing, thresholds, known)
+        found.optimized = reconcile(found.b.graph, optimized.graph, clean, pairing, thresholds)
     if not found.optimized.same_function and found.a.graph is not None and found.reconciled is not None:
         # A constant that the file implies (the 1/6 of HardSwish) and the optimiser writes out is A's, rounded.
         whole = pairing_of(found.a, optimized, [(i, j) for i, j in found.pairs if j < len(optimized.clean)], seed)

@@ -16,6 +16,7 @@ from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
 
+from driftscope.lift.readings import readings_kept
 from driftscope.lift.steps import Lifted, LiftedOutput, Observer, Rounding, Step
 from driftscope.programs.isolation.memory import available_bytes
 
@@ -226,11 +227,12 @@ _SHARED: ContextVar[SharedRuns | None] = ContextVar("driftscope_shared_runs", de
 
 @contextlib.contextmanager
 def sharing_runs() -> Iterator[None]:
-    """Let those who look at lifted programs inside share their runs, in a part of the free memory."""
+    """Let those who look at lifted programs inside share their runs, in a part of the free memory, and readings."""
     shared = SharedRuns(MemoryShare(_SHARE * available_bytes()))
     token = _SHARED.set(shared)
     try:
-        yield
+        with readings_kept():
+            yield
     finally:
         _SHARED.reset(token)
         shared.runs.clear()

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from driftscope.explain.native.cheap_products import rounding_to
-from driftscope.lift.reconcile.matching import fingerprint, narrower, ulp
+from driftscope.lift.readings import fingerprint
+from driftscope.lift.reconcile.matching import narrower, ulp
 from driftscope.records.words import counted, listed
 
 #: How the words begin where it is the reference that was rounded.

@@ -18,7 +18,8 @@ import torch
 
 from driftscope.explain.causes.alterations import Alteration, alteration_of, uniform_of
 from driftscope.explain.locate.fingerprints import Visited
-from driftscope.lift.reconcile.matching import Fingerprint, WeightIndex, fingerprint, rearrangements, ulp
+from driftscope.lift.readings import Fingerprint, fingerprint
+from driftscope.lift.reconcile.matching import WeightIndex, rearrangements, ulp
 from driftscope.lift.steps import Constant, Origin
 
 # Elements up to which every arrangement of a tensor is compared; above, as it is and transposed.
@@ -115,11 +116,13 @@ def match_weights(
     """
     own_a, own_b = _side_by_side(a, b)
     same = _same_bits(own_a, own_b)
-    return Matched(same, list(_changes(own_a, own_b, same, set(settled), folds)))
+    order = {c.name: k for k, c in enumerate(own_b)}
+    changed = _changes(own_a, own_b, same, set(settled), folds)
+    return Matched(same, sorted(changed, key=lambda c: order[c.constant.name]))
 
 
 def changed_weights(a: Sequence[Constant], b: Sequence[Constant], settled: Iterable[str]) -> Iterator[ChangedWeight]:
-    """Yield the changed ones alone, one at a time, for who needs not all of them; see :func:`match_weights`."""
+    """Yield the changed ones alone, one at a time, those with other elements first; see :func:`match_weights`."""
     own_a, own_b = _side_by_side(a, b)
     return _changes(own_a, own_b, _same_bits(own_a, own_b), set(settled))
 
@@ -141,7 +144,8 @@ def _changes(
     used = {name for names in same.values() for name in names}
     free = [c for c in a if c.name not in used]
     folded: Mapping[str, tuple[Constant, tuple[str, ...]]] | None = None
-    for constant in b:
+    # Whoever needs not all of them mostly needs those with other elements, which are few and cheap to tell.
+    for constant in sorted(b, key=lambda c: bool(same.get(c.name))):
         if constant.name in settled:
             continue
         names = same.get(constant.name, [])

@@ -29,8 +29,10 @@ def rounded_weights(evidence: Evidence) -> Quantisation | None:
         own, other = graphs[k], graphs[1 - k]
         if own is None or other is None:
             return None
-        changes = changed_weights(other.constants(), own.constants(), [r.name for r in settled[k]])
-        rounded = _all_rounded(changes)
+        constants = own.constants()
+        changes = changed_weights(other.constants(), constants, [r.name for r in settled[k]])
+        order = {c.name: n for n, c in enumerate(constants)}
+        rounded = sorted(_all_rounded(changes), key=lambda c: order[c.constant.name])
         if not rounded:
             continue
         exact = RepairedGraph(own, [_repair(c) for c in rounded])

@@ -20,10 +20,11 @@ from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.lift.finer import evaluate as finer
 from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.kept import look
+from driftscope.lift.readings import readings_kept
 from driftscope.lift.reconcile import folds, matching, subgraphs, uses
 from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
 from driftscope.lift.reconcile.exact import exact_matches, rounded_literals
-from driftscope.lift.reconcile.matching import Fingerprint, Repair
+from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.shortcuts import without_thresholds
 from driftscope.lift.reconcile.sides import (
     ReconciledSide,
@@ -56,8 +57,6 @@ class Reconciled:
         Of each side: where its formula loses most digits, known from that evaluation.
     inner_b : list of Repair
         Of constants that only constant subgraphs of B read.
-    fingerprints_b : dict of str to Fingerprint
-        What was read of B's tensors, by their names.
     """
 
     outputs_a: list[LiftedOutput]
@@ -71,7 +70,6 @@ class Reconciled:
     finer: dict[int, dict[str, float]] = field(default_factory=dict)
     losses: tuple[Loss | None, Loss | None] = (None, None)
     inner_b: list[Repair] = field(default_factory=list)
-    fingerprints_b: dict[str, Fingerprint] = field(default_factory=dict)
 
     @property
     def same_function(self) -> bool:
@@ -79,13 +77,13 @@ class Reconciled:
         return all(within(d) for d in self.drifts)
 
 
+@readings_kept()
 def reconcile(
     a: Lifted,
     b: Lifted,
     plain: tuple[list[LiftedOutput], list[LiftedOutput]],
     pairing: OutputPairing,
     thresholds: Thresholds = THRESHOLDS,
-    known: Mapping[str, Fingerprint] | None = None,
 ) -> Reconciled:
     """Reconcile the constants of two lifted programs and certify, or not, that they are the same function.
 
@@ -96,8 +94,6 @@ def reconcile(
         The outputs of ``a.run()`` and ``b.run()``, constants as stored.
     pairing : OutputPairing
     thresholds : Thresholds
-    known : mapping of str to Fingerprint, or None
-        Fingerprints of A's tensors by name, where A was reconciled before.
 
     Returns
     -------
@@ -109,12 +105,11 @@ def reconcile(
     before = measure(plain_a, plain_b, pairing, thresholds)
     result = Reconciled(plain_a, plain_b, plain_a, plain_b, before, before)
     if not result.same_function:
-        attempt = _Attempt(a, b, result, pairing, thresholds, known)
+        attempt = _Attempt(a, b, result, pairing, thresholds)
         for step in _STEPS:
             step(attempt)
             if result.same_function:
                 break
-        result.fingerprints_b = attempt.b.index.fingerprints()
     _decide_finer(result, a, b, pairing, thresholds)
     return result
 
@@ -162,25 +157,22 @@ _PROVEN = 2.0**-60
 class _Attempt:
     """One attempt at making two programs the same function, step by step."""
 
-    def __init__(
-        self, a: Lifted, b: Lifted, result: Reconciled, pairing: OutputPairing, thresholds: Thresholds,
-        known: Mapping[str, Fingerprint] | None,
-    ):  # fmt: skip
-        self.a = ReconciledSide(a, result.plain_a, known=known)
+    def __init__(self, a: Lifted, b: Lifted, result: Reconciled, pairing: OutputPairing, thresholds: Thresholds):
+        self.a = ReconciledSide(a, result.plain_a)
         self.b = ReconciledSide(b, result.plain_b, like=self.a)
         self.result, self.pairing, self.thresholds = result, pairing, thresholds
         # Rounded constants seldom make as much: the place will be looked for, by running this again.
-        self._far = any(d.value > _SMALL for d in result.before)
+        self.far = any(d.value > _SMALL for d in result.before)
 
     def take(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
         """Put further repairs in force, in the place of earlier ones of the same constants."""
         result = self.result
         if repairs_a:
             result.repairs_a = _merged(result.repairs_a, repairs_a)
-            result.outputs_a = look(self.a.graph, replace=_values(result.repairs_a), keep=self._far)
+            result.outputs_a = look(self.a.graph, replace=_values(result.repairs_a), keep=self.far)
         if repairs_b:
             result.repairs_b = _merged(result.repairs_b, repairs_b)
-            result.outputs_b = look(self.b.graph, replace=_values(result.repairs_b), keep=self._far)
+            result.outputs_b = look(self.b.graph, replace=_values(result.repairs_b), keep=self.far)
         if repairs_a or repairs_b:
             result.drifts = measure(result.outputs_a, result.outputs_b, self.pairing, self.thresholds)
 
@@ -307,10 +299,10 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
 def _affine(attempt: _Attempt) -> None:
     """Stored tensors that are another program's affine piece, folded."""
     a, b, result, ulps = attempt.a, attempt.b, attempt.result, attempt.thresholds.constant_ulps
-    repairs_b = folds.match_folds(b.left, a.graph, a.constants, ulps, a.index, result.repairs_a)
+    repairs_b = folds.match_folds(b.left, a, ulps, result.repairs_a, joined=True, keep=attempt.far)
     sources = {name for repair in repairs_b for name in repair.sources}
     left = [c for c in a.left if c.name not in sources]
-    repairs_a = folds.match_folds(left, b.graph, b.constants, ulps, b.index, result.repairs_b)
+    repairs_a = folds.match_folds(left, b, ulps, result.repairs_b, joined=True, keep=attempt.far)
     # A tensor of B that is a fold of A's is no original: both at once would exchange the values.
     mended = {r.name for r in repairs_b}
     attempt.take_if_closer([r for r in repairs_a if mended.isdisjoint(r.sources)], repairs_b)
@@ -322,7 +314,7 @@ def _refold(attempt: _Attempt) -> None:
     for side, other, repairs, put in attempt.either():
         settled = {r.name for r in repairs}
         held = [c for c in side.constants if c.frontier and c.name not in settled and matching.is_narrow_tensor(c)]
-        refolded = folds.match_folds(held, other.graph, other.constants, ulps) if held else []
+        refolded = folds.match_folds(held, other, ulps)
         put([r for r in refolded if not torch.equal(r.value, r.constant.value.to(torch.float64))])
 
 
@@ -332,7 +324,7 @@ def _parts(attempt: _Attempt) -> None:
     for side, other, repairs, put in attempt.either():
         parts = [*side.left, *side.inner_left, *(r.constant for r in repairs if r.partner == subgraphs.OWN)]
         theirs = result.repairs_a if side is attempt.b else result.repairs_b
-        put(folds.match_parts(parts, other.graph, other.constants, ulps, theirs) if parts else [])
+        put(folds.match_parts(parts, other, ulps, theirs))
 
 
 # --- scalars nobody wrote --------------------------------------------------------------------------------------

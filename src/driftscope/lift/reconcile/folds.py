@@ -27,10 +27,10 @@ import torch.nn.functional as F
 from driftscope.comparison.measuring.spread import largest_magnitude
 from driftscope.lift.kept import look
 from driftscope.lift.onnx.contrib.nchwc import blocked_filter
+from driftscope.lift.readings import PIECE, norms_of
 from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.reconcile.maps import Map, Product, narrow
 from driftscope.lift.reconcile.matching import (
-    PIECE,
     Repair,
     WeightIndex,
     clamped_elements,
@@ -41,6 +41,7 @@ from driftscope.lift.reconcile.matching import (
     uniform,
 )
 from driftscope.lift.reconcile.scalars import MeantNumber, numbers
+from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.steps import Constant, Lifted, Observer, Origin, Step
 from driftscope.records.finding import Where
 
@@ -72,12 +73,12 @@ class _Candidate:
     @cached_property
     def norms(self) -> tuple[float, float]:
         """Its norms."""
-        return _norms(self.exact.fresh())
+        return norms_of(self.exact.fresh())
 
     @cached_property
     def slack(self) -> tuple[float, float]:
         """The norms of the sizes of its terms."""
-        return self.norms if self.size is self.exact else _norms(self.size.fresh())
+        return self.norms if self.size is self.exact else norms_of(self.size.fresh())
 
     @cached_property
     def largest(self) -> float:
@@ -96,11 +97,16 @@ class Folds:
         Its constants.
     meant : mapping of str to Tensor
         What constants of it are meant to be, where that is not what is stored.
+    keep : bool
+        Whether others will look at that run too.
     """
 
-    def __init__(self, graph: Lifted, constants: Sequence[Constant], meant: Mapping[str, torch.Tensor] | None = None):
+    def __init__(
+        self, graph: Lifted, constants: Sequence[Constant], meant: Mapping[str, torch.Tensor] | None = None,
+        keep: bool = False,
+    ):  # fmt: skip
         pieces = AffinePieces()
-        look(graph, _as_meant(pieces, meant) if meant else pieces, keep=False)
+        look(graph, _as_meant(pieces, meant) if meant else pieces, keep=keep)
         found = [c for piece in pieces.folded for c in _candidates(piece)]
         found += [_statistic(*made) for made in pieces.statistics if made[1].numel() > 1]
         self._groups: dict[Hashable, list[tuple[int, _Candidate]]] = {}
@@ -121,7 +127,7 @@ class Folds:
         ulps : float
             Largest distance for each of two roundings, in ulps of the stored format at the size of the terms.
         """
-        norms = _norms(constant.value)
+        norms = norms_of(constant.value)
         spacing = torch.finfo(constant.value.dtype).eps
         for candidate in self._near(norms, spacing, constant.value.shape):
             value = _fitting(sign * constant.value, candidate, ulps)
@@ -130,10 +136,18 @@ class Folds:
                 return Repair(constant.name, sign * value, "fold", words, constant, candidate.sources)
         return self._scaled(constant, norms, ulps) if sign > 0.0 else None
 
+    def resembles(self, constant: Constant) -> bool:
+        """Whether a stored tensor has the norms of some fold: what has not is none, with either sign."""
+        value = constant.value
+        return next(self._near(norms_of(value), torch.finfo(value.dtype).eps, value.shape), None) is not None
+
     @cached_property
-    def _weights(self) -> list[tuple[Constant, tuple[float, float]]]:
-        floats = (c for c in self._constants if c.value.dtype.is_floating_point and c.value.numel() > 1)
-        return [(c, _norms(c.value)) for c in floats if uniform(c) is None]
+    def _weights(self) -> Mapping[tuple[torch.dtype, int], list[Constant]]:
+        found: dict[tuple[torch.dtype, int], list[Constant]] = {}
+        for c in self._constants:
+            if c.value.dtype.is_floating_point and c.value.numel() > 1:
+                found.setdefault((c.value.dtype, c.value.numel()), []).append(c)
+        return found
 
     def _near(self, norms: tuple[float, float], spacing: float, shape: torch.Size) -> Iterator[_Candidate]:
         # Cancelled biases have norms far below those of their terms, so the window is taken wide and then checked.
@@ -160,8 +174,9 @@ class Folds:
     def _scaled(self, constant: Constant, norms: tuple[float, float], ulps: float) -> Repair | None:
         """A weight with a number multiplied in that the program holds: a scale inside a fused kernel."""
         own = constant.value.dtype
-        for partner, theirs in self._weights:
-            if partner.value.dtype != own or partner.value.numel() != constant.value.numel() or not min(theirs) > 0:
+        for partner in self._weights.get((own, constant.value.numel()), ()):
+            theirs = norms_of(partner.value)
+            if uniform(partner) is not None or not min(theirs) > 0:
                 continue
             ratios = [mine / other for mine, other in zip(norms, theirs, strict=True)]
             if not math.isclose(*ratios, rel_tol=1e-3) or ratios[1] == 0.0:
@@ -180,39 +195,48 @@ class Folds:
 
 
 def match_folds(
-    left: Sequence[Constant], other: Lifted, others: Sequence[Constant], ulps: float, index: WeightIndex | None = None,
-    repairs: Sequence[Repair] = (),
+    left: Sequence[Constant], other: ReconciledSide, ulps: float, repairs: Sequence[Repair] = (), *,
+    joined: bool = False, keep: bool = False,
 ) -> list[Repair]:  # fmt: skip
     """Match stored tensors that nothing else explains with the folds the other program's graph allows.
 
     Parameters
     ----------
     left : sequence of Constant
-        Constants of one program without a partner.
-    other : Lifted
-    others : sequence of Constant
-        Its constants.
+        Constants of one program without a partner; which of them resemble no fold the other side remembers.
+    other : ReconciledSide
     ulps : float
-    index : WeightIndex or None
-        The other program's weights: a tensor may be joined of folds and weights (query, key and value).
     repairs : sequence of Repair
         In force in the other program: what is folded from a constant subgraph is meant as that is.
+    joined : bool
+        Whether a tensor may be joined of folds and weights (query, key and value).
+    keep : bool
+        Whether others will look at a run of the other program too.
     """
-    tables = [r for r in repairs if r.kind == "table"]
-    found = _matches(left, Folds(other, others, {r.name: r.value for r in tables}), ulps, index) if left else []
+    if not left:
+        return []
+    index, meant = other.index if joined else None, _tables(repairs)
+    folds = Folds(other.graph, other.constants, meant, keep=keep)
+    found = _matches(left, folds, ulps, index)
     names = {r.name for r in found}
     rest = [c for c in left if c.name not in names]
-    return found + (_matches(rest, Folds(other, others), ulps, index) if rest and tables else [])
+    other.unlike.update(c.name for c in rest if not folds.resembles(c))
+    return found + (_matches(rest, Folds(other.graph, other.constants), ulps, index) if rest and meant else [])
 
 
 def match_parts(
-    stored: Sequence[Constant], other: Lifted, others: Sequence[Constant], ulps: float, repairs: Sequence[Repair]
+    stored: Sequence[Constant], other: ReconciledSide, ulps: float, repairs: Sequence[Repair]
 ) -> list[Repair]:
     """Match tensors with the folds of the other program, or with what is subtracted there: by themselves no proof."""
-    folds = Folds(other, others, {r.name: r.value for r in repairs if r.kind == "table"})
-    tensors = (c for c in stored if c.value.dtype.is_floating_point and c.value.numel() > 1)
-    found = (folds.match(c, ulps) or folds.match(c, ulps, -1.0) for c in tensors)
+    floats = (c for c in stored if c.value.dtype.is_floating_point and c.value.numel() > 1)
+    tensors = [c for c in floats if c.name not in other.unlike]
+    folds = Folds(other.graph, other.constants, _tables(repairs)) if tensors else None
+    found = (folds.match(c, ulps) or folds.match(c, ulps, -1.0) for c in tensors) if folds is not None else ()
     return [repair for repair in found if repair is not None]
+
+
+def _tables(repairs: Sequence[Repair]) -> dict[str, torch.Tensor]:
+    return {r.name: r.value for r in repairs if r.kind == "table"}
 
 
 def _as_meant(pieces: AffinePieces, meant: Mapping[str, torch.Tensor]) -> Observer:
@@ -279,16 +303,6 @@ def _statistic(words: str, exact: torch.Tensor, sources: tuple[str, ...]) -> _Ca
     """What a program may compute ahead of time of the statistics that a batch norm stores."""
     product = Product(exact)
     return _Candidate(product, product, (), words, sources)
-
-
-def _norms(value: torch.Tensor) -> tuple[float, float]:
-    """The sum of sizes, and the root of the sum of squares."""
-    one = two = 0.0
-    for piece in torch.split(value.reshape(-1), PIECE):
-        wide = piece.to(torch.float64)
-        one += float(torch.linalg.vector_norm(wide, 1.0))
-        two += float(torch.dot(wide, wide))
-    return one, math.sqrt(two)
 
 
 def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.Tensor | None:

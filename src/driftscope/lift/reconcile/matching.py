@@ -14,11 +14,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from driftscope.lift.readings import Fingerprint, fingerprint
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.words import counted
 
@@ -118,37 +119,6 @@ def as_stored(constants: Sequence[Constant]) -> list[Constant]:
 # --- weights -------------------------------------------------------------------------------------------------
 
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-# Elements looked at in one go: weights are large, and wider copies of them stay in the processor's cache.
-PIECE = 1 << 16
-_WORD = (1 << 64) - 1
-_MULTIPLIERS = {torch.int32: 0x1E3779B1, torch.int64: 0x9E3779B97F4A7C1}
-
-
-Fingerprint = tuple[int, int, int]
-
-
-def fingerprint(value: torch.Tensor) -> Fingerprint:
-    """Return a key of the multiset of a tensor's bits: equal for every permutation of the same elements."""
-    plain = mixed = 0
-    for piece in torch.split(value.reshape(-1), PIECE):
-        bits = _bits(piece)
-        if bits.dtype != torch.int32:
-            bits = bits.to(torch.int64)
-        plain += int(bits.sum())
-        # Wraps modulo 2**64, or 2**32 for the usual float32, so any fixed odd multiplier serves.
-        mixed += int((bits * _MULTIPLIERS[bits.dtype]).bitwise_xor_(bits >> 7).sum())
-    return value.numel(), plain & _WORD, mixed & _WORD
-
-
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    """The bits of a float tensor as integers; -0.0 counts as +0.0."""
-    plain = (value + 0.0) if value.dtype.is_floating_point and value.dtype.itemsize > 1 else value
-    return plain.contiguous().view(_INTEGERS[value.dtype.itemsize])
-
-
 # What float16 converters do beside rounding (onnxconverter_common and onnxruntime.transformers, by default): numbers
 # closer to zero than the smallest positive one become it, numbers beyond the largest become the largest.
 _CLAMP_BELOW = (2.0**-24, 2.0**-23)  # 5.96e-8 and 1e-7, as float16 stores them
@@ -201,27 +171,19 @@ def stores(stored: torch.Tensor, exact: torch.Tensor) -> bool:
 class WeightIndex:
     """The stored tensors of one program, found by their bits after rounding to a format.
 
-    Every tensor is read once per format asked for: its fingerprint is kept.
-
     Parameters
     ----------
     constants : iterable of Constant
     like : WeightIndex or None
         Of a program that may well hold the same bits under the same names: comparing is cheaper than mixing them.
-    known : mapping of str to Fingerprint, or None
-        Fingerprints of this very program, by the names of its constants.
     """
 
-    def __init__(
-        self, constants: Iterable[Constant], like: WeightIndex | None = None,
-        known: Mapping[str, Fingerprint] | None = None,
-    ):  # fmt: skip
-        self._like, self._known = like, known or {}
+    def __init__(self, constants: Iterable[Constant], like: WeightIndex | None = None):
+        self._like = like
         self._weights = [c for c in constants if c.value.dtype.is_floating_point and c.value.numel() > 1]
         self._formats = {c.value.dtype for c in self._weights}
         self._by_name = {c.name: c for c in self._weights}
         self._tables: dict[torch.dtype, dict[Fingerprint, list[Constant]]] = {}
-        self._own: dict[int, Fingerprint] = {}
         self._widened: dict[torch.dtype, set[Fingerprint]] = {}
         #: Which of another program's constants was found to be this program's, by the names of these.
         self.takers: dict[str, str] = {}
@@ -250,23 +212,8 @@ class WeightIndex:
 
     def fingerprint(self, constant: Constant) -> Fingerprint:
         """Return the fingerprint of one of this program's tensors."""
-        key = id(constant)
-        if key not in self._own:
-            self._own[key] = self._at_hand(constant) or fingerprint(constant.value)
-        return self._own[key]
-
-    def _at_hand(self, constant: Constant) -> Fingerprint | None:
-        known = self._known.get(constant.name)
-        if known is not None and known[0] == constant.value.numel():
-            return known
         twin = None if self._like is None else self._like._by_name.get(constant.name)
-        if twin is None or self._like is None or twin.value.dtype != constant.value.dtype:
-            return None
-        return self._like.fingerprint(twin) if torch.equal(twin.value, constant.value) else None
-
-    def fingerprints(self) -> dict[str, Fingerprint]:
-        """Return what was read of this program's tensors, by their names."""
-        return {c.name: self._own[id(c)] for c in self._weights if id(c) in self._own}
+        return fingerprint(constant.value, None if twin is None else twin.value)
 
     def wider_than(self, fmt: torch.dtype) -> bool:
         """Whether any tensor is stored in a wider format."""

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from driftscope.lift.reconcile import matching, subgraphs
-from driftscope.lift.reconcile.matching import Fingerprint, Repair, WeightIndex
+from driftscope.lift.reconcile.matching import Repair, WeightIndex
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 
 
 class ReconciledSide:
     """One program's constants, and which of them are nothing of the other's."""
 
-    def __init__(
-        self, graph: Lifted, outputs: Sequence[LiftedOutput], like: ReconciledSide | None = None,
-        known: Mapping[str, Fingerprint] | None = None,
-    ):  # fmt: skip
+    def __init__(self, graph: Lifted, outputs: Sequence[LiftedOutput], like: ReconciledSide | None = None):
         self.graph = graph
         floats = [o.format for o in outputs if o.format is not None and o.format.is_floating_point]
         self.single = bool(floats) and all(f.itemsize <= 4 for f in floats)
         self.narrow = [f for f in floats if f.itemsize < 4]
         self.constants = matching.as_stored(graph.constants())
-        self.index: WeightIndex = WeightIndex(self.constants, None if like is None else like.index, known)
+        self.index: WeightIndex = WeightIndex(self.constants, None if like is None else like.index)
         self.left: list[Constant] = []
+        # The other's tensors that resemble no affine piece of this one, folded.
+        self.unlike: set[str] = set()
         # Of constants that only constant subgraphs read: the outputs do not depend on them directly.
         self.inner: list[Repair] = []
         self.inner_left: list[Constant] = []
