@@ -23,7 +23,7 @@ from driftscope.explain.judging import judge_outputs
 from driftscope.explain.locate import reproducing
 from driftscope.explain.locate.node_chart import node_records
 from driftscope.explain.measured import Results
-from driftscope.explain.native import accumulations, nonfinite
+from driftscope.explain.native import accumulations, edges, nonfinite
 from driftscope.explain.native.kernels_alone import KernelLooks
 from driftscope.explain.native_runs import LIFT, Case, Progress, judged_by_values, run_natively
 from driftscope.explain.weight_files import both_weights, compare_weights, reason_of
@@ -220,7 +220,7 @@ def _explain(case: Case, wanted: _Wanted, looks: KernelLooks) -> None:
         with contextlib.suppress(BudgetSpent):  # it is in the record; what was found stays
             if explain or wanted.blame:
                 values = [v for _, v in case.results[0]], [v for _, v in case.results[2]]
-                case.found += nonfinite.origin_findings(evidence, case.leaves, values)
+                case.found += nonfinite.origin_findings(evidence, case.leaves, values, edges.Natives(evidence, looks))
 
                 def say(text: str) -> None:
                     case.budget.check("explain")

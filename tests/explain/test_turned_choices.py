@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import driftscope as ds
+from driftscope.comparison.measuring.prediction import correlation
 from driftscope.explain.native.choices import _first_turned
-from driftscope.explain.native.replays import correlation
 from driftscope.lift.torch.tape import lift_torch
 
 

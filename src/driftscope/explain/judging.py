@@ -27,8 +27,9 @@ from driftscope.explain.measured import (
     unsteady,
     wide,
 )
+from driftscope.explain.native.edges import behind_infinities
 from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
-from driftscope.explain.native.overflow import behind_infinities, explaining_overflow
+from driftscope.explain.native.overflow import explaining_overflow
 from driftscope.explain.native.replays import DECLARED, WAYS, reproduce
 from driftscope.explain.native.ties import Tied
 from driftscope.explain.quantised.packed import packed_quantisation
@@ -350,7 +351,7 @@ def _complete(results: Results, evidence: Evidence, m: Measured, tied: Tied | No
 
 def _overflow(results: Results, evidence: Evidence, m: Measured) -> str:
     natives = [wide(v) for v in native_values(results, m.leaf)]
-    found = None if m.pair is None else behind_infinities(evidence, m.pair, natives)
+    found = None if m.pair is None else behind_infinities(evidence, m.pair, natives, results.kernels)
     if found is None:
         return ""
     name, overflow = found

@@ -8,6 +8,7 @@ from typing import Any
 
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.lift.evidence import Evidence
+from driftscope.lift.reconcile.certify import Reconciled
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.scalars import is_nobodys
 from driftscope.lift.reconcile.subgraphs import OWN
@@ -15,6 +16,7 @@ from driftscope.records.finding import Finding, Where
 from driftscope.records.first_line import BY_FLOOR
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.verdict import Verdict
+from driftscope.records.words import counted
 
 
 def output_findings(outputs: Sequence[OutputRecord], codes: Sequence[str], evidence: Evidence) -> list[Finding]:
@@ -40,7 +42,7 @@ def _advice(code: str, output: OutputRecord, replay: Mapping[str, Any], places: 
         return "random"
     shapes = [side.shape or () for side in (output.a, output.b) if side is not None]
     if code == "N004" and " is not finite" in output.reason:
-        return "end of a domain"
+        return "approximated end" if "approximation in " in output.reason else "end of a domain"
     if code == "N008" and len(shapes) == 2 and sorted(shapes[0]) == sorted(shapes[1]):
         return "permuted"
     if code == "N003" and output.reason.startswith(BY_FLOOR) and not replay:
@@ -99,6 +101,11 @@ _ADVICE = {
         "A format rounds a value to the end of the domain of what is computed of it, such as the logarithm's zero.",
         "Compute both in one function that does not round between them (log_softmax, logsigmoid, log1p), or clamp the "
         "value inside the domain.",
+    ),
+    "approximated end": (
+        "The kernel of a function gives the end of the domain of what is computed of it, where the function itself, "
+        "rounded, lies inside.",
+        "Compute both in one function (log_softmax, logsigmoid, log1p), or clamp the value inside the domain.",
     ),
     "N005": (
         "A result that is NaN everywhere compares equal to any other such result.",
@@ -233,7 +240,7 @@ def _loss_notes(evidence: Evidence) -> list[Finding]:
     """Notes on steps that lose digits by their formula: known where the programs were evaluated finer than float64."""
     known = evidence.reconciled
     if known is None or not known.finer:
-        return []
+        return _end_notes(known)
     proof = next(iter(known.finer.values()))
     notes = []
     for name, loss in zip("AB", known.losses, strict=True):
@@ -245,7 +252,25 @@ def _loss_notes(evidence: Evidence) -> list[Finding]:
         finer = f"they differ by {proof['finer']:.1e} relative" if proof["finer"] else "they are equal"
         proved = f"{lost}{proof['bits']} bits with proven bounds: there {finer}."
         notes.append(Finding("N012", what, proved, "", loss.where, dict(proof), note=True))
-    return notes
+    return [*notes, *_end_notes(known)]
+
+
+def _end_notes(known: Reconciled | None) -> list[Finding]:
+    """Notes on arguments that lie at the end of a function's domain, where float64 itself cannot tell on which side."""
+    return [
+        Finding(
+            "N012",
+            f"{name} gives {held.where.node} ({held.where.operator}) {counted(held.count, 'argument')} within "
+            f"float64's own rounding of {held.end:g}, where its domain ends",
+            "Rounding carries such an argument to either side: the result is NaN, or another number, on one of them. "
+            f"In float64 both programs were compared with {held.end:g} in its place.",
+            "Clamp its input to the domain.",
+            held.where,
+            note=True,
+        )
+        for name, side in zip("AB", known.held if known is not None else (), strict=False)
+        for held in side[:1]
+    ]
 
 
 def of_side(findings: Sequence[Finding], side: str, name: str) -> list[Finding]:

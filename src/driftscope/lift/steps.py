@@ -105,7 +105,7 @@ class Rounding:
     running : bool
         For SUM and DOT: the kernel is known to add all terms one after the other.
     stored : bool
-        For SUM and DOT: that running sum is kept in the format of the result.
+        For SUM and DOT: that running sum is kept in the format of the result; for ROUND what is made on the way is.
     bits : Tensor or None
         What the program itself makes of the value by its bits, where it rounds by hand to a narrower format.
     """

@@ -161,7 +161,7 @@ _CAUSED = re.compile(r" floors?(?: \([^)]*\))?: (?P<how>consistent with|explaine
 # How it ends its sentence on a value that left the range of its format.
 _OVERFLOWED = re.compile(
     r": (?P<what>(?:over|under)flow in [AB], .+? (?:exceeds the largest|is below the smallest) [^,]+, [^ ]+"
-    r"|rounding in [AB], .+? is not finite)(?: at .*)?$"
+    r"|(?:rounding|approximation) in [AB], .+? is not finite)(?: at .*)?$"
 )
 
 

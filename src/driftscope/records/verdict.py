@@ -19,6 +19,19 @@ class Verdict(enum.StrEnum):
     INCONCLUSIVE = "INCONCLUSIVE"
     DIFFERENT = "DIFFERENT"
 
+    # Names in order of severity, not of the alphabet, in which DIFFERENT comes first.
+    def __lt__(self, other: str) -> bool:
+        return self.rank < Verdict(other).rank
+
+    def __le__(self, other: str) -> bool:
+        return self.rank <= Verdict(other).rank
+
+    def __gt__(self, other: str) -> bool:
+        return self.rank > Verdict(other).rank
+
+    def __ge__(self, other: str) -> bool:
+        return self.rank >= Verdict(other).rank
+
     @property
     def rank(self) -> int:
         """Position in the order of severity, 0 for IDENTICAL."""

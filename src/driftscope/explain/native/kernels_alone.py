@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import torch
 
+from driftscope.comparison.measuring.prediction import correlation
 from driftscope.comparison.measuring.spread import drift_in_floors, finite
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.native.pieces import PieceDrift, outside_their_floor, with_errors
-from driftscope.explain.native.program_kernels import native_pieces_of, placed
-from driftscope.explain.native.replays import correlation
+from driftscope.explain.native.program_kernels import native_parts_of, native_pieces_of, placed
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.steps import Lifted
 from driftscope.programs.protocol import Bound
@@ -70,6 +70,10 @@ class KernelsAlone:
         return finite((moved - clean).cpu())
 
 
+#: The graph that a runtime runs, and its native values by their names.
+NativeRun = tuple[Lifted, Mapping[str, torch.Tensor]]
+
+
 @dataclass(slots=True)
 class KernelLooks:
     """The kernels of A and B, each side looked at once when first asked.
@@ -85,6 +89,7 @@ class KernelLooks:
     evidence: Evidence
     seed: int = 0
     _found: dict[str, KernelsAlone] = field(default_factory=dict)
+    _natives: dict[str, NativeRun | None] = field(default_factory=dict)
 
     def of(self, side: str) -> KernelsAlone:
         """Run the kernels of ``"A"`` or ``"B"`` alone."""
@@ -102,6 +107,18 @@ class KernelLooks:
         except (RuntimeRefused, CannotLift):
             return KernelsAlone(side)
         return KernelsAlone(side, len(drifts), outside, disturbed, graph, errors)
+
+    def natives(self, side: str) -> NativeRun | None:
+        """The graph that ``"A"`` or ``"B"`` runs and what its values natively were; None where they cannot be read."""
+        if side not in self._natives:
+            try:
+                graph, parts, disturbed = native_parts_of(self.bounds["AB".index(side)], side)
+                values = {name: value for part in parts for name, value in part.items()}
+            except (RuntimeRefused, CannotLift):
+                self._natives[side] = None
+            else:
+                self._natives[side] = None if disturbed() else (graph, values)
+        return self._natives[side]
 
     def explaining(
         self, drifts: Sequence[tuple[int, torch.Tensor]], suspects: str

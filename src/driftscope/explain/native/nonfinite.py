@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -20,7 +20,7 @@ from driftscope.explain.locate.operators import family
 from driftscope.lift.evidence import Evidence, SideLift
 from driftscope.lift.steps import Kind, Lifted, LiftedOutput, Step
 from driftscope.records.finding import Finding, Where
-from driftscope.records.words import counted
+from driftscope.records.words import beside_whole, counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +194,19 @@ def origins(
     return Origins({path: event for path, event in found.items() if event is not None}, outputs)
 
 
+class Behind(Protocol):
+    """Knows what the native values of a side say of the infinities and NaN that an output of it has alone."""
+
+    def __call__(self, side: str, index: int, own: torch.Tensor, other: torch.Tensor) -> tuple[str, Where]:
+        """What leads to them in words, "" where that is not known, and its step, or that whose kernel makes them."""
+        ...
+
+
 def origin_findings(
-    evidence: Evidence, leaves: Sequence[LeafComparison], values: tuple[Sequence[Any], Sequence[Any]]
+    evidence: Evidence,
+    leaves: Sequence[LeafComparison],
+    values: tuple[Sequence[Any], Sequence[Any]],
+    behind: Behind | None = None,
 ) -> list[Finding]:
     """Say on each side where NaN or infinity in its results comes from.
 
@@ -216,8 +227,28 @@ def origin_findings(
         for path, event in list(seen.events.items())[:1]:
             found.append(_finding(name, path, event, not (all_nan or caused)))
         if not caused:
-            found += [f for leaf, mark in alone if (f := _kernel_finding(name, side, leaf, _index(leaf, k), mark))][:1]
+            found += [f for leaf, mark in alone if (f := _native_finding(evidence, leaf, values, k, mark, behind))][:1]
     return found
+
+
+def _native_finding(
+    evidence: Evidence, leaf: LeafComparison, values: tuple[Sequence[Any], Sequence[Any]], k: int, mark: torch.Tensor,
+    behind: Behind | None,
+) -> Finding | None:  # fmt: skip
+    """Say what the formats of a graph do not: a value carried to the end of a domain, or a kernel that is off."""
+    words, where, index = "", Where(), _index(leaf, k)
+    if behind is not None:
+        own, other = (_readable(values[s][_index(leaf, s)]).detach().cpu().double() for s in (k, 1 - k))
+        words, where = behind("AB"[k], index, own, other)
+    if words and where.node == evidence.places.get("N004", Where()).node:
+        return None  # said of the output already
+    if words:
+        return Finding("N017", f"{words} ({counted(int(mark.sum()), 'element')})", where=where, note=True)
+    side = evidence.b if k else evidence.a
+    found = _kernel_finding("AB"[k], side, leaf, index, mark)
+    return (
+        found if found is None else dataclasses.replace(found, where=dataclasses.replace(where, output=str(leaf.path)))
+    )
 
 
 def _index(leaf: LeafComparison, side: int) -> int:
@@ -279,7 +310,7 @@ def _finding(side: str, path: str, event: NonFinite, note: bool) -> Finding:
     return Finding(
         "N017",
         f"{event.where.node} ({event.where.operator}) is the first in {side} to create {' and '.join(kinds)}, in "
-        f"{event.format}; its inputs there range from {event.low:.4g} to {event.high:.4g}",
+        f"{event.format}; its inputs there range from {beside_whole(event.low, 4)} to {beside_whole(event.high, 4)}",
         event.cause,
         event.fix,
         dataclasses.replace(event.where, output=path),

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from driftscope.comparison.measuring.prediction import correlation, without_zeros
 from driftscope.comparison.measuring.spread import drift_in_floors, finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.cheap_products import rounding_to
 from driftscope.explain.native.ranges import flushed
-from driftscope.explain.native.replays import CHIRP, WAYS, Way, correlation, either, same_bits
+from driftscope.explain.native.replays import CHIRP, WAYS, Way, either, same_bits
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Kind, Lifted, LiftedOutput, Step
@@ -382,7 +383,7 @@ class _Replayed:
             samples.append(finite(rounded(value + known.sample) - rounded(value)))
             value = rounded(value)
         predicted = finite(value - known.exact)
-        alike = correlation(predicted, known.drift)
+        alike = correlation(predicted if self.way.flushes else without_zeros(predicted, value), known.drift)
         if alike < (THRESHOLDS.replay if self.way.total is None else _RUNNING):
             return
         left = drift_in_floors(known.drift - predicted, samples).overall

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -54,8 +54,32 @@ def native_pieces_of(
     RuntimeRefused
         If the optimised graph cannot be saved or run.
     """
+    graph, parts, broken = native_parts_of(bound, side)
+    drifts: list[PieceDrift] = []
+    for values in parts:
+        if broken():
+            return [], broken(), None
+        drifts += native_drifts(graph, values, seed, errors)
+    return (drifts, None, graph) if broken() is None else ([], broken(), None)
+
+
+def native_parts_of(
+    bound: Bound, side: str
+) -> tuple[Lifted, Iterable[Mapping[str, torch.Tensor]], Callable[[], Finding | None]]:
+    """The graph that a runtime runs, and its native values by name, in parts that fit into memory.
+
+    Returns
+    -------
+    graph, parts, disturbed
+        The last says, once a part is there, by how much reading it changed the result; None where it did not.
+
+    Raises
+    ------
+    CannotLift, RuntimeRefused
+        As :func:`native_pieces_of`.
+    """
     if bound.program.kind in ("torch", "exported", "callable"):
-        return _torch_pieces(bound, seed, side, errors)
+        return _torch_parts(bound, side)
     if bound.program.onnx_model is None:
         raise CannotLift(f"the values inside {bound.program.name} on {bound.program.runtime} cannot be read")
     source = bound.program.optimized_source(bound)
@@ -65,17 +89,12 @@ def native_pieces_of(
     sizes = Sizes()
     graph.run(observe=sizes)
     observation = observe(bound, sizes.found)
-    drifts: list[PieceDrift] = []
-    for values in observation.values():
-        if not observation.faithful:
-            return [], observation.finding(side), None
-        drifts += native_drifts(graph, values, seed, errors)
-    return drifts, None, graph
+    return graph, observation.values(), lambda: observation.finding(side)
 
 
-def _torch_pieces(
-    bound: Bound, seed: int, side: str, errors: dict[str, torch.Tensor] | None
-) -> tuple[list[PieceDrift], Finding | None, Lifted | None]:
+def _torch_parts(
+    bound: Bound, side: str
+) -> tuple[Lifted, Iterable[Mapping[str, torch.Tensor]], Callable[[], Finding | None]]:
     with keeping_natives() as natives:
         lifted = lift_bound(bound)
     if not isinstance(lifted, TorchTape):
@@ -88,10 +107,9 @@ def _torch_pieces(
     final = {output.name: str(output.path) for output in lifted.run()}
     expected = {str(path): value for path, value in leaves}
     pairs = [(expected[path], values[name]) for name, path in final.items() if name in values and path in expected]
-    if not same_bits([one for one, _ in pairs], [other for _, other in pairs]):
-        gap = largest_gap([one for one, _ in pairs], [other for _, other in pairs])
-        return [], disturbed(side, len(values), gap), None
-    return native_drifts(lifted, values, seed, errors), None, lifted
+    one, other = [one for one, _ in pairs], [other for _, other in pairs]
+    broken = None if same_bits(one, other) else disturbed(side, len(values), largest_gap(one, other))
+    return lifted, [values], lambda: broken
 
 
 @dataclass(slots=True)

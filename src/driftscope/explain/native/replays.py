@@ -9,14 +9,14 @@ with the noise of ordinary rounding: a value close to a tie of the narrow format
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from driftscope.comparison.measuring.spread import drift_in_floors, finite, rms
+from driftscope.comparison.measuring.prediction import correlation, without_zeros
+from driftscope.comparison.measuring.spread import drift_in_floors, finite
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.half.simulation import Anatomy, DeclaredFormats, anatomy_of
@@ -30,13 +30,8 @@ from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Observer, Origin, Step
 from driftscope.numerics.formats import format_of
 
-#: Elements that must carry an error before its pattern proves anything; fewer do where they fit to so many digits in
-#: all. (Eight that correlate by 0.9 fit to 2.9 digits in all.)
-_ELEMENTS, _DIGITS = 8.0, 3.5
 #: Share of the elements that have to fit where ties turned over, and the correlation from which that is asked.
 _MOST, _EXACTLY = 0.8, 0.99
-#: Factor between the sizes of two errors beyond which they need not be correlated.
-_FAR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +282,11 @@ class _Tried:
             replayed = run_in(graph, way)
             pairs = zip(self.wanted, self.moves, strict=True)
             predicted = [_moved(_gap(self.side.clean[k], replayed[k]), move) for (k, _), move in pairs]
-            alike = [correlation(p, d, self.chooses) for p, (_, d) in zip(predicted, self.wanted, strict=True)]
+            held = zip(predicted, self.wanted, strict=True)
+            alike = [
+                correlation(p if way.flushes else without_zeros(p, replayed[k].value), d, self.chooses)
+                for p, (k, d) in held
+            ]
             if any(c < THRESHOLDS.replay for c in alike):
                 return None
             noisy = [run_in(graph, way, seed=self.seed + n) for n in (1, 2)]
@@ -316,25 +315,6 @@ def _rest(left: torch.Tensor, noises: list[torch.Tensor], alike: float) -> float
     sizes = left.abs()
     bound = sizes.reshape(-1).kthvalue(max(1, int(_MOST * sizes.numel()))).values
     return drift_in_floors(torch.where(sizes <= bound, left, torch.zeros_like(left)), noises).overall
-
-
-def correlation(predicted: torch.Tensor | None, drift: torch.Tensor, steps: bool = False) -> float:
-    """Cosine between a predicted error and a measured one; -1 where it proves nothing.
-
-    Errors of another size, and those that a few elements carry, prove nothing: unless these fit to many digits and
-    are no ``steps``, whose height is the same whatever turned them over.
-    """
-    if predicted is None or predicted.shape != drift.shape:
-        return -1.0
-    size, given = rms(predicted), rms(drift)
-    if not size or not given or not 1.0 / _FAR <= size / given <= _FAR:
-        return -1.0
-    square = predicted.square() / size**2
-    carrying = float(square.sum() ** 2 / square.square().sum())
-    left = rms(drift - predicted) / given
-    if carrying < _ELEMENTS and (steps or (left > 0.0 and carrying * -math.log10(left) < _DIGITS)):
-        return -1.0
-    return float((predicted / size * (drift / given)).mean())
 
 
 def run_in(graph: Lifted, way: Way, seed: int | None = None) -> list[LiftedOutput]:

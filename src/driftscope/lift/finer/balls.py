@@ -354,6 +354,7 @@ RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(("transpose", "permute", "t"), _permuted),
     "xlogy": lambda g: np.frompyfunc(_xlogy, 2, 1)(g.real(0), g.other("other")),
+    "special_xlog1py": lambda g: np.frompyfunc(_xlogy, 2, 1)(g.real(0), 1 + g.other("other")),
     "logaddexp": lambda g: np.frompyfunc(_logaddexp, 2, 1)(g.real(0), g.other("other")),
     "mish": _unary(lambda v: v * _log1pexp(v).tanh()), "elu": _elu, "linalg_vector_norm": _vector_norm,
     "std": lambda g: each(lambda v: v.sqrt())(_variance(g)), "safe_softmax": lambda g: _softmax(g, False),

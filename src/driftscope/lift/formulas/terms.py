@@ -47,6 +47,15 @@ def summed(length: int, squares: Callable[[], torch.Tensor] | None = None) -> Ro
     return Rounding(Kind.SUM, max(int(length), 1), squares)
 
 
+def multiplied(factors: int | torch.Tensor, result: torch.Tensor, stored: bool = False) -> Rounding:
+    """Rounding of products of so many factors: every multiplication rounds the whole once, in whatever order.
+
+    ``stored`` says whether the kernel keeps the product on the way in the format of its result.
+    """
+    more = torch.as_tensor(factors - 1, dtype=torch.float64, device=result.device).clamp(min=0.0).sqrt()
+    return Rounding(Kind.ROUND, parts=lambda: result.abs() * more, stored=stored)
+
+
 def normed(length: int) -> Rounding:
     """Rounding of a normalisation over ``length`` elements."""
     return Rounding(Kind.NORM, max(int(length), 1))

@@ -17,6 +17,7 @@ import torch
 
 from driftscope.comparison.measuring.spread import Ratio, lifted_drift
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
+from driftscope.lift.domains import HeldAt, held_at_ends
 from driftscope.lift.finer import evaluate as finer
 from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.kept import look
@@ -55,6 +56,8 @@ class Reconciled:
         By pair: what an evaluation finer than float64 gave, where float64 could not decide.
     losses : pair of Loss or None
         Of each side: where its formula loses most digits, known from that evaluation.
+    held : pair of sequences of HeldAt
+        Of each side: steps whose arguments were taken as the ends of their domains.
     inner_b : list of Repair
         Of constants that only constant subgraphs of B read.
     """
@@ -69,6 +72,7 @@ class Reconciled:
     repairs_b: list[Repair] = field(default_factory=list)
     finer: dict[int, dict[str, float]] = field(default_factory=dict)
     losses: tuple[Loss | None, Loss | None] = (None, None)
+    held: tuple[Sequence[HeldAt], Sequence[HeldAt]] = ((), ())
     inner_b: list[Repair] = field(default_factory=list)
 
     @property
@@ -111,6 +115,8 @@ def reconcile(
             if result.same_function:
                 break
     _decide_finer(result, a, b, pairing, thresholds)
+    if not result.same_function:
+        _decide_at_ends(result, a, b, pairing, thresholds)
     return result
 
 
@@ -146,6 +152,17 @@ def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairi
         drifts[k] = drift
         result.losses = (one.loss, two.loss)
     result.drifts = drifts
+
+
+def _decide_at_ends(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairing, thresholds: Thresholds) -> None:
+    """Where float64's rounding carries an argument across the end of a domain, take it as the end on both sides."""
+    found_a, found_b = (held_at_ends(g, _values(r)) for g, r in ((a, result.repairs_a), (b, result.repairs_b)))
+    if found_a is None and found_b is None:
+        return
+    (outputs_a, held_a), (outputs_b, held_b) = found_a or (result.outputs_a, []), found_b or (result.outputs_b, [])
+    drifts = measure(outputs_a, outputs_b, pairing, thresholds)
+    if (held_a or held_b) and all(within(d) for d in drifts):
+        result.outputs_a, result.outputs_b, result.drifts, result.held = outputs_a, outputs_b, drifts, (held_a, held_b)
 
 
 # Rounding of float64 that tables make of an output, in floors.

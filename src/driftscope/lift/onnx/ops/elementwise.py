@@ -106,6 +106,11 @@ def mean_of(node: Node, *inputs: Tensor) -> Result:
     return Result(reduce(python.add, inputs) / len(inputs), summed(len(inputs)))
 
 
+def _sign(x: Tensor) -> Tensor:
+    """The sign, NaN of NaN, where torch gives zero."""
+    return torch.where(x.isnan(), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
+
+
 # -- one operand ----------------------------------------------------------------------------------------------
 
 _EXACT: dict[str, Callable[[Tensor], Tensor]] = {"Abs": torch.abs, "Neg": torch.neg}
@@ -116,7 +121,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 _ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {"Reciprocal": torch.reciprocal, "Sqrt": torch.sqrt}
 _DECISIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "Ceil": torch.ceil, "Floor": torch.floor, "Round": torch.round, "Sign": torch.sign,
+    "Ceil": torch.ceil, "Floor": torch.floor, "Round": torch.round, "Sign": _sign,
 }  # fmt: skip
 
 

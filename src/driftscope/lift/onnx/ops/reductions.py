@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from driftscope.lift.formulas.terms import length_of, summed
+from driftscope.lift.formulas.terms import length_of, multiplied, summed
 from driftscope.lift.onnx.registry import Node, Result, axis_of, integers_of, operator
 from driftscope.lift.steps import Kind, Rounding
 
@@ -98,7 +98,10 @@ def _reduce(node: Node, x: Tensor, axes: list[int] | None) -> Result:
     if terms is not None:
         scale = 1.0 / length**2 if node.op_type == "ReduceMean" and length else 1.0
         squares = lambda: terms(x).square().sum(axes, keepdim=keep) * scale  # noqa: E731
-    return Result(reduction.function(x, axes, keep), Rounding(reduction.kind, max(length, 1), squares))
+    found = reduction.function(x, axes, keep)
+    if node.op_type == "ReduceProd":
+        return Result(found, multiplied(length, found))
+    return Result(found, Rounding(reduction.kind, max(length, 1), squares))
 
 
 def _elementwise(node: Node, x: Tensor, reduction: ReduceRule) -> Result:

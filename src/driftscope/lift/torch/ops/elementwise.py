@@ -6,10 +6,12 @@ from typing import Any
 
 import torch
 
-from driftscope.lift.formulas.terms import EXACT
+from driftscope.lift.formulas.terms import EXACT, ROUND, multiplied
 from driftscope.lift.steps import Rounding
-from driftscope.lift.torch.call import Call
+from driftscope.lift.torch.call import Call, accumulator
 from driftscope.lift.torch.ops.registry import Outputs, formula, rule
+
+_aten = torch.ops.aten
 
 
 @formula("add", "sub", "subtract", "rsub", "mul", "multiply", "pow", "_foreach_add")
@@ -36,11 +38,29 @@ def _tensor(value: Any, like: Any) -> Any:
     return torch.tensor(value, dtype=torch.float64, device=device)
 
 
-@formula("addcmul", "addcdiv")
-def _combined(call: Call) -> torch.Tensor:
-    a, b = call.value("tensor1"), call.value("tensor2")
-    product = a * b if call.facts.name == "addcmul" else a / b
-    return torch.add(call.value("self"), product * call.value("value"))
+@rule("addcmul", "addcdiv")
+def _combined(call: Call) -> tuple[Outputs, Rounding]:
+    """What is added is rounded on the way, and may be a subnormal number there."""
+    kept = accumulator(call.formats[0])
+    a, b, number = call.value("tensor1"), call.value("tensor2"), call.value("value")
+    scaled = a if number == 1 else call.step("scaled", _aten.mul.Tensor, a, number, format=kept)
+    combine = _aten.mul.Tensor if call.facts.name == "addcmul" else _aten.div.Tensor
+    added = call.step("added", combine, scaled, b, format=kept)
+    return [torch.add(call.value("self"), added)], ROUND
+
+
+@rule("prod", "cumprod")
+def _multiplied(call: Call) -> tuple[Outputs, Rounding]:
+    args, kwargs = call.lifted()
+    x, found = call.value("self"), call.function(*args, **kwargs)
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point():
+        return [found], EXACT
+    if call.facts.name == "prod":
+        return [found], multiplied(x.numel() // max(found.numel(), 1), found, stored=True)
+    axis = int(call.value("dim")) % max(x.dim(), 1)
+    length = x.shape[axis] if x.dim() else 1
+    shape = [length if k == axis else 1 for k in range(x.dim())]
+    return [found], multiplied(torch.arange(1, length + 1, device=x.device).reshape(shape), found)
 
 
 @formula("masked_fill", "fill")

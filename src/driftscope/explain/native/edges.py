@@ -1,0 +1,379 @@
+"""Infinities and NaN that come of a value at the end of a domain: a probability of one, a cosine a little above it.
+
+A value may be rounded there, or a kernel that approximates its function may give it. Which of them it was is read from
+the values that the runtime natively had; where they cannot be read, from what the declared formats make of the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.comparison.measuring.spread import drift_in_floors, finite
+from driftscope.comparison.thresholds import THRESHOLDS
+from driftscope.errors import CannotLift
+from driftscope.explain.locate.targets import as_double
+from driftscope.explain.native.kernels_alone import KernelLooks, NativeRun
+from driftscope.explain.native.nonfinite import origins
+from driftscope.explain.native.program_kernels import SourceLines
+from driftscope.explain.native.ranges import Overflow, first_overflow
+from driftscope.lift.domains import AtEnds, at_ends
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.noise.floor import kernels_of
+from driftscope.lift.noise.injector import NoiseInjector
+from driftscope.lift.steps import Kind, Lifted, Step
+from driftscope.lift.ties import noisy_values
+from driftscope.records.finding import Where
+from driftscope.records.words import beside_whole
+
+# Values before a step that is not finite that are tried, the nearest first.
+_TRIED = 8
+# Unit roundoffs, of one or of the value, that rounding and an approximated function may be off by.
+_KEEPS = 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A result that its format rounds onto the end of the domain of what is computed of it: the logarithm's zero.
+
+    Parameters
+    ----------
+    where : Where
+        The step whose result is rounded.
+    exact, rounded : float
+        That result, where rounding moves it furthest, and what the format makes of it.
+    format : str
+    then : str
+        The operator that makes infinity or NaN of it.
+    kernel : bool
+        Whether it is no rounding: the kernel of the step approximates a function, and is off by more.
+    """
+
+    where: Where
+    exact: float
+    rounded: float
+    format: str
+    then: str
+    kernel: bool = False
+
+    def in_side(self, side: str) -> str:
+        """Say what happens in ``"A"`` or ``"B"``."""
+        place = f" at {self.where.node} ({self.where.operator})" if self.where.node else ""
+        becomes = f"{beside_whole(self.exact)} becomes {beside_whole(self.rounded)} in {self.format}"
+        becomes += f", where {self.then} is not finite"
+        return f"{'approximation' if self.kernel else 'rounding'} in {side}, {becomes}{place}"
+
+
+def behind_infinities(
+    evidence: Evidence, pair: int, natives: Sequence[torch.Tensor], looks: KernelLooks | None = None
+) -> tuple[str, Overflow | Edge] | None:
+    """Find the side whose overflow, underflow or rounding leads to the infinities and NaN that the other lacks.
+
+    Parameters
+    ----------
+    evidence : Evidence
+    pair : int
+    natives : (A's value, B's value)
+        Of one output, in float64.
+    looks : KernelLooks or None
+        Asked for the values inside a side.
+
+    Returns
+    -------
+    ("A" or "B", Overflow or Edge), or None
+        The side with more of them comes first, and one without any is behind none. A value that becomes zero on the
+        way, or the end of a domain, is believed only if there are none in their places once that value and what is
+        computed of it are exact, and all others what they natively are. Where native values cannot be read, the
+        declared formats, taken at their word, have to make infinities and NaN where they natively are.
+    """
+    spoiled = [int((~torch.isfinite(value)).sum()) for value in natives]
+    graphs = [(k, (evidence.a, evidence.b)[k].graph) for k in sorted((1, 0), key=lambda k: -spoiled[k]) if spoiled[k]]
+    sides = [(k, graph) for k, graph in graphs if graph is not None]
+    for k, graph in sides:
+        found = first_overflow(graph)
+        if found is not None:
+            return "AB"[k], found
+    for k, graph in sides:
+        edge = edge_of(graph, evidence.pairs[pair][k], natives[k], natives[1 - k], looks, "AB"[k])
+        if edge is not None:
+            return "AB"[k], edge
+    return None
+
+
+def edge_of(
+    graph: Lifted, index: int, native: torch.Tensor, other: torch.Tensor, looks: KernelLooks | None, side: str
+) -> Overflow | Edge | None:
+    """The value of one side that leads to the infinities and NaN which one of its outputs has and the other side lacks.
+
+    Parameters
+    ----------
+    graph : Lifted
+        Of the side.
+    index : int
+        Of the output.
+    native, other : Tensor
+        That output of this side and of the other, in float64.
+    looks : KernelLooks or None
+    side : str
+    """
+    alone = ~torch.isfinite(native) & torch.isfinite(other)
+    run = None if looks is None else looks.natives(side)
+    if run is None:
+        return _edge(graph, index, native, alone)
+    found = _native_edge(run, index, alone)
+    return None if found is None else dataclasses.replace(found, where=_placed(found.where, graph))
+
+
+@dataclass(frozen=True, slots=True)
+class Natives:
+    """What the native values of a side say of the infinities and NaN that an output of it has alone."""
+
+    evidence: Evidence
+    looks: KernelLooks
+
+    def __call__(self, side: str, index: int, own: torch.Tensor, other: torch.Tensor) -> tuple[str, Where]:
+        """What leads to them in words, "" where that is not known, and its step, or that whose kernel makes them."""
+        graph, run = (self.evidence.b if side == "B" else self.evidence.a).graph, self.looks.natives(side)
+        if graph is None or run is None:
+            return "", Where()
+        edge = edge_of(graph, index, own, other, self.looks, side)
+        if edge is not None:
+            return edge.in_side(side), edge.where
+        return "", _placed(_kernel_of(run, index, ~torch.isfinite(own) & torch.isfinite(other)), graph)
+
+
+def _kernel_of(run: NativeRun, index: int, alone: torch.Tensor) -> Where:
+    """The step whose kernel makes infinities or NaN of operands of which float64 makes none."""
+    graph, natives = run
+    try:
+        watch = _Natively(natives, AtEnds({}))
+        found = _first_broken(watch.made, graph.run(observe=watch)[index].name, alone)
+    except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
+        return Where()
+    if found is None or not bool(torch.isfinite(found[0].exact.cpu()[found[1]]).all()):
+        return Where()
+    return dataclasses.replace(found[0].step.where, node=found[0].step.name, operator=found[0].step.operator)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a step made of rounded operands, before and after its own rounding."""
+
+    step: Step
+    exact: torch.Tensor
+    rounded: torch.Tensor
+    format: torch.dtype
+
+
+def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) -> Overflow | Edge | None:
+    """The step whose rounding leads to the infinities and NaN that an output natively has; None where none does."""
+    made: dict[str, _Made] = {}
+
+    def keep(step: Step, outputs: Sequence[torch.Tensor | None]) -> None:
+        for name, exact, rounded, fmt in zip(step.output_names, step.outputs, outputs, step.formats, strict=False):
+            if exact is not None and rounded is not None and fmt is not None and exact.is_floating_point():
+                made[name] = _Made(step, exact, rounded, fmt)
+
+    try:
+        seen = origins(graph, told=keep)
+        output = seen.outputs[index]
+        event = seen.events.get(str(output.path))
+        if event is None or not _same_places(graph, index, output.value, native):
+            return None
+        first = next((one for one in made.values() if one.step.name == event.where.node), None)
+        if first is None:
+            return None
+        broken = ~torch.isfinite(first.rounded)
+        crossed = (
+            (n, ends)
+            for n, m in _differing(made, first, broken)
+            if bool((ends := m & _at_end(made[n[-1]].rounded)).any())
+        )
+        names, moved = next(crossed, ([], broken))
+        if not names or not _finite_at(origins(graph, exact=names).outputs[index].value, alone):
+            return None
+    except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
+        return None  # an infinity can lead a graph where its lift does not follow
+    return _told(made[names[-1]], moved, first.step)
+
+
+@dataclass(slots=True)
+class _Natively:
+    """An observer that puts native values in the place of exact ones, but for some and what is computed of these."""
+
+    natives: Mapping[str, torch.Tensor]
+    ends: AtEnds
+    exact: set[str] = field(default_factory=set)
+    made: dict[str, _Made] = field(default_factory=dict)
+    freed: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
+        if step.constant:
+            return None
+        if any(name in self.exact for name in (*step.input_names, *step.output_names) if name):
+            self.exact.update(name for name in step.output_names if name)
+            held = self.ends(step)
+            made = zip(step.output_names, held or step.outputs, strict=False)
+            self.freed.update((n, v) for n, v in made if v is not None)
+            return held
+        forced: list[torch.Tensor | None] = []
+        for name, exact, fmt in zip(step.output_names, step.outputs, step.formats, strict=True):
+            native = self.natives.get(name)
+            if native is None or exact is None or native.shape != exact.shape:
+                forced.append(exact)
+            elif exact.is_floating_point() and native.is_floating_point():
+                forced.append(as_double(native).to(exact.device))
+                self.made[name] = _Made(step, exact, forced[-1], fmt or native.dtype)  # type: ignore[arg-type]
+            else:
+                forced.append(native.to(exact.dtype))
+        return forced
+
+
+def _native_edge(run: NativeRun, index: int, alone: torch.Tensor) -> Overflow | Edge | None:
+    """The value whose native error leads to the infinities and NaN that an output natively has alone."""
+    graph, natives = run
+    try:
+        ends = at_ends(graph, {})
+        watch = _Natively(natives, ends)
+        output = graph.run(observe=watch)[index]
+        found = _first_broken(watch.made, output.name, alone)
+        if found is None:
+            return None
+        first, mask = found
+        for names, moved in itertools.islice(_differing(watch.made, first, mask), _TRIED):
+            again = _Natively(natives, ends, set(names))
+            if not _finite_at(graph.run(observe=again)[index].value, alone):
+                continue
+            one = watch.made[names[-1]]
+            at_end = moved & _at_end(one.rounded.cpu())
+            if not bool(at_end.any()):  # what adds up on the way carries its argument across
+                name = first.step.input_names[0]
+                one = dataclasses.replace(watch.made[name], exact=again.freed[name])
+                at_end = _spread(mask, one.exact.shape) & (one.exact != one.rounded).cpu()
+            return _told(one, at_end, first.step) if _is_rounding(graph, one, at_end) else None
+    except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
+        return None  # an infinity can lead a graph where its lift does not follow
+    return None
+
+
+def _first_broken(made: Mapping[str, _Made], name: str, mask: torch.Tensor) -> tuple[_Made, torch.Tensor] | None:
+    """The step that natively makes these elements of a value NaN or infinite of finite operands, and where."""
+    while (one := made.get(name)) is not None and mask.shape == one.rounded.shape:
+        mask = mask & ~torch.isfinite(one.rounded.cpu())
+        given = list(zip(one.step.input_names, one.step.inputs, strict=False))
+        broken = [(n, _spread(mask, v.shape) & ~torch.isfinite(v.cpu())) for n, v in given
+                  if v is not None and v.is_floating_point()]  # fmt: skip
+        further = next(((n, m) for n, m in broken if bool(m.any())), None)
+        if further is None:
+            return (one, mask) if bool(mask.any()) else None
+        name, mask = further
+    return None
+
+
+def _differing(made: Mapping[str, _Made], first: _Made, mask: torch.Tensor) -> Iterator[tuple[list[str], torch.Tensor]]:
+    """Values before a step whose native elements are not exact, the nearest first, with all that lie nearer."""
+    waiting = deque((name, mask) for name in first.step.input_names)
+    walked: list[str] = []
+    while waiting:
+        name, mask = waiting.popleft()
+        one = made.get(name)
+        if one is None or name in walked:
+            continue
+        walked.append(name)
+        mask = _spread(mask, one.exact.shape)
+        moved = mask & (one.exact != one.rounded).cpu()
+        if bool(moved.any()):
+            yield list(walked), moved
+        waiting.extend((each, mask) for each in one.step.input_names)
+
+
+def _at_end(value: torch.Tensor) -> torch.Tensor:
+    return (value == 0.0) | (value.abs() == 1.0)
+
+
+def _is_rounding(graph: Lifted, one: _Made, moved: torch.Tensor) -> bool:
+    """Whether elements are off by what rounding, or the approximation of a function, may be off by."""
+    gap = finite(one.rounded - one.exact).cpu()
+    bound = _KEEPS * torch.finfo(one.format).eps / 2 * finite(one.exact).abs().clamp(min=1.0).cpu()
+    if bool((gap.abs() <= bound)[moved].all()):
+        return True
+    name = next(n for n, v in zip(one.step.output_names, one.step.outputs, strict=True) if v is not None)
+    values: list[torch.Tensor] = []
+    for scale in (0.0, 1.0):
+        seen = _Named(name)
+        graph.run(observe=NoiseInjector(scale=scale, kernels=kernels_of(graph.kind), watch=seen))
+        values += seen.found
+    return len(values) == 2 and drift_in_floors(gap, [finite(values[1] - values[0]).cpu()]).value <= THRESHOLDS.large
+
+
+@dataclass(slots=True)
+class _Named:
+    """Keeps one value of a run."""
+
+    name: str
+    found: list[torch.Tensor] = field(default_factory=list)
+
+    def __call__(self, step: Step) -> None:
+        self.found += [
+            v for n, v in zip(step.output_names, step.outputs, strict=True) if n == self.name and v is not None
+        ]
+
+
+def _told(one: _Made, moved: torch.Tensor, first: Step) -> Overflow | Edge:
+    exact, rounded = one.exact[moved], one.rounded[moved]
+    furthest = int((exact - rounded).abs().argmax())
+    where = dataclasses.replace(one.step.where, node=one.step.name, operator=one.step.operator)
+    limits, name = torch.finfo(one.format), str(one.format).removeprefix("torch.")
+    smallest = float(limits.smallest_normal) * float(limits.eps)
+    value = float(exact[furthest])
+    if not float(rounded[furthest]) and abs(value) <= smallest / 2:
+        return Overflow(where, abs(value), smallest, name, under=True)
+    kernel = one.step.rounding.kind is Kind.FUNCTION and float(exact[furthest].to(one.format)) != float(
+        rounded[furthest]
+    )
+    return Edge(where, value, float(rounded[furthest]), name, f"{first.name} ({first.operator})", kernel)
+
+
+def _placed(where: Where, file: Lifted) -> Where:
+    """Give a place in an optimised graph the source line that the file has for it."""
+    if where.line is not None or where.node is None:
+        return where
+    lines = SourceLines()
+    file.run(observe=lines)
+    known = next((w for w in lines.found.values() if w.node == where.node), Where())
+    return dataclasses.replace(
+        where, module=known.module, file=known.file, line=known.line, expression=known.expression
+    )
+
+
+def _same_places(graph: Lifted, index: int, value: torch.Tensor | None, native: torch.Tensor) -> bool:
+    """Whether infinities and NaN are where they natively are, but for elements that ordinary rounding carries there."""
+    if value is None or value.shape != native.shape:
+        return False
+    left = torch.isfinite(value.cpu()) != torch.isfinite(native)
+    samples = noisy_values(graph, index, scale=THRESHOLDS.tie, seed=0)
+    while bool(left.any()):
+        noisy = next(samples, None)
+        if noisy is None:
+            return False
+        left &= torch.isfinite(noisy.cpu())
+    return True
+
+
+def _finite_at(value: torch.Tensor | None, alone: torch.Tensor) -> bool:
+    return value is not None and bool(torch.isfinite(value.cpu()[alone]).all())
+
+
+def _spread(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The elements of an operand that those of a result may be computed from: all of them where shapes do not tell."""
+    with contextlib.suppress(RuntimeError):
+        return mask.double().sum_to_size(shape) > 0
+    with contextlib.suppress(RuntimeError):
+        return mask.expand(shape)
+    return mask.new_ones(shape)
