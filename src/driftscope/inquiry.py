@@ -18,12 +18,13 @@ from driftscope.elsewhere import where_asked
 from driftscope.errors import InputError, ends_us
 from driftscope.explain import reasons
 from driftscope.explain.causes import differing, integers, unreached
+from driftscope.explain.domain_ends import Ends
 from driftscope.explain.follow_up import JudgedPair, look_again
 from driftscope.explain.judging import judge_outputs
 from driftscope.explain.locate import reproducing
 from driftscope.explain.locate.node_chart import node_records
 from driftscope.explain.measured import Results
-from driftscope.explain.native import accumulations, edges, nonfinite
+from driftscope.explain.native import accumulations, nonfinite
 from driftscope.explain.native.kernels_alone import KernelLooks
 from driftscope.explain.native_runs import LIFT, Case, Progress, judged_by_values, run_natively
 from driftscope.explain.weight_files import both_weights, compare_weights, reason_of
@@ -220,7 +221,7 @@ def _explain(case: Case, wanted: _Wanted, looks: KernelLooks) -> None:
         with contextlib.suppress(BudgetSpent):  # it is in the record; what was found stays
             if explain or wanted.blame:
                 values = [v for _, v in case.results[0]], [v for _, v in case.results[2]]
-                case.found += nonfinite.origin_findings(evidence, case.leaves, values, edges.Natives(evidence, looks))
+                case.found += nonfinite.origin_findings(evidence, case.leaves, values, Ends(evidence, looks))
 
                 def say(text: str) -> None:
                     case.budget.check("explain")
@@ -360,13 +361,7 @@ def _exact_places(evidence: Evidence, outputs: Sequence[OutputRecord], codes: Se
     return {path: finding for path, finding in found.items() if finding is not None}
 
 
-def _record(
-    case: Case,
-    verdict: Verdict,
-    reason: str,
-    command: str,
-    findings: Sequence[Finding],
-) -> Comparison:
+def _record(case: Case, verdict: Verdict, reason: str, command: str, findings: Sequence[Finding]) -> Comparison:
     return Comparison(
         verdict=verdict,
         reason=reason,

@@ -17,17 +17,18 @@ from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finit
 from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.causes.alterations import alteration_of
+from driftscope.explain.domain_ends import behind_infinities
 from driftscope.explain.locate.narrowing import Narrowing, first_narrowing
 from driftscope.explain.measured import (
     Measured,
     Results,
+    heed_natives,
     measure,
     native_values,
     same_function,
     unsteady,
     wide,
 )
-from driftscope.explain.native.edges import behind_infinities
 from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
 from driftscope.explain.native.overflow import explaining_overflow
 from driftscope.explain.native.replays import DECLARED, WAYS, reproduce
@@ -66,6 +67,7 @@ def judge_outputs(
         For each leaf that both sides have, its pair in ``evidence``.
     """
     measured = [measure(results, evidence, leaf, slots.get(k)) for k, leaf in enumerate(leaves)]
+    unheard = heed_natives(evidence, measured)
     quantised = _quantised(results, evidence, measured)
     tied = explain_choices(results, evidence, measured)
     _explain_excess(results, evidence, measured)
@@ -83,7 +85,7 @@ def judge_outputs(
             evidence.replays[str(m.leaf.path)] = m.replay
         judged.append((output_record(m.leaf, m, judgement, m.noises, m.errors), judgement))
     steady = [m for m in measured if not m.random]
-    return judged, [*quantised, *(unsteady(m, k) for m in steady for k in (0, 1) if m.repeats[k])]
+    return judged, [*unheard, *quantised, *(unsteady(m, k) for m in steady for k in (0, 1) if m.repeats[k])]
 
 
 def _explain_excess(results: Results, evidence: Evidence, measured: Sequence[Measured]) -> None:

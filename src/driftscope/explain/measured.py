@@ -5,6 +5,7 @@ How far the two sides lie apart in floors, how far each is from its own lift, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +14,14 @@ import torch
 
 from driftscope.comparison.judge import OutputEvidence
 from driftscope.comparison.leaves import LeafComparison, compare_leaves
-from driftscope.comparison.measuring.spread import drift_in_floors, finite, floor_of, rms
+from driftscope.comparison.measuring.spread import drift_in_floors, finite, floor_of, lifted_drift, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.native.kernels_alone import KernelLooks
 from driftscope.explain.unlifted import Unlifted
-from driftscope.lift.evidence import Evidence
+from driftscope.lift.evidence import Evidence, pairing_of
 from driftscope.records.finding import Finding, Where
 from driftscope.records.paths import Path
+from driftscope.records.words import counted
 
 Leaves = Sequence[tuple[Path, Any]]
 
@@ -147,6 +149,43 @@ def _error(native: torch.Tensor, lifted: torch.Tensor | None) -> float | None:
     if lifted is None or lifted.shape != native.shape:
         return None
     return rms(finite(native - lifted.cpu()))
+
+
+def heed_natives(evidence: Evidence, measured: Sequence[Measured]) -> list[Finding]:
+    """Leave out of the float64 evidence what is not finite there alone, where natively both sides are finite alike.
+
+    A float64 run that gives NaN where its program gives a number (0 * inf in a fused kernel that has no such product)
+    says nothing about that element: it is judged by what the two sides natively gave.
+    """
+    known, notes = evidence.reconciled, []
+    for m in measured:
+        if known is None or m.pair is None or not m.floating or m.kind not in ("same", "value"):
+            continue
+        i, j = evidence.pairs[m.pair]
+        x, y = known.outputs_a[i].value, known.outputs_b[j].value
+        if math.isfinite(known.drifts[m.pair].value) or x is None or y is None or x.shape != y.shape:
+            continue
+        spoken = torch.isfinite(x) & torch.isfinite(y).to(x.device)
+        count = int((~spoken & ~_same_non_finite(x, y.to(x.device))).sum())
+        if not bool(spoken.any()) or not count:
+            continue
+        floor64 = pairing_of(evidence.a, evidence.b, evidence.pairs).floor64[m.pair]
+        zero = torch.zeros((), dtype=x.dtype, device=x.device)
+        known.drifts[m.pair] = lifted_drift(
+            torch.where(spoken, x, zero), torch.where(spoken, y.to(x.device), zero), floor64,
+            relative=THRESHOLDS.lifted, multiple=THRESHOLDS.lifted_floor64,
+        )  # fmt: skip
+        words = f"{counted(count, 'element')} are not finite in one float64 run alone" if count > 1 else (
+            "1 element is not finite in one float64 run alone")  # fmt: skip
+        why = (
+            "Natively both sides have infinities and NaN in the same places: these were judged by native values alone."
+        )
+        notes.append(Finding("N012", words, why, where=Where(output=str(m.leaf.path)), note=True))
+    return notes
+
+
+def _same_non_finite(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x.isnan() & y.isnan()) | (x == y)
 
 
 def same_function(evidence: Evidence, pair: int) -> bool:

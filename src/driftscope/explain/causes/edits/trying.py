@@ -72,15 +72,18 @@ class PieceTrials:
         return self._edited(lambda: with_attributes(self.search.b, step, attributes))
 
     def operator(self, step: str, operator: str) -> bool:
-        """Whether the piece gives A's value with another operator in one of its steps."""
-        return self._edited(lambda: self.search.b.with_operator(step, operator))
+        """Whether the piece gives A's value with another operator in one of its steps.
 
-    def _edited(self, edit: Callable[[], Lifted]) -> bool:
+        Where A has a value at its end the outputs do not decide: of zeros, many operators lead to the same ones.
+        """
+        return self._edited(lambda: self.search.b.with_operator(step, operator), not self.place.parting.paired)
+
+    def _edited(self, edit: Callable[[], Lifted], by_outputs: bool = True) -> bool:
         try:
             graph = edit()
         except CannotLift:
             return False
-        return self.search.piece_heals(self.place, {}, {}, graph) or self.whole({}, graph)
+        return self.search.piece_heals(self.place, {}, {}, graph) or (by_outputs and self.whole({}, graph))
 
     def reconnected(self, step: Visited, meant: Mapping[str, Sketch]) -> bool | None:
         """Whether the piece gives A's value when one of its steps reads what A reads, all else as it is.

@@ -97,6 +97,14 @@ def _weights(node: Node, x: Floats, axis: ResizedAxis, mode: str) -> Floats:
     return matrix
 
 
+def _weighted(x: Tensor, weights: Tensor) -> Tensor:
+    """Sums of the last axis by the rows of a matrix; an infinity reaches those that give it a weight."""
+    if bool(torch.isfinite(x).all()):
+        return torch.matmul(x, weights.T)
+    terms = x.unsqueeze(-2) * weights
+    return torch.where(weights == 0, torch.zeros_like(terms), terms).sum(-1)
+
+
 def resize_axes(node: Node, x: Tensor, axes: dict[int, ResizedAxis], mode: str, transform: str, nearest: str) -> Result:
     """Resize some axes of a tensor, one after the other."""
     outside: list[tuple[int, Tensor]] = []
@@ -115,7 +123,7 @@ def resize_axes(node: Node, x: Tensor, axes: dict[int, ResizedAxis], mode: str, 
         matrix = torch.from_numpy(_weights(node, _coordinates(transform, axis, np.float64), axis, mode))
         length *= int((matrix != 0).sum(1).max()) if matrix.numel() else 1
         wide = x if x.is_floating_point() else x.to(torch.float64)
-        moved = torch.matmul(wide.movedim(index, -1), matrix.T.to(wide))
+        moved = _weighted(wide.movedim(index, -1), matrix.to(wide))
         x = moved.movedim(-1, index).to(x.dtype) if x.is_floating_point() else moved.movedim(-1, index)
     for index, beyond in outside:
         shape = [-1 if i == index else 1 for i in range(x.dim())]

@@ -131,7 +131,7 @@ def edge_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Natives:
+class Ends:
     """What the native values of a side say of the infinities and NaN that an output of it has alone."""
 
     evidence: Evidence
