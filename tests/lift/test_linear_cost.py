@@ -9,7 +9,7 @@ from torch import nn
 import driftscope as ds
 from driftscope.lift import readings
 from driftscope.lift.onnx.graph import LiftedOnnx
-from driftscope.lift.reconcile import matching
+from driftscope.lift.reconcile import folds, matching
 from driftscope.lift.reconcile.exact import exact_matches
 from driftscope.lift.reconcile.folds import Folds
 from driftscope.lift.reconcile.maps import Product
@@ -132,15 +132,15 @@ def test_only_folds_of_the_size_of_what_is_left_are_multiplied_out(monkeypatch: 
     )
     module = Normalised()
     graph = lift_torch(module, (torch.randn(4, 96),), {})
-    folds = Folds(graph, graph.constants())
+    pieces = Folds(graph, graph.constants())
     folded = module.layers[1].weight * module.norms[1].weight
-    found = folds.match(Constant("folded", folded, Origin.WEIGHT, Where()), ulps=2.0)
+    found = pieces.match(Constant("folded", folded, Origin.WEIGHT, Where()), ulps=2.0)
     assert found is not None
     assert found.kind == "fold"
     assert {size for size in made if size > 4096} == {128 * 64}
     wrong = folded.clone()
     wrong[0, 0] *= 1.001
-    assert folds.match(Constant("wrong", wrong, Origin.WEIGHT, Where()), ulps=2.0) is None
+    assert pieces.match(Constant("wrong", wrong, Origin.WEIGHT, Where()), ulps=2.0) is None
 
 
 def test_a_weight_that_resembles_no_fold_is_looked_for_among_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,3 +155,21 @@ def test_a_weight_that_resembles_no_fold_is_looked_for_among_them_once(monkeypat
     assert record.first is not None
     assert record.first.code.startswith("W")
     assert made == ["folds"] * 2  # of each side
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["folded", "folded with another epsilon"])
+def test_no_run_is_made_for_the_affine_pieces_beside_convolutions(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[object] = []
+    real = folds.look
+    monkeypatch.setattr(folds, "look", lambda graph, *a, **k: runs.append(graph) or real(graph, *a, **k))
+    torch.manual_seed(2)
+    conv, norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+    nn.init.normal_(norm.weight)
+    nn.init.uniform_(norm.running_var, 0.5, 1.5)
+    model = nn.Sequential(conv, norm, nn.ReLU()).eval().requires_grad_(False)
+    scale = norm.weight / torch.sqrt(norm.running_var + norm.eps * (100.0 if wrong else 1.0))
+    weight, bias = conv.weight * scale[:, None, None, None], (conv.bias - norm.running_mean) * scale + norm.bias
+    record = ds.compare(model, lambda x: torch.relu(nn.functional.conv2d(x, weight, bias)), torch.randn(1, 3, 9, 9))
+    assert record.verdict is (ds.Verdict.DIFFERENT if wrong else ds.Verdict.ROUNDING)
+    if not wrong:
+        assert runs == []

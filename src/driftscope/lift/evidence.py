@@ -22,10 +22,11 @@ from driftscope.lift.noise.floor import (
     noise_sample,
     noise_samples,
 )
+from driftscope.lift.reconcile.affine import watched_for_pieces
 from driftscope.lift.reconcile.certify import Reconciled, reconcile
 from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
 from driftscope.lift.sources import lift_bound, lift_source
-from driftscope.lift.steps import Lifted, LiftedOutput
+from driftscope.lift.steps import Lifted, LiftedOutput, Step
 from driftscope.lift.torch.tape import lift_torch
 from driftscope.lift.widened import widened_drift, widened_outputs
 from driftscope.numerics.error_model import Growth
@@ -273,8 +274,9 @@ def gather(
     side_b = lift_side(b)
     found = Evidence(side_a, side_b, list(pairs))
     progress("Measuring the noise floor")
-    add_noise(side_a, seed, watch=watch_a, allows=allows)
-    add_noise(side_b, seed + 1000, watch=watch_b, allows=allows)
+    with watched_for_pieces(side_a.graph, side_b.graph) as (pieces_a, pieces_b):
+        add_noise(side_a, seed, watch=_both(watch_a, pieces_a), allows=allows)
+        add_noise(side_b, seed + 1000, watch=_both(watch_b, pieces_b), allows=allows)
     if side_a.graph is not None and side_b.graph is not None:
         progress("Reconciling constants")
         pairing = pairing_of(side_a, side_b, found.pairs, seed)
@@ -288,6 +290,18 @@ def gather(
     if side_b.graph is not None:
         _check_optimized(found, b, seed, thresholds, progress)
     return found
+
+
+def _both(one: Watch | None, other: Watch | None) -> Watch | None:
+    """Let two watch one run."""
+    if one is None or other is None:
+        return one or other
+
+    def see(step: Step) -> None:
+        one(step)
+        other(step)
+
+    return see
 
 
 def pairing_of(a: SideLift, b: SideLift, pairs: Sequence[tuple[int, int]], seed: int = 0) -> OutputPairing:

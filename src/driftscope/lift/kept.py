@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import torch
 
@@ -204,6 +204,7 @@ class SharedRuns:
     room: MemoryShare
     runs: dict[Hashable, KeptRun] = field(default_factory=dict)
     held: list[object] = field(default_factory=list)
+    seen: dict[Hashable, object] = field(default_factory=dict)
 
     def of(self, graph: Lifted, replace: Mapping[str, torch.Tensor]) -> tuple[KeptRun | None, KeptRun]:
         """What a run with these replacements may take from, and where it is kept."""
@@ -220,6 +221,7 @@ class SharedRuns:
         return own, own
 
 
+Seen = TypeVar("Seen")
 # Share of the free memory for values of runs that several looks share.
 _SHARE = 0.2
 _SHARED: ContextVar[SharedRuns | None] = ContextVar("driftscope_shared_runs", default=None)
@@ -237,12 +239,28 @@ def sharing_runs() -> Iterator[None]:
         _SHARED.reset(token)
         shared.runs.clear()
         shared.held.clear()
+        shared.seen.clear()
 
 
 def shared_run(graph: Lifted, replace: Mapping[str, torch.Tensor]) -> KeptRun | None:
     """What was kept of a run in which nothing was forced, as far as somebody looked at one."""
     shared = _SHARED.get()
     return None if shared is None else shared.of(graph, replace)[0]
+
+
+def remember(graph: Lifted, seen: object) -> None:
+    """Keep what an observer made of a run of a program as it is stored, for the length of a comparison."""
+    shared = _SHARED.get()
+    if shared is not None:
+        shared.held.append(graph)
+        shared.seen[id(graph), type(seen)] = seen
+
+
+def remembered(graph: Lifted, kind: type[Seen]) -> Seen | None:
+    """What such an observer made of a run of it, if one has seen it."""
+    shared = _SHARED.get()
+    found = None if shared is None else shared.seen.get((id(graph), kind))
+    return found if isinstance(found, kind) else None
 
 
 def look(

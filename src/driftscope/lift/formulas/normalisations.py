@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -68,7 +68,17 @@ def by_statistics(x: Tensor, statistics: tuple[Tensor, Tensor], scale: Tensor | 
     """``(x - mean) inverse_deviation scale + shift``, all of shape (C,), for x (N, C, ...)."""
     mean, inverse = statistics
     centred = x - per_channel(mean, x)
-    return affine(centred * per_channel(inverse, x), per_channel(scale, x), per_channel(shift, x))
+    others: list[Any] = [per_channel(v, x) for v in (inverse, scale, shift)]
+    if x.dim() < 2 or not all(v is None or _goes_into(centred, v) for v in (centred, *others)):
+        return affine(centred * others[0], *others[1:])
+    # The same numbers in the memory of the difference: pages that are fresh from the system cost more than the sums.
+    centred.mul_(others[0])
+    centred = centred if others[1] is None else centred.mul_(others[1])
+    return centred if others[2] is None else centred.add_(others[2])
+
+
+def _goes_into(made: Tensor, other: Tensor) -> bool:
+    return other.dtype == made.dtype and not other.requires_grad
 
 
 def lp_norm(x: Tensor, axes: Sequence[int], p: int, *, keep: bool = True) -> Tensor:

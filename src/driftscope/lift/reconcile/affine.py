@@ -9,11 +9,15 @@ the way.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from driftscope.lift.constant_cache import HELD_BYTES
+from driftscope.lift.kept import remember
 from driftscope.lift.reconcile.chains import ADD, SCALE, operator_of
 from driftscope.lift.reconcile.maps import (
     Map,
@@ -24,7 +28,7 @@ from driftscope.lift.reconcile.maps import (
     norm_recipes,
     result_axis,
 )
-from driftscope.lift.steps import Kind, Step
+from driftscope.lift.steps import Constant, Kind, Lifted, Step
 
 _PERMUTING = frozenset({"transpose", "permute", "t", "movedim"})
 # Maps kept of one value: what is folded may begin at any layer of a chain, most often at the last or the one before.
@@ -182,6 +186,28 @@ class AffinePieces:
                 recipes = [lambda w, b, shape, s=scale, t=shift: affine_again(w, b, s.reshape(shape), s, t)]
                 self._keep(step, before.scaled(scale, shift, shift.abs(), step, recipes))
             return
+
+
+@contextlib.contextmanager
+def watched_for_pieces(*graphs: Lifted | None) -> Iterator[Sequence[AffinePieces | None]]:
+    """Give who watches the runs inside, one of each program, for affine pieces; these are remembered.
+
+    Exporters and runtimes fold what stands beside convolutions: with one, no run is made for its pieces alone. They
+    refer to the constants in float64, of which so many stay lifted from one run to the next whoever looks.
+    """
+    pieces: Sequence[AffinePieces | None] = [None for _ in graphs]
+    if all(graph is not None and _may_be_folded(graph.constants()) for graph in graphs):
+        pieces = [AffinePieces() for _ in graphs]
+    yield pieces
+    for graph, found in zip(graphs, pieces, strict=True):
+        if graph is not None and found is not None and found.maps:
+            found.maps.clear()
+            remember(graph, found)
+
+
+def _may_be_folded(constants: Sequence[Constant]) -> bool:
+    floats = [c.value for c in constants if c.value.dtype.is_floating_point]
+    return any(v.ndim >= 4 for v in floats) and 8 * sum(v.numel() for v in floats) <= HELD_BYTES
 
 
 def _held(step: Step, position: int) -> bool:

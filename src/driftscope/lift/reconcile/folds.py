@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from driftscope.comparison.measuring.spread import largest_magnitude
-from driftscope.lift.kept import look
+from driftscope.lift.kept import look, remembered
 from driftscope.lift.onnx.contrib.nchwc import blocked_filter
 from driftscope.lift.readings import PIECE, norms_of
 from driftscope.lift.reconcile.affine import AffinePieces
@@ -105,8 +105,10 @@ class Folds:
         self, graph: Lifted, constants: Sequence[Constant], meant: Mapping[str, torch.Tensor] | None = None,
         keep: bool = False,
     ):  # fmt: skip
-        pieces = AffinePieces()
-        look(graph, _as_meant(pieces, meant) if meant else pieces, keep=keep)
+        known = None if meant else remembered(graph, AffinePieces)
+        pieces = known or AffinePieces()
+        if known is None:
+            look(graph, _as_meant(pieces, meant) if meant else pieces, keep=keep)
         found = [c for piece in pieces.folded for c in _candidates(piece)]
         found += [_statistic(*made) for made in pieces.statistics if made[1].numel() > 1]
         self._groups: dict[Hashable, list[tuple[int, _Candidate]]] = {}
@@ -275,8 +277,10 @@ def folded_values(graph: Lifted, sizes: Collection[int] | None = None) -> dict[s
     dict of str to (Constant, tuple of str)
         The fold, exact in float64, and the names of the constants that it was computed from.
     """
-    pieces = AffinePieces()
-    look(graph, pieces)
+    known = remembered(graph, AffinePieces)
+    pieces = known or AffinePieces()
+    if known is None:
+        look(graph, pieces)
     found: dict[str, _Candidate] = {}
     for candidate in (c for piece in pieces.folded for c in _candidates(piece)):
         # A piece gives a weight and a bias; the weight comes first.
