@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import numpy_helper
 
+from driftscope.lift.onnx import stored
 from driftscope.lift.onnx.contrib.nchwc import blocked_filter
 from driftscope.lift.reconcile.folds import arranged
 from driftscope.lift.reconcile.matching import WeightIndex, as_stored
@@ -80,3 +82,18 @@ def test_a_folded_filter_is_recognised_in_blocks_with_padded_channels(channels: 
     stored = blocked_filter(F.pad(weight, (0, 0, 0, 0, 0, 0, 0, 8)), 16, paired)
     assert any(torch.equal(a, stored) for a in arranged(weight, stored.shape))
     assert not any(torch.equal(a, stored) for a in arranged(weight.flip(0), stored.shape))
+
+
+@pytest.mark.parametrize("left", [0, 1 << 30], ids=["no room", "room"])
+def test_a_constant_that_somebody_holds_is_not_decoded_again(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[str] = []
+    real = stored.decode
+    monkeypatch.setattr(stored, "decode", lambda proto, name, *a: decoded.append(name) or real(proto, name, *a))
+    weight = torch.arange(1 << 15, dtype=FLOAT)
+    constant = stored.Stored("w", numpy_helper.from_array(weight.numpy(), "w"), room=stored.Room(left))
+    held = constant.load().data
+    assert constant.load().data is held
+    assert decoded == ["w"]
+    del held
+    assert torch.equal(constant.load().data, weight)
+    assert decoded == ["w"] * (1 if left else 2)  # where there is no room nothing is kept

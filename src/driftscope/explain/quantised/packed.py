@@ -20,6 +20,7 @@ from driftscope.explain.quantised.undoing import (
 from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.formulas.quantisation import undone
+from driftscope.lift.kept import look
 from driftscope.lift.steps import Lifted, Step
 from driftscope.records.finding import Where
 
@@ -70,7 +71,16 @@ def _packed(graph: Lifted | None) -> list[tuple[IntegerGrid, Where]]:
     def see(step: Step) -> None:
         places[step.name] = step.where
 
+    packs: list[str] = []
+
+    def note(step: Step) -> None:
+        packs.extend([step.name] if "quantized" in step.operator else [])
+
     try:
+        look(graph, note)
+        graph.constant_values(observe=note)
+        if not packs:  # nearly always, and others look at that run too
+            return []
         with undone({}) as found:
             graph.run(observe=see)
             graph.constant_values(observe=see)  # a layer may multiply a table of positions

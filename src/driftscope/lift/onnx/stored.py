@@ -1,6 +1,6 @@
 """Initializers: decoded when a node uses them; external data is mapped from the model's folder, not read.
 
-What is decoded stays while a program's small budget lasts; above, it is dropped after each use.
+What is decoded stays while a program's small budget lasts; above, it is dropped when nobody uses it any more.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class Stored:
         True for the tensor of a Constant node.
     room : Room or None
         What its program may still keep.
+    used : weak reference to a tensor, or None
+        What was decoded last, for as long as somebody else holds it.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Stored:
     in_node: bool = False
     kept: Value | None = None
     room: Room | None = None
+    used: weakref.ref[torch.Tensor] | None = None
 
     @property
     def format(self) -> Format:
@@ -93,6 +96,9 @@ class Stored:
             if self._mapped and self.room is not None:
                 self.room.touch(self.kept.data.nbytes)
             return self.kept
+        held = None if self.used is None else self.used()
+        if held is not None:
+            return Value(held, self.format, True)
         if isinstance(self.proto, TensorProto):
             value = decode(self.proto, self.name, self.directory, None if self.room is None else self.room.files)
         else:
@@ -101,6 +107,8 @@ class Stored:
             self.room.touch(value.data.nbytes)
         if isinstance(value.data, torch.Tensor) and self._may_stay(value.data.nbytes):
             self.kept = value
+        elif isinstance(value.data, torch.Tensor):
+            self.used = weakref.ref(value.data)
         return value
 
     def _may_stay(self, size: int) -> bool:
