@@ -111,14 +111,10 @@ def part_of(part: int, whole: int, noun: str, singular: str, plural: str) -> str
     return f"{part} of {counted(whole, noun)} {agreeing(part, singular, plural)}"
 
 
-# Relative distance to a whole number below which three digits do not show it.
-_FEW = 5e-4
-
-
 def beside_whole(value: float, digits: int = 3) -> str:
     """Write a number; one that few digits cannot tell from one, as 1 - 3e-08."""
     whole = float(round(value)) if abs(value) < 1e15 else 0.0
-    if whole and value != whole and abs(value - whole) < _FEW * abs(whole):
+    if whole and value != whole and abs(value - whole) < 0.5 * 10.0 ** (1 - digits) * abs(whole):
         return f"{whole:g} {'+' if value > whole else '-'} {abs(value - whole):.2g}"
     return f"{value:.{digits}g}"
 

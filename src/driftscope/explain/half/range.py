@@ -23,6 +23,8 @@ from driftscope.records.words import counted
 
 _FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 # Names of operators in a line to paste; beyond this the types are the better list.
+# Relative error of what would be kept in float32 from which on keeping it is no advice.
+_USELESS = 0.1
 _NAMED = 24
 
 
@@ -190,7 +192,7 @@ def incident_findings(
         )
         code, why = "N027", f"A value that it is computed from is zero in {first.format}."
     fix, verified = beyond[:1].upper() + beyond[1:], None
-    if kept.names:
+    if kept.names and (kept.error is None or not kept.error > _USELESS):
         after = "finite" if kept.error is None else error_words(kept.error)
         count = len(kept.names)
         fix = f"Keep {counted(count, 'operator')} in float32, which leaves {after}: {' or '.join(paste)}"

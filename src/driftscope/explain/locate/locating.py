@@ -179,8 +179,9 @@ class Search:
             own, meant = step.sketches[0], other.sketches[0]
             if own is None or meant is None:
                 continue
-            # Results that are all there, in another order, are another matter.
-            if all(any(s is not None and s.agrees(one) for s in some) for one, some in ((own, wanted), (meant, given))):
+            # Results that are all there, in another order, are another matter: not so one whose elements are.
+            there = (any(s is not None and s.agrees(v) for s in some) for v, some in ((own, wanted), (meant, given)))
+            if own.same(meant) or (not own.agrees(meant) and all(there)):
                 continue
             if view.in_a.holds_in_order(own):
                 yield Parting(step, other, piece=(step,), paired=True)

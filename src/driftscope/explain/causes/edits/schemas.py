@@ -17,7 +17,7 @@ _JOINED = frozenset({"or", "default", "the", "and"})
 # What says how a result is stored, and no part of what is computed.
 _STORAGE = frozenset({"stash_type", "output_datatype", "output_dtype", "dtype", "to", "saturate", "storage_order"})
 
-_FLOAT = "tensor(float)"
+_FLOAT, _INTEGER = "tensor(float)", "tensor(int64)"
 
 Choice = Callable[[object], Sequence[object]]
 
@@ -57,8 +57,14 @@ def same_signature(operator: str) -> Sequence[str]:
         return ()
     import onnx
 
-    last = onnx.defs.get_all_schemas()
-    return [s.name for s in last if not s.domain and s.name != schema.name and _signature(s) == _signature(schema)]
+    last = [s for s in onnx.defs.get_all_schemas() if not s.domain and s.name != schema.name and _computes(s)]
+    return [s.name for s in last if _signature(s) == _signature(schema)]
+
+
+def _computes(schema: Any) -> bool:
+    """Whether an operator makes tensors of tensors alone: one that unwraps a sequence leaves a tensor as it is."""
+    kinds = [kind for p in (*schema.inputs, *schema.outputs) for kind in p.types]
+    return all(kind.startswith("tensor(") for kind in kinds)
 
 
 def _arguments(operator: str) -> list[tuple[str, str]]:
@@ -78,7 +84,8 @@ def _schema(operator: str) -> Any:
 def _signature(schema: Any) -> tuple[Any, ...]:
     """What two operators share that can stand in each other's places: kinds of inputs, and names of attributes."""
     named = sorted((name, a.type.name) for name, a in schema.attributes.items())
-    kinds = [tuple(_FLOAT in p.types for p in side) for side in (schema.inputs, schema.outputs)]
+    kinds = [tuple(_FLOAT in p.types or _INTEGER in p.types for p in side) for side in (schema.inputs, schema.outputs)]
+    kinds += [tuple(_FLOAT in p.types for p in side) for side in (schema.inputs, schema.outputs)]
     return schema.min_input, schema.max_input, schema.deprecated, tuple(named), *kinds
 
 
