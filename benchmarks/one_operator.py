@@ -1,6 +1,6 @@
 """One-operator programs, exported by torch.onnx, on thirteen ranges of inputs in float32 and float16.
 
-Every pair is honest. Named alone: it takes an hour. ``docs/explanation`` quotes what it prints.
+Every pair is honest. Named alone: it takes an hour and a half. ``docs/explanation`` quotes what it prints.
 """
 
 from __future__ import annotations

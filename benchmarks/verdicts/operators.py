@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from benchmarks.verdicts.more_operators import more_operators
+
 Shapes = tuple[tuple[int, ...], ...]
 Operator = tuple[Callable[..., Any], Shapes]
 
@@ -181,4 +183,4 @@ def _with_tables() -> dict[str, Operator]:
 def operators() -> dict[str, Operator]:
     """Every operator of the sweep, by name."""
     tables = (_unary, _activations, _binary, _reductions, _products, _norms, _layers, _pools, _others, _with_tables)
-    return {name: operator for table in tables for name, operator in table().items()}
+    return {name: operator for table in tables for name, operator in table().items()} | more_operators()
