@@ -53,6 +53,8 @@ class Constant:
         The node that uses it first.
     frontier : bool
         Whether a step that depends on the inputs uses it (and so replacing it changes the result).
+    readers : tuple of str
+        The steps that use it, through views too, where these do not say so themselves: calls of torch.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Constant:
     origin: Origin
     where: Where
     frontier: bool = True
+    readers: tuple[str, ...] = ()
 
 
 _READ_BY = " read by "

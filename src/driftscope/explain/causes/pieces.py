@@ -24,7 +24,7 @@ from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.operators import family
 from driftscope.lift.reconcile.matching import rearrangements, uniform
-from driftscope.lift.steps import Constant, Origin
+from driftscope.lift.steps import Constant, Origin, use_of
 from driftscope.records.words import counted
 
 # Runs of B spent on one parting.
@@ -78,7 +78,7 @@ def _cause(
         or rewiring.mended(rewiring.emptied(parting, trials.makers), theirs, trials)
         or dropped.before_readers(parting, theirs, trials)
         or misplaced.gate_order(parting, constants, trials)
-        or _constant(parting, theirs, constants, trials.constants)
+        or _constant(parting, theirs, constants, trials)
         or _mask(parting, constants, trials.constants)
         or missing.stored_term(parting, constants, trials)
         or missing.turned(parting, trials)
@@ -202,9 +202,9 @@ def _constant(
     parting: Parting,
     theirs: Sequence[Visited],
     constants: tuple[Sequence[Constant], Sequence[Constant]],
-    works: Trial,
+    trials: Trials,
 ) -> Reason | None:
-    """The constant of this piece that makes it give A's value when A's takes its place."""
+    """The constant of this piece that makes it give A's value when A's takes its place, in one step if not in all."""
     ours, own = constants
     owners = [s for s in (parting.counterpart, *theirs) if s is not None]
     floats = {c.name: c for c in own if c.value.dtype.is_floating_point}
@@ -212,27 +212,44 @@ def _constant(
         (step, constant)
         for step in (*reversed(parting.piece or (parting.step,)), *parting.followers)
         for constant in floats.values()
-        if constant.name in step.stored or constant.where.node == step.name
+        if constant.name in step.stored or step.name in {constant.where.node, *constant.readers}
     ]
-    trials = (
-        (step, *trial) for step, constant in used for trial in _substitutes(step, constant, parting, owners, ours)
-    )
-    for step, constant, partner, value in itertools.islice(trials, _MOST_TRIALS):
-        if works({constant.name: value}):
-            alteration = alteration_of(constant.value.to(torch.float64), value, constant.value.dtype)
-            number = uniform_of(value)
-            fix = f"Store {partner} of A in {constant.name} again."
-            if number is not None:
-                fix = f"Set {constant.name} to {shortest(number)}."
-            later = None if step is parting.step else step
+    ways = ((step, *trial) for step, constant in used for trial in _substitutes(step, constant, parting, owners, ours))
+    for step, constant, partner, value in itertools.islice(ways, _MOST_TRIALS):
+        works = trials.constants({constant.name: value})
+        alone = not works and _shared(step, constant, trials)
+        if works or (alone and trials.constants({use_of(constant.name, step.name): value})):
             held = {c.name: c for c in ours}.get(partner)
-            changed = None if number is not None or held is None else ChangedWeight(constant, held, value, alteration)
-            words = f"its constant {constant.name} is {partner} of A, {alteration.words}"
-            held_now = uniform_of(constant.value)
-            if number is not None and held_now is not None:
-                words = f"its constant {constant.name} is {shortest(held_now)}, in A {shortest(number)} ({partner})"
-            return Reason(words, fix, True, later, changed)
+            told = _other_constant(constant, partner, value, held, step if alone else None)
+            return replace(told, step=None if step is parting.step else step)
     return None
+
+
+def _shared(step: Visited, constant: Constant, trials: Trials) -> bool:
+    """Whether other steps read a constant too."""
+    readers = {s.name for s in trials.makers.values() if constant.name in s.stored}
+    return bool({*readers, *constant.readers} - {step.name})
+
+
+def _other_constant(
+    constant: Constant, partner: str, value: torch.Tensor, held: Constant | None, step: Visited | None
+) -> Reason:
+    """A constant and what A holds in its place; ``step`` is the one that is wrong where others read it rightly."""
+    numbers = uniform_of(constant.value), uniform_of(value)
+    name, source = f"its constant {constant.name}", f"{partner} of A"
+    alteration = alteration_of(constant.value.to(torch.float64), value, constant.value.dtype)
+    words = f"{name} is {source}, {alteration.words}"
+    fix = f"Store {source} in {constant.name} again."
+    if numbers[1] is not None:
+        fix = f"Set {constant.name} to {shortest(numbers[1])}."
+        if numbers[0] is not None:
+            words = f"{name} is {shortest(numbers[0])}, in A {shortest(numbers[1])} ({partner})"
+    if step is not None:
+        words += "; other steps read it too"
+        fix = f"Let {step.name} read {source if numbers[1] is None else shortest(numbers[1])} in place of {constant.name}."
+    whole = step is None and numbers[1] is None and held is not None
+    changed = ChangedWeight(constant, held, value, alteration) if whole and held is not None else None
+    return Reason(words, fix, True, changed=changed)
 
 
 def _solved(

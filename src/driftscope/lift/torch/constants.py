@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 
 from driftscope.errors import CannotLift
-from driftscope.lift.steps import Constant, Origin
-from driftscope.lift.torch.entries import UNINITIALISED, AtenCall, Tape, TensorValue, references
+from driftscope.lift.steps import Constant, Origin, constant_of, use_of
+from driftscope.lift.torch.entries import UNINITIALISED, AtenCall, Ref, Tape, TensorValue, references
 from driftscope.records.finding import Where
 
 # Numbers that stand for "nothing added": as candidates for a rounded constant they would only be noise.
@@ -46,9 +46,10 @@ class Constants:
                 continue
             self._values[value.name] = value.id
             origin = Origin.WEIGHT if value.id in captured else Origin.COMPUTED
-            user = self._users.get(value.id)
-            where = user.where if user is not None else maker.where if maker is not None else Where()
-            self.listed.append(Constant(value.name, value.stored, origin, where, value.id in frontier))
+            users = self._users.get(value.id, [])
+            where = users[0].where if users else maker.where if maker is not None else Where()
+            readers = tuple(user.name for user in users)
+            self.listed.append(Constant(value.name, value.stored, origin, where, value.id in frontier, readers))
 
     def _base_of(self, value: TensorValue, makers: Mapping[int, AtenCall]) -> TensorValue | None:
         """Give the constant that a constant view is a view of."""
@@ -102,18 +103,50 @@ class Constants:
         values: dict[int, torch.Tensor] = {}
         literals: dict[tuple[int, str], torch.Tensor] = {}
         for name, tensor in replace.items():
-            if name in self._values:
-                value = self._tape.values[self._values[name]]
+            constant = name if name in self._literals else constant_of(name)
+            if constant in self._values:
+                value = self._tape.values[self._values[constant]]
                 if tuple(tensor.shape) != value.shape:
                     raise CannotLift(
-                        f"The constant {name} has shape {value.shape}, its replacement {tuple(tensor.shape)}."
+                        f"The constant {constant} has shape {value.shape}, its replacement {tuple(tensor.shape)}."
                     )
-                values[value.id] = tensor
+                if constant == name:
+                    values[value.id] = tensor
+                else:
+                    literals.update(self._read(name, value.id, tensor))
             elif name in self._literals:
                 literals[self._literals[name]] = tensor
             else:
                 raise CannotLift(f"The program has no constant named {name!r}.")
         return values, literals
+
+    def _read(self, use: str, number: int, tensor: torch.Tensor) -> dict[tuple[int, str], torch.Tensor]:
+        """Turn the replacement of what one step reads of a constant into an argument of that step.
+
+        Raises
+        ------
+        CannotLift
+            If that step reads the constant otherwise than as an argument of its own, or a view of it.
+        """
+        makers = {o: e for e in self._tape.entries if e.constant and e.facts.view for o in e.outputs if o is not None}
+        readers = [e for e in self._users.get(number, []) if use == use_of(self._tape.values[number].name, e.name)]
+        found: dict[tuple[int, str], torch.Tensor] = {}
+        for reader, argument in ((r, a) for r in readers for a in r.facts.types):
+            given, views = reader.argument(argument), list[AtenCall]()
+            while isinstance(given, Ref) and given.value != number and given.value in makers:
+                views.insert(0, makers[given.value])
+                given = next((a for a in views[0].args if isinstance(a, Ref)), None)
+            if not isinstance(given, Ref) or given.value != number:
+                continue
+            seen = tensor
+            for view in views:
+                if view.facts.name == "as_strided" or view.kwargs:
+                    raise CannotLift(f"{reader.name} reads {use} by its memory.")
+                seen = view.function(*(seen if isinstance(a, Ref) else a for a in view.args))
+            found[reader.index, argument] = seen
+        if not found:
+            raise CannotLift(f"What {use} is no argument of its own.")
+        return found
 
     def subgraphs(self) -> list[AtenCall]:
         """List the constant entries that compute something, and the views before and after them, in order."""
@@ -169,18 +202,17 @@ class Constants:
         return active
 
 
-def _users(tape: Tape) -> dict[int, AtenCall]:
-    """Find the first entry that uses each value, through views of it."""
-    users: dict[int, AtenCall] = {}
+def _users(tape: Tape) -> dict[int, list[AtenCall]]:
+    """Find the entries that use each value, through views of it."""
+    users: dict[int, list[AtenCall]] = {}
     for entry in tape.entries:
-        for number in references(entry.args, entry.kwargs):
-            users.setdefault(number, entry)
+        for number in set(references(entry.args, entry.kwargs)):
+            users.setdefault(number, []).append(entry)
     for entry in reversed(tape.entries):
         if entry.constant and entry.facts.view:
-            beyond = [users[o] for o in entry.outputs if o is not None and o in users]
-            for number in references(entry.args, entry.kwargs):
-                if beyond and users.get(number) is entry:
-                    users[number] = beyond[0]
+            beyond = [user for o in entry.outputs if o is not None for user in users.get(o, [])]
+            for number in references(entry.args, entry.kwargs) if beyond else ():
+                users[number] = [user for each in users[number] for user in (beyond if each is entry else [each])]
     return users
 
 

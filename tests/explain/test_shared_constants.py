@@ -1,0 +1,109 @@
+"""A constant that several steps read may be wrong in one of them alone."""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+import pytest
+import torch
+from torch import nn
+
+import driftscope as ds
+from driftscope.errors import CannotLift
+from driftscope.lift.steps import use_of
+from driftscope.lift.torch.tape import lift_torch
+
+GRAPH = """
+<ir_version: 8, opset_import: ["" : 18]>
+g (float[4, 8] x) => (float[4, 8] y) <float small = {0.00001}, int64[1] last = {1}>
+{
+  s = Mul(x, x)
+  m = ReduceMean(s, last)
+  a = Add(m, small)
+  r = Sqrt(a)
+  u = Div(x, r)
+  h = Tanh(u)
+  t = Mul(h, h)
+  n = ReduceMean(t, last)
+  b = Add(n, small)
+  q = Sqrt(b)
+  y = Div(h, q)
+}
+"""
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(3))
+
+
+def norms(first: float, second: float) -> object:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(x / torch.sqrt((x * x).mean(1, keepdim=True) + first))
+        return h / torch.sqrt((h * h).mean(1, keepdim=True) + second)
+
+    return program
+
+
+def test_one_reader_of_a_shared_number() -> None:
+    file = onnx.parser.parse_model(GRAPH)
+    assert ds.compare(norms(1e-5, 1e-5), file, (X,)).verdict in (ds.Verdict.IDENTICAL, ds.Verdict.ROUNDING)
+    first = ds.compare(norms(1e-5, 1e-2), file, (X,)).first
+    assert first is not None
+    assert first.verified
+    assert "its constant small is 1e-05, in A 0.01" in first.why
+    assert "other steps read it too" in first.why
+    assert "read 0.01 in place of small" in first.fix
+
+
+def test_all_readers_of_a_shared_number() -> None:
+    first = ds.compare(norms(1e-2, 1e-2), onnx.parser.parse_model(GRAPH), (X,)).first
+    assert first is not None
+    assert first.verified
+    assert "small" in first.fix
+    assert "other steps" not in first.why
+
+
+class Words(nn.Module):
+    """Words in, scores of words out, by one table or by two."""
+
+    def __init__(self, tied: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.middle, self.head = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 20, bias=False)
+        self.head.weight = self.table.weight if tied else nn.Parameter(self.table.weight.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.middle(self.table(x))))
+
+
+@pytest.mark.parametrize("untied", [False, True])
+def test_a_table_that_is_tied_in_one_program_alone(untied: bool) -> None:
+    x = (torch.arange(12).reshape(2, 6),)
+    tied, apart = torch.export.export(Words(True).eval(), x), Words(False).eval()
+    if not untied:
+        assert ds.compare(apart, tied, x).verdict in (ds.Verdict.IDENTICAL, ds.Verdict.ROUNDING)
+        return
+    with torch.no_grad():
+        apart.head.weight[3] *= 1.1
+    first = ds.compare(apart, tied, x).first
+    assert first is not None
+    assert first.verified
+    assert "head.weight of A, multiplied by 0.909091 in index 3 of axis 0; other steps read it too" in first.why
+
+
+def test_a_tape_replaces_what_one_step_reads() -> None:
+    weight = torch.randn(3, 3, dtype=torch.float64)
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x @ weight.T, x @ weight
+
+    x = torch.randn(2, 3, dtype=torch.float64)
+    tape = lift_torch(program, (x,), {})
+    (constant,) = (c for c in tape.constants() if c.value.shape == weight.shape)
+    assert len(constant.readers) == 2
+    other = torch.randn(3, 3, dtype=torch.float64)
+    for chosen in (0, 1):
+        values = [o.value for o in tape.run(replace={use_of(constant.name, constant.readers[chosen]): other})]
+        meant = [x @ (other if chosen == 0 else weight).T, x @ (other if chosen == 1 else weight)]
+        assert all(torch.allclose(v, m, rtol=1e-12) for v, m in zip(values, meant, strict=True))
+    with pytest.raises(CannotLift, match="no constant named"):
+        tape.run(replace={use_of("nothing", constant.readers[0]): other})
+    with pytest.raises(CannotLift, match="argument"):
+        tape.run(replace={use_of(constant.name, "nothing"): other})
