@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 import onnx
 import onnx.parser
 import pytest
 import torch
+from tests.zoo.tools import dynamo
 from torch import nn
 
 import driftscope as ds
@@ -107,3 +111,45 @@ def test_a_tape_replaces_what_one_step_reads() -> None:
         tape.run(replace={use_of("nothing", constant.readers[0]): other})
     with pytest.raises(CannotLift, match="argument"):
         tape.run(replace={use_of(constant.name, "nothing"): other})
+
+
+class Rotated(nn.Module):
+    """A rotation by tables that are computed from one buffer."""
+
+    def __init__(self, base: float):
+        super().__init__()
+        self.register_buffer("frequencies", base ** -(torch.arange(4) / 4.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = torch.arange(x.shape[0]).to(x)[:, None] * self.frequencies
+        one, other = x.chunk(2, -1)
+        return torch.cat([one * angles.cos() - other * angles.sin(), other * angles.cos() + one * angles.sin()], -1)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_tables_of_one_buffer_are_one_finding(tmp_path: Path, backwards: bool) -> None:
+    x = (torch.randn(6, 8, generator=torch.Generator().manual_seed(1)),)
+    file = dynamo(Rotated(100.0).eval(), x, tmp_path)
+    broken = Rotated(50.0).eval()
+    pair = (file, broken) if backwards else (broken, file)
+    compared = ds.compare(*pair, x)
+    assert compared.verdict == ds.Verdict.DIFFERENT
+    assert sum(not f.note for f in compared.findings) == 1
+    assert compared.first is not None
+    assert compared.first.verified
+    assert "frequencies" in compared.first.what
+
+
+def test_exchanged_weights_among_many_of_one_shape(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    layers = [layer for _ in range(6) for layer in (nn.Linear(16, 16), nn.Tanh())]
+    model = nn.Sequential(*layers).eval()
+    x = (torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(1)),)
+    file, broken = dynamo(model, x, tmp_path), copy.deepcopy(model)
+    with torch.no_grad():
+        broken[2].weight.copy_(model[8].weight)
+        broken[8].weight.copy_(model[2].weight)
+    first = ds.compare(file, broken, x).first
+    assert first is not None
+    assert first.code == "W010"
+    assert first.verified

@@ -151,6 +151,8 @@ OTHERS = [
     _case("OneHot", 11, _ints(-1, 0, 5, 2), _ints(4), np.float32([0.5, 2.0])),
     _case("ArgMax", 7, np.round(X), axis=1, keepdims=0),
     _case("ArgMin", 13, np.round(X), axis=-1, select_last_index=1),
+    _case("GatherND", 12, _floats(0, 3, 4), np.zeros((0, 2, 1), dtype=np.int64), batch_dims=1),
+    _case("GatherND", 12, _floats(2, 3), np.zeros((4, 0, 2), dtype=np.int64)),
     _case("GatherND", 12, _floats(2, 3, 4), np.array([[[1], [2]], [[0], [-1]]]), batch_dims=1),
     _case("GatherElements", 13, _floats(3, 3), np.array([[1, 2, -1], [0, 0, 0]])),
     _case("ScatterElements", 16, _floats(3, 3), np.array([[1, 0, 2], [1, 2, 0]]), _floats(2, 3), reduction="add"),

@@ -126,6 +126,34 @@ def _words(values: torch.Tensor) -> str:
     return f"{shown}, ..." if flat.numel() > _SHOWN else shown
 
 
+def computed_from(graph: Lifted, constants: Sequence[Constant]) -> str:
+    """Name the one stored tensor that a program computes all of these constants from; empty where there is none.
+
+    Parameters
+    ----------
+    graph : Lifted
+    constants : sequence of Constant
+        Of that program.
+    """
+    if any(c.origin is not Origin.COMPUTED for c in constants):
+        return ""
+    makers = {name: step for step in _watched(graph).trail.steps for name in step.outputs}
+    weights = [c for c in graph.constants() if c.origin is Origin.WEIGHT and c.value.is_floating_point()]
+    common = {c.name for c in weights}
+    for constant in constants:
+        left, names = [constant.name], set[str]()
+        while left:
+            name = left.pop()
+            if name in names:
+                continue
+            names.add(name)
+            if name in makers:
+                names.add(makers[name].name)
+                left += [*makers[name].inputs, *makers[name].stored]
+        common &= {c.name for c in weights if not names.isdisjoint((c.name, *c.readers))}
+    return common.pop() if len(common) == 1 else ""
+
+
 @dataclass(frozen=True, slots=True)
 class OtherNumber:
     """Constants of B that hold one number, and the number of A's with which B is the same function."""

@@ -12,7 +12,7 @@ import torch
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes import missing
-from driftscope.explain.causes.computed import OtherNumber, other_indices, other_number
+from driftscope.explain.causes.computed import OtherNumber, computed_from, other_indices, other_number
 from driftscope.explain.causes.edits.of_reference import roles_exchanged, with_edits_of_a
 from driftscope.explain.causes.edits.trying import PieceTrials
 from driftscope.explain.causes.fold_findings import fold_ends, fold_finding
@@ -44,6 +44,8 @@ _MOST_ALONE = 6
 _DEEP, _LEFT = 1e-10, 1e-3
 # Changed tensors up to which each is told by itself.
 _MOST_TOLD = 12
+# A place that parts by this much less than the first may be a number that is stored rounded.
+_BESIDE = 1e-3
 
 
 def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], explain: bool) -> list[Finding]:
@@ -145,9 +147,9 @@ class _Case:
                 if refolded is not None:
                     return [refolded]
             strange = [c for c in changed if c.strange]
-            exchanged = exchanged_names(changed)
-            if exchanged:
-                return [self.tell.exchanged_weights(changed, exchanged)]
+            together = self._together(changed) if len(changed) > 1 else None
+            if together is not None:
+                return [together]
             if len(changed) > _MOST_TOLD:
                 return [self.tell.other_weights(changed, len(strange))]
             if len(strange) > 1:
@@ -161,13 +163,36 @@ class _Case:
             placed.append(self._placed(place))
             if self.alone:  # what other places show comes of this one
                 return placed[-1:]
-        names = exchanged_names(self.placed) if len(self.placed) == len(placed) > 1 else []
-        if names and self._works(self.placed):
-            return [self.tell.exchanged_weights(self.placed, names)]
+        together = self._together(self.placed) if len(self.placed) == len(placed) > 1 else None
+        if together is not None and self._works(self.placed):
+            return [together]
         placed.sort(key=lambda f: (f.code[0] != "W", -_decade(f.evidence.get("created"))))
+        placed = [f for f in placed if not self._rounds_a_number(f, placed[0])]
         return of_one_kind(list({(f.code, f.where): f for f in placed}.values()))
 
+    def _rounds_a_number(self, found: Finding, first: Finding) -> bool:
+        """Whether a place parts by no more than a number that one side stores rounded, beside one that is really other.
+
+        Such numbers are reconciled only where the programs are else the same function.
+        """
+        most, size = (f.evidence.get("created") or 0.0 for f in (first, found))
+        formats = [o.format for o in (*self.known.outputs_a, *self.known.outputs_b) if o.format is not None]
+        widths = [torch.finfo(fmt).eps for fmt in formats if fmt.is_floating_point]
+        return found.code == "N001" and 0.0 < size < min(most * _BESIDE, max(widths, default=0.0))
+
     # -- weights ------------------------------------------------------------------------------------------------
+
+    def _together(self, changed: Sequence[ChangedWeight]) -> Finding | None:
+        """What several changed tensors have in common: they hold each other's numbers, or are made of one tensor."""
+        names = exchanged_names(changed)
+        if names:
+            return self.tell.exchanged_weights(changed, names)
+        sides = ((self.a, True, [c.partner for c in changed]), (self.b, False, [c.constant for c in changed]))
+        for graph, theirs, constants in sides:
+            source = "" if graph is None else computed_from(graph, constants)
+            if source:
+                return self.tell.tables(changed, source, theirs)
+        return None
 
     def _agrees(self, outputs: Sequence[LiftedOutput]) -> bool:
         # An edit may change shapes, and values that do not stand against each other are not measured.
@@ -276,7 +301,10 @@ class _Case:
             cause = missing.whole_piece(parting, theirs, trying.trials()) or cause
         else:
             number = None
-        self.alone = number is None and cause is not None and bool(cause.values) and self.search.heals(cause.values)
+        # A's value behind a later piece hides what an earlier one did.
+        edited = {} if number is not None or cause is None else cause.values
+        hides = bool(place.force) and parting.step.outputs[0] in edited
+        self.alone = bool(edited) and not hides and self.search.heals(edited)
         return number or self.tell.parting(place, cause, self._counterpart(place, cause))
 
     def _counterpart(self, place: TriedPlace, cause: Reason | None) -> Visited | None:

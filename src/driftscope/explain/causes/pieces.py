@@ -214,7 +214,7 @@ def _constant(
         for constant in floats.values()
         if constant.name in step.stored or step.name in {constant.where.node, *constant.readers}
     ]
-    ways = ((step, *trial) for step, constant in used for trial in _substitutes(step, constant, parting, owners, ours))
+    ways = ((step, *trial) for step, constant in used for trial in _substitutes(step, constant, owners, ours))
     for step, constant, partner, value in itertools.islice(ways, _MOST_TRIALS):
         works = trials.constants({constant.name: value})
         alone = not works and _shared(step, constant, trials)
@@ -289,7 +289,7 @@ def _solved(
 
 
 def _substitutes(
-    step: Visited, constant: Constant, parting: Parting, owners: Sequence[Visited], ours: Sequence[Constant]
+    step: Visited, constant: Constant, owners: Sequence[Visited], ours: Sequence[Constant]
 ) -> Iterator[tuple[Constant, str, torch.Tensor]]:
     """Yield what A might hold in place of ``constant``: scalars of the counterpart, then tensors, nearest first."""
     number = uniform(constant)
@@ -310,16 +310,16 @@ def _substitutes(
         for neutral, words, unless in _NEUTRAL:
             if neutral != number and _family(step) not in unless:
                 yield constant, words, torch.full_like(stored, neutral)
-    near: list[tuple[float, int, str, torch.Tensor]] = []
-    for candidate in _partners(constant, parting, ours):
+    near: list[tuple[bool, float, int, str, torch.Tensor]] = []
+    for order, candidate in enumerate(_partners(constant, owners, ours)):
         # As it is, and transposed; the order of gate blocks would take more runs than it is worth.
         for arranged in itertools.islice(rearrangements(candidate.value, shape), 2):
             value = arranged.to(torch.float64)
             gap = float(torch.nan_to_num(value - stored, posinf=0.0, neginf=0.0).abs().sum())
             if gap > 0.0:
-                near.append((gap, len(near), candidate.name, value))
-                near = sorted(near, key=lambda entry: entry[:2])[:_NEAREST]
-    for _, _, name, value in near:
+                near.append((order > 0, gap, len(near), candidate.name, value))
+                near = sorted(near, key=lambda entry: entry[:3])[:_NEAREST]
+    for *_, name, value in near:
         yield constant, name, value
 
 
@@ -339,8 +339,8 @@ def _mask(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Consta
     return None
 
 
-def _partners(constant: Constant, parting: Parting, ours: Sequence[Constant]) -> list[Constant]:
-    """A's constants that may be meant: those its counterpart uses, else any of the same sizes."""
+def _partners(constant: Constant, owners: Sequence[Visited], ours: Sequence[Constant]) -> list[Constant]:
+    """A's constants that may be meant: those that steps of its piece use, the last first, else any of the same sizes."""
     sizes = sorted(n for n in constant.value.shape if n > 1)
     fitting = [
         c for c in ours
@@ -348,7 +348,10 @@ def _partners(constant: Constant, parting: Parting, ours: Sequence[Constant]) ->
         and c.value.numel() == constant.value.numel()
         and (c.origin is Origin.COMPUTED or sorted(n for n in c.value.shape if n > 1) == sizes)
     ]  # fmt: skip
-    other = parting.counterpart
-    read = {constant.name} if other is None else {constant.name, *other.stored}
-    beside = [c for c in fitting if c.name in read or (other is not None and c.where.node == other.name)]
+    last = {constant.name: -1}
+    for k, step in enumerate([*owners[1:], *owners[:1]]):  # the end of the piece stands first
+        last.update(
+            dict.fromkeys((*step.stored, *(c.name for c in fitting if step.name in {c.where.node, *c.readers})), k)
+        )
+    beside = sorted((c for c in fitting if c.name in last), key=lambda c: -last[c.name])
     return beside or (fitting if constant.value.numel() <= _SMALL else [])

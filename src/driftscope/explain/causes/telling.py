@@ -101,6 +101,18 @@ class Telling:
             | {"weights": [c.constant.name for c in others]},
         )
 
+    def tables(self, changed: Sequence[ChangedWeight], source: str, theirs: bool) -> Finding:
+        """Say of tensors that one side, A where ``theirs``, computes from one stored tensor that they are others."""
+        first, names = self.weight(changed[0], None, changed[1:]), ", ".join(c.constant.name for c in changed[1:])
+        who = "A" if theirs != self.of_a else "B"
+        too = f"{names} {'differ' if changed[2:] else 'differs'} too, and {who} computes them all from {source}"
+        return replace(
+            first,
+            what=f"{first.what}; {too}",
+            where=replace(first.where, module=source.rpartition(".")[0] or first.where.module),
+            evidence={**first.evidence, "weights": [c.constant.name for c in changed], "computed from": source},
+        )
+
     def exchanged_weights(self, changed: Sequence[ChangedWeight], names: Sequence[tuple[str, str]]) -> Finding:
         """Say of tensors that each is another one of A's, and which."""
         what, fix = exchange_words(names)

@@ -41,9 +41,9 @@ def _exact(found: Sequence[Finding]) -> bool:
 
 
 def _nearby(edit: Finding, parted: Finding) -> bool:
-    """Whether an edit of A is at the place where B was seen to part, or nothing else is known of that."""
+    """Whether an edit of A is at the place where B was seen to part, has one of its own, or no other is known."""
     one, other = edit.where, parted.where
-    if other.node is None or _inside(edit, parted):
+    if other.node is None or _inside(edit, parted) or edit.evidence.get("weight"):
         return True
     return one.module is not None and one.module == other.module
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -43,8 +44,9 @@ def gather_nd(node: Node, x: Tensor, indices: Tensor) -> Tensor:
     """Slices at index tuples, with leading batch axes."""
     batch = node.integer("batch_dims", 0)
     depth = indices.shape[-1]
-    tuples = _nd(indices.reshape(-1, *indices.shape[batch:]), x.shape[batch:], x)
-    rows = x.reshape(-1, *x.shape[batch:])
+    count = math.prod(x.shape[:batch])  # of nothing, -1 could be anything
+    tuples = _nd(indices.reshape(count, *indices.shape[batch:]), x.shape[batch:], x)
+    rows = x.reshape(count, *x.shape[batch:])
     parts = [rows[i][tuple(tuples[i].unbind(-1))] for i in range(rows.shape[0])]
     if not parts:
         return x.new_zeros((*indices.shape[:-1], *x.shape[batch + depth :]))
@@ -77,8 +79,8 @@ def scatter_nd(node: Node, x: Tensor, indices: Tensor, updates: Tensor) -> Resul
     """Write slices at index tuples, optionally combined with what is there."""
     how = node.text("reduction", "none")
     depth = indices.shape[-1]
-    places = tuple(_nd(indices, x.shape, x).reshape(-1, depth).unbind(-1))
-    values = updates.reshape(-1, *x.shape[depth:])
+    places = tuple(_nd(indices, x.shape, x).reshape(math.prod(indices.shape[:-1]), depth).unbind(-1))
+    values = updates.reshape(math.prod(indices.shape[:-1]), *x.shape[depth:])
     result = x.clone()
     if how == "none":
         result[places] = values
