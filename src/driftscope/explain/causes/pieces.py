@@ -246,7 +246,8 @@ def _other_constant(
             words = f"{name} is {shortest(numbers[0])}, in A {shortest(numbers[1])} ({partner})"
     if step is not None:
         words += "; other steps read it too"
-        fix = f"Let {step.name} read {source if numbers[1] is None else shortest(numbers[1])} in place of {constant.name}."
+        meant = source if numbers[1] is None else shortest(numbers[1])
+        fix = f"Let {step.name} read {meant} in place of {constant.name}."
     whole = step is None and numbers[1] is None and held is not None
     changed = ChangedWeight(constant, held, value, alteration) if whole and held is not None else None
     return Reason(words, fix, True, changed=changed)
@@ -340,7 +341,7 @@ def _mask(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Consta
 
 
 def _partners(constant: Constant, owners: Sequence[Visited], ours: Sequence[Constant]) -> list[Constant]:
-    """A's constants that may be meant: those that steps of its piece use, the last first, else any of the same sizes."""
+    """A's constants that may be meant: those that its piece reads, the last first, else any of the same sizes."""
     sizes = sorted(n for n in constant.value.shape if n > 1)
     fitting = [
         c for c in ours

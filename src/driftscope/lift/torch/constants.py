@@ -145,7 +145,7 @@ class Constants:
                 seen = view.function(*(seen if isinstance(a, Ref) else a for a in view.args))
             found[reader.index, argument] = seen
         if not found:
-            raise CannotLift(f"What {use} is no argument of its own.")
+            raise CannotLift(f"It cannot be replaced alone: {use}.")
         return found
 
     def subgraphs(self) -> list[AtenCall]:
