@@ -110,7 +110,7 @@ class Nodes(Budget):
 @pytest.mark.parametrize(("most", "verdict", "ended"), [
     (0, ds.Verdict.INCONCLUSIVE, ["float64 evaluation"]),
     (12, ds.Verdict.INCONCLUSIVE, ["float64 evaluation"]),
-    (60, ds.Verdict.DIFFERENT, ["explain"]),
+    (85, ds.Verdict.DIFFERENT, ["explain"]),
     (10**6, ds.Verdict.DIFFERENT, []),
 ])  # fmt: skip
 def test_a_float64_run_ends_in_its_middle_where_the_budget_does(

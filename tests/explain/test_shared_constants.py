@@ -153,3 +153,32 @@ def test_exchanged_weights_among_many_of_one_shape(tmp_path: Path) -> None:
     assert first is not None
     assert first.code == "W010"
     assert first.verified
+
+
+def normed(*small: float) -> object:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for term in small:
+            mean = (x * x).mean(1, keepdim=True)
+            x = torch.tanh(x * 1.5 / torch.sqrt(mean + term if term else mean))
+        return x
+
+    return program
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_small_term_that_one_side_leaves_out(backwards: bool) -> None:
+    with_it, without = normed(3e-6, 3e-6), normed(0.0, 0.0)
+    compared = ds.compare(*((without, with_it) if backwards else (with_it, without)), (X,))
+    assert compared.verdict == ds.Verdict.DIFFERENT
+    (found,) = (f for f in compared.findings if not f.note)
+    assert found.verified
+    sides = ("B adds", "A does not") if backwards else ("A adds", "B does not")
+    assert all(words in found.why for words in sides)
+    assert "3e-06" in found.why
+
+
+def test_a_term_that_is_another_one_is_not_left_out() -> None:
+    compared = ds.compare(normed(3e-6, 3e-6), normed(1e-3, 3e-6), (X,))
+    assert compared.first is not None
+    assert "does not" not in compared.first.why
+    assert "0.001" in compared.first.why

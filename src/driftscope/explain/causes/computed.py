@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -22,6 +23,9 @@ _SHOWN = 4
 
 # Numbers of each side that are tried.
 _MOST = 6
+
+# Terms up to this keep a divisor or a root from zero.
+_SMALL = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +203,35 @@ def _made_with(
         made = {**graph.constant_values(replace=given), **given}
         return {c.name: made[c.name] for c in constants if c.frontier and c.name in made}
     return {}
+
+
+def left_out(
+    own: Sequence[Constant], others: Sequence[Constant], agrees: Callable[[Mapping[str, torch.Tensor]], bool]
+) -> list[Constant]:
+    """Find the small terms that one program adds, that the other never writes, and without which the two are one.
+
+    Exporters take ``x + 1e-12`` for ``x``.
+
+    Parameters
+    ----------
+    own, others : sequences of Constant
+    agrees : callable
+        Whether the outputs are the other's with constants of the first program replaced.
+    """
+    written = [n for c in others if (n := uniform(c)) is not None]
+    terms: dict[float, list[Constant]] = {}
+    for constant in own:
+        number = uniform(constant)
+        added = family(constant.where.operator or "") in ("add", "sub")
+        if (
+            added
+            and number
+            and abs(number) <= _SMALL
+            and not any(math.isclose(number, n, rel_tol=1e-6) for n in written)
+        ):
+            terms.setdefault(number, []).append(constant)
+    together = [c for group in terms.values() for c in group]
+    for some in (together, *(terms.values() if len(terms) > 1 else ())):
+        if some and agrees({c.name: torch.zeros(c.value.shape, dtype=torch.float64) for c in some}):
+            return list(some)
+    return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +13,7 @@ import torch
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes import missing
-from driftscope.explain.causes.computed import OtherNumber, computed_from, other_indices, other_number
+from driftscope.explain.causes.computed import OtherNumber, computed_from, left_out, other_indices, other_number
 from driftscope.explain.causes.edits.of_reference import roles_exchanged, with_edits_of_a
 from driftscope.explain.causes.edits.trying import PieceTrials
 from driftscope.explain.causes.fold_findings import fold_ends, fold_finding
@@ -158,6 +159,9 @@ class _Case:
                     *(self._weight_finding(c) for c in changed if not c.strange),
                 ]
             return [self._weight_finding(c) for c in changed]
+        term = self._left_out()
+        if term is not None:
+            return [term]
         placed: list[Finding] = []
         for place in self.search.places():
             placed.append(self._placed(place))
@@ -201,8 +205,16 @@ class _Case:
             wanted, was, now = (None if value is None else value.shape for value in values)
             if wanted == was != now:
                 return False
-        after = measure(self.known.outputs_a, outputs, self.pairing, THRESHOLDS)
-        return all(now.value <= before.limit for now, before in zip(after, self.known.drifts, strict=True))
+        return self._nothing_left(self.known.outputs_a, outputs)
+
+    def _nothing_left(self, one: Sequence[LiftedOutput], other: Sequence[LiftedOutput]) -> bool:
+        """Whether outputs are the same, or next to nothing is left of how far apart they were.
+
+        Deep programs round in float64 by more than the limit, and a number that is stored rounded is reconciled only
+        where nothing else is other.
+        """
+        pairs = zip(measure(one, other, self.pairing, THRESHOLDS), self.known.drifts, strict=True)
+        return all(now.value <= max(was.limit, min(_DEEP, was.value * _LEFT)) for now, was in pairs)
 
     def _works(self, changed: Sequence[ChangedWeight]) -> bool:
         """Whether B is the same function with A's tensors in these places; what is computed from them follows."""
@@ -352,6 +364,25 @@ class _Case:
             return None
         return self.tell.number(found)
 
+    def _left_out(self) -> Finding | None:
+        """A small term that only one side adds, where the other leaves out nothing else."""
+        if self.tell.of_a:
+            return None  # asked the other way round already
+        ours, own = self.constants
+        for theirs, mine, others in ((True, ours, own), (False, own, ours)):
+            found = left_out(mine, others, functools.partial(self._same_without, theirs))
+            if found:
+                return self.tell.term(found, theirs)
+        return None
+
+    def _same_without(self, theirs: bool, replace: Mapping[str, torch.Tensor]) -> bool:
+        if not theirs:
+            return self._whole(replace)
+        try:
+            return self._nothing_left(self.search.runs_a.outputs({}, replace), self.known.outputs_b)
+        except (CannotLift, DriftscopeError, RuntimeError):
+            return False
+
     def _same_when(self, found: OtherFold, apart_is_a: bool) -> bool:
         """Whether the outputs are the same with the solved sources on one side and their exact fold on the other."""
         values = (found.solved(), found.exact) if apart_is_a else (found.exact, found.solved())
@@ -360,10 +391,7 @@ class _Case:
             two = self.search.runs_b.outputs({}, values[1])
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
-        after = measure(one, two, self.pairing, THRESHOLDS)
-        # Deep programs round in float64 by more than the limit: what is left then is next to nothing of what was.
-        pairs = zip(after, self.known.drifts, strict=True)
-        return all(now.value <= max(was.limit, min(_DEEP, was.value * _LEFT)) for now, was in pairs)
+        return self._nothing_left(one, two)
 
 
 def _decade(created: float | None) -> int:

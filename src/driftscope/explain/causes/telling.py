@@ -14,11 +14,12 @@ from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.divergence import View
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.locating import TriedPlace
+from driftscope.lift.reconcile.matching import uniform
 from driftscope.lift.steps import Constant
 from driftscope.records.finding import Finding, Where
 from driftscope.records.first_line import share
 from driftscope.records.kinds.output import OutputRecord
-from driftscope.records.words import counted
+from driftscope.records.words import counted, joined
 
 # Share of the program's own drift below which a piece's, in its own unit, says nothing.
 _TELLING = 1e-3
@@ -27,6 +28,10 @@ OF_A = "edit of A"
 #: Marks one whose edit is a whole piece: something smaller says more.
 WHOLE = "whole piece"
 _SIDES = {"A": "B", "B": "A"}
+
+
+# Steps that a sentence names.
+_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,20 @@ class Telling:
         fix = f"Set {first.name}{f' and {len(others)} more' if others else ''} to {shortest(found.number)}."
         where, evidence = replace(first.where, output=self.output.path), {**self.numbers, "cause": cause}
         return Finding("N001", what, f"{cause[0].upper()}{cause[1:]}.", fix, where, evidence, verified=True)
+
+    def term(self, terms: Sequence[Constant], theirs: bool) -> Finding:
+        """Say of small terms that one side, A where ``theirs``, adds and the other leaves out."""
+        numbers = joined(list(dict.fromkeys(shortest(uniform(c) or 0.0) for c in terms)))
+        places = joined([c.where.node or c.name for c in terms[:_SHOWN]])
+        places += f" and {len(terms) - _SHOWN} more" if len(terms) > _SHOWN else ""
+        side, other = ("A", "B") if theirs else ("B", "A")
+        cause = f"{side} adds {numbers} in {places}, and {other} does not"
+        fix = f"Add {numbers} in B too." if theirs else f"Leave out {numbers} in B."
+        return Finding(
+            "N001", f"not the same function from {terms[0].where.node} of {side} on{self.at_the_end()}",
+            f"{cause}; without it the two are the same function.", fix,
+            replace(terms[0].where, output=self.output.path), {**self.numbers, "cause": cause}, verified=True,
+        )  # fmt: skip
 
     def parting(self, place: TriedPlace, cause: Reason | None, counterpart: Visited | None = None) -> Finding:
         """Say where the programs part and why; ``counterpart`` is that of the step that the cause names."""
