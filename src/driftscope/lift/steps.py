@@ -78,6 +78,11 @@ def constant_of(name: str) -> str:
     return name.split(_READ_BY, 1)[0]
 
 
+def plain_name(operator: str) -> str:
+    """The plain name of an operator: ``"add"`` of ``aten.add_.Tensor`` and of ``Add``."""
+    return operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().strip("_")
+
+
 class Kind(enum.StrEnum):
     """How ordinary rounding enters a step."""
 

@@ -16,7 +16,7 @@ from driftscope.explain.locate.exact_parts import parted, peers_of
 from driftscope.explain.locate.fingerprints import Trail, Visited
 from driftscope.explain.locate.operators import family
 from driftscope.lift.reconcile.matching import uniform
-from driftscope.lift.steps import Constant, Lifted, Origin, Step
+from driftscope.lift.steps import Constant, Lifted, Origin, Step, plain_name
 
 # Numbers of an index shown in a sentence.
 _SHOWN = 4
@@ -142,20 +142,18 @@ def computed_from(graph: Lifted, constants: Sequence[Constant]) -> str:
     if any(c.origin is not Origin.COMPUTED for c in constants):
         return ""
     makers = {name: step for step in _watched(graph).trail.steps for name in step.outputs}
-    weights = [c for c in graph.constants() if c.origin is Origin.WEIGHT and c.value.is_floating_point()]
-    common = {c.name for c in weights}
-    for constant in constants:
-        left, names = [constant.name], set[str]()
-        while left:
-            name = left.pop()
-            if name in names:
-                continue
-            names.add(name)
-            if name in makers:
-                names.add(makers[name].name)
-                left += [*makers[name].inputs, *makers[name].stored]
-        common &= {c.name for c in weights if not names.isdisjoint((c.name, *c.readers))}
-    return common.pop() if len(common) == 1 else ""
+    left, names = [c.name for c in constants], set[str]()
+    while left:
+        name = left.pop()
+        if name in names:
+            continue
+        names.add(name)
+        if name in makers:
+            names.add(makers[name].name)
+            left += [*makers[name].inputs, *makers[name].stored]
+    weights = (c for c in graph.constants() if c.origin is Origin.WEIGHT and c.value.is_floating_point())
+    sources = [c.name for c in weights if not names.isdisjoint((c.name, *c.readers))]
+    return sources[0] if len(sources) == 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,20 +216,22 @@ def left_out(
     agrees : callable
         Whether the outputs are the other's with constants of the first program replaced.
     """
+    terms = _small_terms(own, others)
+    if not terms or _small_terms(others, own):  # a term of the other's own stands in its place
+        return []
+    together = [c for group in terms.values() for c in group]
+    for some in (together, *(terms.values() if len(terms) > 1 else ())):
+        if agrees({c.name: torch.zeros(c.value.shape, dtype=torch.float64) for c in some}):
+            return list(some)
+    return []
+
+
+def _small_terms(own: Sequence[Constant], others: Sequence[Constant]) -> dict[float, list[Constant]]:
+    """The small terms that a program adds and the other never writes, by their numbers."""
     written = [n for c in others if (n := uniform(c)) is not None]
     terms: dict[float, list[Constant]] = {}
     for constant in own:
-        number = uniform(constant)
-        added = family(constant.where.operator or "") in ("add", "sub")
-        if (
-            added
-            and number
-            and abs(number) <= _SMALL
-            and not any(math.isclose(number, n, rel_tol=1e-6) for n in written)
-        ):
+        number = uniform(constant) if plain_name(constant.where.operator or "") == "add" else None
+        if number and abs(number) <= _SMALL and not any(math.isclose(number, n, rel_tol=1e-6) for n in written):
             terms.setdefault(number, []).append(constant)
-    together = [c for group in terms.values() for c in group]
-    for some in (together, *(terms.values() if len(terms) > 1 else ())):
-        if some and agrees({c.name: torch.zeros(c.value.shape, dtype=torch.float64) for c in some}):
-            return list(some)
-    return []
+    return terms
