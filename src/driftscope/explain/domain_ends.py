@@ -18,11 +18,12 @@ import torch
 from driftscope.comparison.measuring.spread import drift_in_floors, finite
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
+from driftscope.explain.locate.rerunning import AllSeen, ValueCapture
 from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.kernels_alone import KernelLooks, NativeRun
 from driftscope.explain.native.nonfinite import origins
 from driftscope.explain.native.program_kernels import SourceLines
-from driftscope.explain.native.ranges import Overflow, first_overflow
+from driftscope.explain.native.ranges import Overflow, at_step, first_overflow
 from driftscope.lift.domains import AtEnds, at_ends
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.noise.floor import kernels_of
@@ -64,10 +65,9 @@ class Edge:
 
     def in_side(self, side: str) -> str:
         """Say what happens in ``"A"`` or ``"B"``."""
-        place = f" at {self.where.node} ({self.where.operator})" if self.where.node else ""
         becomes = f"{beside_whole(self.exact)} becomes {beside_whole(self.rounded)} in {self.format}"
         becomes += f", where {self.then} is not finite"
-        return f"{'approximation' if self.kernel else 'rounding'} in {side}, {becomes}{place}"
+        return f"{'approximation' if self.kernel else 'rounding'} in {side}, {becomes}{at_step(self.where)}"
 
 
 def behind_infinities(
@@ -306,23 +306,11 @@ def _is_rounding(graph: Lifted, one: _Made, moved: torch.Tensor) -> bool:
     name = next(n for n, v in zip(one.step.output_names, one.step.outputs, strict=True) if v is not None)
     values: list[torch.Tensor] = []
     for scale in (0.0, 1.0):
-        seen = _Named(name)
-        graph.run(observe=NoiseInjector(scale=scale, kernels=kernels_of(graph.kind), watch=seen))
-        values += seen.found
+        seen = ValueCapture(frozenset({name}), {}, graph.kind == "torch")
+        with contextlib.suppress(AllSeen):
+            graph.run(observe=NoiseInjector(scale=scale, kernels=kernels_of(graph.kind), watch=seen))
+        values += seen.values.values()
     return len(values) == 2 and drift_in_floors(gap, [finite(values[1] - values[0]).cpu()]).value <= THRESHOLDS.large
-
-
-@dataclass(slots=True)
-class _Named:
-    """Keeps one value of a run."""
-
-    name: str
-    found: list[torch.Tensor] = field(default_factory=list)
-
-    def __call__(self, step: Step) -> None:
-        self.found += [
-            v for n, v in zip(step.output_names, step.outputs, strict=True) if n == self.name and v is not None
-        ]
 
 
 def _told(one: _Made, moved: torch.Tensor, first: Step) -> Overflow | Edge:

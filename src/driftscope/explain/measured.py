@@ -21,7 +21,7 @@ from driftscope.explain.unlifted import Unlifted
 from driftscope.lift.evidence import Evidence, pairing_of
 from driftscope.records.finding import Finding, Where
 from driftscope.records.paths import Path
-from driftscope.records.words import counted
+from driftscope.records.words import agreeing, counted
 
 Leaves = Sequence[tuple[Path, Any]]
 
@@ -175,8 +175,7 @@ def heed_natives(evidence: Evidence, measured: Sequence[Measured]) -> list[Findi
             torch.where(spoken, x, zero), torch.where(spoken, y.to(x.device), zero), floor64,
             relative=THRESHOLDS.lifted, multiple=THRESHOLDS.lifted_floor64,
         )  # fmt: skip
-        words = f"{counted(count, 'element')} are not finite in one float64 run alone" if count > 1 else (
-            "1 element is not finite in one float64 run alone")  # fmt: skip
+        words = f"{counted(count, 'element')} {agreeing(count, 'is', 'are')} not finite in one float64 run alone"
         why = (
             "Natively both sides have infinities and NaN in the same places: these were judged by native values alone."
         )

@@ -17,7 +17,7 @@ import torch
 from driftscope.lift.kept import look
 from driftscope.lift.noise.floor import FLOAT64_UNIT, SMALL_UNIT, kernels_of
 from driftscope.lift.noise.injector import NoiseInjector
-from driftscope.lift.steps import Lifted, LiftedOutput, Step
+from driftscope.lift.steps import Lifted, LiftedOutput, Step, plain_name
 from driftscope.records.finding import Where
 
 # Distance to the end of a domain, relative to one or to the largest argument, from which on nothing is looked at.
@@ -52,7 +52,7 @@ _DOMAINS = {
 
 def domain_of(operator: str) -> _Domain | None:
     """The domain of an operator of one argument that is not defined everywhere."""
-    return _DOMAINS.get(operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().strip("_"))
+    return _DOMAINS.get(plain_name(operator))
 
 
 @dataclass(frozen=True, slots=True)

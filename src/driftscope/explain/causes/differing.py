@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from driftscope.explain.causes.computed import OtherNumber, computed_from, left_
 from driftscope.explain.causes.edits.of_reference import roles_exchanged, with_edits_of_a
 from driftscope.explain.causes.edits.trying import PieceTrials
 from driftscope.explain.causes.fold_findings import fold_ends, fold_finding
-from driftscope.explain.causes.folded_sources import FoldSide, OtherFold, chains_of, other_fold
+from driftscope.explain.causes.folded_sources import FoldSide, chains_of, other_fold
 from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, where_of
 from driftscope.explain.causes.telling import Telling, ambiguous, cause_step, of_one_kind
@@ -349,7 +348,9 @@ class _Case:
             held = self.matched.same if folded is b else {n for names in self.matched.same.values() for n in names}
             if found is None or len(found.sources) > most or all(c.name in held for c in found.stored):
                 continue
-            if self._same_when(found, apart is a):
+            # The solved sources on one side and their exact fold on the other.
+            values = (found.solved(), found.exact)
+            if self._same_with(*(values if apart is a else values[::-1])):
                 where = where_of(step, other, self.tell.output.path)
                 told = fold_finding(found, folded.step, where, apart is a, self.tell.at_the_end())
                 return replace(told, evidence={**self.numbers, "created": place.created,
@@ -369,26 +370,17 @@ class _Case:
         if self.tell.of_a:
             return None  # asked the other way round already
         ours, own = self.constants
-        for theirs, mine, others in ((True, ours, own), (False, own, ours)):
-            found = left_out(mine, others, functools.partial(self._same_without, theirs))
-            if found:
-                return self.tell.term(found, theirs)
-        return None
+        found = left_out(ours, own, lambda values: self._same_with(values, {}))
+        if found:
+            return self.tell.term(found, True)
+        found = left_out(own, ours, lambda values: self._same_with({}, values))
+        return self.tell.term(found, False) if found else None
 
-    def _same_without(self, theirs: bool, replace: Mapping[str, torch.Tensor]) -> bool:
-        if not theirs:
-            return self._whole(replace)
+    def _same_with(self, of_a: Mapping[str, torch.Tensor], of_b: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the outputs are the same with these constants in A and in B."""
         try:
-            return self._nothing_left(self.search.runs_a.outputs({}, replace), self.known.outputs_b)
-        except (CannotLift, DriftscopeError, RuntimeError):
-            return False
-
-    def _same_when(self, found: OtherFold, apart_is_a: bool) -> bool:
-        """Whether the outputs are the same with the solved sources on one side and their exact fold on the other."""
-        values = (found.solved(), found.exact) if apart_is_a else (found.exact, found.solved())
-        try:
-            one = self.search.runs_a.outputs({}, values[0])
-            two = self.search.runs_b.outputs({}, values[1])
+            one = self.search.runs_a.outputs({}, of_a) if of_a else self.known.outputs_a
+            two = self.search.runs_b.outputs({}, of_b) if of_b else self.known.outputs_b
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
         return self._nothing_left(one, two)

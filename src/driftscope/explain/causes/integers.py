@@ -130,7 +130,7 @@ class _Question:
 
 
 def _belongs(constant: Constant, piece: Sequence[Visited]) -> bool:
-    return any(constant.where.node == s.name or constant.name in s.stored for s in piece)
+    return any(s.reads(constant) for s in piece)
 
 
 def _exchanged(step: Visited, other: Visited) -> Reason | None:

@@ -15,7 +15,7 @@ from driftscope.explain.causes.rewiring import Reason, Trials, idle
 from driftscope.explain.locate.divergence import Parting, boundary
 from driftscope.explain.locate.fingerprints import Sketch, Visited
 from driftscope.explain.locate.operators import MOVES, family
-from driftscope.lift.steps import Constant
+from driftscope.lift.steps import Constant, plain_name
 from driftscope.records.user_code import written
 
 # Relative to the difference it should be, what a constant may leave of it.
@@ -396,5 +396,5 @@ def _both_ways(
 
 
 def _kind(step: Visited) -> str:
-    name = step.operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().strip("_")
+    name = plain_name(step.operator)
     return {"swish": "silu"}.get(name, name)

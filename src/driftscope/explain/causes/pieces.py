@@ -212,7 +212,7 @@ def _constant(
         (step, constant)
         for step in (*reversed(parting.piece or (parting.step,)), *parting.followers)
         for constant in floats.values()
-        if constant.name in step.stored or step.name in {constant.where.node, *constant.readers}
+        if step.reads(constant)
     ]
     ways = ((step, *trial) for step, constant in used for trial in _substitutes(step, constant, owners, ours))
     for step, constant, partner, value in itertools.islice(ways, _MOST_TRIALS):
@@ -234,7 +234,7 @@ def _shared(step: Visited, constant: Constant, trials: Trials) -> bool:
 def _other_constant(
     constant: Constant, partner: str, value: torch.Tensor, held: Constant | None, step: Visited | None
 ) -> Reason:
-    """A constant and what A holds in its place; ``step`` is the one that is wrong where others read it rightly."""
+    """A constant and what A holds in its place; ``step`` is the one that is wrong where others read it too."""
     numbers = uniform_of(constant.value), uniform_of(value)
     name, source = f"its constant {constant.name}", f"{partner} of A"
     alteration = alteration_of(constant.value.to(torch.float64), value, constant.value.dtype)
@@ -248,9 +248,9 @@ def _other_constant(
         words += "; other steps read it too"
         meant = source if numbers[1] is None else shortest(numbers[1])
         fix = f"Let {step.name} read {meant} in place of {constant.name}."
-    whole = step is None and numbers[1] is None and held is not None
-    changed = ChangedWeight(constant, held, value, alteration) if whole and held is not None else None
-    return Reason(words, fix, True, changed=changed)
+    if step is not None or numbers[1] is not None or held is None:
+        return Reason(words, fix, True)
+    return Reason(words, fix, True, changed=ChangedWeight(constant, held, value, alteration))
 
 
 def _solved(
@@ -262,7 +262,7 @@ def _solved(
     """
     steps = [*parting.piece, *parting.followers]
     floats = [c for c in constants[1] if c.value.dtype.is_floating_point and uniform(c) not in (None, 0.0)]
-    used = [(s, c) for s in steps for c in floats if c.name in s.stored or c.where.node == s.name]
+    used = [(s, c) for s in steps for c in floats if s.reads(c)]
     if not parting.paired:  # it is not known how far the piece goes
         named = {s.name: s for s in trials.makers.values()}
         used += [(named[c.where.node], c) for c in floats if c.where.node in named]
@@ -328,7 +328,7 @@ def _mask(parting: Parting, constants: tuple[Sequence[Constant], Sequence[Consta
     """The mask of this piece that makes it give A's value when one of A's takes its place."""
     ours, own = ([c for c in side if c.value.dtype == torch.bool and c.value.numel() > 1] for side in constants)
     steps = [*reversed(parting.piece or (parting.step,)), *parting.followers]
-    used = [(s, c) for s in steps for c in own if c.name in s.stored or c.where.node == s.name]
+    used = [(s, c) for s in steps for c in own if s.reads(c)]
     pairs = ((s, c, other) for s, c in used for other in ours if other.value.numel() == c.value.numel())
     for step, constant, other in itertools.islice(pairs, _MOST_TRIALS):
         value = other.value.reshape(constant.value.shape)
@@ -349,10 +349,8 @@ def _partners(constant: Constant, owners: Sequence[Visited], ours: Sequence[Cons
         and c.value.numel() == constant.value.numel()
         and (c.origin is Origin.COMPUTED or sorted(n for n in c.value.shape if n > 1) == sizes)
     ]  # fmt: skip
-    last = {constant.name: -1}
-    for k, step in enumerate([*owners[1:], *owners[:1]]):  # the end of the piece stands first
-        last.update(
-            dict.fromkeys((*step.stored, *(c.name for c in fitting if step.name in {c.where.node, *c.readers})), k)
-        )
-    beside = sorted((c for c in fitting if c.name in last), key=lambda c: -last[c.name])
+    in_order = [*owners[1:], *owners[:1]]  # the end of the piece stands first
+    last = {c.name: max((k for k, step in enumerate(in_order) if step.reads(c)), default=-1) for c in fitting}
+    beside = [c for c in fitting if last[c.name] >= 0 or c.name == constant.name]
+    beside.sort(key=lambda c: -last[c.name])
     return beside or (fitting if constant.value.numel() <= _SMALL else [])

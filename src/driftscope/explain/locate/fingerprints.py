@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from driftscope.lift.steps import Kind, Step
+from driftscope.lift.steps import Constant, Kind, Step
 from driftscope.records.finding import Where
 
 # Relative agreement of two sketches. Equal functions agree to 1e-12 here, the smallest planted bug moves 1e-9.
@@ -145,6 +145,10 @@ class Visited:
     def inside(self) -> bool:
         """Whether it is the inside of a fused operator: such a step names no inputs, the whole follows it."""
         return not any(self.inputs)
+
+    def reads(self, constant: Constant) -> bool:
+        """Whether it reads a constant, as far as its graph or the constant says it."""
+        return constant.name in self.stored or self.name in (constant.where.node, *constant.readers)
 
     @property
     def rank(self) -> int:

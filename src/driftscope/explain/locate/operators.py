@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+from driftscope.lift.steps import plain_name
+
 # One piece under the names that torch's tapes, torch's exporters and ONNX give it.
 _SAME_PIECE = {
     "linear": ("addmm", "mm", "bmm", "linear", "gemm", "matmul", "baddbmm", "fusedmatmul", "matmuladd", "fusedgemm",
@@ -55,6 +57,6 @@ MOVES = frozenset({"view", "transpose", "expand", "unsqueeze", "squeeze", "cast"
 @functools.cache
 def family(operator: str) -> str:
     """The piece an operator computes, whatever a framework calls it."""
-    name = operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().strip("_")
+    name = plain_name(operator)
     name = name.removeprefix("native_").removeprefix("unsafe_") if name not in _FAMILY else name
     return _FAMILY.get(name, name)

@@ -18,6 +18,11 @@ from driftscope.records.finding import Where
 _STORED = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def at_step(where: Where) -> str:
+    """Name a step at the end of a sentence, where it is known."""
+    return f" at {where.node} ({where.operator})" if where.node else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Overflow:
     """A step whose result its native format cannot hold.
@@ -43,9 +48,8 @@ class Overflow:
 
     def in_side(self, side: str) -> str:
         """Say what happens in ``"A"`` or ``"B"``."""
-        place = f" at {self.where.node} ({self.where.operator})" if self.where.node else ""
         beyond = "is below the smallest" if self.under else "exceeds the largest"
-        words = f"{self.magnitude:.3g} {beyond} {self.format}, {self.limit:.5g}{place}"
+        words = f"{self.magnitude:.3g} {beyond} {self.format}, {self.limit:.5g}{at_step(self.where)}"
         return f"{'underflow' if self.under else 'overflow'} in {side}, {words}"
 
 

@@ -17,7 +17,7 @@ from driftscope.errors import CannotLift
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.kept import look
 from driftscope.lift.reconcile.drifts import OutputPairing, measure
-from driftscope.lift.steps import LiftedOutput, Step
+from driftscope.lift.steps import LiftedOutput, Step, plain_name
 from driftscope.records.finding import Where
 
 # Operators that promise nothing of equal values, and which of their outputs holds the elements they took.
@@ -115,7 +115,7 @@ class _TakenAlike:
 
 
 def _choice(step: Step) -> _TakenElements | None:
-    name = step.operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower()
+    name = plain_name(step.operator)
     slot = _CHOOSERS.get(name)
     if slot is None or step.constant or len(step.outputs) <= slot or step.attributes.get("stable"):
         return None

@@ -17,7 +17,7 @@ import torch
 
 from driftscope.errors import CannotLift
 from driftscope.lift.reconcile.matching import Repair
-from driftscope.lift.steps import Lifted, Step
+from driftscope.lift.steps import Lifted, Step, plain_name
 from driftscope.records.finding import Where
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class _BallRun:
         output = step.outputs[0] if step.outputs else None
         if step.constant or output is None or not output.is_floating_point() or not any(step.input_names):
             return
-        name = step.operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().lstrip("_")
+        name = plain_name(step.operator)
         rule = balls.RULES.get(name)
         if rule is None or any(n in self.lost for n in step.input_names) or not bool(torch.isfinite(output).all()):
             self._lose(step)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from driftscope.lift.steps import Kind, Step
+from driftscope.lift.steps import Kind, Step, plain_name
 
 ADD = frozenset({"add", "sub"})
 SCALE = frozenset({"mul", "div"})
 
 
 def operator_of(step: Step) -> str:
-    """The plain name of a step's operator: ``"add"`` of ``aten.add_.Tensor`` and of ``Add``."""
+    """The plain name of a step's operator."""
     return plain_name(step.operator)
-
-
-def plain_name(operator: str) -> str:
-    """The plain name of an operator."""
-    return operator.rsplit("::", 1)[-1].removeprefix("aten.").split(".")[0].lower().lstrip("_")
 
 
 @dataclass(slots=True)

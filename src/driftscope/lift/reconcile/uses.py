@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import torch
 
 from driftscope.lift.kept import look
-from driftscope.lift.reconcile.chains import plain_name
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.scalars import near, numbers
 from driftscope.lift.reconcile.sides import ReconciledSide
-from driftscope.lift.steps import Constant, Lifted, Origin, Step, use_of
+from driftscope.lift.steps import Constant, Lifted, Origin, Step, plain_name, use_of
 
 # Proposals made at most: each costs one lifted run. Readers of a constant that are worth a question.
 _MOST, _FEWEST = 12, 2

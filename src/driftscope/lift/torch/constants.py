@@ -23,6 +23,7 @@ class Constants:
     def __init__(self, tape: Tape):
         self._tape = tape
         self._users = _users(tape)
+        self._makers = {o: e for e in tape.entries for o in e.outputs if o is not None}
         self._values: dict[str, int] = {}
         self._literals: dict[str, tuple[int, str]] = {}
         self.listed: list[Constant] = []
@@ -30,16 +31,15 @@ class Constants:
         self._list_literals()
 
     def _list_values(self) -> None:
-        makers = {o: e for e in self._tape.entries for o in e.outputs if o is not None}
         for value in list(self._tape.values):
-            self._keep_base(value, makers)
+            self._keep_base(value)
         frontier = _frontier(self._tape)
         captured = set(self._tape.captured)
         for value in self._tape.values:
             if value.stored is None or value.id in self._tape.inputs or value.name in self._values:
                 continue
-            maker = makers.get(value.id)
-            base = self._base_of(value, makers)
+            maker = self._makers.get(value.id)
+            base = self._base_of(value)
             if maker is not None and maker.facts.name in UNINITIALISED and maker.index not in self._tape.folded:
                 continue  # memory that is written later: what it held is no constant
             if value.id not in captured and base is not None and base.stored is not None:
@@ -51,21 +51,21 @@ class Constants:
             readers = tuple(user.name for user in users)
             self.listed.append(Constant(value.name, value.stored, origin, where, value.id in frontier, readers))
 
-    def _base_of(self, value: TensorValue, makers: Mapping[int, AtenCall]) -> TensorValue | None:
+    def _base_of(self, value: TensorValue) -> TensorValue | None:
         """Give the constant that a constant view is a view of."""
-        maker = makers.get(value.id)
+        maker = self._makers.get(value.id)
         if maker is None or not maker.constant or not maker.facts.view:
             return None
         sources = references(maker.args, maker.kwargs)
         return self._tape.values[sources[0]] if sources else None
 
-    def _keep_base(self, value: TensorValue, makers: Mapping[int, AtenCall]) -> None:
+    def _keep_base(self, value: TensorValue) -> None:
         """Let a kept view keep what it is a view of: that is the constant a person knows."""
-        while value.stored is not None and (base := self._base_of(value, makers)) is not None:
+        while value.stored is not None and (base := self._base_of(value)) is not None:
             same = base.format == value.format and base.storage == value.storage
             if base.stored is None and same and not value.copied:
                 base.stored = value.stored.as_strided(base.shape, base.strides, base.offset)
-                if makers[value.id].facts.name == "_conj":
+                if self._makers[value.id].facts.name == "_conj":
                     base.stored = base.stored.conj()
             value = base
 
@@ -128,14 +128,16 @@ class Constants:
         CannotLift
             If that step reads the constant otherwise than as an argument of its own, or a view of it.
         """
-        makers = {o: e for e in self._tape.entries if e.constant and e.facts.view for o in e.outputs if o is not None}
         readers = [e for e in self._users.get(number, []) if use == use_of(self._tape.values[number].name, e.name)]
         found: dict[tuple[int, str], torch.Tensor] = {}
         for reader, argument in ((r, a) for r in readers for a in r.facts.types):
             given, views = reader.argument(argument), list[AtenCall]()
-            while isinstance(given, Ref) and given.value != number and given.value in makers:
-                views.insert(0, makers[given.value])
-                given = next((a for a in views[0].args if isinstance(a, Ref)), None)
+            while isinstance(given, Ref) and given.value != number:
+                base = self._base_of(self._tape.values[given.value])
+                if base is None:
+                    break
+                views.insert(0, self._makers[given.value])
+                given = Ref(base.id)
             if not isinstance(given, Ref) or given.value != number:
                 continue
             seen = tensor
