@@ -45,7 +45,7 @@ ATTRIBUTES: dict[str, Function] = {
 }
 
 
-WITHOUT = ("rsub", "causal", "rounded-on-the-way", "selu", "norms")
+WITHOUT = ("rsub", "rounded-on-the-way", "selu", "norms")
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)

@@ -23,51 +23,20 @@ from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.kernels_alone import KernelLooks, NativeRun
 from driftscope.explain.native.nonfinite import origins
 from driftscope.explain.native.program_kernels import SourceLines
-from driftscope.explain.native.ranges import Overflow, at_step, first_overflow
+from driftscope.explain.native.ranges import Edge, Overflow, beyond_float64, first_overflow, overflowing
 from driftscope.lift.domains import AtEnds, at_ends
 from driftscope.lift.evidence import Evidence
+from driftscope.lift.finer.ends import spread
 from driftscope.lift.noise.floor import kernels_of
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Kind, Lifted, Step
 from driftscope.lift.ties import noisy_values
 from driftscope.records.finding import Where
-from driftscope.records.words import beside_whole
 
 # Values before a step that is not finite that are tried, the nearest first.
 _TRIED = 8
 # Unit roundoffs, of one or of the value, that rounding and an approximated function may be off by.
 _KEEPS = 16.0
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """A result that its format rounds onto the end of the domain of what is computed of it: the logarithm's zero.
-
-    Parameters
-    ----------
-    where : Where
-        The step whose result is rounded.
-    exact, rounded : float
-        That result, where rounding moves it furthest, and what the format makes of it.
-    format : str
-    then : str
-        The operator that makes infinity or NaN of it.
-    kernel : bool
-        Whether it is no rounding: the kernel of the step approximates a function, and is off by more.
-    """
-
-    where: Where
-    exact: float
-    rounded: float
-    format: str
-    then: str
-    kernel: bool = False
-
-    def in_side(self, side: str) -> str:
-        """Say what happens in ``"A"`` or ``"B"``."""
-        becomes = f"{beside_whole(self.exact)} becomes {beside_whole(self.rounded)} in {self.format}"
-        becomes += f", where {self.then} is not finite"
-        return f"{'approximation' if self.kernel else 'rounding'} in {side}, {becomes}{at_step(self.where)}"
 
 
 def behind_infinities(
@@ -87,23 +56,44 @@ def behind_infinities(
     Returns
     -------
     ("A" or "B", Overflow or Edge), or None
-        The side with more of them comes first, and one without any is behind none. A value that becomes zero on the
-        way, or the end of a domain, is believed only if there are none in their places once that value and what is
-        computed of it are exact, and all others what they natively are. Where native values cannot be read, the
-        declared formats, taken at their word, have to make infinities and NaN where they natively are.
+        The side with more of them comes first, and one without any is behind none. A value that becomes infinite or
+        zero on the way, or the end of a domain, is believed only if there are none in their places once that value and
+        what is computed of it are exact, and all others what they natively are. Where native values cannot be read,
+        the declared formats, taken at their word, have to make infinities and NaN where they natively are.
     """
-    spoiled = [int((~torch.isfinite(value)).sum()) for value in natives]
-    graphs = [(k, (evidence.a, evidence.b)[k].graph) for k in sorted((1, 0), key=lambda k: -spoiled[k]) if spoiled[k]]
-    sides = [(k, graph) for k, graph in graphs if graph is not None]
-    for k, graph in sides:
-        found = first_overflow(graph)
-        if found is not None:
-            return "AB"[k], found
-    for k, graph in sides:
+    for k, graph in _spoiled(evidence, natives):
         edge = edge_of(graph, evidence.pairs[pair][k], natives[k], natives[1 - k], looks, "AB"[k])
+        edge = edge or _beyond_float64(evidence, pair, k, ~torch.isfinite(natives[k]) & torch.isfinite(natives[1 - k]))
         if edge is not None:
             return "AB"[k], edge
     return None
+
+
+def unread_overflow(
+    evidence: Evidence, natives: Sequence[torch.Tensor], looks: KernelLooks | None
+) -> tuple[str, Overflow] | None:
+    """An overflow of a side with infinities and NaN whose values inside cannot be read: nothing proves it."""
+    for k, graph in _spoiled(evidence, natives):
+        if looks is None or looks.natives("AB"[k]) is None:
+            found = first_overflow(graph)
+            if found is not None:
+                return "AB"[k], found
+    return None
+
+
+def _spoiled(evidence: Evidence, natives: Sequence[torch.Tensor]) -> list[tuple[int, Lifted]]:
+    """The sides that have infinities or NaN and a graph, the one with more of them first."""
+    count = [int((~torch.isfinite(value)).sum()) for value in natives]
+    graphs = [(k, (evidence.a, evidence.b)[k].graph) for k in sorted((1, 0), key=lambda k: -count[k]) if count[k]]
+    return [(k, graph) for k, graph in graphs if graph is not None]
+
+
+def _beyond_float64(evidence: Evidence, pair: int, k: int, alone: torch.Tensor) -> Overflow | Edge | None:
+    """The value that float64 itself has no number for, where a side's float64 run has these infinities and NaN too."""
+    lost = evidence.lost(pair)[k]
+    if lost is None or lost.elements.shape != alone.shape or not bool((lost.elements & alone).any()):
+        return None
+    return beyond_float64(lost)
 
 
 def edge_of(
@@ -190,6 +180,9 @@ def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) 
         if first is None:
             return None
         broken = ~torch.isfinite(first.rounded)
+        overflow = _beyond(made, first, broken)
+        if overflow is not None and _finite_at(origins(graph, exact=_overflowed(made)).outputs[index].value, alone):
+            return overflow
         crossed = (
             (n, ends)
             for n, m in _differing(made, first, broken)
@@ -246,6 +239,9 @@ def _native_edge(run: NativeRun, index: int, alone: torch.Tensor) -> Overflow | 
         if found is None:
             return None
         first, mask = found
+        overflow, over = _beyond(watch.made, first, mask), _Natively(natives, ends, _overflowed(watch.made))
+        if overflow is not None and _finite_at(graph.run(observe=over)[index].value, alone):
+            return overflow
         for names, moved in itertools.islice(_differing(watch.made, first, mask), _TRIED):
             again = _Natively(natives, ends, set(names))
             if not _finite_at(graph.run(observe=again)[index].value, alone):
@@ -255,7 +251,7 @@ def _native_edge(run: NativeRun, index: int, alone: torch.Tensor) -> Overflow | 
             if not bool(at_end.any()):  # what adds up on the way carries its argument across
                 name = first.step.input_names[0]
                 one = dataclasses.replace(watch.made[name], exact=again.freed[name])
-                at_end = _spread(mask, one.exact.shape) & (one.exact != one.rounded).cpu()
+                at_end = spread(mask, one.exact.shape) & (one.exact != one.rounded).cpu()
             return _told(one, at_end, first.step) if _is_rounding(graph, one, at_end) else None
     except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
         return None  # an infinity can lead a graph where its lift does not follow
@@ -267,7 +263,7 @@ def _first_broken(made: Mapping[str, _Made], name: str, mask: torch.Tensor) -> t
     while (one := made.get(name)) is not None and mask.shape == one.rounded.shape:
         mask = mask & ~torch.isfinite(one.rounded.cpu())
         given = list(zip(one.step.input_names, one.step.inputs, strict=False))
-        broken = [(n, _spread(mask, v.shape) & ~torch.isfinite(v.cpu())) for n, v in given
+        broken = [(n, spread(mask, v.shape) & ~torch.isfinite(v.cpu())) for n, v in given
                   if v is not None and v.is_floating_point()]  # fmt: skip
         further = next(((n, m) for n, m in broken if bool(m.any())), None)
         if further is None:
@@ -286,11 +282,27 @@ def _differing(made: Mapping[str, _Made], first: _Made, mask: torch.Tensor) -> I
         if one is None or name in walked:
             continue
         walked.append(name)
-        mask = _spread(mask, one.exact.shape)
+        mask = spread(mask, one.exact.shape)
         moved = mask & (one.exact != one.rounded).cpu()
         if bool(moved.any()):
             yield list(walked), moved
         waiting.extend((each, mask) for each in one.step.input_names)
+
+
+def _beyond(made: Mapping[str, _Made], first: _Made, mask: torch.Tensor) -> Overflow | None:
+    """The value that leaves the range of its format at or before a step whose result is not finite."""
+    walked = [first, *(made[names[-1]] for names, _ in itertools.islice(_differing(made, first, mask), _TRIED))]
+    found = (overflowing(_where(one), one.exact.cpu(), one.rounded.cpu(), one.format) for one in reversed(walked))
+    return next((each for each in found if each is not None), None)
+
+
+def _overflowed(made: Mapping[str, _Made]) -> set[str]:
+    """The names of values that become infinite in their formats."""
+    return {name for name, one in made.items() if bool((one.rounded.isinf() & torch.isfinite(one.exact)).any())}
+
+
+def _where(one: _Made) -> Where:
+    return dataclasses.replace(one.step.where, node=one.step.name, operator=one.step.operator)
 
 
 def _at_end(value: torch.Tensor) -> torch.Tensor:
@@ -316,7 +328,7 @@ def _is_rounding(graph: Lifted, one: _Made, moved: torch.Tensor) -> bool:
 def _told(one: _Made, moved: torch.Tensor, first: Step) -> Overflow | Edge:
     exact, rounded = one.exact[moved], one.rounded[moved]
     furthest = int((exact - rounded).abs().argmax())
-    where = dataclasses.replace(one.step.where, node=one.step.name, operator=one.step.operator)
+    where = _where(one)
     limits, name = torch.finfo(one.format), str(one.format).removeprefix("torch.")
     smallest = float(limits.smallest_normal) * float(limits.eps)
     value = float(exact[furthest])
@@ -356,12 +368,3 @@ def _same_places(graph: Lifted, index: int, value: torch.Tensor | None, native: 
 
 def _finite_at(value: torch.Tensor | None, alone: torch.Tensor) -> bool:
     return value is not None and bool(torch.isfinite(value.cpu()[alone]).all())
-
-
-def _spread(mask: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The elements of an operand that those of a result may be computed from: all of them where shapes do not tell."""
-    with contextlib.suppress(RuntimeError):
-        return mask.double().sum_to_size(shape) > 0
-    with contextlib.suppress(RuntimeError):
-        return mask.expand(shape)
-    return mask.new_ones(shape)

@@ -17,7 +17,7 @@ from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finit
 from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.causes.alterations import alteration_of
-from driftscope.explain.domain_ends import behind_infinities
+from driftscope.explain.domain_ends import behind_infinities, unread_overflow
 from driftscope.explain.locate.narrowing import Narrowing, first_narrowing
 from driftscope.explain.measured import (
     Measured,
@@ -354,11 +354,11 @@ def _complete(results: Results, evidence: Evidence, m: Measured, tied: Tied | No
 def _overflow(results: Results, evidence: Evidence, m: Measured) -> str:
     natives = [wide(v) for v in native_values(results, m.leaf)]
     found = None if m.pair is None else behind_infinities(evidence, m.pair, natives, results.kernels)
-    if found is None:
+    told, words = found or unread_overflow(evidence, natives, results.kernels), "" if found else "consistent with "
+    if told is None:
         return ""
-    name, overflow = found
-    evidence.places["N004"] = overflow.where
-    return overflow.in_side(name)
+    evidence.places["N004"] = told[1].where
+    return words + told[1].in_side(told[0])
 
 
 def _tie(results: Results, evidence: Evidence, m: Measured, tied: Tied | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ def _advice(code: str, output: OutputRecord, replay: Mapping[str, Any], places: 
     if code == "N014" and code in places:
         return "random"
     shapes = [side.shape or () for side in (output.a, output.b) if side is not None]
+    if code == "N004" and _BEYOND_32.search(output.reason):
+        return "wide range"
     if code == "N004" and " is not finite" in output.reason:
         return "approximated end" if "approximation in " in output.reason else "end of a domain"
     if code == "N008" and len(shapes) == 2 and sorted(shapes[0]) == sorted(shapes[1]):
@@ -57,6 +60,9 @@ def _advice(code: str, output: OutputRecord, replay: Mapping[str, Any], places: 
         return "kernel consistent"
     return "cast" if code in places else str(replay.get("kind", code))
 
+
+# What float32 holds no better than a half format does.
+_BEYOND_32 = re.compile(r"(largest|smallest) float(32|64),|e[+-]\d{3,} (exceeds|is below)")
 
 _ADVICE = {
     "N003": (
@@ -96,6 +102,11 @@ _ADVICE = {
     "N004": (
         "An intermediate value is larger than the largest number of its format, or smaller than its smallest.",
         "Keep the named operator in float32, or scale its inputs.",
+    ),
+    "wide range": (
+        "An intermediate value is larger than the largest number of its format, or smaller than its smallest.",
+        "Compute the steps in one function that stays in range (logsumexp, log_softmax, logsigmoid, hypot), or scale "
+        "the inputs of the named operator.",
     ),
     "end of a domain": (
         "A format rounds a value to the end of the domain of what is computed of it, such as the logarithm's zero.",

@@ -14,6 +14,7 @@ import torch
 from driftscope.comparison.measuring.spread import Ratio
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.errors import CannotLift, DriftscopeError, RuntimeRefused
+from driftscope.lift.finer.ends import Lost
 from driftscope.lift.noise.floor import (
     Allows,
     NoiseSample,
@@ -187,6 +188,10 @@ class Evidence:
             if through.value / through.limit > worst.value / worst.limit:
                 return through
         return worst
+
+    def lost(self, pair: int) -> tuple[Lost | None, Lost | None]:
+        """Of A and B, the step where float64 itself leaves its range on the way to this output, where balls show it."""
+        return (None, None) if self.reconciled is None else self.reconciled.lost.get(pair, (None, None))
 
     def _widened_delta(self, pair: int) -> Ratio | None:
         """The lifted side against the other's own code in float64, whichever of the two has no graph."""

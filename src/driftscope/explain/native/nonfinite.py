@@ -22,6 +22,9 @@ from driftscope.lift.steps import Kind, Lifted, LiftedOutput, Step
 from driftscope.records.finding import Finding, Where
 from driftscope.records.words import beside_whole, counted
 
+# Bytes of float32.
+_WIDE = 4
+
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
@@ -116,10 +119,13 @@ def _cause(
     if exact is not None and _overflows(value, exact):
         peak = float(exact[torch.isfinite(exact)].abs().max())
         name = str(fmt).removeprefix("torch.")
-        return (
-            f"The result reaches {peak:.3g}, and the largest {name} is {torch.finfo(fmt).max:.5g}.",
-            "Keep this operator in float32, or scale its inputs.",
+        reaches = (
+            f"reaches {peak:.3g}"
+            if bool(torch.isfinite(exact).all())
+            else f"exceeds {torch.finfo(exact.dtype).max:.3g}"
         )
+        wider = "Keep this operator in float32, or scale" if fmt.itemsize < _WIDE else "Scale"
+        return f"The result {reaches}, and the largest {name} is {torch.finfo(fmt).max:.5g}.", f"{wider} its inputs."
     piece, first = family(step.operator), inputs[0] if inputs else None
     last = inputs[-1] if inputs else None
     if first is None or last is None:

@@ -5,14 +5,17 @@ It is larger than the largest number and becomes infinity, or nearer to zero tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from driftscope.lift.finer.ends import Lost
 from driftscope.lift.steps import Lifted, Step
 from driftscope.numerics.formats import format_of
 from driftscope.records.finding import Where
+from driftscope.records.words import beside_whole
 
 # Formats whose subnormal numbers float64 holds as normal ones.
 _STORED = (torch.float32, torch.float16, torch.bfloat16)
@@ -38,6 +41,8 @@ class Overflow:
     format : str
     under : bool
         Whether values become zero.
+    told : str
+        That value, where float64 itself has no number for it.
     """
 
     where: Where
@@ -45,12 +50,58 @@ class Overflow:
     limit: float
     format: str
     under: bool = False
+    told: str = ""
 
     def in_side(self, side: str) -> str:
         """Say what happens in ``"A"`` or ``"B"``."""
         beyond = "is below the smallest" if self.under else "exceeds the largest"
-        words = f"{self.magnitude:.3g} {beyond} {self.format}, {self.limit:.5g}{at_step(self.where)}"
+        number = self.told or f"{self.magnitude:.3g}"
+        words = f"{number} {beyond} {self.format}, {self.limit:.5g}{at_step(self.where)}"
         return f"{'underflow' if self.under else 'overflow'} in {side}, {words}"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A result that its format rounds onto the end of the domain of what is computed of it: the logarithm's zero.
+
+    Parameters
+    ----------
+    where : Where
+        The step whose result is rounded.
+    exact, rounded : float
+        That result, where rounding moves it furthest, and what the format makes of it.
+    format : str
+    then : str
+        The operator that makes infinity or NaN of it.
+    kernel : bool
+        Whether it is no rounding: the kernel of the step approximates a function, and is off by more.
+    told : str
+        That result, where float64 itself has no number for it.
+    """
+
+    where: Where
+    exact: float
+    rounded: float
+    format: str
+    then: str
+    kernel: bool = False
+    told: str = ""
+
+    def in_side(self, side: str) -> str:
+        """Say what happens in ``"A"`` or ``"B"``."""
+        becomes = f"{self.told or beside_whole(self.exact)} becomes {beside_whole(self.rounded)} in {self.format}"
+        becomes += f", where {self.then} is not finite"
+        return f"{'approximation' if self.kernel else 'rounding'} in {side}, {becomes}{at_step(self.where)}"
+
+
+def beyond_float64(lost: Lost) -> Overflow | Edge:
+    """What a side makes of a value for which even float64 has no number."""
+    limits, name = torch.finfo(lost.format or torch.float64), str(lost.format).removeprefix("torch.")
+    if lost.kind == "rounding":
+        return Edge(lost.where, float(lost.exact), 0.0, "float64", lost.then, told=lost.exact)
+    under = lost.kind == "underflow"
+    limit = float(limits.smallest_normal) * float(limits.eps) if under else float(limits.max)
+    return Overflow(lost.where, 0.0 if under else math.inf, limit, name, under, lost.exact)
 
 
 # Larger than what adding to float32's largest number, or rounding it to bfloat16, can make of it.
@@ -90,6 +141,15 @@ def _too_large(step: Step, value: torch.Tensor, fmt: torch.dtype) -> Overflow | 
     if not finite.numel() or float(finite.max()) <= largest:
         return None
     return Overflow(_where(step), float(finite.max()), largest, str(fmt).removeprefix("torch."))
+
+
+def overflowing(where: Where, exact: torch.Tensor, rounded: torch.Tensor, fmt: torch.dtype) -> Overflow | None:
+    """What a format makes infinite of numbers that it does not hold; None where it holds all that are infinite."""
+    largest = torch.finfo(fmt).max
+    beyond = exact[torch.isfinite(exact) & rounded.isinf() & (exact.abs() > largest)].abs()
+    if not beyond.numel():
+        return None
+    return Overflow(where, float(beyond.max()), largest, str(fmt).removeprefix("torch."))
 
 
 def _sentinel(value: torch.Tensor, largest: float) -> bool:

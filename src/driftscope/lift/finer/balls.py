@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from driftscope.lift.finer.given import Balls, Given, NoRule, each
+from driftscope.lift.finer.losses import LOSSES, log1pexp
 from driftscope.lift.finer.windows import attention, convolution
 from driftscope.lift.steps import Step
 
@@ -168,16 +169,12 @@ def _chosen(pick: Callable[[Any, Any], Any]) -> Rule:
     return lambda g: np.frompyfunc(pick, 2, 1)(g.real(0), g.other("other"))
 
 
-def _log1pexp(v: Any) -> Any:
-    return (1 + v.exp()).log() if float(v) < 0 else v + (1 + (-v).exp()).log()
-
-
 def _softplus(g: Given) -> Balls:
     """Beyond its threshold, torch's own where none is given, the identity; ONNX has neither threshold nor slope."""
     beta, threshold = (g.attribute(name) for name in ("beta", "threshold"))
     usual = 20.0 if g.step.operator.startswith("aten.") else math.inf
     slope, end = flint.arb(1.0 if beta is None else float(beta)), usual if threshold is None else float(threshold)
-    return each(lambda v: v if float(v * slope) > end else _log1pexp(v * slope) / slope)(g.real(0))  # type: ignore[no-any-return]
+    return each(lambda v: v if float(v * slope) > end else log1pexp(v * slope) / slope)(g.real(0))  # type: ignore[no-any-return]
 
 
 def _div(g: Given) -> Balls:
@@ -233,11 +230,16 @@ def _clamped(g: Given) -> Balls:
 
 
 def _larger(one: Any, two: Any) -> Any:
-    return one if float(one) >= float(two) else two
+    return _unknown(one, two) or (one if float(one) >= float(two) else two)
 
 
 def _smaller(one: Any, two: Any) -> Any:
-    return two if float(one) >= float(two) else one
+    return _unknown(one, two) or (two if float(one) >= float(two) else one)
+
+
+def _unknown(*balls: Any) -> Any:
+    """One of these that may be any number; None where all are known, infinities included."""
+    return next((ball for ball in balls if math.isnan(float(ball)) or not (ball.is_finite() or ball.is_exact())), None)
 
 
 def _logsumexp(g: Given) -> Balls:
@@ -250,7 +252,7 @@ def _logsumexp(g: Given) -> Balls:
 
 def _logaddexp(one: Any, two: Any) -> Any:
     large, small = (one, two) if float(one) >= float(two) else (two, one)
-    return large + (1 + (small - large).exp()).log()
+    return large + (small - large).exp().log1p()
 
 
 def _xlogy(x: Any, y: Any) -> Any:
@@ -290,13 +292,6 @@ def _filled(g: Given) -> Balls:
     return np.asarray(np.where(chosen.cpu().numpy(), flint.arb(float(number)), g.real(0)), dtype=object)
 
 
-def _running(g: Given) -> Balls:
-    axis = g.attribute("dim", "axis")
-    if axis is None:
-        raise NoRule
-    return np.asarray(np.add.accumulate(g.real(0), axis=int(axis)), dtype=object)
-
-
 def _extreme(pick: Callable[[Any, Any], Any]) -> Rule:
     function = np.frompyfunc(pick, 2, 1)
 
@@ -313,9 +308,9 @@ ELEMENTWISE: dict[str, Callable[[Any], Any]] = {
     "neg": lambda v: -v, "abs": abs, "exp": lambda v: v.exp(), "log": lambda v: v.log(), "sqrt": lambda v: v.sqrt(),
     "rsqrt": lambda v: v.rsqrt(), "reciprocal": lambda v: 1 / v, "erf": lambda v: v.erf(), "erfc": lambda v: v.erfc(),
     "tanh": lambda v: v.tanh(), "sin": lambda v: v.sin(), "cos": lambda v: v.cos(), "square": lambda v: v * v,
-    "log1p": lambda v: (1 + v).log(), "expm1": lambda v: v.expm1(), "sigmoid": lambda v: 1 / (1 + (-v).exp()),
-    "silu": lambda v: v / (1 + (-v).exp()), "log_sigmoid_forward": lambda v: -_log1pexp(-v),
-    "relu": lambda v: v if float(v) > 0 else flint.arb(0), "sinh": lambda v: v.sinh(), "cosh": lambda v: v.cosh(),
+    "log1p": lambda v: v.log1p(), "expm1": lambda v: v.expm1(), "sigmoid": lambda v: 1 / (1 + (-v).exp()),
+    "silu": lambda v: v / (1 + (-v).exp()), "log_sigmoid_forward": lambda v: -log1pexp(-v),
+    "relu": lambda v: _larger(v, flint.arb(0)), "sinh": lambda v: v.sinh(), "cosh": lambda v: v.cosh(),
     "floor": lambda v: v.floor(), "ceil": lambda v: v.ceil(),
     "trunc": lambda v: v.floor() if float(v) >= 0 else v.ceil(), "tan": lambda v: v.tan(), "atan": lambda v: v.atan(),
     "exp2": lambda v: (v * flint.arb.const_log2()).exp(), "log2": lambda v: v.log() / flint.arb.const_log2(),
@@ -356,10 +351,10 @@ RULES: dict[str, Rule] = {
     "xlogy": lambda g: np.frompyfunc(_xlogy, 2, 1)(g.real(0), g.other("other")),
     "special_xlog1py": lambda g: np.frompyfunc(_xlogy, 2, 1)(g.real(0), 1 + g.other("other")),
     "logaddexp": lambda g: np.frompyfunc(_logaddexp, 2, 1)(g.real(0), g.other("other")),
-    "mish": _unary(lambda v: v * _log1pexp(v).tanh()), "elu": _elu, "linalg_vector_norm": _vector_norm,
+    "mish": _unary(lambda v: v * log1pexp(v).tanh()), "elu": _elu, "linalg_vector_norm": _vector_norm,
     "std": lambda g: each(lambda v: v.sqrt())(_variance(g)), "safe_softmax": lambda g: _softmax(g, False),
-    "stack": _stacked, "flip": _flipped, "masked_fill": _filled, "cumsum": _running,
-    "expand": _expanded, "select": _selected, "slice": _sliced, "cat": _joined, "concat": _joined,
+    "stack": _stacked, "flip": _flipped, "masked_fill": _filled,
+    **LOSSES, "expand": _expanded, "select": _selected, "slice": _sliced, "cat": _joined, "concat": _joined,
 }  # fmt: skip
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from driftscope.errors import CannotLift
+from driftscope.lift.finer.ends import Loosened, Lost
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.steps import Lifted, Step, plain_name
 from driftscope.records.finding import Where
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from driftscope.lift.finer.given import Balls, Given
 
 BITS = 212
+# Where these do not tell a number from zero, so many may: `1 - sigmoid(x)` up to 5600. They are that much dearer.
+_FAR, _DEAR = 8192, 32
 _UNIT = 2.0**-53
 # Scalar operations that one evaluation may take, about two microseconds each.
 MOST = 1_000_000
@@ -38,16 +43,24 @@ class Fine:
     Parameters
     ----------
     value : torch.Tensor
-        Rounded to float64 once.
+        Rounded to float64 once; what float64 has no number for where no ball tells more.
     bound : float
         Largest proven error relative to the largest value.
     loss : Loss or None
         Where float64 loses most of its digits, in the whole program.
+    lost : Lost or None
+        Where float64 leaves its range on the way, or makes zero of what is none.
+    open : bool
+        Whether elements are left that float64 has no number for and the balls do not know, or all may be zero.
+    bits : int
     """
 
     value: torch.Tensor
     bound: float
     loss: Loss | None = None
+    lost: Lost | None = None
+    open: bool = False
+    bits: int = BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +93,21 @@ def evaluate(graph: Lifted, repairs: Sequence[Repair], work: int = MOST) -> list
         import flint
     except ImportError:
         return []
-    before = flint.ctx.prec
-    flint.ctx.prec = BITS
+    before, found = flint.ctx.prec, list[Fine | None]()
     try:
         replace = {r.name: r.value for r in repairs}
-        run = _BallRun({r.name: float(r.value) for r in repairs if r.value.numel() == 1}, most=work)
-        outputs = graph.run(observe=run, replace=replace)
-        return [run.fine(output.name, output.value) for output in outputs]
+        for bits, most in ((BITS, work), (_FAR, work // _DEAR)):
+            flint.ctx.prec = bits
+            run = _BallRun({r.name: float(r.value) for r in repairs if r.value.numel() == 1}, most=most)
+            outputs = graph.run(observe=run, replace=replace)
+            found = [run.fine(output.name, output.value, bits) for output in outputs]
+            if not any(one is not None and one.open for one in found):
+                break
     except (_TooLong, CannotLift):
-        return []
+        return found
     finally:
         flint.ctx.prec = before
+    return found
 
 
 class _TooLong(Exception):
@@ -108,6 +125,7 @@ class _BallRun:
     work: int = 0
     errors: dict[str, float] = field(default_factory=dict)
     loss: Loss | None = None
+    ends: Loosened = field(default_factory=Loosened)
 
     def __call__(self, step: Step) -> None:
         from driftscope.lift.finer import balls
@@ -118,7 +136,7 @@ class _BallRun:
             return
         name = plain_name(step.operator)
         rule = balls.RULES.get(name)
-        if rule is None or any(n in self.lost for n in step.input_names) or not bool(torch.isfinite(output).all()):
+        if rule is None or any(n in self.lost for n in step.input_names):
             self._lose(step)
             return
         self.work += balls.operations(name, step)
@@ -127,15 +145,18 @@ class _BallRun:
         inputs = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
         given = Given(step, inputs, tuple(output.shape), dict(self.numbers))
         try:
-            found = balls.as_balls(rule(given))
-        except (NoRule, ValueError, ZeroDivisionError, IndexError):
+            with np.errstate(invalid="ignore"):  # numpy looks at what a rule asked of a ball that may be any number
+                found = balls.as_balls(rule(given))
+        except (NoRule, ValueError, ZeroDivisionError, IndexError, OverflowError):
             self._lose(step)
             return
         if found.shape != tuple(output.shape) or not self._reads(step, rule, found, output):
             self._lose(step)
             return
         self.values[step.output_names[0]] = found
-        self._weigh(step, name, found, output)
+        self.ends.keep(step, found, output)
+        if step.output_names[0] not in self.ends.seen:  # what leaves its range is no matter of digits
+            self._weigh(step, name, found, output)
         self.lost.update(n for n in step.output_names[1:] if n)
 
     def _reads(self, step: Step, rule: Callable[[Given], Any], found: Balls, output: torch.Tensor) -> bool:
@@ -147,19 +168,20 @@ class _BallRun:
         from driftscope.lift.finer import balls
         from driftscope.lift.finer.given import Given
 
-        if _beside(found, output, step.inputs):
+        beside = _beside(found, output, step.inputs)
+        if all(beside):
             return True
         floats = [balls.ball_array(v) if v is not None and v.is_floating_point() else None for v in step.inputs]
         again = balls.as_balls(rule(Given(step, floats, tuple(output.shape), dict(self.numbers))))
-        return _beside(again, output, step.inputs)
+        return all(map(operator.or_, beside, _beside(again, output, step.inputs)))
 
     def _weigh(self, step: Step, name: str, found: Balls, value: torch.Tensor) -> None:
         """Remember the step whose float64 result is relatively further off than anything it was made of."""
         flat, wanted = found.reshape(-1), value.reshape(-1)
         worst = 0.0
         for k in _places(len(flat)):
-            exact = flat[k].mid()
-            worst = max(worst, float(abs((exact - float(wanted[k])) / exact))) if exact else worst
+            exact, held = flat[k].mid(), float(wanted[k])
+            worst = max(worst, float(abs((exact - held) / exact))) if exact.is_finite() and exact else worst
         self.errors[step.output_names[0]] = worst
         before = max((self.errors.get(n, 0.0) for n in step.input_names), default=0.0)
         digits = math.log10(worst / max(before, _UNIT)) if worst > _UNIT else 0.0
@@ -177,27 +199,35 @@ class _BallRun:
             return self.values[name]
         return balls.ball_array(value) if value is not None and value.is_floating_point() else None
 
-    def fine(self, name: str, value: torch.Tensor | None) -> Fine | None:
+    def fine(self, name: str, value: torch.Tensor | None, bits: int) -> Fine | None:
         """Round an output's balls to float64."""
         found = self.values.get(name)
         if found is None or value is None or name in self.lost:
             return None
-        flat = list(found.reshape(-1))
-        rounded = torch.tensor([float(v.mid()) for v in flat], dtype=torch.float64).reshape(value.shape)
-        largest = float(rounded.abs().max()) if flat else 0.0
-        widest = max((float(v.rad()) for v in flat), default=0.0)
-        return Fine(rounded, widest / largest if largest else widest, self.loss)
+        flat, held = list(found.reshape(-1)), value.reshape(-1).tolist()
+        # Where float64 has no number and the ball does not know one either, both programs are left with what they have.
+        known = [ball.is_finite() or math.isfinite(number) for ball, number in zip(flat, held, strict=True)]
+        numbers = [float(ball.mid()) if k else number for ball, number, k in zip(flat, held, known, strict=True)]
+        rounded = torch.tensor(numbers, dtype=torch.float64).reshape(value.shape)
+        largest = _largest(rounded)
+        radii = (float(ball.rad()) for ball, number in zip(flat, numbers, strict=True) if math.isfinite(number))
+        widest = max(radii, default=0.0)
+        bound = widest / largest if largest else math.inf if widest else 0.0
+        return Fine(rounded, bound, self.loss, self.ends.behind(name), not all(known) or math.isinf(bound), bits)
 
 
-def _beside(found: Balls, value: torch.Tensor, inputs: Sequence[torch.Tensor | None]) -> bool:
-    """Whether balls are the float64 values beside them, up to the rounding of float64.
+def _beside(found: Balls, value: torch.Tensor, inputs: Sequence[torch.Tensor | None]) -> list[bool]:
+    """Whether balls are the float64 values beside them, up to the rounding and the range of float64.
 
     Where the result is small beside what it was made of, float64 may have lost all of it: `log(1 + 1e-38)`.
     """
     given = max((_largest(v) for v in inputs if v is not None and v.is_floating_point()), default=0.0)
     apart = _NEAR * _largest(value) + _LOST * given + 1e-300
     held = zip(found.reshape(-1), value.reshape(-1).tolist(), strict=True)
-    return all(abs(float(ball.mid()) - wanted) <= apart for ball, wanted in held)
+    return [
+        abs(float(ball.mid()) - wanted) <= apart if math.isfinite(wanted) else not math.isfinite(float(ball.mid()))
+        for ball, wanted in held
+    ]
 
 
 def _largest(value: torch.Tensor) -> float:

@@ -19,6 +19,7 @@ from driftscope.comparison.measuring.spread import Ratio, lifted_drift
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
 from driftscope.lift.domains import HeldAt, held_at_ends
 from driftscope.lift.finer import evaluate as finer
+from driftscope.lift.finer.ends import Lost
 from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.kept import look
 from driftscope.lift.readings import readings_kept
@@ -56,6 +57,8 @@ class Reconciled:
         By pair: what an evaluation finer than float64 gave, where float64 could not decide.
     losses : pair of Loss or None
         Of each side: where its formula loses most digits, known from that evaluation.
+    lost : dict
+        By pair: of each side, where float64 leaves its range on the way to that output, known from that evaluation.
     held : pair of sequences of HeldAt
         Of each side: steps whose arguments were taken as the ends of their domains.
     inner_b : list of Repair
@@ -72,6 +75,7 @@ class Reconciled:
     repairs_b: list[Repair] = field(default_factory=list)
     finer: dict[int, dict[str, float]] = field(default_factory=dict)
     losses: tuple[Loss | None, Loss | None] = (None, None)
+    lost: dict[int, tuple[Lost | None, Lost | None]] = field(default_factory=dict)
     held: tuple[Sequence[HeldAt], Sequence[HeldAt]] = ((), ())
     inner_b: list[Repair] = field(default_factory=list)
 
@@ -147,10 +151,12 @@ def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairi
         # table that a program computes, and where these cancel nothing else may be left.
         drift = lifted_drift(one.value, two.value, floor64[k], relative=10.0 * thresholds.lifted, multiple=_TABLES)
         result.finer[k] = {
-            "bits": finer.BITS, "float64": drifts[k].value, "finer": drift.value, "bound": max(one.bound, two.bound)
+            "bits": max(one.bits, two.bits), "float64": drifts[k].value, "finer": drift.value,
+            "bound": max(one.bound, two.bound),
         }  # fmt: skip
         drifts[k] = drift
         result.losses = (one.loss, two.loss)
+        result.lost[k] = (one.lost, two.lost)
     result.drifts = drifts
 
 
