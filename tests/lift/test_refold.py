@@ -33,3 +33,30 @@ def test_a_fold_with_default_statistics_in_float16(scale: float, verdicts: set[V
     if scale == 1.0:
         assert torch.equal(folded.conv.weight, source[0].weight)  # 1 / sqrt(1 + 1e-5) rounds to 1 in float16
     assert ds.compare(source, folded, (torch.randn(2, 3, 8, 8).half(),)).verdict in verdicts
+
+
+class Pooled(nn.Module):
+    """A learned query: the scale of its attention can be multiplied in ahead of time, in the format of the file."""
+
+    def __init__(self, query: torch.Tensor, scale: float | None = None):
+        super().__init__()
+        self.query = nn.Parameter(query if scale is None else (query * scale).half())
+        self.register_buffer("scale", None if scale is None else torch.tensor(scale).half())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.scale is None:
+            return nn.functional.scaled_dot_product_attention(self.query, x, x)
+        return torch.softmax(self.query.float() @ (x * self.scale.float()).transpose(-1, -2), -1) @ x
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(1.0, Verdict.PRECISION), (1.001, Verdict.DIFFERENT)])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_scale_inside_a_kernel_is_multiplied_into_a_stored_half(
+    off: float, verdict: Verdict, backwards: bool
+) -> None:
+    torch.manual_seed(0)
+    query, x = torch.randn(1, 4, 1, 8), torch.randn(1, 4, 16, 8)
+    folded = Pooled(query, 8**-0.25)
+    folded.query.data = (query * 8**-0.25 * off).half()
+    pair = (Pooled(query), folded)
+    assert ds.compare(*(pair[::-1] if backwards else pair), (x,)).verdict is verdict

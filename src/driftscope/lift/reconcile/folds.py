@@ -18,7 +18,7 @@ import itertools
 import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from driftscope.lift.reconcile.matching import (
     WeightIndex,
     clamped_elements,
     match_joined,
+    narrower,
     rearrangements,
     stores,
     ulp,
@@ -144,11 +145,11 @@ class Folds:
         return next(self._near(norms_of(value), torch.finfo(value.dtype).eps, value.shape), None) is not None
 
     @cached_property
-    def _weights(self) -> Mapping[tuple[torch.dtype, int], list[Constant]]:
-        found: dict[tuple[torch.dtype, int], list[Constant]] = {}
+    def _weights(self) -> Mapping[int, list[Constant]]:
+        found: dict[int, list[Constant]] = {}
         for c in self._constants:
             if c.value.dtype.is_floating_point and c.value.numel() > 1:
-                found.setdefault((c.value.dtype, c.value.numel()), []).append(c)
+                found.setdefault(c.value.numel(), []).append(c)
         return found
 
     def _near(self, norms: tuple[float, float], spacing: float, shape: torch.Size) -> Iterator[_Candidate]:
@@ -176,17 +177,20 @@ class Folds:
     def _scaled(self, constant: Constant, norms: tuple[float, float], ulps: float) -> Repair | None:
         """A weight with a number multiplied in that the program holds: a scale inside a fused kernel."""
         own = constant.value.dtype
-        for partner in self._weights.get((own, constant.value.numel()), ()):
+        for partner in self._weights.get(constant.value.numel(), ()):
             theirs = norms_of(partner.value)
-            if uniform(partner) is not None or not min(theirs) > 0:
+            if narrower(partner.value.dtype, own) or uniform(partner) is not None or not min(theirs) > 0:
                 continue
+            wider = narrower(own, partner.value.dtype)
+            rounded = _rounded_twice if wider else partial(_within, ulps=ulps)
             ratios = [mine / other for mine, other in zip(norms, theirs, strict=True)]
             if not math.isclose(*ratios, rel_tol=1e-3) or ratios[1] == 0.0:
                 continue
             for number in self._numbers_near(ratios[1], torch.finfo(own).eps):
                 exact = partner.value.to(torch.float64) * number.value
                 for arranged in rearrangements(exact, constant.value.shape):
-                    if bool(((constant.value - arranged).abs() <= ulps * ulp(arranged, own)).all()):
+                    stored = constant.value.to(torch.float64)
+                    if rounded(stored, arranged, arranged, own):
                         words = f"{partner.name} times {number.words}"
                         return Repair(constant.name, arranged.contiguous(), "fold", words, constant, (partner.name,))
         return None
@@ -331,13 +335,13 @@ def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.
             folded = stores(native, value) or _rounded_twice(stored, value, size, fmt)
         elif not folded:
             # One rounding each for the square root, the division, the product and the sum.
-            folded = _within(stored, value, 2.0 * ulps, size, fmt)
+            folded = _within(stored, value, size, fmt, 2.0 * ulps)
         if folded:
             return value.contiguous()
     return None
 
 
-def _within(stored: torch.Tensor, exact: torch.Tensor, ulps: float, size: torch.Tensor, fmt: torch.dtype) -> bool:
+def _within(stored: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, fmt: torch.dtype, ulps: float) -> bool:
     """Whether no element is farther off than so many ulps of its size."""
     least = 0.5 * ulps * torch.finfo(fmt).eps
     for mine, theirs, at in zip(*(torch.split(t.reshape(-1), PIECE) for t in (stored, exact, size)), strict=True):
