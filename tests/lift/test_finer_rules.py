@@ -144,3 +144,9 @@ def test_an_inverse_sine_written_out_loses_all_digits_near_zero_and_is_the_same_
 
     pair = (written, torch.asinh) if swapped else (torch.asinh, written)
     assert ds.compare(*pair, X * 1e-38).verdict is verdict
+
+
+def test_a_number_that_no_ball_knows_is_float64s_and_proves_nothing() -> None:
+    lifted = lift_torch(lambda v: torch.acos(v.cos().square() + v.sin().square()) + 0.01, (X,), {})
+    (fine,) = evaluate(lifted, [])
+    assert fine is None or fine.bound > 1.0

@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from driftscope.comparison.measuring.spread import drift_in_floors, finite
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
+from driftscope.explain.freed_values import Made, Natively, differing, first_broken
 from driftscope.explain.locate.rerunning import AllSeen, ValueCapture
-from driftscope.explain.locate.targets import as_double
 from driftscope.explain.native.kernels_alone import KernelLooks, NativeRun
 from driftscope.explain.native.nonfinite import origins
 from driftscope.explain.native.program_kernels import SourceLines
@@ -66,6 +65,45 @@ def behind_infinities(
         edge = edge or _beyond_float64(evidence, pair, k, ~torch.isfinite(natives[k]) & torch.isfinite(natives[1 - k]))
         if edge is not None:
             return "AB"[k], edge
+    return _behind_numbers(evidence, pair, natives, looks)
+
+
+def _behind_numbers(
+    evidence: Evidence, pair: int, natives: Sequence[torch.Tensor], looks: KernelLooks | None
+) -> tuple[str, Overflow] | None:
+    """Find the side that has numbers in the place of the other's infinities and NaN, because of an underflow.
+
+    It is believed if there are none once that value, and what is computed of it, is exact.
+    """
+    for k in (0, 1):
+        spared = torch.isfinite(natives[k]) & ~torch.isfinite(natives[1 - k])
+        run = looks.natives("AB"[k]) if looks is not None and bool(spared.any()) else None
+        if run is None:
+            continue
+        found = _spared(run, evidence.pairs[pair][k], spared)
+        graph = (evidence.a, evidence.b)[k].graph
+        if found is not None and graph is not None:
+            return "AB"[k], dataclasses.replace(found, where=_placed(found.where, graph))
+    return None
+
+
+def _spared(run: NativeRun, index: int, spared: torch.Tensor) -> Overflow | None:
+    """The value that natively becomes zero, without which these elements of an output were no numbers."""
+    graph, natives = run
+    try:
+        ends = at_ends(graph, {})
+        watch = Natively(natives, ends)
+        last = watch.made.get(graph.run(observe=watch)[index].name)
+        if last is None:
+            return None
+        for names, moved in itertools.islice(differing(watch.made, last, spared), _TRIED):
+            value = graph.run(observe=Natively(natives, ends, set(names)))[index].value
+            if value is not None and not bool(torch.isfinite(value.cpu()[spared]).any()):
+                one = watch.made[names[-1]]
+                told = _told(one, moved & (one.rounded == 0.0).cpu(), last.step) if bool(moved.any()) else None
+                return told if isinstance(told, Overflow) else None
+    except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
+        return None  # an infinity can lead a graph where its lift does not follow
     return None
 
 
@@ -142,8 +180,8 @@ def _kernel_of(run: NativeRun, index: int, alone: torch.Tensor) -> Where:
     """The step whose kernel makes infinities or NaN of operands of which float64 makes none."""
     graph, natives = run
     try:
-        watch = _Natively(natives, AtEnds({}))
-        found = _first_broken(watch.made, graph.run(observe=watch)[index].name, alone)
+        watch = Natively(natives, AtEnds({}))
+        found = first_broken(watch.made, graph.run(observe=watch)[index].name, alone)
     except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
         return Where()
     if found is None or not bool(torch.isfinite(found[0].exact.cpu()[found[1]]).all()):
@@ -151,24 +189,14 @@ def _kernel_of(run: NativeRun, index: int, alone: torch.Tensor) -> Where:
     return dataclasses.replace(found[0].step.where, node=found[0].step.name, operator=found[0].step.operator)
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """What a step made of rounded operands, before and after its own rounding."""
-
-    step: Step
-    exact: torch.Tensor
-    rounded: torch.Tensor
-    format: torch.dtype
-
-
 def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) -> Overflow | Edge | None:
     """The step whose rounding leads to the infinities and NaN that an output natively has; None where none does."""
-    made: dict[str, _Made] = {}
+    made: dict[str, Made] = {}
 
     def keep(step: Step, outputs: Sequence[torch.Tensor | None]) -> None:
         for name, exact, rounded, fmt in zip(step.output_names, step.outputs, outputs, step.formats, strict=False):
             if exact is not None and rounded is not None and fmt is not None and exact.is_floating_point():
-                made[name] = _Made(step, exact, rounded, fmt)
+                made[name] = Made(step, exact, rounded, fmt)
 
     try:
         seen = origins(graph, told=keep)
@@ -185,7 +213,7 @@ def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) 
             return overflow
         crossed = (
             (n, ends)
-            for n, m in _differing(made, first, broken)
+            for n, m in differing(made, first, broken)
             if bool((ends := m & _at_end(made[n[-1]].rounded)).any())
         )
         names, moved = next(crossed, ([], broken))
@@ -196,54 +224,22 @@ def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) 
     return _told(made[names[-1]], moved, first.step)
 
 
-@dataclass(slots=True)
-class _Natively:
-    """An observer that puts native values in the place of exact ones, but for some and what is computed of these."""
-
-    natives: Mapping[str, torch.Tensor]
-    ends: AtEnds
-    exact: set[str] = field(default_factory=set)
-    made: dict[str, _Made] = field(default_factory=dict)
-    freed: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
-        if step.constant:
-            return None
-        if any(name in self.exact for name in (*step.input_names, *step.output_names) if name):
-            self.exact.update(name for name in step.output_names if name)
-            held = self.ends(step)
-            made = zip(step.output_names, held or step.outputs, strict=False)
-            self.freed.update((n, v) for n, v in made if v is not None)
-            return held
-        forced: list[torch.Tensor | None] = []
-        for name, exact, fmt in zip(step.output_names, step.outputs, step.formats, strict=True):
-            native = self.natives.get(name)
-            if native is None or exact is None or native.shape != exact.shape:
-                forced.append(exact)
-            elif exact.is_floating_point() and native.is_floating_point():
-                forced.append(as_double(native).to(exact.device))
-                self.made[name] = _Made(step, exact, forced[-1], fmt or native.dtype)  # type: ignore[arg-type]
-            else:
-                forced.append(native.to(exact.dtype))
-        return forced
-
-
 def _native_edge(run: NativeRun, index: int, alone: torch.Tensor) -> Overflow | Edge | None:
     """The value whose native error leads to the infinities and NaN that an output natively has alone."""
     graph, natives = run
     try:
         ends = at_ends(graph, {})
-        watch = _Natively(natives, ends)
+        watch = Natively(natives, ends)
         output = graph.run(observe=watch)[index]
-        found = _first_broken(watch.made, output.name, alone)
+        found = first_broken(watch.made, output.name, alone)
         if found is None:
             return None
         first, mask = found
-        overflow, over = _beyond(watch.made, first, mask), _Natively(natives, ends, _overflowed(watch.made))
+        overflow, over = _beyond(watch.made, first, mask), Natively(natives, ends, _overflowed(watch.made))
         if overflow is not None and _finite_at(graph.run(observe=over)[index].value, alone):
             return overflow
-        for names, moved in itertools.islice(_differing(watch.made, first, mask), _TRIED):
-            again = _Natively(natives, ends, set(names))
+        for names, moved in itertools.islice(differing(watch.made, first, mask), _TRIED):
+            again = Natively(natives, ends, set(names))
             if not _finite_at(graph.run(observe=again)[index].value, alone):
                 continue
             one = watch.made[names[-1]]
@@ -258,50 +254,19 @@ def _native_edge(run: NativeRun, index: int, alone: torch.Tensor) -> Overflow | 
     return None
 
 
-def _first_broken(made: Mapping[str, _Made], name: str, mask: torch.Tensor) -> tuple[_Made, torch.Tensor] | None:
-    """The step that natively makes these elements of a value NaN or infinite of finite operands, and where."""
-    while (one := made.get(name)) is not None and mask.shape == one.rounded.shape:
-        mask = mask & ~torch.isfinite(one.rounded.cpu())
-        given = list(zip(one.step.input_names, one.step.inputs, strict=False))
-        broken = [(n, spread(mask, v.shape) & ~torch.isfinite(v.cpu())) for n, v in given
-                  if v is not None and v.is_floating_point()]  # fmt: skip
-        further = next(((n, m) for n, m in broken if bool(m.any())), None)
-        if further is None:
-            return (one, mask) if bool(mask.any()) else None
-        name, mask = further
-    return None
-
-
-def _differing(made: Mapping[str, _Made], first: _Made, mask: torch.Tensor) -> Iterator[tuple[list[str], torch.Tensor]]:
-    """Values before a step whose native elements are not exact, the nearest first, with all that lie nearer."""
-    waiting = deque((name, mask) for name in first.step.input_names)
-    walked: list[str] = []
-    while waiting:
-        name, mask = waiting.popleft()
-        one = made.get(name)
-        if one is None or name in walked:
-            continue
-        walked.append(name)
-        mask = spread(mask, one.exact.shape)
-        moved = mask & (one.exact != one.rounded).cpu()
-        if bool(moved.any()):
-            yield list(walked), moved
-        waiting.extend((each, mask) for each in one.step.input_names)
-
-
-def _beyond(made: Mapping[str, _Made], first: _Made, mask: torch.Tensor) -> Overflow | None:
+def _beyond(made: Mapping[str, Made], first: Made, mask: torch.Tensor) -> Overflow | None:
     """The value that leaves the range of its format at or before a step whose result is not finite."""
-    walked = [first, *(made[names[-1]] for names, _ in itertools.islice(_differing(made, first, mask), _TRIED))]
+    walked = [first, *(made[names[-1]] for names, _ in itertools.islice(differing(made, first, mask), _TRIED))]
     found = (overflowing(_where(one), one.exact.cpu(), one.rounded.cpu(), one.format) for one in reversed(walked))
     return next((each for each in found if each is not None), None)
 
 
-def _overflowed(made: Mapping[str, _Made]) -> set[str]:
+def _overflowed(made: Mapping[str, Made]) -> set[str]:
     """The names of values that become infinite in their formats."""
     return {name for name, one in made.items() if bool((one.rounded.isinf() & torch.isfinite(one.exact)).any())}
 
 
-def _where(one: _Made) -> Where:
+def _where(one: Made) -> Where:
     return dataclasses.replace(one.step.where, node=one.step.name, operator=one.step.operator)
 
 
@@ -309,7 +274,7 @@ def _at_end(value: torch.Tensor) -> torch.Tensor:
     return (value == 0.0) | (value.abs() == 1.0)
 
 
-def _is_rounding(graph: Lifted, one: _Made, moved: torch.Tensor) -> bool:
+def _is_rounding(graph: Lifted, one: Made, moved: torch.Tensor) -> bool:
     """Whether elements are off by what rounding, or the approximation of a function, may be off by."""
     gap = finite(one.rounded - one.exact).cpu()
     bound = _KEEPS * torch.finfo(one.format).eps / 2 * finite(one.exact).abs().clamp(min=1.0).cpu()
@@ -325,7 +290,7 @@ def _is_rounding(graph: Lifted, one: _Made, moved: torch.Tensor) -> bool:
     return len(values) == 2 and drift_in_floors(gap, [finite(values[1] - values[0]).cpu()]).value <= THRESHOLDS.large
 
 
-def _told(one: _Made, moved: torch.Tensor, first: Step) -> Overflow | Edge:
+def _told(one: Made, moved: torch.Tensor, first: Step) -> Overflow | Edge:
     exact, rounded = one.exact[moved], one.rounded[moved]
     furthest = int((exact - rounded).abs().argmax())
     where = _where(one)

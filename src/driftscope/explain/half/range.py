@@ -177,7 +177,8 @@ def incident_findings(
     if not incidents:
         return []
     first = incidents[0]
-    hidden = f"; this run did not, because {runtime} computed it in float32" if runtime else ""
+    it = "what leads to it" if first.led else "it"
+    hidden = f"; this run did not, because {runtime} computed {it} in float32" if runtime else ""
     place = f"{first.where.node} ({first.where.operator})"
     if first.kind == "overflow":
         what = (

@@ -40,8 +40,11 @@ class Incident:
     largest : float
         Largest number of the format.
     format : str
+        That half format; for what is lost in a wider one, the half format of what leads to it.
     count, total : int
         Elements concerned, of how many.
+    led : bool
+        Whether the operator's own format is wider.
     """
 
     kind: str
@@ -52,6 +55,7 @@ class Incident:
     format: str
     count: int = 0
     total: int = 0
+    led: bool = False
 
     def __str__(self) -> str:
         place = f"{self.where.node} ({self.where.operator})"
@@ -82,6 +86,7 @@ class Anatomy:
     beyond: set[str] = field(default_factory=set)
     vanishing: set[str] = field(default_factory=set)
     unbounded: set[str] = field(default_factory=set)
+    half: torch.dtype | None = None
     written: dict[str, list[str]] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> None:
@@ -107,6 +112,7 @@ class Anatomy:
             narrow = declared(fmt, self.narrow)
             if narrow in HALVES and value.is_floating_point():
                 self.halves.add(step.name)
+                self.half = self.half or narrow
                 if exceeds(value, narrow) is not None:
                     self.beyond.add(name)
 
@@ -201,8 +207,10 @@ class DeclaredFormats:
         # An infinity that the clean run has too is the program's own, and a mask's lowest number becomes one.
         bad = ~torch.isfinite(result) & ~(torch.isfinite(value) & (value.abs() >= _SENTINEL))
         if fresh and name not in self.anatomy.unbounded and bool(bad.any()):
+            led = fmt not in HALVES and self.anatomy.half is not None
+            word = str(self.anatomy.half).removeprefix("torch.") if led else word
             self.incidents.append(
-                Incident("lost", where, name, float("nan"), largest, word, int(bad.sum()), bad.numel())
+                Incident("lost", where, name, float("nan"), largest, word, int(bad.sum()), bad.numel(), led)
             )
 
 

@@ -22,8 +22,8 @@ from driftscope.lift.steps import Kind, Lifted, LiftedOutput, Step
 from driftscope.records.finding import Finding, Where
 from driftscope.records.words import beside_whole, counted
 
-# Bytes of float32.
-_WIDE = 4
+# What float32 holds.
+_WIDE = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _cause(
             if bool(torch.isfinite(exact).all())
             else f"exceeds {torch.finfo(exact.dtype).max:.3g}"
         )
-        wider = "Keep this operator in float32, or scale" if fmt.itemsize < _WIDE else "Scale"
+        wider = "Keep this operator in float32, or scale" if bool((exact.abs() < _WIDE).all()) else "Scale"
         return f"The result {reaches}, and the largest {name} is {torch.finfo(fmt).max:.5g}.", f"{wider} its inputs."
     piece, first = family(step.operator), inputs[0] if inputs else None
     last = inputs[-1] if inputs else None

@@ -205,13 +205,15 @@ class _BallRun:
         if found is None or value is None or name in self.lost:
             return None
         flat, held = list(found.reshape(-1)), value.reshape(-1).tolist()
+        known = [ball.is_finite() for ball in flat]
         # Where float64 has no number and the ball does not know one either, both programs are left with what they have.
-        known = [ball.is_finite() or math.isfinite(number) for ball, number in zip(flat, held, strict=True)]
         numbers = [float(ball.mid()) if k else number for ball, number, k in zip(flat, held, known, strict=True)]
         rounded = torch.tensor(numbers, dtype=torch.float64).reshape(value.shape)
         largest = _largest(rounded)
-        radii = (float(ball.rad()) for ball, number in zip(flat, numbers, strict=True) if math.isfinite(number))
-        widest = max(radii, default=0.0)
+        told = [
+            (ball.rad() if k else math.inf) for ball, n, k in zip(flat, numbers, known, strict=True) if math.isfinite(n)
+        ]
+        widest = max(map(float, told), default=0.0)  # infinite where a number is only float64's
         bound = widest / largest if largest else math.inf if widest else 0.0
         return Fine(rounded, bound, self.loss, self.ends.behind(name), not all(known) or math.isinf(bound), bits)
 

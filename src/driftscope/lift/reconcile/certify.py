@@ -119,7 +119,7 @@ def reconcile(
             if result.same_function:
                 break
     _decide_finer(result, a, b, pairing, thresholds)
-    if not result.same_function:
+    if not result.same_function or any(d.value and d.limit > thresholds.chaotic for d in result.drifts):
         _decide_at_ends(result, a, b, pairing, thresholds)
     return result
 

@@ -106,9 +106,12 @@ def mean_of(node: Node, *inputs: Tensor) -> Result:
     return Result(reduce(python.add, inputs) / len(inputs), summed(len(inputs)))
 
 
-def _sign(x: Tensor) -> Tensor:
-    """The sign, NaN of NaN, where torch gives zero."""
-    return torch.where(x.isnan(), x, torch.sign(x)) if x.is_floating_point() else torch.sign(x)
+@operator("Sign")
+def sign(node: Node, x: Tensor) -> Tensor:
+    """The sign, NaN of NaN, where torch gives zero; a number too small for its format is lost, and decided nothing."""
+    rounded = node.rounded(x)
+    kept = torch.where((rounded == 0) | rounded.isnan(), x, rounded)
+    return torch.where(kept.isnan(), kept, kept.sign()) if x.is_floating_point() else x.sign()
 
 
 # -- one operand ----------------------------------------------------------------------------------------------
@@ -121,7 +124,7 @@ _FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }  # fmt: skip
 _ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {"Reciprocal": torch.reciprocal, "Sqrt": torch.sqrt}
 _DECISIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "Ceil": torch.ceil, "Floor": torch.floor, "Round": torch.round, "Sign": _sign,
+    "Ceil": torch.ceil, "Floor": torch.floor, "Round": torch.round,
 }  # fmt: skip
 
 

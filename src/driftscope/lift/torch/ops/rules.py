@@ -85,7 +85,7 @@ def by_kernel(call: Call) -> tuple[Outputs, Rounding]:
     kwargs = {k: _number(call, k, v) for k, v in kwargs.items()}
     if call.facts.name == "binary_cross_entropy":
         # The kernel takes probabilities alone, and noise may carry one past one, where rounding stops.
-        args[0] = args[0].clamp(0.0, 1.0)
+        args[:2] = [p.clamp(0.0, 1.0) for p in args[:2]]
     written = []
     for name in call.facts.writes:
         position = call.facts.positions.get(name)
