@@ -11,8 +11,12 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper
 
 import driftscope as ds
+from driftscope.explain.domain_ends import inside_of
+from driftscope.explain.freed_values import Made
 from driftscope.lift.finer.evaluate import evaluate
+from driftscope.lift.steps import Rounding, Step
 from driftscope.lift.torch.tape import lift_torch
+from driftscope.records.finding import Where
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 X = 1e3 * torch.randn(4, 33, generator=torch.Generator().manual_seed(3))
@@ -97,3 +101,40 @@ def test_an_overflow_that_a_runtime_does_not_meet_is_no_cause(swapped: bool) -> 
     assert found.verdict is ds.Verdict.PRECISION, found.reason
     assert f"rounding in {side}, " in found.reason
     assert "overflow" not in found.reason
+
+
+def _difference(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.exp(x) - x * y
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_nan_in_the_place_of_an_infinity_is_the_overflow_that_the_other_side_has_not(swapped: bool) -> None:
+    x, y = ((300.0 + torch.rand(4, 8, generator=torch.Generator().manual_seed(k))).half() for k in (1, 2))
+
+    def wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return _difference(x.float(), y.float()).half()
+
+    found = ds.compare(*((wide, _difference) if swapped else (_difference, wide)), [x, y])
+    assert found.verdict is ds.Verdict.PRECISION, found.reason
+    assert f"overflow in {'B' if swapped else 'A'}, " in found.reason
+    assert found.first is not None
+    assert found.first.where.operator == "aten.mul"
+
+
+def test_nan_in_the_place_of_an_infinity_that_no_overflow_makes_is_another_function() -> None:
+    x, y = ((300.0 + torch.rand(4, 8, generator=torch.Generator().manual_seed(k))).half() for k in (1, 2))
+    found = ds.compare(_difference, lambda x, y: (x.exp() - x.exp() * y / y).half(), [x, y], explain=False)
+    assert found.verdict in (ds.Verdict.DIFFERENT, ds.Verdict.INCONCLUSIVE)
+    near = ds.compare(lambda x: (x.float().exp() / 3e5).half(), lambda x: (x.float().exp() / 4e5).half() * 2, [x / 20])
+    assert near.verdict is ds.Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize(("size", "named"), [(3e38, True), (1e30, False)])
+def test_a_kernel_leaves_its_range_only_near_the_end_of_it(size: float, named: bool) -> None:
+    exact, broken = torch.tensor([size, 1.0], dtype=torch.float64), torch.tensor([True, False])
+    step = Step(0, "cosh", "aten.cosh", Where(), ["x"], ["y"], [exact.log()], [exact], [torch.float32], Rounding(), {})
+    made = Made(step, exact, torch.tensor([torch.inf, 1.0], dtype=torch.float64), torch.float32)
+    found = inside_of(made, broken)
+    assert (found is not None) == named
+    if found is not None:
+        assert found.in_side("A").startswith("overflow inside a kernel of A, 3e+38, near the largest float32")

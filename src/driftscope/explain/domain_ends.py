@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from driftscope.explain.locate.rerunning import AllSeen, ValueCapture
 from driftscope.explain.native.kernels_alone import KernelLooks, NativeRun
 from driftscope.explain.native.nonfinite import origins
 from driftscope.explain.native.program_kernels import SourceLines
-from driftscope.explain.native.ranges import Edge, Overflow, beyond_float64, first_overflow, overflowing
+from driftscope.explain.native.ranges import Edge, Overflow, beyond_float64, first_overflow, overflows
 from driftscope.lift.domains import AtEnds, at_ends
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.finer.ends import spread
@@ -36,6 +36,8 @@ from driftscope.records.finding import Where
 _TRIED = 8
 # Unit roundoffs, of one or of the value, that rounding and an approximated function may be off by.
 _KEEPS = 16.0
+# By how much a sum or an exponential inside a kernel may be larger than its result: a hyperbolic cosine is half of one.
+_NEAR = 16.0
 
 
 def behind_infinities(
@@ -62,7 +64,7 @@ def behind_infinities(
     """
     for k, graph in _spoiled(evidence, natives):
         edge = edge_of(graph, evidence.pairs[pair][k], natives[k], natives[1 - k], looks, "AB"[k])
-        edge = edge or _beyond_float64(evidence, pair, k, ~torch.isfinite(natives[k]) & torch.isfinite(natives[1 - k]))
+        edge = edge or _beyond_float64(evidence, pair, k, _worse(natives[k], natives[1 - k]))
         if edge is not None:
             return "AB"[k], edge
     return _behind_numbers(evidence, pair, natives, looks)
@@ -150,11 +152,13 @@ def edge_of(
     looks : KernelLooks or None
     side : str
     """
-    alone = ~torch.isfinite(native) & torch.isfinite(other)
+    alone = _worse(native, other)
+    if not bool(alone.any()):
+        return None
     run = None if looks is None else looks.natives(side)
     if run is None:
-        return _edge(graph, index, native, alone)
-    found = _native_edge(run, index, alone)
+        return _edge(graph, index, (native, other), alone)
+    found = _native_edge(run, index, other, alone)
     return None if found is None else dataclasses.replace(found, where=_placed(found.where, graph))
 
 
@@ -173,7 +177,7 @@ class Ends:
         edge = edge_of(graph, index, own, other, self.looks, side)
         if edge is not None:
             return edge.in_side(side), edge.where
-        return "", _placed(_kernel_of(run, index, ~torch.isfinite(own) & torch.isfinite(other)), graph)
+        return "", _placed(_kernel_of(run, index, _worse(own, other)), graph)
 
 
 def _kernel_of(run: NativeRun, index: int, alone: torch.Tensor) -> Where:
@@ -189,9 +193,12 @@ def _kernel_of(run: NativeRun, index: int, alone: torch.Tensor) -> Where:
     return dataclasses.replace(found[0].step.where, node=found[0].step.name, operator=found[0].step.operator)
 
 
-def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) -> Overflow | Edge | None:
+def _edge(
+    graph: Lifted, index: int, natives: tuple[torch.Tensor, torch.Tensor], alone: torch.Tensor
+) -> Overflow | Edge | None:
     """The step whose rounding leads to the infinities and NaN that an output natively has; None where none does."""
     made: dict[str, Made] = {}
+    native, other = natives
 
     def keep(step: Step, outputs: Sequence[torch.Tensor | None]) -> None:
         for name, exact, rounded, fmt in zip(step.output_names, step.outputs, outputs, step.formats, strict=False):
@@ -208,8 +215,10 @@ def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) 
         if first is None:
             return None
         broken = ~torch.isfinite(first.rounded)
-        overflow = _beyond(made, first, broken)
-        if overflow is not None and _finite_at(origins(graph, exact=_overflowed(made)).outputs[index].value, alone):
+        overflow = _overflow(
+            made, lambda marks: _healed(origins(graph, exact=marks).outputs[index].value, other, alone)
+        )
+        if overflow is not None:
             return overflow
         crossed = (
             (n, ends)
@@ -217,30 +226,34 @@ def _edge(graph: Lifted, index: int, native: torch.Tensor, alone: torch.Tensor) 
             if bool((ends := m & _at_end(made[n[-1]].rounded)).any())
         )
         names, moved = next(crossed, ([], broken))
-        if not names or not _finite_at(origins(graph, exact=names).outputs[index].value, alone):
+        if not names or not _healed(origins(graph, exact=names).outputs[index].value, other, alone):
             return None
     except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
         return None  # an infinity can lead a graph where its lift does not follow
     return _told(made[names[-1]], moved, first.step)
 
 
-def _native_edge(run: NativeRun, index: int, alone: torch.Tensor) -> Overflow | Edge | None:
+def _native_edge(run: NativeRun, index: int, other: torch.Tensor, alone: torch.Tensor) -> Overflow | Edge | None:
     """The value whose native error leads to the infinities and NaN that an output natively has alone."""
     graph, natives = run
     try:
         ends = at_ends(graph, {})
         watch = Natively(natives, ends)
         output = graph.run(observe=watch)[index]
-        found = first_broken(watch.made, output.name, alone)
-        if found is None:
-            return None
-        first, mask = found
-        overflow, over = _beyond(watch.made, first, mask), Natively(natives, ends, _overflowed(watch.made))
-        if overflow is not None and _finite_at(graph.run(observe=over)[index].value, alone):
+
+        def healed(marks: Mapping[str, torch.Tensor]) -> bool:
+            return _healed(graph.run(observe=Natively(natives, ends, set(marks), marks))[index].value, other, alone)
+
+        overflow, found = _overflow(watch.made, healed), first_broken(watch.made, output.name, alone)
+        if overflow is not None or found is None:
             return overflow
+        first, mask = found
+        origin = inside_of(first, mask) or _leaving(first, mask)
+        if origin is not None:
+            return origin
         for names, moved in itertools.islice(differing(watch.made, first, mask), _TRIED):
             again = Natively(natives, ends, set(names))
-            if not _finite_at(graph.run(observe=again)[index].value, alone):
+            if not _healed(graph.run(observe=again)[index].value, other, alone):
                 continue
             one = watch.made[names[-1]]
             at_end = moved & _at_end(one.rounded.cpu())
@@ -254,16 +267,36 @@ def _native_edge(run: NativeRun, index: int, alone: torch.Tensor) -> Overflow | 
     return None
 
 
-def _beyond(made: Mapping[str, Made], first: Made, mask: torch.Tensor) -> Overflow | None:
-    """The value that leaves the range of its format at or before a step whose result is not finite."""
-    walked = [first, *(made[names[-1]] for names, _ in itertools.islice(differing(made, first, mask), _TRIED))]
-    found = (overflowing(_where(one), one.exact.cpu(), one.rounded.cpu(), one.format) for one in reversed(walked))
-    return next((each for each in found if each is not None), None)
+def _overflow(made: Mapping[str, Made], healed: Callable[[Mapping[str, torch.Tensor]], bool]) -> Overflow | None:
+    """The value that leaves the range of its format and so makes the output infinite or NaN.
+
+    ``healed`` says whether the output is neither, with the marked elements of some values exact: of one, or of all.
+    """
+    marks = {name: overflows(one.exact, one.rounded, one.format) for name, one in made.items()}
+    marks = {name: marked for name, marked in marks.items() if bool(marked.any())}
+    if not marks or not healed(marks):
+        return None
+    tried = list(itertools.islice(marks, _TRIED))
+    alone = (name for name in tried if healed({name: marks[name]}))
+    needed = (name for name in tried if not healed({n: m for n, m in marks.items() if n != name}))
+    name = next(itertools.chain(alone, needed), tried[0])
+    return _leaving(made[name], marks[name].cpu())
 
 
-def _overflowed(made: Mapping[str, Made]) -> set[str]:
-    """The names of values that become infinite in their formats."""
-    return {name for name, one in made.items() if bool((one.rounded.isinf() & torch.isfinite(one.exact)).any())}
+def _leaving(one: Made, mask: torch.Tensor) -> Overflow | None:
+    """The overflow of a step at some elements, where the format holds none of them."""
+    if not bool(overflows(one.exact, one.rounded, one.format).cpu()[mask].all()):
+        return None
+    peak, name = float(one.exact.cpu()[mask].abs().max()), str(one.format).removeprefix("torch.")
+    return Overflow(_where(one), peak, torch.finfo(one.format).max, name)
+
+
+def inside_of(one: Made, mask: torch.Tensor) -> Overflow | None:
+    """A kernel that gives infinity for numbers near the end of its format, all of which the format holds."""
+    exact, largest = one.exact.cpu()[mask].abs(), torch.finfo(one.format).max
+    if not bool((one.rounded.cpu()[mask].isinf() & (exact <= largest) & (exact >= largest / _NEAR)).all()):
+        return None
+    return Overflow(_where(one), float(exact.max()), largest, str(one.format).removeprefix("torch."), inside=True)
 
 
 def _where(one: Made) -> Where:
@@ -331,5 +364,14 @@ def _same_places(graph: Lifted, index: int, value: torch.Tensor | None, native: 
     return True
 
 
-def _finite_at(value: torch.Tensor | None, alone: torch.Tensor) -> bool:
-    return value is not None and bool(torch.isfinite(value.cpu()[alone]).all())
+def _worse(native: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Mark the elements that are infinite where the other side has numbers, or NaN where it has none."""
+    return (native.isinf() & torch.isfinite(other)) | (native.isnan() & ~other.isnan())
+
+
+def _healed(value: torch.Tensor | None, other: torch.Tensor, alone: torch.Tensor) -> bool:
+    """Whether the marked elements of a value are numbers where the other side has such, and of its sign elsewhere."""
+    if value is None or value.shape != other.shape:
+        return False
+    own, other = value.cpu()[alone], other[alone]
+    return bool(torch.where(torch.isfinite(other), torch.isfinite(own), own.sign() == other.sign()).all())

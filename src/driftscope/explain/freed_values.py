@@ -26,11 +26,15 @@ class Made:
 
 @dataclass(slots=True)
 class Natively:
-    """An observer that puts native values in the place of exact ones, but for some and what is computed of these."""
+    """An observer that puts native values in the place of exact ones, but for some and what is computed of these.
+
+    ``exact`` names those, and ``only`` marks elements: of a value that has marks the others are native still.
+    """
 
     natives: Mapping[str, torch.Tensor]
     ends: AtEnds
     exact: set[str] = field(default_factory=set)
+    only: Mapping[str, torch.Tensor] = field(default_factory=dict)
     made: dict[str, Made] = field(default_factory=dict)
     freed: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -38,8 +42,9 @@ class Natively:
         if step.constant:
             return None
         if any(name in self.exact for name in (*step.input_names, *step.output_names) if name):
+            first = not any(name in self.exact for name in step.input_names if name)
             self.exact.update(name for name in step.output_names if name)
-            held = self.ends(step)
+            held = self._marked(step) if first and self.only else self.ends(step)
             made = zip(step.output_names, held or step.outputs, strict=False)
             self.freed.update((n, v) for n, v in made if v is not None)
             return held
@@ -54,6 +59,14 @@ class Natively:
             else:
                 forced.append(native.to(exact.dtype))
         return forced
+
+    def _marked(self, step: Step) -> list[torch.Tensor | None]:
+        marked = list(step.outputs)
+        for k, (name, exact) in enumerate(zip(step.output_names, step.outputs, strict=True)):
+            native, marks = self.natives.get(name), self.only.get(name)
+            if exact is not None and native is not None and marks is not None:
+                marked[k] = torch.where(marks.to(exact.device), exact, as_double(native).to(exact.device))
+        return marked
 
 
 def first_broken(made: Mapping[str, Made], name: str, mask: torch.Tensor) -> tuple[Made, torch.Tensor] | None:

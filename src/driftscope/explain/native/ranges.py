@@ -43,6 +43,8 @@ class Overflow:
         Whether values become zero.
     told : str
         That value, where float64 itself has no number for it.
+    inside : bool
+        Whether the format holds the result, near its end, and the kernel leaves the range on the way to it.
     """
 
     where: Where
@@ -51,9 +53,13 @@ class Overflow:
     format: str
     under: bool = False
     told: str = ""
+    inside: bool = False
 
     def in_side(self, side: str) -> str:
         """Say what happens in ``"A"`` or ``"B"``."""
+        if self.inside:
+            near = f"near the largest {self.format}, {self.limit:.5g}, becomes infinite{at_step(self.where)}"
+            return f"overflow inside a kernel of {side}, {self.magnitude:.3g}, {near}"
         beyond = "is below the smallest" if self.under else "exceeds the largest"
         number = self.told or f"{self.magnitude:.3g}"
         words = f"{number} {beyond} {self.format}, {self.limit:.5g}{at_step(self.where)}"
@@ -143,13 +149,9 @@ def _too_large(step: Step, value: torch.Tensor, fmt: torch.dtype) -> Overflow | 
     return Overflow(_where(step), float(finite.max()), largest, str(fmt).removeprefix("torch."))
 
 
-def overflowing(where: Where, exact: torch.Tensor, rounded: torch.Tensor, fmt: torch.dtype) -> Overflow | None:
-    """What a format makes infinite of numbers that it does not hold; None where it holds all that are infinite."""
-    largest = torch.finfo(fmt).max
-    beyond = exact[torch.isfinite(exact) & rounded.isinf() & (exact.abs() > largest)].abs()
-    if not beyond.numel():
-        return None
-    return Overflow(where, float(beyond.max()), largest, str(fmt).removeprefix("torch."))
+def overflows(exact: torch.Tensor, rounded: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
+    """Mark the elements that are infinite, or NaN, because a format does not hold them."""
+    return torch.isfinite(exact) & ~torch.isfinite(rounded) & (exact.abs() > torch.finfo(fmt).max)
 
 
 def _sentinel(value: torch.Tensor, largest: float) -> bool:
