@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper
 
 import driftscope as ds
-from driftscope.explain.domain_ends import inside_of
 from driftscope.explain.freed_values import Made
+from driftscope.explain.leaving_ranges import inside_of
 from driftscope.lift.finer.evaluate import evaluate
 from driftscope.lift.steps import Rounding, Step
 from driftscope.lift.torch.tape import lift_torch

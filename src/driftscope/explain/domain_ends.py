@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,11 +18,13 @@ from driftscope.comparison.measuring.spread import drift_in_floors, finite
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.freed_values import Made, Natively, differing, first_broken
+from driftscope.explain.kernel_classes import odd_kernel
+from driftscope.explain.leaving_ranges import inside_of, leaving, overflow_behind, where_of
 from driftscope.explain.locate.rerunning import AllSeen, ValueCapture
 from driftscope.explain.native.kernels_alone import KernelLooks, NativeRun
 from driftscope.explain.native.nonfinite import origins
 from driftscope.explain.native.program_kernels import SourceLines
-from driftscope.explain.native.ranges import Edge, Overflow, beyond_float64, first_overflow, overflows
+from driftscope.explain.native.ranges import Edge, Overflow, beyond_float64, first_overflow
 from driftscope.lift.domains import AtEnds, at_ends
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.finer.ends import spread
@@ -30,14 +32,12 @@ from driftscope.lift.noise.floor import kernels_of
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Kind, Lifted, Step
 from driftscope.lift.ties import noisy_values
-from driftscope.records.finding import Where
+from driftscope.records.finding import Finding, Where
 
 # Values before a step that is not finite that are tried, the nearest first.
 _TRIED = 8
 # Unit roundoffs, of one or of the value, that rounding and an approximated function may be off by.
 _KEEPS = 16.0
-# By how much a sum or an exponential inside a kernel may be larger than its result: a hyperbolic cosine is half of one.
-_NEAR = 16.0
 
 
 def behind_infinities(
@@ -179,6 +179,14 @@ class Ends:
             return edge.in_side(side), edge.where
         return "", _placed(_kernel_of(run, index, _worse(own, other)), graph)
 
+    def kernel(self, side: str, index: int, own: torch.Tensor, other: torch.Tensor) -> Finding | None:
+        """The kernel of a side that gives another class of value than its operands have, where that is all of it."""
+        graph, run = (self.evidence.b if side == "B" else self.evidence.a).graph, self.looks.natives(side)
+        if graph is None or run is None or "N004" in self.evidence.places:
+            return None
+        found = odd_kernel(run, index, own, other, side)
+        return None if found is None else dataclasses.replace(found, where=_placed(found.where, graph))
+
 
 def _kernel_of(run: NativeRun, index: int, alone: torch.Tensor) -> Where:
     """The step whose kernel makes infinities or NaN of operands of which float64 makes none."""
@@ -215,7 +223,7 @@ def _edge(
         if first is None:
             return None
         broken = ~torch.isfinite(first.rounded)
-        overflow = _overflow(
+        overflow = overflow_behind(
             made, lambda marks: _healed(origins(graph, exact=marks).outputs[index].value, other, alone)
         )
         if overflow is not None:
@@ -244,11 +252,11 @@ def _native_edge(run: NativeRun, index: int, other: torch.Tensor, alone: torch.T
         def healed(marks: Mapping[str, torch.Tensor]) -> bool:
             return _healed(graph.run(observe=Natively(natives, ends, set(marks), marks))[index].value, other, alone)
 
-        overflow, found = _overflow(watch.made, healed), first_broken(watch.made, output.name, alone)
+        overflow, found = overflow_behind(watch.made, healed), first_broken(watch.made, output.name, alone)
         if overflow is not None or found is None:
             return overflow
         first, mask = found
-        origin = inside_of(first, mask) or _leaving(first, mask)
+        origin = inside_of(first, mask, watch.inner) or leaving(first, mask)
         if origin is not None:
             return origin
         for names, moved in itertools.islice(differing(watch.made, first, mask), _TRIED):
@@ -265,42 +273,6 @@ def _native_edge(run: NativeRun, index: int, other: torch.Tensor, alone: torch.T
     except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
         return None  # an infinity can lead a graph where its lift does not follow
     return None
-
-
-def _overflow(made: Mapping[str, Made], healed: Callable[[Mapping[str, torch.Tensor]], bool]) -> Overflow | None:
-    """The value that leaves the range of its format and so makes the output infinite or NaN.
-
-    ``healed`` says whether the output is neither, with the marked elements of some values exact: of one, or of all.
-    """
-    marks = {name: overflows(one.exact, one.rounded, one.format) for name, one in made.items()}
-    marks = {name: marked for name, marked in marks.items() if bool(marked.any())}
-    if not marks or not healed(marks):
-        return None
-    tried = list(itertools.islice(marks, _TRIED))
-    alone = (name for name in tried if healed({name: marks[name]}))
-    needed = (name for name in tried if not healed({n: m for n, m in marks.items() if n != name}))
-    name = next(itertools.chain(alone, needed), tried[0])
-    return _leaving(made[name], marks[name].cpu())
-
-
-def _leaving(one: Made, mask: torch.Tensor) -> Overflow | None:
-    """The overflow of a step at some elements, where the format holds none of them."""
-    if not bool(overflows(one.exact, one.rounded, one.format).cpu()[mask].all()):
-        return None
-    peak, name = float(one.exact.cpu()[mask].abs().max()), str(one.format).removeprefix("torch.")
-    return Overflow(_where(one), peak, torch.finfo(one.format).max, name)
-
-
-def inside_of(one: Made, mask: torch.Tensor) -> Overflow | None:
-    """A kernel that gives infinity for numbers near the end of its format, all of which the format holds."""
-    exact, largest = one.exact.cpu()[mask].abs(), torch.finfo(one.format).max
-    if not bool((one.rounded.cpu()[mask].isinf() & (exact <= largest) & (exact >= largest / _NEAR)).all()):
-        return None
-    return Overflow(_where(one), float(exact.max()), largest, str(one.format).removeprefix("torch."), inside=True)
-
-
-def _where(one: Made) -> Where:
-    return dataclasses.replace(one.step.where, node=one.step.name, operator=one.step.operator)
 
 
 def _at_end(value: torch.Tensor) -> torch.Tensor:
@@ -326,7 +298,7 @@ def _is_rounding(graph: Lifted, one: Made, moved: torch.Tensor) -> bool:
 def _told(one: Made, moved: torch.Tensor, first: Step) -> Overflow | Edge:
     exact, rounded = one.exact[moved], one.rounded[moved]
     furthest = int((exact - rounded).abs().argmax())
-    where = _where(one)
+    where = where_of(one)
     limits, name = torch.finfo(one.format), str(one.format).removeprefix("torch.")
     smallest = float(limits.smallest_normal) * float(limits.eps)
     value = float(exact[furthest])

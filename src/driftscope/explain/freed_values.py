@@ -28,7 +28,8 @@ class Made:
 class Natively:
     """An observer that puts native values in the place of exact ones, but for some and what is computed of these.
 
-    ``exact`` names those, and ``only`` marks elements: of a value that has marks the others are native still.
+    ``exact`` names those, and ``only`` marks elements: of a value that has marks the others are native still. Of what
+    a kernel computes inside nothing is native: ``inner`` has what its format would make of it.
     """
 
     natives: Mapping[str, torch.Tensor]
@@ -37,6 +38,7 @@ class Natively:
     only: Mapping[str, torch.Tensor] = field(default_factory=dict)
     made: dict[str, Made] = field(default_factory=dict)
     freed: dict[str, torch.Tensor] = field(default_factory=dict)
+    inner: dict[str, Made] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
         if step.constant:
@@ -53,6 +55,8 @@ class Natively:
             native = self.natives.get(name)
             if native is None or exact is None or native.shape != exact.shape:
                 forced.append(exact)
+                if exact is not None and fmt is not None and exact.is_floating_point() and fmt.is_floating_point:
+                    self.inner[name] = Made(step, exact, exact.to(fmt).to(exact.dtype), fmt)
             elif exact.is_floating_point() and native.is_floating_point():
                 forced.append(as_double(native).to(exact.device))
                 self.made[name] = Made(step, exact, forced[-1], fmt or native.dtype)  # type: ignore[arg-type]

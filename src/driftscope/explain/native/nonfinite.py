@@ -207,6 +207,10 @@ class Behind(Protocol):
         """What leads to them in words, "" where that is not known, and its step, or that whose kernel makes them."""
         ...
 
+    def kernel(self, side: str, index: int, own: torch.Tensor, other: torch.Tensor) -> Finding | None:
+        """The kernel of a side that gives another class of value than its operands have, where that is all of it."""
+        ...
+
 
 def origin_findings(
     evidence: Evidence,
@@ -234,7 +238,27 @@ def origin_findings(
             found.append(_finding(name, path, event, not (all_nan or caused)))
         if not caused:
             found += [f for leaf, mark in alone if (f := _native_finding(evidence, leaf, values, k, mark, behind))][:1]
+    if behind is not None and not any(f.code == "R003" for f in found):
+        found += _odd_kernels(leaves, values, behind)
     return found
+
+
+def _odd_kernels(
+    leaves: Sequence[LeafComparison], values: tuple[Sequence[Any], Sequence[Any]], behind: Behind
+) -> list[Finding]:
+    """The first kernel that is all there is to infinities and NaN in other places, where there is one."""
+    for leaf in leaves:
+        if leaf.kind != "nan" or leaf.index_a is None or leaf.index_b is None:
+            continue
+        pair = [values[s][_index(leaf, s)] for s in (0, 1)]
+        if not all(map(_floats, pair)) or pair[0].shape != pair[1].shape:
+            continue
+        own = [_readable(v).detach().cpu().double() for v in pair]
+        for k in (1, 0):
+            found = behind.kernel("AB"[k], _index(leaf, k), own[k], own[1 - k])
+            if found is not None:
+                return [dataclasses.replace(found, where=dataclasses.replace(found.where, output=str(leaf.path)))]
+    return []
 
 
 def _native_finding(

@@ -44,7 +44,7 @@ class Overflow:
     told : str
         That value, where float64 itself has no number for it.
     inside : bool
-        Whether the format holds the result, near its end, and the kernel leaves the range on the way to it.
+        Whether the format holds the result, and the kernel leaves the range on the way to it.
     """
 
     where: Where
@@ -58,8 +58,10 @@ class Overflow:
     def in_side(self, side: str) -> str:
         """Say what happens in ``"A"`` or ``"B"``."""
         if self.inside:
-            near = f"near the largest {self.format}, {self.limit:.5g}, becomes infinite{at_step(self.where)}"
-            return f"overflow inside a kernel of {side}, {self.magnitude:.3g}, {near}"
+            largest = f"the largest {self.format}, {self.limit:.5g}"
+            said = f"{self.magnitude:.3g}, near {largest}, becomes infinite"
+            said = f"about {self.magnitude:.1g} exceeds {largest}" if self.magnitude > self.limit else said
+            return f"overflow inside a kernel of {side}, {said}{at_step(self.where)}"
         beyond = "is below the smallest" if self.under else "exceeds the largest"
         number = self.told or f"{self.magnitude:.3g}"
         words = f"{number} {beyond} {self.format}, {self.limit:.5g}{at_step(self.where)}"

@@ -112,13 +112,16 @@ def reconcile(
     plain_a, plain_b = plain
     before = measure(plain_a, plain_b, pairing, thresholds)
     result = Reconciled(plain_a, plain_b, plain_a, plain_b, before, before)
-    if not result.same_function:
-        attempt = _Attempt(a, b, result, pairing, thresholds)
-        for step in _STEPS:
-            step(attempt)
-            if result.same_function:
-                break
-    _decide_finer(result, a, b, pairing, thresholds)
+    for weak in (result.same_function, False):  # a weak limit may hide what rounded constants make: balls do not
+        if not result.same_function:
+            attempt = _Attempt(a, b, result, pairing, thresholds)
+            for step in _STEPS:
+                step(attempt)
+                if result.same_function:
+                    break
+        _decide_finer(result, a, b, pairing, thresholds)
+        if not weak or result.same_function:
+            break
     if not result.same_function or any(d.value and d.limit > thresholds.chaotic for d in result.drifts):
         _decide_at_ends(result, a, b, pairing, thresholds)
     return result

@@ -86,6 +86,8 @@ def by_kernel(call: Call) -> tuple[Outputs, Rounding]:
     if call.facts.name == "binary_cross_entropy":
         # The kernel takes probabilities alone, and noise may carry one past one, where rounding stops.
         args[:2] = [p.clamp(0.0, 1.0) for p in args[:2]]
+    if call.facts.name == "soft_margin_loss":
+        call.show("powers", (-args[0] * args[1]).exp(), EXACT)  # the kernel keeps them in its format
     written = []
     for name in call.facts.writes:
         position = call.facts.positions.get(name)

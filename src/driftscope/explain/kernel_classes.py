@@ -1,0 +1,80 @@
+"""A kernel that gives a number where its operands give infinity or NaN, or the other way round, in no need of either.
+
+A pooling that begins with the lowest number gives that of a window of minus infinities.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+from driftscope.errors import CannotLift
+from driftscope.explain.freed_values import Made, Natively
+from driftscope.explain.leaving_ranges import where_of
+from driftscope.explain.native.kernels_alone import NativeRun
+from driftscope.lift.domains import AtEnds
+from driftscope.records.finding import Finding
+from driftscope.records.words import counted
+
+# Kernels that are tried.
+_TRIED = 8
+
+
+def odd_kernel(run: NativeRun, index: int, own: torch.Tensor, other: torch.Tensor, side: str) -> Finding | None:
+    """Name the kernel of a side without whose infinities, NaN or numbers an output has these where the other has them.
+
+    Parameters
+    ----------
+    run : NativeRun
+        Of the side.
+    index : int
+        Of the output.
+    own, other : Tensor
+        That output of this side and of the other, in float64.
+    side : str
+        ``"A"`` or ``"B"``.
+    """
+    graph, natives = run
+    parted = _classes(own) != _classes(other)
+    try:
+        watch = Natively(natives, AtEnds({}))
+        graph.run(observe=watch)
+        odd = ((name, one, marks) for name, one in watch.made.items() if bool((marks := _odd(one)).any()))
+        for name, one, marks in itertools.islice(odd, _TRIED):
+            freed = graph.run(observe=Natively(natives, AtEnds({}), {name}, {name: marks}))[index].value
+            if freed is not None and bool((_classes(freed.cpu()) == _classes(other))[parted].all()):
+                return _finding(one, marks.cpu(), side)
+    except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
+        return None  # an infinity can lead a graph where its lift does not follow
+    return None
+
+
+def _classes(value: torch.Tensor) -> torch.Tensor:
+    """0 for numbers, the sign of infinities, 2 for NaN."""
+    signs = torch.where(value.isinf(), value.sign(), torch.zeros_like(value))
+    return torch.where(value.isnan(), torch.full_like(value, 2.0), signs)
+
+
+def _odd(one: Made) -> torch.Tensor:
+    """Mark the elements that a kernel gives another class than they have in its format."""
+    return _classes(one.exact.to(one.format).double()) != _classes(one.rounded)
+
+
+def _finding(one: Made, marks: torch.Tensor, side: str) -> Finding:
+    wrong, right = (_said(float(v.cpu()[marks][0])) for v in (one.rounded, one.exact))
+    where = where_of(one)
+    return Finding(
+        "R003",
+        f"the kernel of {where.node} ({where.operator}) in {side} gives {wrong} where its operands give {right} "
+        f"({counted(int(marks.sum()), 'element')})",
+        f"With {right} there, the results have infinities and NaN in the same places.",
+        "Try the operator alone in another version of the runtime or with another provider.",
+        where,
+    )
+
+
+def _said(value: float) -> str:
+    if value != value:
+        return "NaN"
+    return f"{'minus ' if value < 0 else ''}infinity" if abs(value) == float("inf") else f"{value:.3g}"
