@@ -92,6 +92,23 @@ def test_dynamic_shapes_and_decomposed_programs():
         assert distance(_lift(graph, x).run(), truth(module, x)) <= 1e-14
 
 
+_PRIMS = torch.ops.prims
+_MOVED = {
+    "copy_strided": lambda x: _PRIMS.copy_strided(x, [1, 2]),
+    "broadcast_in_dim": lambda x: _PRIMS.broadcast_in_dim(x, [3, 2, 4], [1, 2]),
+    "rev": lambda x: _PRIMS.rev(x, [1]),
+    "collapse": lambda x: _PRIMS.collapse_view(x, 0, 1),
+    "split_dim": lambda x: _PRIMS.split_dim(x, 1, 2),
+}
+
+
+@pytest.mark.parametrize("move", _MOVED.values(), ids=_MOVED)
+def test_what_decompositions_only_move(move):
+    x = torch.randn(2, 4)
+    (out,) = lift_torch(lambda x: move(x) / 3.0, (x,), {}).run()
+    assert torch.equal(out.value, move(x.double()) / 3.0)
+
+
 def test_while_loop():
     class Halving(nn.Module):
         def forward(self, x):

@@ -105,10 +105,16 @@ class View:
         """The step of B that computes each value."""
         return _makers(self.b.steps)
 
-    def lost(self, after: int) -> int:
-        """How many values of B, computed after a step, lead to nothing that A has."""
-        later = (s for s in self.b.steps if s.index > after and not s.inside)
+    def lost(self, after: int, views: bool = True) -> int:
+        """How many values of B, computed after a step, lead to nothing that A has; with or without mere views."""
+        later = (s for s in self.b.steps if s.index > after and not s.inside and (views or not _moves(s)))
         return sum(1 for s in later for n in s.outputs if n and n not in self.sound_b)
+
+    def guessed(self, parting: Parting) -> bool:
+        """Whether two steps are paired by where they stand alone, and are not of one kind."""
+        step, other = parting.step, parting.counterpart
+        by_order = self.alignment.by.get(step.index) == "order"
+        return by_order and other is not None and family(step.operator) != family(other.operator)
 
 
 def _makers(steps: Sequence[Visited]) -> dict[str, Visited]:

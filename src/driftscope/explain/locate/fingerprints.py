@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -168,6 +168,15 @@ def steps_to(
         members[maker.index] = maker
         left.extend(maker.inputs)
     return members
+
+
+def computed_from(steps: Sequence[Visited], names: Iterable[str]) -> set[str]:
+    """Some values of a run and all that is computed from them."""
+    reached = set(names)
+    for step in steps:
+        if not reached.isdisjoint(step.inputs):
+            reached.update(step.outputs)
+    return reached
 
 
 @dataclass(slots=True)

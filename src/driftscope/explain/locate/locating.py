@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,7 +18,7 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.locate.alignment import align
 from driftscope.explain.locate.alike import alike_steps
 from driftscope.explain.locate.divergence import Parting, View, find_partings, turned
-from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, sketch, steps_to
+from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, computed_from, sketch, steps_to
 from driftscope.explain.locate.rerunning import Reruns, Values
 from driftscope.lift.steps import Lifted, LiftedOutput
 
@@ -138,12 +138,15 @@ class Search:
             partings = partings if ending is None else [ending, *partings]
             if not partings:
                 break
-            parting = partings[0]
+            parting = self._ended(view, partings[0]) if found else partings[0]
             fallback = fallback or next((p for p in partings if not p.paired), parting)
             outcome = self._try(parting, force)
-            # What was forced is A's by construction: only what is computed from it says something.
-            after = parting.step.index
-            better = outcome is not None and (outcome.healed or outcome.view.lost(after) < view.lost(after))
+            # What was forced is A's by construction: only what is computed from it says something, and its views only
+            # where the pair is no guess.
+            after, views = parting.step.index, not view.guessed(parting)
+            better = outcome is not None and (
+                outcome.healed or outcome.view.lost(after, views) < view.lost(after, views)
+            )
             if outcome is not None and not better:
                 self.runs_b.forget({**force, **outcome.values})
             if outcome is None or not better:
@@ -189,11 +192,28 @@ class Search:
                 members = steps_to(step, made_b, meant.same, len(made_b))
                 yield Parting(step, other, piece=tuple(members[k] for k in sorted(members)), paired=True)
 
+    def _ended(self, view: View, parting: Parting) -> Parting:
+        """The piece up to a result that is known to be wrong, where a parting leads to one; else itself."""
+        made_a, made_b = view.makers_a(), view.makers_b()
+        for theirs, mine in zip(self._ends_a, self._ends_b, strict=False):
+            other, step = made_a.get(theirs), made_b.get(mine)
+            if parting.paired or other is None or step is None or parting.step.index > step.index:
+                continue
+            members = steps_to(step, made_b, view.in_a.holds, len(made_b))
+            if parting.step.index in members and step.shapes[:1] == other.shapes[:1]:
+                return replace(parting, step=step, counterpart=other, paired=True,
+                               piece=tuple(members[k] for k in sorted(members)))  # fmt: skip
+        return parting
+
     def _needed(self, places: list[TriedPlace], forced_by: list[Values]) -> list[TriedPlace]:
-        """The places without which the outputs are not A's: the others only pass on what an earlier one creates."""
+        """The places without which the outputs are not A's: the others only pass on what an earlier one creates.
+
+        What is forced behind a place hides what the place creates, so it is left out where the place is asked about.
+        """
         kept = list(range(len(places)))
         for k in reversed(range(1, len(places))):
-            rest = [values for n, values in enumerate(forced_by) if n in kept and n != k]
+            behind = computed_from(self.view.b.steps, places[k].parting.step.outputs) if self.view else set()
+            rest = [forced_by[n] for n in kept if n != k and behind.isdisjoint(forced_by[n])]
             with contextlib.suppress(CannotLift):
                 self.runs += 1
                 if self.agrees(self.runs_b.outputs({name: v for values in rest for name, v in values.items()})):

@@ -18,6 +18,7 @@ unsafe_split_with_sizes _unsafe_view _unsafe_index _unsafe_index_put unsqueeze u
 view_as_complex view_as_real view_copy where zero zeros_like scatter real imag view_as_real_copy to_padded_tensor
 _pack_padded_sequence _pad_packed_sequence lift diag_backward unfold_backward max_unpool2d max_unpool3d
 zeros ones eye new_zeros new_ones ones_like _new_zeros_with_same_feature_meta
+broadcast_in_dim collapse collapse_view copy_strided device_put rev split_dim view_of
 """
 _SELECTIONS = """
 abs neg relu relu6 clamp clamp_min clamp_max clip minimum maximum fmin fmax hardtanh amax amin aminmax _foreach_abs
