@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper
 
 import driftscope as ds
-from driftscope.explain.freed_values import Made
+from driftscope.explain.freed_values import RoundedStep
 from driftscope.explain.leaving_ranges import inside_of
 from driftscope.lift.finer.evaluate import evaluate
 from driftscope.lift.steps import Rounding, Step
@@ -133,7 +133,7 @@ def test_nan_in_the_place_of_an_infinity_that_no_overflow_makes_is_another_funct
 def test_a_kernel_leaves_its_range_only_near_the_end_of_it(size: float, named: bool) -> None:
     exact, broken = torch.tensor([size, 1.0], dtype=torch.float64), torch.tensor([True, False])
     step = Step(0, "cosh", "aten.cosh", Where(), ["x"], ["y"], [exact.log()], [exact], [torch.float32], Rounding(), {})
-    made = Made(step, exact, torch.tensor([torch.inf, 1.0], dtype=torch.float64), torch.float32)
+    made = RoundedStep(step, exact, torch.tensor([torch.inf, 1.0], dtype=torch.float64), torch.float32)
     found = inside_of(made, broken)
     assert (found is not None) == named
     if found is not None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import driftscope as ds
-from driftscope.explain.freed_values import Made
+from driftscope.explain.freed_values import RoundedStep
 from driftscope.explain.kernel_classes import odd_kernel
 from driftscope.explain.leaving_ranges import inside_of
 from driftscope.lift.steps import Kind, Rounding, Step
@@ -58,7 +58,7 @@ def test_a_sum_leaves_its_range_inside_where_its_terms_do(terms: float, named: b
     squares = torch.tensor([4 * terms**2, 4.0], dtype=torch.float64)
     rounding = Rounding(Kind.DOT, 4, squares=lambda: squares)
     step = Step(0, "mm", "aten.mm", Where(), ["x"], ["y"], [exact], [exact], [torch.float16], rounding, {})
-    made = Made(step, exact, torch.tensor([torch.nan, 1.0], dtype=torch.float64), torch.float16)
+    made = RoundedStep(step, exact, torch.tensor([torch.nan, 1.0], dtype=torch.float64), torch.float16)
     found = inside_of(made, torch.tensor([True, False]))
     assert (found is not None) == named
     if found is not None:

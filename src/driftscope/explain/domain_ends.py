@@ -17,7 +17,7 @@ import torch
 from driftscope.comparison.measuring.spread import drift_in_floors, finite
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
-from driftscope.explain.freed_values import Made, Natively, differing, first_broken
+from driftscope.explain.freed_values import FreedValues, RoundedStep, differing, first_broken
 from driftscope.explain.kernel_classes import odd_kernel
 from driftscope.explain.leaving_ranges import inside_of, leaving, overflow_behind, where_of
 from driftscope.explain.locate.rerunning import AllSeen, ValueCapture
@@ -94,12 +94,12 @@ def _spared(run: NativeRun, index: int, spared: torch.Tensor) -> Overflow | None
     graph, natives = run
     try:
         ends = at_ends(graph, {})
-        watch = Natively(natives, ends)
+        watch = FreedValues(natives, ends)
         last = watch.made.get(graph.run(observe=watch)[index].name)
         if last is None:
             return None
         for names, moved in itertools.islice(differing(watch.made, last, spared), _TRIED):
-            value = graph.run(observe=Natively(natives, ends, set(names)))[index].value
+            value = graph.run(observe=FreedValues(natives, ends, set(names)))[index].value
             if value is not None and not bool(torch.isfinite(value.cpu()[spared]).any()):
                 one = watch.made[names[-1]]
                 told = _told(one, moved & (one.rounded == 0.0).cpu(), last.step) if bool(moved.any()) else None
@@ -192,7 +192,7 @@ def _kernel_of(run: NativeRun, index: int, alone: torch.Tensor) -> Where:
     """The step whose kernel makes infinities or NaN of operands of which float64 makes none."""
     graph, natives = run
     try:
-        watch = Natively(natives, AtEnds({}))
+        watch = FreedValues(natives, AtEnds({}))
         found = first_broken(watch.made, graph.run(observe=watch)[index].name, alone)
     except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
         return Where()
@@ -205,13 +205,13 @@ def _edge(
     graph: Lifted, index: int, natives: tuple[torch.Tensor, torch.Tensor], alone: torch.Tensor
 ) -> Overflow | Edge | None:
     """The step whose rounding leads to the infinities and NaN that an output natively has; None where none does."""
-    made: dict[str, Made] = {}
+    made: dict[str, RoundedStep] = {}
     native, other = natives
 
     def keep(step: Step, outputs: Sequence[torch.Tensor | None]) -> None:
         for name, exact, rounded, fmt in zip(step.output_names, step.outputs, outputs, step.formats, strict=False):
             if exact is not None and rounded is not None and fmt is not None and exact.is_floating_point():
-                made[name] = Made(step, exact, rounded, fmt)
+                made[name] = RoundedStep(step, exact, rounded, fmt)
 
     try:
         seen = origins(graph, told=keep)
@@ -246,11 +246,11 @@ def _native_edge(run: NativeRun, index: int, other: torch.Tensor, alone: torch.T
     graph, natives = run
     try:
         ends = at_ends(graph, {})
-        watch = Natively(natives, ends)
+        watch = FreedValues(natives, ends)
         output = graph.run(observe=watch)[index]
 
         def healed(marks: Mapping[str, torch.Tensor]) -> bool:
-            return _healed(graph.run(observe=Natively(natives, ends, set(marks), marks))[index].value, other, alone)
+            return _healed(graph.run(observe=FreedValues(natives, ends, set(marks), marks))[index].value, other, alone)
 
         overflow, found = overflow_behind(watch.made, healed), first_broken(watch.made, output.name, alone)
         if overflow is not None or found is None:
@@ -260,7 +260,7 @@ def _native_edge(run: NativeRun, index: int, other: torch.Tensor, alone: torch.T
         if origin is not None:
             return origin
         for names, moved in itertools.islice(differing(watch.made, first, mask), _TRIED):
-            again = Natively(natives, ends, set(names))
+            again = FreedValues(natives, ends, set(names))
             if not _healed(graph.run(observe=again)[index].value, other, alone):
                 continue
             one = watch.made[names[-1]]
@@ -279,7 +279,7 @@ def _at_end(value: torch.Tensor) -> torch.Tensor:
     return (value == 0.0) | (value.abs() == 1.0)
 
 
-def _is_rounding(graph: Lifted, one: Made, moved: torch.Tensor) -> bool:
+def _is_rounding(graph: Lifted, one: RoundedStep, moved: torch.Tensor) -> bool:
     """Whether elements are off by what rounding, or the approximation of a function, may be off by."""
     gap = finite(one.rounded - one.exact).cpu()
     bound = _KEEPS * torch.finfo(one.format).eps / 2 * finite(one.exact).abs().clamp(min=1.0).cpu()
@@ -295,7 +295,7 @@ def _is_rounding(graph: Lifted, one: Made, moved: torch.Tensor) -> bool:
     return len(values) == 2 and drift_in_floors(gap, [finite(values[1] - values[0]).cpu()]).value <= THRESHOLDS.large
 
 
-def _told(one: Made, moved: torch.Tensor, first: Step) -> Overflow | Edge:
+def _told(one: RoundedStep, moved: torch.Tensor, first: Step) -> Overflow | Edge:
     exact, rounded = one.exact[moved], one.rounded[moved]
     furthest = int((exact - rounded).abs().argmax())
     where = where_of(one)

@@ -15,7 +15,7 @@ from driftscope.lift.steps import Step
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class RoundedStep:
     """What a step made of rounded operands, before and after its own rounding."""
 
     step: Step
@@ -25,7 +25,7 @@ class Made:
 
 
 @dataclass(slots=True)
-class Natively:
+class FreedValues:
     """An observer that puts native values in the place of exact ones, but for some and what is computed of these.
 
     ``exact`` names those, and ``only`` marks elements: of a value that has marks the others are native still. Of what
@@ -36,9 +36,9 @@ class Natively:
     ends: AtEnds
     exact: set[str] = field(default_factory=set)
     only: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    made: dict[str, Made] = field(default_factory=dict)
+    made: dict[str, RoundedStep] = field(default_factory=dict)
     freed: dict[str, torch.Tensor] = field(default_factory=dict)
-    inner: dict[str, Made] = field(default_factory=dict)
+    inner: dict[str, RoundedStep] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
         if step.constant:
@@ -56,10 +56,10 @@ class Natively:
             if native is None or exact is None or native.shape != exact.shape:
                 forced.append(exact)
                 if exact is not None and fmt is not None and exact.is_floating_point() and fmt.is_floating_point:
-                    self.inner[name] = Made(step, exact, exact.to(fmt).to(exact.dtype), fmt)
+                    self.inner[name] = RoundedStep(step, exact, exact.to(fmt).to(exact.dtype), fmt)
             elif exact.is_floating_point() and native.is_floating_point():
                 forced.append(as_double(native).to(exact.device))
-                self.made[name] = Made(step, exact, forced[-1], fmt or native.dtype)  # type: ignore[arg-type]
+                self.made[name] = RoundedStep(step, exact, forced[-1], fmt or native.dtype)  # type: ignore[arg-type]
             else:
                 forced.append(native.to(exact.dtype))
         return forced
@@ -73,7 +73,9 @@ class Natively:
         return marked
 
 
-def first_broken(made: Mapping[str, Made], name: str, mask: torch.Tensor) -> tuple[Made, torch.Tensor] | None:
+def first_broken(
+    made: Mapping[str, RoundedStep], name: str, mask: torch.Tensor
+) -> tuple[RoundedStep, torch.Tensor] | None:
     """The step that natively makes these elements of a value NaN or infinite of finite operands, and where."""
     while (one := made.get(name)) is not None and mask.shape == one.rounded.shape:
         mask = mask & ~torch.isfinite(one.rounded.cpu())
@@ -87,7 +89,9 @@ def first_broken(made: Mapping[str, Made], name: str, mask: torch.Tensor) -> tup
     return None
 
 
-def differing(made: Mapping[str, Made], first: Made, mask: torch.Tensor) -> Iterator[tuple[list[str], torch.Tensor]]:
+def differing(
+    made: Mapping[str, RoundedStep], first: RoundedStep, mask: torch.Tensor
+) -> Iterator[tuple[list[str], torch.Tensor]]:
     """Values before a step whose native elements are not exact, the nearest first, with all that lie nearer."""
     waiting = deque((name, mask) for name in first.step.input_names)
     walked: list[str] = []

@@ -10,7 +10,7 @@ import itertools
 import torch
 
 from driftscope.errors import CannotLift
-from driftscope.explain.freed_values import Made, Natively
+from driftscope.explain.freed_values import FreedValues, RoundedStep
 from driftscope.explain.leaving_ranges import where_of
 from driftscope.explain.native.kernels_alone import NativeRun
 from driftscope.lift.domains import AtEnds
@@ -38,11 +38,11 @@ def odd_kernel(run: NativeRun, index: int, own: torch.Tensor, other: torch.Tenso
     graph, natives = run
     parted = _classes(own) != _classes(other)
     try:
-        watch = Natively(natives, AtEnds({}))
+        watch = FreedValues(natives, AtEnds({}))
         graph.run(observe=watch)
         odd = ((name, one, marks) for name, one in watch.made.items() if bool((marks := _odd(one)).any()))
         for name, one, marks in itertools.islice(odd, _TRIED):
-            freed = graph.run(observe=Natively(natives, AtEnds({}), {name}, {name: marks}))[index].value
+            freed = graph.run(observe=FreedValues(natives, AtEnds({}), {name}, {name: marks}))[index].value
             if freed is not None and bool((_classes(freed.cpu()) == _classes(other))[parted].all()):
                 return _finding(one, marks.cpu(), side)
     except (CannotLift, RuntimeError, TypeError, ValueError, LookupError):
@@ -56,12 +56,12 @@ def _classes(value: torch.Tensor) -> torch.Tensor:
     return torch.where(value.isnan(), torch.full_like(value, 2.0), signs)
 
 
-def _odd(one: Made) -> torch.Tensor:
+def _odd(one: RoundedStep) -> torch.Tensor:
     """Mark the elements that a kernel gives another class than they have in its format."""
     return _classes(one.exact.to(one.format).double()) != _classes(one.rounded)
 
 
-def _finding(one: Made, marks: torch.Tensor, side: str) -> Finding:
+def _finding(one: RoundedStep, marks: torch.Tensor, side: str) -> Finding:
     wrong, right = (_said(float(v.cpu()[marks][0])) for v in (one.rounded, one.exact))
     where = where_of(one)
     return Finding(

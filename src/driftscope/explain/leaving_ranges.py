@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from driftscope.comparison.measuring.spread import finite, rms
-from driftscope.explain.freed_values import Made
+from driftscope.explain.freed_values import RoundedStep
 from driftscope.explain.native.ranges import Overflow, overflows
 from driftscope.lift.steps import Kind
 from driftscope.records.finding import Where
@@ -23,7 +23,9 @@ _NEAR = 16.0
 _TERMS = 2.0
 
 
-def overflow_behind(made: Mapping[str, Made], healed: Callable[[Mapping[str, torch.Tensor]], bool]) -> Overflow | None:
+def overflow_behind(
+    made: Mapping[str, RoundedStep], healed: Callable[[Mapping[str, torch.Tensor]], bool]
+) -> Overflow | None:
     """The value that leaves the range of its format and so makes the output infinite or NaN.
 
     ``healed`` says whether the output is neither, with the marked elements of some values exact: of one, or of all.
@@ -39,7 +41,7 @@ def overflow_behind(made: Mapping[str, Made], healed: Callable[[Mapping[str, tor
     return leaving(made[name], marks[name].cpu())
 
 
-def leaving(one: Made, mask: torch.Tensor) -> Overflow | None:
+def leaving(one: RoundedStep, mask: torch.Tensor) -> Overflow | None:
     """The overflow of a step at some elements, where the format holds none of them."""
     if not bool(overflows(one.exact, one.rounded, one.format).cpu()[mask].all()):
         return None
@@ -47,7 +49,7 @@ def leaving(one: Made, mask: torch.Tensor) -> Overflow | None:
     return Overflow(where_of(one), peak, torch.finfo(one.format).max, name)
 
 
-def inside_of(one: Made, mask: torch.Tensor, inner: Mapping[str, Made] | None = None) -> Overflow | None:
+def inside_of(one: RoundedStep, mask: torch.Tensor, inner: Mapping[str, RoundedStep] | None = None) -> Overflow | None:
     """How a kernel leaves the range of its format on the way to numbers that the format holds.
 
     It gives infinity of numbers near the end of it, or what it computes inside, or adds up, is larger.
@@ -65,7 +67,7 @@ def inside_of(one: Made, mask: torch.Tensor, inner: Mapping[str, Made] | None = 
     return Overflow(where, largest, limits.max, name, inside=True) if limits.max < largest < math.inf else None
 
 
-def _terms(one: Made, mask: torch.Tensor) -> float:
+def _terms(one: RoundedStep, mask: torch.Tensor) -> float:
     """How large the terms are, on average, of the sums that make these elements; 0 where nothing tells."""
     rounding = one.step.rounding
     if rounding.squares is not None:
@@ -77,5 +79,5 @@ def _terms(one: Made, mask: torch.Tensor) -> float:
     return float(sizes.expand(one.exact.shape).cpu()[mask].mean())
 
 
-def where_of(one: Made) -> Where:
+def where_of(one: RoundedStep) -> Where:
     return dataclasses.replace(one.step.where, node=one.step.name, operator=one.step.operator)
