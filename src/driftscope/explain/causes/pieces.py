@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -214,8 +215,11 @@ def _constant(
         for constant in floats.values()
         if step.reads(constant)
     ]
+    theirs_used = [(s, c) for s in owners for c in ours if s.reads(c) or c.name.startswith(f"{s.name}.")]
+    kept = {c.name for _, c in theirs_used if _in_place(uniform(c), theirs_used, used)}
+    used = [(s, c) for s, c in used if not _in_place(uniform(c), used, theirs_used)]
     ways = ((step, *trial) for step, constant in used for trial in _substitutes(step, constant, owners, ours))
-    for step, constant, partner, value in itertools.islice(ways, _MOST_TRIALS):
+    for step, constant, partner, value in itertools.islice((w for w in ways if w[2] not in kept), _MOST_TRIALS):
         works = trials.constants({constant.name: value})
         alone = not works and _shared(step, constant, trials)
         if works or (alone and trials.constants({use_of(constant.name, step.name): value})):
@@ -223,6 +227,20 @@ def _constant(
             told = _other_constant(constant, partner, value, held, step if alone else None)
             return replace(told, step=None if step is parting.step else step)
     return None
+
+
+def _in_place(
+    number: float | None, one: Sequence[tuple[Visited, Constant]], other: Sequence[tuple[Visited, Constant]]
+) -> bool:
+    """Whether every step of one piece that has this number stands for a step of the other that has it too.
+
+    With another number a wrong step may well give A's value, times zero say: what both programs have is no cause.
+    """
+    kinds, others = (
+        Counter(_family(step) for step in {s.index: s for s, c in piece if uniform(c) == number}.values())
+        for piece in (one, other)
+    )
+    return number is not None and bool(kinds) and all(others[kind] >= count for kind, count in kinds.items())
 
 
 def _shared(step: Visited, constant: Constant, trials: Trials) -> bool:
