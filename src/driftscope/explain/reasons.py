@@ -301,7 +301,7 @@ def ordered(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     distinct = list({(f.code, f.what, f.where): f for f in findings}.values())
     if any(f.code == "W012" and f.verified for f in distinct):
         # Where nothing but those numbers is wrong, other places show what they and honest quantisation do downstream.
-        distinct = [f for f in distinct if f.code != "N001"]
+        distinct = [f for f in distinct if f.note or f.code == "W012" or (f.code != "N001" and f.code[0] != "W")]
     # A weight that is not the reference's is a cause; what it does downstream is not.
     return tuple(
         sorted(distinct, key=lambda f: (f.note, f.code not in _CAUSES, f.where.node is None, f.code[0] not in "WN"))

@@ -136,6 +136,10 @@ class Evidence:
         What was run again to explain an output, by its path: correlation with the native drift, what is left.
     floor64 : list of Tensor or None
         Per output of the lifted side: its float64 noise, where the other has no graph and was run on float64 inputs.
+    undone : Evidence or None
+        The same pair, where a side is quantised and differs by more than that, with its quantisation undone.
+    without : str
+        Of such a pair, what was taken from it: ``"without the quantisation of B"``.
     """
 
     a: SideLift
@@ -148,6 +152,18 @@ class Evidence:
     places: dict[str, Where] = field(default_factory=dict)
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
     floor64: list[torch.Tensor | None] = field(default_factory=list)
+    undone: Evidence | None = None
+    without: str = ""
+
+    def with_side(self, side: str, graph: Lifted, without: str = "") -> Evidence:
+        """The same pair with another graph on one side, its constants reconciled anew; no noise is known of it."""
+        lifted = SideLift(graph, clean=graph.run())
+        a, b = (lifted, self.b) if side == "A" else (self.a, lifted)
+        found = Evidence(a, b, self.pairs, without=without)
+        if a.graph is not None and b.graph is not None:
+            pairing = OutputPairing(self.pairs, [None] * len(self.pairs))
+            found.reconciled = reconcile(a.graph, b.graph, (a.clean, b.clean), pairing)
+        return found
 
     @classmethod
     def none(cls) -> Evidence:

@@ -68,7 +68,9 @@ def _different(findings: Sequence[Finding], outputs: Sequence[OutputRecord]) -> 
     if len(differing) < len(outputs):
         which = part_of(len(differing), len(outputs), "output", "still differs", "still differ")
         whose = "its" if len(differing) == 1 else "their"
-    return f"{ended(said)} In float64 {which} by {share(largest, whose)}."
+    without, left = first.evidence.get("without"), first.evidence.get("left")
+    rest = f", and {without} by {share(float(left), whose)}" if without and left is not None else ""
+    return f"{ended(said)} In float64 {which} by {share(largest, whose)}{rest}."
 
 
 def _function_differs(output: OutputRecord) -> bool:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from driftscope.comparison.measuring.spread import Ratio
+from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.exact_parts import parted, peers_of
 from driftscope.explain.locate.fingerprints import Trail, Visited
 from driftscope.explain.locate.operators import family
-from driftscope.lift.reconcile.matching import uniform
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
+from driftscope.lift.reconcile.matching import Repair, as_stored, uniform
+from driftscope.lift.reconcile.repaired import RepairedGraph
 from driftscope.lift.steps import Constant, Lifted, Origin, Step, plain_name
 
 # Numbers of an index shown in a sentence.
@@ -23,6 +28,9 @@ _SHOWN = 4
 
 # Numbers of each side that are tried.
 _MOST = 6
+
+# Drift that deep programs make in float64, and the share of what was that may be left of it.
+_DEEP, _LEFT = 1e-10, 1e-3
 
 # Terms up to this keep a divisor or a root from zero.
 _SMALL = 1e-5
@@ -203,27 +211,67 @@ def _made_with(
     return {}
 
 
-def left_out(
-    own: Sequence[Constant], others: Sequence[Constant], agrees: Callable[[Mapping[str, torch.Tensor]], bool]
-) -> list[Constant]:
-    """Find the small terms that one program adds, that the other never writes, and without which the two are one.
-
-    Exporters take ``x + 1e-12`` for ``x``.
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """Small terms that one side adds and the other never writes, and the pair of programs without them.
 
     Parameters
     ----------
-    own, others : sequences of Constant
-    agrees : callable
-        Whether the outputs are the other's with constants of the first program replaced.
+    terms : sequence of Constant
+    side : str
+        The one that adds them.
+    evidence : Evidence
+        The pair with zeros in their place.
+    alone : float
+        By how much they move the outputs of their side, relative: the most.
     """
-    terms = _small_terms(own, others)
-    if not terms or _small_terms(others, own):  # a term of the other's own stands in its place
-        return []
-    together = [c for group in terms.values() for c in group]
-    for some in (together, *(terms.values() if len(terms) > 1 else ())):
-        if agrees({c.name: torch.zeros(c.value.shape, dtype=torch.float64) for c in some}):
-            return list(some)
-    return []
+
+    terms: Sequence[Constant]
+    side: str
+    evidence: Evidence
+    alone: float
+
+
+def lacking_terms(evidence: Evidence) -> Iterator[Lacking]:
+    """Yield the small terms that only one side adds, all together and number by number: exporters take x + 1e-12 for x.
+
+    Nothing where the other side adds one of its own, which may stand in its place.
+    """
+    a, b = evidence.a.graph, evidence.b.graph
+    if a is None or b is None:
+        return
+    sides = as_stored(a.constants()), as_stored(b.constants())
+    found = _small_terms(*sides), _small_terms(*reversed(sides))
+    if bool(found[0]) == bool(found[1]):
+        return
+    k = 0 if found[0] else 1
+    groups = list(found[k].values())
+    graph, lifted = (a, b)[k], (evidence.a, evidence.b)[k]
+    for some in ([c for group in groups for c in group], *(groups if len(groups) > 1 else ())):
+        zeros = [Repair(c.name, torch.zeros(c.value.shape, dtype=torch.float64), "scalar", "0", c) for c in some]
+        with contextlib.suppress(CannotLift, DriftscopeError, RuntimeError):
+            rest = evidence.with_side("AB"[k], RepairedGraph(graph, zeros), evidence.without)
+            moved = (rest.a, rest.b)[k].clean
+            same = OutputPairing([(i, i) for i in range(len(moved))], [None] * len(moved))
+            alone = max(
+                (d.overall for d in measure(lifted.clean, moved, same, THRESHOLDS) if not within(d)), default=0.0
+            )
+            yield Lacking(some, "AB"[k], rest, alone)
+
+
+def drifts_of(evidence: Evidence) -> Sequence[Ratio]:
+    """How far apart the outputs of two programs are in float64; nothing where that is not known."""
+    return [] if evidence.reconciled is None else evidence.reconciled.drifts
+
+
+def next_to_nothing(drifts: Sequence[Ratio], before: Sequence[Ratio]) -> bool:
+    """Whether outputs are the same, or next to nothing is left of how far apart they were.
+
+    Deep programs round in float64 by more than the limit, and a number that is stored rounded is reconciled only
+    where nothing else is other.
+    """
+    pairs = zip(drifts, before, strict=True)
+    return all(now.value <= max(was.limit, min(_DEEP, was.value * _LEFT)) for now, was in pairs)
 
 
 def _small_terms(own: Sequence[Constant], others: Sequence[Constant]) -> dict[float, list[Constant]]:

@@ -12,8 +12,16 @@ import torch
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes import missing
-from driftscope.explain.causes.computed import OtherNumber, computed_from, left_out, other_indices, other_number
-from driftscope.explain.causes.edits.of_reference import roles_exchanged, with_edits_of_a
+from driftscope.explain.causes.computed import (
+    OtherNumber,
+    computed_from,
+    drifts_of,
+    lacking_terms,
+    next_to_nothing,
+    other_indices,
+    other_number,
+)
+from driftscope.explain.causes.edits.of_reference import exact, roles_exchanged, with_edits_of_a
 from driftscope.explain.causes.edits.trying import PieceTrials
 from driftscope.explain.causes.fold_findings import fold_ends, fold_finding
 from driftscope.explain.causes.folded_sources import FoldSide, chains_of, other_fold
@@ -40,8 +48,6 @@ from driftscope.records.verdict import Verdict
 # Outputs named in a finding, and changed weights tried one by one.
 _PATHS = 3
 _MOST_ALONE = 6
-# Drift that deep programs make in float64, and the share of what was that may be left of it.
-_DEEP, _LEFT = 1e-10, 1e-3
 # Changed tensors up to which each is told by itself.
 _MOST_TOLD = 12
 # A place that parts by this much less than the first may be a number that is stored rounded.
@@ -61,13 +67,36 @@ def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], expla
     found: list[Finding] = []
     if explain and evidence.a.graph is not None and evidence.b.graph is not None and evidence.reconciled is not None:
         try:
-            found = _Case(evidence, guilty[0], numbers).findings()
-            found = with_edits_of_a(
-                found, lambda: _Case(roles_exchanged(evidence), guilty[0], numbers, of_a=True).findings()
-            )
+            found = _mended(evidence, guilty[0], numbers)
         except CannotLift:  # an operator that only an observed run takes apart
             found = []
     return found or [Finding("N001", guilty[0].reason, where=Where(output=paths), evidence=numbers)]
+
+
+def _mended(evidence: Evidence, output: OutputRecord, numbers: Mapping[str, Any]) -> list[Finding]:
+    """What differs; a quantisation, and small terms that one side leaves out, are in every layer and are taken away."""
+    if evidence.undone is not None:
+        left = max((d.overall for d in drifts_of(evidence.undone)), default=math.nan)
+        told = {**numbers, "without": evidence.undone.without, "left": left}
+        found = _mended(evidence.undone, replace(output, lifted=left, lifted_whole=None), told)
+        if found and exact(found):
+            return found
+    lacking = list(lacking_terms(evidence))
+    for less in lacking:
+        if next_to_nothing(drifts_of(less.evidence), drifts_of(evidence)):
+            return [Telling(output, numbers, (), without=evidence.without).term(less)]
+    found = _searched(evidence, output, numbers)
+    if (exact(found) and len(found) == 1) or not lacking or not lacking[0].alone:
+        return found
+    rest = _searched(lacking[0].evidence, output, numbers)
+    if not rest or not exact(rest) or (exact(found) and len(rest) >= len(found)):
+        return found
+    return [*rest, Telling(output, numbers, ()).term(lacking[0], beside=True)]
+
+
+def _searched(evidence: Evidence, output: OutputRecord, numbers: Mapping[str, Any]) -> list[Finding]:
+    found = _Case(evidence, output, numbers).findings()
+    return with_edits_of_a(found, lambda: _Case(roles_exchanged(evidence), output, numbers, of_a=True).findings())
 
 
 def _within(output: OutputRecord) -> bool:
@@ -119,7 +148,7 @@ class _Case:
             for c in as_stored(self.a.constants())
         ]
         self.constants = theirs, as_stored(self.b.constants())
-        self.tell = Telling(output, self.numbers, self.constants[1], of_a)
+        self.tell = Telling(output, self.numbers, self.constants[1], of_a, evidence.without)
         self.matched: Matched = match_weights(
             *self.constants, settled, lambda sizes: {} if self.a is None else folded_values(self.a, sizes)
         )
@@ -158,9 +187,6 @@ class _Case:
                     *(self._weight_finding(c) for c in changed if not c.strange),
                 ]
             return [self._weight_finding(c) for c in changed]
-        term = self._left_out()
-        if term is not None:
-            return [term]
         placed: list[Finding] = []
         for place in self.search.places():
             placed.append(self._placed(place))
@@ -207,13 +233,7 @@ class _Case:
         return self._nothing_left(self.known.outputs_a, outputs)
 
     def _nothing_left(self, one: Sequence[LiftedOutput], other: Sequence[LiftedOutput]) -> bool:
-        """Whether outputs are the same, or next to nothing is left of how far apart they were.
-
-        Deep programs round in float64 by more than the limit, and a number that is stored rounded is reconciled only
-        where nothing else is other.
-        """
-        pairs = zip(measure(one, other, self.pairing, THRESHOLDS), self.known.drifts, strict=True)
-        return all(now.value <= max(was.limit, min(_DEEP, was.value * _LEFT)) for now, was in pairs)
+        return next_to_nothing(measure(one, other, self.pairing, THRESHOLDS), self.known.drifts)
 
     def _works(self, changed: Sequence[ChangedWeight]) -> bool:
         """Whether B is the same function with A's tensors in these places; what is computed from them follows."""
@@ -364,17 +384,6 @@ class _Case:
         if not isinstance(found, OtherNumber):
             return None
         return self.tell.number(found)
-
-    def _left_out(self) -> Finding | None:
-        """A small term that only one side adds, where the other leaves out nothing else."""
-        if self.tell.of_a:
-            return None  # asked the other way round already
-        ours, own = self.constants
-        found = left_out(ours, own, lambda values: self._same_with(values, {}))
-        if found:
-            return self.tell.term(found, True)
-        found = left_out(own, ours, lambda values: self._same_with({}, values))
-        return self.tell.term(found, False) if found else None
 
     def _same_with(self, of_a: Mapping[str, torch.Tensor], of_b: Mapping[str, torch.Tensor]) -> bool:
         """Whether the outputs are the same with these constants in A and in B."""

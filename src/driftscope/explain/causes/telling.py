@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from driftscope.explain.causes.alterations import exchange_words, shortest
-from driftscope.explain.causes.computed import OtherIndices, OtherNumber
+from driftscope.explain.causes.computed import Lacking, OtherIndices, OtherNumber
 from driftscope.explain.causes.rewiring import Reason, told, where_of
 from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.divergence import View
@@ -48,17 +48,21 @@ class Telling:
         The constants of the program that is edited.
     of_a : bool
         Whether that is the reference, searched as if it were B.
+    without : str
+        What was taken from the pair before it was searched.
     """
 
     output: OutputRecord
     numbers: Mapping[str, Any]
     own: Sequence[Constant]
     of_a: bool = False
+    without: str = ""
 
     def at_the_end(self) -> str:
         """By how much the program's output is off, as the end of a sentence."""
         lifted = self.output.lifted_size
-        return "" if lifted is None or lifted != lifted else f"; the program's output is off by {share(lifted)}"
+        left = f"{self.without} " if self.without else ""
+        return "" if lifted is None or lifted != lifted else f"; {left}the program's output is off by {share(lifted)}"
 
     def weight(
         self, change: ChangedWeight, place: TriedPlace | None = None, more: Sequence[ChangedWeight] = ()
@@ -164,17 +168,19 @@ class Telling:
         where, evidence = replace(first.where, output=self.output.path), {**self.numbers, "cause": cause}
         return Finding("N001", what, f"{cause[0].upper()}{cause[1:]}.", fix, where, evidence, verified=True)
 
-    def term(self, terms: Sequence[Constant], theirs: bool) -> Finding:
-        """Say of small terms that one side, A where ``theirs``, adds and the other leaves out."""
+    def term(self, found: Lacking, beside: bool = False) -> Finding:
+        """Say of small terms that one side adds and the other leaves out, ``beside`` what else differs."""
+        terms, side, other = found.terms, found.side, _SIDES[found.side]
         numbers = joined(list(dict.fromkeys(shortest(uniform(c) or 0.0) for c in terms)))
         places = joined([c.where.node or c.name for c in terms[:_SHOWN]])
         places += f" and {len(terms) - _SHOWN} more" if len(terms) > _SHOWN else ""
-        side, other = ("A", "B") if theirs else ("B", "A")
         cause = f"{side} adds {numbers} in {places}, and {other} does not"
-        fix = f"Add {numbers} in B too." if theirs else f"Leave out {numbers} in B."
+        fix = f"Add {numbers} in B too." if side == "A" else f"Leave out {numbers} in B."
+        off = f"; alone it moves the output by {share(found.alone)}" if beside else self.at_the_end()
+        rest = "without it, and with what else is told here mended," if beside else "without it"
         return Finding(
-            "N001", f"not the same function from {terms[0].where.node} of {side} on{self.at_the_end()}",
-            f"{cause}; without it the two are the same function.", fix,
+            "N001", f"not the same function from {terms[0].where.node} of {side} on{off}",
+            f"{cause}; {rest} the two are the same function.", fix,
             replace(terms[0].where, output=self.output.path), {**self.numbers, "cause": cause}, verified=True,
         )  # fmt: skip
 

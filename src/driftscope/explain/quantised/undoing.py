@@ -212,6 +212,10 @@ class _QuantisedSide:
         if wrong:
             return Quantisation(self.side, wrong=tried(wrong, same))
         if not same:
+            # What else differs is looked for in the graph without its quantisation.
+            self.evidence.undone = self.evidence.with_side(
+                self.side, floats, f"without the quantisation of {self.side}"
+            )
             return None
         rows = self._costs(floats, matched)
         lost = self._swallowed(floats, matched, max((float(row["output"]) for row in rows), default=0.0))

@@ -23,8 +23,11 @@ class RepairedGraph:
 
     def __init__(self, graph: Lifted, repairs: Sequence[Repair]):
         self.kind = graph.kind
-        self._graph = graph
-        self._values = {r.name: r.value for r in repairs}
+        values = {r.name: r.value for r in repairs}
+        # One layer over the program as it is stored, whatever was repaired before.
+        stored, before = graph.beneath({}) if type(graph) is RepairedGraph else (graph, {})
+        self._graph: Lifted = stored
+        self._values = {**before, **values}
 
     def beneath(self, replace: Mapping[str, torch.Tensor]) -> tuple[Lifted, Mapping[str, torch.Tensor]]:
         """The program as it is stored, and everything that is replaced in it."""

@@ -25,18 +25,19 @@ def with_edits_of_a(found: list[Finding], search: Callable[[], Sequence[Finding]
     search : callable
         Finds the same in A.
     """
-    if _exact(found):
+    if exact(found):
         return found
     other = list(search())
     told = bool(other) and all(f.verified and f.evidence.get(OF_A) for f in other) and len(other) <= len(found)
-    if not told or (not _exact(other) and all(f.verified for f in found)):
+    if not told or (not exact(other) and all(f.verified for f in found)):
         return found
     if other[0].evidence.get(WHOLE) and not _inside(other[0], found[0]):
         return found  # a piece that ends elsewhere says less than the place where B was seen to part
     return [other[0] if _nearby(other[0], found[0]) else _placed_as(other[0], found[0]), *other[1:]]
 
 
-def _exact(found: Sequence[Finding]) -> bool:
+def exact(found: Sequence[Finding]) -> bool:
+    """Whether every finding's fix was tried, and none takes a whole piece for another."""
     return all(f.verified and not f.evidence.get(WHOLE) for f in found)
 
 
@@ -63,4 +64,5 @@ def roles_exchanged(evidence: Evidence) -> Evidence:
         known.outputs_b, known.outputs_a, known.plain_b, known.plain_a, known.drifts, known.before,
         known.repairs_b, known.repairs_a, losses=(known.losses[1], known.losses[0]),
     )  # fmt: skip
-    return Evidence(evidence.b, evidence.a, [(j, i) for i, j in evidence.pairs], turned)
+    pairs = [(j, i) for i, j in evidence.pairs]
+    return Evidence(evidence.b, evidence.a, pairs, turned, without=evidence.without)
