@@ -39,6 +39,8 @@ _INTEGERS = frozenset({"DequantizeLinear", "MatMulInteger", "ConvInteger", "MatM
 _QUANTISERS = frozenset({"QuantizeLinear", "DynamicQuantizeLinear"})
 # Layers whose cost is measured one by one, and that are named.
 MEASURED, _NAMED = 48, 3
+# What stands for numbers of the quantised side's own, as a stored mask has them.
+_OWN = "whole numbers"
 # Relative drift above which it is not float64 that rounds.
 _DEEP = 1e-10
 
@@ -221,7 +223,7 @@ class _QuantisedSide:
         lost = self._swallowed(floats, matched, max((float(row["output"]) for row in rows), default=0.0))
         if lost:
             return Quantisation(self.side, wrong=tried(lost, same))
-        return as_quantised(self.side, [name for _, name, _ in matched], rows, floats.run())
+        return as_quantised(self.side, [name for _, name, _ in matched if name != _OWN], rows, floats.run())
 
     def _held(self, matched: Sequence[tuple[Quantised, str, torch.Tensor]]) -> tuple[Lifted, bool]:
         """The graph in floats, and whether it is the other side's function, with all ends of ranges or few."""
@@ -248,8 +250,10 @@ class _QuantisedSide:
             partner = self._partner(weight)
             if weight.value.numel() == 1:  # of many numbers of the program one may be as near: it has to be this one
                 partner = self._number(weight)
-            if partner is None:
-                continue  # a number of its own, no weight
+            if partner is None:  # numbers of its own, no weight
+                whole = weight.whole()
+                matched += [] if whole is None else [(weight, _OWN, whole)]
+                continue
             constant, exact = partner
             # What has a range is not rounded to one integer: a scale of one takes any small numbers for zeros.
             wide = not weight.rounds(exact) or (uniform_of(exact) is None and not weight.is_named(constant))
@@ -270,7 +274,12 @@ class _QuantisedSide:
         if stored is not None and weight.rounds(stored[1]):
             return stored
         computed = weight.partner(self.computed, self.taken)
-        return computed if computed is not None and (stored is None or weight.rounds(computed[1])) else stored
+        if computed is not None and weight.rounds(computed[1]):
+            return computed
+        # Of what is computed on the way anything of this size may be the nearest, and numbers of its own be meant.
+        near = next((p for p in (stored, computed) if p is not None), None)
+        own = near is not None and near[0].origin is Origin.COMPUTED and not weight.is_named(near[0])
+        return None if own and near is not None and not weight.is_like(near[1]) else near
 
     def _number(self, weight: Quantised) -> tuple[Constant, torch.Tensor] | None:
         """The other side's tensor of one number that an integer stands for, or a number that its scale was made of."""

@@ -25,6 +25,8 @@ _HALF = 0.5 * (1.0 + 1e-4)
 _STORED = 2.0**-22
 #: Share of what two independent tensors are apart from which on two have nothing in common.
 _STRANGE = 0.9
+#: How far a whole number may be from its integer times a scale in float32, relative.
+_WHOLE = 1e-6
 #: Operators that move integers or choose among them: quantised values pass through.
 PASSING = frozenset({
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Gather", "Slice", "Identity", "Split",
@@ -75,6 +77,16 @@ class IntegerGrid:
             return None
         both = (torch.ones_like(self.value), torch.zeros_like(self.value))
         return next((number for number in both if self.rounds(number)), None)
+
+    def whole(self) -> torch.Tensor | None:
+        """The whole numbers that these integers are the rounding of, as a stored mask of zeros and ones has them."""
+        exact = self.value.round()
+        near = (self.value - exact).abs() <= _WHOLE * exact.abs()
+        return exact if bool(near.all()) and self.rounds(exact) else None
+
+    def is_like(self, exact: torch.Tensor) -> bool:
+        """Whether these integers have more in common with a tensor than not."""
+        return float((exact - self.value).square().sum()) <= float(exact.square().sum() + self.value.square().sum()) / 2
 
     def partner(
         self, constants: Sequence[Constant], taken: Collection[str] = ()
