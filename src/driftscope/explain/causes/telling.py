@@ -177,7 +177,7 @@ class Telling:
         cause = f"{side} adds {numbers} in {places}, and {other} does not"
         fix = f"Add {numbers} in B too." if side == "A" else f"Leave out {numbers} in B."
         off = f"; alone it moves the output by {share(found.alone)}" if beside else self.at_the_end()
-        rest = "without it, and with what else is told here mended," if beside else "without it"
+        rest = "without it, and with what else is reported here mended," if beside else "without it"
         return Finding(
             "N001", f"not the same function from {terms[0].where.node} of {side} on{off}",
             f"{cause}; {rest} the two are the same function.", fix,
