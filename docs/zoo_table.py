@@ -59,9 +59,9 @@ instead of 0. It was met on BiT, a model that is not in the table; on `max_pool2
 negative numbers every border element is wrong. Leave it out with `disabled_optimizers=["Pad_Fusion"]`
 ([O013](codes/O013.md)).
 
-And of operators alone, met with the operators that torch itself tests: onnxruntime 1.31.1's Gemm of no products at all (an inner
-dimension of 0) adds its third input as it is and leaves out `beta`; and the exporter writes `atan2` with Greater where
-GreaterOrEqual is meant, so `atan2(0, -1)` becomes -pi.
+And of operators alone: onnxruntime 1.31.1's Gemm of no products at all (an inner dimension of 0) adds its third input
+as it is and leaves out `beta`; and the exporter writes `atan2` with Greater where GreaterOrEqual is meant, so
+`atan2(0, -1)` becomes -pi.
 """.splitlines()
 FALSE = """## What is answered wrongly
 
