@@ -78,20 +78,20 @@ def _mended(evidence: Evidence, output: OutputRecord, numbers: Mapping[str, Any]
     if evidence.undone is not None:
         left = max((d.overall for d in drifts_of(evidence.undone)), default=math.nan)
         told = {**numbers, "without": evidence.undone.without, "left": left}
-        found = _mended(evidence.undone, replace(output, lifted=left, lifted_whole=None), told)
-        if found and exact(found):
+        if (found := _mended(evidence.undone, replace(output, lifted=left, lifted_whole=None), told)) and exact(found):
             return found
-    lacking = list(lacking_terms(evidence))
-    for less in lacking:
+    lacking = None  # all terms together, which come first
+    for less in lacking_terms(evidence):
+        lacking = lacking or less
         if next_to_nothing(drifts_of(less.evidence), drifts_of(evidence)):
             return [Telling(output, numbers, (), without=evidence.without).term(less)]
     found = _searched(evidence, output, numbers)
-    if (exact(found) and len(found) == 1) or not lacking or not lacking[0].alone:
+    if (exact(found) and len(found) == 1) or lacking is None or not lacking.alone:
         return found
-    rest = _searched(lacking[0].evidence, output, numbers)
+    rest = _searched(lacking.evidence, output, numbers)
     if not rest or not exact(rest) or (exact(found) and len(rest) >= len(found)):
         return found
-    return [*rest, Telling(output, numbers, ()).term(lacking[0], beside=True)]
+    return [*rest, Telling(output, numbers, ()).term(lacking, beside=True)]
 
 
 def _searched(evidence: Evidence, output: OutputRecord, numbers: Mapping[str, Any]) -> list[Finding]:

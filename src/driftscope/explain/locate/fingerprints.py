@@ -170,7 +170,7 @@ def steps_to(
     return members
 
 
-def computed_from(steps: Sequence[Visited], names: Iterable[str]) -> set[str]:
+def reached_from(steps: Sequence[Visited], names: Iterable[str]) -> set[str]:
     """Some values of a run and all that is computed from them."""
     reached = set(names)
     for step in steps:

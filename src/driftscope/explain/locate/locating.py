@@ -18,7 +18,7 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.locate.alignment import align
 from driftscope.explain.locate.alike import alike_steps
 from driftscope.explain.locate.divergence import Parting, View, find_partings, turned
-from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, computed_from, sketch, steps_to
+from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, reached_from, sketch, steps_to
 from driftscope.explain.locate.rerunning import Reruns, Values
 from driftscope.lift.steps import Lifted, LiftedOutput
 
@@ -190,19 +190,20 @@ class Search:
                 yield Parting(step, other, piece=(step,), paired=True)
             elif view.in_b.holds_in_order(meant):
                 members = steps_to(step, made_b, meant.same, len(made_b))
-                yield Parting(step, other, piece=tuple(members[k] for k in sorted(members)), paired=True)
+                yield Parting(step, other, piece=_in_order(members), paired=True)
 
     def _ended(self, view: View, parting: Parting) -> Parting:
         """The piece up to a result that is known to be wrong, where a parting leads to one; else itself."""
+        if parting.paired:
+            return parting
         made_a, made_b = view.makers_a(), view.makers_b()
         for theirs, mine in zip(self._ends_a, self._ends_b, strict=False):
             other, step = made_a.get(theirs), made_b.get(mine)
-            if parting.paired or other is None or step is None or parting.step.index > step.index:
+            if other is None or step is None or parting.step.index > step.index:
                 continue
             members = steps_to(step, made_b, view.in_a.holds, len(made_b))
             if parting.step.index in members and step.shapes[:1] == other.shapes[:1]:
-                return replace(parting, step=step, counterpart=other, paired=True,
-                               piece=tuple(members[k] for k in sorted(members)))  # fmt: skip
+                return replace(parting, step=step, counterpart=other, piece=_in_order(members), paired=True)
         return parting
 
     def _needed(self, places: list[TriedPlace], forced_by: list[Values]) -> list[TriedPlace]:
@@ -212,7 +213,7 @@ class Search:
         """
         kept = list(range(len(places)))
         for k in reversed(range(1, len(places))):
-            behind = computed_from(self.view.b.steps, places[k].parting.step.outputs) if self.view else set()
+            behind = reached_from(self.view.b.steps, places[k].parting.step.outputs) if self.view else set()
             rest = [forced_by[n] for n in kept if n != k and behind.isdisjoint(forced_by[n])]
             with contextlib.suppress(CannotLift):
                 self.runs += 1
@@ -362,6 +363,10 @@ class Search:
         except (CannotLift, DriftscopeError, RuntimeError):
             return False
         return value is not None and right(sketch(value))
+
+
+def _in_order(members: Mapping[int, Visited]) -> tuple[Visited, ...]:
+    return tuple(members[k] for k in sorted(members))
 
 
 def _forget(view: View, parting: Parting) -> bool:

@@ -176,7 +176,7 @@ class Folds:
 
     def _scaled(self, constant: Constant, norms: tuple[float, float], ulps: float) -> Repair | None:
         """A weight with a number multiplied in that the program holds: a scale inside a fused kernel."""
-        own = constant.value.dtype
+        own, stored = constant.value.dtype, constant.value.to(torch.float64)
         for partner in self._weights.get(constant.value.numel(), ()):
             theirs = norms_of(partner.value)
             if narrower(partner.value.dtype, own) or uniform(partner) is not None or not min(theirs) > 0:
@@ -189,7 +189,6 @@ class Folds:
             for number in self._numbers_near(ratios[1], torch.finfo(own).eps):
                 exact = partner.value.to(torch.float64) * number.value
                 for arranged in rearrangements(exact, constant.value.shape):
-                    stored = constant.value.to(torch.float64)
                     if rounded(stored, arranged, arranged, own):
                         words = f"{partner.name} times {number.words}"
                         return Repair(constant.name, arranged.contiguous(), "fold", words, constant, (partner.name,))
