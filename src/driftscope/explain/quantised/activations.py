@@ -16,13 +16,14 @@ import onnx
 import torch
 
 from driftscope.comparison.measuring.spread import rms
-from driftscope.explain.quantised.weights import Graph
+from driftscope.explain.quantised.weights import LARGEST, Graph
 from driftscope.lift.steps import Lifted, Step
 
 #: Of the numbers that are left when those at the level farthest out are set aside: what a quantisation that keeps
 #: nothing of them is off by, relative, and how many there must be, of all.
 _LOST, _MANY = 0.5, 0.05
-_LARGEST = torch.finfo(torch.float32).max
+#: Times the number farthest out, beyond which a range was not made for it: softmax is given 0 to 1.
+_UNFILLED = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,10 @@ class Swallowed:
         What it quantises.
     scale, far, rest : float
         Its scale, the number that is farthest out, and the root-mean-square of the numbers it turns into one.
-    share : float
-        Of all numbers, those that become one.
+    end : float
+        The end of the range that its integers span, on the side of the farthest number.
+    lost, count : int
+        How many numbers become one, and how many there are.
     """
 
     node: onnx.NodeProto
@@ -46,14 +49,19 @@ class Swallowed:
     scale: float
     far: float
     rest: float
-    share: float
+    end: float
+    lost: int
+    count: int
 
     @property
     def words(self) -> str:
         """What it does, in one clause."""
+        wide = abs(self.end) > _UNFILLED * abs(self.far)
+        because = f"for a range to {self.end:.3g}, and its numbers go to {self.far:.3g}"
+        because = because if wide else f"because its range goes to {self.far:.3g}"
         return (
-            f"its scale is {self.scale:.3g}, because its range goes to {self.far:.3g}; the other "
-            f"{100 * self.share:.0f} % of its numbers, about {self.rest:.2g} in size, all become one integer"
+            f"its scale is {self.scale:.3g}, {because}; the other {self.lost:,} of its {self.count:,} numbers, "
+            f"about {self.rest:.2g} in size, all become one integer"
         )
 
 
@@ -90,7 +98,7 @@ def _keeps_nothing(node: onnx.NodeProto, value: torch.Tensor, graph: Graph) -> S
         return None
     step, offset, ends = float(scale.reshape(-1)[0]), float(zero.reshape(-1)[0]), np.iinfo(zero.dtype)
     # A mask may have become infinite on its way through the integers.
-    numbers = torch.nan_to_num(value, nan=0.0, posinf=_LARGEST, neginf=-_LARGEST).flatten()
+    numbers = torch.nan_to_num(value, nan=0.0, posinf=LARGEST, neginf=-LARGEST).flatten()
     if numbers.numel() < 2 or not math.isfinite(step) or step == 0:
         return None
     levels = (torch.round(numbers / step) + offset).clamp(float(ends.min), float(ends.max))
@@ -102,4 +110,5 @@ def _keeps_nothing(node: onnx.NodeProto, value: torch.Tensor, graph: Graph) -> S
     if size == 0 or rms(rest - (kept - offset) * step) < _LOST * size or bool((rest == rest[0]).all()):
         return None
     outlier = float(numbers[numbers.abs().argmax()])
-    return Swallowed(node, node.input[0], step, outlier, size, rest.numel() / numbers.numel())
+    end = step * (float(ends.max if outlier > 0 else ends.min) - offset)
+    return Swallowed(node, node.input[0], step, outlier, size, end, rest.numel(), numbers.numel())

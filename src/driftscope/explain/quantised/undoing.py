@@ -27,6 +27,7 @@ from driftscope.explain.quantised.originals import computed_constants, consumed,
 from driftscope.explain.quantised.undone import STORED_END, Undone, beside, identity, idle_ends, stored_as
 from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
 from driftscope.lift.evidence import Evidence, SideLift, pairing_of
+from driftscope.lift.reconcile import scalars
 from driftscope.lift.reconcile.certify import reconcile
 from driftscope.lift.reconcile.drifts import OutputPairing
 from driftscope.lift.sources import lift_source
@@ -193,8 +194,9 @@ class _QuantisedSide:
         self.pools = [[c for c in self.constants if c.name not in folded], *([self.constants] if folded else [])]
         single = (c for c in other.constants() if c.value.numel() == 1 and c.origin is Origin.WEIGHT and c.value.dim())
         self.single = [(c, c.value.to(torch.float64)) for c in single if c.value.dtype.is_floating_point]
-        self.written = [c for c in other.constants() if c.value.numel() == 1 and c.value.dtype.is_floating_point]
-        self.numbers = [number for c in self.written if (number := float(c.value)) > 0]
+        # With what an exporter makes of them: it splits a scale over query and key, as its root.
+        self.meant = [n for n in scalars.numbers(other.constants()) if n.value]
+        self.numbers = [n.value for n in self.meant if n.value > 0 and not n.derived]
 
     def judge(self) -> Quantisation | None:
         """Match every weight, undo the quantisation, and hold what is left against the other side."""
@@ -279,17 +281,17 @@ class _QuantisedSide:
         # Of what is computed on the way anything of this size may be the nearest, and numbers of its own be meant.
         near = next((p for p in (stored, computed) if p is not None), None)
         own = near is not None and near[0].origin is Origin.COMPUTED and not weight.is_named(near[0])
-        return None if own and near is not None and not weight.is_like(near[1]) else near
+        # A stored mask is whole numbers, and much of it the same as of any other mask.
+        return None if own and near and (weight.whole() is not None or not weight.is_like(near[1])) else near
 
     def _number(self, weight: Quantised) -> tuple[Constant, torch.Tensor] | None:
         """The other side's tensor of one number that an integer stands for, or a number that its scale was made of."""
         found = ((c, v.reshape(weight.value.shape)) for c, v in self.single)
         stored = next(((c, v) for c, v in found if weight.rounds(v)), None)
-        finite_ones = (c for c in self.written if bool(c.value.isfinite()))  # everything is near infinity
-        written = ((c, c.value.to(torch.float64).reshape(weight.value.shape)) for c in finite_ones)
-        return stored or next(
-            ((c, v) for c, v in written if bool((weight.value - v).abs() <= STORED_END * v.abs()) and bool(v)), None
-        )
+        own = float(weight.value)
+        meant = (n for n in self.meant if abs(own - n.value) <= STORED_END * abs(n.value))
+        numbers = ((n.words, torch.full_like(weight.value, n.value)) for n in meant)
+        return stored or next(((Constant(w, v, Origin.LITERAL, Where()), v) for w, v in numbers), None)
 
     def _scales(self) -> list[Finding]:
         """Activations that are scaled back by another number than they were scaled by."""

@@ -27,6 +27,8 @@ _STORED = 2.0**-22
 _STRANGE = 0.9
 #: How far a whole number may be from its integer times a scale in float32, relative.
 _WHOLE = 1e-6
+#: What a mask holds where an infinity was meant.
+LARGEST = torch.finfo(torch.float32).max
 #: Operators that move integers or choose among them: quantised values pass through.
 PASSING = frozenset({
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Gather", "Slice", "Identity", "Split",
@@ -99,9 +101,11 @@ class IntegerGrid:
         found: list[tuple[float, Constant, torch.Tensor]] = []
         # Integers are at most a step from what they round, whatever they round.
         reach = float((self.step.expand_as(self.value) ** 2).sum())
-        reach = reach if math.isfinite(reach) else 0.0
+        # An exporter stores a mask of infinities as the largest number. An infinite scale stands for no number.
+        end, reach = (LARGEST, reach) if math.isfinite(reach) else (math.inf, 0.0)
         for constant in (*constants, *self._joined(constants)):
-            for exact in layouts(constant.value, self.value.shape):
+            for laid in layouts(constant.value, self.value.shape):
+                exact = laid.clamp(-end, end)
                 gap = float((exact - self.value).square().sum())
                 # In another shape it has to be more than one of as many numbers.
                 apart = float(exact.square().sum() + self.value.square().sum())

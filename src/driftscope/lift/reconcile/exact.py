@@ -24,7 +24,7 @@ def rounded_literals(side: ReconciledSide) -> list[Repair]:
     side : ReconciledSide
     """
     written = [c for c in side.constants if c.origin is Origin.LITERAL and c.value.dtype == torch.float64]
-    numbers = scalars.Candidates(scalars.numbers(written), side.single)
+    numbers = scalars.Candidates(written, side.single)
     found = ((c, numbers.of(c)) for c in written if c.frontier)
     return [
         Repair(c.name, torch.full(c.value.shape, n[0].value, dtype=torch.float64), "scalar", n[0].words, c)
@@ -44,7 +44,7 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
     index : WeightIndex
         The other program's tensors.
     """
-    numbers = scalars.Candidates(scalars.numbers(others), side.single)
+    numbers = scalars.Candidates(others, side.single)
     repairs: list[Repair] = []
     for constant in side.constants:
         if constant.value.is_complex():

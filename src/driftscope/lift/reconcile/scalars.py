@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from driftscope.lift.reconcile.matching import HALF_ULP, clamped, ulp, uniform
+from driftscope.lift.reconcile.matching import HALF_ULP, clamped, same_name, ulp, uniform
 from driftscope.lift.steps import Constant, Origin
 
 # Numbers that exporters and kernels write without the user having written them.
@@ -90,21 +90,35 @@ class Candidates:
 
     Parameters
     ----------
-    pool : sequence of MeantNumber
+    constants : sequence of Constant
+        Of the other program.
     single : bool
         As for :func:`scalar_candidates`.
     """
 
-    def __init__(self, pool: Sequence[MeantNumber], single: bool):
-        self._pool, self._single = pool, single
+    def __init__(self, constants: Sequence[Constant], single: bool):
+        self._pool, self._single = numbers(constants), single
+        self._named = [(c.name, uniform(c)) for c in constants if c.origin is Origin.WEIGHT and c.value.numel() == 1]
         self._known: dict[tuple[float | None, torch.dtype], list[MeantNumber]] = {}
+        self._takers: dict[float, str] = {}
 
     def of(self, constant: Constant) -> list[MeantNumber]:
-        """Return what :func:`scalar_candidates` does."""
+        """Return what :func:`scalar_candidates` does; of several, the one of the constant's name first."""
         key = uniform(constant), constant.value.dtype
         if key not in self._known:
             self._known[key] = scalar_candidates(constant, self._pool, self._single)
-        return self._known[key]
+        found = self._known[key]
+        if len(found) < 2 or found[0].derived:
+            return found
+        # Rounded, two numbers may be one: then names tell them apart, or the order in which they stand.
+        named = {value for name, value in self._named if same_name(name, constant.name)}
+        learnt = {value for _, value in self._named if constant.origin is Origin.WEIGHT and self._taken(value, constant)}
+        found = sorted(found, key=lambda n: (n.derived, n.value not in named, n.value in learnt))
+        self._takers.setdefault(found[0].value, constant.name)
+        return found
+
+    def _taken(self, value: float | None, constant: Constant) -> bool:
+        return value is not None and self._takers.get(value, constant.name) != constant.name
 
 
 def scalar_candidates(constant: Constant, pool: Sequence[MeantNumber], single: bool = False) -> list[MeantNumber]:

@@ -138,7 +138,8 @@ def stored_repairs(
     Parameters
     ----------
     left : sequence of Constant
-        Constants of one program that are no stored ones of the other; those that it does not store are left out.
+        Constants of one program that are no stored ones of the other; those that it does not store (in a tensor, or as
+        an attribute of a node) are left out.
     found : Subgraphs
         Of the other program.
     limit : float
@@ -148,7 +149,8 @@ def stored_repairs(
         Of the same program.
     """
     table = _Tables(found, limit, factors)
-    stored = (c for c in left if c.origin is Origin.WEIGHT and (c.value.dtype.is_floating_point or c.value.numel() > 1))
+    held = (c for c in left if c.origin in (Origin.WEIGHT, Origin.ATTRIBUTE))
+    stored = (c for c in held if c.value.dtype.is_floating_point or c.value.numel() > 1)
     repairs = [table.match(c, _wide(c.value), []) for c in stored]
     if own is not None:
         repairs += [table.match(c, _wide(c.value), [own.loose[c.name]]) for c in left if _is_carried(c, own)]

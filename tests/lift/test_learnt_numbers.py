@@ -1,0 +1,104 @@
+"""Numbers that a program learnt, one by one: rounded, two of them may be one, and one may be folded into an attribute."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from torch import Tensor, nn
+
+import driftscope as ds
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+# float16 writes all three as 0.9379883.
+ALIKE = (0.93784618, 0.9380778, 0.9381121)
+
+
+class Scaled(nn.Module):
+    """Layers that are followed by a number each."""
+
+    def __init__(self, numbers: tuple[float, ...] = ALIKE, names: str = "abc") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.names = names
+        for name, number in zip(names, numbers, strict=True):
+            self.register_parameter(name, nn.Parameter(torch.tensor([number])))
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in names)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name, layer in zip(self.names, self.layers, strict=True):
+            x = torch.tanh(layer(x)) * getattr(self, name)
+        return x
+
+
+def as_half(model: nn.Module) -> nn.Module:
+    """The model with every number rounded to float16, and computed in float32."""
+    return _Widened(copy.deepcopy(model).half())
+
+
+class _Widened(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name, layer in zip(self.model.names, self.model.layers, strict=True):
+            x = torch.tanh(nn.functional.linear(x, layer.weight.float(), layer.bias.float()))
+            x = x * getattr(self.model, name).float()
+        return x
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("names", ["abc", "xyz"])
+def test_numbers_that_a_format_makes_one_are_told_apart(names: str, swapped: bool) -> None:
+    pair = Scaled(), as_half(Scaled(names=names))
+    found = ds.compare(*(reversed(pair) if swapped else pair), (X,))
+    assert found.verdict is ds.Verdict.PRECISION, found
+
+
+@torch.no_grad()
+def test_a_number_that_the_format_tells_apart_is_another() -> None:
+    found = ds.compare(Scaled(), as_half(Scaled((0.93784618, 0.9390778, 0.9381121))), (X,))
+    assert found.verdict is ds.Verdict.DIFFERENT, found
+
+
+class Similarity(nn.Module):
+    """The product of two embeddings, times a learnt number that is stored as its logarithm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.8133))
+        self.text = nn.Parameter(torch.randn(5, 4, generator=torch.Generator().manual_seed(2)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.text.T * self.scale.exp()
+
+
+def fused(ulps: float) -> onnx.ModelProto:
+    """What an optimiser makes of it: the exponential, so many ulps from the best float32, as an attribute."""
+    model = Similarity()
+    best = np.exp(np.float64(model.scale.item()))
+    alpha = float(np.float32(best)) + ulps * float(np.spacing(np.float32(best)))
+    node = helper.make_node("Gemm", ["x", "t"], ["y"], "product", alpha=alpha, transB=1)
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        [node], "fused", [value("x", 1, [6, 4])], [value("y", 1, [6, 5])],
+        [numpy_helper.from_array(model.text.detach().numpy(), "t")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("ulps", "verdict"), [(1.0, ds.Verdict.ROUNDING), (-1.0, ds.Verdict.ROUNDING),
+                                               (2000.0, ds.Verdict.DIFFERENT)])  # fmt: skip
+def test_a_number_computed_ahead_of_time_may_be_an_attribute(ulps: float, verdict: ds.Verdict, tmp_path: Path) -> None:
+    file = tmp_path / "fused.onnx"
+    onnx.save(fused(ulps), file)
+    for pair in ((Similarity(), file), (file, Similarity())):
+        assert ds.compare(*pair, (X,)).verdict is verdict
