@@ -1,4 +1,4 @@
-"""Numbers that a program learnt, one by one: rounded, two of them may be one, and one may be folded into an attribute."""
+"""Numbers that a program learnt: rounded, two of them may be one, and one may be folded into an attribute."""
 
 from __future__ import annotations
 

@@ -112,13 +112,11 @@ class Candidates:
             return found
         # Rounded, two numbers may be one: then names tell them apart, or the order in which they stand.
         named = {value for name, value in self._named if same_name(name, constant.name)}
-        learnt = {value for _, value in self._named if constant.origin is Origin.WEIGHT and self._taken(value, constant)}
-        found = sorted(found, key=lambda n: (n.derived, n.value not in named, n.value in learnt))
+        learnt = {value for _, value in self._named} if constant.origin is Origin.WEIGHT else set()
+        taken = {v for v, taker in self._takers.items() if v in learnt and taker != constant.name}
+        found = sorted(found, key=lambda n: (n.derived, n.value not in named, n.value in taken))
         self._takers.setdefault(found[0].value, constant.name)
         return found
-
-    def _taken(self, value: float | None, constant: Constant) -> bool:
-        return value is not None and self._takers.get(value, constant.name) != constant.name
 
 
 def scalar_candidates(constant: Constant, pool: Sequence[MeantNumber], single: bool = False) -> list[MeantNumber]:
