@@ -65,7 +65,7 @@ def test_only_a_program_that_chooses_is_run_with_other_choices(program, runs):
     graph, made = lift_torch(program, x(), {}), []
     run = graph.run
     graph.run = lambda **how: (made.append(how), run(**how))[1]
-    assert _first_turned(graph) is None
+    assert _first_turned(graph, ()) is None
     assert len(made) == runs
 
 

@@ -20,9 +20,9 @@ def choices_are_exact() -> bool:
 
 
 @contextlib.contextmanager
-def exact_choices() -> Iterator[None]:
-    """Let lifted runs inside the block choose by their float64 values."""
-    token = _EXACT.set(True)
+def exact_choices(wanted: bool = True) -> Iterator[None]:
+    """Let lifted runs inside the block choose by their float64 values, where that is wanted."""
+    token = _EXACT.set(wanted or _EXACT.get())
     try:
         yield
     finally:

@@ -137,9 +137,12 @@ class Evidence:
     floor64 : list of Tensor or None
         Per output of the lifted side: its float64 noise, where the other has no graph and was run on float64 inputs.
     undone : Evidence or None
-        The same pair, where a side is quantised and differs by more than that, with its quantisation undone.
+        The same pair, where a side is quantised and differs by more than that, with its quantisation undone; where
+        rounding turns choices and it differs by more than that, with all of them made in float64.
     without : str
         Of such a pair, what was taken from it: ``"without the quantisation of B"``.
+    exact : bool
+        Whether it is one whose choices are made in float64.
     """
 
     a: SideLift
@@ -154,6 +157,7 @@ class Evidence:
     floor64: list[torch.Tensor | None] = field(default_factory=list)
     undone: Evidence | None = None
     without: str = ""
+    exact: bool = False
 
     def with_side(self, side: str, graph: Lifted, without: str = "") -> Evidence:
         """The same pair with another graph on one side, its constants reconciled anew; no noise is known of it."""

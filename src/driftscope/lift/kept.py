@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 import torch
 
+from driftscope.lift.choices import choices_are_exact
 from driftscope.lift.readings import readings_kept
 from driftscope.lift.steps import Lifted, LiftedOutput, Observer, Rounding, Step
 from driftscope.programs.isolation.memory import available_bytes
@@ -211,13 +212,14 @@ class SharedRuns:
         plain = graph
         if isinstance(graph, WithRepairs):
             plain, replace = graph.beneath(replace)
-        key = id(plain), frozenset((name, id(value)) for name, value in replace.items())
+        plainly = id(plain), choices_are_exact(), frozenset[tuple[str, int]]()
+        key = *plainly[:2], frozenset((name, id(value)) for name, value in replace.items())
         own = self.runs.get(key)
         if own is None:
             own = self.runs[key] = KeptRun(self.room)
             # What is known by its address must not make way for another of that address.
             self.held += [plain, *replace.values()]
-            return self.runs.get((id(plain), frozenset())), own
+            return self.runs.get(plainly), own
         return own, own
 
 

@@ -114,6 +114,8 @@ class Rounding:
         For SUM and DOT: the kernel is known to add all terms one after the other.
     stored : bool
         For SUM and DOT: that running sum is kept in the format of the result; for ROUND what is made on the way is.
+    narrows : bool
+        A cast to a narrower format: lifted it is the value itself, which the arithmetic of the lift does not round.
     bits : Tensor or None
         What the program itself makes of the value by its bits, where it rounds by hand to a narrower format.
     """
@@ -124,6 +126,7 @@ class Rounding:
     parts: Callable[[], torch.Tensor] | None = None
     running: bool = False
     stored: bool = False
+    narrows: bool = False
     bits: torch.Tensor | None = None
 
 

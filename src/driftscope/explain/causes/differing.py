@@ -27,11 +27,12 @@ from driftscope.explain.causes.fold_findings import fold_ends, fold_finding
 from driftscope.explain.causes.folded_sources import FoldSide, chains_of, other_fold
 from driftscope.explain.causes.pieces import cause_of
 from driftscope.explain.causes.rewiring import Reason, where_of
-from driftscope.explain.causes.telling import Telling, ambiguous, cause_step, of_one_kind
+from driftscope.explain.causes.telling import Telling, ambiguous, cause_step, of_one_kind, optimiser_finding
 from driftscope.explain.causes.weights import ChangedWeight, Matched, exchanged_names, match_weights, misread
 from driftscope.explain.locate.divergence import piece_of, unsound_after
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.locating import Search, TriedPlace
+from driftscope.lift.choices import exact_choices
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.chains import Chains
 from driftscope.lift.reconcile.drifts import OutputPairing, measure
@@ -52,6 +53,8 @@ _MOST_ALONE = 6
 _MOST_TOLD = 12
 # A place that parts by this much less than the first may be a number that is stored rounded.
 _BESIDE = 1e-3
+# What is left once choices are made in float64, as a share, below which the rest came of these.
+_LESS = 0.5
 
 
 def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], explain: bool) -> list[Finding]:
@@ -63,7 +66,7 @@ def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], expla
     paths = ", ".join(o.path for o in guilty[:_PATHS])
     numbers = {o.path: {"lifted": o.lifted_size, "limit": o.lifted_threshold, "floors": o.floors} for o in guilty}
     if evidence.optimized is not None and not evidence.optimized.same_function and _file_agrees(evidence):
-        return [_optimiser_finding(paths, guilty, numbers)]
+        return [optimiser_finding(paths, guilty, numbers)]
     found: list[Finding] = []
     if explain and evidence.a.graph is not None and evidence.b.graph is not None and evidence.reconciled is not None:
         try:
@@ -74,11 +77,13 @@ def function_findings(evidence: Evidence, outputs: Sequence[OutputRecord], expla
 
 
 def _mended(evidence: Evidence, output: OutputRecord, numbers: Mapping[str, Any]) -> list[Finding]:
-    """What differs; a quantisation, and small terms that one side leaves out, are in every layer and are taken away."""
-    if evidence.undone is not None:
-        left = max((d.overall for d in drifts_of(evidence.undone)), default=math.nan)
-        told = {**numbers, "without": evidence.undone.without, "left": left}
-        if (found := _mended(evidence.undone, replace(output, lifted=left, lifted_whole=None), told)) and exact(found):
+    """What differs; what is known to differ besides, and small terms that one side leaves out, are taken away."""
+    if (undone := evidence.undone) is not None:
+        left = max((d.overall for d in drifts_of(undone)), default=math.nan)
+        told = {**numbers, "without": undone.without, "left": left}
+        with exact_choices(undone.exact):
+            found = _mended(undone, replace(output, lifted=left, lifted_whole=None), told)
+        if found and (exact(found) or (undone.exact and left < _LESS * (output.lifted_size or 0.0))):
             return found
     lacking = None  # all terms together, which come first
     for less in lacking_terms(evidence):
@@ -105,20 +110,6 @@ def _within(output: OutputRecord) -> bool:
 
 def _file_agrees(evidence: Evidence) -> bool:
     return evidence.reconciled is not None and evidence.reconciled.same_function
-
-
-def _optimiser_finding(paths: str, guilty: Sequence[OutputRecord], numbers: dict[str, Any]) -> Finding:
-    shown = any((o.floors or 0.0) > THRESHOLDS.large for o in guilty)
-    seen = "the runtime's own outputs differ from A's" if shown else "it was seen between the graphs, in float64"
-    return Finding(
-        "O006",
-        "the file is the same function as A, but the graph that the runtime's optimiser made of it is not",
-        why="A graph transformer of the runtime rewrote the file into another function.",
-        fix="Lower the graph optimisation level, or disable the transformer that fired; before you report it, compare "
-        f"the outputs of a session with it and of one without: {seen}.",
-        where=Where(output=paths),
-        evidence=numbers,
-    )
 
 
 _NOT_ASKED = object()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.causes.alterations import exchange_words, shortest
 from driftscope.explain.causes.computed import Lacking, OtherIndices, OtherNumber
 from driftscope.explain.causes.rewiring import Reason, told, where_of
@@ -274,3 +275,18 @@ def _said_of(why: str, step: Visited) -> str:
 
 def _in_a(fix: str) -> str:
     return f"In A, {fix[0].lower()}{exchanged(fix[1:])}" if fix else ""
+
+
+def optimiser_finding(paths: str, guilty: Sequence[OutputRecord], numbers: dict[str, Any]) -> Finding:
+    """Say that the runtime's optimiser made another function of a file that is A's."""
+    shown = any((o.floors or 0.0) > THRESHOLDS.large for o in guilty)
+    seen = "the runtime's own outputs differ from A's" if shown else "it was seen between the graphs, in float64"
+    return Finding(
+        "O006",
+        "the file is the same function as A, but the graph that the runtime's optimiser made of it is not",
+        why="A graph transformer of the runtime rewrote the file into another function.",
+        fix="Lower the graph optimisation level, or disable the transformer that fired; before you report it, compare "
+        f"the outputs of a session with it and of one without: {seen}.",
+        where=Where(output=paths),
+        evidence=numbers,
+    )

@@ -21,6 +21,7 @@ from driftscope.lift.evidence import Evidence, SideLift, pairing_of
 from driftscope.lift.kept import look
 from driftscope.lift.reconcile.certify import Reconciled, reconcile
 from driftscope.lift.reconcile.chains import operator_of
+from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.reconcile.uses import divisors_read_in
 from driftscope.lift.steps import Lifted, Step
@@ -54,11 +55,16 @@ def turned_choices(evidence: Evidence) -> dict[int, Turned]:
     if a is None or b is None:
         return {}
     try:
-        turned = {side: step for side, graph in (("B", b), ("A", a)) if (step := _first_turned(graph)) is not None}
+        known = evidence.reconciled
+        meant = (known.repairs_b, known.repairs_a) if known is not None else ((), ())
+        first = {side: _first_turned(graph, m) for side, graph, m in zip("BA", (b, a), meant, strict=True)}
+        turned = {side: step for side, step in first.items() if step is not None}
         if not turned:
             return {}
-        exactly = _chosen_exactly(a, b, evidence.pairs)
+        chosen_so, exactly = _chosen_exactly(a, b, evidence.pairs)
         same = {p: drift for p, drift in enumerate(exactly.drifts) if _is_same(drift)}
+        if len(same) < len(exactly.drifts):
+            evidence.undone = evidence.undone or chosen_so
         elsewhere = _rounds_elsewhere(b, evidence) if same else {}
         same = {p: drift for p, drift in same.items() if elsewhere.get(evidence.pairs[p][1], True)}
         if not same:
@@ -98,7 +104,7 @@ def _rounds_elsewhere(b: Lifted, evidence: Evidence) -> dict[int, bool]:
         return {}
     places = range(len(known.drifts))
     return {
-        k: _is_same(drift) for k, drift in enumerate(_chosen_exactly(b, optimized, [(k, k) for k in places]).drifts)
+        k: _is_same(drift) for k, drift in enumerate(_chosen_exactly(b, optimized, [(k, k) for k in places])[1].drifts)
     }
 
 
@@ -107,22 +113,24 @@ def _is_same(drift: Ratio) -> bool:
     return drift.value == 0.0 or drift.value <= drift.limit <= THRESHOLDS.chaotic
 
 
-def _chosen_exactly(a: Lifted, b: Lifted, pairs: Sequence[tuple[int, int]]) -> Reconciled:
+def _chosen_exactly(a: Lifted, b: Lifted, pairs: Sequence[tuple[int, int]]) -> tuple[Evidence, Reconciled]:
     """Two programs, reconciled, with their choices made in float64."""
     with exact_choices():
         one, other = SideLift(a, clean=a.run()), SideLift(b, clean=b.run())
-        return reconcile(a, b, (one.clean, other.clean), pairing_of(one, other, pairs), THRESHOLDS)
+        known = reconcile(a, b, (one.clean, other.clean), pairing_of(one, other, pairs), THRESHOLDS)
+    said = "with every choice made in float64"
+    return Evidence(one, other, list(pairs), known, without=said, exact=True), known
 
 
-def _first_turned(graph: Lifted) -> Step | None:
-    """The first step whose integers or comparisons fall otherwise when it chooses in float64."""
+def _first_turned(graph: Lifted, meant: Sequence[Repair]) -> Step | None:
+    """The first step whose integers or comparisons fall otherwise in float64, with the constants that are meant."""
     chosen = _NotedChoices()
     look(graph, chosen)
     if not chosen.from_floats:
         return None
     watch = _Turned(chosen.by_step)
     with exact_choices():
-        graph.run(observe=watch)
+        graph.run(observe=watch, replace={r.name: r.value for r in meant})
     return watch.first
 
 

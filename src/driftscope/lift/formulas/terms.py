@@ -15,6 +15,7 @@ Number: TypeAlias = float | torch.Tensor
 
 EXACT = Rounding(Kind.EXACT)
 ROUND = Rounding(Kind.ROUND)
+NARROWS = Rounding(Kind.ROUND, narrows=True)
 FUNCTION = Rounding(Kind.FUNCTION)
 
 

@@ -64,6 +64,8 @@ class NoiseInjector:
             self.watch(step)
         if step.constant or step.rounding.kind is Kind.EXACT:
             return None
+        if step.rounding.narrows and self.unit is not None:
+            return None  # the rounding of a format, not of the arithmetic that this unit is of
         self._generator.manual_seed(seed_of(self.seed, self.arithmetic.name, step.index, step.name))
         model = Model(self.kernels, self.arithmetic, self.unit)
         noisy: list[torch.Tensor | None] = []

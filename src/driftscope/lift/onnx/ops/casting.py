@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from driftscope.lift.formulas.terms import EXACT, NARROWS
 from driftscope.lift.onnx.element_types import (
     FORMAT_OF_ELEMENT,
     NARROW_INTEGERS,
@@ -18,7 +19,6 @@ from driftscope.lift.onnx.element_types import (
     storage,
 )
 from driftscope.lift.onnx.registry import Node, Result, Value, operator, strings
-from driftscope.lift.steps import Kind, Rounding
 
 
 @operator("Cast", since=6)
@@ -50,8 +50,8 @@ def cast_to(node: Node, x: Any, target: Format) -> Result:
     if target in SMALL_FLOATS:
         return _to_small_float(node, x, target)
     if target.is_floating_point:
-        kind = Kind.EXACT if _widens(node.format(0), target) else Kind.ROUND
-        return Result(_to_float(x, target, node), Rounding(kind), [target])
+        rounding = EXACT if _widens(node.format(0), target) else NARROWS
+        return Result(_to_float(x, target, node), rounding, [target])
     if target == torch.bool:
         return Result(node.rounded(x) != 0, formats=[target])
     return Result(_to_integer(node.rounded(x), target), formats=[target])
@@ -81,7 +81,7 @@ def _to_small_float(node: Node, x: Tensor, target: torch.dtype) -> Result:
         result = _power_of_two(wide, node.text("round_mode", "up"), saturate)
     else:
         result = round_to(wide, target, saturate=saturate)
-    return Result(result, Rounding(Kind.EXACT), [target])
+    return Result(result, EXACT, [target])
 
 
 def _power_of_two(x: Tensor, mode: str, saturate: bool) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from driftscope.lift.formulas.terms import EXACT, ROUND
+from driftscope.lift.formulas.terms import EXACT, NARROWS, ROUND
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call, TensorArgument
 from driftscope.lift.torch.entries import FLOAT8, lifted_dtype
@@ -34,7 +34,7 @@ def cast(operand: TensorArgument, format: torch.dtype) -> tuple[torch.Tensor, Ro
     value = operand.lifted()
     if value.is_complex() and not format.is_complex:
         value = value.real
-    return value.to(lifted_dtype(format)), ROUND if _narrows(operand.format, format) else EXACT
+    return value.to(lifted_dtype(format)), NARROWS if _narrows(operand.format, format) else EXACT
 
 
 def _narrows(source: torch.dtype, target: torch.dtype) -> bool:
