@@ -5,26 +5,29 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from driftscope.comparison.judge import Judgement, OutputEvidence, judge
 from driftscope.comparison.leaves import LeafComparison
+from driftscope.comparison.pairing import pair_leaves
 from driftscope.comparison.recording import output_record
 from driftscope.errors import RuntimeRefused
 from driftscope.explain import refusals
 from driftscope.lift.counting import Count
 from driftscope.lift.evidence import Evidence
 from driftscope.programs.budget import Budget
+from driftscope.programs.complex_pairs import as_pair, in_pairs, is_pair_of
 from driftscope.programs.isolation.breadcrumbs import tell
 from driftscope.programs.protocol import Bound, Program
 from driftscope.programs.state.effects import Effects, advance_generators, finding_of, generator_states, witnessed
 from driftscope.programs.value_trees import flatten
-from driftscope.records.finding import Finding
+from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.comparison import NodeRecord
 from driftscope.records.kinds.output import OutputRecord
+from driftscope.records.paths import Path
 
 Progress = Callable[[str], None]
 LIFT = "float64 evaluation"
@@ -159,7 +162,36 @@ def run_natively(case: Case, release: Sequence[Program] = ()) -> Finding | None:
                 return refusals.refusal_finding(side, refusal)
             finally:
                 case.findings += finding_of(effects, side)
+    _as_pairs(case)
     return None
+
+
+def _as_pairs(case: Case) -> None:
+    """Go on with pairs of reals where one side gives complex numbers and the other one such pairs."""
+    a, b = case.results[0], case.results[2]
+    found = [(p.index_a, p.index_b) for p in pair_leaves(a, b, flat=case.a.program.flat or case.b.program.flat)]
+    both = [(i, j) for i, j in found if i is not None and j is not None]
+    places = [i for i, j in both if is_pair_of(a[i][1], b[j][1])], [j for i, j in both if is_pair_of(b[j][1], a[i][1])]
+    case.a, case.b = (
+        replace(bound, program=in_pairs(bound.program, at)) if at else bound
+        for bound, at in zip((case.a, case.b), places, strict=True)
+    )
+    for k, leaves in enumerate(case.results):
+        own = places[k // 2]
+        case.results[k] = [(p, as_pair(v) if n in own else v) for n, (p, v) in enumerate(leaves)]
+    case.findings += [_pairs_note("A", a[i][0]) for i, j in both if i in places[0]]
+    case.findings += [_pairs_note("B", a[i][0]) for i, j in both if j in places[1]]
+
+
+def _pairs_note(side: str, path: Path) -> Finding:
+    return Finding(
+        "O023",
+        f"{side} gives {path} as complex numbers, the other side as pairs of reals along one more axis: compared as"
+        " such pairs, the real part first",
+        why="exporters to ONNX write the two parts of complex numbers side by side, as torch.view_as_real does",
+        where=Where(output=str(path)),
+        note=True,
+    )
 
 
 def _leaves(program: Program, bound: Bound) -> list[Any]:

@@ -94,6 +94,7 @@ _TABLE = (
     ("O020", "reproducer written", "A folder shows the drift with a short script that does not need driftscope."),
     ("O021", "program changes state", "Running a program changes the process or its own state; that was put back."),
     ("O022", "left out", "A step was left out to stay within a budget, or because it was interrupted."),
+    ("O023", "complex numbers as pairs", "One side gives complex numbers, the other their two parts as reals."),
     ("R001", "refused to load", "A runtime refused to load a program."),
     ("R002", "refused to run", "A runtime refused to run a program."),
     ("R003", "graph not computed", "A runtime's numbers are further from its own graph than rounding allows."),

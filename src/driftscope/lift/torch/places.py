@@ -18,7 +18,7 @@ from driftscope.records.user_code import is_users
 
 _LIFT = os.path.dirname(os.path.dirname(__file__))
 # Rooms that stand between a user's line and torch; the demo's models are user code.
-_OURS = (_LIFT, *(os.path.join(os.path.dirname(_LIFT), room) for room in ("accumulation", "invariance")))
+_OURS = (_LIFT, *(os.path.join(os.path.dirname(_LIFT), room) for room in ("accumulation", "invariance", "programs")))
 _ROOTS = tuple(os.path.join(folder, "") for folder in (os.path.dirname(torch.__file__), *_OURS))
 
 

@@ -12,6 +12,7 @@ import torch
 
 from driftscope.errors import InputError
 from driftscope.programs.arrays import dtype_name
+from driftscope.programs.complex_pairs import as_pair
 from driftscope.programs.feeding.binding import fit, inputs_of_slots, limits, words_for
 from driftscope.programs.feeding.feeds import Inputs, make_inputs
 from driftscope.programs.protocol import Bound, Program, Slot
@@ -39,7 +40,8 @@ def pair_inputs(a: Program, b: Program, inputs: Any = None, *, seed: int = 0) ->
     bound_a, bound_b : Bound
     notes : list of Finding
         O001 bound by order, O002 an input that one side does not have, O005 names look exchanged, O009 values
-        rounded to the narrower format that one side declares, O010 integers of unknown range.
+        rounded to the narrower format that one side declares, O010 integers of unknown range, O023 complex numbers
+        given as pairs of reals.
 
     Raises
     ------
@@ -50,13 +52,23 @@ def pair_inputs(a: Program, b: Program, inputs: Any = None, *, seed: int = 0) ->
         return _beside_a_record(a, b, inputs)
     made = make_inputs(inputs, seed=seed) if inputs is not None else _inputs_of_either(a, b, seed)
     made = made.settle(limits(made, a, b)).realise()
-    bound_a = a.bind(made)
-    bound_a, rounded = _in_common_formats(bound_a, b)
-    bound_b, notes = _follow(bound_a, b)
+    turned = _knows_no_complex(a, made) and not _knows_no_complex(b, made)
+    first, second = (b, a) if turned else (a, b)
+    bound = first.bind(made)
+    bound, rounded = _in_common_formats(bound, second)
+    other, notes = _follow(bound, second)
+    bound_a, bound_b = (other, bound) if turned else (bound, other)
     found: dict[tuple[str, str], Finding] = {}
     for finding in (*bound_a.notes, *bound_b.notes, *rounded, *notes):
         found.setdefault((finding.code, finding.what), finding)
     return bound_a, bound_b, list(found.values())
+
+
+def _knows_no_complex(program: Program, inputs: Inputs) -> bool:
+    """Whether complex numbers are given to a program that declares none."""
+    slots = program.slots()
+    given = any(isinstance(leaf, torch.Tensor) and leaf.is_complex() for _, leaf in inputs.leaves)
+    return given and bool(slots) and not any("complex" in (slot.dtype or "") for slot in slots or ())
 
 
 def _beside_a_record(a: Program, b: Program, inputs: Any) -> tuple[Bound, Bound, list[Finding]]:
@@ -108,15 +120,34 @@ def _follow_slots(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:
         return _follow_whole(bound_a, b)
     pairs, left_over = _match(bound_a.feeds, slots, b)
     feeds = {slot.name: fit(b, slot, _cast(bound_a.feeds[name], slot)) for name, slot in pairs}
+    paired = [name for name, slot in pairs if _in_pairs(bound_a.feeds[name], slot)]
     names = [(name, slot.name) for name, slot in pairs]
     notes = _said_of_order(names, bound_a.feeds, b, order=[slot.name for slot in slots])
-    notes += [_ignored(name, b) for name in left_over]
+    notes += [_ignored(name, b) for name in left_over] + [_given_in_pairs(name, b) for name in paired]
     return b.bind(Inputs(kwargs={slot.name: feeds[slot.name] for slot in slots if slot.name in feeds})), notes
 
 
 def _cast(leaf: Any, slot: Slot) -> Any:
+    leaf = as_pair(leaf) if _in_pairs(leaf, slot) else leaf
     # Exact: the values were rounded to the narrower of the two formats before either side saw them.
     return leaf.to(getattr(torch, str(slot.dtype))) if _in_another_format(leaf, slot) else leaf
+
+
+def _in_pairs(leaf: Any, slot: Slot) -> bool:
+    """Whether an input takes the two parts of these complex numbers along one more axis."""
+    dtype = getattr(torch, slot.dtype or "", None)
+    if not isinstance(leaf, torch.Tensor) or not leaf.is_complex() or dtype is None or not dtype.is_floating_point:
+        return False
+    return slot.shape is not None and len(slot.shape) == leaf.dim() + 1 and slot.shape[-1] == 2
+
+
+def _given_in_pairs(name: str, b: Program) -> Finding:
+    return Finding(
+        "O023",
+        f"{name} is complex; {b.name} is given it as pairs of reals along one more axis, the real part first",
+        where=Where(output=f"in[{name!r}]"),
+        note=True,
+    )
 
 
 def _follow_whole(bound_a: Bound, b: Program) -> tuple[Bound, list[Finding]]:
