@@ -17,6 +17,10 @@ WORDS = [
     ("Fatal error: my.domain:Frob(-1) is not a registered function/op", "local function"),
     ("Could not find an implementation for Gemm(13) node with name ''", "has a kernel for"),
     ("\"addmm_impl_cpu_\" not implemented for 'Float8_e4m3fn'", "has a kernel for"),
+    (
+        "Type Error: Type (tensor(float16)) of output arg (y) of node (n) does not match expected type (tensor(float)).",
+        "leave that operator in float32",
+    ),
     ("This is an invalid model. Type Error: Type 'tensor(bfloat16)' of input parameter (x) is invalid.", "it takes"),
     ("This is an invalid model. Error: the graph is not acyclic.", "onnx.checker"),
     ("this build has no CUDAExecutionProvider; it has CPUExecutionProvider", "one that is here"),

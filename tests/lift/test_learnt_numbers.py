@@ -102,3 +102,40 @@ def test_a_number_computed_ahead_of_time_may_be_an_attribute(ulps: float, verdic
     onnx.save(fused(ulps), file)
     for pair in ((Similarity(), file), (file, Similarity())):
         assert ds.compare(*pair, (X,)).verdict is verdict
+
+
+class Anchored(nn.Module):
+    """Points, each scaled by a part of a learnt table that is repeated for the batch."""
+
+    def __init__(self, first: int = 0) -> None:
+        super().__init__()
+        self.first = first
+        self.table = nn.Parameter(torch.randn(9, 4, generator=torch.Generator().manual_seed(4)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.table[self.first : self.first + 6].unsqueeze(0).expand(2, -1, -1)
+        return torch.tanh(x * rows[..., 2:] + rows[..., :2])
+
+
+def stored_in_half() -> onnx.ModelProto:
+    """What an exporter and a converter make of it: both parts folded, in float16, and widened where they are read."""
+    rows = Anchored().table.detach()[:6].unsqueeze(0).expand(2, -1, -1).half()
+    parts = {"p": rows[..., 2:], "q": rows[..., :2]}
+    nodes = [helper.make_node("Cast", [name], [f"{name}32"], to=1) for name in parts]
+    nodes += [
+        helper.make_node("Mul", ["x", "p32"], ["scaled"]), helper.make_node("Add", ["scaled", "q32"], ["moved"]),
+        helper.make_node("Tanh", ["moved"], ["y"]),
+    ]  # fmt: skip
+    value, sizes = helper.make_tensor_value_info, [2, 6, 2]
+    stored = [numpy_helper.from_array(part.contiguous().numpy(), name) for name, part in parts.items()]
+    graph = helper.make_graph(nodes, "half", [value("x", 1, sizes)], [value("y", 1, sizes)], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("first", "verdict"), [(0, ds.Verdict.PRECISION), (1, ds.Verdict.DIFFERENT)])
+def test_a_part_of_a_table_may_be_stored_rounded(first: int, verdict: ds.Verdict) -> None:
+    points = torch.randn(2, 6, 2, generator=torch.Generator().manual_seed(5))
+    for pair in ((Anchored(first), stored_in_half()), (stored_in_half(), Anchored(first))):
+        found = ds.compare(*pair, (points,))
+        assert found.verdict is verdict, found

@@ -55,6 +55,12 @@ _MEANINGS = (
         "Convert the operator's inputs to a type the runtime has a kernel for, or use another provider.",
     ),
     Meaning(
+        r"does not match expected type",
+        "The file declares another element type for a value than the operator that makes it gives.",
+        "Convert again and leave that operator in float32, or correct the declared type.",
+        "program",
+    ),
+    Meaning(
         r"Type Error|Type '?tensor\(|type constraint",
         "The operator does not take that element type.",
         "Convert the operator's inputs to a type it takes.",

@@ -125,10 +125,15 @@ _CLAMP_BELOW = (2.0**-24, 2.0**-23)  # 5.96e-8 and 1e-7, as float16 stores them
 _CLAMP_ABOVE = (1e4, 65504.0)
 
 
+def is_clamp(stored: float, fmt: torch.dtype) -> bool:
+    """Whether a number may be what a float16 converter's clamp leaves."""
+    return fmt == torch.float16 and abs(stored) in (*_CLAMP_BELOW, *_CLAMP_ABOVE)
+
+
 def clamped(exact: float, stored: float, fmt: torch.dtype) -> bool:
     """Whether a float16 converter's clamp makes ``stored`` of ``exact``."""
     one = torch.tensor([exact], dtype=torch.float64), torch.tensor([stored], dtype=torch.float64)
-    return fmt == torch.float16 and exact != 0.0 and bool(clamped_elements(*one).all())
+    return is_clamp(stored, fmt) and exact != 0.0 and bool(clamped_elements(*one).all())
 
 
 def clamped_elements(exact: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
@@ -323,7 +328,8 @@ def match_joined(
                 if found is None:
                     break
                 parts.append(found)
-            if len(parts) == pieces:
+            # Blocks of one number each, as a tensor that was expanded has them, are no evidence either.
+            if len(parts) == pieces and any(uniform(part.constant) is None for part in parts):
                 words = " + ".join(dict.fromkeys(f.partner for f in parts))
                 sources = tuple(s for f in parts for s in f.sources)
                 joined = torch.cat([f.value for f in parts], axis)

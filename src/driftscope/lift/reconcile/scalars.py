@@ -6,14 +6,13 @@ A float16 converter also clamps: what is documented of it is tried like a roundi
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from driftscope.lift.reconcile.matching import HALF_ULP, clamped, same_name, ulp, uniform
+from driftscope.lift.reconcile.matching import HALF_ULP, clamped, is_clamp, same_name, ulp, uniform
 from driftscope.lift.steps import Constant, Origin
 
 # Numbers that exporters and kernels write without the user having written them.
@@ -136,7 +135,8 @@ def scalar_candidates(constant: Constant, pool: Sequence[MeantNumber], single: b
         pool, fmt = [n for n in pool if not n.derived and significant_bits(n.value) > SINGLE], torch.float32
     spacing = float(ulp(torch.tensor(number, dtype=torch.float64), fmt))
     close = [n for n in pool if n.value != 0.0 and abs(n.value - number) <= HALF_ULP * spacing]
-    close += [n for n in pool if not n.derived and n not in close and clamped(n.value, number, fmt)]
+    if is_clamp(number, fmt):
+        close += [n for n in pool if not n.derived and n not in close and clamped(n.value, number, fmt)]
     if any(n.value == number and not n.derived for n in close):
         return []
     direct = [n for n in close if not n.derived]
@@ -184,21 +184,25 @@ def _replayed(number: float, fmt: torch.dtype, pool: Sequence[MeantNumber]) -> l
     An optimiser that turns a division into a multiplication, or two scales into one, starts from what is stored:
     its result is off by more than half an ulp, and is exactly this.
     """
+    written = {n.value: n.words for n in pool if not n.derived and n.value not in (0.0, 1.0, -1.0)}
+    words = list(written.values())
+    exact = torch.tensor(list(written), dtype=torch.float64)
 
-    def rounded(value: float) -> float:
-        return float(torch.tensor(value, dtype=torch.float64).to(fmt))
+    def rounded(values: torch.Tensor) -> torch.Tensor:
+        return values.to(fmt).to(torch.float64)
 
-    stored = {n.value: (rounded(n.value), n.words) for n in pool if not n.derived and n.value not in (0.0, 1.0, -1.0)}
-    found = [
-        MeantNumber(1.0 / exact, f"1/({words}), computed natively", True)
-        for exact, (short, words) in stored.items()
-        if short != 0.0 and rounded(1.0 / short) == number
+    short = rounded(exact)
+    roots = rounded(rounded(exact.sqrt()).square())
+    quotients = ((short != 0.0) & (rounded(1.0 / short) == number)).nonzero()
+    found = [MeantNumber(float(1.0 / exact[k]), f"1/({words[k]}), computed natively", True) for (k,) in quotients]
+    found += [  # a scale that was split over query and key, put together again
+        MeantNumber(float(exact[k]), f"({words[k]}), the square of its root computed natively", True)
+        for (k,) in (roots == number).nonzero() if "scale" in words[k]
+    ]  # fmt: skip
+    products = exact[:, None] * exact
+    made = rounded(short[:, None] * short) == number
+    found += [
+        MeantNumber(float(products[i, j]), f"({words[i]}) * ({words[j]}), computed natively", True)
+        for i, j in (made & (products != number)).triu().nonzero()
     ]
-    for exact, (_, words) in stored.items():
-        root = rounded(math.sqrt(exact)) if exact > 0.0 and "scale" in words else 0.0
-        if root and rounded(root * root) == number:  # a scale that was split over query and key, put together again
-            found.append(MeantNumber(exact, f"({words}), the square of its root computed natively", True))
-    for (one, (x, words_x)), (two, (y, words_y)) in itertools.combinations_with_replacement(stored.items(), 2):
-        if rounded(x * y) == number and one * two != number:
-            found.append(MeantNumber(one * two, f"({words_x}) * ({words_y}), computed natively", True))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -15,6 +15,9 @@ from driftscope.records.finding import Where
 # Numbers that stand for "nothing added": as candidates for a rounded constant they would only be noise.
 _NEUTRAL = {"alpha": 1, "beta": 1, "value": None, "scale": 1, "input_scale": 1}
 _COUNTED = frozenset({"p", "dropout_p", "momentum", "exponential_average_factor", "correction", "ord"})
+
+# Elements that a part of a weight may have to be evaluated as a table: query, key and value of a large one are not.
+_SHOWN = 1 << 20
 
 
 class Constants:
@@ -151,7 +154,10 @@ class Constants:
         return found
 
     def subgraphs(self) -> list[AtenCall]:
-        """List the constant entries that compute something, and the views before and after them, in order."""
+        """List the constant entries that compute something, and the views before and after them, in order.
+
+        A view of a part, or one that repeats elements, counts as well: a file stores what it shows as a tensor.
+        """
         candidates = [
             e for e in self._tape.entries
             if e.constant and not e.random and e.index not in self._tape.folded
@@ -159,7 +165,8 @@ class Constants:
         made: set[int | None] = set()
         chosen = set()
         for entry in candidates:
-            if not entry.facts.view or any(r in made for r in references(entry.args, entry.kwargs)):
+            read = references(entry.args, entry.kwargs)
+            if not entry.facts.view or any(r in made for r in read) or self._shows_another_number(entry, read):
                 chosen.add(entry.index)
                 made.update(entry.outputs)
         needed: set[int] = set()
@@ -168,6 +175,12 @@ class Constants:
                 chosen.add(entry.index)
                 needed.update(references(entry.args, entry.kwargs))
         return [e for e in candidates if e.index in chosen]
+
+    def _shows_another_number(self, view: AtenCall, read: Sequence[int]) -> bool:
+        """Whether a view shows fewer or more elements than what it is a view of, and not too many."""
+        counts = [math.prod(self._tape.values[o].shape) for o in view.outputs if o is not None]
+        base = math.prod(self._tape.values[read[0]].shape) if read else 0
+        return bool(counts) and max(counts) <= _SHOWN and any(count != base for count in counts)
 
     def _activated(self, changed: set[int], indices: set[int]) -> set[int]:
         """Find the constant entries that depend on a replaced constant, and what they need that was not kept."""
