@@ -18,7 +18,7 @@ WORDS = [
     ("Could not find an implementation for Gemm(13) node with name ''", "has a kernel for"),
     ("\"addmm_impl_cpu_\" not implemented for 'Float8_e4m3fn'", "has a kernel for"),
     (
-        "Type Error: Type (tensor(float16)) of output arg (y) of node (n) does not match expected type (tensor(float)).",
+        "Type Error: Type (tensor(float16)) of output arg (y) of node (n) does not match expected type (tensor(float))",
         "leave that operator in float32",
     ),
     ("This is an invalid model. Type Error: Type 'tensor(bfloat16)' of input parameter (x) is invalid.", "it takes"),
