@@ -77,9 +77,11 @@ class Changed(TorchDispatchMode):
         Rounds each product before it is added (no fused multiplication and addition).
     stacks : bool
         Whether products of stacks of matrices (of two activations, as in attention) are computed so as well.
-
-    sums : bool
-        Whether sums of values, too, are running sums, or those of products alone.
+    sums : int
+        In how many running sums, one for each lane of a register, values are added that are no products; these are
+        added in pairs at the end. 0 where values are added as usual.
+    dots : bool
+        Whether sums of products are running sums, or those of values alone.
 
     Attributes
     ----------
@@ -98,11 +100,12 @@ class Changed(TorchDispatchMode):
         total: Rounded | None = None,
         product: Rounded | None = None,
         stacks: bool = True,
-        sums: bool = True,
+        sums: int = 1,
+        dots: bool = True,
     ):
         super().__init__()  # type: ignore[no-untyped-call]
         self._factors, self._total, self._product = factors, total, product
-        self._additions, self._stacks, self._sums = 0.0, stacks, sums
+        self._additions, self._stacks, self._sums, self._dots = 0.0, stacks, sums, dots
         self.seen = set[bool]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -114,7 +117,7 @@ class Changed(TorchDispatchMode):
             given = list(args)
             for position in _FACTORS[packet] if self._factors is not None else ():
                 given[position] = self._factors(given[position])  # type: ignore[misc]
-            if self._total is not None and packet is not _aten.convolution:
+            if self._total is not None and self._dots and packet is not _aten.convolution:
                 return self._accumulated(packet, given, kwargs)
             return func(*given, **kwargs)
         if packet in _SUMS and self._sums and self._total is not None and _is_double(args[0]):
@@ -142,23 +145,27 @@ class Changed(TorchDispatchMode):
             return func(*args, **kwargs)  # type: ignore[no-any-return]
         kept = [axis for axis in range(x.dim()) if axis not in axes]
         terms = x.permute(*kept, *axes).reshape(*(x.shape[axis] for axis in kept), length)
-        total = self._running(terms.shape[:-1], length, lambda k: terms[..., k], x)
+        total = self._running(terms.shape[:-1], length, lambda k: terms[..., k], x, self._sums)
         total = total / length if packet is _aten.mean else total
         if len(args) > 2 and args[2]:
             total = total.reshape([1 if axis in axes else n for axis, n in enumerate(x.shape)])
         return total
 
     def _running(
-        self, shape: Sequence[int], length: int, term: Callable[[int], torch.Tensor], like: torch.Tensor
-    ) -> torch.Tensor:
+        self, shape: Sequence[int], length: int, term: Callable[[int], torch.Tensor], like: torch.Tensor,
+        lanes: int = 1,
+    ) -> torch.Tensor:  # fmt: skip
         self._additions += math.prod(shape) * length
         if self._additions > _ADDITIONS:
             raise CannotLift("its sums are too long to be added again one term after the other")
-        total = like.new_zeros(tuple(shape))
+        totals = [like.new_zeros(tuple(shape))] * lanes
         for k in range(length):
             one = term(k) if self._product is None else self._product(term(k))
-            total = self._total(total + one)  # type: ignore[misc]
-        return total
+            totals[k % lanes] = self._total(totals[k % lanes] + one)  # type: ignore[misc]
+        while len(totals) > 1:
+            half = len(totals) // 2
+            totals = [self._total(x + y) for x, y in zip(totals[:half], totals[half:], strict=True)]  # type: ignore[misc]
+        return totals[0]
 
 
 def _is_double(value: Any) -> bool:

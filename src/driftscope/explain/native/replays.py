@@ -64,6 +64,9 @@ class Way:
         Whether Fourier transforms are computed by a chirp with angles in float32.
     flushes : bool
         Whether results below the smallest normal number of their format become zero.
+    lanes : int
+        In how many interleaved running sums values that are no products are added; more than one where products are
+        added as usual.
     """
 
     name: str
@@ -78,12 +81,14 @@ class Way:
     kind: str = "format"
     chirps: bool = False
     flushes: bool = False
+    lanes: int = 1
 
     def acts_on(self, kinds: Container[Kind], weights: bool = True, subnormal: bool = True) -> bool:
         """Whether anything changes in a graph with such steps, with stored weights, with subnormal results."""
         if self.flushes:
             return subnormal
-        sums = self.total is not None and (Kind.DOT in kinds or (Kind.SUM in kinds and self.factors is None))
+        dots = Kind.DOT in kinds and self.lanes == 1
+        sums = self.total is not None and (dots or (Kind.SUM in kinds and self.factors is None))
         factors = self.factors is not None and Kind.DOT in kinds
         if self.results is None:
             return self.chirps or sums or factors or (self.weights is not None and weights)
@@ -99,8 +104,8 @@ class Way:
         factors = None if self.factors is None else rounding_to(self.factors, self.ties)
         total = None if self.total is None else rounding_to(self.total)
         # A norm keeps wide sums where the products of a layer do not.
-        sums = self.kind == "order" or self.factors is None
-        with Changed(factors, total, total if self.products else None, self.stacks, sums):
+        sums = self.lanes if self.kind == "order" or self.factors is None else 0
+        with Changed(factors, total, total if self.products else None, self.stacks, sums, self.lanes == 1):
             yield
 
 
@@ -131,6 +136,11 @@ WAYS: tuple[Way, ...] = (
     *_narrow("float16"),
     Way("float32 sums added one term after the other", total="float32", products=True, kind="order"),
     Way("float32 sums added one term after the other", total="float32", kind="order"),
+    # What a compiler writes: as many running sums as a register of the processor holds numbers.
+    *(
+        Way(f"float32 sums added in {n} lanes", total="float32", products=True, kind="order", lanes=n)
+        for n in (4, 8, 16)
+    ),
 )
 DECLARED = Way("the formats that it declares", results="")
 
@@ -187,7 +197,7 @@ def same_bits(one: Way, other: Way) -> bool:
     def bits(way: Way) -> tuple[object, ...]:
         formats = [format_of(name) for name in (way.factors, way.total, way.results, way.weights) if name]
         return (*(f.p if f else None for f in formats), way.factors is None, way.total is None, way.results is None,
-                way.weights is None, way.products, way.matrices, way.kind)  # fmt: skip
+                way.weights is None, way.products, way.matrices, way.kind, way.lanes)  # fmt: skip
 
     return bits(one) == bits(other)
 
@@ -283,10 +293,7 @@ class _Tried:
             pairs = zip(self.wanted, self.moves, strict=True)
             predicted = [_moved(_gap(self.side.clean[k], replayed[k]), move) for (k, _), move in pairs]
             held = zip(predicted, self.wanted, strict=True)
-            alike = [
-                correlation(p if way.flushes else without_zeros(p, replayed[k].value), d, self.chooses)
-                for p, (k, d) in held
-            ]
+            alike = [self._alike(way, p, d, replayed[k].value) for p, (k, d) in held]
             if any(c < THRESHOLDS.replay for c in alike):
                 return None
             noisy = [run_in(graph, way, seed=self.seed + n) for n in (1, 2)]
@@ -302,6 +309,21 @@ class _Tried:
         if max(rests) > THRESHOLDS.rounding:
             return None
         return Reproduced(way, name, min(alike), max(rests))
+
+    def _alike(
+        self, way: Way, predicted: torch.Tensor | None, drift: torch.Tensor, value: torch.Tensor | None
+    ) -> float:
+        plain = predicted if way.flushes else without_zeros(predicted, value)
+        found = correlation(plain, drift, self.chooses)
+        if found == -1.0 and way.kind == "order" and plain is not None and value is not None:
+            # Sums that differ much in size: the largest few carry the error, each has a relative one of its own.
+            size = value.cpu()
+            return correlation(_relative(plain, size), _relative(drift, size), self.chooses)
+        return found
+
+
+def _relative(error: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return torch.where(value != 0, error / value.abs(), torch.zeros_like(error))
 
 
 def _rest(left: torch.Tensor, noises: list[torch.Tensor], alike: float) -> float:
