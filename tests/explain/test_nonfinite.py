@@ -93,3 +93,24 @@ def test_a_kernel_that_leaves_the_range_on_the_way_is_told_from_a_result_that_do
     assert [f.code for f in serious] == ["R003"]
     assert serious[0].what.startswith("B returns NaN or infinity at 1 element")
     assert {f.code for f in found if f.note} == {"N017"}
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+@pytest.mark.parametrize("broken", [2, 3])
+def test_what_was_seen_in_declared_formats_alone_is_said_so(side, broken):
+    x = torch.tensor([1.0, 2.0, 300.0, 400.0]).half()
+    graph = lift_torch(lambda t: t * t, (x,), {})
+    native, whole = x.float() * x.float(), torch.ones(4).half()
+    native = torch.where(torch.arange(4) >= broken, torch.inf, native).half()  # a device that rounds less: 300 is kept
+    native[2] = native[2] if broken == 2 else 6e4
+    own = SideLift(graph, clean=graph.run())
+    plain = lift_torch(lambda t: t / t, (x,), {})
+    other = SideLift(plain, clean=plain.run())
+    sides, values = (own, other), ([native], [whole])
+    if side == "B":
+        sides, values = sides[::-1], values[::-1]
+    leaves = compare_leaves([(Path(), values[0][0])], [(Path(), values[1][0])])
+    (found,) = origin_findings(Evidence(*sides, [(0, 0)]), leaves, values)
+    assert f"is the first in {side} to create 2 infinities" in found.what
+    assert ("this run has NaN or infinity at 1 element of out" in found.what) == (broken == 3)
+    assert found.what.startswith("with every result rounded to its declared format") == (broken == 3)

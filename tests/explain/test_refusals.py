@@ -77,12 +77,41 @@ class Halved(torch.nn.Module):
         return self.linear(shifted)
 
 
-def test_what_a_module_raises_is_placed_on_the_users_line_with_what_to_do() -> None:
-    comparison = ds.compare(torch.nn.Linear(4, 3), Halved(), torch.ones(2, 4))
-    (finding,) = comparison.findings
-    assert finding.code == "R002"
-    assert finding.where.expression == "return self.linear(shifted)"
-    assert "dtype='float16'" in finding.fix
-    # The neighbour that takes them: the same module, its inputs converted.
+class Mixing(torch.nn.Module):
+    """Makes a tensor of the default dtype, whatever that of its inputs is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x * torch.arange(4.0))
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["B", "A"])
+@pytest.mark.parametrize(
+    ("module", "dtype"), [(Halved(), torch.float32), (Mixing().half(), torch.float16)], ids=["inputs", "inside"]
+)
+def test_dtypes_that_do_not_go_together_are_bad_input_on_either_side(module, dtype, turned):
+    pair = (torch.nn.Identity(), module)
+    with pytest.raises(InputError, match="does not run on these inputs: torch says: ") as told:
+        ds.compare(*(pair[::-1] if turned else pair), torch.ones(2, 4, dtype=dtype))
+    assert "test_refusals.py:" in str(told.value)
+    assert "dtype='float16'" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "mixed dtype (CPU): expect parameter to have scalar type of Float",
+        "expected m1 and m2 to have the same dtype, but got: float != c10::Half",
+        "Expected query, key, and value to have the same dtype, but got query.dtype: float key.dtype: c10::Half",
+    ],
+)
+def test_torch_says_so_in_many_words(words):
+    assert meaning_of(RuntimeRefused("torch", "run", words)).fault == "dtypes"
+
+
+def test_a_module_whose_inputs_are_converted_runs():
     fine = ds.compare(torch.nn.Identity(), ds.torch(torch.nn.Identity(), dtype="float16"), torch.ones(2, 4))
     assert not any(f.code == "R002" for f in fine.findings)

@@ -102,6 +102,18 @@ STEPS = {
         lambda x: torch.remainder(x, 0.31),
         (half(20.0), half(1.0, 300.0), half(2e3)),
     ),
+    "a cut": (
+        lambda x: torch.nn.functional.hardshrink(x * 3, 0.5),
+        lambda x: torch.nn.functional.hardshrink(x.float() * 3, 0.5).to(x.dtype),
+        lambda x: torch.nn.functional.softshrink(x * 3, 0.5),
+        (torch.linspace(0.16, 0.17, 200).half().reshape(1, 20, 10),),
+    ),
+    "a threshold": (
+        lambda x: torch.nn.functional.threshold(x * 3, 0.5, 0.1),
+        lambda x: torch.nn.functional.threshold(x.float() * 3, 0.5, 0.1).to(x.dtype),
+        lambda x: torch.nn.functional.threshold(x * 3, 0.5, 0.0),
+        (torch.linspace(0.16, 0.17, 200).half().reshape(1, 20, 10),),
+    ),
     "a rounded product": (
         lambda x: torch.trunc(x * 3),
         lambda x: torch.trunc(x.float() * 3).to(x.dtype),

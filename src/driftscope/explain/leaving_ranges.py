@@ -64,19 +64,29 @@ def inside_of(one: RoundedStep, mask: torch.Tensor, inner: Mapping[str, RoundedS
     parts = (part for key, part in (inner or {}).items() if key.startswith(f"{one.step.name}."))
     sizes = [float(v.max()) for p in parts if (v := p.exact[overflows(p.exact, p.rounded, p.format)].abs()).numel()]
     largest = max([*sizes, _terms(one, left)])
-    return Overflow(where, largest, limits.max, name, inside=True) if limits.max < largest < math.inf else None
+    if not limits.max < largest < math.inf:
+        largest, told = float(exact.max()), "partial sums"
+        return Overflow(where, largest, limits.max, name, told=told, inside=True) if _adds_up(one, limits.max) else None
+    return Overflow(where, largest, limits.max, name, inside=True)
 
 
 def _terms(one: RoundedStep, mask: torch.Tensor) -> float:
-    """How large the terms are, on average, of the sums that make these elements; 0 where nothing tells."""
+    """What some term of each of these elements is at least, by its terms' root mean square; 0 where nothing tells."""
     rounding = one.step.rounding
     if rounding.squares is not None:
         sizes = (rounding.squares() / rounding.length).sqrt()
     elif rounding.parts is not None:
         sizes = rounding.parts() / _TERMS
-    else:  # terms of equal size, as for the floor
-        return rms(finite(one.exact)) / rounding.length**0.5 if rounding.kind in (Kind.SUM, Kind.DOT) else 0.0
-    return float(sizes.expand(one.exact.shape).cpu()[mask].mean())
+    else:
+        return 0.0
+    return float(sizes.expand(one.exact.shape).cpu()[mask].amin())
+
+
+def _adds_up(one: RoundedStep, limit: float) -> bool:
+    """Whether sums with terms of equal size, as for the floor, have larger ones: finite terms make infinity so."""
+    rounding, sums = one.step.rounding, one.step.rounding.kind in (Kind.SUM, Kind.DOT)
+    given = sums and rounding.squares is None and rounding.parts is None
+    return given and limit < rms(finite(one.exact)) / rounding.length**0.5 < math.inf
 
 
 def where_of(one: RoundedStep) -> Where:

@@ -11,6 +11,7 @@ from typing import Any
 from driftscope.errors import DriftscopeError, InputError, ProgramError, RuntimeCrashed, RuntimeRefused
 from driftscope.programs.isolation.failures import ENDED_ITSELF, NOT_STARTED
 from driftscope.records.finding import Finding, Where
+from driftscope.records.first_line import place_of
 from driftscope.records.user_code import innermost
 
 
@@ -26,7 +27,8 @@ class Meaning:
         One sentence each.
     fault : str
         ``"program"`` when the program is unusable whatever the runtime's kernels, ``"inputs"`` when what it was
-        given does not fit, ``""`` when the refusal is the runtime's own and worth a record.
+        given does not fit, ``"dtypes"`` when either may be at fault, ``""`` when the refusal is the runtime's own and
+        worth a record.
     """
 
     words: str
@@ -89,11 +91,11 @@ _MEANINGS = (
         "program",
     ),
     Meaning(
-        r"must have the same dtype|Input type \(.*\) and (?:weight|bias) type|expected scalar type",
-        "Values of two dtypes meet: as a rule the weights have one and the inputs another.",
-        "Give inputs of the dtype of its weights; to compare with the same model in float16, give"
-        " ds.torch(model, dtype='float16'), which converts the inputs too.",
-        "inputs",
+        r"(?:must|to) have the same dtype|Input type \(.*\) and (?:weight|bias) type|expected scalar type|mixed dtype",
+        "Values of two dtypes meet: as a rule the weights have one, and the inputs or what it makes itself another.",
+        "Give inputs of the dtype of its weights, and make new tensors in it; to compare with the same model in"
+        " float16, give ds.torch(model, dtype='float16'), which converts the inputs too.",
+        "dtypes",
     ),
     Meaning(
         r"(?i)dimension mismatch|shapes? cannot be multiplied|must match the size|size mismatch|invalid dimensions"
@@ -116,14 +118,19 @@ def meaning_of(refusal: RuntimeRefused) -> Meaning:
 def unusable(side: str, name: str, refusal: RuntimeRefused) -> DriftscopeError | None:
     """Return the error that a refusal amounts to, or None when it is a finding.
 
-    A model that is invalid, or newer than the runtime, is nobody's finding: it cannot be used. Inputs are judged by
-    the reference: what A does not take does not fit, but what only B does not take is news about B.
+    A model that is invalid, or newer than the runtime, is nobody's finding: it cannot be used; nor can one in which
+    dtypes meet that do not go together. Inputs are judged by the reference: what A does not take does not fit, but what
+    only B does not take is news about B.
     """
     if isinstance(refusal, RuntimeCrashed):
         return None
     meaning = meaning_of(refusal)
     if meaning.fault == "program":
         return ProgramError(f"{name} cannot be used: {_first_sentence(refusal)}. {meaning.fix}")
+    if meaning.fault == "dtypes" and refusal.stage == "run":
+        place = place_of(_raised_at(refusal))
+        at = f", at {place}" if place else ""
+        return InputError(f"{name} does not run on these inputs: {_first_sentence(refusal)}{at}. {meaning.fix}")
     if meaning.fault == "inputs" and refusal.stage == "run" and side == "A":
         return InputError(f"{name} does not take these inputs: {_first_sentence(refusal)}. {meaning.fix}")
     return None

@@ -79,7 +79,7 @@ def passed_through(parting: Parting) -> Reason | None:
     """A step of the piece through which it reads what A reads as it is; of other sizes, so that it cannot be left."""
     other = parting.counterpart
     wanted = [] if other is None else [t for _, t in _read(other)]
-    for step in parting.piece:
+    for step in (s for s in parting.piece if family(s.operator) != "cast"):
         for name, taken in _read(step) if set(step.outputs) & set(parting.step.inputs) else ():
             if other is not None and any(taken.agrees(t) for t in wanted):
                 words = f"it reads {name} through {step.name} ({step.operator}), and {other.operator} in A as it is"

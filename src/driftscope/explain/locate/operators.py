@@ -47,6 +47,16 @@ _SAME_PIECE = {
     "pow": ("pow", "square"),
     "pad": ("pad", "constant_pad_nd", "reflection_pad2d", "replication_pad2d"),
     "upsample": ("resize", "upsample_nearest2d", "upsample_bilinear2d", "interpolate", "upsample"),
+    "ge": ("ge", "greaterorequal", "greater_equal"),
+    "gt": ("gt", "greater"),
+    "le": ("le", "lessorequal", "less_equal"),
+    "lt": ("lt", "less"),
+    "eq": ("eq", "equal"),
+    "not": ("not", "logical_not", "bitwise_not"),
+    "and": ("and", "logical_and", "bitwise_and"),
+    "or": ("or", "logical_or", "bitwise_or"),
+    "prod": ("prod", "reduceprod"),
+    "logsumexp": ("logsumexp", "reducelogsumexp"),
     "clip": ("clip", "clamp", "hardtanh", "clamp_min", "clamp_max"),
 }  # fmt: skip
 _FAMILY = {member: family for family, members in _SAME_PIECE.items() for member in members}

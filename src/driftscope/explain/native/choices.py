@@ -176,6 +176,8 @@ def _whole(step: Step) -> list[torch.Tensor]:
     """The outputs of a step that hold choices: integers, comparisons, and floats that were rounded to whole numbers."""
     made = [v for v in step.outputs if v is not None]
     name = operator_of(step)
+    if name in _CUTTING and made and step.inputs[0] is not None:
+        return [made[0] == step.inputs[0]]
     if name in _REMAINDERS and made and made[0].is_floating_point():
         return [_quotient(step, made[0])]
     rounds = name in _ROUNDING or step.attributes.get("rounding_mode") is not None
@@ -193,4 +195,5 @@ def _quotient(step: Step, left: torch.Tensor) -> torch.Tensor:
 
 _BITS = frozenset({"view", "view_dtype", "bitcast"})
 _REMAINDERS = frozenset({"fmod", "remainder", "mod", "frac"})
+_CUTTING = frozenset({"hardshrink", "threshold", "shrink", "thresholdedrelu"})  # a value, or another from there on
 _ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "sign", "fix", "floor_divide"})

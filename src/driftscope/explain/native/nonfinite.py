@@ -235,11 +235,24 @@ def origin_findings(
         alone = [(leaf, mark) for leaf in leaves if (mark := _alone(leaf, values, k)) is not None and bool(mark.any())]
         caused = any(_reaches(seen, _index(leaf, k), mark) for leaf, mark in alone)
         for path, event in list(seen.events.items())[:1]:
-            found.append(_finding(name, path, event, not (all_nan or caused)))
+            found.append(_as_run(_finding(name, path, event, not (all_nan or caused)), seen, results))
         if not caused:
             found += [f for leaf, mark in alone if (f := _native_finding(evidence, leaf, values, k, mark, behind))][:1]
     if behind is not None and not any(f.code == "R003" for f in found):
         found += _odd_kernels(leaves, values, behind)
+    return found
+
+
+def _as_run(found: Finding, seen: Origins, results: Sequence[Any]) -> Finding:
+    """Say of what formats an event was seen in, where the run itself gave NaN and infinity in other places."""
+    for native, declared in zip(results, seen.outputs, strict=False):
+        if str(declared.path) != found.where.output or declared.value is None or not _floats(native):
+            continue
+        broken = ~torch.isfinite(_readable(native)).cpu()
+        if broken.shape == declared.value.shape and not torch.equal(broken, ~torch.isfinite(declared.value).cpu()):
+            have = f"this run has NaN or infinity at {counted(int(broken.sum()), 'element')} of {declared.path}"
+            what = f"with every result rounded to its declared format, {found.what}; {have}"
+            return dataclasses.replace(found, what=what)
     return found
 
 

@@ -42,7 +42,7 @@ class Overflow:
     under : bool
         Whether values become zero.
     told : str
-        That value, where float64 itself has no number for it.
+        That value, where float64 itself has no number for it; what leaves the range, where no size is known.
     inside : bool
         Whether the format holds the result, and the kernel leaves the range on the way to it.
     """
@@ -60,12 +60,19 @@ class Overflow:
         if self.inside:
             largest = f"the largest {self.format}, {self.limit:.5g}"
             said = f"{self.magnitude:.3g}, near {largest}, becomes infinite"
-            said = f"about {self.magnitude:.1g} exceeds {largest}" if self.magnitude > self.limit else said
+            said = f"{self.told} on the way to {self.magnitude:.3g}" if self.told else said
+            said = f"{_at_least(self.magnitude)} or more exceeds {largest}" if self.magnitude > self.limit else said
             return f"overflow inside a kernel of {side}, {said}{at_step(self.where)}"
         beyond = "is below the smallest" if self.under else "exceeds the largest"
         number = self.told or f"{self.magnitude:.3g}"
         words = f"{number} {beyond} {self.format}, {self.limit:.5g}{at_step(self.where)}"
         return f"{'underflow' if self.under else 'overflow'} in {side}, {words}"
+
+
+def _at_least(magnitude: float) -> str:
+    """A number of one digit that is no larger."""
+    unit = 10.0 ** math.floor(math.log10(magnitude))
+    return f"{math.floor(magnitude / unit) * unit:.1g}"
 
 
 @dataclass(frozen=True, slots=True)
