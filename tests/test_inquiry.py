@@ -56,7 +56,7 @@ def test_a_tolerance_is_suggested_unless_nothing_is_decided(model: nn.Module) ->
 
 def test_inputs_that_the_reference_does_not_take_are_bad_input(model: nn.Module) -> None:
     for wrong in (X.double(), X[:, :3], X.int()):
-        with pytest.raises(ds.InputError, match="does not (take|run on) these inputs: torch says: "):
+        with pytest.raises(ds.InputError, match=r"does not (take|run on) these inputs: torch says: "):
             ds.compare(model, model, wrong)
     news = ds.compare(model, nn.Linear(5, 2).eval(), X)
     assert [f.code for f in news.findings] == ["R002"]
