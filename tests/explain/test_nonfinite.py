@@ -114,3 +114,23 @@ def test_what_was_seen_in_declared_formats_alone_is_said_so(side, broken):
     assert f"is the first in {side} to create 2 infinities" in found.what
     assert ("this run has NaN or infinity at 1 element of out" in found.what) == (broken == 3)
     assert found.what.startswith("with every result rounded to its declared format") == (broken == 3)
+
+
+def _squared(dtype, factor):
+    return lambda x: (x.to(dtype) * x.to(dtype)).float() * factor
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+@pytest.mark.parametrize("factor", [0.5, 0.25])
+def test_an_overflow_beside_another_function_is_placed_and_told_too(side, factor):
+    x = torch.tensor([[1.0, 2.0, 300.0, 4.0], [1.5, 400.0, 3.0, 5.0]])
+    pair = _squared(torch.float16, 0.5), _squared(torch.float32, factor)
+    found = ds.compare(*(pair if side == "A" else pair[::-1]), (x,), isolate=False)
+    assert found.verdict == ("PRECISION" if factor == 0.5 else "DIFFERENT"), found.reason
+    told = [f for f in found.findings if not f.note]
+    # What is left when the factor is mended is the second finding, and the only one where it is right.
+    (overflow,) = (f for f in told if f.code == ("N004" if factor == 0.5 else "N006"))
+    assert overflow.where.operator == "aten.mul"
+    assert f"overflow in {side}, 1.6e+05 exceeds the largest float16" in overflow.what
+    assert overflow.fix
+    assert ("N001" in [f.code for f in told]) == (factor != 0.5)

@@ -184,8 +184,9 @@ def _special_values(e: OutputEvidence, t: Thresholds) -> Judgement | None:
     if e.kind != "nan":
         return None
     if e.delta is not None and e.delta.value > e.delta.limit and not e.turned:
-        there = "and the two are not the same function" if math.isfinite(e.delta.value) else "in float64 too"
-        return Judgement(Verdict.DIFFERENT, f"{e.detail}, {there}", "N006")
+        there = ", and the two are not the same function" if math.isfinite(e.delta.value) else ", in float64 too"
+        there = f": {e.overflow}{there}" if e.overflow and math.isfinite(e.delta.value) else there
+        return Judgement(Verdict.DIFFERENT, f"{e.detail}{there}", "N006")
     if e.overflow:
         return Judgement(Verdict.PRECISION, f"{e.detail}: {e.overflow}", "N004")
     return Judgement(Verdict.DIFFERENT, e.detail, "N006")

@@ -28,12 +28,19 @@ def output_findings(outputs: Sequence[OutputRecord], codes: Sequence[str], evide
         if code and code != "N001":
             note = output.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING) and code != "N016"
             replay = evidence.replays.get(output.path, {})
-            why, fix = _ADVICE.get(_advice(code, output, replay, places), ("", ""))
-            where = dataclasses.replace(places.get(code, Where()), output=output.path)
+            said = _said(code, output, places)
+            why, fix = _ADVICE.get(_advice(said, output, replay, places), ("", ""))
+            where = dataclasses.replace(places.get(said, Where()), output=output.path)
             fix = fix.replace("the named operator", where.node or "the operator that overflows")
             numbers = _numbers(output) | ({"replay": replay} if replay else {})
             found.append(Finding(code, output.reason, why, fix, where, numbers, note))
     return found
+
+
+def _said(code: str, output: OutputRecord, places: Mapping[str, Where]) -> str:
+    """The code whose place and advice a finding has: NaN that an overflow leads to is that overflow's."""
+    at = places.get("N004", Where()).node
+    return "N004" if code == "N006" and at and f" at {at} (" in output.reason else code
 
 
 def _advice(code: str, output: OutputRecord, replay: Mapping[str, Any], places: Mapping[str, Where]) -> str:
