@@ -339,9 +339,8 @@ def _does_nothing(step: Visited) -> Reason:
 def other_operator(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
     """A step that computes something else of the values than A's step that reads the same ones."""
     # Casts and views are other operators by taste; behind a step that changes nothing, that one is the idle one.
-    made = trials.makers
-    steps = [s for s in parting.piece if family(s.operator) not in MOVES]
-    steps = [s for s in steps if not any(idle(made[n]) for n in s.inputs if n in made)]
+    steps, made = (s for s in parting.piece if family(s.operator) not in MOVES), trials.makers
+    steps = (s for s in steps if not any(idle(made[n]) for n in s.inputs if n in made))
     pairs = ((step, other) for step in steps for other in theirs if _reads_alike(step, other))
     # What stands in the piece as often as in A's is none that it lacks: done twice, an activation gives the same.
     kinds = [[family(s.operator) for s in piece] for piece in (parting.piece, theirs)]
