@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
 
@@ -109,3 +112,30 @@ def test_unsafe_mathematics_is_blamed_by_its_setting_and_leaving_it_out_mends_th
     honest = ds.blame(ds.torch(overflowing, compile=True), [X])
     assert not honest.wrong
     assert honest.guilty == ()
+
+
+def backwards(terms: int) -> Callable[..., Callable[..., list[torch.Tensor]]]:
+    """A backend that adds so many products of the last axis, from the last to the first, in one chain."""
+
+    def compiler(_module: torch.fx.GraphModule, _examples: list[torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
+        def run(x: torch.Tensor) -> list[torch.Tensor]:
+            products = (x * x.roll(1, -1)).detach().numpy()[..., :terms]
+            return [torch.from_numpy(np.add.accumulate(products[..., ::-1], -1)[..., -1].copy())]
+
+        return run
+
+    return compiler
+
+
+def products(x: torch.Tensor) -> torch.Tensor:
+    return (x * x.roll(1, -1)).sum(-1)
+
+
+@pytest.mark.parametrize(("terms", "verdict"), [(8000, ds.Verdict.ROUNDING), (7999, ds.Verdict.DIFFERENT)])
+def test_sums_of_a_compiler_may_be_added_in_any_order(terms: int, verdict: ds.Verdict) -> None:
+    x = torch.rand(4, 6, 8000, generator=torch.Generator().manual_seed(0))
+    compiled = ds.torch(products, compile={"backend": backwards(terms)})
+    for pair in ((products, compiled), (compiled, products)):
+        c = ds.compare(*pair, [x])
+        assert c.verdict is verdict, c
+        assert ("in one chain" in c.reason) is (verdict is ds.Verdict.ROUNDING), c

@@ -70,6 +70,8 @@ class OutputEvidence:
         Whether one of them rounds to a narrower format than the other.
     consistent : str
         A declared narrower format in which B rounds, which fits in size but whose replay does not predict the drift.
+    chained : str
+        Sums in an order that is not known, which round by as much in the longest chain; empty otherwise.
     random : str
         Why A does not repeat itself beyond rounding; empty when it does.
     formats : tuple of two str
@@ -99,6 +101,7 @@ class OutputEvidence:
     turned: str = ""
     turned_narrow: bool = False
     consistent: str = ""
+    chained: str = ""
     random: str = ""
     formats: tuple[str, str] = ("", "")
 
@@ -294,6 +297,8 @@ def _caused(e: OutputEvidence, ground: str, t: Thresholds) -> Judgement | None:
         return Judgement(Verdict.PRECISION, f"{measured}: consistent with {e.consistent}", "N003")
     if e.kernels:
         return Judgement(Verdict.DIFFERENT, f"{measured}: {e.kernels}, run alone, is off by that much", "R003")
+    if e.chained:
+        return Judgement(Verdict.ROUNDING, f"{grown}: rounding, consistent with {e.chained}", "N013")
     if e.faithful:
         text = f"{grown}: rounding that grows; each side is within its own rounding of its float64 run"
         return Judgement(Verdict.ROUNDING, text, "N013")

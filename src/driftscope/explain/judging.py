@@ -29,6 +29,7 @@ from driftscope.explain.measured import (
     unsteady,
     wide,
 )
+from driftscope.explain.native.accumulations import in_one_chain
 from driftscope.explain.native.kernels_alone import KernelLooks, KernelsAlone
 from driftscope.explain.native.overflow import explaining_overflow
 from driftscope.explain.native.replays import DECLARED, WAYS, reproduce
@@ -111,7 +112,11 @@ def _explain_excess(results: Results, evidence: Evidence, measured: Sequence[Mea
     if found is not None:
         _explained(concerned, str(found), found.to_dict())
     elif results.kernels is not None:
-        _ask_kernels(results.kernels, excess, concerned, suspects)
+        chained = in_one_chain(results.kernels.bounds, evidence, excess, results.seed)
+        for m in concerned:
+            m.chained = chained
+        if not chained:
+            _ask_kernels(results.kernels, excess, concerned, suspects)
 
 
 def _suspects(evidence: Evidence, measured: Sequence[Measured]) -> str:

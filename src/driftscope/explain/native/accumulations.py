@@ -8,6 +8,7 @@ to a verdict the noise floor is measured again with the trees that were found.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,15 +21,17 @@ from driftscope.accumulation.contrast import difference
 from driftscope.comparison.leaves import LeafComparison
 from driftscope.comparison.measuring.spread import drift_in_floors
 from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.explain.native.sum_sites import Site, SumsOfProgram
+from driftscope.explain.native.sum_sites import Site, SumsOfProgram, has_known_kernels
 from driftscope.lift.evidence import Evidence, add_noise
-from driftscope.numerics.error_model import Growth
+from driftscope.lift.steps import Kind, Lifted, Step
+from driftscope.numerics.error_model import Growth, growth, sequential
 from driftscope.numerics.trees.growth import growth_of
 from driftscope.programs.protocol import Bound
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.output import OutputRecord
 from driftscope.records.paths import Path
 from driftscope.records.verdict import Verdict
+from driftscope.records.words import floors
 
 Leaves = Sequence[tuple[Path, Any]]
 
@@ -135,6 +138,50 @@ def ask_sums(sides: tuple[SumsOfProgram, SumsOfProgram], evidence: Evidence, nat
         for side, trees, offset in zip((evidence.a, evidence.b), known, (0, 1000), strict=True):
             if trees.growths:
                 add_noise(side, seed + offset, revealed=trees.growths)
+    return found
+
+
+def in_one_chain(
+    bounds: tuple[Bound, Bound], evidence: Evidence, drifts: Sequence[tuple[int, torch.Tensor]], seed: int
+) -> str:
+    """Say which sides' sums, added in one chain each, would round by as much as these drifts; empty where none do.
+
+    Asked of kernels that are not known: a compiler may add in any order, and the longest chain is one of them.
+
+    Parameters
+    ----------
+    bounds : pair of Bound
+    evidence : Evidence
+        Its floors stay as they are.
+    drifts : sequence of (pair index, native B - A)
+    seed : int
+        Names the noise.
+    """
+    chained, sides = dataclasses.replace(evidence), []
+    for name, bound, offset in (("a", bounds[0], 0), ("b", bounds[1], 1000)):
+        side = dataclasses.replace(getattr(evidence, name))
+        chains = {} if has_known_kernels(bound) or side.graph is None else _chains(side.graph)
+        if chains:
+            add_noise(side, seed + offset, revealed=chains)
+            setattr(chained, name, side)
+            sides.append(name.upper())
+    if not sides:
+        return ""
+    left = max(drift_in_floors(d, [*chained.noise_a(pair), *chained.noise_b(pair)]).value for pair, d in drifts)
+    if left > THRESHOLDS.large:  # terms that repeat are rounded alike, again and again
+        return ""
+    return f"sums that {' and '.join(sides)} adds in one chain, {floors(left)} of that order"
+
+
+def _chains(graph: Lifted) -> dict[str, Growth]:
+    """What one running sum over all terms does to rounding, for each step of a graph that adds up values."""
+    found: dict[str, Growth] = {}
+
+    def see(step: Step) -> None:
+        if step.rounding.kind is Kind.SUM and not step.constant:
+            found[step.name] = growth(sequential(step.rounding.length))
+
+    graph.run(observe=see)
     return found
 
 

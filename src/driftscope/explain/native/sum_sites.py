@@ -29,6 +29,14 @@ _TERMS = 16384
 _PATIENCE, _CALLS = 3.0, 400
 
 
+def has_known_kernels(bound: Bound) -> bool:
+    """Whether the kernels of a program are known: not those that a compiler writes, nor those of other providers."""
+    program: Any = bound.program
+    if program.kind == "onnx":
+        return bool(program.provider == "CPUExecutionProvider")
+    return program.kind in ("torch", "exported")
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """A sum inside a program.
@@ -98,9 +106,7 @@ class SumsOfProgram:
         self._onnx = program.kind == "onnx"
         self._model = Model(kernels_of(program.kind), ORDINARY)
         self._device = _device(bound)
-        on_cpu = not self._onnx or program.provider == "CPUExecutionProvider"
-        #: Whether the kernels are known: not those that a compiler writes, nor those of other providers.
-        self.askable = on_cpu and program.kind in ("torch", "exported", "onnx")
+        self.askable = has_known_kernels(bound)
 
     def __call__(self, step: Step) -> None:
         """Note a step that adds up something."""
