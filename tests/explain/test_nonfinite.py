@@ -134,3 +134,16 @@ def test_an_overflow_beside_another_function_is_placed_and_told_too(side, factor
     assert f"overflow in {side}, 1.6e+05 exceeds the largest float16" in overflow.what
     assert overflow.fix
     assert ("N001" in [f.code for f in told]) == (factor != 0.5)
+
+
+@pytest.mark.parametrize("given", [1.0, torch.nan])
+def test_a_kernel_that_may_have_picked_a_nan_is_not_said_to_leave_a_range(given):
+    x = torch.tensor([1.0, 2.0, given, 4.0])
+    graph = lift_torch(lambda t: t[[0, 1, 1, 3]] * 2, (x,), {})
+    own = SideLift(graph, clean=graph.run())
+    native, whole = torch.tensor([2.0, 4.0, torch.nan, 8.0]), torch.tensor([2.0, 4.0, 4.0, 8.0])
+    leaves = compare_leaves([(Path(), whole)], [(Path(), native)])
+    found = origin_findings(Evidence(own, own, [(0, 0)]), leaves, ([whole], [native]))
+    (kernel,) = (f for f in found if f.code == "R003")
+    assert "whose exact values, up to 4, float32 can hold" in kernel.what
+    assert ("a kernel does inside" in kernel.why) == (given == 1.0)

@@ -80,10 +80,13 @@ def _mended(evidence: Evidence, output: OutputRecord, numbers: Mapping[str, Any]
     """What differs; what is known to differ besides, and small terms that one side leaves out, are taken away."""
     if (undone := evidence.undone) is not None:
         left = max((d.overall for d in drifts_of(undone)), default=math.nan)
-        told = {**numbers, "without": undone.without, "left": left}
+        came_of_it = left < _LESS * (output.lifted_size or 0.0)
+        told: Mapping[str, Any] = {**numbers, "without": undone.without, "left": left}
+        if undone.exact and not came_of_it:
+            undone, told, left = replace(undone, without=""), numbers, output.lifted_size or 0.0
         with exact_choices(undone.exact):
             found = _mended(undone, replace(output, lifted=left, lifted_whole=None), told)
-        if found and (exact(found) or (undone.exact and left < _LESS * (output.lifted_size or 0.0))):
+        if found and (exact(found) or (undone.exact and came_of_it)):
             return found
     lacking = None  # all terms together, which come first
     for less in lacking_terms(evidence):

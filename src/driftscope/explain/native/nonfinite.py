@@ -328,10 +328,25 @@ def _kernel_finding(name: str, side: SideLift, leaf: LeafComparison, index: int,
         "R003",
         f"{name} returns NaN or infinity at {counted(int(mark.sum()), 'element')} whose exact values, up to "
         f"{float(peak.max()):.3g}, {str(fmt).removeprefix('torch.')} can hold",
-        "No operator of its graph leaves the range of its format there: a kernel does inside.",
+        "" if _given(side.graph) else "No operator of its graph leaves its format's range there: a kernel does inside.",
         where=Where(output=str(leaf.path)),
         evidence={"side": name, "count": int(mark.sum()), "exact": float(peak.max())},
     )
+
+
+def _given(graph: Lifted | None) -> bool:
+    """Whether a program is given, or stores, NaN or infinities: a kernel may then pick what another one passes by."""
+    made, given = set[str](), False
+
+    def see(step: Step) -> None:
+        nonlocal given
+        floats = (v for n, v in zip(step.input_names, step.inputs, strict=False) if v is not None and n not in made)
+        given = given or not all(bool(torch.isfinite(v).all()) for v in floats if v.dtype.is_floating_point)
+        made.update(step.output_names)
+
+    if graph is not None:
+        graph.run(observe=see)
+    return given
 
 
 def _floats(value: Any) -> bool:
