@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -297,3 +298,27 @@ def test_a_few_values_that_turned_over_do_not_unmake_an_explanation(rows, alike,
     noise, left = (torch.randn(40, 32, generator=draw, dtype=torch.float64) for _ in range(2))
     left[:rows] *= 100.0
     assert (_rest(left, [noise], alike) <= 1.5) is explained
+
+
+TILED = np.tile(np.random.default_rng(0).random((50, 8), dtype=np.float32), (400, 1))
+IN_NUMPY = {
+    "sum": (lambda a: a.sum(0), lambda t: t.sum(0)),
+    "variance": (lambda a: a.var(0), lambda t: t.var(0, correction=0)),
+    "running": (lambda a: np.cumsum(a, 0)[-1], lambda t: t.sum(0)),
+    "product": (lambda a: np.ones(len(a), np.float32) @ a, lambda t: t.sum(0)),
+}
+
+
+@pytest.mark.parametrize("name", IN_NUMPY)
+@pytest.mark.parametrize("side", "AB")
+def test_terms_that_repeat_are_rounded_alike_and_that_is_rounding(name: str, side: str) -> None:
+    ours, theirs = IN_NUMPY[name]
+    pair = [ds.program(theirs, framework="torch"), ds.program(ours, framework="numpy")]
+    c = ds.compare(*(pair if side == "B" else pair[::-1]), [TILED])
+    assert c.verdict in (ds.Verdict.ROUNDING, ds.Verdict.IDENTICAL), c
+    assert not any("squeeze" in f.what for f in c.findings)
+
+
+def test_a_variance_with_another_correction_is_no_rounding() -> None:
+    pair = ds.program(lambda t: t.var(0), framework="torch"), ds.program(lambda a: a.var(0), framework="numpy")
+    assert ds.compare(*pair, [TILED]).verdict is ds.Verdict.DIFFERENT

@@ -27,7 +27,8 @@ _FACTORS: dict[Any, tuple[int, int]] = {
     _aten.addmm: (1, 2), _aten.baddbmm: (1, 2), _aten.addmv: (1, 2), _aten.convolution: (0, 1),
 }  # fmt: skip
 _STACKS = frozenset({_aten.bmm, _aten.baddbmm})
-_SUMS = frozenset({_aten.sum, _aten.mean})
+_SPREADS = frozenset({_aten.var, _aten.std})
+_SUMS = frozenset({_aten.sum, _aten.mean, _aten.cumsum})
 
 Rounded = Callable[[torch.Tensor], torch.Tensor]
 
@@ -122,7 +123,20 @@ class Changed(TorchDispatchMode):
             return func(*given, **kwargs)
         if packet in _SUMS and self._sums and self._total is not None and _is_double(args[0]):
             return self._summed(packet, func, args, kwargs)
+        if packet in _SPREADS and self._sums and self._total is not None and _is_double(args[0]):
+            return self._spread(packet, func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _spread(self, packet: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+        """A variance, or its root, by running sums of the values and of the squares of what is left of them."""
+        x, axes = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
+        mean = self._summed(_aten.mean, _aten.mean.dim, (x, axes, True), {})
+        total = self._summed(_aten.sum, _aten.sum.dim_IntList, ((x - mean).square(), axes, kwargs.get("keepdim")), {})
+        count = x.numel() // max(total.numel(), 1) - kwargs.get("correction", 1)
+        if count < 1:
+            return func(*args, **kwargs)  # type: ignore[no-any-return]
+        spread: torch.Tensor = total / count
+        return spread if packet is _aten.var else spread.sqrt()
 
     def _accumulated(self, packet: Any, given: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
         first, second = (given[p] for p in _FACTORS[packet])
@@ -138,6 +152,12 @@ class Changed(TorchDispatchMode):
 
     def _summed(self, packet: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
         x = args[0]
+        if packet is _aten.cumsum:
+            made = list[torch.Tensor]()
+            if x.dim():
+                rows = x.movedim(args[1], 0)
+                self._running(rows.shape[1:], len(rows), lambda k: rows[k], x, made=made)
+            return torch.stack(made).movedim(0, args[1]) if made else func(*args, **kwargs)
         axes = args[1] if len(args) > 1 and args[1] is not None else range(x.dim())
         axes = sorted({axis % max(x.dim(), 1) for axis in axes} or set(range(x.dim())))
         length = math.prod(x.shape[axis] for axis in axes)
@@ -153,7 +173,7 @@ class Changed(TorchDispatchMode):
 
     def _running(
         self, shape: Sequence[int], length: int, term: Callable[[int], torch.Tensor], like: torch.Tensor,
-        lanes: int = 1,
+        lanes: int = 1, made: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:  # fmt: skip
         self._additions += math.prod(shape) * length
         if self._additions > _ADDITIONS:
@@ -162,6 +182,8 @@ class Changed(TorchDispatchMode):
         for k in range(length):
             one = term(k) if self._product is None else self._product(term(k))
             totals[k % lanes] = self._total(totals[k % lanes] + one)  # type: ignore[misc]
+            if made is not None:
+                made.append(totals[k % lanes])
         while len(totals) > 1:
             half = len(totals) // 2
             totals = [self._total(x + y) for x, y in zip(totals[:half], totals[half:], strict=True)]  # type: ignore[misc]

@@ -16,10 +16,12 @@ from driftscope.comparison.measuring.prediction import correlation
 from driftscope.comparison.measuring.spread import drift_in_floors, finite
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, RuntimeRefused
-from driftscope.explain.native.pieces import PieceDrift, outside_their_floor, with_errors
+from driftscope.explain.native.pieces import PieceDrift, outside_their_floor
 from driftscope.explain.native.program_kernels import native_parts_of, native_pieces_of, placed
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.steps import Lifted
+from driftscope.lift.noise.injector import NoiseInjector
+from driftscope.lift.steps import Lifted, LiftedOutput, Step
+from driftscope.numerics import error_model
 from driftscope.programs.protocol import Bound
 from driftscope.records.finding import Finding
 
@@ -64,7 +66,7 @@ class KernelsAlone:
         """What the outliers alone lead to at an output of this side; None where that cannot be said."""
         if self.graph is None or not self.errors:
             return None
-        clean, moved = self.graph.run()[k].value, with_errors(self.graph, self.errors)[k].value
+        clean, moved = self.graph.run()[k].value, _with_errors(self.graph, self.errors)[k].value
         if clean is None or moved is None or clean.shape != shape or not clean.is_floating_point():
             return None
         return finite((moved - clean).cpu())
@@ -157,3 +159,20 @@ class KernelLooks:
             predicted = predicted + sign * own
         noises = [*self.evidence.noise_a(pair), *self.evidence.noise_b(pair)]
         return correlation(predicted, drift), drift_in_floors(drift - predicted, noises).value
+
+
+def _with_errors(graph: Lifted, errors: Mapping[str, torch.Tensor], seed: int | None = None) -> list[LiftedOutput]:
+    """Run a lifted graph in float64 but for these values, which are off by what they natively are off by.
+
+    With a seed, the noise of ordinary rounding is added to every other step.
+    """
+    kernels = error_model.TORCH if graph.kind == "torch" else error_model.ONNXRUNTIME
+    injector = None if seed is None else NoiseInjector(seed=seed, kernels=kernels)
+
+    def add(step: Step) -> Sequence[torch.Tensor | None] | None:
+        if not any(name in errors for name in step.output_names):
+            return None if injector is None else injector(step)
+        pairs = zip(step.output_names, step.outputs, strict=True)
+        return [v if v is None or n not in errors else v + errors[n].to(v.device) for n, v in pairs]
+
+    return graph.run(observe=add)

@@ -23,7 +23,7 @@ from driftscope.explain.native.ranges import flushed
 from driftscope.explain.native.replays import CHIRP, WAYS, Way, either, same_bits
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.noise.injector import NoiseInjector
-from driftscope.lift.steps import Kind, Lifted, LiftedOutput, Step
+from driftscope.lift.steps import Kind, Lifted, Step
 from driftscope.numerics import error_model
 from driftscope.numerics.formats import format_of
 from driftscope.records.finding import Where
@@ -297,33 +297,25 @@ def native_drifts(
     if kept is not None:
         kept.update((name, error.drift) for name, error in errors.items())
     transforms = any(d.where.operator and "DFT" in d.where.operator for d in found if d.outside)
-    causes = _reproduced(graph, natives, errors, (CHIRP, *WAYS) if transforms else WAYS)
-    return [replace(d, cause=causes.get(d.value, {})) for d in found]
-
-
-def with_errors(graph: Lifted, errors: Mapping[str, torch.Tensor], seed: int | None = None) -> list[LiftedOutput]:
-    """Run a lifted graph in float64 but for these values, which are off by what they natively are off by.
-
-    With a seed, the noise of ordinary rounding is added to every other step.
-    """
-    kernels = error_model.TORCH if graph.kind == "torch" else error_model.ONNXRUNTIME
-    injector = None if seed is None else NoiseInjector(seed=seed, kernels=kernels)
-
-    def add(step: Step) -> Sequence[torch.Tensor | None] | None:
-        if not any(name in errors for name in step.output_names):
-            return None if injector is None else injector(step)
-        pairs = zip(step.output_names, step.outputs, strict=True)
-        return [v if v is None or n not in errors else v + errors[n].to(v.device) for n, v in pairs]
-
-    return graph.run(observe=add)
+    causes, chained = _reproduced(graph, natives, errors, (CHIRP, *WAYS) if transforms else WAYS)
+    # Terms that repeat are rounded alike, again and again: no noise says how far that carries a sum, only adding does.
+    return [
+        replace(d, cause=causes.get(d.value, {}), floors=min(d.floors, chained.get(d.value, math.inf))) for d in found
+    ]
 
 
 def _reproduced(
     graph: Lifted, natives: Mapping[str, torch.Tensor], errors: Mapping[str, Outlier], ways: Sequence[Way]
-) -> dict[str, Mapping[str, object]]:
-    """For values outside their floor the replay of the operator alone that predicts its error, where one does."""
+) -> tuple[dict[str, Mapping[str, object]], dict[str, float]]:
+    """For values outside their floor the replay of the operator alone that predicts its error, where one does.
+
+    Second, for those of them that none predicts, their size in errors of the same sum, really added in some order.
+    """
+    chained: dict[str, float] = {}
     found: dict[str, list[tuple[Way, tuple[float, float]]]] = {}
     kinds = {error.kind for error in errors.values()}
+    if Kind.EXACT in kinds:  # the last step of several that one call of a library stands for
+        kinds |= {Kind.SUM, Kind.DOT}
     for way in ways:
         # Weights are what they are here, and whether they were rounded too makes no difference to one operator.
         if way.weights is not None or not way.acts_on(kinds):
@@ -336,7 +328,9 @@ def _reproduced(
             continue
         for name, rest in watch.rests.items():
             found.setdefault(name, []).append((way, rest))
-    return {name: _named(rests) for name, rests in found.items()}
+        chained.update((name, min(size, chained.get(name, math.inf))) for name, size in watch.sizes.items())
+    unexplained = {name: size for name, size in chained.items() if name not in found}
+    return {name: _named(rests) for name, rests in found.items()}, unexplained
 
 
 def _named(rests: Sequence[tuple[Way, tuple[float, float]]]) -> dict[str, object]:
@@ -350,13 +344,15 @@ def _named(rests: Sequence[tuple[Way, tuple[float, float]]]) -> dict[str, object
 class _Replayed:
     """An observer that hands every operator its native inputs and holds what a way to compute makes of them.
 
-    ``rests`` has, for the outliers that it predicts, the correlation and what is left in floors.
+    ``rests`` has, for the outliers that it predicts, the correlation and what is left in floors; ``sizes``, where it
+    is an order of additions, how large they are beside the errors that it makes.
     """
 
     natives: Mapping[str, torch.Tensor]
     way: Way
     outliers: Mapping[str, Outlier]
     rests: dict[str, tuple[float, float]] = field(default_factory=dict)
+    sizes: dict[str, float] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
         if step.constant:
@@ -383,6 +379,8 @@ class _Replayed:
             samples.append(finite(rounded(value + known.sample) - rounded(value)))
             value = rounded(value)
         predicted = finite(value - known.exact)
+        if self.way.kind == "order" and bool(predicted.any()):
+            self.sizes[name] = drift_in_floors(known.drift, [predicted, known.sample]).value
         alike = correlation(predicted if self.way.flushes else without_zeros(predicted, value), known.drift)
         if alike < (THRESHOLDS.replay if self.way.total is None else _RUNNING):
             return

@@ -121,6 +121,8 @@ def _narrow(name: str) -> list[Way]:
     ]
 
 
+# Numbers in a register: a compiler keeps as many running sums.
+_LANES = (4, 8, 16)
 #: Of one operator alone: what onnxruntime does with lengths that are no power of two.
 CHIRP = Way("a transform by a chirp whose angles are float32", chirps=True)
 
@@ -136,11 +138,7 @@ WAYS: tuple[Way, ...] = (
     *_narrow("float16"),
     Way("float32 sums added one term after the other", total="float32", products=True, kind="order"),
     Way("float32 sums added one term after the other", total="float32", kind="order"),
-    # What a compiler writes: as many running sums as a register of the processor holds numbers.
-    *(
-        Way(f"float32 sums added in {n} lanes", total="float32", products=True, kind="order", lanes=n)
-        for n in (4, 8, 16)
-    ),
+    *(Way(f"float32 sums added in {k} lanes", None, "even", "float32", True, kind="order", lanes=k) for k in _LANES),
 )
 DECLARED = Way("the formats that it declares", results="")
 

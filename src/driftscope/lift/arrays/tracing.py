@@ -198,14 +198,14 @@ class Tracer:
     def _with_bits(self, native: Any, tensor: torch.Tensor) -> torch.Tensor:
         with _disable_current_modes():
             wanted = tensor_of(np.array(native))
-            if _same(tensor, wanted):
-                return tensor
-            if not _means_the_same(tensor, wanted):
-                raise CannotLift(f"{OPERATION.get()} means something else in torch")
-            tensor.copy_(wanted)
+            same = _same(tensor, wanted)
+            if not same:
+                if not _means_the_same(tensor, wanted):
+                    raise CannotLift(f"{OPERATION.get()} means something else in torch")
+                tensor.copy_(wanted)
         mode: Any = _get_current_dispatch_mode()
-        if hasattr(mode, "keep_again"):
-            mode.keep_again(tensor)
+        if hasattr(mode, "settle"):
+            mode.settle(tensor, made_elsewhere=not same)
         return tensor
 
 

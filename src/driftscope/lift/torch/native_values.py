@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,11 @@ class Natives:
             if self.size > self.held:
                 raise CannotLift(f"its intermediate values are larger than {self.held >> 20} MiB together")
             kept[number] = result.detach().clone()
+
+    def drop(self, tape: Any, numbers: Iterable[int]) -> None:
+        """Forget results that are not the program's own."""
+        for number in numbers:
+            self.by_tape.get(id(tape), {}).pop(number, None)
 
     def named(self, tape: Any) -> dict[str, torch.Tensor]:
         """The native results of one tape by the names of its values."""

@@ -27,6 +27,7 @@ from driftscope.lift.torch.entries import (
     Tape,
     facts_of,
     functional_form,
+    references,
     tensors_in,
 )
 from driftscope.lift.torch.ledger import Ledger
@@ -73,6 +74,7 @@ class Recorder(TorchDispatchMode):
         self._place = place
         self._provisional = provisional
         self._listener = listener()
+        self._settled = set[int]()
         self._nested = NestedTensors(self)
 
     supports_higher_order_operators = True
@@ -121,10 +123,27 @@ class Recorder(TorchDispatchMode):
             f"The operator {func.namespace}::{facts_of(func).name} is opaque; it computes where torch does not see it."
         )
 
-    def keep_again(self, tensor: torch.Tensor) -> None:
-        """Keep a native result whose bits the program's own library made, which a call came close to."""
-        if self._listener is not None:
-            self._listener.keep(self.tape, [self.ledger.number_now(tensor)], [tensor])
+    def settle(self, tensor: torch.Tensor, made_elsewhere: bool) -> None:
+        """Take a result for one that the program's own library gives; its bits too, which calls only came close to."""
+        if self._listener is None:
+            return
+        number = self.ledger.number_now(tensor)
+        if made_elsewhere:
+            self._listener.drop(self.tape, self._on_the_way_to(number))
+            self._listener.keep(self.tape, [number], [tensor])
+        self._settled.add(number)
+
+    def _on_the_way_to(self, number: int) -> set[int]:
+        """Values that only calls standing for the operation in progress made."""
+        wanted, found = {number}, set[int]()
+        for entry in reversed(self.tape.entries):
+            if not wanted:
+                break
+            if any(o in wanted for o in entry.outputs):
+                wanted.difference_update(o for o in entry.outputs if o is not None)
+                wanted.update(n for n in references(entry.args, entry.kwargs) if n not in self._settled | found)
+                found.update(wanted)
+        return found
 
     # -- arguments ---------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from driftscope.lift.formulas.terms import EXACT, ROUND
+from driftscope.lift.formulas.terms import EXACT
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call
 from driftscope.lift.torch.entries import tensors_in
@@ -41,7 +41,7 @@ def _sum(call: Call) -> tuple[Outputs, Rounding]:
     name = call.facts.name
     if name == "cumsum":
         if x.device.type == "cpu" and call.formats[0] is torch.float32:
-            return [out], ROUND  # accumulated in float64 there, and rounded once
+            return [out], Rounding(Kind.SUM, 1)  # accumulated in float64 there, and rounded once
         return [out], Rounding(
             Kind.SUM, int(x.shape[int(args[1])]) if x.dim() else 1, _squares(call, x, args, kwargs, 1)
         )
