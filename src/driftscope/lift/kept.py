@@ -285,5 +285,6 @@ def look(
         return graph.run(observe=observe, replace=replace)
     base, own = shared.of(graph, replace or {})
     # Without an observer the steps inside fused ones are not shown, and somebody who looks later would miss them.
-    with reusing(Reuse(base, own if keep and observe is not None else None)):
+    into = own if keep and observe is not None else None
+    with reusing(Reuse(base, into) if into is not None or (base is not None and base.nodes) else None):
         return graph.run(observe=observe, replace=replace)

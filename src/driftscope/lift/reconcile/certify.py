@@ -26,7 +26,7 @@ from driftscope.lift.readings import readings_kept
 from driftscope.lift.reconcile import folds, matching, subgraphs, uses
 from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
 from driftscope.lift.reconcile.exact import exact_matches, rounded_literals
-from driftscope.lift.reconcile.matching import Repair
+from driftscope.lift.reconcile.matching import Repair, merged, moves
 from driftscope.lift.reconcile.shortcuts import without_thresholds
 from driftscope.lift.reconcile.sides import (
     ReconciledSide,
@@ -192,15 +192,25 @@ class _Attempt:
 
     def take(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
         """Put further repairs in force, in the place of earlier ones of the same constants."""
+        if not repairs_a and not repairs_b:
+            return
         result = self.result
-        if repairs_a:
-            result.repairs_a = _merged(result.repairs_a, repairs_a)
+        moved_a, moved_b = moves(result.repairs_a, repairs_a), moves(result.repairs_b, repairs_b)
+        result.repairs_a = merged(result.repairs_a, repairs_a)
+        result.repairs_b = merged(result.repairs_b, repairs_b)
+        self._run(moved_a, moved_b)
+        # A number that is what is stored, but for the last bits of float64, seldom needs a run of its own.
+        if not result.same_function and (moved_a, moved_b) != (bool(repairs_a), bool(repairs_b)):
+            self._run(bool(repairs_a) and not moved_a, bool(repairs_b) and not moved_b)
+
+    def _run(self, run_a: bool, run_b: bool) -> None:
+        """Evaluate one side or both with the repairs in force, and measure how far they are apart then."""
+        result = self.result
+        if run_a:
             result.outputs_a = look(self.a.graph, replace=_values(result.repairs_a), keep=self.far)
-        if repairs_b:
-            result.repairs_b = _merged(result.repairs_b, repairs_b)
+        if run_b:
             result.outputs_b = look(self.b.graph, replace=_values(result.repairs_b), keep=self.far)
-        if repairs_a or repairs_b:
-            result.drifts = measure(result.outputs_a, result.outputs_b, self.pairing, self.thresholds)
+        result.drifts = measure(result.outputs_a, result.outputs_b, self.pairing, self.thresholds)
 
     def take_if_certified(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
         """Put further repairs in force only when that makes both the same function."""
@@ -244,11 +254,6 @@ def _values(repairs: Sequence[Repair]) -> Mapping[str, torch.Tensor]:
     return {r.name: r.value for r in repairs}
 
 
-def _merged(old: Sequence[Repair], new: Sequence[Repair]) -> list[Repair]:
-    names = {r.name for r in new}
-    return [*(r for r in old if r.name not in names), *new]
-
-
 # --- exact matches ---------------------------------------------------------------------------------------------
 
 
@@ -256,9 +261,9 @@ def _exact(attempt: _Attempt) -> None:
     """Every constant of one side that stores, rounded, a constant of the other."""
     a, b = attempt.a, attempt.b
     own_a, own_b = rounded_literals(a), rounded_literals(b)
-    repairs_a = _merged(own_a, exact_matches(a, with_exact_scalars(b.constants, own_b), b.index))
+    repairs_a = merged(own_a, exact_matches(a, with_exact_scalars(b.constants, own_b), b.index))
     # A number that A itself stores rounded is traced first, so that B is traced to the same exact number.
-    repairs_b = _merged(own_b, exact_matches(b, with_exact_scalars(a.constants, repairs_a), a.index))
+    repairs_b = merged(own_b, exact_matches(b, with_exact_scalars(a.constants, repairs_a), a.index))
     repairs_a = one_side_only(repairs_a, repairs_b)
     attempt.result.inner_b = b.inner
     attempt.take(repairs_a, repairs_b)
@@ -293,7 +298,7 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
     factors = [subgraphs.factors_of(side.constants, repairs) for side, repairs in zip(*sides, strict=True)]
     # Where both have folded something, what B computes is taken for what A computes, and not the other way round.
     paired = subgraphs.paired_repairs(computed[1], found[1], found[0], limit, factors[0])
-    computed[1] = _merged(computed[1], paired)
+    computed[1] = merged(computed[1], paired)
     tensors: list[list[Repair]] = []
     for k, side in enumerate(both):
         # An exact match to a native value that is replaced now has to be made anew.

@@ -56,6 +56,26 @@ class Repair:
     sources: tuple[str, ...] = ()
 
 
+# Two ways of writing one number differ by no more, relative.
+_LAST_BITS = 2.0**-50
+
+
+def merged(old: Sequence[Repair], new: Sequence[Repair]) -> list[Repair]:
+    """Put new repairs in the place of old ones of the same constants."""
+    names = {r.name for r in new}
+    return [*(r for r in old if r.name not in names), *new]
+
+
+def moves(old: Sequence[Repair], new: Sequence[Repair]) -> bool:
+    """Whether new repairs replace what is stored, or was in force, by more than the last bits of float64."""
+    before = {r.name: r.value for r in old}
+    return any(r.kind != "scalar" or not _same_number(before.get(r.name, r.constant.value), r.value) for r in new)
+
+
+def _same_number(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one.to(torch.float64), other, rtol=_LAST_BITS, atol=0.0)
+
+
 def ulp(values: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
     """Return the spacing of ``fmt`` at each value (float64 in, float64 out), subnormals included.
 
