@@ -39,6 +39,7 @@ from driftscope.programs.isolation.choice import watched
 from driftscope.programs.isolation.failures import ran_out_of_memory
 from driftscope.programs.loading.load import load_program
 from driftscope.programs.protocol import Bound, InputsLike, Program, ProgramLike
+from driftscope.programs.state.garbage import spared
 from driftscope.programs.state.process import state_kept
 from driftscope.programs.value_trees import flatten
 from driftscope.records.environment import capture
@@ -49,6 +50,7 @@ from driftscope.records.kinds.output import OutputRecord, Outputs
 from driftscope.records.verdict import Verdict
 
 
+@spared(tidy=True)
 @state_kept()
 @where_asked
 @unreached.drawn_again

@@ -17,6 +17,7 @@ errors as independent random variables. Parker, *Monte Carlo Arithmetic* (1997):
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -227,17 +228,20 @@ def _stored(units: Units) -> float:
     return (ROUNDING_RMS * units.storage) ** 2 if units.storage > units.accumulator else 0.0
 
 
+@functools.lru_cache(maxsize=256)
 def rounding(units: Units) -> Spread:
     """One correctly rounded operation: ``0.415 u |y|``."""
     return Spread(value=ROUNDING_RMS * max(units.storage, units.accumulator))
 
 
+@functools.lru_cache(maxsize=256)
 def function(units: Units, *, composite: bool = False) -> Spread:
     """A transcendental: the rounding of its result, and the error of its approximation in the working format."""
     approximation = COMPOSITE_ERROR if composite else FUNCTION_ERROR
     return Spread(value=math.hypot(rounding(units).value, approximation * units.accumulator))
 
 
+@functools.lru_cache(maxsize=256)
 def with_parts(spread: Spread, units: Units, *, functions: bool) -> Spread:
     """Add the error of what a kernel cancels on the way; ``sum t^2`` stands for the square of its size.
 
@@ -273,6 +277,7 @@ def dot(units: Units, folds: Sequence[float] | Growth) -> Spread:
     )
 
 
+@functools.lru_cache(maxsize=256)
 def normalisation(units: Units, *, stored_statistics: bool = False, affine: bool = False) -> Spread:
     """Layer, group, batch or RMS normalisation: errors of each element, of the row's scale and of its mean.
 

@@ -57,6 +57,10 @@ class NoiseInjector:
     units: set[Units] = field(default_factory=set)
     watch: Callable[[Step], object] | None = None
     _generator: torch.Generator = field(default_factory=torch.Generator, repr=False)
+    _model: Model = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._model = Model(self.kernels, self.arithmetic, self.unit)
 
     def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
         """Return the step's outputs with noise, or None to leave them as they are."""
@@ -67,7 +71,6 @@ class NoiseInjector:
         if step.rounding.narrows and self.unit is not None:
             return None  # the rounding of a format, not of the arithmetic that this unit is of
         self._generator.manual_seed(seed_of(self.seed, self.arithmetic.name, step.index, step.name))
-        model = Model(self.kernels, self.arithmetic, self.unit)
         noisy: list[torch.Tensor | None] = []
         for position, (value, dtype) in enumerate(zip(step.outputs, step.formats, strict=True)):
             if position and step.rounding.kind is Kind.NORM:
@@ -76,24 +79,25 @@ class NoiseInjector:
             if value is None or dtype is None or not value.numel() or value.is_meta:
                 noisy.append(value)
             elif value.is_complex() and dtype.is_complex:
-                noisy.append(self._with_complex_noise(model, step, value, dtype))
+                noisy.append(self._with_complex_noise(step, value, dtype))
             elif value.is_floating_point() and dtype.is_floating_point:
-                noisy.append(self._with_noise(model, step, value, dtype))
+                noisy.append(self._with_noise(step, value, dtype))
             else:
                 noisy.append(value)
         return noisy
 
-    def _with_complex_noise(self, model: Model, step: Step, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _with_complex_noise(self, step: Step, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Both parts of a complex result are computed together: each gets noise in units of the modulus."""
-        units = model.units(step.rounding.kind, dtype)
+        units = self._model.units(step.rounding.kind, dtype)
         self.units.add(units)
-        spread = model.spread(step, units, squares=None)
+        spread = self._model.spread(step, units, squares=None)
         modulus = value.abs().mul_(self.scale * spread.value / (math.sqrt(2) * _BYTE_SPREAD))
         noise = torch.complex(self._draw(modulus), self._draw(modulus))
         noisy = value + noise.mul_(modulus)
         return torch.where(torch.isfinite(noisy), noisy, value)
 
-    def _with_noise(self, model: Model, step: Step, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def _with_noise(self, step: Step, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        model = self._model
         units = model.units(step.rounding.kind, dtype)
         self.units.add(units)
         exact = None
@@ -101,7 +105,7 @@ class NoiseInjector:
             exact = _exactly_stored(value, model.storage(dtype))
             if exact is not None and bool(exact.all()):
                 return value
-        squares, spread = self._sized(model, step, value, dtype)
+        squares, spread = self._sized(step, value, dtype, units)
         value = value.to(torch.float64).contiguous()
         noisy = torch.empty_like(value)
         argument = _argument(step, value) if model.reaches_exact_values(step, units) else None
@@ -121,16 +125,15 @@ class NoiseInjector:
         return noisy if exact is None else torch.where(exact, value, noisy)
 
     def _sized(
-        self, model: Model, step: Step, value: torch.Tensor, dtype: torch.dtype
+        self, step: Step, value: torch.Tensor, dtype: torch.dtype, units: Units
     ) -> tuple[torch.Tensor | None, Spread]:
         """What noise is in units of, besides the value itself, and how much of each."""
-        units = model.units(step.rounding.kind, dtype)
-        errors = model.measured_errors(step, dtype)
+        errors = self._model.measured_errors(step, dtype)
         squares = _squares(step, value.shape) if step.rounding.parts is None or self.unit is not None else _parts(step)
         if squares is not None and step.rounding.parts is not None and squares.shape != value.shape:
             squares = None  # it speaks of another output of this step
         if errors is None:
-            return squares, model.spread(step, units, squares)
+            return squares, self._model.spread(step, units, squares)
         size = value.square()
         if squares is not None:
             size = size.add_(squares, alpha=part_share(dtype) ** 2)
@@ -182,14 +185,18 @@ class NoiseInjector:
         count = like.numel()
         # Eight elements for each draw of the generator: sixteen times faster than torch.rand.
         words = torch.empty((count + 7) // 8, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
-        levels = words.view(torch.int8)[:count].view(like.shape).to(like.device)
-        return levels.to(torch.float64).add_(0.5)
+        levels = words.view(torch.int8)
+        levels = levels if count % 8 == 0 else levels[:count]
+        return levels.view(like.shape).to(like.device, torch.float64).add_(0.5)
 
 
 def _blocks(
     value: torch.Tensor, noisy: torch.Tensor, squares: torch.Tensor | None, argument: torch.Tensor | None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]]:
     """Cut contiguous tensors of one shape, and what broadcasts to it, into blocks of rows that fit a cache."""
+    if value.numel() <= _BLOCK:
+        yield value, noisy, squares, argument
+        return
     columns = value.shape[-1] if value.dim() else 1
     clean, out = value.view(-1, columns), noisy.view(-1, columns)
     terms = None if squares is None else _as_rows(squares, value.shape)

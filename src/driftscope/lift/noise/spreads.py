@@ -68,7 +68,7 @@ class Model:
         """
         if step.rounding.stored:
             units = replace(units, accumulator=units.storage)
-        spread = self._formula(step, units)
+        spread = self._formula(step, units, squares is not None)
         if samples_at_coordinates(step):
             on_grid = _named(step, ("grid",))
             return error_model.interpolated(spread, units, _farthest(step), stored_coordinates=on_grid)
@@ -76,8 +76,6 @@ class Model:
             return error_model.fourier(units, step.rounding.length)
         if self.kernels.fourier is not None and _named(step, ("dft", "stft")):
             return error_model.measured_fourier(units, self.kernels.fourier(step.rounding.length))
-        if squares is None and step.rounding.kind in (Kind.ROUND, Kind.FUNCTION):
-            return replace(spread, terms=0.0)
         if spread.terms and squares is None:
             # Terms of equal size: sum t^2 = S^2 / n.
             alike = spread.terms / math.sqrt(max(step.rounding.length, 1))
@@ -94,16 +92,17 @@ class Model:
             return False
         return units.storage > units.accumulator or not _named(step, self.kernels.composite)
 
-    def _formula(self, step: Step, units: Units) -> Spread:
+    def _formula(self, step: Step, units: Units, parts: bool) -> Spread:
         length = step.rounding.length
         match step.rounding.kind:
             case Kind.EXACT:
                 return Spread()
             case Kind.ROUND:
-                return error_model.with_parts(error_model.rounding(units), units, functions=False)
+                kind = error_model.rounding(units)
+                return error_model.with_parts(kind, units, functions=False) if parts else kind
             case Kind.FUNCTION:
                 kind = error_model.function(units, composite=_named(step, self.kernels.composite))
-                return error_model.with_parts(kind, units, functions=True)
+                return error_model.with_parts(kind, units, functions=True) if parts else kind
             case Kind.SUM:
                 return error_model.reduction(units, self._grouping(step))
             case Kind.DOT:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import re
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
+from driftscope.programs.state.garbage import spared
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.capture.containers import register_containers
 from driftscope.shapes.capture.reading import relations_of
@@ -177,22 +177,6 @@ def _export(module: torch.nn.Module, arguments: Arguments, attempt: Attempt) -> 
         with oblivious():
             return torch.export.export(module, args, kwargs, dynamic_shapes=spec, strict=False)
     return torch.export.export(module, args, kwargs, dynamic_shapes=spec, strict=False)
-
-
-@contextlib.contextmanager
-def spared() -> Iterator[None]:
-    """Leave what exists by now out of garbage collection, which walks over all of torch while a trace makes objects.
-
-    An eighth of an export. What a user has frozen stays frozen.
-    """
-    mine = gc.get_freeze_count() == 0
-    if mine:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if mine:
-            gc.unfreeze()
 
 
 @contextlib.contextmanager

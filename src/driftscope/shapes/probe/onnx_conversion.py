@@ -13,7 +13,8 @@ import torch
 
 from driftscope.errors import DependencyMissing, RuntimeRefused
 from driftscope.programs.operator_table import one_table
-from driftscope.shapes.capture.export import Capture, spared
+from driftscope.programs.state.garbage import spared
+from driftscope.shapes.capture.export import Capture
 from driftscope.shapes.capture.reading import relations_of
 from driftscope.shapes.capture.source_lines import traced
 from driftscope.shapes.conditions.minimising import with_more
