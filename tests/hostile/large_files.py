@@ -64,6 +64,20 @@ def not_text() -> onnx.ModelProto:
     return onnx.ModelProto.FromString(data.replace(b"ABCDEFGH", b"ABCD\xff\xfe\xfd\xfc"))
 
 
+def metadata_is_not_text() -> onnx.ModelProto:
+    """A node whose metadata has a value of bytes."""
+    node = helper.make_node("Abs", ["x"], ["y"])
+    node.metadata_props.add(key="scope", value="ABCDEFGH")
+    return onnx.ModelProto.FromString(_model([node]).SerializeToString().replace(b"ABCDEFGH", b"ABCD\xff\xfe\xfd\xfc"))
+
+
+def size_is_not_text() -> onnx.ModelProto:
+    """An input with a size whose name is bytes."""
+    model = _model([helper.make_node("Abs", ["x"], ["y"])])
+    model.graph.input[0].type.tensor_type.shape.dim.add(dim_param="ABCDEFGH")
+    return onnx.ModelProto.FromString(model.SerializeToString().replace(b"ABCDEFGH", b"ABCD\xff\xfe\xfd\xfc"))
+
+
 def external(location: str) -> onnx.ModelProto:
     """A constant whose data lies elsewhere."""
     proto = _model([helper.make_node("Mul", ["x", "scale"], ["y"])])
@@ -194,6 +208,8 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
     "nul": (lambda: external("a\0b"), "cannot be named"),
     "location of many bytes": (lambda: external("é" * 300), "cannot be followed|outside|cannot be named"),
     "long location": (lambda: external("a" * 100_000), "cannot be named"),
-    "name that is no text": (not_text, "not UTF-8 text"),
+    "name that is no text": (not_text, "'name' in it is not UTF-8 text"),
+    "metadata that is no text": (metadata_is_not_text, "'value' in it is not UTF-8 text"),
+    "size that is no text": (size_is_not_text, "'dim_param' in it is not UTF-8 text"),
     "long name": (lambda: long_name(100_000), "refused to load"),
 }

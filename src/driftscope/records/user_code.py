@@ -47,7 +47,8 @@ def is_users(file: str) -> bool:
 def innermost(files: Sequence[str], root: str | Path | None = None) -> int | None:
     """Return the position of the user's own line among the files of a trace, the outermost first; None for none."""
     users = [index for index, file in enumerate(files) if is_users(file)]
-    inside = [index for index in users if _below(files[index], Path(root or os.getcwd()))]
+    folder = Path(root or os.getcwd())
+    inside = [index for index in users if _below(files[index], folder)]
     chosen = inside or users
     return chosen[-1] if chosen else None
 

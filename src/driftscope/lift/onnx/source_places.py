@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import os
 import re
 
 from onnx import NodeProto
@@ -27,7 +29,7 @@ def where_of(proto: NodeProto, name: str) -> Where:
         The unique name the node goes by.
     """
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    file, line, expression = _source(metadata.get("pkg.torch.onnx.stack_trace", ""))
+    file, line, expression = _source(metadata.get("pkg.torch.onnx.stack_trace", ""), os.getcwd())
     module = _module(metadata.get("pkg.torch.onnx.name_scopes", ""))
     if module is None and not metadata and proto.name.startswith("/"):
         module = ".".join(part for part in proto.name.split("/")[1:-1] if part) or None
@@ -42,11 +44,12 @@ def traced_of(proto: NodeProto) -> tuple[str, str]:
     return (scopes[-1], classes[-1]) if scopes and classes else ("", "")
 
 
-def _source(trace: str) -> tuple[str | None, int | None, str | None]:
+@functools.lru_cache(maxsize=1024)  # the graph that a runtime made of a file has the file's traces
+def _source(trace: str, root: str) -> tuple[str | None, int | None, str | None]:
     frames = list(_FRAME.finditer(trace))
     if not frames:
         return None, None, None
-    own = innermost([frame["file"] for frame in frames])
+    own = innermost([frame["file"] for frame in frames], root)
     # A model that a library holds: torch's module internals say nothing the module path does not.
     others = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
     if own is None and not others:

@@ -78,6 +78,7 @@ class Stored:
     kept: Value | None = None
     room: Room | None = None
     used: weakref.ref[torch.Tensor] | None = None
+    is_mapped: bool | None = None
 
     @property
     def format(self) -> Format:
@@ -121,10 +122,11 @@ class Stored:
 
     @property
     def _mapped(self) -> bool:
-        proto = self.proto
-        if not isinstance(proto, TensorProto) or proto.data_location != TensorProto.EXTERNAL:
-            return False
-        return proto.data_type in _PLAIN and _offset(proto) % _ALIGNED == 0
+        if self.is_mapped is None:
+            proto = self.proto
+            external = isinstance(proto, TensorProto) and proto.data_location == TensorProto.EXTERNAL
+            self.is_mapped = external and proto.data_type in _PLAIN and _offset(proto) % _ALIGNED == 0
+        return self.is_mapped
 
 
 def format_of_element(element: int, name: str) -> Format:

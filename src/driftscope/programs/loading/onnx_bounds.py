@@ -19,6 +19,11 @@ DEEPEST_GRAPHS = 60
 DEEPEST_CALLS = 200
 
 _Key = tuple[str, str, str]
+# Most of a model's messages are these, and hold nothing but texts and numbers.
+_LEAVES = {
+    "onnx.StringStringEntryProto": ("key", "value"),
+    "onnx.TensorShapeProto.Dimension": ("dim_param", "denotation"),
+}
 
 
 def check_bounds(model: ModelProto, name: str) -> None:
@@ -74,10 +79,13 @@ def check_texts(model: ModelProto, name: str) -> None:
             continue
         for field, value in message.ListFields():
             parts = (value,) if isinstance(value, (str, bytes, Message)) else value
-            if field.type == field.TYPE_STRING and any(isinstance(part, bytes) for part in parts):
-                raise ProgramError(f"{name} is damaged: a {field.name!r} in it is not UTF-8 text")
+            wrong = field.name if field.type == field.TYPE_STRING and any(isinstance(p, bytes) for p in parts) else None
             if field.type == field.TYPE_MESSAGE:
-                waiting.extend(parts)
+                leaf = _LEAVES.get(field.message_type.full_name)
+                waiting.extend(parts if leaf is None else ())
+                wrong = next((t for p in parts for t in leaf or () if isinstance(getattr(p, t), bytes)), None)
+            if wrong is not None:
+                raise ProgramError(f"{name} is damaged: a {wrong!r} in it is not UTF-8 text")
 
 
 def _many(count: int) -> str:

@@ -93,9 +93,10 @@ class ModuleState:
         if any(nn.parameter.is_lazy(t) for _, t in (*parameters, *buffers)):
             modules, parameters, buffers = [], [], []
         self._tables = [(path, table, dict(table)) for path, m in modules for table in _tables(m)]
+        held = [v for _, _, kept in self._tables for v in kept.values() if isinstance(v, _CONTAINERS)]
         # Nearly all of them are empty tables of hooks.
-        self._contents = [(held, _copied(held) if held else ()) for _, _, kept in self._tables
-                          for held in kept.values() if isinstance(held, _CONTAINERS)]  # fmt: skip
+        self._empty = [v for v in held if not v]
+        self._contents = [(v, _copied(v)) for v in held if v]
         self._gradients = [(name, p, p.grad) for name, p in parameters]
         self._tensors = [_Tensor(f"buffer {n}", t) for n, t in _named(buffers)]
         others = [(f"parameter {n}", p) for n, p in _named(parameters)]
@@ -115,6 +116,9 @@ class ModuleState:
                 parameter.grad = grad
         for path, table, kept in self._tables:
             changed += _restore(path, table, kept)
+        for held in self._empty:
+            if held:
+                held.clear()
         for held, kept_items in self._contents:
             _refill(held, kept_items)
         return changed + [words for tensor in self._tensors if (words := tensor.put_back())]
@@ -234,8 +238,6 @@ def _copied(held: Any) -> Any:
 
 
 def _refill(held: Any, kept: Any) -> None:
-    if not held and not kept:  # tables of hooks, nearly always
-        return
     if isinstance(held, dict):
         if len(held) != len(kept) or any(k not in kept or held[k] is not kept[k] for k in held):
             held.clear()
