@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 from torch import nn
 
 import driftscope as ds
@@ -41,22 +46,43 @@ def mixed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return read
 
 
-def fingerprints(count: int, other_seed: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Count the tensors read to match as many of one program with those of another."""
-    read = mixed(monkeypatch)
-    a, b = ReconciledSide(Weights(count, 0), []), ReconciledSide(Weights(count, other_seed), [])  # type: ignore[arg-type]
+def fingerprints(count: int, other: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+    """Count the tensors whose ends, and whose bits, are read to match as many of one program with those of another."""
+    read, ends, real = mixed(monkeypatch), [], readings._ends
+    monkeypatch.setattr(readings, "_ends", lambda value: ends.append(value.numel()) or real(value))
+    a, b = ReconciledSide(Weights(count, 0), []), ReconciledSide(Weights(count, int(other == "other")), [])  # type: ignore[arg-type]
+    if other == "transposed":
+        b.constants = [replace(c, value=c.value.T, name=f"{c.name}.T") for c in b.constants]
+        b.index = matching.WeightIndex(b.constants, a.index)
     with readings.readings_kept():
         exact_matches(b, a.constants, a.index)
         exact_matches(a, b.constants, b.index)
     monkeypatch.undo()
-    return len(read)
+    assert len(b.left) == len(a.left) == (count if other == "other" else 0)
+    return len(ends), len(read)
 
 
-@pytest.mark.parametrize("other_seed", [0, 1], ids=["same weights", "other weights"])
-def test_matching_reads_each_weight_a_fixed_number_of_times(other_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = {n: fingerprints(n, other_seed, monkeypatch) for n in (4, 8, 16, 32)}
-    assert counts == {n: n * counts[4] // 4 for n in counts}
-    assert counts[4] <= 2 * 4
+@pytest.mark.parametrize(("other", "ends", "bits"), [("same", 0, 0), ("transposed", 2, 2), ("other", 2, 0)])
+def test_matching_reads_each_weight_a_fixed_number_of_times(
+    other: str, ends: int, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Same bits under the same name are seen by comparing; other ends tell other numbers without mixing their bits.
+    assert {n: fingerprints(n, other, monkeypatch) for n in (4, 8, 16, 32)} == {
+        n: (ends * n, bits * n) for n in (4, 8, 16, 32)
+    }
+
+
+@pytest.mark.parametrize("value", [torch.nan, -0.0, torch.inf])
+def test_odd_numbers_are_found_in_any_order_and_others_are_not(value: float) -> None:
+    torch.manual_seed(0)
+    ours = Weights(1, 0).constants()[0]
+    ours.value[2, 3] = value
+    theirs = matching.WeightIndex([replace(ours, name="theirs", value=ours.value.flip(0))])
+    own = matching.WeightIndex([ours])
+    assert theirs.has(ours, own)
+    moved = replace(ours, value=ours.value.clone())
+    moved.value[0, 0] = 0.5 * moved.value.nan_to_num().abs().max().clamp(max=1.0)
+    assert not theirs.has(moved, matching.WeightIndex([moved]))
 
 
 def test_the_spacing_of_a_format_is_exact() -> None:
@@ -173,3 +199,57 @@ def test_no_run_is_made_for_the_affine_pieces_beside_convolutions(wrong: bool, m
     assert record.verdict is (ds.Verdict.DIFFERENT if wrong else ds.Verdict.ROUNDING)
     if not wrong:
         assert runs == []
+
+
+class Scaled(nn.Module):
+    """Products of rows, with a factor split over both sides of the product as attention does it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax((x * 0.3) @ (x.mT * 0.3), -1)
+
+
+def scaled_file(path: Path, scale: float) -> Path:
+    """The same as a file; onnxruntime multiplies both factors into one attribute of a fused product."""
+    nodes = [
+        helper.make_node("Mul", ["x", "s"], ["a"]),
+        helper.make_node("Transpose", ["x"], ["t"], perm=[0, 2, 1]),
+        helper.make_node("Mul", ["t", "s"], ["b"]),
+        helper.make_node("MatMul", ["a", "b"], ["c"]),
+        helper.make_node("Softmax", ["c"], ["y"], axis=-1),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [2, 32, 16]), ("y", [2, 32, 32])))
+    stored = [helper.make_tensor("s", TensorProto.FLOAT, [], [scale])]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", [x], [y], stored), opset_imports=[helper.make_opsetid("", 18)], ir_version=10
+    )
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize(("scale", "verdict", "runs"), [(0.3, "ROUNDING", 5), (0.3001, "DIFFERENT", None)])
+def test_a_number_that_moves_by_the_last_bits_alone_needs_no_run(
+    scale: float, verdict: str, runs: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+    real = LiftedOnnx.values
+    monkeypatch.setattr(LiftedOnnx, "values", lambda self, *a, **k: seen.append(self) or real(self, *a, **k))
+    torch.manual_seed(0)
+    found = ds.compare(Scaled().eval(), scaled_file(tmp_path / "m.onnx", scale), torch.randn(2, 32, 16))
+    assert found.verdict.name == verdict
+    # The file as it is, with noise, with its factor as written and as the root of the fused one; the fused graph once.
+    assert runs is None or len(seen) == runs
+
+
+def test_which_repairs_move_what_is_in_force() -> None:
+    constant = Constant("c", torch.tensor(0.3), Origin.WEIGHT, Where())
+    stored = constant.value.double()
+
+    def repaired(factor: float, kind: str = "scalar") -> matching.Repair:
+        return matching.Repair("c", stored * factor, kind, "", constant)
+
+    near, far = repaired(1 + 2.0**-51), repaired(1 + 2.0**-30)
+    assert not matching.moves([], [near])
+    assert matching.moves([], [far])
+    assert not matching.moves([far], [repaired(1 + 2.0**-30 + 2.0**-51)])
+    assert matching.moves([far], [near])
+    assert matching.moves([], [repaired(1.0, "weight")])

@@ -70,6 +70,18 @@ def norms_of(value: torch.Tensor) -> tuple[float, float]:
     return _once("norms", value, _norms)
 
 
+def ends_of(value: torch.Tensor) -> tuple[float, ...]:
+    """Return how many elements there are, the smallest and the largest; the first alone where one is not a number."""
+    return _once("ends", value, _ends)
+
+
+def _ends(value: torch.Tensor) -> tuple[float, ...]:
+    if value.dtype.itemsize == 1 or not value.numel():  # float8 has few operators of its own
+        return (value.numel(),)
+    low, high = (float(end) for end in torch.aminmax(value))
+    return (value.numel(),) if math.isnan(low) else (value.numel(), low, high)
+
+
 def _mixed(value: torch.Tensor) -> Fingerprint:
     plain = mixed = 0
     for piece in torch.split(value.reshape(-1), PIECE):

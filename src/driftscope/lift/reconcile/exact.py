@@ -67,7 +67,7 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
             if inner is None and may_be_rounded(constant) and not index.holds(constant.value):
                 side.inner_left.append(constant)
         elif is_tensor(constant) or may_be_rounded(constant):
-            if index.holds(constant.value, side.index.fingerprint(constant)):
+            if index.has(constant, side.index):
                 continue
             weight = _match_tensor(constant, index) or _match_elements(constant, numbers)
             if weight is not None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from driftscope.lift.readings import Fingerprint, fingerprint
+from driftscope.lift.readings import Fingerprint, ends_of, fingerprint
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.words import counted
 
@@ -208,25 +208,44 @@ class WeightIndex:
         self._weights = [c for c in constants if c.value.dtype.is_floating_point and c.value.numel() > 1]
         self._formats = {c.value.dtype for c in self._weights}
         self._by_name = {c.name: c for c in self._weights}
+        self._ends: dict[torch.dtype, dict[tuple[float, ...], list[Constant]]] = {}
         self._tables: dict[torch.dtype, dict[Fingerprint, list[Constant]]] = {}
         self._widened: dict[torch.dtype, set[Fingerprint]] = {}
         #: Which of another program's constants was found to be this program's, by the names of these.
         self.takers: dict[str, str] = {}
 
-    def holds(self, value: torch.Tensor, bits: Fingerprint | None = None) -> bool:
+    def has(self, constant: Constant, own: WeightIndex) -> bool:
+        """Whether some tensor holds the numbers of one of another program's, which is indexed in ``own``."""
+        twin = self._by_name.get(constant.name)
+        alike = twin is not None and twin.frontier and twin.value.dtype == constant.value.dtype
+        if alike and twin is not None and torch.equal(twin.value, constant.value):
+            return True  # nearly always, and nothing has to be fingerprinted to see it
+        return self.holds(constant.value, lambda: own.fingerprint(constant))
+
+    def holds(self, value: torch.Tensor, read: Callable[[], Fingerprint] | None = None) -> bool:
         """Whether some tensor holds the same numbers in some order, in the same format or exactly in another.
 
-        ``bits`` is the fingerprint of ``value`` where it is known.
+        ``read`` gives the fingerprint of ``value``, where there is a cheaper way to it.
         """
-        fmt, bits = value.dtype, bits or fingerprint(value)
-        key = fingerprint(_unclamped(value)) if fmt == torch.float16 else bits
-        for c in self._table(fmt).get(key, ()):
-            # What only a constant subgraph reads is another number by the time it is used.
-            if c.frontier and self.fingerprint(c) == (
-                bits if c.value.dtype == fmt else fingerprint(value.to(c.value.dtype))
-            ):
+        fmt, read = value.dtype, read or (lambda: fingerprint(value))
+        # What only a constant subgraph reads is another number by the time it is used.
+        if any(c.frontier and self.fingerprint(c) == read() for c in self._alike(fmt).get(ends_of(value), ())):
+            return True
+        rounded = self._table(fmt)
+        for c in rounded.get(fingerprint(_unclamped(value)), ()) if rounded else ():
+            if c.frontier and self.fingerprint(c) == fingerprint(value.to(c.value.dtype)):
                 return True
-        return bits in self._narrower(fmt)
+        shorter = self._narrower(fmt)
+        return bool(shorter) and read() in shorter
+
+    def _alike(self, fmt: torch.dtype) -> dict[tuple[float, ...], list[Constant]]:
+        """The tensors of one format by what any order of the same numbers has: it is quickly read."""
+        if fmt not in self._ends:
+            self._ends[fmt] = {}
+            for constant in self._weights:
+                if constant.value.dtype == fmt:
+                    self._ends[fmt].setdefault(ends_of(constant.value), []).append(constant)
+        return self._ends[fmt]
 
     def _narrower(self, fmt: torch.dtype) -> set[Fingerprint]:
         """What the tensors of narrower formats hold, as ``fmt`` writes it."""
@@ -246,8 +265,8 @@ class WeightIndex:
 
     def rounded_partners(self, value: torch.Tensor) -> list[Constant]:
         """Tensors of a wider format whose rounding to ``value``'s format has the same bits in some order."""
-        found = self._table(value.dtype).get(fingerprint(_unclamped(value)), ())
-        return [c for c in found if narrower(value.dtype, c.value.dtype)]
+        table = self._table(value.dtype)
+        return table.get(fingerprint(_unclamped(value)), []) if table else []
 
     def wider_namesake(self, constant: Constant) -> Constant | None:
         """The tensor of the same name and shape in a wider format, if there is one."""
@@ -256,12 +275,12 @@ class WeightIndex:
         return own if own is not None and wider and own.value.shape == constant.value.shape else None
 
     def _table(self, fmt: torch.dtype) -> dict[Fingerprint, list[Constant]]:
+        """The tensors of wider formats, by their bits after rounding to this one."""
         if fmt not in self._tables:
             table: dict[Fingerprint, list[Constant]] = {}
             for constant in self._weights:
-                if constant.value.dtype == fmt or narrower(fmt, constant.value.dtype):
-                    plain = constant.value.dtype == fmt != torch.float16
-                    key = self.fingerprint(constant) if plain else fingerprint(_unclamped(constant.value.to(fmt)))
+                if narrower(fmt, constant.value.dtype):
+                    key = fingerprint(_unclamped(constant.value.to(fmt)))
                     table.setdefault(key, []).append(constant)
             self._tables[fmt] = table
         return self._tables[fmt]
