@@ -137,6 +137,9 @@ class GraphEvaluation:
         self, plan: NodePlan, operator: Operator, values: Sequence[Value | None], constant: bool
     ) -> list[Value]:
         """What a node gives, computed or as another run had it, after the observer has seen it."""
+        node = Node(plan, self, [None if v is None else v.format for v in values], not constant)
+        if self._reuse is None and self._observe is None:  # nobody looks
+            return self._apply(node, operator, self._given(plan, operator, values, constant), constant)[0]
         reuse, held = self._reuse, [v is not None and v.constant for v in values]
         before = None if reuse is None or plan.subgraphs else reuse.begin(plan)
         fed = () if reuse is None else self._fed(plan)
@@ -148,7 +151,6 @@ class GraphEvaluation:
             outputs = self._step(plan, later, made, rounding, constant, held)
         else:
             given = self._given(plan, operator, values, constant)
-            node = Node(plan, self, [None if v is None else v.format for v in values], not constant)
             made, rounding = self._apply(node, operator, given, constant)
             inner = () if reuse is None else tuple(reuse.inner)
             outputs = self._step(plan, tensors(given), made, rounding, constant, held)
