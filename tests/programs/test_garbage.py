@@ -23,7 +23,8 @@ def test_what_exists_is_spared_and_then_collected_again():
         gc.collect()
         assert before() is not None
     gc.collect()
-    assert before() is None and gc.get_freeze_count() == 0
+    assert before() is None
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize("tidy", [True, False])
@@ -52,7 +53,8 @@ def test_where_collection_is_off_nothing_is_collected():
         made = None
         with spared(tidy=True):
             made = weakref.ref(Cycle())
-        assert made() is not None and not gc.isenabled()
+        assert made() is not None
+        assert not gc.isenabled()
     finally:
         gc.enable()
 

@@ -192,8 +192,6 @@ class _Attempt:
 
     def take(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
         """Put further repairs in force, in the place of earlier ones of the same constants."""
-        if not repairs_a and not repairs_b:
-            return
         result = self.result
         moved_a, moved_b = moves(result.repairs_a, repairs_a), moves(result.repairs_b, repairs_b)
         result.repairs_a = merged(result.repairs_a, repairs_a)
@@ -210,7 +208,8 @@ class _Attempt:
             result.outputs_a = look(self.a.graph, replace=_values(result.repairs_a), keep=self.far)
         if run_b:
             result.outputs_b = look(self.b.graph, replace=_values(result.repairs_b), keep=self.far)
-        result.drifts = measure(result.outputs_a, result.outputs_b, self.pairing, self.thresholds)
+        if run_a or run_b:
+            result.drifts = measure(result.outputs_a, result.outputs_b, self.pairing, self.thresholds)
 
     def take_if_certified(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
         """Put further repairs in force only when that makes both the same function."""
