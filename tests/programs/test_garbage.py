@@ -17,6 +17,11 @@ class Cycle:
         self.own = self
 
 
+@pytest.fixture(autouse=True)
+def nothing_frozen():
+    gc.unfreeze()  # mypy, which another test may have run in this process, leaves objects frozen
+
+
 def test_what_exists_is_spared_and_then_collected_again():
     before = weakref.ref(Cycle())
     with spared():
@@ -42,7 +47,8 @@ def test_what_a_user_has_frozen_stays_frozen():
     try:
         with spared(tidy=True):
             pass
-        assert gc.get_freeze_count() == frozen
+        # A few of them may end meanwhile, as objects of other threads do.
+        assert gc.get_freeze_count() > 0.99 * frozen
     finally:
         gc.unfreeze()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 from torch.export import Dim
@@ -11,7 +9,7 @@ from torch.export import Dim
 import driftscope as ds
 from driftscope.shapes.attempts import Attempt, Mode
 from driftscope.shapes.capture import export_costs
-from driftscope.shapes.capture.export import Capture, capture, spared
+from driftscope.shapes.capture.export import Capture, capture
 from driftscope.shapes.capture.export_costs import ExportCosts
 from driftscope.shapes.check import Effort
 from driftscope.shapes.probe.axes import arguments_of
@@ -106,18 +104,3 @@ def test_a_loop_over_a_size_is_named_as_what_fixed_it(model, unrolled):
     assert bool(told) == unrolled
     if unrolled:
         assert "`for row in range(x.shape[0])`" in told[0]
-
-
-def test_a_trace_leaves_what_is_frozen_as_it_was():
-    gc.unfreeze()  # mypy, which another test may have run in this process, leaves objects frozen
-    with spared():
-        assert gc.get_freeze_count() > 0
-    assert gc.get_freeze_count() == 0
-    gc.freeze()
-    try:
-        before = gc.get_freeze_count()
-        with spared():
-            pass
-        assert gc.get_freeze_count() == before, "the user's own"
-    finally:
-        gc.unfreeze()
