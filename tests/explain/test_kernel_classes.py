@@ -41,6 +41,19 @@ def test_a_number_in_the_place_of_an_infinity_is_a_kernels(side: str) -> None:
     assert found is not None
     assert f"in {side} gives -1e+38 where its operands give minus infinity (1 element)" in found.what
     assert "pool" in (found.where.node or "")
+    assert "another version" in found.fix
+
+
+def test_a_number_in_the_place_of_nan_is_answered_in_the_program() -> None:
+    x = torch.tensor([[1.0, torch.nan, 2.0], [3.0, 4.0, 5.0]])
+    graph = lift_torch(lambda t: t.clamp(-9.0, 9.0), (x,), {})
+    names: list[str] = []
+    (output,) = graph.run(observe=lambda step: names.append(step.output_names[0]))
+    native = output.value.nan_to_num(nan=-9.0)
+    found = odd_kernel((graph, {names[-1]: native}), 0, native, output.value, "B")
+    assert found is not None
+    assert "gives -9 where its operands give NaN (1 element)" in found.what
+    assert "IsNaN" in found.fix
 
 
 def test_another_number_is_no_kernels_infinity() -> None:
