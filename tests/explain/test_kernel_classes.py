@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import TensorProto, helper
 
 import driftscope as ds
 from driftscope.explain.freed_values import RoundedStep
@@ -63,6 +64,31 @@ def test_another_number_is_no_kernels_infinity() -> None:
     other = native.double()
     other[0, 0, 0] = torch.inf
     assert odd_kernel((graph, values), 0, native.double(), other, "B") is None
+
+
+@pytest.mark.parametrize("limits", [(["lo"], False), (["lo", "hi"], True)])
+def test_a_limit_left_out_of_a_clip_is_the_largest_number(limits: tuple[list[str], bool]) -> None:
+    names, same = limits
+    given = {"lo": 0.5, "hi": float("inf")}
+    model = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Clip", ["x", *names], ["y"], "clip")],
+            "clipping",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3])],
+            [helper.make_tensor(n, TensorProto.FLOAT, [], [given[n]]) for n in names],
+        ),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=9,
+    )
+    x = torch.tensor([1.0, torch.inf, -2.0])
+    found = ds.compare(lambda x: x.clamp(min=0.5), model, (x,), isolate=False)
+    assert (found.verdict <= ds.Verdict.PRECISION) == same, found.reason
+    if not same:
+        (kernel,) = (f for f in found.findings if f.code == "R003")
+        assert kernel.where.node == "clip"
+        assert "where a limit is left out" in kernel.why
+        assert kernel.fix == "Give clip both limits: infinity where there is to be none."
 
 
 @pytest.mark.parametrize(("terms", "named"), [(1e9, True), (1e3, False)])

@@ -14,6 +14,7 @@ from driftscope.explain.freed_values import FreedValues, RoundedStep
 from driftscope.explain.leaving_ranges import where_of
 from driftscope.explain.native.kernels_alone import NativeRun
 from driftscope.lift.domains import AtEnds
+from driftscope.lift.steps import plain_name
 from driftscope.records.finding import Finding
 from driftscope.records.words import counted
 
@@ -64,16 +65,24 @@ def _odd(one: RoundedStep) -> torch.Tensor:
 def _finding(one: RoundedStep, marks: torch.Tensor, side: str) -> Finding:
     wrong, right = (_said(float(v.cpu()[marks][0])) for v in (one.rounded, one.exact))
     where, fix = where_of(one), "Try the operator alone in another version of the runtime or with another provider."
-    if right == "NaN":  # which numbers pass NaN on nobody promises: another version need not do so
+    why = f"With {right} there, the results have infinities and NaN in the same places."
+    if right == "NaN":  # which kernels pass NaN on nobody promises: another version need not do so
         fix = "Keep NaN from this operator, or put it back with a Where on IsNaN of its input."
+    elif plain_name(where.operator or "") == "clip" and bool((one.rounded.cpu()[marks].abs() == _largest(one)).all()):
+        why = f"{why} A Clip has the largest number of its format where a limit is left out, and clips infinity to it."
+        fix = f"Give {where.node} both limits: infinity where there is to be none."
     return Finding(
         "R003",
         f"the kernel of {where.node} ({where.operator}) in {side} gives {wrong} where its operands give {right} "
         f"({counted(int(marks.sum()), 'element')})",
-        f"With {right} there, the results have infinities and NaN in the same places.",
+        why,
         fix,
         where,
     )
+
+
+def _largest(one: RoundedStep) -> float:
+    return torch.finfo(one.format).max
 
 
 def _said(value: float) -> str:
