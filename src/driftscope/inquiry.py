@@ -346,8 +346,9 @@ def _findings(
 ) -> list[Finding]:
     found = differing.function_findings(evidence, outputs, explain)
     placed = _exact_places(evidence, outputs, codes) if explain and not found else {}
-    found += [placed.get(f.where.output or "", f) if f.code == "N010" else f
-              for f in reasons.output_findings(outputs, codes, evidence)]  # fmt: skip
+    said = {f.what for f in found}  # where nobody knows a place, another function is told by what it leads to
+    told = (f for f in reasons.output_findings(outputs, codes, evidence) if f.code != "N006" or f.what not in said)
+    found += [placed.get(f.where.output or "", f) if f.code == "N010" else f for f in told]
     found += unreached.unreached_weights(evidence, outputs) if explain else []
     found += reasons.lift_notes(evidence)
     if evidence.reconciled is not None:

@@ -147,3 +147,16 @@ def test_a_kernel_that_may_have_picked_a_nan_is_not_said_to_leave_a_range(given)
     (kernel,) = (f for f in found if f.code == "R003")
     assert "whose exact values, up to 4, float32 can hold" in kernel.what
     assert ("a kernel does inside" in kernel.why) == (given == 1.0)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["B", "A"])
+def test_infinities_that_only_one_function_makes_are_told_once(turned):
+    x = torch.tensor([[1.0, torch.inf, -3.0], [0.3, 2.0, -torch.inf]])
+    pair = (lambda t: torch.div(t, 0.7, rounding_mode="floor"), lambda t: torch.floor(t / 0.7))
+    found = ds.compare(*(pair[::-1] if turned else pair), (x,), isolate=False)
+    assert found.verdict == "DIFFERENT"
+    told = [f.what for f in found.findings if not f.note]
+    assert told
+    assert len(set(told)) == len(told)
+    same = ds.compare(*(pair[::-1] if turned else pair), (x.nan_to_num(posinf=5.0, neginf=-5.0),), isolate=False)
+    assert same.verdict in ("IDENTICAL", "ROUNDING")
