@@ -7,9 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import TensorProto, helper
 
 import driftscope as ds
 from driftscope.lift.finer.evaluate import evaluate
+from driftscope.lift.onnx.graph import lift_onnx
 from driftscope.lift.torch.tape import lift_torch
 from driftscope.records.verdict import Verdict
 
@@ -150,3 +152,50 @@ def test_a_number_that_no_ball_knows_is_float64s_and_proves_nothing() -> None:
     lifted = lift_torch(lambda v: torch.acos(v.cos().square() + v.sin().square()) + 0.01, (X,), {})
     (fine,) = evaluate(lifted, [])
     assert fine is None or fine.bound > 1.0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ([-1], [-(2**31)], [-1], [-1]),
+        ([2, 1], [2**31, -1], [1, 0], [3, 2]),
+        ([1], [7], [-2]),
+        ([1, -9], [7, 14]),
+        ([1], [7], None, [2]),
+    ],
+)
+def test_a_slice_of_onnx_is_where_its_inputs_say(given: tuple[list[int] | None, ...]) -> None:
+    names = ["" if v is None else f"n{k}" for k, v in enumerate(given)]
+    held = [helper.make_tensor(n, TensorProto.INT64, [len(v)], v) for n, v in zip(names, given, strict=True) if v]
+    nodes = [helper.make_node("Slice", ["x", *names], ["y"]), helper.make_node("Exp", ["y"], ["z"])]
+    shape = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 16])]
+    graph = helper.make_graph(
+        nodes, "sliced", shape, [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)], held
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    lifted = lift_onnx(model, {"x": X})
+    (found,) = evaluate(lifted, [])
+    assert found is not None
+    torch.testing.assert_close(found.value, lifted.run()[0].value, rtol=1e-13, atol=0.0)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["B", "A"])
+@pytest.mark.parametrize("factor", [1.0, 1.01])
+def test_a_sum_of_exponentials_far_out_is_decided_behind_a_slice(factor: float, turned: bool) -> None:
+    names = [("n0", [-1]), ("n1", [-(2**31)]), ("n2", [-1]), ("n3", [-1])]
+    held = [helper.make_tensor(n, TensorProto.INT64, [1], v) for n, v in names]
+    held.append(helper.make_tensor("c", TensorProto.FLOAT, [], [factor]))
+    nodes = [
+        helper.make_node("Slice", ["x", "n0", "n1", "n2", "n3"], ["flipped"]),
+        helper.make_node("Exp", ["x"], ["e"]), helper.make_node("Exp", ["flipped"], ["f"]),
+        helper.make_node("Add", ["e", "f"], ["sum"]), helper.make_node("Log", ["sum"], ["log"]),
+        helper.make_node("Mul", ["log", "c"], ["y"]),
+    ]  # fmt: skip
+    both = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [8, 16]) for n in "xy"]
+    model = helper.make_model(
+        helper.make_graph(nodes, "far", both[:1], both[1:], held),
+        opset_imports=[helper.make_opsetid("", 18)], ir_version=9,
+    )  # fmt: skip
+    pair = (lambda x: torch.logaddexp(x, x.flip(-1)), model)
+    found = ds.compare(*(pair[::-1] if turned else pair), (X * 1e18,), isolate=False)
+    assert found.verdict == (Verdict.PRECISION if factor == 1.0 else Verdict.DIFFERENT), found.reason

@@ -143,6 +143,14 @@ def _selected(g: Given) -> Balls:
 
 def _sliced(g: Given) -> Balls:
     x, dim = g.real(0), int(g.attribute("dim") or 0)
+    if g.step.operator == "Slice":  # ONNX gives starts, ends, axes and steps as inputs
+        starts, ends, axes, steps = (g.integers(k) for k in (1, 2, 3, 4))
+        if not starts or len(starts) != len(ends):
+            raise NoRule
+        taken = [slice(None)] * x.ndim
+        for k, start in enumerate(starts):
+            taken[axes[k] if axes else k] = slice(start, ends[k], steps[k] if steps else 1)
+        return x[tuple(taken)]
     start, step = g.attribute("start") or 0, int(g.attribute("step") or 1)
     dim %= x.ndim
     start = max(0, int(start) + (x.shape[dim] if int(start) < 0 else 0))

@@ -54,6 +54,11 @@ class Given:
                 return self.step.attributes[name]
         return None
 
+    def integers(self, position: int) -> list[int]:
+        """Give an input of integers as they are; none where it is left out."""
+        held = self.step.inputs[position] if position < len(self.step.inputs) else None
+        return [] if held is None or held.is_floating_point() else [int(v) for v in held.reshape(-1)]
+
     def other(self, *names: str) -> Any:
         """Give the second operand: an input's balls, or a number of the call."""
         if len(self.inputs) > 1 and self.inputs[1] is not None:
