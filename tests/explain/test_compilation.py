@@ -131,6 +131,7 @@ def products(x: torch.Tensor) -> torch.Tensor:
     return (x * x.roll(1, -1)).sum(-1)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("terms", "verdict"), [(8000, ds.Verdict.ROUNDING), (7999, ds.Verdict.DIFFERENT)])
 def test_sums_of_a_compiler_may_be_added_in_any_order(terms: int, verdict: ds.Verdict) -> None:
     x = torch.rand(4, 6, 8000, generator=torch.Generator().manual_seed(0))

@@ -41,6 +41,7 @@ def excluded(model: nn.Module, folder: Path) -> Path:
     return made
 
 
+@pytest.mark.sampled(1)
 @torch.no_grad()
 @pytest.mark.parametrize("swapped", [False, True])
 def test_masks_and_roots_are_no_weights_quantised_wrongly(tmp_path: Path, swapped: bool) -> None:

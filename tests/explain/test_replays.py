@@ -247,6 +247,7 @@ def in_lanes(lanes: int, start: int = 0) -> Callable[[Tensor], Tensor]:
     return run
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lanes", [1, 4, 8, 16])
 @pytest.mark.parametrize("side", "AB")
 def test_sums_in_lanes_are_rounding_of_few_and_unequal_sums_too(lanes: int, side: str) -> None:
@@ -309,6 +310,7 @@ IN_NUMPY = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", IN_NUMPY)
 @pytest.mark.parametrize("side", "AB")
 def test_terms_that_repeat_are_rounded_alike_and_that_is_rounding(name: str, side: str) -> None:

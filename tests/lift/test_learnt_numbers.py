@@ -53,6 +53,7 @@ class _Widened(nn.Module):
         return x
 
 
+@pytest.mark.sampled(2)
 @torch.no_grad()
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("names", ["abc", "xyz"])
