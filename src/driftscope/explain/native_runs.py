@@ -169,6 +169,8 @@ def run_natively(case: Case, release: Sequence[Program] = ()) -> Finding | None:
 def _as_pairs(case: Case) -> None:
     """Go on with pairs of reals where one side gives complex numbers and the other one such pairs."""
     a, b = case.results[0], case.results[2]
+    if not any(isinstance(v, torch.Tensor) and v.is_complex() for _, v in (*a, *b)):
+        return
     found = [(p.index_a, p.index_b) for p in pair_leaves(a, b, flat=case.a.program.flat or case.b.program.flat)]
     both = [(i, j) for i, j in found if i is not None and j is not None]
     places = [i for i, j in both if is_pair_of(a[i][1], b[j][1])], [j for i, j in both if is_pair_of(b[j][1], a[i][1])]

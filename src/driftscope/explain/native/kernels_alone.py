@@ -19,9 +19,7 @@ from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.explain.native.pieces import PieceDrift, outside_their_floor
 from driftscope.explain.native.program_kernels import native_parts_of, native_pieces_of, placed
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.steps import Lifted, LiftedOutput, Step
-from driftscope.numerics import error_model
 from driftscope.programs.protocol import Bound
 from driftscope.records.finding import Finding
 
@@ -161,17 +159,12 @@ class KernelLooks:
         return correlation(predicted, drift), drift_in_floors(drift - predicted, noises).value
 
 
-def _with_errors(graph: Lifted, errors: Mapping[str, torch.Tensor], seed: int | None = None) -> list[LiftedOutput]:
-    """Run a lifted graph in float64 but for these values, which are off by what they natively are off by.
-
-    With a seed, the noise of ordinary rounding is added to every other step.
-    """
-    kernels = error_model.TORCH if graph.kind == "torch" else error_model.ONNXRUNTIME
-    injector = None if seed is None else NoiseInjector(seed=seed, kernels=kernels)
+def _with_errors(graph: Lifted, errors: Mapping[str, torch.Tensor]) -> list[LiftedOutput]:
+    """Run a lifted graph in float64 but for these values, which are off by what they natively are off by."""
 
     def add(step: Step) -> Sequence[torch.Tensor | None] | None:
         if not any(name in errors for name in step.output_names):
-            return None if injector is None else injector(step)
+            return None
         pairs = zip(step.output_names, step.outputs, strict=True)
         return [v if v is None or n not in errors else v + errors[n].to(v.device) for n, v in pairs]
 

@@ -56,8 +56,8 @@ class Repair:
     sources: tuple[str, ...] = ()
 
 
-# Two ways of writing one number differ by no more, relative.
-_LAST_BITS = 2.0**-50
+#: Two ways of writing one number differ by no more, relative.
+LAST_BITS = 2.0**-50
 
 
 def merged(old: Sequence[Repair], new: Sequence[Repair]) -> list[Repair]:
@@ -73,7 +73,7 @@ def moves(old: Sequence[Repair], new: Sequence[Repair]) -> bool:
 
 
 def _same_number(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.allclose(one.to(torch.float64), other, rtol=_LAST_BITS, atol=0.0)
+    return torch.allclose(one.to(torch.float64), other, rtol=LAST_BITS, atol=0.0)
 
 
 def ulp(values: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:

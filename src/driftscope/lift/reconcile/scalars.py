@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from driftscope.lift.reconcile.matching import HALF_ULP, clamped, is_clamp, same_name, ulp, uniform
+from driftscope.lift.reconcile.matching import HALF_ULP, LAST_BITS, clamped, is_clamp, same_name, ulp, uniform
 from driftscope.lift.steps import Constant, Origin
 
 # Numbers that exporters and kernels write without the user having written them.
@@ -173,7 +173,7 @@ def _distinct(found: Iterable[MeantNumber]) -> list[MeantNumber]:
     """Drop numbers that another way of writing them gave already, but for the last bits of float64."""
     kept: list[MeantNumber] = []
     for number in found:
-        if not any(math.isclose(number.value, k.value, rel_tol=2.0**-50) for k in kept):
+        if not any(math.isclose(number.value, k.value, rel_tol=LAST_BITS) for k in kept):
             kept.append(number)
     return kept
 
