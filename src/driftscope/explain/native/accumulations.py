@@ -170,7 +170,7 @@ def in_one_chain(
     left = max(drift_in_floors(d, [*chained.noise_a(pair), *chained.noise_b(pair)]).value for pair, d in drifts)
     if left > THRESHOLDS.large:  # terms that repeat are rounded alike, again and again
         return ""
-    return f"sums that {' and '.join(sides)} adds in one chain, {floors(left)} of that order"
+    return f"sums in one chain in {' and '.join(sides)}, whose order is not known, {floors(left)} of that order"
 
 
 def _chains(graph: Lifted) -> dict[str, Growth]:
