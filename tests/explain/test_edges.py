@@ -171,3 +171,36 @@ def test_the_words_tell_numbers_beside_one_from_one():
     assert beside_whole(-7.45e-9) == "-7.45e-09"
     assert beside_whole(math.inf) == "inf"
     assert np.isfinite(float(beside_whole(1e300)))
+
+
+HUGE = tuple(
+    torch.randn(6, 24, generator=torch.Generator().manual_seed(5), dtype=torch.float64).mul(1e18).float()
+    for _ in range(2)
+)
+
+
+def _by_scores(x, y):
+    return (x @ y.T) @ y
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_sums_that_overflow_to_opposite_infinities_are_no_other_function(swapped):
+    def by_product(x, y):
+        return x @ (y.T @ y)
+
+    pair = (by_product, _by_scores) if swapped else (_by_scores, by_product)
+    if torch.equal(*(f(*HUGE) for f in pair)):
+        pytest.skip("the products overflow to the same infinities here")
+    found = ds.compare(*pair, HUGE)
+    assert found.verdict is ds.Verdict.PRECISION, found.reason
+    assert found.first.code == "N004"
+    assert "overflow in" in found.reason
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_opposite_infinities_of_another_function_are_one(swapped):
+    def negated(x, y):
+        return -((x @ y.T) @ y)
+
+    found = ds.compare(*((negated, _by_scores) if swapped else (_by_scores, negated)), HUGE)
+    assert found.verdict is ds.Verdict.DIFFERENT, found.reason

@@ -160,3 +160,48 @@ def test_rotations_are_the_stored_cosines_and_sines_and_those_of_another_base_ar
     assert same.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING), same.reason
     assert same.outputs[0].lifted <= same.outputs[0].lifted_threshold
     assert answer(10001.0).verdict is Verdict.DIFFERENT
+
+
+class Turned(nn.Module):
+    """Rotary tables whose halves are exchanged: nothing depends on the cosines and sines as they were computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rates", 10000.0 ** (-torch.arange(8) / 8.0))
+
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = torch.arange(7.0).unsqueeze(-1) * self.rates
+        return angles.cos(), angles.sin()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cosines, sines = (torch.cat(table.chunk(2, -1)[::-1], -1) for table in self.tables())
+        return x * cosines + x.roll(4, -1) * sines
+
+
+def _stored_halves(moved: float) -> onnx.ModelProto:
+    """The sines as torch has them bit by bit, and one cosine that another library has in another last bit."""
+    cosines, sines = (table.numpy() for table in Turned().tables())
+    cosines[3, 1] = moved if moved else np.nextafter(cosines[3, 1], np.float32(2.0))
+    graph = helper.make_graph(
+        [node for name in ("x", "cosines", "sines")
+         for node in (helper.make_node("Split", [name], [f"{name}.0", f"{name}.1"], axis=-1, num_outputs=2),
+                      helper.make_node("Concat", [f"{name}.1", f"{name}.0"], [f"{name} turned"], axis=-1))]
+        + [helper.make_node("Mul", ["x", "cosines turned"], ["straight"]),
+           helper.make_node("Mul", ["x turned", "sines turned"], ["across"]),
+           helper.make_node("Add", ["straight", "across"], ["y"])],
+        "turned", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 7, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 7, 8])],
+        [numpy_helper.from_array(cosines, "cosines"), numpy_helper.from_array(sines, "sines")],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("moved", "same"), [(0.0, True), (0.5, False)])
+def test_of_two_tables_of_which_one_is_stored_in_the_same_bits_both_are_what_the_other_side_computes(
+    turned, moved, same
+):
+    pair = (Turned(), _stored_halves(moved))
+    x = torch.randn(2, 7, 8, generator=torch.Generator().manual_seed(3))
+    found = ds.compare(*(pair[::-1] if turned else pair), [x])
+    assert (found.verdict is not Verdict.DIFFERENT) is same, found.reason

@@ -89,7 +89,9 @@ def test_a_cancelling_rewriting_is_the_same_function_either_way(name):
     one, two, x = REWRITINGS[name]
     for a, b in ((one, two), (two, one)):
         found = ds.compare(a, b, x, explain=False)
-        assert found.outputs[0].lifted <= found.outputs[0].lifted_threshold <= 1e-12, found.reason
+        # Where float64 has them equal, as some processors' logarithms have, there is nothing to look at more closely.
+        assert found.outputs[0].lifted <= found.outputs[0].lifted_threshold, found.reason
+        assert not found.outputs[0].lifted or found.outputs[0].lifted_threshold <= 1e-12, found.reason
         assert found.verdict in SAME
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 import pytest
@@ -10,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import driftscope as ds
+from driftscope.lift.arrays.record import lift_arrays
 from driftscope.lift.onnx.graph import lift_onnx
 from driftscope.lift.reconcile import subgraphs
 from driftscope.lift.steps import Constant, Origin
@@ -459,3 +462,41 @@ def test_one_number_that_is_computed_ahead_of_time_is_rounding_and_another_is_no
         assert found.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING), found.reason
     for pair in ((Jacobian(1 + 1e-5), program), (program, Jacobian(1 + 1e-5))):
         assert ds.compare(*pair, (X,)).verdict is Verdict.DIFFERENT
+
+
+def _turned_waves(pitch: float = math.pi / 24):
+    """A cosine transform whose pitch is stored in the format of the inputs: nobody writes that number elsewhere."""
+
+    def waves(x: torch.Tensor) -> torch.Tensor:
+        k = torch.arange(24, dtype=x.dtype)
+        return x @ torch.cos(torch.tensor(pitch, dtype=x.dtype) * ((k[:, None] + 0.5) * k))
+
+    return waves
+
+
+def _waves_by_fourier(x: torch.Tensor) -> torch.Tensor:
+    k = torch.arange(24, dtype=x.dtype)
+    seen = torch.fft.rfft(torch.cat((x, x.flip(-1)), -1))[..., :24]
+    return 0.5 * (seen * torch.polar(torch.ones_like(k), -math.pi * k / 48)).real
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("pitch", "same"), [(math.pi / 24, True), (math.pi / 24 * (1 + 1e-6), False)])
+def test_a_number_that_only_a_table_is_made_of_is_solved_for(turned, pitch, same):
+    x = torch.randn(6, 24, generator=torch.Generator().manual_seed(1))
+    pair = (_turned_waves(pitch), _waves_by_fourier)
+    found = ds.compare(*(pair[::-1] if turned else pair), [x])
+    assert (found.verdict is not ds.Verdict.DIFFERENT) is same, found.reason
+
+
+def test_a_table_that_numpy_counts_out_is_computed_in_float64():
+    def counted(x):
+        k = np.arange(24, dtype=x.dtype)
+        return x @ np.cos(np.asarray(0.25, x.dtype) * k[:, None] * (k + np.eye(24, dtype=x.dtype)))
+
+    x = torch.randn(6, 24, generator=torch.Generator().manual_seed(1))
+    tape = lift_arrays(counted, (x,), {})
+    wanted = counted(x.double().numpy())
+    tables = {c.name for c in tape.constants() if c.frontier}
+    (found,) = tape.run(replace={name: value for name, value in tape.constant_values().items() if name in tables})
+    assert abs(found.value.numpy() - wanted).max() < 1e-12

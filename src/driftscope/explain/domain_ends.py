@@ -26,7 +26,7 @@ from driftscope.explain.native.nonfinite import origins
 from driftscope.explain.native.program_kernels import SourceLines
 from driftscope.explain.native.ranges import Edge, Overflow, beyond_float64, first_overflow
 from driftscope.lift.domains import AtEnds, at_ends
-from driftscope.lift.evidence import Evidence
+from driftscope.lift.evidence import Evidence, SideLift
 from driftscope.lift.finer.ends import spread
 from driftscope.lift.noise.floor import kernels_of
 from driftscope.lift.noise.injector import NoiseInjector
@@ -62,8 +62,8 @@ def behind_infinities(
         what is computed of it are exact, and all others what they natively are. Where native values cannot be read,
         the declared formats, taken at their word, have to make infinities and NaN where they natively are.
     """
-    for k, graph in _spoiled(evidence, natives):
-        edge = edge_of(graph, evidence.pairs[pair][k], natives[k], natives[1 - k], looks, "AB"[k])
+    for k, _ in _spoiled(evidence, natives):
+        edge = edge_of((evidence.a, evidence.b)[k], evidence.pairs[pair][k], natives[k], natives[1 - k], looks, "AB"[k])
         edge = edge or _beyond_float64(evidence, pair, k, _worse(natives[k], natives[1 - k]))
         if edge is not None:
             return "AB"[k], edge
@@ -137,13 +137,13 @@ def _beyond_float64(evidence: Evidence, pair: int, k: int, alone: torch.Tensor) 
 
 
 def edge_of(
-    graph: Lifted, index: int, native: torch.Tensor, other: torch.Tensor, looks: KernelLooks | None, side: str
+    lift: SideLift, index: int, native: torch.Tensor, other: torch.Tensor, looks: KernelLooks | None, side: str
 ) -> Overflow | Edge | None:
     """The value of one side that leads to the infinities and NaN which one of its outputs has and the other side lacks.
 
     Parameters
     ----------
-    graph : Lifted
+    lift : SideLift
         Of the side.
     index : int
         Of the output.
@@ -152,8 +152,9 @@ def edge_of(
     looks : KernelLooks or None
     side : str
     """
+    graph, other = lift.graph, _without_wrong_ends(native, other, lift.clean[index].value)
     alone = _worse(native, other)
-    if not bool(alone.any()):
+    if graph is None or not bool(alone.any()):
         return None
     run = None if looks is None else looks.natives(side)
     if run is None:
@@ -171,13 +172,13 @@ class Ends:
 
     def __call__(self, side: str, index: int, own: torch.Tensor, other: torch.Tensor) -> tuple[str, Where]:
         """What leads to them in words, "" where that is not known, and its step, or that whose kernel makes them."""
-        graph, run = (self.evidence.b if side == "B" else self.evidence.a).graph, self.looks.natives(side)
-        if graph is None or run is None:
+        lift, run = self.evidence.b if side == "B" else self.evidence.a, self.looks.natives(side)
+        if lift.graph is None or run is None:
             return "", Where()
-        edge = edge_of(graph, index, own, other, self.looks, side)
+        edge = edge_of(lift, index, own, other, self.looks, side)
         if edge is not None:
             return edge.in_side(side), edge.where
-        return "", _placed(_kernel_of(run, index, _worse(own, other)), graph)
+        return "", _placed(_kernel_of(run, index, _worse(own, other)), lift.graph)
 
     def kernel(self, side: str, index: int, own: torch.Tensor, other: torch.Tensor) -> Finding | None:
         """The kernel of a side that gives another class of value than its operands have, where that is all of it."""
@@ -337,8 +338,19 @@ def _same_places(graph: Lifted, index: int, value: torch.Tensor | None, native: 
 
 
 def _worse(native: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Mark the elements that are infinite where the other side has numbers, or NaN where it has none."""
-    return (native.isinf() & torch.isfinite(other)) | (native.isnan() & ~other.isnan())
+    """Mark the elements that are infinite where the other side has numbers or the other infinity, or NaN alone."""
+    return (native.isinf() & ~other.isnan() & (native != other)) | (native.isnan() & ~other.isnan())
+
+
+def _without_wrong_ends(native: torch.Tensor, other: torch.Tensor, exact: torch.Tensor | None) -> torch.Tensor:
+    """The other side's value, but this one's where that is the infinity that any sum that large becomes.
+
+    Partial sums that leave the range keep the sign they left it with: of two opposite infinities one is wrong.
+    """
+    if exact is None or exact.shape != native.shape:
+        return other
+    opposite = native.isinf() & other.isinf() & (native != other)
+    return torch.where(opposite & (exact.cpu().sign() == native.sign()), native, other)
 
 
 def _healed(value: torch.Tensor | None, other: torch.Tensor, alone: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ import torch
 from driftscope.lift.arrays.traced import TracedArray
 from driftscope.lift.arrays.tracing import Tracer, torch_dtype
 
-_EMPTY = ("zeros", "ones", "empty", "full")
+_MADE = ("zeros", "ones", "empty", "full", "arange", "linspace", "eye", "identity", "tri")
 _TAKING = ("array", "asarray", "asanyarray", "ascontiguousarray")
 
 # Whose own arrays are none of the program's.
@@ -29,11 +29,11 @@ _NOT_USERS = frozenset({"driftscope", "torch", "numpy", "ml_dtypes"})
 def followed(tracer: Tracer) -> Iterator[None]:
     """Let numpy make arrays that are followed, in this thread."""
     thread = threading.get_ident()
-    before = {name: getattr(np, name) for name in (*_EMPTY, *_TAKING)}
+    before = {name: getattr(np, name) for name in (*_MADE, *_TAKING)}
 
     def replaced(name: str) -> Callable[..., Any]:
         original = before[name]
-        own = _made if name in _EMPTY else _taken
+        own = _made if name in _MADE else _taken
 
         def call(*args: Any, **kwargs: Any) -> Any:
             caller = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
@@ -53,7 +53,7 @@ def followed(tracer: Tracer) -> Iterator[None]:
 
 
 def _made(tracer: Tracer, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """An array of one value, to be written into; integers decide and need not be followed."""
+    """An array of no other, to be written into or computed with; integers decide and need not be followed."""
     if any(type(a) is TracedArray for a in (*args, *kwargs.values())):
         array = np.broadcast_to(next(a for a in args if type(a) is TracedArray), args[0])
         return array.astype(kwargs["dtype"]) if "dtype" in kwargs else array.copy()

@@ -34,7 +34,7 @@ from driftscope.lift.reconcile.sides import (
     one_side_only,
     with_exact_scalars,
 )
-from driftscope.lift.reconcile.solving import Residual, solve_scalars
+from driftscope.lift.reconcile.solving import Residual, Tables, solve_scalars
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin
 
 
@@ -367,8 +367,8 @@ def _solve(attempt: _Attempt) -> None:
         own, wanted = result.outputs_b, Residual(result.outputs_a, pairs)
         if side is attempt.a:
             own, wanted = result.outputs_a, Residual(result.outputs_b, [(j, i) for i, j in pairs])
-        known = _values(repairs)
-        put(solve_scalars(side.graph, side.constants, other.constants, known, own, wanted, side.single))
+        made = Tables(side.graph, side.inner, [r for r in repairs if r.partner == subgraphs.OWN])
+        put(solve_scalars(side.constants, other.constants, _values(repairs), own, wanted, made, side.single))
 
 
 def _shared(attempt: _Attempt) -> None:

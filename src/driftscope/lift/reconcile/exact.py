@@ -64,8 +64,8 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
         elif not constant.frontier:
             inner = _match_tensor(constant, index) if may_be_rounded(constant) else None
             side.inner += [] if inner is None else [inner]
-            if inner is None and may_be_rounded(constant) and not index.holds(constant.value):
-                side.inner_left.append(constant)
+            if inner is None and may_be_rounded(constant):
+                (side.inner_shared if index.holds(constant.value) else side.inner_left).append(constant)
         elif is_tensor(constant) or may_be_rounded(constant):
             if index.has(constant, side.index):
                 continue

@@ -28,6 +28,7 @@ class ReconciledSide:
         # Of constants that only constant subgraphs read: the outputs do not depend on them directly.
         self.inner: list[Repair] = []
         self.inner_left: list[Constant] = []
+        self.inner_shared: list[Constant] = []
 
     def shared(self, repairs: Sequence[Repair]) -> list[Constant]:
         """Computed constants whose native values the other side has too."""
@@ -42,11 +43,13 @@ class ReconciledSide:
         return [c for c in floats if is_tensor(c) and index.holds(c.value)]
 
     def own(self, other: ReconciledSide) -> list[Constant]:
-        """Stored tensors of constant subgraphs that the other side lacks, and that are none of its tensors changed."""
+        """Stored tensors of constant subgraphs that the other side computes or lacks: none of its own, changed."""
         known = {name for repair in other.inner for name in repair.sources}
         theirs = [c for c in (*other.left, *other.inner_left) if c.origin is Origin.WEIGHT]
         changed = {c.name for c in self.inner_left if any(subgraphs.same_norms(c.value, t.value) for t in theirs)}
-        return [c for c in self.inner_left if c.name not in known | changed]
+        computed = WeightIndex([c for c in other.constants if c.origin is Origin.COMPUTED] if self.inner_shared else [])
+        lacking = [*self.inner_left, *(c for c in self.inner_shared if computed.holds(c.value))]
+        return [c for c in lacking if c.name not in known | changed]
 
 
 def is_tensor(constant: Constant) -> bool:

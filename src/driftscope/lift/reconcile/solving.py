@@ -4,11 +4,13 @@ A fused kernel hides constants (the scale of an attention, split over query and 
 of them. No table of candidates holds such a number. What can be asked instead: *is there* a real number that
 rounds to the stored constant and makes B the same function as A? If so the stored constant is its rounding. One
 constant alone is tried first, then all that are left together; a solution outside half an ulp is no rounding and is
-dropped. Tensors are never solved for: with as many unknowns as equations anything can be made to fit.
+dropped. Tensors are never solved for: with as many unknowns as equations anything can be made to fit. A number that
+only constant subgraphs read moves the tables that they compute.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ import torch
 from driftscope.lift.kept import look
 from driftscope.lift.reconcile.matching import HALF_ULP, Repair, ulp, uniform
 from driftscope.lift.reconcile.scalars import SIMPLE_BITS, SINGLE, significant_bits
+from driftscope.lift.reconcile.subgraphs import GIVEN
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput
 
 # Groups of equal constants solved for at most: each costs one lifted run.
@@ -48,13 +51,13 @@ class _Unknown:
         return {c.name: torch.full(c.value.shape, number, dtype=torch.float64) for c in self.constants}
 
 
-def _unknowns(own: Sequence[Constant], others: Sequence[Constant], single: bool) -> list[_Unknown]:
+def _unknowns(own: Sequence[Constant], others: Sequence[Constant], single: bool, inner: bool) -> list[_Unknown]:
     exact = {n for n in map(uniform, others) if n is not None}
     groups: dict[tuple[float, torch.dtype], list[Constant]] = {}
     for constant in own:
         number = uniform(constant)
         fmt = constant.value.dtype
-        if number is None or not constant.frontier:
+        if number is None or not (constant.frontier or inner):
             continue
         if fmt == torch.float64 and single and significant_bits(number) <= SINGLE:
             fmt = torch.float32  # a literal that was rounded on its way through a kernel
@@ -92,19 +95,18 @@ class Residual:
 
 
 def solve_scalars(
-    graph: Lifted,
     own: Sequence[Constant],
     others: Sequence[Constant],
     repaired: Mapping[str, torch.Tensor],
     outputs: Sequence[LiftedOutput],
     residual: Residual,
+    tables: Tables,
     single: bool = False,
 ) -> list[Repair]:
     """Find scalars of a program, each within half an ulp of what it stores, with which it equals the other one.
 
     Parameters
     ----------
-    graph : Lifted
     own, others : sequences of Constant
         Its constants and the other's. Numbers that the other holds exactly are not unknown.
     repaired : mapping
@@ -113,6 +115,8 @@ def solve_scalars(
         Its lifted outputs as they stand with those.
     residual : Residual
         What they are held against.
+    tables : Tables
+        What it computes of its constants alone.
     single : bool
         Whether it computes in single precision at most, so that a literal may have been rounded to float32.
 
@@ -121,7 +125,7 @@ def solve_scalars(
     list of Repair
         A proposal, empty where there are none: the caller certifies it by the whole program.
     """
-    unknowns = _unknowns(own, others, single)
+    unknowns = _unknowns(own, others, single, inner=bool(tables.own))
     start = residual.vector(outputs)
     if not unknowns or start.numel() == 0 or not bool(start.any()):
         return []
@@ -130,10 +134,8 @@ def solve_scalars(
     unknowns = unknowns[: max(1, start.numel() // _EQUATIONS_PER_UNKNOWN)]
 
     def vector_at(numbers: Mapping[_Unknown, float]) -> torch.Tensor:
-        replace = dict(repaired)
-        for unknown, number in numbers.items():
-            replace.update(unknown.values(number))
-        return residual.vector(look(graph, replace=replace, keep=False))
+        moved = {name: value for unknown, number in numbers.items() for name, value in unknown.values(number).items()}
+        return residual.vector(look(tables.graph, replace={**repaired, **moved, **tables.values(moved)}, keep=False))
 
     starts = {u: float(repaired[u.constants[0].name].reshape(-1)[0]) if u.constants[0].name in repaired else u.stored
               for u in unknowns}  # fmt: skip
@@ -146,11 +148,51 @@ def solve_scalars(
     solution = _newton(chosen, columns, starts, start, vector_at)
     if solution is None:
         return []
+    solved = [(unknown, number, constant) for unknown, number in solution.items() for constant in unknown.constants]
+    numbers = {c.name: torch.full(c.value.shape, number, dtype=torch.float64) for _, number, c in solved}
     return [
-        Repair(name, value, "solved", f"{number!r}, solved for", constant)
-        for unknown, number in solution.items()
-        for constant, (name, value) in zip(unknown.constants, unknown.values(number).items(), strict=True)
+        *tables.repairs({c.name: numbers[c.name] for _, _, c in solved if not c.frontier}),
+        *(
+            Repair(c.name, numbers[c.name], "solved", f"{number!r}, solved for", c)
+            for _, number, c in solved
+            if c.frontier
+        ),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What a program computes of its constants alone, repaired in whole.
+
+    Parameters
+    ----------
+    graph : Lifted
+    given : sequence of Repair
+        Of constants that only constant subgraphs read.
+    own : sequence of Repair
+        Computed constants that are given their own float64 values.
+    """
+
+    graph: Lifted
+    given: Sequence[Repair]
+    own: Sequence[Repair]
+
+    def values(self, moved: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The tables with other numbers in their subgraphs."""
+        if not self.own:
+            return {}
+        found = self.graph.constant_values(replace={**{r.name: r.value for r in self.given}, **moved})
+        return {r.name: found[r.name] for r in self.own if r.name in found}
+
+    def repairs(self, moved: Mapping[str, torch.Tensor]) -> list[Repair]:
+        """Repairs of the tables that these numbers change."""
+        found = self.values(moved)
+        words = " and ".join(f"{float(v.reshape(-1)[0])!r} for {name}" for name, v in moved.items())
+        return [
+            dataclasses.replace(r, value=found[r.name], partner=f"{GIVEN}, with {words}")
+            for r in self.own
+            if r.name in found and not torch.equal(found[r.name], r.value)
+        ]
 
 
 def _best_alone(

@@ -23,7 +23,8 @@ from driftscope.lift.steps import Constant, Lifted, Origin
 from driftscope.numerics import error_model
 
 #: What a constant is that its own program computes from others.
-OWN = "what its own constants give in float64, rounded on the way"
+GIVEN = "what its own constants give in float64"
+OWN = f"{GIVEN}, rounded on the way"
 # A single noise sample says little about a table of a few elements, and is free there.
 _RUNS = 4
 _MANY = 1 << 20
