@@ -13,6 +13,7 @@ from tiny_models import onnx_model, unary, value
 import driftscope as ds
 from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.programs.isolation.choice import isolating
+from driftscope.programs.runtimes.ort_options import SessionSetup
 from driftscope.programs.runtimes.ort_refusals import own_words
 from driftscope.programs.runtimes.ort_remote import RemoteSession
 from driftscope.programs.runtimes.ort_values import ELEMENTS
@@ -166,6 +167,12 @@ def test_one_session_runs_a_file_and_keeps_the_graph_it_made(onnx_file, lookup_i
 def test_bad_options_are_said(options, message):
     with pytest.raises(ds.ProgramError, match=message):
         ds.onnx(unary(), **options)
+
+
+def test_waiting_threads_sleep_unless_asked_otherwise():
+    key = "session.intra_op.allow_spinning"
+    assert SessionSetup().session_options().get_session_config_entry(key) == "0"
+    assert SessionSetup(config=((key, "1"),)).session_options().get_session_config_entry(key) == "1"
 
 
 def test_unknown_optimisers_are_a_note_and_known_ones_are_not():

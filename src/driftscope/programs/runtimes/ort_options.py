@@ -38,6 +38,8 @@ PROVIDERS = {
 # onnxruntime starts every thread it is asked for: a hundred thousand of them take all memory and a minute.
 MOST_THREADS = 1024
 
+_SPINNING = "session.intra_op.allow_spinning"
+
 # onnxruntime takes any name without a word, so these are what can be checked against: the names its graph
 # transformers and rewrite rules give themselves.
 OPTIMIZERS = frozenset(
@@ -206,6 +208,8 @@ class SessionSetup:
         options.graph_optimization_level = _level(self.level)
         if self.threads is not None:
             options.intra_op_num_threads = self.threads
+        # Threads that wait for work sleep: a session is made and run twice, and awake they take as long as that.
+        options.add_session_config_entry(_SPINNING, "0")
         for key, value in self.config:
             options.add_session_config_entry(key, value)
         return options
