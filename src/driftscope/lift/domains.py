@@ -17,6 +17,7 @@ import torch
 from driftscope.lift.kept import look
 from driftscope.lift.noise.floor import FLOAT64_UNIT, SMALL_UNIT, kernels_of
 from driftscope.lift.noise.injector import NoiseInjector
+from driftscope.lift.outline import has_operator
 from driftscope.lift.steps import Lifted, LiftedOutput, Step, plain_name
 from driftscope.records.finding import Where
 
@@ -110,6 +111,8 @@ def held_at_ends(
 
 def at_ends(graph: Lifted, constants: Mapping[str, torch.Tensor], seed: int = 0) -> AtEnds:
     """Measure how far float64's rounding carries the arguments that lie near the end of a domain."""
+    if not has_operator(graph, _DOMAINS):
+        return AtEnds({})
     watch = _Arguments()
     look(graph, watch, constants)
     reach = {name: torch.zeros_like(x) for name, x in watch.found.items()}

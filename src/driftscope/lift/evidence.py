@@ -23,6 +23,7 @@ from driftscope.lift.noise.floor import (
     noise_sample,
     noise_samples,
 )
+from driftscope.lift.outline import Outline, remember_outline
 from driftscope.lift.reconcile.affine import watched_for_pieces
 from driftscope.lift.reconcile.certify import Reconciled, reconcile
 from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
@@ -299,9 +300,12 @@ def gather(
     side_b = lift_side(b)
     found = Evidence(side_a, side_b, list(pairs))
     progress("Measuring the noise floor")
+    outlines = Outline(), Outline()
     with watched_for_pieces(side_a.graph, side_b.graph) as (pieces_a, pieces_b):
-        add_noise(side_a, seed, watch=_both(watch_a, pieces_a), allows=allows)
-        add_noise(side_b, seed + 1000, watch=_both(watch_b, pieces_b), allows=allows)
+        add_noise(side_a, seed, watch=_all_of(watch_a, pieces_a, outlines[0]), allows=allows)
+        add_noise(side_b, seed + 1000, watch=_all_of(watch_b, pieces_b, outlines[1]), allows=allows)
+    for side, outline in zip((side_a, side_b), outlines, strict=True):
+        remember_outline(side.graph, outline)
     if side_a.graph is not None and side_b.graph is not None:
         progress("Reconciling constants")
         pairing = pairing_of(side_a, side_b, found.pairs, seed)
@@ -317,14 +321,13 @@ def gather(
     return found
 
 
-def _both(one: Watch | None, other: Watch | None) -> Watch | None:
-    """Let two watch one run."""
-    if one is None or other is None:
-        return one or other
+def _all_of(*watches: Watch | None) -> Watch:
+    """Let several watch one run."""
+    watching = [watch for watch in watches if watch is not None]
 
     def see(step: Step) -> None:
-        one(step)
-        other(step)
+        for watch in watching:
+            watch(step)
 
     return see
 

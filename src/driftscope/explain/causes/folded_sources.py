@@ -21,7 +21,7 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.alterations import Alteration, alteration_of
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.rerunning import Reruns
-from driftscope.lift.kept import look
+from driftscope.lift.outline import tell_steps
 from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.reconcile.chains import Chains
 from driftscope.lift.reconcile.maps import Map, narrow
@@ -129,7 +129,7 @@ def chains_of(graph: Lifted) -> Chains:
     """Note the chains of affine steps of a program, in one run."""
     chains = Chains()
     with contextlib.suppress(CannotLift, DriftscopeError, RuntimeError):
-        look(graph, chains)
+        tell_steps(graph, chains)
     return chains
 
 

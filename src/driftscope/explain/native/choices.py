@@ -19,6 +19,7 @@ from driftscope.explain.locate.narrowing import first_narrowing
 from driftscope.lift.choices import exact_choices
 from driftscope.lift.evidence import Evidence, SideLift, pairing_of
 from driftscope.lift.kept import look
+from driftscope.lift.outline import has_step
 from driftscope.lift.reconcile.certify import Reconciled, reconcile
 from driftscope.lift.reconcile.chains import operator_of
 from driftscope.lift.reconcile.matching import Repair
@@ -124,6 +125,8 @@ def _chosen_exactly(a: Lifted, b: Lifted, pairs: Sequence[tuple[int, int]]) -> t
 
 def _first_turned(graph: Lifted, meant: Sequence[Repair]) -> Step | None:
     """The first step whose integers or comparisons fall otherwise in float64, with the constants that are meant."""
+    if not has_step(graph, _may_choose):
+        return None
     chosen = _NotedChoices()
     look(graph, chosen)
     if not chosen.from_floats:
@@ -167,6 +170,17 @@ def chooses(step: Step) -> bool:
     return operator_of(step) not in _BITS and bool(_whole(step)) and _from_floats(step)
 
 
+def _may_choose(step: Step) -> bool:
+    """Whether a step may choose by floats, as far as its operator and the dtypes of its values tell."""
+    made = [v for v in step.outputs if v is not None]
+    whole = any(not v.is_floating_point() for v in made) and _from_floats(step)
+    return whole or operator_of(step) in _CUTTING | _REMAINDERS or _rounds(step)
+
+
+def _rounds(step: Step) -> bool:
+    return operator_of(step) in _ROUNDING or step.attributes.get("rounding_mode") is not None
+
+
 def _from_floats(step: Step) -> bool:
     """Of integers alone nothing else is chosen: there is a choice before, or a step inside this one."""
     return not step.inputs or any(v is None or v.is_floating_point() for v in step.inputs)
@@ -180,7 +194,7 @@ def _whole(step: Step) -> list[torch.Tensor]:
         return [made[0] == step.inputs[0]]
     if name in _REMAINDERS and made and made[0].is_floating_point():
         return [_quotient(step, made[0])]
-    rounds = name in _ROUNDING or step.attributes.get("rounding_mode") is not None
+    rounds = _rounds(step)
     return [v for v in made if rounds or not v.is_floating_point()]
 
 

@@ -16,6 +16,7 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.kept import look
+from driftscope.lift.outline import has_operator
 from driftscope.lift.reconcile.drifts import OutputPairing, measure
 from driftscope.lift.steps import LiftedOutput, Step, plain_name
 from driftscope.records.finding import Where
@@ -41,7 +42,7 @@ def taken_in_order(evidence: Evidence) -> Tied | None:
     evidence : Evidence
     """
     a, b, known = evidence.a.graph, evidence.b.graph, evidence.reconciled
-    if a is None or b is None or known is None:
+    if a is None or b is None or known is None or not has_operator(b, _CHOOSERS):
         return None
     noted = _NotedTies()
     forced = _TakenAlike(noted.choices)

@@ -20,7 +20,7 @@ from driftscope.explain.quantised.undoing import (
 from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.formulas.quantisation import undone
-from driftscope.lift.kept import look
+from driftscope.lift.outline import tell_steps
 from driftscope.lift.steps import Lifted, Step
 from driftscope.records.finding import Where
 
@@ -77,9 +77,9 @@ def _packed(graph: Lifted | None) -> list[tuple[IntegerGrid, Where]]:
         packs.extend([step.name] if "quantized" in step.operator else [])
 
     try:
-        look(graph, note)
+        tell_steps(graph, note)
         graph.constant_values(observe=note)
-        if not packs:  # nearly always, and others look at that run too
+        if not packs:  # nearly always
             return []
         with undone({}) as found:
             graph.run(observe=see)

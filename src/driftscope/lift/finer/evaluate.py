@@ -19,8 +19,10 @@ import torch
 
 from driftscope.errors import CannotLift
 from driftscope.lift.finer.ends import Loosened, Lost
+from driftscope.lift.kept import remembered
+from driftscope.lift.outline import Outline
 from driftscope.lift.reconcile.matching import Repair
-from driftscope.lift.steps import Lifted, Step, plain_name
+from driftscope.lift.steps import Lifted, LiftedOutput, Step, plain_name
 from driftscope.records.finding import Where
 
 if TYPE_CHECKING:
@@ -81,17 +83,22 @@ class Loss:
     subtracts: bool
 
 
-def evaluate(graph: Lifted, repairs: Sequence[Repair], work: int = MOST) -> list[Fine | None]:
+def evaluate(
+    graph: Lifted, repairs: Sequence[Repair], work: int = MOST, plain: Sequence[LiftedOutput] = ()
+) -> list[Fine | None]:
     """Evaluate a lifted program in balls, with repaired constants and at most ``work`` scalar operations.
 
     Returns
     -------
     list of Fine or None
-        Per output; None where an operator has no ball rule, or it takes too long.
+        Per output; None where an operator has no ball rule, or it takes too long. Nothing where that is known of all
+        of its ``plain`` outputs before anything is evaluated.
     """
     try:
         import flint
     except ImportError:
+        return []
+    if plain and not _reached(graph, {output.name for output in plain}):
         return []
     before, found = flint.ctx.prec, list[Fine | None]()
     try:
@@ -108,6 +115,29 @@ def evaluate(graph: Lifted, repairs: Sequence[Repair], work: int = MOST) -> list
     finally:
         flint.ctx.prec = before
     return found
+
+
+def _reached(graph: Lifted, names: set[str]) -> bool:
+    """Whether balls may come as far as one of these values."""
+    lost: set[str] = set()
+    known = remembered(graph, Outline)
+    for step in () if known is None else known.steps:
+        if _is_followed(step) and (_rule_of(step) is None or not lost.isdisjoint(step.input_names)):
+            lost.update(filter(None, step.output_names))
+    return not names <= lost
+
+
+def _is_followed(step: Step) -> bool:
+    """Whether a step gives a float of named values: constants have no error, insides are part of a whole."""
+    output = step.outputs[0] if step.outputs else None
+    floating = output is not None and output.is_floating_point()
+    return floating and not step.constant and any(step.input_names)
+
+
+def _rule_of(step: Step) -> Callable[[Given], Any] | None:
+    from driftscope.lift.finer import balls
+
+    return balls.RULES.get(plain_name(step.operator))
 
 
 class _TooLong(Exception):
@@ -132,10 +162,9 @@ class _BallRun:
         from driftscope.lift.finer.given import Given, NoRule
 
         output = step.outputs[0] if step.outputs else None
-        if step.constant or output is None or not output.is_floating_point() or not any(step.input_names):
+        if output is None or not _is_followed(step):
             return
-        name = plain_name(step.operator)
-        rule = balls.RULES.get(name)
+        name, rule = plain_name(step.operator), _rule_of(step)
         if rule is None or any(n in self.lost for n in step.input_names):
             self._lose(step)
             return

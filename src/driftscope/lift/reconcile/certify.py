@@ -140,8 +140,8 @@ def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairi
         return
     near = any(d.limit > _WEAK or d.value < _SMALL for d in (result.drifts[k] for k in disputed))
     work = finer.MOST if near else _LITTLE
-    fine_a = finer.evaluate(a, result.repairs_a, work)
-    fine_b = finer.evaluate(b, result.repairs_b, work) if fine_a else []
+    fine_a = finer.evaluate(a, result.repairs_a, work, result.outputs_a)
+    fine_b = finer.evaluate(b, result.repairs_b, work, result.outputs_b) if fine_a else []
     drifts = list(result.drifts)
     computed = (c for graph in (a, b) for c in graph.constants() if c.origin is Origin.COMPUTED and c.frontier)
     floor64 = pairing.floor64 if any(is_tensor(c) for c in computed) else [None] * len(drifts)

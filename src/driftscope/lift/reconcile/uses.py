@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from driftscope.lift.kept import look
+from driftscope.lift.outline import tell_steps
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.scalars import near, numbers
 from driftscope.lift.reconcile.sides import ReconciledSide
@@ -72,7 +72,7 @@ def _readers(graph: Lifted, names: set[str]) -> dict[str, dict[tuple[str, int], 
             if name in names and not step.constant:
                 found.setdefault(name, {}).setdefault((step.operator, place), []).append(step.name)
 
-    look(graph, see)
+    tell_steps(graph, see)
     return found
 
 
