@@ -65,6 +65,11 @@ def fingerprint(value: torch.Tensor, twin: torch.Tensor | None = None) -> Finger
     return _once("bits", value, read)
 
 
+def number_of(value: torch.Tensor) -> float | None:
+    """Return the one finite number that all elements are; None where they are several, or more than a million."""
+    return _once("number", value, _number)
+
+
 def norms_of(value: torch.Tensor) -> tuple[float, float]:
     """Return the sum of sizes, and the root of the sum of squares."""
     return _once("norms", value, _norms)
@@ -73,6 +78,15 @@ def norms_of(value: torch.Tensor) -> tuple[float, float]:
 def ends_of(value: torch.Tensor) -> tuple[float, ...]:
     """Return how many elements there are, the smallest and the largest; the first alone where one is not a number."""
     return _once("ends", value, _ends)
+
+
+def _number(value: torch.Tensor) -> float | None:
+    flat = value.reshape(-1)
+    number = float(flat[0])
+    # The last element tells nearly every weight from one number, without a look at all of it.
+    if flat.numel() > 1 and (float(flat[-1]) != number or flat.numel() > 1 << 20 or not bool((flat == flat[0]).all())):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _ends(value: torch.Tensor) -> tuple[float, ...]:

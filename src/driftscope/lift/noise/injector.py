@@ -187,7 +187,8 @@ class NoiseInjector:
         words = torch.empty((count + 7) // 8, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
         levels = words.view(torch.int8)
         levels = levels if count % 8 == 0 else levels[:count]
-        return levels.view(like.shape).to(like.device, torch.float64).add_(0.5)
+        drawn = torch.empty(like.shape, dtype=torch.float64, device=like.device)
+        return drawn.copy_(levels.view(like.shape)).add_(0.5)  # twice as fast as a cast of few
 
 
 def _blocks(

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from driftscope.lift.readings import Fingerprint, ends_of, fingerprint
+from driftscope.lift.readings import Fingerprint, ends_of, fingerprint, number_of
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.words import counted
 
@@ -104,12 +103,7 @@ def uniform(constant: Constant) -> float | None:
     value = constant.value
     if not value.dtype.is_floating_point or value.numel() == 0:
         return None
-    flat = value.reshape(-1)
-    number = float(flat[0])
-    # The last element tells nearly every weight from one number, without a look at all of it.
-    if flat.numel() > 1 and (float(flat[-1]) != number or flat.numel() > 1 << 20 or not bool((flat == flat[0]).all())):
-        return None
-    return number if math.isfinite(number) else None
+    return number_of(value)
 
 
 def as_stored(constants: Sequence[Constant]) -> list[Constant]:
