@@ -9,7 +9,7 @@ from onnx import numpy_helper
 
 from driftscope.lift.onnx import stored
 from driftscope.lift.onnx.contrib.nchwc import blocked_filter
-from driftscope.lift.reconcile.folds import arranged
+from driftscope.lift.reconcile.arrangements import arranged
 from driftscope.lift.reconcile.matching import WeightIndex, as_stored
 from driftscope.lift.reconcile.scalars import numbers, scalar_candidates
 from driftscope.lift.steps import Constant, Origin

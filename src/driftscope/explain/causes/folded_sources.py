@@ -23,9 +23,10 @@ from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.rerunning import Reruns
 from driftscope.lift.outline import tell_steps
 from driftscope.lift.reconcile.affine import AffinePieces
+from driftscope.lift.reconcile.arrangements import rearrangements
 from driftscope.lift.reconcile.chains import Chains
 from driftscope.lift.reconcile.maps import Map, narrow
-from driftscope.lift.reconcile.matching import rearrangements, ulp
+from driftscope.lift.reconcile.matching import ulp
 from driftscope.lift.steps import Constant, Lifted, Observer, Step
 
 # Roundings of a fold that was computed in its own format: root, division, product, sum.

@@ -24,7 +24,8 @@ from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.operators import family
-from driftscope.lift.reconcile.matching import rearrangements, uniform
+from driftscope.lift.reconcile.arrangements import rearrangements
+from driftscope.lift.reconcile.matching import uniform
 from driftscope.lift.steps import Constant, Origin, use_of
 from driftscope.records.words import counted
 

@@ -19,7 +19,8 @@ import torch
 from driftscope.explain.causes.alterations import Alteration, alteration_of, uniform_of
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.lift.readings import Fingerprint, fingerprint
-from driftscope.lift.reconcile.matching import WeightIndex, rearrangements, ulp
+from driftscope.lift.reconcile.arrangements import rearrangements
+from driftscope.lift.reconcile.matching import WeightIndex, ulp
 from driftscope.lift.steps import Constant, Origin
 
 # Elements up to which every arrangement of a tensor is compared; above, as it is and transposed.

@@ -22,13 +22,12 @@ from functools import cached_property, partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from driftscope.comparison.measuring.spread import largest_magnitude
 from driftscope.lift.kept import look, remembered
-from driftscope.lift.onnx.contrib.nchwc import blocked_filter
 from driftscope.lift.readings import PIECE, norms_of
 from driftscope.lift.reconcile.affine import AffinePieces
+from driftscope.lift.reconcile.arrangements import arranged, rearrangements
 from driftscope.lift.reconcile.maps import Map, Product, narrow
 from driftscope.lift.reconcile.matching import (
     Repair,
@@ -36,7 +35,6 @@ from driftscope.lift.reconcile.matching import (
     clamped_elements,
     match_joined,
     narrower,
-    rearrangements,
     stores,
     ulp,
     uniform,
@@ -46,7 +44,6 @@ from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.steps import Constant, Lifted, Observer, Origin, Step
 from driftscope.records.finding import Where
 
-_BLOCKS = (16, 8, 4)  # channels per block of onnxruntime's blocked convolutions, by processor
 # Elements of a tensor that are looked at before all of it, and how far off they may be for that: units of rounding of
 # the largest terms, and a share of their own size.
 _PROBED, _PROBE_REACH, _PROBE_SHARE = 64, 64.0, 0.05
@@ -188,10 +185,10 @@ class Folds:
                 continue
             for number in self._numbers_near(ratios[1], torch.finfo(own).eps):
                 exact = partner.value.to(torch.float64) * number.value
-                for arranged in rearrangements(exact, constant.value.shape):
-                    if rounded(stored, arranged, arranged, own):
+                for laid in rearrangements(exact, constant.value.shape):
+                    if rounded(stored, laid, laid, own):
                         words = f"{partner.name} times {number.words}"
-                        return Repair(constant.name, arranged.contiguous(), "fold", words, constant, (partner.name,))
+                        return Repair(constant.name, laid.contiguous(), "fold", words, constant, (partner.name,))
         return None
 
     def _numbers_near(self, factor: float, spacing: float) -> Sequence[MeantNumber]:
@@ -372,25 +369,3 @@ def _groups_of(shape: torch.Size) -> list[Hashable]:
         return [_SMALL]
     filters = [tuple(shape[2:])] if len(shape) == 4 else []
     return [numel, *filters, *(["vector"] if shape[0] == numel else [])]
-
-
-def arranged(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
-    """Yield ``source`` in every arrangement that fits ``shape``, onnxruntime's blocked filters among them.
-
-    A blocked convolution pads its channels with zeros to a multiple of the block.
-    """
-    if source.numel() == math.prod(shape):
-        yield from rearrangements(source, shape)
-    elif source.ndim == 1 and shape and shape[0] == math.prod(shape) > source.numel():
-        yield F.pad(source, (0, shape[0] - source.numel())).reshape(shape)
-    if source.ndim != 4 or len(shape) != 4 or source.shape[2:] != shape[2:]:
-        return
-    missing = [wanted - have for wanted, have in zip(shape[:2], source.shape[:2], strict=True)]
-    if min(missing) < 0:
-        return
-    padded = F.pad(source, (0, 0, 0, 0, 0, missing[1], 0, missing[0]))
-    for block in _BLOCKS:
-        if shape[0] % block == 0:
-            yield blocked_filter(padded, block, False)
-            if shape[1] % block == 0:
-                yield blocked_filter(padded, block, True)

@@ -12,13 +12,13 @@ A constant that was rounded to zero or to infinity is never matched: that roundi
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from driftscope.lift.readings import Fingerprint, ends_of, fingerprint, number_of
+from driftscope.lift.reconcile.arrangements import rearrangements
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.words import counted
 
@@ -280,26 +280,6 @@ class WeightIndex:
         return self._tables[fmt]
 
 
-def rearrangements(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
-    """Yield ``source`` in every arrangement an exporter uses to fit ``shape``.
-
-    As it is (reshaped), with its axes permuted, and with its leading axis cut into 3 or 4 gate blocks in another
-    order (the recurrent operators of ONNX order their gates differently).
-    """
-    yield source.reshape(shape)
-    if 2 <= source.ndim <= 5:
-        for order in itertools.permutations(range(source.ndim)):
-            if order != tuple(range(source.ndim)):
-                yield source.permute(order).reshape(shape)
-    # A recurrent operator of ONNX has an axis of directions before them.
-    gated = source.squeeze(0) if source.ndim > 1 and source.shape[0] == 1 else source
-    for gates in (3, 4):
-        if gated.ndim and gated.shape[0] % gates == 0:
-            blocks = gated.chunk(gates, 0)
-            for order in itertools.permutations(range(gates)):
-                yield torch.cat([blocks[k] for k in order], 0).reshape(shape)
-
-
 def same_name(one: str, other: str) -> bool:
     """Whether two names are one, but for the module that a program was wrapped in."""
     return one == other or one.endswith(f".{other}") or other.endswith(f".{one}")
@@ -319,9 +299,9 @@ def match_weight(constant: Constant, index: WeightIndex, named: bool = False) ->
     for partner in partners:
         if named and not same_name(partner.name, constant.name):
             break
-        for arranged in rearrangements(partner.value, constant.value.shape):
-            if stores(constant.value, arranged):
-                return _rounded(constant, partner, arranged, index)
+        for laid in rearrangements(partner.value, constant.value.shape):
+            if stores(constant.value, laid):
+                return _rounded(constant, partner, laid, index)
     return None
 
 

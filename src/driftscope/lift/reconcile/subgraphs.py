@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from driftscope.comparison.measuring.spread import drift_in_floors, finite, shared_sentinels
 from driftscope.lift.noise.injector import NoiseInjector
-from driftscope.lift.reconcile.matching import Repair, rearrangements, same_name, ulp, uniform
+from driftscope.lift.reconcile.arrangements import near, numbered
+from driftscope.lift.reconcile.matching import Repair, same_name, ulp, uniform
 from driftscope.lift.steps import Constant, Lifted, Origin
 from driftscope.numerics import error_model
 
@@ -209,12 +210,13 @@ class _Tables:
 
     def __init__(self, found: Subgraphs, limit: float, factors: Sequence[float]):
         self._found, self._limit, self._factors = found, limit, (1.0, *factors)
-        self._by_count: dict[int, list[tuple[str, _Part, tuple[float, float]]]] = {}
+        self._by_count: dict[int, list[tuple[str, _Part, tuple[float, ...]]]] = {}
         self._taken: set[tuple[str, _Part]] = set()
+        self._noise_tops: dict[tuple[str, _Part], float] = {}
         for name, value in found.exact.items():
             for part in _parts(value) if value.numel() else ():
                 shown = part(value)
-                self._by_count.setdefault(shown.numel(), []).append((name, part, _norms(shown)))
+                self._by_count.setdefault(shown.numel(), []).append((name, part, _sizes(shown)))
 
     def match(
         self, constant: Constant, value: torch.Tensor, floor: Sequence[torch.Tensor],
@@ -226,31 +228,49 @@ class _Tables:
             self._by_count.get(value.numel(), []),
             key=lambda c: (not same_name(c[0], constant.name), c[:2] in self._taken),
         )
-        norms = _norms(value) if candidates else (0.0, 0.0)
+        own = _sizes(value) if candidates else ()
+        top = max((float(f.abs().max()) for f in floor), default=0.0) if candidates else 0.0
         for factor, (name, part, theirs) in itertools.product(self._factors, candidates):
             close = _ALIKE if factor == 1.0 else _FACTOR
-            wanted = (abs(factor) * n for n in theirs)
+            wanted = [abs(factor) * n for n in theirs]
             if among is not None and name not in among:
                 continue
-            if all(math.isclose(one, other, rel_tol=close) for one, other in zip(norms, wanted, strict=True)):
-                meant = self._arranged(constant, value, name, part, factor, floor)
-                if meant is not None:
-                    self._taken.add((name, part))
-                    words = f"{name}, computed natively" if factor == 1.0 else f"{name} times {factor:.6g}"
-                    return Repair(constant.name, meant.contiguous(), "table", words, constant, (name,))
+            if not all(math.isclose(one, other, rel_tol=close) for one, other in zip(own[:2], wanted[:2], strict=True)):
+                continue
+            stored = (
+                torch.finfo(constant.value.dtype).eps * wanted[2] if constant.value.dtype.is_floating_point else 0.0
+            )
+            reach = 8.0 * self._limit * max(abs(factor) * self._noise_top(name, part), stored, top)
+            # No element is further off: nor is the largest, nor the root of their squares by more than all together.
+            far = (abs(one - other) for one, other in zip(own[1:], wanted[1:], strict=True))
+            if any(gap > width * reach for gap, width in zip(far, (math.sqrt(value.numel()), 1.0), strict=True)):
+                continue
+            meant = self._arranged(constant, value, name, part, factor, floor, reach)
+            if meant is not None:
+                self._taken.add((name, part))
+                words = f"{name}, computed natively" if factor == 1.0 else f"{name} times {factor:.6g}"
+                return Repair(constant.name, meant.contiguous(), "table", words, constant, (name,))
         return None
+
+    def _noise_top(self, name: str, part: _Part) -> float:
+        """The largest noise of a table."""
+        if (name, part) not in self._noise_tops:
+            noises = map(part, self._found.noise_of(name))
+            self._noise_tops[name, part] = max((float(n.abs().max()) for n in noises), default=0.0)
+        return self._noise_tops[name, part]
 
     def _arranged(
         self, constant: Constant, value: torch.Tensor, name: str, part: _Part, factor: float,
-        floor: Sequence[torch.Tensor],
+        floor: Sequence[torch.Tensor], reach: float,
     ) -> torch.Tensor | None:  # fmt: skip
         exact = factor * part(self._found.exact[name])
-        noises = [*(factor * part(n) for n in self._found.noise_of(name)), _storing(exact, constant.value.dtype)]
-        largest = max(float(n.abs().max()) for n in (*noises, *floor))
-        meant = factor * part(self._found.meant.get(name, self._found.exact[name]))
-        for arranged, *samples, found in _alike([exact, *noises, meant], value.shape):
-            near = float(finite(value - arranged).abs().max()) <= 8.0 * self._limit * largest
-            if near and _is_rounding(value, arranged, [*samples, *floor], self._limit):
+        for k, laid in near(exact, value, reach):
+            if float(finite(value - laid).abs().max()) > reach:
+                continue
+            meant = factor * part(self._found.meant.get(name, self._found.exact[name]))
+            noises = [*(factor * part(n) for n in self._found.noise_of(name)), _storing(exact, constant.value.dtype)]
+            *samples, found = (numbered(t, value.shape, k) for t in (*noises, meant))
+            if _is_rounding(value, laid, [*samples, *floor], self._limit):
                 return found
         return None
 
@@ -269,11 +289,6 @@ def _interleaved(value: torch.Tensor) -> torch.Tensor:
 def _parts(value: torch.Tensor) -> Sequence[_Part]:
     """What a program may store of a table: rotations are complex numbers, or their cosines and sines."""
     return (_whole, torch.real, torch.imag, _interleaved) if value.is_complex() else (_whole,)
-
-
-def _alike(tensors: Sequence[torch.Tensor], shape: torch.Size) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Arrange several tensors alike, in every way that fits a shape."""
-    return zip(*(rearrangements(t, shape) for t in tensors), strict=True)
 
 
 def _storing(exact: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
@@ -297,6 +312,11 @@ def same_norms(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     norms = zip(_norms(_wide(one)), _norms(_wide(other)), strict=True)
     return all(math.isclose(x, y, rel_tol=_ALIKE) for x, y in norms)
+
+
+def _sizes(value: torch.Tensor) -> tuple[float, ...]:
+    """Of the finite elements the norms, and the largest magnitude: what no order of them changes."""
+    return *_norms(value), float(finite(value).abs().max())
 
 
 def _norms(value: torch.Tensor) -> tuple[float, float]:

@@ -81,11 +81,15 @@ def unblocked_filter(w: torch.Tensor, block: int, paired: bool) -> torch.Tensor:
 
 def blocked_filter(w: torch.Tensor, block: int, paired: bool) -> torch.Tensor:
     """The inverse of :func:`unblocked_filter`."""
+    return blocked_view(w, block, paired).reshape(w.shape)
+
+
+def blocked_view(w: torch.Tensor, block: int, paired: bool) -> torch.Tensor:
+    """A filter as a view whose elements stand in the order of the blocked one."""
     o, i, h, k = w.shape
     if paired:
-        stored = w.reshape(o // block, block, i // block, block, h, k)
-        return stored.permute(0, 2, 4, 5, 3, 1).reshape(o, i, h, k)
-    return w.reshape(o // block, block, i, h, k).permute(0, 2, 3, 4, 1).reshape(o, i, h, k)
+        return w.reshape(o // block, block, i // block, block, h, k).permute(0, 2, 4, 5, 3, 1)
+    return w.reshape(o // block, block, i, h, k).permute(0, 2, 3, 4, 1)
 
 
 @operator("ReorderInput", domain=NCHWC)
