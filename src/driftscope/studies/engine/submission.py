@@ -49,6 +49,8 @@ class Submission:
         """
         finished: queue.SimpleQueue[CellRows | Exception] = queue.SimpleQueue()
         waiting, under_way, left = iter(cells), 0, threading.Event()
+        # The signature of a function is dear to read for each cell.
+        arguments = functools.partial(self._arguments, self.plan.takes_seed)
 
         def settle(cell: Cell, future: Future[Answer]) -> None:
             if left.is_set():  # the study is being given up; what ends now was stopped by that
@@ -63,7 +65,7 @@ class Submission:
         try:
             while True:
                 while under_way < getattr(self.pool, "ahead", _AHEAD) and (cell := next(waiting, None)) is not None:
-                    future = self.pool.submit(run_cell, self.function, dict(cell.coordinates), self._arguments(cell))
+                    future = self.pool.submit(run_cell, self.function, dict(cell.coordinates), arguments(cell))
                     future.add_done_callback(functools.partial(settle, cell))
                     under_way += 1
                 if not under_way:
@@ -76,9 +78,9 @@ class Submission:
         finally:
             left.set()
 
-    def _arguments(self, cell: Cell) -> dict[str, Any]:
+    def _arguments(self, takes_seed: bool, cell: Cell) -> dict[str, Any]:
         plan = self.plan
-        seed = {"seed": seed_of(plan.name, plan.seed, cell.name)} if plan.takes_seed else {}
+        seed = {"seed": seed_of(plan.name, plan.seed, cell.name)} if takes_seed else {}
         return {**plan.fixed, **seed}
 
 
