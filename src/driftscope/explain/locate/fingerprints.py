@@ -11,6 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -74,16 +75,41 @@ def _weights() -> torch.Tensor:
     return torch.randn(_ROW, dtype=torch.float64, generator=torch.Generator().manual_seed(0x5EED))
 
 
-def _ordered_sum(flat: torch.Tensor) -> float:
-    """A sum whose terms are weighted by pseudo-random numbers of their positions."""
-    weights = _weights().to(flat.device)
-    if flat.numel() <= _ROW:
-        return float(flat @ weights[: flat.numel()])
-    rows = flat.numel() // _ROW
-    sums = flat[: rows * _ROW].reshape(rows, _ROW) @ weights
-    rest = flat[rows * _ROW :]
-    # Another stretch of the same weights tells the rows apart.
-    return float(sums @ weights[1 : rows + 1]) + float(rest @ weights[: rest.numel()])
+class _Sums(NamedTuple):
+    """What one look at all elements gives: sums of powers, the largest magnitude, and a sum that depends on order."""
+
+    first: float = 0.0
+    size: float = 0.0
+    second: float = 0.0
+    fourth: float = 0.0
+    peak: float = 0.0
+    ordered: float = 0.0
+
+
+def _sums_of(flat: torch.Tensor) -> _Sums:
+    """Add up a value row by row: each stays in the processor's cache for as long as it is looked at.
+
+    The terms of the ordered sum are weighted by pseudo-random numbers of their positions. Of masks, infinities and NaN
+    the peak alone is told.
+    """
+    weights, count = _weights(), flat.numel()
+    weights = weights if flat.is_cpu else weights.to(flat.device)
+    room = torch.empty(min(count, _ROW), dtype=torch.float64, device=flat.device)
+    first = size = second = fourth = peak = ordered = 0.0
+    for number, row in enumerate(flat.split(_ROW) if count > _ROW else (flat,)):
+        whole = count > _ROW == row.numel()
+        own, along = (room, weights) if whole else (room[: row.numel()], weights[: row.numel()])
+        torch.square(row, out=own)
+        second += float(torch.dot(row, row))
+        fourth += float(torch.dot(own, own))
+        torch.abs(row, out=own)
+        highest = float(own.amax())
+        if not highest < _HUGE:
+            return _Sums(peak=highest)
+        first, size, peak = first + float(row.sum()), size + float(own.sum()), max(peak, highest)
+        # Another stretch of the same weights tells the rows apart.
+        ordered += float(torch.dot(row, along)) * (float(weights[number + 1]) if whole else 1.0)
+    return _Sums(first, size, second, fourth, peak, ordered)
 
 
 def sketch(value: torch.Tensor) -> Sketch | None:
@@ -93,29 +119,26 @@ def sketch(value: torch.Tensor) -> Sketch | None:
     value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value  # as ONNX stores it
     if value.numel() == 0 or value.numel() > _ROW * (_ROW - 1):
         return None
-    floating = value.dtype.is_floating_point
     flat = value.reshape(-1).to(torch.float64)
-    low, high = (float(v) for v in torch.aminmax(flat))
-    holes = (0, 0.0)
-    if not max(-low, high) < _HUGE:  # also NaN: take the slow way only for tensors that hold masks or infinities
+    count, sums, holes = flat.numel(), _sums_of(flat), (0, 0.0)
+    if not sums.peak < _HUGE:  # also NaN
         usable = torch.isfinite(flat) & (flat.abs() < _HUGE)
         missing = (~usable).to(torch.float64)
-        count = int(missing.sum())
-        if count == flat.numel():
+        gone = int(missing.sum())
+        if gone == count:
             return None
-        holes = (count, _ordered_sum(missing) / count)
+        holes = (gone, _sums_of(missing).ordered / gone)
         flat = torch.where(usable, flat, torch.zeros((), dtype=flat.dtype, device=flat.device))
-        low, high = (float(v) for v in torch.aminmax(flat))
-    count = flat.numel()
-    size = math.sqrt(float(torch.dot(flat, flat))) / count**0.5
+        sums = _sums_of(flat)
+    size = math.sqrt(sums.second) / count**0.5
     if size == 0.0:
         return Sketch(count, 0.0, (0.0, 0.0, 0.0, 0.0), 0.0, holes, plain=True)
-    squares = flat.square()
-    fourth = math.sqrt(float(torch.dot(squares, squares))) / (count**0.5 * size * size)
-    ones = float(torch.abs(flat, out=squares).sum()) / (count * size)
-    sums = (float(flat.sum()) / (count * size), ones, fourth, max(-low, high) / size)
-    plain = not floating or (count > 1 and low == high)
-    return Sketch(count, size, sums, _ordered_sum(flat) / (count**0.5 * size), holes, plain)
+    fourth = math.sqrt(sums.fourth) / (count**0.5 * size * size)
+    # All elements can be one number only where none is larger than the mean.
+    uniform = count > 1 and sums.peak * count <= sums.size * (1.0 + AGREE) and bool((flat == flat[0]).all())
+    plain = uniform or not value.dtype.is_floating_point
+    relative = (sums.first / (count * size), sums.size / (count * size), fourth, sums.peak / size)
+    return Sketch(count, size, relative, sums.ordered / (count**0.5 * size), holes, plain)
 
 
 @dataclass(slots=True)
