@@ -133,6 +133,19 @@ def test_weights_of_the_same_name_and_bits_are_mixed_once(changed: bool, monkeyp
     assert len(read) == 6 + changed  # nothing is kept from one comparison to the next
 
 
+def test_whether_a_tensor_is_one_number_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    constant, read, real = Weights(1, 0).constants()[0], [], readings._number
+    monkeypatch.setattr(readings, "_number", lambda value: read.append(1) or real(value))
+    with readings.readings_kept():
+        assert [matching.uniform(constant) for _ in range(3)] == [None] * 3
+        assert len(read) == 1
+        constant.value.fill_(0.25)  # what is written into is read again
+        assert [matching.uniform(constant) for _ in range(3)] == [0.25] * 3
+        assert len(read) == 2
+    assert matching.uniform(constant) == 0.25
+    assert len(read) == 3
+
+
 class Normalised(nn.Module):
     """Two linear layers of different sizes, each behind the weight of a norm."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from driftscope.errors import InputError
 from driftscope.studies import reduction
-from driftscope.studies.reduction_study.cell import reduction_cell
+from driftscope.studies.reduction_study.cell import _median, reduction_cell
 from driftscope.studies.reduction_study.distributions import LAWS, orders, permutation_rng, permutations, sample
 from driftscope.studies.reduction_study.functions import REDUCTIONS
 from studies.plain_loops import spreads
@@ -197,3 +199,18 @@ def test_what_cannot_be_drawn_or_shown_is_one_sentence(study, tmp_path):
         study.matrix(colour="blue")
     with pytest.raises(InputError, match="no finished row"):
         study.matrix(dtype="float8")
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 126])
+@pytest.mark.parametrize("put", [None, math.inf, -math.inf, math.nan], ids=str)
+def test_the_median_is_numpys(count, put):
+    values = np.random.default_rng(count).standard_normal(count)
+    values[count // 3] = values[count // 3] if put is None else put
+    assert np.array_equal(_median(values), np.median(values), equal_nan=True)
+
+
+def test_a_study_does_not_import_numpys_masked_arrays():
+    study = "import driftscope; driftscope.studies.reduction('mean', 'normal', 8, 'float32', permutations=4, workers=0)"
+    asked = f"{study}; import sys; print('numpy.ma' in sys.modules, 'numpy' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["False", "True"]

@@ -186,7 +186,7 @@ def _rms_between(values: Array) -> float:
 
 
 def _median(values: Array) -> float:
-    """Return what numpy's median does, which would import its masked arrays: a tenth of a short study."""
+    """Return what numpy's median does, which would import its masked arrays: a twentieth of a study."""
     ordered = np.sort(values)  # with NaN last
     middle = ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
     return math.nan if math.isnan(ordered[-1]) else float(middle.mean())
