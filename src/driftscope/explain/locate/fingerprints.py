@@ -75,7 +75,7 @@ def _weights() -> torch.Tensor:
     return torch.randn(_ROW, dtype=torch.float64, generator=torch.Generator().manual_seed(0x5EED))
 
 
-class _Sums(NamedTuple):
+class _RowSums(NamedTuple):
     """What one look at all elements gives: sums of powers, the largest magnitude, and a sum that depends on order."""
 
     first: float = 0.0
@@ -86,7 +86,7 @@ class _Sums(NamedTuple):
     ordered: float = 0.0
 
 
-def _sums_of(flat: torch.Tensor) -> _Sums:
+def _sums_of(flat: torch.Tensor) -> _RowSums:
     """Add up a value row by row: each stays in the processor's cache for as long as it is looked at.
 
     The terms of the ordered sum are weighted by pseudo-random numbers of their positions. Of masks, infinities and NaN
@@ -105,11 +105,11 @@ def _sums_of(flat: torch.Tensor) -> _Sums:
         torch.abs(row, out=own)
         highest = float(own.amax())
         if not highest < _HUGE:
-            return _Sums(peak=highest)
+            return _RowSums(peak=highest)
         first, size, peak = first + float(row.sum()), size + float(own.sum()), max(peak, highest)
         # Another stretch of the same weights tells the rows apart.
         ordered += float(torch.dot(row, along)) * (float(weights[number + 1]) if whole else 1.0)
-    return _Sums(first, size, second, fourth, peak, ordered)
+    return _RowSums(first, size, second, fourth, peak, ordered)
 
 
 def sketch(value: torch.Tensor) -> Sketch | None:
