@@ -369,3 +369,30 @@ def test_a_fold_that_is_off_by_its_rounding_alone_is_not_said_to_hold_the_same_n
 ])  # fmt: skip
 def test_a_number_is_written_with_the_digits_that_name_it(number: float, said: str) -> None:
     assert shortest(number) == said
+
+
+class Prefixed(torch.nn.Module):
+    """A class token that is repeated over the batch, and that an exporter may store repeated."""
+
+    def __init__(self, repeated: bool = False, moved: float = 0.0):
+        super().__init__()
+        generator = torch.Generator().manual_seed(4)
+        token = torch.randn(1, 1, 8, generator=generator)
+        token[0, 0, 3] *= 1.0 + moved
+        self.token = torch.nn.Parameter(token.expand(2, 1, 8).clone() if repeated else token)
+        self.weight = torch.nn.Parameter(torch.randn(8, 8, generator=generator))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((self.token.expand(2, 1, 8), x), 1) @ self.weight
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("moved", [0.0, 1e-3])
+def test_a_token_that_is_stored_repeated_is_that_token_and_a_changed_one_is_named(moved, turned):
+    pair = (Prefixed(), Prefixed(repeated=True, moved=moved))
+    x = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(5))
+    found = ds.compare(*(pair[::-1] if turned else pair), [x])
+    assert (found.verdict is ds.Verdict.DIFFERENT) is bool(moved), found.reason
+    if moved:
+        assert found.first.code in ("W004", "W008"), found.first
+        assert "token is not the reference's token" in found.first.what

@@ -203,7 +203,7 @@ def _altered(
     partner = by_name.get(constant.name)
     candidates = [partner, *folds] if partner is not None and _fits(constant, partner) else []
     if not candidates:
-        fitting = [c for c in free if _fits(constant, c)]
+        fitting = [c for c in free if _fits(constant, c)] or _repeated(constant, free)
         module = constant.where.module
         beside = [c for c in fitting if module and _module(c.name) == module]
         # A tensor that several steps share may have been copied for one of them, and changed there.
@@ -231,6 +231,19 @@ def _fits(one: Constant, other: Constant) -> bool:
         return False
     loose = Origin.COMPUTED in (one.origin, other.origin)
     return loose or _sizes(one) == _sizes(other)
+
+
+def _repeated(constant: Constant, free: Sequence[Constant]) -> list[Constant]:
+    """Tensors with which a tensor fits once one of the two is repeated over the batch: an exporter stores it so."""
+    shape = constant.value.shape
+    found = []
+    for other in free:
+        value = other.value
+        if value.dim() == len(shape) and value.numel() and value.numel() != shape.numel():
+            once = value[tuple(slice(0, 1) if n == 1 else slice(None) for n in shape)]
+            if all(m in (1, n) for m, n in zip(once.shape, shape, strict=True)) and bool((once == value).all()):
+                found.append(dataclasses.replace(other, value=once.expand(shape)))
+    return found
 
 
 def _sizes(constant: Constant) -> list[int]:
