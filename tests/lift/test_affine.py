@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import driftscope as ds
-from driftscope.lift.reconcile.maps import moved_axes
+from driftscope.lift.reconcile.maps import moved_axes, result_axis
+from driftscope.lift.steps import Kind, Rounding, Step
+from driftscope.records.finding import Where
 from driftscope.records.verdict import Verdict
 
 HONEST = (Verdict.IDENTICAL, Verdict.ROUNDING)
@@ -192,6 +194,18 @@ def test_a_square_fold_is_told_from_its_transpose(case, rows):
         two[2].weight.copy_(two[2].weight.T.clone())
     for a, b in ((one, two), (two, one)):
         assert ds.compare(a, b, x, explain=False).verdict is Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["any column", "the last columns"])
+@pytest.mark.parametrize("turned", [True, False])
+def test_the_axis_of_the_result_is_told_where_a_few_columns_do_not_tell_it(turned, few):
+    weight, rows = _draw(80, 80).double(), _draw(5, 80, seed=1).double()
+    if not few:
+        weight[:70] = weight.T[:70].clone()
+        weight[:70, :70] = weight[:70, :70] + weight[:70, :70].T
+    made = rows @ (weight if turned else weight.T)
+    step = Step(0, "n", "MatMul", Where(), ["x", "w"], ["y"], [rows, weight], [made], [None], Rounding(Kind.DOT), {})
+    assert result_axis(step, weight, rows) == int(turned)
 
 
 @pytest.mark.parametrize("case", SQUARE, ids=lambda c: c.__name__)

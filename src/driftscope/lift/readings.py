@@ -80,6 +80,11 @@ def ends_of(value: torch.Tensor) -> tuple[float, ...]:
     return _once("ends", value, _ends)
 
 
+def sum_is_finite(value: torch.Tensor) -> bool:
+    """Return whether the sum of all elements is finite: then each of them is."""
+    return _once("finite", value, lambda value: bool(torch.isfinite(value.sum())))
+
+
 def _number(value: torch.Tensor) -> float | None:
     flat = value.reshape(-1)
     number = float(flat[0])

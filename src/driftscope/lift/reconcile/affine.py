@@ -18,6 +18,7 @@ import torch
 
 from driftscope.lift.constant_cache import HELD_BYTES
 from driftscope.lift.kept import remember
+from driftscope.lift.readings import sum_is_finite
 from driftscope.lift.reconcile.chains import ADD, SCALE, operator_of
 from driftscope.lift.reconcile.maps import (
     Map,
@@ -289,7 +290,7 @@ def _added(weight: torch.Tensor, shift: torch.Tensor, layer: Map, sizes: bool = 
     """What a layer makes of a shift of its input; of none nothing, but where an infinity makes it NaN."""
     shape = [1] * layer.ndim
     shape[layer.in_axis or 0] = -1
-    if not bool(shift.any()) and bool(torch.isfinite(weight.sum())):
+    if not bool(shift.any()) and sum_is_finite(weight):
         return torch.zeros_like(layer.bias)
     rest = [k for k in range(layer.ndim) if k != layer.out_axis]
     return ((weight.abs() if sizes else weight) * shift.reshape(shape)).sum(rest)

@@ -170,6 +170,8 @@ def norm_recipes(vectors: Sequence[torch.Tensor | None], epsilon: float, fmt: to
 
 # Rows of a layer's input that tell a square weight from its transpose.
 _ROWS = 16
+# Columns that are looked at first, and how much better one way has to fit them.
+_COLUMNS, _CLEARLY = 32, 1e-6
 
 
 def result_axis(step: Step, weight: torch.Tensor, source: torch.Tensor) -> int:
@@ -185,7 +187,11 @@ def result_axis(step: Step, weight: torch.Tensor, source: torch.Tensor) -> int:
     wanted = result.reshape(-1, result.shape[-1])[:_ROWS].to(torch.float64)
     if wanted.shape != rows.shape:
         return 0 if stored else 1
-    straight, turned = (float(((rows @ w) - wanted).diff(dim=0).square().sum()) for w in (weight, weight.T))
+    for few in (_COLUMNS, None):  # nearly always a few tell it, and a weight is large
+        ways = (rows @ w[:, :few] - wanted[:, :few] for w in (weight, weight.T))
+        straight, turned = (float(way.diff(dim=0).square().sum()) for way in ways)
+        if few is not None and min(straight, turned) < _CLEARLY * max(straight, turned):
+            break
     return int(straight < turned) if straight != turned else 0 if stored else 1
 
 
