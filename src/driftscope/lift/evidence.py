@@ -23,6 +23,7 @@ from driftscope.lift.noise.floor import (
     noise_sample,
     noise_samples,
 )
+from driftscope.lift.optimised import optimisers_show
 from driftscope.lift.outline import Outline, remember_outline
 from driftscope.lift.reconcile.affine import watched_for_pieces
 from driftscope.lift.reconcile.certify import Reconciled, reconcile
@@ -357,6 +358,8 @@ def _together(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Ten
 
 # Limits beyond which a drift is more than two floors of one function can differ by.
 _FAR = 1e4
+# A drift that results of any format would show.
+_SEEN = 1e-2
 
 
 def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Thresholds, progress: Progress) -> None:
@@ -378,8 +381,11 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
     floor64 = _floor64(found.b, seed)
     pairing = OutputPairing(same, [floor64[k] for k, _ in same])
     clean = found.b.clean, optimized.clean
+    drifts = measure(*clean, pairing, thresholds)
+    if any(d.value > _SEEN for d in drifts) and not optimisers_show(b):
+        return
     # Nearly always the file's own floor is enough, or the drift is no matter of floors: that saves a noisy run.
-    near = any(not within(d) and d.value < _FAR * d.limit for d in measure(*clean, pairing, thresholds))
+    near = any(not within(d) and d.value < _FAR * d.limit for d in drifts)
     if not near:
         found.optimized = reconcile(found.b.graph, optimized.graph, clean, pairing, thresholds)
     if found.optimized is None or not found.optimized.same_function:

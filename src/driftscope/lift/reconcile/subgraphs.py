@@ -210,13 +210,12 @@ class _Tables:
 
     def __init__(self, found: Subgraphs, limit: float, factors: Sequence[float]):
         self._found, self._limit, self._factors = found, limit, (1.0, *factors)
-        self._by_count: dict[int, list[tuple[str, _Part, tuple[float, ...]]]] = {}
+        self._by_count: dict[int, list[tuple[str, _Part]]] = {}
         self._taken: set[tuple[str, _Part]] = set()
-        self._noise_tops: dict[tuple[str, _Part], float] = {}
+        self._read: dict[tuple[str, _Part], tuple[tuple[float, ...], float]] = {}
         for name, value in found.exact.items():
             for part in _parts(value) if value.numel() else ():
-                shown = part(value)
-                self._by_count.setdefault(shown.numel(), []).append((name, part, _sizes(shown)))
+                self._by_count.setdefault(part(value).numel(), []).append((name, part))
 
     def match(
         self, constant: Constant, value: torch.Tensor, floor: Sequence[torch.Tensor],
@@ -226,21 +225,19 @@ class _Tables:
         # Rounded, two tables may be one: then names tell them apart, or the order in which they stand.
         candidates = sorted(
             self._by_count.get(value.numel(), []),
-            key=lambda c: (not same_name(c[0], constant.name), c[:2] in self._taken),
+            key=lambda c: (not same_name(c[0], constant.name), c in self._taken),
         )
         own = _sizes(value) if candidates else ()
         top = max((float(f.abs().max()) for f in floor), default=0.0) if candidates else 0.0
-        for factor, (name, part, theirs) in itertools.product(self._factors, candidates):
+        for factor, (name, part) in itertools.product(self._factors, candidates):
             close = _ALIKE if factor == 1.0 else _FACTOR
-            wanted = [abs(factor) * n for n in theirs]
             if among is not None and name not in among:
                 continue
+            theirs, noise = self._readings(name, part)
+            wanted = [abs(factor) * n for n in theirs]
             if not all(math.isclose(one, other, rel_tol=close) for one, other in zip(own[:2], wanted[:2], strict=True)):
                 continue
-            stored = (
-                torch.finfo(constant.value.dtype).eps * wanted[2] if constant.value.dtype.is_floating_point else 0.0
-            )
-            reach = 8.0 * self._limit * max(abs(factor) * self._noise_top(name, part), stored, top)
+            reach = 8.0 * self._limit * max(abs(factor) * noise, _eps(constant.value.dtype) * wanted[2], top)
             # No element is further off: nor is the largest, nor the root of their squares by more than all together.
             far = (abs(one - other) for one, other in zip(own[1:], wanted[1:], strict=True))
             if any(gap > width * reach for gap, width in zip(far, (math.sqrt(value.numel()), 1.0), strict=True)):
@@ -252,12 +249,13 @@ class _Tables:
                 return Repair(constant.name, meant.contiguous(), "table", words, constant, (name,))
         return None
 
-    def _noise_top(self, name: str, part: _Part) -> float:
-        """The largest noise of a table."""
-        if (name, part) not in self._noise_tops:
+    def _readings(self, name: str, part: _Part) -> tuple[tuple[float, ...], float]:
+        """The sizes of a table, read when they are first asked for, and its largest noise."""
+        if (name, part) not in self._read:
             noises = map(part, self._found.noise_of(name))
-            self._noise_tops[name, part] = max((float(n.abs().max()) for n in noises), default=0.0)
-        return self._noise_tops[name, part]
+            top = max((float(n.abs().max()) for n in noises), default=0.0)
+            self._read[name, part] = _sizes(part(self._found.exact[name])), top
+        return self._read[name, part]
 
     def _arranged(
         self, constant: Constant, value: torch.Tensor, name: str, part: _Part, factor: float,
@@ -289,6 +287,10 @@ def _interleaved(value: torch.Tensor) -> torch.Tensor:
 def _parts(value: torch.Tensor) -> Sequence[_Part]:
     """What a program may store of a table: rotations are complex numbers, or their cosines and sines."""
     return (_whole, torch.real, torch.imag, _interleaved) if value.is_complex() else (_whole,)
+
+
+def _eps(fmt: torch.dtype) -> float:
+    return torch.finfo(fmt).eps if fmt.is_floating_point or fmt.is_complex else 0.0
 
 
 def _storing(exact: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
