@@ -382,7 +382,7 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
     pairing = OutputPairing(same, [floor64[k] for k, _ in same])
     clean = found.b.clean, optimized.clean
     drifts = measure(*clean, pairing, thresholds)
-    if any(d.value > _SEEN for d in drifts) and not optimisers_show(b):
+    if any(d.value > _SEEN for d in drifts) and not optimisers_show(b, *clean):
         return
     # Nearly always the file's own floor is enough, or the drift is no matter of floors: that saves a noisy run.
     near = any(not within(d) and d.value < _FAR * d.limit for d in drifts)

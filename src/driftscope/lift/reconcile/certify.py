@@ -27,14 +27,13 @@ from driftscope.lift.reconcile import folds, matching, subgraphs, uses
 from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
 from driftscope.lift.reconcile.exact import exact_matches, rounded_literals
 from driftscope.lift.reconcile.matching import Repair, merged, moves
-from driftscope.lift.reconcile.shortcuts import without_thresholds
 from driftscope.lift.reconcile.sides import (
     ReconciledSide,
     is_tensor,
     one_side_only,
     with_exact_scalars,
 )
-from driftscope.lift.reconcile.solving import Residual, Tables, solve_scalars
+from driftscope.lift.reconcile.solving import ConstantTables, Residual, solve_scalars
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin
 
 
@@ -367,7 +366,7 @@ def _solve(attempt: _Attempt) -> None:
         own, wanted = result.outputs_b, Residual(result.outputs_a, pairs)
         if side is attempt.a:
             own, wanted = result.outputs_a, Residual(result.outputs_b, [(j, i) for i, j in pairs])
-        made = Tables(side.graph, side.inner, [r for r in repairs if r.partner == subgraphs.OWN])
+        made = ConstantTables(side.graph, side.inner, [r for r in repairs if r.partner == subgraphs.OWN])
         put(solve_scalars(side.constants, other.constants, _values(repairs), own, wanted, made, side.single))
 
 
@@ -383,7 +382,7 @@ def _shared(attempt: _Attempt) -> None:
 def _shortcuts(attempt: _Attempt) -> None:
     """Let a kernel's formula go on where the kernel leaves it because no format shows the difference."""
     for side, _other, _repairs, put in attempt.either():
-        put(without_thresholds(side))
+        put(uses.without_thresholds(side))
 
 
 def _divisors(attempt: _Attempt) -> None:

@@ -100,7 +100,7 @@ def solve_scalars(
     repaired: Mapping[str, torch.Tensor],
     outputs: Sequence[LiftedOutput],
     residual: Residual,
-    tables: Tables,
+    tables: ConstantTables,
     single: bool = False,
 ) -> list[Repair]:
     """Find scalars of a program, each within half an ulp of what it stores, with which it equals the other one.
@@ -115,7 +115,7 @@ def solve_scalars(
         Its lifted outputs as they stand with those.
     residual : Residual
         What they are held against.
-    tables : Tables
+    tables : ConstantTables
         What it computes of its constants alone.
     single : bool
         Whether it computes in single precision at most, so that a literal may have been rounded to float32.
@@ -161,7 +161,7 @@ def solve_scalars(
 
 
 @dataclass(frozen=True, slots=True)
-class Tables:
+class ConstantTables:
     """What a program computes of its constants alone, repaired in whole.
 
     Parameters

@@ -1,11 +1,14 @@
 """Numbers that a format makes one and an exporter stores once: told apart by who reads them.
 
 In half precision ``1 - eps`` and 1 are one number. Where both are written, the file stores one constant for both, and
-no single number in its place is right everywhere.
+no single number in its place is right everywhere. And a kernel that returns the argument of a softplus from 20 on, and
+one that computes ``log(1 + exp(x))`` to the end, are one function in float32 and narrower, and two in float64, where
+2e-9 of 20 can be seen.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +21,8 @@ from driftscope.lift.steps import Constant, Lifted, Origin, Step, plain_name, us
 
 # Proposals made at most: each costs one lifted run. Readers of a constant that are worth a question.
 _MOST, _FEWEST = 12, 2
+# Half an ulp of float32.
+_UNSEEN = 2.0**-25
 
 
 def shared_numbers(
@@ -97,3 +102,22 @@ def divisors_read_in(formats: Sequence[torch.dtype], side: ReconciledSide, repai
         if bool(torch.isfinite(value).all()) and bool(value.all()):
             found.append(Repair(c.name, value, "scalar", f"{float(c.value.reshape(-1)[0]):g}, as it is read", c))
     return found
+
+
+def without_thresholds(side: ReconciledSide) -> list[Repair]:
+    """Move the thresholds of softplus to infinity, where no format of the outputs shows what they leave out."""
+    return [
+        Repair(
+            constant.name, torch.full(constant.value.shape, math.inf, dtype=torch.float64), "shortcut",
+            f"{float(constant.value):g}, from where on float32 cannot tell softplus from its argument", constant,
+        )
+        for constant in side.constants
+        if side.single and constant.name.endswith(".threshold") and "softplus" in (constant.where.operator or "")
+        and _unseen(constant)
+    ]  # fmt: skip
+
+
+def _unseen(constant: Constant) -> bool:
+    """Whether softplus is its argument from here on, to half an ulp."""
+    threshold = float(constant.value)
+    return threshold > 0 and math.log1p(math.exp(-threshold)) < _UNSEEN * threshold
