@@ -76,7 +76,7 @@ def _honest(model: nn.Module, inputs: tuple[torch.Tensor, ...], tool: str, folde
             if isinstance(made, nn.Module):
                 with torch.no_grad():
                     made(*inputs)
-    except Exception as error:  # what a tool refuses is no pair
+    except (Exception, SystemExit) as error:  # what a tool refuses is no pair; some end the process
         raise Refused(f"{type(error).__name__}: {error}") from error
     try:
         return ds.compare(model, made, inputs)

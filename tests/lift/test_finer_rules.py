@@ -43,6 +43,10 @@ ATTRIBUTES: dict[str, Function] = {
     "inverses": lambda v: torch.asinh(v) + torch.atanh(v.tanh()) + torch.acosh(v.abs() + 1) + torch.sign(v),
     "arcs": lambda v: torch.asin(v.sin()) * torch.acos(v.cos()) - torch.log10(v.abs() + 0.1),
     "gammas": lambda v: torch.lgamma(v.abs() + 1) + torch.digamma(v.abs() + 1),
+    "angles": lambda v: torch.atan2(v, v.flip(1)),
+    "powers": lambda v: v.abs() ** 1.7 + (v.abs() + 1) ** -0.5 + v**3,
+    "diagonals": lambda v: torch.diag_embed(v.sum(-1))[..., :1] + (v @ v.T).diagonal().unsqueeze(-1),
+    "compared": lambda v: (v @ v.T > 0.25).float() @ v + (v.sum(-1, keepdim=True) <= v.sum(-1)).double().mean(),
     "axes": lambda v: v.sum((0, 1)) + torch.softmax(v, 0).mean(1),
 }
 
@@ -68,6 +72,30 @@ BUGS: dict[str, tuple[Function, Function]] = {
     "slope": (ATTRIBUTES["softplus-beta"], lambda v: F.softplus(v * 800)),
     "share": (ATTRIBUTES["addmm"], lambda v: torch.addmm(v[:, :8], v[:8] * 1e3, v.T * 1e3, beta=1.0, alpha=2)),
 }
+
+
+def _neighbours(x: torch.Tensor, least: float = 0.5) -> torch.Tensor:
+    """Rows that have something in common, counted: whole numbers, which no rounding moves."""
+    joined = (x @ x.T >= least).float() + torch.eye(len(x))
+    degree = joined.sum(-1).rsqrt()
+    return (degree.unsqueeze(-1) * joined * degree) @ x
+
+
+def _neighbours_by_products(x: torch.Tensor) -> torch.Tensor:
+    joined = (torch.einsum("ik,jk->ij", x, x) > 0).float() + torch.eye(len(x))
+    degree = torch.diag_embed(joined.sum(-1) ** -0.5)
+    return degree @ (joined @ (degree @ x))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("least", "same"), [(0.5, True), (0.0, False)])
+def test_whole_numbers_at_the_edge_of_a_comparison_are_compared_as_they_are(least, same, order):
+    x = torch.randint(-2, 3, (8, 6), generator=torch.Generator().manual_seed(1)).float()
+    assert bool((x @ x.T == 0).any())
+    pair = (lambda v: _neighbours(v, least), _neighbours_by_products)
+    found = ds.compare(*pair[::order], x)
+    assert (found.verdict in (Verdict.ROUNDING, Verdict.IDENTICAL)) is same, found.reason
+    assert (found.verdict is Verdict.DIFFERENT) is not same, found.reason
 
 
 @pytest.mark.parametrize("order", [1, -1])

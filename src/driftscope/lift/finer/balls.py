@@ -65,11 +65,12 @@ def _pow(g: Given) -> Balls:
     number = g.attribute("exponent")
     held = g.step.inputs[1] if len(g.step.inputs) > 1 else None
     exponent = float(held) if number is None and held is not None and held.numel() == 1 else number
-    if not isinstance(exponent, int | float) or exponent != int(exponent):
-        if exponent == 0.5:
-            return each(lambda v: v.sqrt())(g.real(0))  # type: ignore[no-any-return]
+    if not isinstance(exponent, int | float) or not math.isfinite(exponent):
         raise NoRule
-    return each(lambda v: v ** int(exponent))(g.real(0))  # type: ignore[no-any-return]
+    if exponent == 0.5:
+        return each(lambda v: v.sqrt())(g.real(0))  # type: ignore[no-any-return]
+    whole = int(exponent) if exponent == int(exponent) else flint.arb(float(exponent))
+    return each(lambda v: v**whole)(g.real(0))  # type: ignore[no-any-return]
 
 
 def _reduce(g: Given, mean: bool) -> Balls:
@@ -128,6 +129,17 @@ def _permuted(g: Given) -> Balls:
         one, two = (x.ndim - 2, x.ndim - 1) if one is None else (int(one) % x.ndim, int(two) % x.ndim)
         order[one], order[two] = order[two], order[one]
     return x.transpose([int(k) % x.ndim for k in order])
+
+
+def _on_diagonal(g: Given) -> Balls:
+    x, found = g.real(0), np.full(g.shape, flint.arb(0), dtype=object)
+    found[..., range(x.shape[-1]), range(x.shape[-1])] = x
+    return found
+
+
+def _diagonal(g: Given) -> Balls:
+    offset, one, two = (g.attribute(name) for name in ("offset", "dim1", "dim2"))
+    return np.diagonal(g.real(0), offset or 0, 0 if one is None else one, 1 if two is None else two)
 
 
 def _expanded(g: Given) -> Balls:
@@ -359,9 +371,10 @@ RULES: dict[str, Rule] = {
     "xlogy": lambda g: np.frompyfunc(_xlogy, 2, 1)(g.real(0), g.other("other")),
     "special_xlog1py": lambda g: np.frompyfunc(_xlogy, 2, 1)(g.real(0), 1 + g.other("other")),
     "logaddexp": lambda g: np.frompyfunc(_logaddexp, 2, 1)(g.real(0), g.other("other")),
+    "atan2": lambda g: np.frompyfunc(flint.arb.atan2, 2, 1)(g.real(0), g.other("other")),
     "mish": _unary(lambda v: v * log1pexp(v).tanh()), "elu": _elu, "linalg_vector_norm": _vector_norm,
     "std": lambda g: each(lambda v: v.sqrt())(_variance(g)), "safe_softmax": lambda g: _softmax(g, False),
-    "stack": _stacked, "flip": _flipped, "masked_fill": _filled,
+    "diag_embed": _on_diagonal, "diagonal": _diagonal, "stack": _stacked, "flip": _flipped, "masked_fill": _filled,
     **LOSSES, "expand": _expanded, "select": _selected, "slice": _sliced, "cat": _joined, "concat": _joined,
 }  # fmt: skip
 

@@ -34,6 +34,11 @@ _FAR, _DEAR = 8192, 32
 _UNIT = 2.0**-53
 # Scalar operations that one evaluation may take, about two microseconds each.
 MOST = 1_000_000
+_COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
+    **{name: getattr(operator, name) for name in ("gt", "lt", "ge", "le", "eq", "ne")},
+    "greater": operator.gt, "less": operator.lt, "greaterorequal": operator.ge, "lessorequal": operator.le,
+    "equal": operator.eq,
+}  # fmt: skip
 # What float64 may lose in one step, relative to the result and to the operands; a rule that is further off misreads it.
 _NEAR, _LOST = 2.0**-30, 2.0**-40
 
@@ -152,6 +157,7 @@ class _BallRun:
     most: int = MOST
     values: dict[str, Balls] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
+    decided: set[str] = field(default_factory=set)
     work: int = 0
     errors: dict[str, float] = field(default_factory=dict)
     loss: Loss | None = None
@@ -163,6 +169,7 @@ class _BallRun:
 
         output = step.outputs[0] if step.outputs else None
         if output is None or not _is_followed(step):
+            self._decide(step)
             return
         name, rule = plain_name(step.operator), _rule_of(step)
         if rule is None or any(n in self.lost for n in step.input_names):
@@ -187,6 +194,21 @@ class _BallRun:
         if step.output_names[0] not in self.ends.seen:  # what leaves its range is no matter of digits
             self._weigh(step, name, found, output)
         self.lost.update(n for n in step.output_names[1:] if n)
+
+    def _decide(self, step: Step) -> None:
+        """Remember a comparison whose every element the balls decide as float64 does: its truth is a number then."""
+        compare = _COMPARISONS.get(plain_name(step.operator))
+        if compare is None or step.constant or any(n in self.lost for n in step.input_names):
+            return
+        sides = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
+        number = step.attributes.get("other")
+        sides += [np.asarray(float(number))] if len(sides) == 1 and isinstance(number, int | float) else []
+        if len(sides) != 2 or sides[0] is None or sides[1] is None or step.outputs[0] is None:
+            return
+        gap = np.asarray(sides[0] - sides[1], dtype=object).reshape(-1)
+        told = step.outputs[0].reshape(-1).tolist()
+        if all((g > 0 or g < 0 or g == 0) and bool(compare(g, 0)) is t for g, t in zip(gap, told, strict=True)):
+            self.decided.add(step.output_names[0])
 
     def _reads(self, step: Step, rule: Callable[[Given], Any], found: Balls, output: torch.Tensor) -> bool:
         """Whether a rule gives what the step gave: of the balls, or, as float64 may have lost some, of its operands.
@@ -226,6 +248,8 @@ class _BallRun:
 
         if name in self.values:
             return self.values[name]
+        if name in self.decided and value is not None:
+            return balls.ball_array(value.to(torch.float64))
         return balls.ball_array(value) if value is not None and value.is_floating_point() else None
 
     def fine(self, name: str, value: torch.Tensor | None, bits: int) -> Fine | None:
