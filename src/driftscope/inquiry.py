@@ -215,9 +215,11 @@ def _explain(case: Case, wanted: _Wanted, looks: KernelLooks) -> None:
     reserved = case.times["lift"] if wanted.nodes else 0.0
     explain = wanted.explain and "explain" not in case.budget.left_out
     explain = explain and case.budget.allows("explain", case.times["lift"] + reserved)
+    # Where nothing but such a number is wrong there is no other place to look for.
+    searched = explain and not any(f.code == "W012" and f.verified for f in case.findings)
     with case.step("explain", "Looking for the place"):
         try:
-            case.found = _findings(evidence, case.outputs, case.codes, explain)
+            case.found = _findings(evidence, case.outputs, case.codes, searched)
         except BudgetSpent:
             case.found, explain = _findings(evidence, case.outputs, case.codes, explain=False), False
         with contextlib.suppress(BudgetSpent):  # it is in the record; what was found stays
