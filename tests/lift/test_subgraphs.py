@@ -500,3 +500,13 @@ def test_a_table_that_numpy_counts_out_is_computed_in_float64():
     tables = {c.name for c in tape.constants() if c.frontier}
     (found,) = tape.run(replace={name: value for name, value in tape.constant_values().items() if name in tables})
     assert abs(found.value.numpy() - wanted).max() < 1e-12
+
+
+@pytest.mark.parametrize("table", [np.unwrap, lambda k: np.polyfit(k, k**2, 1)[0] + k], ids=["unwrap", "polyfit"])
+def test_a_table_that_only_numpy_can_make_is_what_numpy_gives(table):
+    def weighed(x):
+        return x * table(np.arange(24, dtype=x.dtype)).astype(x.dtype)
+
+    x = torch.randn(6, 24, generator=torch.Generator().manual_seed(1))
+    (found,) = lift_arrays(weighed, (x,), {}).run()
+    assert abs(found.value.numpy() - weighed(x.numpy())).max() < 1e-4

@@ -18,22 +18,24 @@ import torch
 from driftscope.lift.arrays.traced import TracedArray
 from driftscope.lift.arrays.tracing import Tracer, torch_dtype
 
-_MADE = ("zeros", "ones", "empty", "full", "arange", "linspace", "eye", "identity", "tri")
+_FILLED = ("zeros", "ones", "empty", "full")
+_COUNTED = ("arange", "linspace", "eye", "identity", "tri")
 _TAKING = ("array", "asarray", "asanyarray", "ascontiguousarray")
 
 # Whose own arrays are none of the program's.
-_NOT_USERS = frozenset({"driftscope", "torch", "numpy", "ml_dtypes"})
+_NOT_USERS = frozenset({"driftscope", "torch", "numpy", "scipy", "ml_dtypes"})
 
 
 @contextlib.contextmanager
-def followed(tracer: Tracer) -> Iterator[None]:
-    """Let numpy make arrays that are followed, in this thread."""
+def followed(tracer: Tracer, counted: bool = True) -> Iterator[None]:
+    """Let numpy make arrays that are followed, in this thread; ``counted``: also those of many numbers."""
     thread = threading.get_ident()
-    before = {name: getattr(np, name) for name in (*_MADE, *_TAKING)}
+    made = (*_FILLED, *(_COUNTED if counted else ()))
+    before = {name: getattr(np, name) for name in (*made, *_TAKING)}
 
     def replaced(name: str) -> Callable[..., Any]:
         original = before[name]
-        own = _made if name in _MADE else _taken
+        own = _made if name in made else _taken
 
         def call(*args: Any, **kwargs: Any) -> Any:
             caller = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]

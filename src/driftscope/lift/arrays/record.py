@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from driftscope.errors import CannotLift
 from driftscope.lift.arrays.creation import followed
 from driftscope.lift.arrays.sums import numpy_rounding
 from driftscope.lift.arrays.traced import TracedArray
@@ -36,8 +37,13 @@ def lift_arrays(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Map
     CannotLift
         If it takes values out of numpy's dispatch, or calls a function that has no counterpart in torch.
     """
-    call = _NumpyFunction(function)
-    found = lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
+    # A table may be made by what has no counterpart in torch (an interpolation): then it is what numpy gives.
+    call = _NumpyFunction(function, counted=True)
+    try:
+        found = lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
+    except CannotLift:
+        call = _NumpyFunction(function, counted=False)
+        found = lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
     found.tape.rounds = numpy_rounding
     return found
 
@@ -60,15 +66,18 @@ class FollowedFunction:
         return self._named.get(tensor._cdata)
 
 
+@dataclass
 class _NumpyFunction(FollowedFunction):
     """A function on numpy arrays, called with arrays that are followed."""
+
+    counted: bool = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tracer = self.tracer(TracedArray)
         leaves, spec = flatten((args, kwargs), "in")
         given = [tracer.take(leaf) if isinstance(leaf, torch.Tensor) else leaf for _, leaf in leaves]
         arrays, named = unflatten(given, spec)
-        with followed(tracer):
+        with followed(tracer, self.counted):
             outputs = self.function(*arrays, **named)
         found, tree = flatten(outputs)
         return unflatten([_tensor(leaf, tracer) for _, leaf in found], tree)
