@@ -21,6 +21,8 @@ from driftscope.numerics.error_model import ROUNDING_RMS, Growth
 #: Rows and columns beyond which a product is cut into tiles, whose number changes no sum, where there are so many
 #: multiplications that all threads take part.
 ROWS, COLUMNS, THREADED = 64, 128, 2**19
+#: And of one row: threads share its terms where there are few columns, and the columns where there are many.
+ALONE, SHARED = 2**22, 2048
 #: Terms beyond which a product is not tried.
 LONGEST = 2**14
 #: Elements of a result over which an error is averaged, and draws that are made for them at most.
@@ -56,10 +58,11 @@ class ProductKind:
     def of(cls, library: str, a: torch.Tensor, b: torch.Tensor) -> ProductKind:
         """Describe the product of two matrices, or of two batches of them, by a size like theirs."""
         rows, length, columns = a.shape[-2], a.shape[-1], b.shape[-1]
+        widest = min(SHARED, ALONE // length) if rows == 1 else THREADED // (length * min(rows, ROWS))
         sizes = (
             _rounded(rows, max(ROWS, THREADED // (length * min(columns, COLUMNS)))),
             length,
-            _rounded(columns, max(COLUMNS, THREADED // (length * min(rows, ROWS)))),
+            _rounded(columns, max(COLUMNS, widest)),
         )
         return cls(library, *sizes, (_across(a), _across(b)), a.dim() > 2)
 
