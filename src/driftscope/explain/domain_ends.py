@@ -339,7 +339,7 @@ def _same_places(graph: Lifted, index: int, value: torch.Tensor | None, native: 
 
 def _worse(native: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Mark the elements that are infinite where the other side has numbers or the other infinity, or NaN alone."""
-    return (native.isinf() & ~other.isnan() & (native != other)) | (native.isnan() & ~other.isnan())
+    return ~other.isnan() & (native.isnan() | (native.isinf() & (native != other)))
 
 
 def _without_wrong_ends(native: torch.Tensor, other: torch.Tensor, exact: torch.Tensor | None) -> torch.Tensor:

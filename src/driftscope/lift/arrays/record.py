@@ -37,13 +37,15 @@ def lift_arrays(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Map
     CannotLift
         If it takes values out of numpy's dispatch, or calls a function that has no counterpart in torch.
     """
-    # A table may be made by what has no counterpart in torch (an interpolation): then it is what numpy gives.
-    call = _NumpyFunction(function, counted=True)
+
+    def recorded(counted: bool) -> TorchTape:
+        call = _NumpyFunction(function, counted=counted)
+        return lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
+
     try:
-        found = lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
-    except CannotLift:
-        call = _NumpyFunction(function, counted=False)
-        found = lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
+        found = recorded(counted=True)
+    except CannotLift:  # a table may be made by what has no counterpart in torch: then it is what numpy gives
+        found = recorded(counted=False)
     found.tape.rounds = numpy_rounding
     return found
 

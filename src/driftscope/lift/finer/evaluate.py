@@ -175,9 +175,7 @@ class _BallRun:
         if rule is None or any(n in self.lost for n in step.input_names):
             self._lose(step)
             return
-        self.work += balls.operations(name, step)
-        if self.work > self.most:
-            raise _TooLong
+        self._spend(balls.operations(name, step))
         inputs = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
         given = Given(step, inputs, tuple(output.shape), dict(self.numbers))
         try:
@@ -195,18 +193,24 @@ class _BallRun:
             self._weigh(step, name, found, output)
         self.lost.update(n for n in step.output_names[1:] if n)
 
+    def _spend(self, operations: int) -> None:
+        self.work += operations
+        if self.work > self.most:
+            raise _TooLong
+
     def _decide(self, step: Step) -> None:
         """Remember a comparison whose every element the balls decide as float64 does: its truth is a number then."""
-        compare = _COMPARISONS.get(plain_name(step.operator))
-        if compare is None or step.constant or any(n in self.lost for n in step.input_names):
+        compare, output = _COMPARISONS.get(plain_name(step.operator)), step.outputs[0] if step.outputs else None
+        if compare is None or output is None or step.constant or any(n in self.lost for n in step.input_names):
             return
+        self._spend(output.numel())
         sides = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
         number = step.attributes.get("other")
         sides += [np.asarray(float(number))] if len(sides) == 1 and isinstance(number, int | float) else []
-        if len(sides) != 2 or sides[0] is None or sides[1] is None or step.outputs[0] is None:
+        if len(sides) != 2 or sides[0] is None or sides[1] is None:
             return
         gap = np.asarray(sides[0] - sides[1], dtype=object).reshape(-1)
-        told = step.outputs[0].reshape(-1).tolist()
+        told = output.reshape(-1).tolist()
         if all((g > 0 or g < 0 or g == 0) and bool(compare(g, 0)) is t for g, t in zip(gap, told, strict=True)):
             self.decided.add(step.output_names[0])
 
