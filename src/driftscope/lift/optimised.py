@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from driftscope.comparison.measuring.pieces import same_bits
 from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.errors import DriftscopeError
 from driftscope.lift.steps import LiftedOutput
@@ -36,20 +37,13 @@ def optimisers_show(bound: Bound, file: Sequence[LiftedOutput], optimised: Seque
     except (DriftscopeError, RuntimeError, TypeError, ValueError):
         return True
     one, other = ([leaf for _, leaf in flatten(values)[0]] for values in results)
-    if len(one) == len(other) and all(map(_same, one, other)):
+    tensors = all(isinstance(leaf, torch.Tensor) for leaf in (*one, *other))
+    if tensors and len(one) == len(other) and all(map(same_bits, one, other)):
         return False
     rounded = max((_apart(native, k.value) for native, k in zip(other, file, strict=False)), default=0.0)
     return (
         max((_apart(k.value, m.value) for k, m in zip(optimised, file, strict=False)), default=0.0) > _TIMES * rounded
     )
-
-
-def _same(one: Any, other: Any) -> bool:
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor) or one.dtype != other.dtype:
-        return False
-    if one.shape != other.shape or not torch.equal(one.isnan(), other.isnan()):
-        return False
-    return bool((one == other).logical_or_(one.isnan()).all())
 
 
 def _apart(value: Any, exact: Any) -> float:
