@@ -294,6 +294,25 @@ def test_a_sample_that_cannot_be_scaled_is_measured_again(chain, runs):
     assert chain.runs == before + runs
 
 
+def test_what_rounding_takes_away_even_beside_float64_has_noise_as_large_as_itself():
+    far = Chain(
+        torch.full((500,), 64.0, dtype=torch.float64), torch.float32,
+        (lambda x: x + 1e17, ROUND), (lambda x: x - 1e17, ROUND), (torch.log, ROUND),
+    )  # fmt: skip
+    clean = far.run()
+    sample = floor64_sample(far, clean)
+    lost = sample[0] == clean[0].value.abs()
+    assert 50 < int(lost.sum()) < 450
+    near = Chain(
+        torch.full((500,), 64.0, dtype=torch.float64),
+        torch.float32,
+        (lambda x: x + 1e3, ROUND),
+        (lambda x: x - 1e3, ROUND),
+    )
+    clean = near.run()
+    assert rms(floor64_sample(near, clean)[0]) < 1e-12
+
+
 def test_outputs_without_floats_have_no_noise():
     chain = Chain(values(50), torch.float32, (lambda x: x.argmax(), Rounding()))
     chain.dtype = torch.int64

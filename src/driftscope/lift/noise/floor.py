@@ -62,11 +62,24 @@ class NoiseSample(list[torch.Tensor | None]):
         In each output's shape; 0 where either run was not finite, or not in the output's format.
     unit : float or None
         The one unit roundoff behind all of it; None when several formats took part.
+    lost : sequence of bool tensor or None
+        Per output the elements that rounding took from a finite value to none; None where there is no such element.
     """
 
-    def __init__(self, noise: Iterable[torch.Tensor | None] = (), unit: float | None = None):
+    def __init__(
+        self,
+        noise: Iterable[torch.Tensor | None] = (),
+        unit: float | None = None,
+        lost: Sequence[torch.Tensor | None] = (),
+    ):
         super().__init__(noise)
         self.unit = unit
+        self.lost = lost
+
+    @property
+    def any_lost(self) -> bool:
+        """Whether rounding took any finite value away."""
+        return any(lost is not None for lost in self.lost)
 
 
 def noisy_run(
@@ -195,6 +208,8 @@ def floor64_sample(
     It comes from a run at a larger unit roundoff, scaled. That run is saved when ``ordinary`` is a
     :class:`NoiseSample` all of whose noise has one unit roundoff, and is small enough to be linear in it; a program
     in float16 or bfloat16 is run again, because it accumulates in float32 and its sums would be scaled wrongly.
+    A value that rounding takes away at the smallest unit too (the logarithm of a determinant whose sign is rounding)
+    has noise as large as itself.
 
     Parameters
     ----------
@@ -212,7 +227,12 @@ def floor64_sample(
         if _is_beside(wide, clean, SATURATED):
             break
     ratio = FLOAT64_UNIT / unit
-    return NoiseSample((None if noise is None else noise * ratio for noise in wide), FLOAT64_UNIT)
+    noises = [None if noise is None else noise * ratio for noise in wide]
+    for k, lost in enumerate(wide.lost):
+        value, noise = clean[k].value, noises[k]
+        if lost is not None and value is not None and noise is not None:
+            noises[k] = torch.where(lost, value.abs(), noise)
+    return NoiseSample(noises, FLOAT64_UNIT)
 
 
 def _sample(
@@ -224,7 +244,16 @@ def _sample(
     noisy = lifted.run(observe=injector, replace=replace)
     seen = {unit for units in injector.units for unit in (units.storage, units.accumulator)}
     noise = (_difference(a, b, injector.scale) for a, b in zip(clean, noisy, strict=True))
-    return NoiseSample(noise, seen.pop() if len(seen) == 1 else None)
+    lost = [_lost(a, b) for a, b in zip(clean, noisy, strict=True)]
+    return NoiseSample(noise, seen.pop() if len(seen) == 1 else None, lost)
+
+
+def _lost(clean: LiftedOutput, noisy: LiftedOutput) -> torch.Tensor | None:
+    before, after = clean.value, noisy.value
+    if before is None or after is None or before.shape != after.shape or bool(torch.isfinite(after).all()):
+        return None
+    lost = torch.isfinite(before) & ~torch.isfinite(after)
+    return lost if bool(lost.any()) else None
 
 
 def _difference(clean: LiftedOutput, noisy: LiftedOutput, scale: float) -> torch.Tensor | None:
@@ -242,7 +271,9 @@ def _difference(clean: LiftedOutput, noisy: LiftedOutput, scale: float) -> torch
 
 
 def _is_beside(sample: NoiseSample, clean: Sequence[LiftedOutput], share: float) -> bool:
-    """Whether the noise is no more than a share of every output it was measured on."""
+    """Whether the noise is no more than a share of every output it was measured on, and took no value away."""
+    if sample.any_lost:
+        return False
     for noise, output in zip(sample, clean, strict=True):
         if noise is None or output.value is None or not noise.numel():
             continue
