@@ -97,6 +97,44 @@ def test_the_logarithm_of_one_and_a_subnormal_number_is_no_other_function(swappe
     assert wrong.verdict is ds.Verdict.DIFFERENT
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_given_numbers_that_are_subnormal_are_taken_as_zero_by_jax(swapped):
+    jnp = pytest.importorskip("jax.numpy")
+    x = 1e-38 * torch.randn(6, 24, generator=G)
+    pair = [ds.program(lambda x: x / jnp.sqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6), framework="jax"),
+            lambda x: x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-6)]  # fmt: skip
+    found = ds.compare(*(pair[::-1] if swapped else pair), [x], isolate=False)
+    assert found.verdict is ds.Verdict.PRECISION, found.reason
+    assert found.reason.endswith(f"explained by subnormal numbers taken as zero in {'AB'[swapped]}")
+    assert ds.compare(*pair, [x * 1e3], isolate=False).verdict <= ds.Verdict.ROUNDING
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_an_inverse_transform_adds_up_more_than_it_gives(swapped):
+    w = torch.randn(2, 4, 5, 5, generator=G)
+    w = 4e37 * w / w.abs().amax((-2, -1), keepdim=True)  # 10 times as much is added up along the last axis
+    x = torch.zeros_like(w)
+    x[..., 0, 0] = 1.0
+
+    def multiplied(x, w):
+        x, w = (torch.fft.rfft2(v, s=(10, 10)) for v in (x, w))
+        return torch.fft.irfft2(x * w, s=(10, 10))[..., :5, :5]
+
+    def added(x, w):
+        whole = x.new_zeros(2, 4, 9, 9)
+        for i in range(5):
+            for j in range(5):
+                whole[..., i : i + 5, j : j + 5] += w[..., i : i + 1, j : j + 1] * x
+        return whole[..., :5, :5]
+
+    found = ds.compare(*((added, multiplied) if swapped else (multiplied, added)), [x, w], isolate=False)
+    assert found.verdict is ds.Verdict.PRECISION, found.reason
+    assert f"overflow inside a kernel of {'AB'[swapped]}" in found.reason
+    assert ds.compare(multiplied, added, [x, w / 1e9], isolate=False).verdict <= ds.Verdict.ROUNDING
+    bug = ds.compare(multiplied, lambda x, w: added(x, w).flip(-1), [x, w / 1e9], isolate=False, explain=False)
+    assert bug.verdict is ds.Verdict.DIFFERENT
+
+
 def test_the_sign_of_nan_is_nan_in_onnx_and_zero_in_torch():
     x = torch.tensor([[math.nan, 1.0, -2.0, 0.0]])
     found = ds.compare(torch.sgn, one_node("Sign", x, [1, 4]), [x])

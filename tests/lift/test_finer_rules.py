@@ -47,6 +47,9 @@ ATTRIBUTES: dict[str, Function] = {
     "powers": lambda v: v.abs() ** 1.7 + (v.abs() + 1) ** -0.5 + v**3,
     "diagonals": lambda v: torch.diag_embed(v.sum(-1))[..., :1] + (v @ v.T).diagonal().unsqueeze(-1),
     "compared": lambda v: (v @ v.T > 0.25).float() @ v + (v.sum(-1, keepdim=True) <= v.sum(-1)).double().mean(),
+    "picked": lambda v: v.gather(1, v.argsort(-1)) + v.roll((1, 2), (0, 1)) + v.repeat(2, 1)[:8],
+    "indexed": lambda v: v.index_select(1, v[0].argsort()) * v[:, :1],
+    "classes": lambda v: F.nll_loss(F.log_softmax(v, -1), v.argmax(-1)) + F.cross_entropy(v, v.argmin(-1)),
     "axes": lambda v: v.sum((0, 1)) + torch.softmax(v, 0).mean(1),
 }
 

@@ -4,6 +4,17 @@ import pytest
 import torch
 
 import driftscope as ds
+from driftscope.lift.formulas.linear_algebra import MovedOperands
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Small matrices cost a hundred times more where a library's threads wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
 
 GENERATOR = torch.Generator().manual_seed(3)
 M = torch.randn(5, 5, generator=GENERATOR) + 30.0
@@ -45,3 +56,72 @@ def test_a_parameter_made_and_filled_in_the_call_is_lifted():
     assert c.verdict in ("IDENTICAL", "ROUNDING")
     assert not any(f.code == "R004" for f in c.findings)
     assert ds.compare(filled, lambda x: x @ (V * 1.0001), (M,), isolate=False).verdict == "DIFFERENT"
+
+
+SPECTRAL = torch.randn(96, 96, generator=torch.Generator().manual_seed(5))
+
+
+def _reconstructed(a):
+    u, s, v = torch.linalg.svd(a)
+    return (u * s) @ v
+
+
+def _by_vectors(a):
+    w, v = torch.linalg.eigh(a @ a.T)
+    return v @ (w[:, None] * v.T)
+
+
+def _largest(a):
+    u, s, v = torch.linalg.svd(a)
+    return (u[:, :4] * s[:4]) @ v[:4]
+
+
+def _projected(a):
+    v = torch.linalg.eigh(a.T @ a)[1][:, -4:]
+    return a @ v @ v.T
+
+
+LARGE = {
+    "inverse": (torch.linalg.inv, lambda a: torch.linalg.inv(a.T).T),
+    "exponential": (lambda a: torch.matrix_exp(a / 20), lambda a: torch.matrix_exp(a.T / 20).T),
+    "eigenvalues": (
+        lambda a: torch.linalg.eigvals(a).abs().sort()[0], lambda a: torch.linalg.eigvals(a.T).abs().sort()[0],
+    ),
+    "singular values": (torch.linalg.svdvals, lambda a: torch.linalg.svdvals(a.T)),
+    "reconstructed": (_reconstructed, lambda a: a * 1.0),
+    "by vectors": (_by_vectors, lambda a: a @ a.T),
+    "of low rank": (_largest, _projected),
+    "least squares": (
+        lambda a: torch.linalg.lstsq(a[:, :6], a[:, 6:9]).solution, lambda a: torch.linalg.pinv(a[:, :6]) @ a[:, 6:9],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("order", [1, -1])
+def test_kernels_err_by_what_moved_operands_give_at_a_hundred_rows(name, order):
+    c = ds.compare(*LARGE[name][::order], (SPECTRAL,), isolate=False)
+    assert c.verdict in ("IDENTICAL", "ROUNDING"), c.reason
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_operands_of_half_precision_are_no_rounding_there(name):
+    a, b = LARGE[name]
+    c = ds.compare(a, lambda x: b(x.to(torch.bfloat16).to(x.dtype)), (SPECTRAL,), isolate=False)
+    assert c.verdict in ("PRECISION", "DIFFERENT"), c.reason
+
+
+def test_a_kernel_that_is_wrong_by_more_than_its_size_is_not_excused_by_itself():
+    def wrong(operands):
+        found = torch.linalg.inv(operands[0])
+        return [found * 1.01 if found.dtype is torch.float32 else found]
+
+    right = MovedOperands(lambda operands: [torch.linalg.inv(operands[0])], [SPECTRAL[:24, :24].double()])
+    assert right.growth() < 10.0
+    assert MovedOperands(wrong, [SPECTRAL[:24, :24].double()]).growth() == 24.0
+
+
+def test_singular_operands_are_left_alone():
+    moved = MovedOperands(lambda operands: [torch.linalg.inv(operands[0])], [torch.zeros(4, 4).double()])
+    assert moved.growth() == 1.0
+    assert moved.run(1e-7, torch.Generator()) is None

@@ -1,5 +1,6 @@
 """A fold that changes no bit of a weight is still a fold; a weight that was left unfolded is a bug."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -60,3 +61,49 @@ def test_a_scale_inside_a_kernel_is_multiplied_into_a_stored_half(
     folded.query.data = (query * 8**-0.25 * off).half()
     pair = (Pooled(query), folded)
     assert ds.compare(*(pair[::-1] if backwards else pair), (x,)).verdict is verdict
+
+
+class Recurrent(nn.Module):
+    """A recurrent step by hand: two layers of different values, each with its bias."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(7)
+        self.cell = nn.RNN(6, 8, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        cell, h, seen = self.cell, x.new_zeros(x.shape[0], 8), []
+        for k in range(x.shape[1]):
+            given = nn.functional.linear(x[:, k], cell.weight_ih_l0, cell.bias_ih_l0)
+            h = torch.tanh(given + nn.functional.linear(h, cell.weight_hh_l0, cell.bias_hh_l0))
+            seen.append(h)
+        return torch.stack(seen, 1)
+
+
+class Fused(nn.RNN):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)[0]
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(("off", "verdicts"), [(0.0, SAME), (1e-4, {Verdict.DIFFERENT})])
+def test_biases_of_two_values_that_are_stored_as_one(by_hand, swapped, off, verdicts) -> None:
+    model = Recurrent()
+    rnn = model.cell
+    fused = Fused(6, 8, batch_first=True)
+    fused.load_state_dict(rnn.state_dict())
+    held = {name: value.detach().numpy() for name, value in rnn.named_parameters()}
+    bias = held["bias_ih_l0"] + held["bias_hh_l0"]
+    bias[3] += off
+
+    def stored(x):
+        h, seen = np.zeros((x.shape[0], 8), x.dtype), []
+        for k in range(x.shape[1]):
+            h = np.tanh(x[:, k] @ held["weight_ih_l0"].T + h @ held["weight_hh_l0"].T + bias)
+            seen.append(h)
+        return np.stack(seen, 1)
+
+    pair = [model if by_hand else fused, ds.program(stored, framework="numpy")]
+    x = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(1))
+    assert ds.compare(*(pair[::-1] if swapped else pair), (x,), isolate=False).verdict in verdicts

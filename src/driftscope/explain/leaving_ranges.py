@@ -21,6 +21,8 @@ _TRIED = 8
 _NEAR = 16.0
 # By how much what a kernel is seen to cancel may be larger than each of the numbers that it cancels.
 _TERMS = 2.0
+# What operands are multiplied by to see whether a linear kernel leaves its range only for their size.
+_SMALLER = 2.0**-30
 
 
 def overflow_behind(
@@ -65,8 +67,9 @@ def inside_of(one: RoundedStep, mask: torch.Tensor, inner: Mapping[str, RoundedS
     sizes = [float(v.max()) for p in parts if (v := p.exact[overflows(p.exact, p.rounded, p.format)].abs()).numel()]
     largest = max([*sizes, _terms(one, left)])
     if not limits.max < largest < math.inf:
+        sums = _adds_up(one, limits.max) or _scales(one, left)
         largest, told = float(exact.max()), "partial sums"
-        return Overflow(where, largest, limits.max, name, told=told, inside=True) if _adds_up(one, limits.max) else None
+        return Overflow(where, largest, limits.max, name, told=told, inside=True) if sums else None
     return Overflow(where, largest, limits.max, name, inside=True)
 
 
@@ -80,6 +83,17 @@ def _terms(one: RoundedStep, mask: torch.Tensor) -> float:
     else:
         return 0.0
     return float(sizes.expand(one.exact.shape).cpu()[mask].amin())
+
+
+def _scales(one: RoundedStep, mask: torch.Tensor) -> bool:
+    """Whether a Fourier transform, run again on numbers so much smaller, gives numbers there: it is linear."""
+    kernel = getattr(torch.ops.aten, one.step.operator.removeprefix("aten."), None)
+    given = one.step.inputs[0] if one.step.inputs else None
+    if "fft" not in one.step.operator or kernel is None or given is None:
+        return False
+    narrow = torch.complex64 if given.is_complex() else torch.float32
+    again: torch.Tensor = kernel((given * _SMALLER).to(narrow), **one.step.attributes)
+    return bool(torch.isfinite(again).cpu()[mask].all())
 
 
 def _adds_up(one: RoundedStep, limit: float) -> bool:

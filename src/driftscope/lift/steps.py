@@ -95,6 +95,16 @@ class Kind(enum.StrEnum):
     SOFTMAX = "softmax"  # softmax, log-softmax, logsumexp
 
 
+class StableKernel(Protocol):
+    """A kernel whose rounding is that of operands that are moved a little (see ``formulas.linear_algebra``)."""
+
+    def run(self, moved: float, generator: torch.Generator) -> Sequence[torch.Tensor | None] | None:
+        """Run it on operands moved by a share of each number; None where it refuses them."""
+
+    def growth(self) -> float:
+        """By how many unit roundoffs its operands are to be moved."""
+
+
 @dataclass(slots=True)
 class Rounding:
     """How ordinary rounding enters one step.
@@ -110,6 +120,8 @@ class Rounding:
     parts : callable or None
         For ROUND and FUNCTION: returns the size of what a kernel cancels on the way to each output element, as the
         ones of ``1 + erf`` are. A kernel rounds those too; the formula of the lift need not.
+    moved : StableKernel or None
+        For FUNCTION: a kernel of linear algebra, whose rounding is that of operands that are moved a little.
     running : bool
         For SUM and DOT: the kernel is known to add all terms one after the other.
     stored : bool
@@ -124,6 +136,7 @@ class Rounding:
     length: int = 1
     squares: Callable[[], torch.Tensor] | None = None
     parts: Callable[[], torch.Tensor] | None = None
+    moved: StableKernel | None = None
     running: bool = False
     stored: bool = False
     narrows: bool = False

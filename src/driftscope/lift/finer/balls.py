@@ -17,6 +17,7 @@ import torch
 
 from driftscope.lift.finer.given import Balls, Given, NoRule, each
 from driftscope.lift.finer.losses import LOSSES, log1pexp
+from driftscope.lift.finer.moves import MOVES
 from driftscope.lift.finer.windows import attention, convolution
 from driftscope.lift.steps import Step
 
@@ -114,65 +115,6 @@ def _variance(g: Given) -> Balls:
     free = count - (1 if correction is None else float(correction))
     total = np.add.reduce(centred * centred, axis=axes, keepdims=True)
     return np.asarray(total / flint.arb(free), dtype=object).reshape(g.shape)
-
-
-def _moved(g: Given) -> Balls:
-    return g.real(0).reshape(g.shape)
-
-
-def _permuted(g: Given) -> Balls:
-    x = g.real(0)
-    order = g.attribute("dims", "perm")
-    if order is None:
-        one, two = g.attribute("dim0"), g.attribute("dim1")
-        order = list(range(x.ndim))
-        one, two = (x.ndim - 2, x.ndim - 1) if one is None else (int(one) % x.ndim, int(two) % x.ndim)
-        order[one], order[two] = order[two], order[one]
-    return x.transpose([int(k) % x.ndim for k in order])
-
-
-def _on_diagonal(g: Given) -> Balls:
-    x, found = g.real(0), np.full(g.shape, flint.arb(0), dtype=object)
-    found[..., range(x.shape[-1]), range(x.shape[-1])] = x
-    return found
-
-
-def _diagonal(g: Given) -> Balls:
-    offset, one, two = (g.attribute(name) for name in ("offset", "dim1", "dim2"))
-    return np.diagonal(g.real(0), offset or 0, 0 if one is None else one, 1 if two is None else two)
-
-
-def _expanded(g: Given) -> Balls:
-    return np.asarray(np.broadcast_to(g.real(0), g.shape), dtype=object)
-
-
-def _selected(g: Given) -> Balls:
-    x, dim, index = g.real(0), g.attribute("dim"), g.attribute("index")
-    if dim is None or index is None:
-        raise NoRule
-    return np.asarray(x.take(int(index), axis=int(dim) % x.ndim), dtype=object)
-
-
-def _sliced(g: Given) -> Balls:
-    x, dim = g.real(0), int(g.attribute("dim") or 0)
-    if g.step.operator == "Slice":  # ONNX gives starts, ends, axes and steps as inputs
-        starts, ends, axes, steps = (g.integers(k) for k in (1, 2, 3, 4))
-        if not starts or len(starts) != len(ends):
-            raise NoRule
-        taken = [slice(None)] * x.ndim
-        for k, start in enumerate(starts):
-            taken[axes[k] if axes else k] = slice(start, ends[k], steps[k] if steps else 1)
-        return x[tuple(taken)]
-    start, step = g.attribute("start") or 0, int(g.attribute("step") or 1)
-    dim %= x.ndim
-    start = max(0, int(start) + (x.shape[dim] if int(start) < 0 else 0))
-    places = range(start, start + step * g.shape[dim], step)
-    return x.take([k for k in places if k < x.shape[dim]], axis=dim)
-
-
-def _joined(g: Given) -> Balls:
-    parts = [g.real(k) for k in range(len(g.inputs))]
-    return np.concatenate(parts, axis=int(g.attribute("dim", "axis") or 0))
 
 
 def _linear(g: Given) -> Balls:
@@ -294,24 +236,6 @@ def _elu(g: Given) -> Balls:
     return each(lambda v: scale * (v if float(v) > 0 else alpha * (v * inner).expm1()))(g.real(0))  # type: ignore[no-any-return]
 
 
-def _stacked(g: Given) -> Balls:
-    return np.stack([g.real(k) for k in range(len(g.inputs))], axis=int(g.attribute("dim", "axis") or 0))
-
-
-def _flipped(g: Given) -> Balls:
-    dims = g.attribute("dims")
-    if dims is None:
-        raise NoRule
-    return np.flip(g.real(0), axis=tuple(int(k) for k in dims))
-
-
-def _filled(g: Given) -> Balls:
-    chosen, number = g.step.inputs[1], g.attribute("value")
-    if chosen is None or chosen.dtype is not torch.bool or not isinstance(number, int | float):
-        raise NoRule
-    return np.asarray(np.where(chosen.cpu().numpy(), flint.arb(float(number)), g.real(0)), dtype=object)
-
-
 def _extreme(pick: Callable[[Any, Any], Any]) -> Rule:
     function = np.frompyfunc(pick, 2, 1)
 
@@ -363,19 +287,13 @@ RULES: dict[str, Rule] = {
     "reducemax": _extreme(_larger), "reducemin": _extreme(_smaller),
     **dict.fromkeys(("convolution", "conv", "conv1d", "conv2d", "mkldnn_convolution"), convolution),
     **dict.fromkeys(ATTENTION, attention),
-    **dict.fromkeys(
-        ("view", "unsafe_view", "reshape", "unsqueeze", "squeeze", "flatten", "clone", "to_copy", "contiguous", "cast",
-         "identity", "alias", "detach", "dropout"), _moved,
-    ),
-    **dict.fromkeys(("transpose", "permute", "t"), _permuted),
     "xlogy": lambda g: np.frompyfunc(_xlogy, 2, 1)(g.real(0), g.other("other")),
     "special_xlog1py": lambda g: np.frompyfunc(_xlogy, 2, 1)(g.real(0), 1 + g.other("other")),
     "logaddexp": lambda g: np.frompyfunc(_logaddexp, 2, 1)(g.real(0), g.other("other")),
     "atan2": lambda g: np.frompyfunc(flint.arb.atan2, 2, 1)(g.real(0), g.other("other")),
     "mish": _unary(lambda v: v * log1pexp(v).tanh()), "elu": _elu, "linalg_vector_norm": _vector_norm,
     "std": lambda g: each(lambda v: v.sqrt())(_variance(g)), "safe_softmax": lambda g: _softmax(g, False),
-    "diag_embed": _on_diagonal, "diagonal": _diagonal, "stack": _stacked, "flip": _flipped, "masked_fill": _filled,
-    **LOSSES, "expand": _expanded, "select": _selected, "slice": _sliced, "cat": _joined, "concat": _joined,
+    **LOSSES, **MOVES,
 }  # fmt: skip
 
 

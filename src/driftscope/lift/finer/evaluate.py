@@ -245,7 +245,9 @@ class _BallRun:
             self.loss = Loss(where, digits, name in ("add", "sub", "rsub"))
 
     def _lose(self, step: Step) -> None:
-        self.lost.update(n for n in step.output_names if n)
+        """Forget the floats of a step; places that it picks stay what they are."""
+        made = zip(step.output_names, step.outputs, strict=False)
+        self.lost.update(n for n, value in made if n and (value is None or value.is_floating_point()))
 
     def _balls(self, name: str, value: torch.Tensor | None) -> Balls | None:
         from driftscope.lift.finer import balls

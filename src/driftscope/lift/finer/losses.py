@@ -44,6 +44,14 @@ def _cross_entropy(p: Any, y: Any) -> Any:
     return (y - 1) * held(1 - p) - y * held(p)
 
 
+def _of_classes(g: Given) -> Balls:
+    """The negative log-likelihood of a class for each row, all of them counted and of one weight."""
+    x, classes = g.real(0), g.step.inputs[1]
+    if classes is None or x.ndim != 2 or any(v is not None for v in g.inputs[2:]) or bool((classes < 0).any()):
+        raise NoRule
+    return _reduced(g, -np.take_along_axis(x, classes.cpu().numpy()[:, None], 1)[:, 0])
+
+
 def running(g: Given) -> Balls:
     """A running sum."""
     return np.asarray(np.add.accumulate(g.real(0), axis=_axis(g)), dtype=object)
@@ -71,5 +79,6 @@ LOSSES: dict[str, Callable[[Given], Balls]] = {
     "binary_cross_entropy_with_logits": _loss(lambda x, y: (1 - y) * x + log1pexp(-x)),
     "binary_cross_entropy": _loss(_cross_entropy),
     "mse_loss": _loss(lambda x, y: (x - y) * (x - y)), "l1_loss": _loss(lambda x, y: abs(x - y)),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss"), _of_classes),
     "cumsum": running, "logcumsumexp": _running_exponentials,
 }  # fmt: skip

@@ -72,7 +72,7 @@ class NoiseInjector:
             return None  # the rounding of a format, not of the arithmetic that this unit is of
         self._generator.manual_seed(seed_of(self.seed, self.arithmetic.name, step.index, step.name))
         noisy: list[torch.Tensor | None] = []
-        for position, (value, dtype) in enumerate(zip(step.outputs, step.formats, strict=True)):
+        for position, (value, dtype) in enumerate(zip(self._moved(step), step.formats, strict=True)):
             if position and step.rounding.kind is Kind.NORM:
                 step = replace(step, rounding=Rounding(Kind.ROUND))  # mean and scale, or a sum on the way
             # Forward derivatives make tensors on the meta device, for their shapes alone.
@@ -85,6 +85,16 @@ class NoiseInjector:
             else:
                 noisy.append(value)
         return noisy
+
+    def _moved(self, step: Step) -> Sequence[torch.Tensor | None]:
+        """What a step gives on operands as far off as its kernel errs, where that is how it rounds."""
+        formats = [f for f in step.formats if f is not None and (f.is_floating_point or f.is_complex)]
+        if step.rounding.moved is None or not formats:
+            return step.outputs
+        unit = self._model.units(step.rounding.kind, formats[0]).storage
+        share = self.scale * unit * step.rounding.moved.growth()
+        found = step.rounding.moved.run(share, self._generator)
+        return [*found, *step.outputs[len(found) :]] if found is not None else step.outputs
 
     def _with_complex_noise(self, step: Step, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Both parts of a complex result are computed together: each gets noise in units of the modulus."""

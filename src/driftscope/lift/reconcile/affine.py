@@ -32,6 +32,8 @@ from driftscope.lift.reconcile.maps import (
 from driftscope.lift.steps import Constant, Kind, Lifted, Step
 
 _PERMUTING = frozenset({"transpose", "permute", "t", "movedim"})
+_PARTING = frozenset({"unbind", "select", "slice", "narrow", "split"})
+_RECURRENT = ("lstm", "gru", "rnn")
 # Maps kept of one value: what is folded may begin at any layer of a chain, most often at the last or the one before.
 _ALTERNATIVES = 4
 
@@ -40,7 +42,8 @@ _ALTERNATIVES = 4
 class AffinePieces:
     """An observer that collects the effective map of every affine chain of a lifted run.
 
-    ``statistics`` is what batch norms make of their stored statistics: words, values and the constants' names.
+    ``statistics`` is what batch norms make of their stored statistics, and recurrent layers of their two biases: words,
+    values and the constants' names.
     """
 
     maps: dict[str, list[Map]] = field(default_factory=dict)
@@ -60,6 +63,8 @@ class AffinePieces:
             self._norm(step)
         elif operator in ADD | SCALE:
             self._elementwise(step, operator)
+        elif any(kind in operator.lower() for kind in _RECURRENT):
+            self._recurrent(step)
         elif step.rounding.kind is Kind.EXACT and step.input_names and step.input_names[0] in self.maps:
             self._moved(step, operator in _PERMUTING)
 
@@ -73,7 +78,10 @@ class AffinePieces:
     def _moved(self, step: Step, permutes: bool) -> None:
         """Follow what only moves the numbers; a relu or a negation is exact too, and changes them."""
         one, two = step.inputs[0], step.outputs[0]
-        if one is None or two is None or one.numel() != two.numel():
+        if one is None or two is None:
+            return
+        if one.numel() != two.numel():
+            self._parted(step, one)
             return
         moved = moved_axes(one, two, permutes)
         if moved is not None:
@@ -81,6 +89,22 @@ class AffinePieces:
             self.maps[step.output_names[0]] = [
                 replace(m, channel=None if m.channel is None else moved[m.channel]) for m in before
             ]
+
+    def _parted(self, step: Step, whole: torch.Tensor) -> None:
+        """Follow what takes parts along another axis than the channels': the steps of a sequence."""
+        if operator_of(step) not in _PARTING:
+            return
+        axis = step.attributes.get("dim", 0)
+        for name, part in zip(step.output_names, step.outputs, strict=True):
+            if part is None or not name or not isinstance(axis, int):
+                continue
+            axis %= whole.ndim
+            for before in self.maps[step.input_names[0]]:
+                if before.channel is not None and before.channel != axis:
+                    channel = before.channel - (part.ndim < whole.ndim and axis < before.channel)
+                    self.maps.setdefault(name, []).append(
+                        replace(before, root=f"{before.root}/{name}", channel=channel)
+                    )
 
     # -- layers -------------------------------------------------------------------------------------------------
 
@@ -162,13 +186,22 @@ class AffinePieces:
             shift = vectors[1] if len(vectors) > 1 else torch.zeros_like(vectors[0])
             self._keep(step, root.scaled(vectors[0], shift, shift.abs(), step, ()), folded=False)
 
+    def _recurrent(self, step: Step) -> None:
+        """A recurrent layer adds two biases; only a GRU's last gate keeps them apart."""
+        names = [n for k, n in enumerate(step.input_names) if _held(step, k) and _constant(step, k).ndim == 1]
+        vectors = [_constant(step, step.input_names.index(name)) for name in names]
+        for one, two, a, b in zip(names, names[1:], vectors, vectors[1:], strict=False):
+            if a.shape == b.shape:
+                for part in {len(a), 2 * len(a) // 3}:
+                    self.statistics.append((f"{one} + {two}", (a + b)[:part], (one, two)))
+
     def _elementwise(self, step: Step, operator: str) -> None:
         maps = [self.maps.get(name, []) for name in step.input_names[:2]]
         if len(maps) == 2 and maps[0] and maps[1]:
-            for left, right in itertools.product(*maps) if operator == "add" else ():
-                joined = _sum(left, right, step)
-                if joined is not None:
-                    self._keep(step, joined)
+            joined = [_sum(one, two, step) for one, two in itertools.product(*maps)] if operator == "add" else []
+            for found in joined if any(joined) else [_biases(maps[0][0], maps[1][0], step, operator)]:
+                if found is not None:
+                    self._keep(step, found)
             return
         for position in (0, 1):
             if position >= len(step.input_names) or (operator in ("sub", "div") and position == 1):
@@ -310,6 +343,19 @@ def _sum(one: Map, two: Map, step: Step) -> Map | None:
         terms=Product(one.size.abs() + other.size.abs()),
         magnitude=one.magnitude + other.magnitude, steps=(*one.steps, *other.steps, step.name),
         sources=(*one.sources, *other.sources), weight_rounds=True, bias_rounds=True, replays=(),
+    )  # fmt: skip
+
+
+def _biases(one: Map, two: Map, step: Step, operator: str) -> Map | None:
+    """The sum of maps of two values, as a shift of what they are without their biases."""
+    channels = one.bias.numel()
+    if one.channel != two.channel or two.bias.numel() != channels or one.channel is None or operator not in ADD:
+        return None
+    whole = Product(torch.ones(channels, dtype=torch.float64))
+    return Map(
+        f"{step.name}/unbiased", whole, one.bias + two.bias if operator == "add" else one.bias - two.bias, whole,
+        one.magnitude + two.magnitude, 0, 0, one.channel, (*one.steps, *two.steps, step.name),
+        (*one.sources, *two.sources), bias_rounds=bool(one.bias.any()) and bool(two.bias.any()),
     )  # fmt: skip
 
 

@@ -73,6 +73,10 @@ def _unknowns(own: Sequence[Constant], others: Sequence[Constant], single: bool,
     return found[:_MOST_UNKNOWNS]
 
 
+# What is as large stands for minus infinity.
+_MASK = 1e30
+
+
 class Residual:
     """Outputs of two programs as one vector each, every pair scaled to the size of the other's (``a``'s) output."""
 
@@ -81,13 +85,18 @@ class Residual:
         self._a = a
 
     def vector(self, b: Sequence[LiftedOutput]) -> torch.Tensor:
-        """``a - b`` over all float outputs of equal shape, finite elements only (others count as zero)."""
+        """``a - b`` over all float outputs of equal shape, finite elements only (others count as zero).
+
+        Numbers as large as what masks are made of count only where there are no others.
+        """
         pieces = []
         for i, j in self._pairs:
             x, y = self._a[i].value, b[j].value
             if x is None or y is None or x.shape != y.shape or not x.dtype.is_floating_point:
                 continue
-            keep = torch.isfinite(x) & torch.isfinite(y) & (x.abs() < 1e30)
+            keep = torch.isfinite(x) & torch.isfinite(y)
+            small = keep & (x.abs() < _MASK)
+            keep = small if bool(small.any()) else keep
             zero = torch.zeros((), dtype=torch.float64, device=x.device)
             scale = torch.where(keep, x, zero).square().mean().sqrt().clamp(min=1e-300)
             pieces.append((torch.where(keep, x - y, zero) / scale).reshape(-1))

@@ -174,6 +174,8 @@ class Tape:
         ``rounds(call, rounding)``: how another library than torch, whose calls these stand for, rounds.
     edited : dict of int to int
         For entries that read integers as floats, the float whose bits those integers were made of.
+    growths : dict of int to float
+        For entries of linear algebra, what was measured of how their kernels round.
     """
 
     entries: list[AtenCall] = field(default_factory=list)
@@ -184,6 +186,7 @@ class Tape:
     written: set[int] = field(default_factory=set)
     folded: set[int] = field(default_factory=set)
     snapshots: dict[int, tuple[torch.Tensor, list[int]]] = field(default_factory=dict)
+    growths: dict[int, float] = field(default_factory=dict)
     rounds: Callable[[Any, Any], Any] | None = None
     edited: dict[int, int] = field(default_factory=dict)
 

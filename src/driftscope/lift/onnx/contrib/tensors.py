@@ -9,6 +9,7 @@ import math
 
 import torch
 
+from driftscope.lift.formulas.linear_algebra import as_kernel
 from driftscope.lift.formulas.terms import dot
 from driftscope.lift.onnx.contrib.activations import MICROSOFT
 from driftscope.lift.onnx.ops.indexing import gather_nd
@@ -68,7 +69,7 @@ def contrib_unique(node: Node, x: torch.Tensor) -> Result:
 def inverse(node: Node, x: torch.Tensor) -> Result:
     """Inverses of square matrices."""
     wide = x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
-    return Result(torch.linalg.inv(wide).to(x.dtype), Rounding(Kind.DOT, x.shape[-1]))
+    return Result(torch.linalg.inv(wide).to(x.dtype), as_kernel(torch.linalg.inv, wide))
 
 
 @operator("CDist", domain=MICROSOFT)

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from driftscope.lift.formulas.linear_algebra import as_kernel
 from driftscope.lift.formulas.terms import dot, matmul_squares
 from driftscope.lift.onnx.registry import Node, Result, operator
-from driftscope.lift.steps import Kind, Rounding
 
 
 @operator("MatMul")
@@ -71,4 +71,4 @@ def einsum(node: Node, *inputs: Tensor) -> Result:
 def determinant(node: Node, x: Tensor) -> Result:
     """Determinants of square matrices."""
     wide = x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
-    return Result(torch.linalg.det(wide).to(x.dtype), Rounding(Kind.DOT, x.shape[-1]))
+    return Result(torch.linalg.det(wide).to(x.dtype), as_kernel(torch.linalg.det, wide))

@@ -69,10 +69,14 @@ linspace logspace infinitely_differentiable_gelu_backward hann_window cosine_emb
 # Of these, kernels whose error is what rounded operands would make: the condition of the problem decides its size.
 _BACKWARD = """
 linalg_inv_ex linalg_solve_ex _linalg_solve_ex linalg_cholesky_ex _linalg_det linalg_det _linalg_slogdet linalg_slogdet
-linalg_lu_solve linalg_solve_triangular triangular_solve linalg_matrix_exp linalg_lstsq linalg_cross cross
-cholesky_solve cholesky_inverse cholesky linalg_pinv linalg_matrix_power _linalg_eigh linalg_eigvalsh linalg_qr
+linalg_lu_solve linalg_solve_triangular triangular_solve linalg_matrix_exp linalg_lstsq
+cholesky_solve cholesky_inverse cholesky linalg_pinv linalg_matrix_power _linalg_eigh linalg_eigh linalg_eigvalsh
+linalg_qr geqrf linalg_householder_product _linalg_svd linalg_svd linalg_lu linalg_lu_factor linalg_lu_factor_ex
+linalg_ldl_factor_ex linalg_ldl_solve linalg_eig _linalg_eigvals linalg_eigvals
 """
 BACKWARD_NAMES = frozenset(_BACKWARD.split())
+# Eigenvalues of a matrix without symmetry have a condition of their own.
+EIGENVALUE_NAMES = frozenset({"linalg_eig", "_linalg_eigvals", "linalg_eigvals"})
 
 EXACT_NAMES = frozenset((_MOVES + _SELECTIONS).split())
 ROUND_NAMES = frozenset(_ROUNDED.split())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from driftscope.errors import CannotLift
+from driftscope.lift.formulas.linear_algebra import MovedOperands
 from driftscope.lift.formulas.terms import EXACT, FUNCTION, ROUND
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call
@@ -26,7 +26,14 @@ from driftscope.lift.torch.ops import (
     quantised,
     recurrent,
 )
-from driftscope.lift.torch.ops.kinds import BACKWARD_NAMES, EXACT_NAMES, FUNCTION_NAMES, ROUND_NAMES, SUM_NAMES
+from driftscope.lift.torch.ops.kinds import (
+    BACKWARD_NAMES,
+    EIGENVALUE_NAMES,
+    EXACT_NAMES,
+    FUNCTION_NAMES,
+    ROUND_NAMES,
+    SUM_NAMES,
+)
 from driftscope.lift.torch.ops.registry import FORMULAS, RULES, Outputs, Rule
 
 FAMILIES = (
@@ -95,37 +102,39 @@ def by_kernel(call: Call) -> tuple[Outputs, Rounding]:
             args[position] = args[position].clone()
             written.append(args[position])
     outputs = tensors_in(call.function(*args, **kwargs))
-    if call.facts.name in BACKWARD_NAMES and not written:
-        rounding = Rounding(Kind.FUNCTION, parts=lambda: _amplified(call, args, kwargs, outputs))
+    if call.facts.name in ("linalg_cross", "cross"):
+        rounding = Rounding(Kind.ROUND, parts=lambda: _crossed(call, *args[:2]))
+    elif call.facts.name in BACKWARD_NAMES and not written:
+        rounding = Rounding(Kind.FUNCTION, moved=_moved(call, args, kwargs))
     # What a kernel writes to besides its results comes after them.
     return outputs + written[: len(call.formats) - len(outputs)], rounding
 
 
-# Rounded operands that stand for the rounding inside a kernel of linear algebra, and by how much each is moved.
-_MOVED, _STEP = 4, 2.0**-24
+def _crossed(call: Call, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Size of the two products that a cross product subtracts."""
+    sides = torch.broadcast_tensors(a, b)
+    given = call.raw("dim")
+    axis = next(k for k, size in enumerate(sides[0].shape) if size == 3) if given is None else int(given)
+    products = (torch.roll(sides[0], -k, axis) * torch.roll(sides[1], k, axis) for k in (1, -1))
+    return torch.hypot(*products)
 
 
-def _amplified(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], outputs: Sequence[Any]) -> torch.Tensor:
-    """Size of what a kernel of linear algebra carries to its result, in unit roundoffs.
+def _moved(call: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> MovedOperands:
+    count, names = len(args), list(kwargs)
 
-    Such kernels are backward stable: what they give is the exact result of operands that are rounded. (Higham,
-    *Accuracy and Stability of Numerical Algorithms*, 2nd ed., sections 1.5 and 9.3.)
-    """
-    generator = torch.Generator().manual_seed(0)
-    position = 1 if call.facts.name == "_linalg_slogdet" else 0
+    def run(operands: Sequence[Any]) -> Outputs:
+        return tensors_in(call.function(*operands[:count], **dict(zip(names, operands[count:], strict=True))))
 
-    def moved(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):
-            return value
-        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
-        return value * (1.0 + _STEP * noise)
+    def values(operands: Sequence[Any]) -> Sequence[Any]:
+        """The values without vectors, as torch asks for them where nobody looks on."""
+        if call.facts.name == "_linalg_eigh":
+            return [call.function(operands[0], compute_v=False)[0], None]
+        return [None, call.function(operands[0], compute_uv=False)[1], None]
 
-    total = torch.zeros_like(outputs[position], dtype=torch.float64)
-    for _ in range(_MOVED):
-        with contextlib.suppress(RuntimeError):
-            again = tensors_in(call.function(*map(moved, args), **{k: moved(v) for k, v in kwargs.items()}))
-            total += (again[position] - outputs[position]).abs().square()
-    return (total / _MOVED).sqrt().nan_to_num(0.0, 0.0, 0.0) / _STEP
+    return MovedOperands(
+        run, [*args, *kwargs.values()], values if call.facts.name in ("_linalg_eigh", "_linalg_svd") else None,
+        unordered=call.facts.name in EIGENVALUE_NAMES, known=call.replay.tape.growths, number=call.entry.index,
+    )  # fmt: skip
 
 
 def _is_known(call: Call) -> bool:
