@@ -138,3 +138,38 @@ def test_a_kernel_leaves_its_range_only_near_the_end_of_it(size: float, named: b
     assert (found is not None) == named
     if found is not None:
         assert found.in_side("A").startswith("overflow inside a kernel of A, 3e+38, near the largest float32")
+
+
+LAW = torch.tensor([1e18, -1e18, 300.0, -300.0, 30.0, -30.0, 3.0, -3.0, 0.1, -1e-30])
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_tails_of_the_normal_law_are_known_far_beyond_float64(swapped: bool) -> None:
+    def parts(v: torch.Tensor) -> torch.Tensor:
+        return (0.5 * torch.erfc(-v * 0.5**0.5)).log()
+
+    pair = (parts, torch.special.log_ndtr) if swapped else (torch.special.log_ndtr, parts)
+    found = ds.compare(*pair, [LAW])
+    assert found.verdict is ds.Verdict.PRECISION
+    assert f"underflow in {'BA'[swapped]}, " in found.reason
+    scaled = (lambda v: torch.special.erfcx(v.abs()), lambda v: (v * v).exp() * torch.erfc(v.abs()))
+    over = ds.compare(*scaled[:: -1 if swapped else 1], [LAW])
+    assert over.verdict is ds.Verdict.PRECISION
+    assert f"overflow in {'BA'[swapped]}, " in over.reason
+    wrong = ds.compare(torch.special.log_ndtr, lambda v: parts(v * 1.001), [LAW], explain=False)
+    assert wrong.verdict is ds.Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_digits_that_even_float64_loses_are_no_other_function(swapped: bool) -> None:
+    tiny = 1e-38 * torch.randn(4, 33, generator=torch.Generator().manual_seed(5))
+    pairs: list[tuple[Function, Function]] = [
+        (lambda v: F.celu(v, 1.3), lambda v: v.clamp(min=0) + (1.3 * ((v / 1.3).exp() - 1)).clamp(max=0)),
+        (lambda v: torch.erfinv(v.tanh()), lambda v: torch.special.ndtri((v.tanh() + 1) / 2) / 2**0.5),
+        (lambda v: torch.polygamma(1, v.abs() + 1), lambda v: torch.special.zeta(torch.full_like(v, 2), v.abs() + 1)),
+    ]
+    for one, two in pairs:
+        found = ds.compare(*((two, one) if swapped else (one, two)), [tiny])
+        assert found.verdict <= ds.Verdict.ROUNDING, found.reason
+        wrong = ds.compare(one, lambda v, f=two: f(v) * 1.001, [tiny * 1e38], explain=False)
+        assert wrong.verdict is ds.Verdict.DIFFERENT

@@ -135,6 +135,16 @@ def test_an_inverse_transform_adds_up_more_than_it_gives(swapped):
     assert bug.verdict is ds.Verdict.DIFFERENT
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_an_exponent_is_rounded_to_the_format_that_it_is_computed_in(swapped):
+    x = 1e18 * torch.rand(6, 24, generator=G) + 1.0
+    pair = [lambda x: x**1.7, lambda x: x * x**0.7]
+    found = ds.compare(*(pair[::-1] if swapped else pair), [x], isolate=False)
+    assert found.verdict is ds.Verdict.ROUNDING, found.reason
+    wrong = ds.compare(pair[0], lambda x: x * x**0.70001, [x], isolate=False, explain=False)
+    assert wrong.verdict is ds.Verdict.DIFFERENT
+
+
 def test_the_sign_of_nan_is_nan_in_onnx_and_zero_in_torch():
     x = torch.tensor([[math.nan, 1.0, -2.0, 0.0]])
     found = ds.compare(torch.sgn, one_node("Sign", x, [1, 4]), [x])

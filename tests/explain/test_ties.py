@@ -101,3 +101,24 @@ def test_other_indices_are_others_whatever_their_width(other, turned):
     x = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
     found = ds.compare(*(pair[::-1] if turned else pair), (x,), isolate=False)
     assert str(found.verdict) == "DIFFERENT", found.reason
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, ds.Verdict.ROUNDING), (1.01, ds.Verdict.DIFFERENT)])
+def test_values_that_are_equal_on_one_side_alone(swapped, factor, verdict):
+    """Logits of 1e-38 are all different; what a softmax makes of them is one number."""
+    x = torch.randn(6, 24, generator=torch.Generator().manual_seed(0))
+    logits = 1e-38 * torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    weights = torch.linspace(-1, 1, 96).reshape(4, 24)
+
+    def before(x, y):
+        share, best = y.topk(2, -1)
+        return (share.softmax(-1)[..., None] * torch.tanh(x[:, None] * weights[best])).sum(1)
+
+    def after(x, y):
+        share, best = y.softmax(-1).topk(2, -1)
+        share = factor * share / share.sum(-1, keepdim=True)
+        return (share[..., None] * torch.tanh(x[:, None] * weights[best])).sum(1)
+
+    found = ds.compare(*((after, before) if swapped else (before, after)), (x, logits), isolate=False)
+    assert found.verdict is verdict, found.reason

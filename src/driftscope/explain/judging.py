@@ -16,7 +16,7 @@ from driftscope.comparison.leaves import LeafComparison
 from driftscope.comparison.measuring.spread import Ratio, drift_in_floors, finite, floor_of, rms
 from driftscope.comparison.recording import output_record
 from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.explain.causes.alterations import alteration_of
+from driftscope.explain.causes.alterations import REFERENCE_ROUNDED, alteration_of
 from driftscope.explain.domain_ends import behind_infinities, unread_overflow
 from driftscope.explain.locate.narrowing import Narrowing, first_narrowing
 from driftscope.explain.measured import (
@@ -285,7 +285,8 @@ def _rounded_words(first: Repair, repairs: Sequence[Repair], side: str) -> str:
         if stored.is_floating_point() and stored.shape == r.value.shape:
             done[r.name] = alteration_of(stored.to(r.value.dtype), r.value, stored.dtype)
     alike = [r for r in repairs if r.name in done and done[r.name] == done.get(first.name)]
-    if first.name in done and done[first.name].code == "W007":
+    # What a constant is meant to be is no grid that it left: a table of ones is near one.
+    if first.name in done and done[first.name].code == "W007" and REFERENCE_ROUNDED not in done[first.name].words:
         more = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
         return f"constants {done[first.name].words} in {side}: {first.name}{more}"
     more = f" and {len(repairs) - 1} more" if len(repairs) > 1 else ""
@@ -374,8 +375,9 @@ def _tie(results: Results, evidence: Evidence, m: Measured, tied: Tied | None) -
         return False
     if tied is not None:
         i, j = evidence.pairs[m.pair]
-        lifted = evidence.a.clean[i].value, tied.outputs[i].value, evidence.b.clean[j].value
-        if all(_holds(value, native) for value, native in zip(lifted, (a, b, b), strict=True)):
+        own = _holds(evidence.a.clean[i].value, a) and _holds(evidence.b.clean[j].value, b)
+        agreed = tied.outputs_a[i].value, tied.outputs_b[j].value
+        if own and any(all(_holds(value, native) for value in agreed) for native in (a, b)):
             return True
     return reached_by_noise(evidence, m.pair, (a, b), a != b, scale=THRESHOLDS.tie, seed=results.seed)
 

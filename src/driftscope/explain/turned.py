@@ -21,7 +21,7 @@ def explain_choices(results: Results, evidence: Evidence, measured: Sequence[Mea
     Returns
     -------
     Tied or None
-        A's outputs where it takes equal values in B's order, if there is something that it might explain.
+        Both sides' outputs where they take equal values in one order, if there is something that it might explain.
     """
     parted = [m for m in measured if m.pair is not None and not same_function(evidence, m.pair)]
     chosen = any(not m.floating and m.kind == "value" and not m.same_bits for m in measured)

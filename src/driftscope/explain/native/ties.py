@@ -1,12 +1,13 @@
 """Equal values that two runtimes sort or pick otherwise: which of them comes first nobody promises.
 
 The proof is a replay: where B takes other elements than A, and they are equal to those that A takes, A takes B's. Then
-all that follows from the choice follows in A as well, and what is left of a difference is another one.
+all that follows from the choice follows in A as well, and what is left of a difference is another one. Where that is
+no proof, B takes A's in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +19,7 @@ from driftscope.lift.evidence import Evidence
 from driftscope.lift.kept import look
 from driftscope.lift.outline import has_operator
 from driftscope.lift.reconcile.drifts import OutputPairing, measure
-from driftscope.lift.steps import LiftedOutput, Step, plain_name
+from driftscope.lift.steps import Lifted, LiftedOutput, Step, plain_name
 from driftscope.records.finding import Where
 
 # Operators that promise nothing of equal values, and which of their outputs holds the elements they took.
@@ -27,15 +28,16 @@ _CHOOSERS = {"sort": 1, "topk": 1, "argsort": 0, "kthvalue": 1, "median": 1, "na
 
 @dataclass(slots=True)
 class Tied:
-    """A's outputs where equal values are taken in B's order, and the first step at which that matters."""
+    """Both sides' outputs where equal values are taken in one order, and the first step at which that matters."""
 
-    outputs: list[LiftedOutput]
+    outputs_a: Sequence[LiftedOutput]
+    outputs_b: Sequence[LiftedOutput]
     step: str
     where: Where
 
 
 def taken_in_order(evidence: Evidence) -> Tied | None:
-    """Evaluate A with B's choices among equal values; None where B makes no other ones.
+    """Evaluate a side with the other's choices among equal values; None where it makes no other ones.
 
     Parameters
     ----------
@@ -44,16 +46,30 @@ def taken_in_order(evidence: Evidence) -> Tied | None:
     a, b, known = evidence.a.graph, evidence.b.graph, evidence.reconciled
     if a is None or b is None or known is None or not has_operator(b, _CHOOSERS):
         return None
+    one, two = ({r.name: r.value for r in repairs} for repairs in (known.repairs_a, known.repairs_b))
+    # Values that are equal on one side alone, where they are rounded, are taken there as the other takes them.
+    found = _as_chosen((a, one), (b, two))
+    if found is not None:
+        return Tied(found[0], known.outputs_b, *found[1])
+    found = _as_chosen((b, two), (a, one))
+    return None if found is None else Tied(known.outputs_a, found[0], *found[1])
+
+
+Repaired = tuple[Lifted, Mapping[str, torch.Tensor]]
+
+
+def _as_chosen(side: Repaired, other: Repaired) -> tuple[list[LiftedOutput], tuple[str, Where]] | None:
+    """A side's outputs with the other's choices, and where they first matter."""
     noted = _NotedTies()
     forced = _TakenAlike(noted.choices)
     try:
-        look(b, noted, {r.name: r.value for r in known.repairs_b})
+        look(other[0], noted, other[1])
         if not noted.choices:
             return None
-        outputs = a.run(observe=forced, replace={r.name: r.value for r in known.repairs_a})
+        outputs = side[0].run(observe=forced, replace=side[1])
     except (CannotLift, RuntimeError):
         return None
-    return None if forced.first is None else Tied(outputs, *forced.first)
+    return None if forced.first is None else (outputs, forced.first)
 
 
 def tied_words(evidence: Evidence, tied: Tied, pair: int) -> str:
@@ -62,7 +78,8 @@ def tied_words(evidence: Evidence, tied: Tied, pair: int) -> str:
     if known is None:
         return ""
     pairing = OutputPairing(evidence.pairs, [None] * len(evidence.pairs))
-    drift, limit = measure(tied.outputs, known.outputs_b, pairing, THRESHOLDS)[pair], known.drifts[pair].limit
+    drift = measure(tied.outputs_a, tied.outputs_b, pairing, THRESHOLDS)[pair]
+    limit = known.drifts[pair].limit
     if not drift.value <= limit <= THRESHOLDS.chaotic:
         return ""
     evidence.places["N011"] = tied.where

@@ -66,8 +66,20 @@ def _made(tracer: Tracer, original: Callable[..., Any], args: Any, kwargs: Any) 
         array[...] = 0  # its content is nobody's
     one_value = array.size and (array == array.flat[0]).all()
     dtype = torch_dtype(array.dtype)
-    tensor = torch.full(array.shape, array.flat[0].item(), dtype=dtype) if one_value else tracer.constant(array).clone()
-    return TracedArray(array, tensor, tracer)
+    if one_value:
+        return TracedArray(array, torch.full(array.shape, array.flat[0].item(), dtype=dtype), tracer)
+    wide = _wide(original, args, kwargs, array)
+    return TracedArray(
+        array, tracer.constant(array).clone() if wide is None else tracer.constant(wide).to(dtype), tracer
+    )
+
+
+def _wide(original: Callable[..., Any], args: Any, kwargs: Any, array: Any) -> Any:
+    """The numbers in float64 that were counted and rounded to a narrower format; None where there are none."""
+    if array.dtype.kind != "f" or array.dtype.itemsize >= 8 or "dtype" not in kwargs:
+        return None
+    wide = original(*args, **{**kwargs, "dtype": np.float64})
+    return wide if np.array_equal(wide.astype(array.dtype), array) else None
 
 
 def _taken(tracer: Tracer, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:

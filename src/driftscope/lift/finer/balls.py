@@ -18,6 +18,7 @@ import torch
 from driftscope.lift.finer.given import Balls, Given, NoRule, each
 from driftscope.lift.finer.losses import LOSSES, log1pexp
 from driftscope.lift.finer.moves import MOVES
+from driftscope.lift.finer.special import SPECIAL
 from driftscope.lift.finer.windows import attention, convolution
 from driftscope.lift.steps import Step
 
@@ -250,7 +251,7 @@ def _extreme(pick: Callable[[Any, Any], Any]) -> Rule:
 
 ELEMENTWISE: dict[str, Callable[[Any], Any]] = {
     "neg": lambda v: -v, "abs": abs, "exp": lambda v: v.exp(), "log": lambda v: v.log(), "sqrt": lambda v: v.sqrt(),
-    "rsqrt": lambda v: v.rsqrt(), "reciprocal": lambda v: 1 / v, "erf": lambda v: v.erf(), "erfc": lambda v: v.erfc(),
+    "rsqrt": lambda v: v.rsqrt(), "reciprocal": lambda v: 1 / v, "erf": lambda v: v.erf(),
     "tanh": lambda v: v.tanh(), "sin": lambda v: v.sin(), "cos": lambda v: v.cos(), "square": lambda v: v * v,
     "log1p": lambda v: v.log1p(), "expm1": lambda v: v.expm1(), "sigmoid": lambda v: 1 / (1 + (-v).exp()),
     "silu": lambda v: v / (1 + (-v).exp()), "log_sigmoid_forward": lambda v: -log1pexp(-v),
@@ -293,7 +294,7 @@ RULES: dict[str, Rule] = {
     "atan2": lambda g: np.frompyfunc(flint.arb.atan2, 2, 1)(g.real(0), g.other("other")),
     "mish": _unary(lambda v: v * log1pexp(v).tanh()), "elu": _elu, "linalg_vector_norm": _vector_norm,
     "std": lambda g: each(lambda v: v.sqrt())(_variance(g)), "safe_softmax": lambda g: _softmax(g, False),
-    **LOSSES, **MOVES,
+    **LOSSES, **MOVES, **SPECIAL,
 }  # fmt: skip
 
 

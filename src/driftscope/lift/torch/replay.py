@@ -6,6 +6,7 @@ dependent entry needs them in float64; only small ones are kept lifted.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,7 @@ class Replay:
         self.literals = literals
         self.active = active
         self.values: dict[int, torch.Tensor] = {}
+        self._natives: dict[int, torch.Tensor] = {}  # of constants that are evaluated in float64
         self.replacements = replacements
         self.native_default = torch.get_default_dtype()
         self._cache = cache
@@ -79,8 +81,13 @@ class Replay:
                         self.values.pop(number, None)
 
     def run_constants(self, entries: Sequence[AtenCall]) -> dict[int, torch.Tensor]:
-        """Evaluate constant entries in float64 and give their real results; what cannot be evaluated is left out."""
+        """Evaluate constant entries in float64 and give their real results; what cannot be evaluated is left out.
+
+        What they choose (a whole number, a sign, a place) is what they natively choose of their native values: integers
+        that the program made of the same choice are constants that stay as they are.
+        """
         found: dict[int, torch.Tensor] = {}
+        chooses = any(rules.decides(entry.facts.name, entry.function.namespace) for entry in entries)
         self.values.update(self.replacements)
         with default_dtype(torch.float64):
             for entry in entries:
@@ -88,6 +95,8 @@ class Replay:
                 outputs = [o for o in entry.outputs if o is not None and o not in self.replacements]
                 if not known or entry.writes:
                     continue
+                if chooses:
+                    self._keep_natives(entry)
                 try:
                     self._evaluate(entry)
                 except CannotLift:
@@ -96,6 +105,17 @@ class Replay:
                     continue
                 found.update((o, self.values[o]) for o in outputs if _is_real(self.values.get(o)))
         return found
+
+    def _keep_natives(self, entry: AtenCall) -> None:
+        """Keep what a constant entry natively gives, for those that choose by it."""
+        stored = {o: self.tape.values[o].stored for o in entry.outputs if o is not None}
+        if any(v is None for v in stored.values()) and not entry.facts.random:
+            formats = [None if o is None else self.tape.values[o].format for o in entry.outputs]
+            with contextlib.suppress(RuntimeError, TypeError, LookupError, ValueError, CannotLift):
+                results = Call(entry.function, *self._resolve(entry), formats, self, entry).natively()
+                made = zip(entry.outputs, results, strict=False)
+                stored.update((o, v) for o, v in made if o is not None and stored[o] is None)
+        self._natives.update((o, v) for o, v in stored.items() if v is not None)
 
     def result(self, number: int) -> torch.Tensor:
         """Give a value after the run."""
@@ -193,7 +213,7 @@ class Replay:
         value = self.tape.values[number]
         lifted = self.values.get(number)
         if lifted is not None:
-            return TensorArgument(value.name, value.format, None, lifted)
+            return TensorArgument(value.name, value.format, self._natives.get(number), lifted)
         if value.stored is None:
             raise CannotLift(f"The value {value.name} was not kept; the program cannot be replayed.")
         held = self._cache.get(number)

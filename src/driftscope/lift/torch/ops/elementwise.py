@@ -7,22 +7,19 @@ from typing import Any
 import torch
 
 from driftscope.lift.formulas.terms import EXACT, ROUND, multiplied
-from driftscope.lift.steps import Rounding
+from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call, accumulator
 from driftscope.lift.torch.ops.registry import Outputs, formula, rule
+from driftscope.numerics.error_model import part_error
 
 _aten = torch.ops.aten
 
 
-@formula("add", "sub", "subtract", "rsub", "mul", "multiply", "pow", "_foreach_add")
+@formula("add", "sub", "subtract", "rsub", "mul", "multiply", "_foreach_add")
 def _arithmetic(call: Call) -> torch.Tensor:
-    base = "self" if "self" in call.facts.types else "exponent"
-    x = call.value(base)
+    x, other = call.value("self"), call.value("other")
     name = call.facts.name
-    other = call.value("exponent" if name == "pow" else "other")
     alpha: Any = call.value("alpha") if "alpha" in call.facts.types else 1
-    if name == "pow":
-        return torch.pow(_tensor(x, other), _tensor(other, x))
     if name in ("mul", "multiply"):
         return torch.mul(x, other)
     if name == "add":
@@ -36,6 +33,32 @@ def _tensor(value: Any, like: Any) -> Any:
         return value
     device = like.device if isinstance(like, torch.Tensor) else None
     return torch.tensor(value, dtype=torch.float64, device=device)
+
+
+@rule("pow")
+def _power(call: Call) -> tuple[Outputs, Rounding]:
+    """A number in the exponent is rounded to the format it is computed in, and far from 1 that is more than one ulp."""
+    x, exponent, kept = call.value("self"), call.value("exponent"), accumulator(call.formats[0])
+    result = torch.pow(_tensor(x, exponent), _tensor(exponent, x))
+    rounded = isinstance(exponent, float) and kept is not None and kept.is_floating_point
+    off = abs(float(torch.tensor(exponent, dtype=kept)) - exponent) / torch.finfo(kept).eps * 2 if rounded else 0.0
+    if not off or not isinstance(x, torch.Tensor):
+        return [result], Rounding(Kind.FUNCTION) if result.is_floating_point() else EXACT
+
+    def parts() -> torch.Tensor:
+        moved = result.abs() * x.abs().log().abs() * (off / part_error(functions=True))
+        return torch.where(torch.isfinite(moved), moved, torch.zeros_like(moved))
+
+    return [result], Rounding(Kind.FUNCTION, parts=parts)
+
+
+@rule("polygamma")
+def _polygamma(call: Call) -> tuple[Outputs, Rounding]:
+    """By Hurwitz's zeta function: torch's own first derivative of digamma has ten digits in float64."""
+    order, x = call.value("n"), call.value("self")
+    if order != 1 or not isinstance(x, torch.Tensor):
+        return [torch.polygamma(int(order), x)], Rounding(Kind.FUNCTION)
+    return [torch.special.zeta(torch.full_like(x, 2.0), x)], Rounding(Kind.FUNCTION)
 
 
 @rule("addcmul", "addcdiv")

@@ -76,6 +76,12 @@ def rule_of(name: str, namespace: str) -> Rule | None:
     return own if namespace in _KNOWN else None
 
 
+def decides(name: str, namespace: str) -> bool:
+    """Whether an operator of that name chooses by its numbers: they are taken natively."""
+    rule = rule_of(name, namespace)
+    return rule is not None and rule.__module__ == decisions.__name__
+
+
 def by_kernel(call: Call) -> tuple[Outputs, Rounding]:
     """Evaluate a call by its own kernel on lifted arguments."""
     namespace = call.function.namespace
