@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+from onnx import helper, numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
 from torch import nn
 from torch.nn import functional as F
 
@@ -194,3 +194,33 @@ def test_a_stored_product_before_its_bias_is_a_weight_like_any_other(factor: flo
         assert found.first is not None
         assert found.first.code == ("W013" if factor == 1.0 else "W012")
         assert factor == 1.0 or found.first.verified
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PRECISION"), (1.1, "DIFFERENT")])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_weight_that_is_computed_in_the_graph_is_quantised_while_running(factor, verdict, swapped, tmp_path: Path):
+    generator = torch.Generator().manual_seed(0)
+    flat, layer = torch.randn(12, 5, generator=generator), torch.randn(12, 12, generator=generator) / 4
+    x = torch.randn(2, 12, 9, generator=generator)
+    nodes = [
+        helper.make_node("MatMul", ["x", "layer"], ["hidden"], "matmul"),
+        helper.make_node("Unsqueeze", ["flat", "one"], ["weight"], "unsqueeze"),
+        helper.make_node("Transpose", ["hidden"], ["turned"], "turn", perm=[0, 2, 1]),
+        helper.make_node("Conv", ["turned", "weight"], ["y"], "conv", group=12, pads=[2, 2]),
+    ]
+    held = {"layer": layer.numpy(), "flat": flat.numpy(), "one": np.array([1], np.int64)}
+    kinds = [("x", [2, 9, 12]), ("y", [2, 12, 9])]
+    given, made = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in kinds)
+    stored = [numpy_helper.from_array(value, name) for name, value in held.items()]
+    graph = helper.make_graph(nodes, "computed", [given], [made], stored)
+    plain, small = tmp_path / "plain.onnx", tmp_path / "small.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), plain)
+    quantize_dynamic(plain, small)
+    assert sum(n.op_type == "DynamicQuantizeLinear" for n in onnx.load(small).graph.node) == 3
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return F.conv1d((x @ layer).transpose(1, 2), factor * flat.unsqueeze(1), padding=2, groups=12)
+
+    pair = [program, str(small)]
+    found = ds.compare(*(pair[::-1] if swapped else pair), (x.transpose(1, 2),), explain=False)
+    assert found.verdict == verdict, found.reason

@@ -40,7 +40,8 @@ def taken_apart(model: onnx.ModelProto) -> onnx.ModelProto:
     CannotLift
         If the scale of a bias is not stored.
     """
-    if not any(n.op_type in OPERATORS for n in model.graph.node):
+    products = _of_two_activations(model)
+    if not products and not any(n.op_type in OPERATORS for n in model.graph.node):
         return model
     if any(a.name == "channels_last" and a.i for n in model.graph.node for a in n.attribute):
         return model
@@ -52,11 +53,54 @@ def taken_apart(model: onnx.ModelProto) -> onnx.ModelProto:
         whole.graph.initializer.append(numpy_helper.from_array(value, name))
         return name
 
-    nodes = [part for n in model.graph.node for part in (_parts(n, stored, store) if n.op_type in OPERATORS else [n])]
+    def parts(node: NodeProto) -> Sequence[NodeProto]:
+        return products.get(node.output[0]) or (_parts(node, stored, store) if node.op_type in OPERATORS else [node])
+
+    nodes = [part for n in model.graph.node for part in parts(n)]
     del whole.graph.node[:]
     whole.graph.node.extend(nodes)
     del whole.graph.value_info[:]  # integers that are floats now
     return whole
+
+
+def _of_two_activations(model: onnx.ModelProto) -> dict[str, list[NodeProto]]:
+    """Products of integers that were both quantised while running, by the outputs of the nodes that they consist of.
+
+    A weight that is computed in the graph is one of them: ``Mul(Cast(ConvInteger(x, w)), x_scale * w_scale)``.
+    """
+    made = {o: n for n in model.graph.node for o in n.output}
+    readers: dict[str, list[NodeProto]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    found: dict[str, list[NodeProto]] = {}
+    for node in model.graph.node:
+        sources = [made.get(name) for name in node.input[:2]]
+        if node.op_type not in ("ConvInteger", "MatMulInteger") or any(
+            s is None or s.op_type != "DynamicQuantizeLinear" for s in sources
+        ):
+            continue
+        cast = next((r for r in readers.get(node.output[0], []) if r.op_type == "Cast"), None)
+        scaled = next((r for r in readers.get(cast.output[0], []) if r.op_type == "Mul"), None) if cast else None
+        if cast is None or scaled is None:
+            continue
+        both = made.get(next(n for n in scaled.input if n != cast.output[0]))
+        if both is None or both.op_type != "Mul":
+            continue
+        given, floats = [*node.input, "", ""], [f"{n} for {node.output[0]}" for n in node.input[:2]]
+        product = helper.make_node(node.op_type.removesuffix("Integer"), floats, node.output, node.name)
+        product.attribute.extend(node.attribute)
+        triples = zip(given[:2], both.input, given[2:4], floats, strict=True)
+        found[node.output[0]] = [
+            *(
+                helper.make_node("DequantizeLinear", [n for n in (q, s, z) if n], [f], node.name)
+                for q, s, z, f in triples
+            ),
+            product,
+        ]
+        found[cast.output[0]] = [helper.make_node("Identity", [node.output[0]], cast.output, cast.name)]
+        found[scaled.output[0]] = [helper.make_node("Identity", [cast.output[0]], scaled.output, scaled.name)]
+    return found
 
 
 def _parts(
