@@ -224,3 +224,43 @@ def test_a_weight_that_is_computed_in_the_graph_is_quantised_while_running(facto
     pair = [program, str(small)]
     found = ds.compare(*(pair[::-1] if swapped else pair), (x.transpose(1, 2),), explain=False)
     assert found.verdict == verdict, found.reason
+
+
+def _renamed(path: str) -> None:
+    model = onnx.load(path)
+    names = {i.name: f"number{k}" for k, i in enumerate(model.graph.initializer) if "bias" in i.name}
+    for holder in model.graph.initializer:
+        holder.name = names.get(holder.name, holder.name)
+    for node in model.graph.node:
+        for values in (node.input, node.output):
+            for k, name in enumerate(values):
+                values[k] = names.get(name, name.replace("bias", "made"))
+    onnx.save(model, path)
+
+
+class Twins(nn.Module):
+    """Layers of one size whose biases are far less than a step of their sums: their integers are all nought."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.factor = 1e4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for k in (2, 0, 3, 1):
+            x = torch.relu(self.layers[k](x)) * self.factor
+        return x
+
+
+@pytest.mark.parametrize("layout", ["QDQ", "QOperator"])
+@pytest.mark.parametrize(("off", "verdict"), [(0, "PRECISION"), (1, "DIFFERENT")])
+def test_a_bias_that_any_is_the_rounding_of_is_that_of_its_layer(layout, off, verdict, tmp_path: Path):
+    model, x = Twins().eval(), torch.randn(16, 8, generator=torch.Generator().manual_seed(1)) * 1e3
+    small = quantised(model, (x,), tmp_path, layout)
+    _renamed(small)  # as those that an exporter folds
+    if off:
+        with torch.no_grad():
+            model.layers[3].weight[2] *= 1.3
+    found = ds.compare(model, small, (x,), explain=False)
+    assert found.verdict == verdict, found.reason

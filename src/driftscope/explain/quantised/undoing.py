@@ -188,7 +188,8 @@ class _QuantisedSide:
 
     def __init__(self, side: str, source: OnnxSource, other: Lifted, evidence: Evidence):
         self.side, self.source, self.other, self.evidence = side, source, other, evidence
-        self.graph, self.taken, self.idle = Graph(source.model), set[str](), frozenset[str]()
+        self.graph, self.idle = Graph(source.model), frozenset[str]()
+        self.taken, self.layers = set[str](), dict[str, str]()  # weights, and by what their layers make
         self.constants, self.computed = float_weights(other), computed_constants(other)
         folded = set[str]() if "BatchNormalization" in {n.op_type for n in source.model.graph.node} else consumed(other)
         self.pools = [[c for c in self.constants if c.name not in folded], *([self.constants] if folded else [])]
@@ -247,7 +248,7 @@ class _QuantisedSide:
         An exporter writes ones and zeros where an operator needs a weight and a bias that the program does not have.
         """
         wrong, matched, used = [], list[tuple[Quantised, str, torch.Tensor]](), False
-        self.taken.clear()
+        self.taken, self.layers = set(), {}
         for weight in self.graph.in_order(self.source.model):
             partner = self._partner(weight)
             if weight.value.numel() == 1:  # of many numbers of the program one may be as near: it has to be this one
@@ -263,16 +264,16 @@ class _QuantisedSide:
             if own is not None:
                 name, exact, used = f"the number {float(own.reshape(-1)[0]):g}", own, True
             elif not weight.rounds(exact):
-                node = weight.node
-                where = Where(node=node.name or node.output[0], operator=node.op_type)
+                where = Where(node=weight.node.name or weight.node.output[0], operator=weight.node.op_type)
                 wrong.append(wrong_weight(weight, name, exact, where))
             matched.append((weight, name, exact))
             self.taken.add(name)
+            self.layers.setdefault(self.graph.reader_of(weight), name)
         return matched, wrong, used
 
     def _partner(self, weight: Quantised) -> tuple[Constant, torch.Tensor] | None:
         """The other side's tensor that integers stand for: one that they are the rounding of, stored or computed."""
-        stored = weight.partner(self.constants, self.taken)
+        stored = weight.partner(self.constants, self.taken, self.layers.get(self.graph.reader_of(weight), ""))
         if stored is not None and weight.rounds(stored[1]):
             return stored
         computed = weight.partner(self.computed, self.taken)
@@ -367,8 +368,7 @@ class _QuantisedSide:
                 nodes.append(identity(node.input[0], node))
             elif node.output[0] in scaled:
                 casts = (n for n in node.input if n in self.graph.made and self.graph.made[n].op_type == "Cast")
-                cast = next(casts)
-                nodes.append(identity(cast, node))
+                nodes.append(identity(next(casts), node))
             else:
                 nodes.append(node)
         del whole.graph.node[:]

@@ -36,6 +36,11 @@ PASSING = frozenset({
 })  # fmt: skip
 
 
+def _is_bias(name: str, weight: str) -> bool:
+    """Whether a name is that of the bias of a weight, stored or folded."""
+    return bool(weight) and name in (f"{weight} (bias)", f"{weight.removesuffix('weight')}bias")
+
+
 def _is_taken(constant: Constant, taken: Collection[str]) -> tuple[bool, bool]:
     return constant.origin is Origin.COMPUTED, constant.name in taken
 
@@ -91,12 +96,13 @@ class IntegerGrid:
         return float((exact - self.value).square().sum()) <= float(exact.square().sum() + self.value.square().sum()) / 2
 
     def partner(
-        self, constants: Sequence[Constant], taken: Collection[str] = ()
+        self, constants: Sequence[Constant], taken: Collection[str] = (), beside: str = ""
     ) -> tuple[Constant, torch.Tensor] | None:
         """The other side's weight that this is nearest to, laid out alike; None where none has its size.
 
         Of several that these integers are the rounding of (gains of layer norms near one, and folds of them) it is the
-        one of its name, else one that they are exactly, a stored one, and one that is not ``taken`` yet.
+        one of its name, else the bias of what the same layer multiplies with (``beside``), one that they are exactly, a
+        stored one, and one that is not ``taken`` yet.
         """
         found: list[tuple[float, Constant, torch.Tensor]] = []
         # Integers are at most a step from what they round, whatever they round.
@@ -117,7 +123,12 @@ class IntegerGrid:
             return None
         near = [f for f in found if self.rounds(f[2])] if len(found) > 1 else []
         if near:
-            return min(near, key=lambda f: (not self.is_named(f[1]), f[0] > 0, _is_taken(f[1], taken)))[1:]
+            return min(
+                near,
+                key=lambda f: (
+                    not self.is_named(f[1]), not _is_bias(f[1].name, beside), f[0] > 0, _is_taken(f[1], taken),
+                ),
+            )[1:]  # fmt: skip
         return min(found, key=lambda f: f[0])[1:]
 
     def is_named(self, constant: Constant) -> bool:
@@ -229,7 +240,10 @@ class Graph:
                 yield self._bits(node)
 
     def in_order(self, model: onnx.ModelProto) -> list[Quantised]:
-        """Every quantised weight, in the order in which a program reads them: a quantiser writes them in another."""
+        """Every quantised weight, in the order in which a program reads them: a quantiser writes them in another.
+
+        A layer's bias comes after what it multiplies with.
+        """
         places = {id(node): k for k, node in enumerate(model.graph.node)}
 
         def read(weight: Quantised) -> int:
@@ -237,7 +251,13 @@ class Graph:
             readers = self.readers.get(weight.node.output[0], []) if stored else []
             return min((places[id(r)] for r in readers), default=places[id(weight.node)])
 
-        return sorted(self.weights(model.graph.node), key=read)
+        return sorted(self.weights(model.graph.node), key=lambda weight: (read(weight), weight.value.dim() < 2))
+
+    def reader_of(self, weight: Quantised) -> str:
+        """What the layer makes that a weight is read by, or is a part of."""
+        stored = weight.node.op_type == "DequantizeLinear"
+        readers = self.readers.get(weight.node.output[0], []) if stored else [weight.node]
+        return readers[0].output[0] if readers else ""
 
     def _dequantised(self, node: onnx.NodeProto) -> Iterator[Quantised]:
         axis = _integer_of(node, "axis", 1)
