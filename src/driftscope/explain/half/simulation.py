@@ -142,6 +142,10 @@ def declared(fmt: torch.dtype, narrow: torch.dtype | None) -> torch.dtype:
 
 def exceeds(value: torch.Tensor, fmt: torch.dtype) -> float | None:
     """Largest finite magnitude that rounds to infinity in a format; None when all fit."""
+    if value.numel():
+        low, high = value.aminmax()  # nearly always that is enough, and one look
+        if bool(torch.isfinite(torch.maximum(-low, high).to(fmt))):
+            return None
     finite = value[torch.isfinite(value)].abs()
     finite = finite[finite < _SENTINEL]
     if not finite.numel():
