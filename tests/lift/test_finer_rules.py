@@ -55,7 +55,7 @@ ATTRIBUTES: dict[str, Function] = {
     "polygammas": lambda v: (
         torch.polygamma(1, v.abs() + 1) + torch.polygamma(3, v.exp()) + torch.special.zeta(v.exp() + 1, v.exp())
     ),
-    "scaled-erfc": lambda v: torch.special.erfcx(v) + torch.special.entr(v.abs()) + torch.sinc(v),
+    "scaled-erfc": lambda v: torch.special.erfcx(v) + torch.special.entr(v.abs()),
     "of-parts": lambda v: F.hardswish(v * 4) + F.hardsigmoid(v) + F.leaky_relu(v, 0.2) + torch.logit(v.sigmoid()),
     "fused": lambda v: (
         torch.addcmul(v, v, v, value=0.3) + torch.addcdiv(v, v, v.exp(), value=-2.0) + torch.lerp(v, v * v, 0.7)
