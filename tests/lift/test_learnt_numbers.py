@@ -140,3 +140,47 @@ def test_a_part_of_a_table_may_be_stored_rounded(first: int, verdict: ds.Verdict
     for pair in ((Anchored(first), stored_in_half()), (stored_in_half(), Anchored(first))):
         found = ds.compare(*pair, (points,))
         assert found.verdict is verdict, found
+
+
+MEAN, SPREAD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+PIXELS = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(4))
+
+
+def _stored_norm(x: Tensor) -> Tensor:
+    mean, spread = (torch.tensor(numbers).reshape(1, 3, 1, 1) for numbers in (MEAN, SPREAD))
+    return (x - mean) / spread
+
+
+def _folded_norm(x: Tensor, mean: tuple[float, ...] = MEAN) -> Tensor:
+    pairs = enumerate(zip(mean, SPREAD, strict=True))
+    return torch.stack([x[:, k] * (1 / s) - m / s for k, (m, s) in pairs], 1)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_decimals_that_one_side_stores_and_the_other_computes_with(swapped: bool) -> None:
+    pair = (_folded_norm, _stored_norm) if swapped else (_stored_norm, _folded_norm)
+    assert ds.compare(*pair, (PIXELS,), isolate=False).verdict <= ds.Verdict.ROUNDING
+    wrong = ds.compare(_stored_norm, lambda x: _folded_norm(x, (0.485, 0.456, 0.407)), (PIXELS,), explain=False)
+    assert wrong.verdict is ds.Verdict.DIFFERENT
+    near = ds.compare(_stored_norm, lambda x: _folded_norm(x, (0.485, 0.456, 0.40600002)), (PIXELS,), explain=False)
+    assert near.verdict is ds.Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_decimals_that_only_a_table_is_computed_from(swapped: bool) -> None:
+    turn = ((0.9, -0.2, 0.1), (0.2, 0.8, -0.1))
+
+    def stored(x: Tensor) -> Tensor:
+        grid = nn.functional.affine_grid(torch.tensor([turn]).expand(2, 2, 3), (2, 3, 8, 8), align_corners=True)
+        return x * grid.sum(-1)[:, None]
+
+    def written(x: Tensor) -> Tensor:
+        line = torch.linspace(-1, 1, 8)
+        y, z = torch.meshgrid(line, line, indexing="ij")
+        (a, b, c), (d, e, f) = turn
+        return x * (a * z + b * y + c + (d * z + e * y + f))
+
+    pair = (written, stored) if swapped else (stored, written)
+    assert ds.compare(*pair, (PIXELS,), isolate=False).verdict <= ds.Verdict.PRECISION
+    wrong = ds.compare(stored, lambda x: written(x) * 1.00001, (PIXELS,), isolate=False, explain=False)
+    assert wrong.verdict is ds.Verdict.DIFFERENT

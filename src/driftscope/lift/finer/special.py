@@ -121,7 +121,7 @@ def _of_one(function: Callable[[Any], Any]) -> Callable[[Given], Balls]:
 _OF_ONE: dict[str, Callable[[Any], Any]] = {
     "erfinv": lambda v: v.erfinv(), "special_ndtri": lambda v: _half() * (2 * v - 1).erfinv(),
     "special_ndtr": _cdf, "special_log_ndtr": _log_cdf, "special_erfcx": _scaled_erfc, "erfc": erfc,
-   
+
     "i0": lambda v: v.bessel_i(0), "special_i0e": _scaled_bessel(0), "special_i1": lambda v: v.bessel_i(1),
     "special_i1e": _scaled_bessel(1), "special_entr": _entropy, "hardsigmoid": _hard_sigmoid,
     "hardswish": lambda v: v * _hard_sigmoid(v),

@@ -322,9 +322,6 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
         attempt.take_if_certified(*(subgraphs.computed_repairs(s.shared(r), own, limit) for s, r, own in alike))
 
 
-# --- affine pieces ---------------------------------------------------------------------------------------------
-
-
 def _affine(attempt: _Attempt) -> None:
     """Stored tensors that are another program's affine piece, folded."""
     a, b, result, ulps = attempt.a, attempt.b, attempt.result, attempt.thresholds.constant_ulps
@@ -354,9 +351,6 @@ def _parts(attempt: _Attempt) -> None:
         parts = [*side.left, *side.inner_left, *(r.constant for r in repairs if r.partner == subgraphs.OWN)]
         theirs = result.repairs_a if side is attempt.b else result.repairs_b
         put(folds.match_parts(parts, other, ulps, theirs))
-
-
-# --- scalars nobody wrote --------------------------------------------------------------------------------------
 
 
 def _solve(attempt: _Attempt) -> None:
@@ -394,6 +388,12 @@ def _divisors(attempt: _Attempt) -> None:
             attempt.take_if_certified(*found)
 
 
+def _decimals(attempt: _Attempt) -> None:
+    """Take numbers that are short decimals for these, on both sides."""
+    sides = (attempt.a, attempt.result.repairs_a), (attempt.b, attempt.result.repairs_b)
+    attempt.take_if_certified(*(uses.decimals(side, repairs) for side, repairs in sides))
+
+
 _STEPS: tuple[Callable[[_Attempt], None], ...] = (
-    _exact, _constant_subgraphs, _affine, _parts, _refold, _solve, _shared, _shortcuts, _divisors,
+    _exact, _constant_subgraphs, _affine, _parts, _refold, _solve, _shared, _shortcuts, _divisors, _decimals,
 )  # fmt: skip

@@ -196,7 +196,8 @@ class ConstantTables:
     def repairs(self, moved: Mapping[str, torch.Tensor]) -> list[Repair]:
         """Repairs of the tables that these numbers change."""
         found = self.values(moved)
-        words = " and ".join(f"{float(v.reshape(-1)[0])!r} for {name}" for name, v in moved.items())
+        said = {n: repr(float(v)) if v.numel() == 1 else "its numbers in decimals" for n, v in moved.items()}
+        words = " and ".join(f"{number} for {name}" for name, number in said.items())
         return [
             dataclasses.replace(r, value=found[r.name], partner=f"{GIVEN}, with {words}")
             for r in self.own

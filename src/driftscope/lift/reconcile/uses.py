@@ -17,6 +17,8 @@ from driftscope.lift.outline import tell_steps
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.scalars import near, numbers
 from driftscope.lift.reconcile.sides import ReconciledSide
+from driftscope.lift.reconcile.solving import ConstantTables
+from driftscope.lift.reconcile.subgraphs import OWN
 from driftscope.lift.steps import Constant, Lifted, Origin, Step, plain_name, use_of
 
 # Proposals made at most: each costs one lifted run. Readers of a constant that are worth a question.
@@ -102,6 +104,36 @@ def divisors_read_in(formats: Sequence[torch.dtype], side: ReconciledSide, repai
         if bool(torch.isfinite(value).all()) and bool(value.all()):
             found.append(Repair(c.name, value, "scalar", f"{float(c.value.reshape(-1)[0]):g}, as it is read", c))
     return found
+
+
+# Significant digits of the decimals that a person writes (a mean of pixels, 0.485), and elements of a tensor of them.
+_DIGITS, _WRITTEN = 6, 64
+
+
+def decimals(side: ReconciledSide, repairs: Sequence[Repair]) -> list[Repair]:
+    """Give stored numbers that are short decimals in float32 the decimals: a person wrote these.
+
+    One number in a hundred is such a decimal by chance. The caller certifies the proposal by the whole program.
+    """
+    meant = {c.name: _as_decimals(c) for c in side.constants if c.origin is Origin.WEIGHT}
+    found = {c.name: (c, v) for c in side.constants if (v := meant.get(c.name)) is not None}
+    tables = ConstantTables(side.graph, side.inner, [r for r in repairs if r.partner == OWN])
+    return [
+        *(Repair(c.name, v, "solved", "what it is in decimals", c) for c, v in found.values() if c.frontier),
+        *tables.repairs({c.name: v for c, v in found.values() if not c.frontier}),
+    ]
+
+
+def _as_decimals(constant: Constant) -> torch.Tensor | None:
+    """The shortest decimals of a few float32 numbers; None where one of them is long, or all are what is stored."""
+    stored = constant.value
+    if stored.dtype is not torch.float32 or not 0 < stored.numel() <= _WRITTEN:
+        return None
+    words = [str(number) for number in stored.reshape(-1).numpy()]  # of a numpy scalar the shortest
+    digits = [word.partition("e")[0].replace(".", "").lstrip("-0").rstrip("0") for word in words]
+    value = torch.tensor([float(word) for word in words], dtype=torch.float64).reshape(stored.shape)
+    short = all(len(d) <= _DIGITS for d in digits) and bool(torch.isfinite(stored).all())
+    return value if short and not torch.equal(value, stored.to(torch.float64)) else None
 
 
 def without_thresholds(side: ReconciledSide) -> list[Repair]:
