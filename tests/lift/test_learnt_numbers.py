@@ -147,7 +147,7 @@ PIXELS = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(4))
 
 
 def _stored_norm(x: Tensor) -> Tensor:
-    mean, spread = (torch.tensor(numbers).reshape(1, 3, 1, 1) for numbers in (MEAN, SPREAD))
+    mean, spread = (torch.tensor(numbers, dtype=x.dtype).reshape(1, 3, 1, 1) for numbers in (MEAN, SPREAD))
     return (x - mean) / spread
 
 
@@ -157,9 +157,11 @@ def _folded_norm(x: Tensor, mean: tuple[float, ...] = MEAN) -> Tensor:
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_decimals_that_one_side_stores_and_the_other_computes_with(swapped: bool) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_decimals_that_one_side_stores_and_the_other_computes_with(swapped: bool, dtype: torch.dtype) -> None:
     pair = (_folded_norm, _stored_norm) if swapped else (_stored_norm, _folded_norm)
-    assert ds.compare(*pair, (PIXELS,), isolate=False).verdict <= ds.Verdict.ROUNDING
+    found = ds.compare(*pair, (PIXELS.to(dtype),), isolate=False)
+    assert found.verdict <= ds.Verdict.PRECISION, found.reason
     wrong = ds.compare(_stored_norm, lambda x: _folded_norm(x, (0.485, 0.456, 0.407)), (PIXELS,), explain=False)
     assert wrong.verdict is ds.Verdict.DIFFERENT
     near = ds.compare(_stored_norm, lambda x: _folded_norm(x, (0.485, 0.456, 0.40600002)), (PIXELS,), explain=False)

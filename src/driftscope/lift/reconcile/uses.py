@@ -106,12 +106,13 @@ def divisors_read_in(formats: Sequence[torch.dtype], side: ReconciledSide, repai
     return found
 
 
-# Significant digits of the decimals that a person writes (a mean of pixels, 0.485), and elements of a tensor of them.
-_DIGITS, _WRITTEN = 6, 64
+# Significant digits of the decimals that a person writes (a mean of pixels, 0.485), by the format that tells them from
+# other numbers, and elements of a tensor of them.
+_DIGITS, _WRITTEN = {torch.float32: 6, torch.float16: 4}, 64
 
 
 def decimals(side: ReconciledSide, repairs: Sequence[Repair]) -> list[Repair]:
-    """Give stored numbers that are short decimals in float32 the decimals: a person wrote these.
+    """Give stored numbers that are short decimals in their format the decimals: a person wrote these.
 
     One number in a hundred is such a decimal by chance. The caller certifies the proposal by the whole program.
     """
@@ -125,14 +126,14 @@ def decimals(side: ReconciledSide, repairs: Sequence[Repair]) -> list[Repair]:
 
 
 def _as_decimals(constant: Constant) -> torch.Tensor | None:
-    """The shortest decimals of a few float32 numbers; None where one of them is long, or all are what is stored."""
-    stored = constant.value
-    if stored.dtype is not torch.float32 or not 0 < stored.numel() <= _WRITTEN:
+    """The shortest decimals of a few numbers; None where one of them is long, or all are what is stored."""
+    stored, most = constant.value, _DIGITS.get(constant.value.dtype)
+    if most is None or not 0 < stored.numel() <= _WRITTEN:
         return None
     words = [str(number) for number in stored.reshape(-1).numpy()]  # of a numpy scalar the shortest
     digits = [word.partition("e")[0].replace(".", "").lstrip("-0").rstrip("0") for word in words]
     value = torch.tensor([float(word) for word in words], dtype=torch.float64).reshape(stored.shape)
-    short = all(len(d) <= _DIGITS for d in digits) and bool(torch.isfinite(stored).all())
+    short = all(len(d) <= most for d in digits) and bool(torch.isfinite(stored).all())
     return value if short and not torch.equal(value, stored.to(torch.float64)) else None
 
 
