@@ -107,6 +107,10 @@ def test_given_numbers_that_are_subnormal_are_taken_as_zero_by_jax(swapped):
     assert found.verdict is ds.Verdict.PRECISION, found.reason
     assert found.reason.endswith(f"explained by subnormal numbers taken as zero in {'AB'[swapped]}")
     assert ds.compare(*pair, [x * 1e3], isolate=False).verdict <= ds.Verdict.ROUNDING
+    sums = [ds.program(lambda x: x + jnp.roll(x, 3, -1), framework="jax"), lambda x: x + x.roll(3, -1)]
+    found = ds.compare(*(sums[::-1] if swapped else sums), [x], isolate=False)
+    assert found.verdict is ds.Verdict.PRECISION, found.reason
+    assert found.reason.endswith(f"explained by subnormal numbers taken as zero in {'AB'[swapped]}")
 
 
 @pytest.mark.parametrize("swapped", [False, True])

@@ -177,6 +177,30 @@ def first_overflow(graph: Lifted, replace: Mapping[str, torch.Tensor] | None = N
     return watch.found
 
 
+# The smallest normal number of float32.
+_SMALLEST = float(torch.finfo(torch.float32).smallest_normal)
+
+
+def is_subnormal(value: torch.Tensor | None) -> bool:
+    """Whether a value holds subnormal numbers of float32."""
+    return value is not None and value.is_floating_point() and bool(((value.abs() < _SMALLEST) & (value != 0)).any())
+
+
+def given_as_zero(graph: Lifted) -> dict[str, torch.Tensor]:
+    """What a torch program was given, with zero in the place of subnormal numbers, by name."""
+    made, found = set[str](), dict[str, torch.Tensor]()
+
+    def look(step: Step) -> None:
+        for name, value, held in zip(step.input_names, step.inputs, step.held, strict=False):
+            if value is not None and name and not held and name not in made and is_subnormal(value):
+                found[name] = torch.where(value.abs() < _SMALLEST, torch.zeros_like(value), value)
+        made.update(step.output_names)
+
+    if graph.kind == "torch":
+        graph.run(observe=look)
+    return found
+
+
 @dataclass(slots=True)
 class Flushing:
     """An observer that takes subnormal results as zero, after the noise of ordinary rounding if asked."""

@@ -23,7 +23,7 @@ from driftscope.explain.half.simulation import Anatomy, DeclaredFormats, anatomy
 from driftscope.explain.native.cheap_products import Changed, rounding_to
 from driftscope.explain.native.chirps import Chirped
 from driftscope.explain.native.choices import chooses
-from driftscope.explain.native.ranges import Flushing, flushed
+from driftscope.explain.native.ranges import Flushing, flushed, given_as_zero, is_subnormal
 from driftscope.lift.evidence import Evidence, SideLift
 from driftscope.lift.noise.floor import kernels_of
 from driftscope.lift.noise.injector import NoiseInjector
@@ -63,7 +63,7 @@ class Way:
     chirps : bool
         Whether Fourier transforms are computed by a chirp with angles in float32.
     flushes : bool
-        Whether results below the smallest normal number of their format become zero.
+        Whether results, and what is given, become zero below the smallest normal number of their format.
     lanes : int
         In how many interleaved running sums values that are no products are added; more than one where products are
         added as usual.
@@ -270,7 +270,7 @@ class _Tried:
         def look(step: Step) -> None:
             kinds.add(Kind.EXACT if step.constant else step.rounding.kind)
             self.chooses = self.chooses or (not step.constant and chooses(step))
-            if not low and flushed(step) is not None:
+            if not low and (flushed(step) is not None or any(map(is_subnormal, step.inputs))):
                 low.append(step.name)
 
         with Changed() as watch:
@@ -339,7 +339,7 @@ def _rest(left: torch.Tensor, noises: list[torch.Tensor], alike: float) -> float
 
 def run_in(graph: Lifted, way: Way, seed: int | None = None) -> list[LiftedOutput]:
     """Run a lifted graph once in a way to compute; with the noise of ordinary rounding where a seed is given."""
-    constants = {}
+    constants = given_as_zero(graph) if way.flushes else {}
     if way.weights is not None:
         narrow = rounding_to(way.weights)
         constants = {

@@ -250,7 +250,9 @@ def _sample(
 
 def _lost(clean: LiftedOutput, noisy: LiftedOutput) -> torch.Tensor | None:
     before, after = clean.value, noisy.value
-    if before is None or after is None or before.shape != after.shape or bool(torch.isfinite(after).all()):
+    if before is None or after is None or before.shape != after.shape:
+        return None
+    if not (before.is_floating_point() or before.is_complex()) or bool(torch.isfinite(after).all()):
         return None
     lost = torch.isfinite(before) & ~torch.isfinite(after)
     return lost if bool(lost.any()) else None

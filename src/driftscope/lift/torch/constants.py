@@ -119,6 +119,8 @@ class Constants:
                     literals.update(self._read(name, value.id, tensor))
             elif name in self._literals:
                 literals[self._literals[name]] = tensor
+            elif name in (inputs := {self._tape.values[n].name: n for n in self._tape.inputs}):
+                values[inputs[name]] = tensor  # what the program was given, of the same shape
             else:
                 raise CannotLift(f"The program has no constant named {name!r}.")
         return values, literals
