@@ -96,17 +96,16 @@ class MovedOperands:
         once = self.run(0.0, torch.Generator())
         few = once is not None and all(v.numel() <= _FEW for v in once if _is_float(v))
         generator = torch.Generator().manual_seed(0)
-        errors = []
+        samples = []
         for _ in range(_FEW_RUNS if few else _RUNS):
             stored = [_stored(_moved(v, _UNIT, generator)) for v in self._operands]
             with contextlib.suppress(RuntimeError):
-                errors.append(self._errors(stored, [_moved(v, _UNIT, generator) for v in stored]))
+                found = self._errors(stored, [_moved(v, _UNIT, generator) for v in stored])
+                samples += [] if found is None else [found]
+        # Of each result, over all samples.
+        kernel, moving = ([sum(one) for one in zip(*(s[k] for s in samples), strict=True)] for k in (0, 1))
+        ratios = [math.sqrt(mine / theirs) for mine, theirs in zip(kernel, moving, strict=True) if theirs]
         most = float(max((max(v.shape, default=1) for v in floats), default=1))
-        pairs = [[(mine, theirs) for mine, theirs in zip(*found, strict=True) if theirs] for found in errors if found]
-        ratios = [
-            math.sqrt(sum(mine for mine, _ in one) / sum(theirs for _, theirs in one))
-            for one in zip(*pairs, strict=False)
-        ]
         return min(max([*ratios, _LEAST]), max(most, 1.0)) if ratios else 1.0
 
     def _errors(self, stored: Sequence[Any], moved: Sequence[Any]) -> tuple[list[float], list[float]] | None:
