@@ -144,6 +144,7 @@ LAW = torch.tensor([1e18, -1e18, 300.0, -300.0, 30.0, -30.0, 3.0, -3.0, 0.1, -1e
 
 
 @pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.sampled(1)
 def test_tails_of_the_normal_law_are_known_far_beyond_float64(swapped: bool) -> None:
     def parts(v: torch.Tensor) -> torch.Tensor:
         return (0.5 * torch.erfc(-v * 0.5**0.5)).log()
@@ -161,6 +162,7 @@ def test_tails_of_the_normal_law_are_known_far_beyond_float64(swapped: bool) -> 
 
 
 @pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.sampled(1)
 def test_digits_that_even_float64_loses_are_no_other_function(swapped: bool) -> None:
     tiny = 1e-38 * torch.randn(4, 33, generator=torch.Generator().manual_seed(5))
     pairs: list[tuple[Function, Function]] = [

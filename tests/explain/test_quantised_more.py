@@ -198,6 +198,7 @@ def test_a_stored_product_before_its_bias_is_a_weight_like_any_other(factor: flo
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, "PRECISION"), (1.1, "DIFFERENT")])
 @pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.sampled(2)
 def test_a_weight_that_is_computed_in_the_graph_is_quantised_while_running(factor, verdict, swapped, tmp_path: Path):
     generator = torch.Generator().manual_seed(0)
     flat, layer = torch.randn(12, 5, generator=generator), torch.randn(12, 12, generator=generator) / 4
@@ -255,6 +256,7 @@ class Twins(nn.Module):
 
 @pytest.mark.parametrize("layout", ["QDQ", "QOperator"])
 @pytest.mark.parametrize(("off", "verdict"), [(0, "PRECISION"), (1, "DIFFERENT")])
+@pytest.mark.sampled(2)
 def test_a_bias_that_any_is_the_rounding_of_is_that_of_its_layer(layout, off, verdict, tmp_path: Path):
     model, x = Twins().eval(), torch.randn(16, 8, generator=torch.Generator().manual_seed(1)) * 1e3
     small = quantised(model, (x,), tmp_path, layout)

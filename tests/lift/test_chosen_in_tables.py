@@ -45,6 +45,7 @@ def test_the_places_are_rounded_to_both_sides_of_whole_numbers():
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("library", ["torch", "numpy"])
 @pytest.mark.parametrize(("off", "verdicts"), [(0.0, SAME), (0.01, {Verdict.DIFFERENT})])
+@pytest.mark.sampled(3)
 def test_weights_between_places_that_were_rounded(swapped, library, off, verdicts):
     program = ds.program(lambda x: in_numpy(x, off), framework="numpy") if library == "numpy" else (
         lambda x: interpolated(x, off)

@@ -158,6 +158,7 @@ def _folded_norm(x: Tensor, mean: tuple[float, ...] = MEAN) -> Tensor:
 
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.sampled(2)
 def test_decimals_that_one_side_stores_and_the_other_computes_with(swapped: bool, dtype: torch.dtype) -> None:
     pair = (_folded_norm, _stored_norm) if swapped else (_stored_norm, _folded_norm)
     found = ds.compare(*pair, (PIXELS.to(dtype),), isolate=False)
@@ -169,6 +170,7 @@ def test_decimals_that_one_side_stores_and_the_other_computes_with(swapped: bool
 
 
 @pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.sampled(1)
 def test_decimals_that_only_a_table_is_computed_from(swapped: bool) -> None:
     turn = ((0.9, -0.2, 0.1), (0.2, 0.8, -0.1))
 

@@ -99,12 +99,14 @@ LARGE = {
 
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.sampled(4)
 def test_kernels_err_by_what_moved_operands_give_at_a_hundred_rows(name, order):
     c = ds.compare(*LARGE[name][::order], (SPECTRAL,), isolate=False)
     assert c.verdict in ("IDENTICAL", "ROUNDING"), c.reason
 
 
 @pytest.mark.parametrize("name", LARGE)
+@pytest.mark.sampled(3)
 def test_operands_of_half_precision_are_no_rounding_there(name):
     a, b = LARGE[name]
     c = ds.compare(a, lambda x: b(x.to(torch.bfloat16).to(x.dtype)), (SPECTRAL,), isolate=False)

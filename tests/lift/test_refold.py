@@ -88,6 +88,7 @@ class Fused(nn.RNN):
 @pytest.mark.parametrize("by_hand", [True, False])
 @pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize(("off", "verdicts"), [(0.0, SAME), (1e-4, {Verdict.DIFFERENT})])
+@pytest.mark.sampled(3)
 def test_biases_of_two_values_that_are_stored_as_one(by_hand, swapped, off, verdicts) -> None:
     model = Recurrent()
     rnn = model.cell
