@@ -13,6 +13,7 @@ from driftscope.lift.reconcile.certify import Reconciled
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.scalars import is_nobodys
 from driftscope.lift.reconcile.subgraphs import GIVEN
+from driftscope.lift.reconcile.uses import DECIMALS
 from driftscope.records.finding import Finding, Where
 from driftscope.records.first_line import BY_FLOOR
 from driftscope.records.kinds.output import OutputRecord
@@ -189,7 +190,7 @@ def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
         # A number that nobody wrote down (1/6, 0.01) is not the other side's: that may hold another one there.
         # What a program computes from its own constants is compared with that computation in float64.
         whose = "the number " if is_nobodys(first.partner) else f"{'A' if side == 'B' else 'B'}'s "
-        own = first.partner.startswith(GIVEN) or first.kind == "shortcut"
+        own = first.partner.startswith((GIVEN, DECIMALS)) or first.kind == "shortcut"
         partner = first.partner if own else whose + first.partner
         notes.append(
             Finding(

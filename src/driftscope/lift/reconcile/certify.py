@@ -360,7 +360,7 @@ def _solve(attempt: _Attempt) -> None:
         own, wanted = result.outputs_b, Residual(result.outputs_a, pairs)
         if side is attempt.a:
             own, wanted = result.outputs_a, Residual(result.outputs_b, [(j, i) for i, j in pairs])
-        made = ConstantTables(side.graph, side.inner, [r for r in repairs if r.partner == subgraphs.OWN])
+        made = ConstantTables.of(side, repairs)
         put(solve_scalars(side.constants, other.constants, _values(repairs), own, wanted, made, side.single))
 
 

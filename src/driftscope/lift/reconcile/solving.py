@@ -20,7 +20,8 @@ import torch
 from driftscope.lift.kept import look
 from driftscope.lift.reconcile.matching import HALF_ULP, Repair, ulp, uniform
 from driftscope.lift.reconcile.scalars import SIMPLE_BITS, SINGLE, significant_bits
-from driftscope.lift.reconcile.subgraphs import GIVEN
+from driftscope.lift.reconcile.sides import ReconciledSide
+from driftscope.lift.reconcile.subgraphs import GIVEN, OWN
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput
 
 # Groups of equal constants solved for at most: each costs one lifted run.
@@ -185,6 +186,11 @@ class ConstantTables:
     graph: Lifted
     given: Sequence[Repair]
     own: Sequence[Repair]
+
+    @classmethod
+    def of(cls, side: ReconciledSide, repairs: Sequence[Repair]) -> ConstantTables:
+        """Those of one side, with the repairs in force in it."""
+        return cls(side.graph, side.inner, [r for r in repairs if r.partner == OWN])
 
     def values(self, moved: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The tables with other numbers in their subgraphs."""

@@ -18,7 +18,6 @@ from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.scalars import near, numbers
 from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.reconcile.solving import ConstantTables
-from driftscope.lift.reconcile.subgraphs import OWN
 from driftscope.lift.steps import Constant, Lifted, Origin, Step, plain_name, use_of
 
 # Proposals made at most: each costs one lifted run. Readers of a constant that are worth a question.
@@ -109,6 +108,8 @@ def divisors_read_in(formats: Sequence[torch.dtype], side: ReconciledSide, repai
 # Significant digits of the decimals that a person writes (a mean of pixels, 0.485), by the format that tells them from
 # other numbers, and elements of a tensor of them.
 _DIGITS, _WRITTEN = {torch.float32: 6, torch.float16: 4}, 64
+#: What a repair by :func:`decimals` says: the other program need not hold these numbers.
+DECIMALS = "its own numbers in decimals"
 
 
 def decimals(side: ReconciledSide, repairs: Sequence[Repair]) -> list[Repair]:
@@ -118,9 +119,9 @@ def decimals(side: ReconciledSide, repairs: Sequence[Repair]) -> list[Repair]:
     """
     meant = {c.name: _as_decimals(c) for c in side.constants if c.origin is Origin.WEIGHT}
     found = {c.name: (c, v) for c in side.constants if (v := meant.get(c.name)) is not None}
-    tables = ConstantTables(side.graph, side.inner, [r for r in repairs if r.partner == OWN])
+    tables = ConstantTables.of(side, repairs)
     return [
-        *(Repair(c.name, v, "solved", "what it is in decimals", c) for c, v in found.values() if c.frontier),
+        *(Repair(c.name, v, "solved", DECIMALS, c) for c, v in found.values() if c.frontier),
         *tables.repairs({c.name: v for c, v in found.values() if not c.frontier}),
     ]
 
