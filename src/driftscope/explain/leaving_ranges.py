@@ -87,10 +87,10 @@ def _terms(one: RoundedStep, mask: torch.Tensor) -> float:
 
 def _scales(one: RoundedStep, mask: torch.Tensor) -> bool:
     """Whether a Fourier transform, run again on numbers so much smaller, gives numbers there: it is linear."""
-    kernel = getattr(torch.ops.aten, one.step.operator.removeprefix("aten."), None)
     given = one.step.inputs[0] if one.step.inputs else None
-    if "fft" not in one.step.operator or kernel is None or given is None:
+    if given is None or "fft" not in one.step.operator or not one.step.operator.startswith("aten."):
         return False
+    kernel = getattr(torch.ops.aten, one.step.operator.removeprefix("aten."))
     narrow = torch.complex64 if given.is_complex() else torch.float32
     again: torch.Tensor = kernel((given * _SMALLER).to(narrow), **one.step.attributes)
     return bool(torch.isfinite(again).cpu()[mask].all())

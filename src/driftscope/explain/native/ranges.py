@@ -12,13 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from driftscope.lift.finer.ends import Lost
-from driftscope.lift.steps import Lifted, Step, plain_name
+from driftscope.lift.steps import Lifted, Step
 from driftscope.numerics.formats import format_of
 from driftscope.records.finding import Where
 from driftscope.records.words import beside_whole
 
-# Operands that make a result zero when they are taken as zero.
-_FACTORS = {"mul": 2, "div": 1}
 # Formats whose subnormal numbers float64 holds as normal ones.
 _STORED = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -215,19 +213,13 @@ class Flushing:
 
 
 def flushed(step: Step) -> list[torch.Tensor | None] | None:
-    """Give the results of a step with zero in the place of subnormal numbers; None where it has none.
-
-    A product of such a number is zero too, where it is a number that the program was given.
-    """
+    """Give the results of a step with zero in the place of subnormal numbers; None where it has none."""
     results, any_low = list(step.outputs), False
     for k, (value, dtype) in enumerate(zip(step.outputs, step.formats, strict=True)):
         known = format_of(str(dtype)) if dtype in _STORED and not step.constant else None
         if known is None or value is None or not value.is_floating_point():
             continue
         low = (value.abs() < known.smallest_normal) & (value != 0)
-        for factor in step.inputs[: _FACTORS.get(plain_name(step.operator), 0)]:
-            if factor is not None and factor.is_floating_point():
-                low = low | ((factor.abs() < known.smallest_normal) & (factor != 0) & (value != 0))
         if bool(low.any()):
             results[k], any_low = torch.where(low, torch.zeros_like(value), value), True
     return results if any_low else None

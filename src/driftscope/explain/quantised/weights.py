@@ -247,17 +247,18 @@ class Graph:
         places = {id(node): k for k, node in enumerate(model.graph.node)}
 
         def read(weight: Quantised) -> int:
-            stored = weight.node.op_type == "DequantizeLinear"
-            readers = self.readers.get(weight.node.output[0], []) if stored else []
-            return min((places[id(r)] for r in readers), default=places[id(weight.node)])
+            return min((places[id(r)] for r in self._read_by(weight)), default=places[id(weight.node)])
 
         return sorted(self.weights(model.graph.node), key=lambda weight: (read(weight), weight.value.dim() < 2))
 
     def reader_of(self, weight: Quantised) -> str:
         """What the layer makes that a weight is read by, or is a part of."""
-        stored = weight.node.op_type == "DequantizeLinear"
-        readers = self.readers.get(weight.node.output[0], []) if stored else [weight.node]
+        readers = self._read_by(weight)
         return readers[0].output[0] if readers else ""
+
+    def _read_by(self, weight: Quantised) -> list[onnx.NodeProto]:
+        stored = weight.node.op_type == "DequantizeLinear"
+        return self.readers.get(weight.node.output[0], []) if stored else [weight.node]
 
     def _dequantised(self, node: onnx.NodeProto) -> Iterator[Quantised]:
         axis = _integer_of(node, "axis", 1)
