@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from driftscope.programs import operator_table
@@ -19,6 +20,15 @@ from laws.reproduced import unreproduced
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread: orders of sums depend on threads, and small kernels wait long for each other's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 import driftscope as ds
 from accumulation.known_kernels import adding, folded, pairwise, random_order
@@ -17,13 +16,7 @@ from driftscope.numerics.trees import known
 from driftscope.numerics.trees.replay import SumArithmetic
 from driftscope.numerics.trees.tree import SumTree
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def opened(name: object, n: int, dtype: str = "float32") -> Kernel:

@@ -15,13 +15,7 @@ from driftscope.accumulation.kernels.torch_calls import torch_call
 from driftscope.accumulation.revealing.reveal_kernel import accumulation_of
 from driftscope.programs.arrays import array_of
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_a_convolution_is_a_dot_product_and_replays():

@@ -6,14 +6,7 @@ import torch
 import driftscope as ds
 from driftscope.lift.formulas.linear_algebra import MovedOperands
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Small matrices cost a hundred times more where a library's threads wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 GENERATOR = torch.Generator().manual_seed(3)
