@@ -187,3 +187,16 @@ def test_what_becomes_zero_is_no_storage_in_float16():
     found = ds.compare(Faint(0.0), Faint(1.0), [x])
     assert "float16" not in found.reason
     assert not any("float16" in f.what or "float16" in f.why for f in found.findings)
+
+
+def _cross(a, b):
+    return torch.stack([a[:, k - 2] * b[:, k - 1] - a[:, k - 1] * b[:, k - 2] for k in range(3)], 1)
+
+
+def test_cross_product_whose_products_leave_the_range_is_narrow_not_another_function():
+    x, y = (300 + torch.randn(4, 3, generator=torch.Generator().manual_seed(k)).half() for k in (1, 2))
+    wide = lambda a, b: _cross(a.float(), b.float()).half()  # noqa: E731
+    found = ds.compare(torch.linalg.cross, wide, [x, y], isolate=False)
+    assert found.verdict is ds.Verdict.PRECISION and "overflow inside a kernel of A" in found.reason
+    turned = ds.compare(lambda a, b: torch.linalg.cross(b, a), wide, [x, y], isolate=False, explain=False)
+    assert turned.verdict is ds.Verdict.DIFFERENT

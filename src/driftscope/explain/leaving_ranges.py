@@ -21,8 +21,11 @@ _TRIED = 8
 _NEAR = 16.0
 # By how much what a kernel is seen to cancel may be larger than each of the numbers that it cancels.
 _TERMS = 2.0
-# What operands are multiplied by to see whether a linear kernel leaves its range only for their size.
-_SMALLER = 2.0**-30
+# The power of a format's largest number by which an operand is divided to see whether a kernel that is linear in it
+# leaves the range only for its size.
+_SMALLER = 0.25
+# Kernels of torch that are linear in their first operand, by how their names begin.
+_LINEAR = ("aten._fft", "aten.linalg_cross")
 
 
 def overflow_behind(
@@ -86,14 +89,18 @@ def _terms(one: RoundedStep, mask: torch.Tensor) -> float:
 
 
 def _scales(one: RoundedStep, mask: torch.Tensor) -> bool:
-    """Whether a Fourier transform, run again on numbers so much smaller, gives numbers there: it is linear."""
-    given = one.step.inputs[0] if one.step.inputs else None
-    if given is None or "fft" not in one.step.operator or not one.step.operator.startswith("aten."):
+    """Whether a kernel that is linear in its first operand, run again with a smaller one, gives numbers there."""
+    first, *others = one.step.inputs
+    if first is None or not one.step.operator.startswith(_LINEAR):
         return False
     kernel = getattr(torch.ops.aten, one.step.operator.removeprefix("aten."))
-    narrow = torch.complex64 if given.is_complex() else torch.float32
-    again: torch.Tensor = kernel((given * _SMALLER).to(narrow), **one.step.attributes)
+    scaled = [first * torch.finfo(one.format).max ** -_SMALLER, *others]
+    again: torch.Tensor = kernel(*(_in_format(v, one.format) for v in scaled), **one.step.attributes)
     return bool(torch.isfinite(again).cpu()[mask].all())
+
+
+def _in_format(value: torch.Tensor | None, fmt: torch.dtype) -> torch.Tensor | None:
+    return value if value is None else value.to(fmt.to_complex() if value.is_complex() else fmt.to_real())
 
 
 def _adds_up(one: RoundedStep, limit: float) -> bool:
