@@ -20,6 +20,7 @@ from driftscope.lift.arrays.tracing import Tracer, torch_dtype
 
 _FILLED = ("zeros", "ones", "empty", "full")
 _COUNTED = ("arange", "linspace", "eye", "identity", "tri")
+_FLOATS = "fcV"
 _TAKING = ("array", "asarray", "asanyarray", "ascontiguousarray")
 
 # Whose own arrays are none of the program's.
@@ -27,8 +28,8 @@ _NOT_USERS = frozenset({"driftscope", "torch", "numpy", "scipy", "ml_dtypes"})
 
 
 @contextlib.contextmanager
-def followed(tracer: Tracer, counted: bool = True) -> Iterator[None]:
-    """Let numpy make arrays that are followed, in this thread; ``counted``: also those of many numbers."""
+def followed(tracer: Tracer, counted: str = "") -> Iterator[None]:
+    """Let numpy make arrays that are followed, in this thread; ``counted``: tables too, of formats of these kinds."""
     thread = threading.get_ident()
     made = (*_FILLED, *(_COUNTED if counted else ()))
     before = {name: getattr(np, name) for name in (*made, *_TAKING)}
@@ -41,7 +42,9 @@ def followed(tracer: Tracer, counted: bool = True) -> Iterator[None]:
             caller = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
             if threading.get_ident() != thread or caller in _NOT_USERS:
                 return original(*args, **kwargs)
-            return own(tracer, original, args, kwargs)
+            if own is _taken:
+                return _taken(tracer, original, args, kwargs)
+            return _made(tracer, original, args, kwargs, counted if name in _COUNTED else _FLOATS)
 
         return call
 
@@ -54,13 +57,13 @@ def followed(tracer: Tracer, counted: bool = True) -> Iterator[None]:
             setattr(np, name, original)
 
 
-def _made(tracer: Tracer, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """An array of no other, to be written into or computed with; integers decide and need not be followed."""
+def _made(tracer: Tracer, original: Callable[..., Any], args: Any, kwargs: Any, kinds: str) -> Any:
+    """An array of no other, to be written into or computed with, if its format is of one of these kinds."""
     if any(type(a) is TracedArray for a in (*args, *kwargs.values())):
         array = np.broadcast_to(next(a for a in args if type(a) is TracedArray), args[0])
         return array.astype(kwargs["dtype"]) if "dtype" in kwargs else array.copy()
     array = original(*args, **kwargs)
-    if array.dtype.kind not in "fcV" or array.ndim == 0:
+    if array.dtype.kind not in kinds or array.ndim == 0:
         return array
     if original.__name__ == "empty":
         array[...] = 0  # its content is nobody's

@@ -38,14 +38,19 @@ def lift_arrays(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Map
         If it takes values out of numpy's dispatch, or calls a function that has no counterpart in torch.
     """
 
-    def recorded(counted: bool) -> TorchTape:
-        call = _NumpyFunction(function, counted=counted)
-        return lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
+    for counted in ("fciu", "fc"):
+        try:
+            return _recorded(function, args, kwargs, counted)
+        except Exception:  # noqa: S112 - what is counted may go where nothing is followed: then it is what numpy gives
+            continue
+    return _recorded(function, args, kwargs, "")
 
-    try:
-        found = recorded(counted=True)
-    except CannotLift:  # a table may be made by what has no counterpart in torch: then it is what numpy gives
-        found = recorded(counted=False)
+
+def _recorded(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], counted: str
+) -> TorchTape:
+    call = _NumpyFunction(function, counted=counted)
+    found = lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
     found.tape.rounds = numpy_rounding
     return found
 
@@ -72,7 +77,8 @@ class FollowedFunction:
 class _NumpyFunction(FollowedFunction):
     """A function on numpy arrays, called with arrays that are followed."""
 
-    counted: bool = True
+    #: Kinds of numpy's formats: tables of many numbers that numpy counts in them are followed.
+    counted: str = ""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tracer = self.tracer(TracedArray)

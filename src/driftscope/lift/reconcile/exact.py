@@ -12,8 +12,8 @@ from driftscope.lift.reconcile.matching import Repair, WeightIndex
 from driftscope.lift.reconcile.sides import ReconciledSide, has_twin, is_tensor, may_be_rounded
 from driftscope.lift.steps import Constant, Origin
 
-# Elements of a tensor that may be numbers, each by itself.
-_FEW = 8
+# Different elements of a tensor that may be numbers, each by itself, and elements of it.
+_FEW, _TABLE = 64, 4096
 
 
 def rounded_literals(side: ReconciledSide) -> list[Repair]:
@@ -78,22 +78,29 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
 
 
 def _match_elements(constant: Constant, numbers: scalars.Candidates) -> Repair | None:
-    """Match the elements of a few numbers stored as one tensor (scales of a Resize, a short filter) one by one.
+    """Match the elements of a table of numbers (scales of a Resize, a filter, powers of a decay) one by one.
 
     Each is a number that the other program writes, or was meant as it stands.
     """
     stored = constant.value
-    if constant.origin is not Origin.WEIGHT or not stored.dim() or stored.numel() > _FEW:
+    if constant.origin is not Origin.WEIGHT or not stored.dim() or not 0 < stored.numel() <= _TABLE:
         return None
-    meant, words = [], []
-    for element in stored.flatten():
-        found = _written(constant, element, numbers)
-        if found is None and scalars.significant_bits(float(element)) > scalars.SIMPLE_BITS:
-            return None
-        meant.append(float(element) if found is None else found[0])
-        words += [] if found is None else [found[1]]
-    value = torch.tensor(meant, dtype=torch.float64).reshape(stored.shape)
-    return Repair(constant.name, value, "scalar", " and ".join(dict.fromkeys(words)), constant) if words else None
+    if not _known(constant, stored.flatten()[0], numbers):
+        return None  # most tensors are told by their first element
+    different, places = stored.unique(return_inverse=True)
+    known = [_known(constant, element, numbers) for element in different] if different.numel() <= _FEW else [None]
+    meant = [k for k in known if k is not None]
+    words = dict.fromkeys(w for _, w in meant if w)
+    if len(meant) < len(known) or not words:
+        return None
+    value = torch.tensor([number for number, _ in meant], dtype=torch.float64)[places]
+    return Repair(constant.name, value, "scalar", " and ".join(words), constant)
+
+
+def _known(constant: Constant, element: torch.Tensor, numbers: scalars.Candidates) -> tuple[float, str] | None:
+    """The number that an element was meant as, with the words of the other program's; as it stands if it is simple."""
+    simple = scalars.significant_bits(float(element)) <= scalars.SIMPLE_BITS
+    return _written(constant, element, numbers) or ((float(element), "") if simple else None)
 
 
 def _written(constant: Constant, element: torch.Tensor, numbers: scalars.Candidates) -> tuple[float, str] | None:
