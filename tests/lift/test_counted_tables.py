@@ -58,7 +58,8 @@ def test_what_goes_where_no_array_is_followed_is_what_numpy_gives() -> None:
 
     own = torch.bincount(torch.arange(_WIDTH) % 5, minlength=_WIDTH)
     found = _judged(lambda x: x * own, ds.program(counts, framework="numpy"), False)
-    assert found.verdict is ds.Verdict.IDENTICAL and "float64" not in found.reason
+    assert found.verdict is ds.Verdict.IDENTICAL
+    assert "float64" not in found.reason
 
 
 @pytest.mark.parametrize("swapped", [False, True])
