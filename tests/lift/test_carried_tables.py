@@ -205,3 +205,50 @@ def test_of_two_tables_of_which_one_is_stored_in_the_same_bits_both_are_what_the
     x = torch.randn(2, 7, 8, generator=torch.Generator().manual_seed(3))
     found = ds.compare(*(pair[::-1] if turned else pair), [x])
     assert (found.verdict is not Verdict.DIFFERENT) is same, found.reason
+
+
+class Angles(nn.Module):
+    """Sines and cosines in one table, with a gain that is computed too."""
+
+    def table(self) -> torch.Tensor:
+        angles = torch.arange(5.0)[:, None] / 7 ** (torch.arange(4.0) / 4)
+        return torch.cat((angles.sin(), angles.cos()), -1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.table() * torch.exp(torch.arange(8.0) / 7)
+
+
+def taken_apart(table: torch.Tensor) -> onnx.ModelProto:
+    """The same with its tables stored in half, one of them taken apart in the graph."""
+    stored = {"table": table.half().numpy(), "gain": np.exp(np.arange(8, dtype=np.float32) / 7).astype(np.float16)}
+    nodes = [
+        helper.make_node("Split", ["table"], ["s", "c"], axis=1, num_outputs=2),
+        helper.make_node("Split", ["x"], ["one", "two"], axis=2, num_outputs=2),
+        *(helper.make_node("Cast", [n], [f"{n}_32"], to=TensorProto.FLOAT) for n in ("s", "c", "gain")),
+        helper.make_node("Mul", ["one", "s_32"], ["y_one"]),
+        helper.make_node("Mul", ["two", "c_32"], ["y_two"]),
+        helper.make_node("Concat", ["y_one", "y_two"], ["y"], axis=2),
+        helper.make_node("Mul", ["y", "gain_32"], ["out"]),
+    ]
+    ends = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 5, 8])] for n in ("x", "out")]
+    graph = helper.make_graph(nodes, "g", *ends, [numpy_helper.from_array(v, n) for n, v in stored.items()])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("element", [0.0, 2.0**-9])
+def test_a_stored_table_that_is_taken_apart_means_what_the_other_program_computes(element, swapped):
+    table = Angles().table()
+    table[3, 1] += element
+    pair = Angles(), taken_apart(table)
+    found = ds.compare(*(reversed(pair) if swapped else pair), X, explain=False)
+    assert found.verdict is (Verdict.DIFFERENT if element else Verdict.PRECISION), found.reason
+
+
+@pytest.mark.parametrize(("element", "verdict"), [(0.0, Verdict.PRECISION), (2.0**-9, Verdict.DIFFERENT)])
+def test_no_element_of_a_stored_table_is_further_off_than_storing_it_puts_it(element, verdict):
+    table = Angles().table()
+    table[3, 1] += element  # four units in the last place of one element of forty
+    stored, gain = table.half(), torch.exp(torch.arange(8.0) / 7)
+    found = ds.compare(Angles(), lambda x: x * stored * gain, X, explain=False)
+    assert found.verdict is verdict, found.reason

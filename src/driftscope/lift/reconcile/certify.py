@@ -173,10 +173,9 @@ def _decide_at_ends(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPai
         result.outputs_a, result.outputs_b, result.drifts, result.held = outputs_a, outputs_b, drifts, (held_a, held_b)
 
 
-# Rounding of float64 that tables make of an output, in floors.
-_TABLES = 10.0
-# Proven error of a finer evaluation, relative, below which it says anything about float64's last digits.
-_PROVEN = 2.0**-60
+# Rounding of float64 that tables make of an output, in floors; proven relative error of a finer evaluation, below which
+# it says anything about float64's last digits.
+_TABLES, _PROVEN = 10.0, 2.0**-60
 
 
 class _Attempt:
@@ -275,20 +274,23 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
     limit = attempt.thresholds.large
     both = (attempt.a, attempt.b)
     sides = both, (attempt.result.repairs_a, attempt.result.repairs_b)
-    found = [
-        subgraphs.evaluate(
-            side.graph,
-            _values([*(r for r in repairs if r.constant.origin is Origin.WEIGHT), *side.inner]),
-            k,
-            side.own(both[1 - k]),
-        )
-        for k, (side, repairs) in enumerate(zip(*sides, strict=True))
-    ]
+
+    def given(k: int) -> Mapping[str, torch.Tensor]:
+        return _values([*(r for r in sides[1][k] if r.constant.origin is Origin.WEIGHT), *both[k].inner])
+
+    found = [subgraphs.evaluate(both[k].graph, given(k), k, both[k].own(both[1 - k])) for k in (0, 1)]
+
+    def computes(k: int) -> list[Repair]:
+        own = [*both[k].left, *(r.constant for r in sides[1][k])]
+        return subgraphs.computed_repairs(own, found[k], limit)
+
     # What both sides natively have in common may stay as it is, if nothing that it is computed from is repaired.
-    computed = [
-        subgraphs.computed_repairs([*side.left, *(r.constant for r in repairs)], own, limit)
-        for side, repairs, own in zip(*sides, found, strict=True)
-    ]
+    computed = [computes(0), computes(1)]
+    remade = [subgraphs.remade(both[k].inner, computed[1 - k], found[1 - k], limit) for k in (0, 1)]
+    for k in (k for k in (0, 1) if remade[k]):
+        both[k].inner[:] = merged(both[k].inner, remade[k])
+        found[k].meant = both[k].graph.constant_values(replace=given(k))
+        computed[k] = computes(k)
     shared = [side.shared(repairs) if any(computed) else [] for side, repairs in zip(*sides, strict=True)]
     computed = [
         [*c, *subgraphs.computed_repairs(s, own, limit)] for c, s, own in zip(computed, shared, found, strict=True)
@@ -300,11 +302,10 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
     tensors: list[list[Repair]] = []
     for k, side in enumerate(both):
         # An exact match to a native value that is replaced now has to be made anew.
-        replaced = {r.name for r in computed[1 - k]}
-        again = [r.constant for r in sides[1][k] if replaced & set(r.sources)]
-        stored = [*side.left, *again, *side.holding(shared[1 - k])]
+        again = subgraphs.made_of(sides[1][k], computed[1 - k])
+        held = [*side.left, *again, *side.holding(shared[1 - k])]
         own = found[k] if k or not paired else None
-        tensors.append([*computed[k], *subgraphs.stored_repairs(stored, found[1 - k], limit, factors[1 - k], own)])
+        tensors.append([*computed[k], *subgraphs.stored_repairs(held, found[1 - k], limit, factors[1 - k], own)])
         names = {r.name for r in tensors[-1]}
         side.left = [c for c in side.left if c.name not in names and not c.value.is_complex()]
     single = [[c for c in side.constants if not is_tensor(c)] for side in both]

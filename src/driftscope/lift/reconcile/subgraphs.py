@@ -19,7 +19,7 @@ import torch
 from driftscope.comparison.measuring.spread import drift_in_floors, finite, shared_sentinels
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.reconcile.arrangements import near, numbered
-from driftscope.lift.reconcile.matching import Repair, same_name, ulp, uniform
+from driftscope.lift.reconcile.matching import HALF_ULP, Repair, clamped_elements, same_name, ulp, uniform
 from driftscope.lift.steps import Constant, Lifted, Origin
 from driftscope.numerics import error_model
 
@@ -29,6 +29,8 @@ OWN = f"{GIVEN}, rounded on the way"
 # A single noise sample says little about a table of a few elements, and is free there.
 _RUNS = 4
 _MANY = 1 << 20
+# How much larger than the samples of noise added up the error of an element may be.
+_EACH = 2.0
 # Norms of a table and of its rounding agree this well, whatever the order of the elements.
 _ALIKE = 2e-2
 # And of a multiple of it, of which there are more to choose from.
@@ -159,6 +161,28 @@ def stored_repairs(
     return [r for r in repairs if r is not None]
 
 
+def made_of(repairs: Sequence[Repair], computed: Sequence[Repair]) -> list[Constant]:
+    """Constants that were matched with native values of the other program which have others now: to be made anew."""
+    replaced = {r.name for r in computed}
+    return [r.constant for r in repairs if not replaced.isdisjoint(r.sources)]
+
+
+def remade(inner: Sequence[Repair], computed: Sequence[Repair], found: Subgraphs, limit: float) -> list[Repair]:
+    """Constants of subgraphs that store a table which the other program computes: they mean its float64 values too.
+
+    Parameters
+    ----------
+    inner : sequence of Repair
+        Of one program.
+    computed : sequence of Repair
+        Of the other one: its tables, in float64.
+    found : Subgraphs
+        Of the other one.
+    limit : float
+    """
+    return stored_repairs(made_of(inner, computed), found, limit)
+
+
 def _is_carried(constant: Constant, own: Subgraphs) -> bool:
     """Whether a computed constant has no rounding but that of tensors which only its program stores."""
     exact = own.exact.get(constant.name) if constant.name in own.loose else None
@@ -268,7 +292,8 @@ class _Tables:
             meant = factor * part(self._found.meant.get(name, self._found.exact[name]))
             noises = [*(factor * part(n) for n in self._found.noise_of(name)), _storing(exact, constant.value.dtype)]
             *samples, found = (numbered(t, value.shape, k) for t in (*noises, meant))
-            if _is_rounding(value, laid, [*samples, *floor], self._limit):
+            each = _each_is_rounding(value, laid, constant.value.dtype, [*samples[:-1], *floor])
+            if each and _is_rounding(value, laid, [*samples, *floor], self._limit):
                 return found
         return None
 
@@ -306,6 +331,20 @@ def _is_rounding(native: torch.Tensor, exact: torch.Tensor, noises: Sequence[tor
         return False  # it left the range of its format, or a mask has its infinities elsewhere
     gap = torch.where(keep, native - exact, exact.new_zeros(()))
     return drift_in_floors(finite(gap), [torch.where(keep, n, n.new_zeros(())) for n in noises]).value <= limit
+
+
+def _each_is_rounding(
+    value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype, noises: Sequence[torch.Tensor]
+) -> bool:
+    """Whether no element is further off than storing it, and noise as large as the largest sample, put it.
+
+    Of a few elements chance excuses much; but none of them is stored further off than half an ulp.
+    """
+    if not fmt.is_floating_point:
+        return True
+    top = sum(float(n.abs().max()) for n in noises if n.numel())
+    gap = finite(value - exact).abs() - (_EACH * top + HALF_ULP * ulp(torch.maximum(value.abs(), exact.abs()), fmt))
+    return bool(((gap <= 0.0) | clamped_elements(exact, value)).all())
 
 
 def same_norms(one: torch.Tensor, other: torch.Tensor) -> bool:
