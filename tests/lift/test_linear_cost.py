@@ -14,7 +14,7 @@ from torch import nn
 import driftscope as ds
 from driftscope.lift import readings
 from driftscope.lift.onnx.graph import LiftedOnnx
-from driftscope.lift.reconcile import folds, matching
+from driftscope.lift.reconcile import folds, matching, scalars
 from driftscope.lift.reconcile.exact import exact_matches
 from driftscope.lift.reconcile.folds import Folds
 from driftscope.lift.reconcile.maps import Product
@@ -70,6 +70,18 @@ def test_matching_reads_each_weight_a_fixed_number_of_times(
     assert {n: fingerprints(n, other, monkeypatch) for n in (4, 8, 16, 32)} == {
         n: (ends * n, bits * n) for n in (4, 8, 16, 32)
     }
+
+
+def test_no_number_is_computed_from_others_for_weights_that_match_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[float] = []
+    monkeypatch.setattr(scalars, "_replayed", lambda number, *_: tried.append(number) or [])
+    a, b = ReconciledSide(Weights(8, 0), []), ReconciledSide(Weights(8, 1), [])  # type: ignore[arg-type]
+    assert exact_matches(b, a.constants, a.index) == []
+    assert len(b.left) == 8
+    assert tried == []
+    number = Constant("scale", torch.tensor(0.1), Origin.WEIGHT, Where())
+    scalars.Candidates(a.constants, single=True).of(number)
+    assert len(tried) == 1, "of a single number it is"
 
 
 @pytest.mark.parametrize("value", [torch.nan, -0.0, torch.inf])

@@ -15,7 +15,7 @@ from driftscope.lift.reconcile.matching import (  # fmt: skip
     match_weight,
     ulp,
 )
-from driftscope.lift.reconcile.scalars import numbers, scalar_candidates
+from driftscope.lift.reconcile.scalars import Candidates, numbers, scalar_candidates, significant_bits
 from driftscope.lift.steps import Origin
 from driftscope.records.finding import Where
 
@@ -159,3 +159,20 @@ def test_a_scale_put_together_from_its_roots_is_known_though_another_number_has_
     for written in ([other, own], [own, other]):
         assert [n.value for n in scalar_candidates(stored, numbers(written))] == [scale]
     assert scalar_candidates(stored, numbers([other])) == []
+
+
+@pytest.mark.parametrize("dtype", [*FORMATS, torch.float64])
+@given(number=st.floats(-1e5, 1e5), off=st.sampled_from([1.0, 1.0 + 2.0**-8, 1.03]))
+@settings(max_examples=100)
+def test_what_cannot_be_written_is_told_without_looking_for_it(dtype, number, off):
+    written = Candidates([constant(number), constant(1e-12)], single=True)
+    stored = torch.tensor(number * off, dtype=torch.float64).to(torch.float32 if dtype is torch.float64 else dtype)
+    found = any(written.of(constant(sign * stored.to(dtype)), derived=False) for sign in (1, -1))
+    assert written.may_be_written(float(stored), dtype) or not found
+    if off == 1.03 and dtype is not torch.bfloat16 and abs(number) > 1e-3:
+        assert not written.may_be_written(float(stored), dtype) or dtype is torch.float16  # one that it clamps to
+
+
+@pytest.mark.parametrize(("number", "bits"), [(0.0, 0), (0.5, 1), (3.0, 2), (0.1, 52), (math.inf, 0), (-math.inf, 0)])
+def test_bits_of_a_significand(number, bits):
+    assert significant_bits(number) == bits

@@ -85,7 +85,8 @@ def _match_elements(constant: Constant, numbers: scalars.Candidates) -> Repair |
     stored = constant.value
     if constant.origin is not Origin.WEIGHT or not stored.dim() or not 0 < stored.numel() <= _TABLE:
         return None
-    if not _known(constant, stored.flatten()[0], numbers):
+    first = float(stored.flatten()[0])
+    if not _is_simple(first) and not numbers.may_be_written(first, stored.dtype):
         return None  # most tensors are told by their first element
     different, places = stored.unique(return_inverse=True)
     known = [_known(constant, element, numbers) for element in different] if different.numel() <= _FEW else [None]
@@ -99,15 +100,18 @@ def _match_elements(constant: Constant, numbers: scalars.Candidates) -> Repair |
 
 def _known(constant: Constant, element: torch.Tensor, numbers: scalars.Candidates) -> tuple[float, str] | None:
     """The number that an element was meant as, with the words of the other program's; as it stands if it is simple."""
-    simple = scalars.significant_bits(float(element)) <= scalars.SIMPLE_BITS
-    return _written(constant, element, numbers) or ((float(element), "") if simple else None)
+    return _written(constant, element, numbers) or ((float(element), "") if _is_simple(float(element)) else None)
+
+
+def _is_simple(number: float) -> bool:
+    return scalars.significant_bits(number) <= scalars.SIMPLE_BITS
 
 
 def _written(constant: Constant, element: torch.Tensor, numbers: scalars.Candidates) -> tuple[float, str] | None:
     """The number that the other program writes for an element, and its words; a filter may store it with its sign."""
     for sign in (1.0, -1.0):
-        found = numbers.of(dataclasses.replace(constant, value=sign * element))
-        if found and not found[0].derived:
+        found = numbers.of(dataclasses.replace(constant, value=sign * element), derived=False)
+        if found:
             return sign * found[0].value, found[0].words if sign > 0.0 else f"-({found[0].words})"
     return None
 

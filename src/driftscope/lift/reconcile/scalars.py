@@ -6,6 +6,7 @@ A float16 converter also clamps: what is documented of it is tried like a roundi
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -98,14 +99,25 @@ class Candidates:
     def __init__(self, constants: Sequence[Constant], single: bool):
         self._pool, self._single = numbers(constants), single
         self._named = [(c.name, uniform(c)) for c in constants if c.origin is Origin.WEIGHT and c.value.numel() == 1]
-        self._known: dict[tuple[float | None, torch.dtype], list[MeantNumber]] = {}
+        self._written = [n for n in self._pool if not n.derived]
+        self._known: dict[tuple[float | None, torch.dtype, bool], list[MeantNumber]] = {}
         self._takers: dict[float, str] = {}
+        self._sizes = sorted(abs(n.value) for n in self._written)
 
-    def of(self, constant: Constant) -> list[MeantNumber]:
+    def may_be_written(self, number: float, fmt: torch.dtype) -> bool:
+        """Whether a number may be, with either sign, one that the other program writes, rounded: quickly told."""
+        info = torch.finfo(torch.float32 if fmt == torch.float64 else fmt)
+        reach = info.eps * max(abs(number), info.smallest_normal)
+        at = bisect.bisect_left(self._sizes, abs(number) - reach)
+        near = at < len(self._sizes) and self._sizes[at] <= abs(number) + reach
+        return near or is_clamp(number, fmt)
+
+    def of(self, constant: Constant, derived: bool = True) -> list[MeantNumber]:
         """Return what :func:`scalar_candidates` does; of several, the one of the constant's name first."""
-        key = uniform(constant), constant.value.dtype
+        key = uniform(constant), constant.value.dtype, derived
         if key not in self._known:
-            self._known[key] = scalar_candidates(constant, self._pool, self._single)
+            pool = self._pool if derived else self._written
+            self._known[key] = scalar_candidates(constant, pool, self._single, derived)
         found = self._known[key]
         if len(found) < 2 or found[0].derived:
             return found
@@ -118,12 +130,15 @@ class Candidates:
         return found
 
 
-def scalar_candidates(constant: Constant, pool: Sequence[MeantNumber], single: bool = False) -> list[MeantNumber]:
+def scalar_candidates(
+    constant: Constant, pool: Sequence[MeantNumber], single: bool = False, derived: bool = True
+) -> list[MeantNumber]:
     """Return the numbers whose rounding to the constant's own format is the constant; [] when it is exact.
 
     A number written by the other program wins over derived ones. A constant that the other program holds with
     the same value needs no repair. In a program that computes in ``single`` precision at most, a literal that float32
-    holds was rounded on its way through a kernel (torch's rms_norm does so to its epsilon).
+    holds was rounded on its way through a kernel (torch's rms_norm does so to its epsilon). Without ``derived``,
+    numbers that are computed from others are not looked for.
     """
     number = uniform(constant)
     fmt = constant.value.dtype
@@ -142,7 +157,7 @@ def scalar_candidates(constant: Constant, pool: Sequence[MeantNumber], single: b
     direct = [n for n in close if not n.derived]
     if significant_bits(number) <= SIMPLE_BITS:
         return direct
-    if constant.value.dtype == torch.float64:
+    if constant.value.dtype == torch.float64 or not derived:
         return direct
     return direct or _distinct(n for n in close if n.value != number) or _distinct(_replayed(number, fmt, pool))
 
@@ -164,7 +179,9 @@ SINGLE = 24
 
 
 def significant_bits(number: float) -> int:
-    """Bits from the first to the last one that is set in a float's significand."""
+    """Bits from the first to the last one that is set in a float's significand; 0 of what has none."""
+    if not math.isfinite(number):
+        return 0
     mantissa = int(math.frexp(abs(number))[0] * 2**53)
     return 53 - ((mantissa & -mantissa).bit_length() - 1) if mantissa else 0
 
