@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from driftscope.comparison.measuring.spread import largest_magnitude
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.noise.measured import TORCH, errors_at, part_share
 from driftscope.lift.noise.rows import rows_of
@@ -119,6 +120,8 @@ class NoiseInjector:
         value = value.to(torch.float64).contiguous()
         noisy = torch.empty_like(value)
         argument = _argument(step, value) if model.reaches_exact_values(step, units) else None
+        if argument is not None and squares is None and self._stays_below_one(value, argument, spread):
+            argument = None
         smallest = None if self.unit is not None else _with_subnormals(model.storage(dtype))
         for clean, out, terms, same in _blocks(value, noisy, squares, argument):
             self._perturb(clean, out, terms, spread)
@@ -149,6 +152,15 @@ class NoiseInjector:
             size = size.add_(squares, alpha=part_share(dtype) ** 2)
         own = errors_at(step.inputs[0].to(torch.float64), errors).square_().mul_(size)  # type: ignore[union-attr]
         return own, Spread(terms=units.storage)
+
+    def _stays_below_one(self, value: torch.Tensor, argument: torch.Tensor, spread: Spread) -> bool:
+        """Whether noise comes near no value that a function without an argument returns exactly: most softmaxes.
+
+        Nothing is kept within its distance to one, nor to zero, of which noise is a share.
+        """
+        reach = spread.value + spread.shared + spread.absolute
+        room = 1.0 - math.sqrt(3) * max(self.scale, 1.0) * reach
+        return argument.shape != value.shape and largest_magnitude(value) <= room
 
     def _perturb(self, clean: torch.Tensor, out: torch.Tensor, terms: torch.Tensor | None, spread: Spread) -> None:
         """Write ``clean`` and the noise of its own size and of its terms' size into ``out``."""
@@ -250,7 +262,7 @@ def _within_one(clean: torch.Tensor, noisy: torch.Tensor) -> torch.Tensor:
 
     A probability of more than one has no entropy, a cosine of more than one no angle.
     """
-    if not noisy.abs().amax().item() > 1.0:
+    if not largest_magnitude(noisy) > 1.0:
         return noisy
     return torch.where((clean.abs() <= 1.0) & (noisy.abs() > 1.0), clean.sign(), noisy)
 

@@ -51,8 +51,8 @@ def function_errors(name: str, approximate: str, dtype: torch.dtype) -> torch.Te
 
     Returns
     -------
-    torch.Tensor of float64, shape (2 * len(EXPONENTS),)
-        By the argument's exponent, negative arguments first.
+    torch.Tensor of float64, shape (4096,)
+        By the bits of a float64 argument's sign and exponent, negative arguments first; see :func:`errors_at`.
     """
     kernel = getattr(torch.ops.aten, name).default
     options = {"approximate": approximate} if approximate else {}
@@ -67,7 +67,15 @@ def function_errors(name: str, approximate: str, dtype: torch.dtype) -> torch.Te
     relative = torch.where(fits, (native - exact) / (size * (limits.eps / 2)), torch.zeros(()).double())
     counted = fits.sum(1)
     rms = (relative.square().sum(1) / counted.clamp(min=1)).sqrt()
-    return torch.where(counted == 0, torch.full_like(rms, USUAL), rms.clamp(LEAST, MOST))
+    return _by_bits(torch.where(counted == 0, torch.full_like(rms, USUAL), rms.clamp(LEAST, MOST)))
+
+
+def _by_bits(errors: torch.Tensor) -> torch.Tensor:
+    """Lay errors that go by sign and :data:`EXPONENTS` out for every exponent that a float64 can have."""
+    place = (torch.arange(2048) - (1023 + EXPONENTS[0])).clamp_(0, len(EXPONENTS) - 1)
+    negative, positive = errors[place], errors[place + len(EXPONENTS)]
+    negative[0] = positive[0] = errors[-1 - EXPONENTS[0]]  # nothing, of which frexp says 0 * 2**0
+    return torch.cat([negative, positive])
 
 
 def part_share(dtype: torch.dtype) -> float:
@@ -90,10 +98,8 @@ def _arguments() -> torch.Tensor:
 
 def errors_at(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Look a function's error up at float64 arguments, any shape."""
-    # frexp's significands lie in [1/2, 1), so its exponents are one larger.
-    place = torch.frexp(x)[1].sub_(1 + EXPONENTS[0]).clamp_(0, len(EXPONENTS) - 1)
-    place += len(EXPONENTS) * (x > 0)
-    return table[place.to(torch.int64)]
+    place = (x.contiguous().view(torch.int64) >> 52).add_(2048)  # the sign is the highest bit, and keeps its place
+    return table.index_select(0, place.reshape(-1)).reshape(x.shape)
 
 
 @functools.cache
