@@ -154,7 +154,7 @@ def test_train_mode_that_changes_nothing_is_not_flagged(module):
 
 @pytest.mark.parametrize("module", [ForgottenTraining(), ForgottenTraining(True), AttentionDropout(0.1)])
 def test_dropout_left_on_is_found_with_its_line(module):
-    (finding,) = ds.program(module.eval()).check(X[None])
+    (finding,) = ds.program(module.eval()).check_draws(X[None])
     assert finding.code == "O004"
     assert finding.where.file == __file__
     line = Path(__file__).read_text().splitlines()[finding.where.line - 1]
@@ -163,7 +163,22 @@ def test_dropout_left_on_is_found_with_its_line(module):
 
 @pytest.mark.parametrize("module", [ForgottenTraining(False), AttentionDropout(0.0), nn.Dropout(0.5)])
 def test_dropout_switched_off_is_not_flagged(module):
-    assert ds.program(module.eval()).check(X[None]) == []
+    assert ds.program(module.eval()).check_draws(X[None]) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "codes", "calls"),
+    [
+        (lambda x: F.dropout(x, 0.25), ["O004"], 4),
+        (lambda x: x + 1e-8 * torch.rand_like(x), [], 4),
+        (lambda x: F.dropout(x, 0.25, training=False), [], 3),
+    ],
+)
+def test_dropout_is_looked_for_where_runs_draw_random_numbers(function, codes, calls):
+    called = []
+    record = ds.compare(lambda x: (called.append(0), function(x))[1], lambda x: x * 1.0, X, explain=False)
+    assert [f.code for f in record.findings if f.code == "O004"] == codes
+    assert len(called) == calls, "twice, once recorded, and once more to see its calls where it draws"
 
 
 # --- other forms ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from driftscope.comparison.leaves import LeafComparison
 from driftscope.comparison.pairing import pair_leaves
 from driftscope.comparison.recording import output_record
 from driftscope.errors import RuntimeRefused
-from driftscope.explain import refusals
+from driftscope.explain import reasons, refusals
 from driftscope.lift.counting import Count
 from driftscope.lift.evidence import Evidence
 from driftscope.programs.budget import Budget
@@ -153,6 +153,9 @@ def run_natively(case: Case, release: Sequence[Program] = ()) -> Finding | None:
                         case.results.append(_leaves(bound.program, bound))
                         states.append(generator_states())
                 effects.note_seeds(states)
+                if states[0] != states[1]:
+                    found = bound.program.check_draws(bound)
+                    case.findings += reasons.of_side(found, side, bound.program.name)
                 if any(bound.program is program for program in release):
                     bound.program.release()
             except RuntimeRefused as refusal:

@@ -9,20 +9,21 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
+
+from driftscope.programs.state.by_tensor import ByTensor
 
 T = TypeVar("T")
 
 # Elements looked at in one go: weights are large, and wider copies of them stay in the processor's cache.
 PIECE = 1 << 16
-_WORD = (1 << 64) - 1
+_WORD, _HALF = (1 << 64) - 1, (1 << 32) - 1
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MULTIPLIERS = {torch.int32: 0x1E3779B1, torch.int64: 0x9E3779B97F4A7C1}
 
 Fingerprint = tuple[int, int, int]
 
-#: A tensor -> its version, and a few numbers that were read of it then, as long as the tensor lives.
-_READ: ContextVar[Any] = ContextVar("driftscope_readings", default=None)
+#: Of a tensor: its version, and a few numbers that were read of it then.
+_READ: ContextVar[ByTensor[tuple[int, dict[str, Any]]] | None] = ContextVar("driftscope_readings", default=None)
 
 
 @contextlib.contextmanager
@@ -31,7 +32,7 @@ def readings_kept() -> Iterator[None]:
     if _READ.get() is not None:
         yield
         return
-    token = _READ.set(WeakIdKeyDictionary())
+    token = _READ.set(ByTensor())
     try:
         yield
     finally:
@@ -42,10 +43,9 @@ def _once(name: str, value: torch.Tensor, read: Callable[[torch.Tensor], T]) -> 
     kept = _READ.get()
     if kept is None or value.is_inference():
         return read(value)
-    version, known = kept.get(value, (None, {}))
+    version, known = kept.get(value) or (None, {})
     if version != value._version:
-        known = {}
-        kept[value] = value._version, known
+        kept[value] = value._version, (known := {})
     if name not in known:
         known[name] = read(value)
     found: T = known[name]
@@ -109,8 +109,8 @@ def _mixed(value: torch.Tensor) -> Fingerprint:
             bits = bits.to(torch.int64)
         plain += int(bits.sum())
         # Wraps modulo 2**64, or 2**32 for the usual float32, so any fixed odd multiplier serves.
-        mixed += int((bits * _MULTIPLIERS[bits.dtype]).bitwise_xor_(bits >> 7).sum())
-    return value.numel(), plain & _WORD, mixed & _WORD
+        mixed += int((bits * _MULTIPLIERS[bits.dtype]).bitwise_xor_(bits >> 7).sum(dtype=bits.dtype))
+    return value.numel(), plain & _WORD, mixed & (_HALF if value.dtype.itemsize == 4 else _WORD)
 
 
 def _bits(value: torch.Tensor) -> torch.Tensor:

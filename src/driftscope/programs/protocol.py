@@ -266,17 +266,15 @@ class Program(abc.ABC):
         return None
 
     def index_ranges(self, inputs: Inputs) -> dict[str, int]:
-        """Return the number of rows of the table that an integer input is looked up in, where that is known.
-
-        Parameters
-        ----------
-        inputs : Inputs
-            As they will be given; integers still to be drawn may be taken as zeros.
-        """
+        """Return the rows of tables that integer inputs are looked up in; what is still to be drawn may be zeros."""
         return {}
 
     def check(self, inputs: Any = None) -> list[Finding]:
         """Say what looks wrong before any number is computed."""
+        return []
+
+    def check_draws(self, inputs: Any = None) -> list[Finding]:
+        """Say what looks wrong in a program whose runs were seen to draw random numbers."""
         return []
 
     def describe(self) -> dict[str, Any]:

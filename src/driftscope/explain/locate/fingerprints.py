@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from driftscope.lift.steps import Constant, Kind, Step
+from driftscope.programs.state.by_tensor import ByTensor
 from driftscope.records.finding import Where
 
 # Relative agreement of two sketches. Equal functions agree to 1e-12 here, the smallest planted bug moves 1e-9.
@@ -214,14 +215,14 @@ class Trail:
         Whether the graph is a torch tape.
     force : mapping of str to Tensor
         Values, by their names, to put in the place of what the run computes: teacher forcing.
-    known : mapping of Tensor to (int, Sketch), or None
+    known : ByTensor of (int, Sketch), or None
         Versions and sketches of tensors that are seen in several runs.
     """
 
     constants: frozenset[str] = frozenset()
     tape: bool = True
     force: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    known: MutableMapping[torch.Tensor, tuple[int, Sketch | None]] | None = None
+    known: ByTensor[tuple[int, Sketch | None]] | None = None
     inputs: dict[str, Sketch | None] = field(default_factory=dict)
     steps: list[Visited] = field(default_factory=list)
     current: dict[str, Sketch | None] = field(default_factory=dict)
@@ -253,7 +254,7 @@ class Trail:
     def _sketch(self, value: torch.Tensor) -> Sketch | None:
         if self.known is None:
             return sketch(value)
-        version, found = self.known.get(value, (-1, None))
+        version, found = self.known.get(value) or (-1, None)
         if version != value._version:  # a program may write into a value that was seen
             found = sketch(value)
             self.known[value] = value._version, found

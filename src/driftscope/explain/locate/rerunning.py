@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
-from driftscope.explain.locate.fingerprints import Trail, forced
+from driftscope.explain.locate.fingerprints import Sketch, Trail, forced
 from driftscope.lift.kept import KeptRun, MemoryShare, Reuse, reusing, shared_run
 from driftscope.lift.steps import Lifted, LiftedOutput, Observer, Step
 from driftscope.programs.isolation.memory import available_bytes
+from driftscope.programs.state.by_tensor import ByTensor
 
 # Share of the free memory that kept runs may take.
 _ROOM = 0.25
@@ -70,7 +69,7 @@ class Reruns:
         self._constants: frozenset[str] | None = None
         self._room: MemoryShare | None = None
         self._kept: list[tuple[Values, KeptRun]] = []
-        self._sketches: Any = WeakIdKeyDictionary()
+        self._sketches: ByTensor[tuple[int, Sketch | None]] = ByTensor()
 
     def run(
         self, observe: Observer | None, force: Values, replace: Values | None = None, graph: Lifted | None = None

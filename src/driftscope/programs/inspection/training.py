@@ -46,12 +46,6 @@ class _TorchProgram(Protocol):
     def as_called(self) -> Callable[..., Any]: ...
 
 
-def check_modes(program: _TorchProgram, bound: Bound) -> list[Finding]:
-    """Look for train() mode and for dropout that a function call leaves on in eval() mode."""
-    # In train() mode dropout is meant to be on; one finding says so.
-    return train_mode(program.module, program.name) or _active_dropout(program, bound)
-
-
 def train_mode(module: nn.Module | None, name: str) -> list[Finding]:
     """Return O003 for a module in train() mode, if anything inside behaves differently there."""
     if module is None:
@@ -130,7 +124,8 @@ def _callers_line() -> tuple[str | None, int | None]:
     return None, None
 
 
-def _active_dropout(program: _TorchProgram, bound: Bound) -> list[Finding]:
+def active_dropout(program: _TorchProgram, bound: Bound) -> list[Finding]:
+    """Return O004 for dropout that a function call leaves on in eval() mode; the program is run to see its calls."""
     calls = _Calls()
     if not _runs_under(calls, program, bound) or not calls.dropouts:
         return []

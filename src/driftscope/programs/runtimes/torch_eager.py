@@ -13,7 +13,7 @@ from torch import nn
 
 from driftscope.programs.arrays import dtype_name
 from driftscope.programs.feeding.binding import bind_call, ready, signature_of
-from driftscope.programs.inspection.training import check_modes, table_rows
+from driftscope.programs.inspection.training import active_dropout, table_rows, train_mode
 from driftscope.programs.protocol import Bound, Program, Slot, TorchSource
 from driftscope.programs.torch_run import FlushingProgram, can_flush, fresh, run_torch
 from driftscope.programs.value_trees import flatten, unflatten
@@ -114,7 +114,11 @@ class TorchProgram(Program):
         return placed
 
     def check(self, inputs: Any = None) -> list[Finding]:
-        return check_modes(self, self.bind(inputs))
+        return train_mode(self.module, self.name)
+
+    def check_draws(self, inputs: Any = None) -> list[Finding]:
+        # In train() mode dropout is meant to be on; one finding says so.
+        return [] if self.check() else active_dropout(self, self.bind(inputs))
 
     def describe(self) -> dict[str, Any]:
         plain = super().describe() | {"torch": torch.__version__}

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.weak import WeakIdKeyDictionary
 
 from driftscope.programs.isolation.memory import available_bytes
+from driftscope.programs.state.by_tensor import ByTensor
 from driftscope.programs.state.process import at_end
 
 #: Parameters and gradients up to this many bytes are copied before each run. Above, one copy serves all runs of a call,
@@ -22,7 +22,7 @@ COPIED_BYTES = 16 << 20
 _ROOM = 0.25  # of the free memory, which copies for a whole call may take
 
 #: For the length of one call: a large tensor -> its version, and what it held then.
-_COPIES: Any = WeakIdKeyDictionary()
+_COPIES: ByTensor[tuple[int, torch.Tensor | None]] = ByTensor()
 
 
 def forget_copies() -> None:
@@ -105,7 +105,7 @@ class ModuleState:
         if size <= COPIED_BYTES:
             self._tensors += [_Tensor(name, t) for name, t in others]
         else:
-            fits = all(t in _COPIES for _, t in others) or size <= _ROOM * available_bytes()
+            fits = all(_COPIES.get(t) for _, t in others) or size <= _ROOM * available_bytes()
             self._tensors += [_LargeTensor(name, t, fits) for name, t in others]
 
     def put_back(self) -> list[str]:
@@ -178,8 +178,7 @@ class _LargeTensor(_Tensor):
         super().__init__(name, tensor)
 
     def _copied(self) -> torch.Tensor | None:
-        kept: tuple[int | None, torch.Tensor | None] = _COPIES.get(self.tensor, (None, None))
-        version, copy = kept
+        version, copy = _COPIES.get(self.tensor) or (None, None)
         if version != self.version:
             copy = super()._copied() if self._fits else None
             _COPIES[self.tensor] = (self.version, copy)
