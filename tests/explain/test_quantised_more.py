@@ -266,3 +266,28 @@ def test_a_bias_that_any_is_the_rounding_of_is_that_of_its_layer(layout, off, ve
             model.layers[3].weight[2] *= 1.3
     found = ds.compare(model, small, (x,), explain=False)
     assert found.verdict == verdict, found.reason
+
+
+class Enlarged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Conv2d(3, 6, 3), nn.Conv2d(6, 4, 3)
+
+    def forward(self, x):
+        y = self.one(x)
+        return self.two(F.interpolate(y[..., 1:, :] + y[..., :-1, :], scale_factor=2, mode="bilinear"))
+
+
+@pytest.mark.parametrize(("spread", "verdict"), [("half_pixel", "PRECISION"), ("asymmetric", "DIFFERENT")])
+@pytest.mark.sampled(1)
+def test_integers_that_are_interpolated_are_numbers_that_are(spread: str, verdict: str, tmp_path: Path):
+    model, x = Enlarged().eval(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    small = onnx.load(quantised(model, (x,), tmp_path, "QOperator", dynamo=True))
+    resize = next(n for n in small.graph.node if n.op_type == "Resize")
+    made = next(n for n in small.graph.node if resize.input[0] in n.output)
+    assert made.op_type == "QLinearAdd"
+    next(a for a in resize.attribute if a.name == "coordinate_transformation_mode").s = spread.encode()
+    for pair in ((model, small), (small, model)):
+        c = ds.compare(*pair, (x,), explain=False)
+        assert str(c.verdict) == verdict, c.reason

@@ -29,10 +29,10 @@ _STRANGE = 0.9
 _WHOLE = 1e-6
 #: What a mask holds where an infinity was meant.
 LARGEST = torch.finfo(torch.float32).max
-#: Operators that move integers or choose among them: quantised values pass through.
+#: Operators that move integers, choose among them or interpolate: what they make has the scale of what they are given.
 PASSING = frozenset({
-    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Gather", "Slice", "Identity", "Split",
-    "Expand", "Pad",
+    "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Gather", "GatherElements", "Slice",
+    "Identity", "Split", "Expand", "Pad", "Resize",
 })  # fmt: skip
 
 
