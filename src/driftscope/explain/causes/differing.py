@@ -30,7 +30,7 @@ from driftscope.explain.causes.rewiring import Reason, where_of
 from driftscope.explain.causes.telling import Telling, ambiguous, cause_step, of_one_kind, optimiser_finding
 from driftscope.explain.causes.weights import ChangedWeight, Matched, exchanged_names, match_weights, misread
 from driftscope.explain.locate.divergence import piece_of, unsound_after
-from driftscope.explain.locate.fingerprints import Visited
+from driftscope.explain.locate.fingerprints import Visited, sketch
 from driftscope.explain.locate.locating import Search, TriedPlace
 from driftscope.lift.choices import exact_choices
 from driftscope.lift.evidence import Evidence
@@ -311,10 +311,11 @@ class _Case:
             right = {strange.constant.name: strange.value}
             if self.search.piece_heals(place, right, {}) or self._whole(right):
                 return self._weight_finding(strange, place)
-        theirs: list[Visited] = []
+        theirs, near = list[Visited](), list[Visited]()
         if self.search.view is not None and parting.counterpart is not None:
             view = self.search.view
             theirs = piece_of(view, parting.counterpart, inner=True)
+            near = piece_of(view, parting.counterpart, True, map(sketch, place.force.values())) if place.force else []
             if not parting.paired:
                 theirs += unsound_after(view.a.steps, parting.counterpart, view.sound_a)
         trying = PieceTrials(self.search, place, self.constants, self._whole, self._left)
@@ -324,6 +325,9 @@ class _Case:
         if cause is None or not cause.verified:
             number = self._other_number()
             cause = missing.whole_piece(parting, theirs, trying.trials()) or cause
+            if number is None and near:
+                again = cause_of(parting, near, self.constants, trying.trials())
+                cause = again if again is not None and again.verified and again.changed is None else cause
         else:
             number = None
         # A's value behind a later piece hides what an earlier one did.

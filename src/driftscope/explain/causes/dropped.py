@@ -13,8 +13,8 @@ import torch
 
 from driftscope.explain.causes.missing import made_of, way_words
 from driftscope.explain.causes.rewiring import Reason, Trials
-from driftscope.explain.locate.divergence import Parting, boundary
-from driftscope.explain.locate.fingerprints import Sketch, Visited
+from driftscope.explain.locate.divergence import Parting
+from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary
 from driftscope.explain.locate.operators import MOVES, family
 from driftscope.records.words import joined
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from driftscope.explain.causes.rewiring import Reason, Trials
-from driftscope.explain.locate.divergence import Parting, boundary
-from driftscope.explain.locate.fingerprints import Sketch, Visited
+from driftscope.explain.locate.divergence import Parting
+from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary
 from driftscope.explain.locate.operators import MOVES, family
 from driftscope.lift.steps import Constant
 

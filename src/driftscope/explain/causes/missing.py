@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 
 from driftscope.explain.causes.rewiring import Reason, Trials, idle
-from driftscope.explain.locate.divergence import Parting, boundary
-from driftscope.explain.locate.fingerprints import Sketch, Visited
+from driftscope.explain.locate.divergence import Parting
+from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary
 from driftscope.explain.locate.operators import MOVES, family
 from driftscope.lift.steps import Constant, plain_name
 from driftscope.records.user_code import written

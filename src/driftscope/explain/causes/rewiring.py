@@ -10,8 +10,8 @@ from typing import TypeGuard
 import torch
 
 from driftscope.explain.causes.weights import ChangedWeight
-from driftscope.explain.locate.divergence import Parting, boundary, common_values
-from driftscope.explain.locate.fingerprints import Sketch, Visited
+from driftscope.explain.locate.divergence import Parting
+from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary, common_values
 from driftscope.explain.locate.operators import MOVES, family
 from driftscope.lift.steps import Constant, Lifted
 from driftscope.records.finding import Where

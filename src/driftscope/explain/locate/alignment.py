@@ -10,9 +10,12 @@ from __future__ import annotations
 import bisect
 import difflib
 import itertools
+import math
 import operator
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from driftscope.explain.locate.fingerprints import AGREE, Sketch, Trail, Visited
 from driftscope.explain.locate.operators import MOVES, family
@@ -107,7 +110,7 @@ def align(a: Trail, b: Trail, same_weights: Mapping[str, Sequence[str]]) -> Alig
     found = Alignment()
     steps_a, steps_b = _shown(a), _shown(b)
     found.add(_believed(_by_name(steps_a, steps_b), a, b), "name")
-    weighted = _by_weights(steps_a, steps_b, same_weights)
+    weighted = _by_weights(steps_a, steps_b, same_weights, [s.name for s in (*a.steps, *b.steps) if s.inside])
     found.add(_believed(_by_place(steps_a, steps_b, found, weighted), a, b), "place")
     anchors = {**_by_value(a, b, steps_a, steps_b), **weighted}
     found.add(_by_order(steps_a, steps_b, found, anchors), "order")
@@ -275,13 +278,18 @@ def _by_value(a: Trail, b: Trail, steps_a: Sequence[Visited], steps_b: Sequence[
     return pairs
 
 
-def _by_weights(a: Sequence[Visited], b: Sequence[Visited], same: Mapping[str, Sequence[str]]) -> dict[int, int]:
+def _by_weights(
+    a: Sequence[Visited], b: Sequence[Visited], same: Mapping[str, Sequence[str]], parts: Sequence[str]
+) -> dict[int, int]:
     """Pair steps that read the same weights; of several of B's for one of A's one that gives A's value, or the last.
+
+    One that is fused with what follows, of which ``parts`` are named, is of another kind and gives another value.
 
     Layers that begin as copies of one another hold the same elements, and an exporter may write these once: where both
     programs read them as often, the order in which they run tells which is which.
     """
     pairs: dict[int, tuple[bool, int]] = {}
+    fused = {part.rpartition("/")[0] for part in parts}
     for names in dict.fromkeys(tuple(names) for names in same.values()):
         own = {name for name, others in same.items() if tuple(others) == names}
         mine, theirs = _readers(b, own), _readers(a, set(names))
@@ -293,7 +301,8 @@ def _by_weights(a: Sequence[Visited], b: Sequence[Visited], same: Mapping[str, S
             named = {name: (_readers(b, {name}), _readers(a, {name})) for name in sorted(own & set(names))}
             found = [(step, other[0]) for steps, other in named.values() if len(other) == 1 for step in steps]
         for step, other in found:
-            if _same_count(other, step):
+            other_kind = _piece(step) != _piece(other) and not {step.name, other.name}.isdisjoint(fused)
+            if _same_count(other, step) and (not other_kind or _equal(step, other)):
                 pairs[other.index] = max(pairs.get(other.index, (False, -1)), (_equal(step, other), step.index))
     return {k: i for i, (_, k) in pairs.items()}
 
@@ -363,3 +372,21 @@ def _increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         chain.append(pairs[k])
         k = before[k]
     return chain[::-1]
+
+
+# Axes whose orders are tried, and elements up to which they are.
+_MOST_AXES, _MOST_ELEMENTS = 4, 1 << 22
+
+
+def orders(theirs: torch.Tensor, mine: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A's value with its axes in every order, in the shape of B's."""
+    if 2 <= theirs.ndim <= _MOST_AXES and mine.numel() <= _MOST_ELEMENTS:
+        for order in itertools.permutations(range(theirs.ndim)):
+            yield theirs.permute(order).reshape(mine.shape)
+
+
+def gap(own: torch.Tensor, value: torch.Tensor) -> float:
+    """Sum of the absolute differences of two values with as many elements; infinite where they have not."""
+    if own.numel() != value.numel():
+        return math.inf
+    return float(torch.nan_to_num(own.reshape(-1) - value.reshape(-1).to(own), posinf=0.0, neginf=0.0).abs().sum())

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from driftscope.explain.locate.alignment import Alignment, ValueIndex
-from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, sketch, steps_to
+from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, common_values, sketch, steps_to
 from driftscope.explain.locate.operators import MOVES, family
 
 # Pieces that only select or join elements.
@@ -354,29 +354,6 @@ def counterpart_of(step: Visited, candidates: Sequence[Visited], position: int) 
     return candidates[position] if position < len(candidates) else (candidates[0] if candidates else None)
 
 
-def common_values(one: Visited, other: Visited) -> int:
-    """Count the values that both steps take."""
-    left = [t for t in other.taken if t is not None and not t.plain]
-    count = 0
-    for value in one.taken:
-        hit = next((t for t in left if value is not None and value.agrees(t)), None)
-        if hit is not None:
-            left.remove(hit)
-            count += 1
-    return count
-
-
-def boundary(piece: Sequence[Visited]) -> dict[str, Visited]:
-    """The values that a piece reads from outside, each with its first reader in the piece."""
-    made = {name for step in piece for name in step.outputs}
-    readers: dict[str, Visited] = {}
-    for step in piece:
-        for name, taken in zip(step.inputs, step.taken, strict=False):
-            if name and name not in made and taken is not None:
-                readers.setdefault(name, step)
-    return readers
-
-
 def _inside_of(view: View, end: Visited) -> dict[int, Visited]:
     """What a fused step of A computes between the last value that B has as well and one of its parts."""
     whole = end.name.rpartition(".")[0]
@@ -388,9 +365,13 @@ def _inside_of(view: View, end: Visited) -> dict[int, Visited]:
     return found
 
 
-def piece_of(view: View, end: Visited, inner: bool = False) -> list[Visited]:
-    """The steps of A that lead to ``end`` from values B has as well; with what fused ones consist of, if asked."""
-    members = steps_to(end, view.makers_a(), view.in_b.holds, _LONGEST)
+def piece_of(view: View, end: Visited, inner: bool = False, forced: Iterable[Sketch | None] = ()) -> list[Visited]:
+    """The steps of A that lead to ``end`` from values B has as well; with what fused ones consist of, if asked.
+
+    ``forced`` are values of A that were put into B before.
+    """
+    given = [s for s in forced if s is not None]
+    members = steps_to(end, view.makers_a(), lambda v: view.in_b.holds(v) or any(v.agrees(s) for s in given), _LONGEST)
     members |= _inside_of(view, end)
     found = [members[k] for k in sorted(members)]
     if inner:

@@ -194,6 +194,29 @@ def steps_to(
     return members
 
 
+def common_values(one: Visited, other: Visited) -> int:
+    """Count the values that both steps take."""
+    left = [t for t in other.taken if t is not None and not t.plain]
+    count = 0
+    for value in one.taken:
+        hit = next((t for t in left if value is not None and value.agrees(t)), None)
+        if hit is not None:
+            left.remove(hit)
+            count += 1
+    return count
+
+
+def boundary(piece: Sequence[Visited]) -> dict[str, Visited]:
+    """The values that a piece reads from outside, each with its first reader in the piece."""
+    made = {name for step in piece for name in step.outputs}
+    readers: dict[str, Visited] = {}
+    for step in piece:
+        for name, taken in zip(step.inputs, step.taken, strict=False):
+            if name and name not in made and taken is not None:
+                readers.setdefault(name, step)
+    return readers
+
+
 def reached_from(steps: Sequence[Visited], names: Iterable[str]) -> set[str]:
     """Some values of a run and all that is computed from them."""
     reached = set(names)

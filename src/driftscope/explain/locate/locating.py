@@ -8,6 +8,7 @@ So programs with several independent bugs show each of them, and a value that on
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from driftscope.errors import CannotLift, DriftscopeError
-from driftscope.explain.locate.alignment import align
+from driftscope.explain.locate.alignment import align, gap, orders
 from driftscope.explain.locate.alike import alike_steps
 from driftscope.explain.locate.divergence import Parting, View, find_partings, turned
 from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, reached_from, sketch, steps_to
@@ -26,8 +27,8 @@ from driftscope.lift.steps import Lifted, LiftedOutput
 _MOST_PLACES = 5
 _MOST_RUNS = 16
 
-# Axes whose orders are tried, elements up to which they are, and how much nearer another order must be.
-_MOST_AXES, _MOST_ELEMENTS, _MUCH_NEARER = 4, 1 << 22, 0.7
+# How much nearer another order of the axes must be.
+_MUCH_NEARER = 0.7
 # Relative difference of two values of equal sketches that are laid out alike.
 _SAME = 1e-8
 
@@ -155,11 +156,9 @@ class Search:
                 continue
             view, healed = outcome.view, outcome.healed
             outcomes = [outcome]
-            if not healed:
-                more = self._together(parting, view, {**force, **outcome.values}, _MOST_PLACES - len(found) - 1)
-                view, healed, outcomes = (
-                    (more[-1].view, more[-1].healed, [outcome, *more]) if more else (view, healed, outcomes)
-                )
+            more = [] if healed else self._together(parting, view, {**force, **outcome.values}, len(found) + 1)
+            if more:
+                view, healed, outcomes = more[-1].view, more[-1].healed, [outcome, *more]
             for each in outcomes:
                 wanted = sketch(each.values[each.parting.step.outputs[0]])
                 found.append(TriedPlace(each.parting, each.created, True, dict(force), wanted))
@@ -242,22 +241,29 @@ class Search:
         # Where the order of the elements is what is wrong, B's own tells nothing.
         one, other_one = step.sketches[0], other.sketches[0]
         moved = one is not None and other_one is not None and one.agrees(other_one)
-        return {
+        found = {
             own: theirs[name]
             if moved and theirs[name].shape == mine[own].shape
             else self.laid_out(theirs[name], mine[own])
             for own, name in zip(step.outputs, other.outputs, strict=False)
             if own in mine and name in theirs and theirs[name].numel() == mine[own].numel()
         }
+        # A fused step gives besides what A's step is given: a norm, the sum that it normalises.
+        for own in mine.keys() - found.keys() if found else ():
+            near = functools.partial(gap, mine[own])
+            nearest = min(self.runs_a.values(other.inputs, {}).values(), key=near, default=mine[own])
+            if near(nearest) < (1.0 - _MUCH_NEARER) * near(torch.zeros_like(mine[own])):
+                found[own] = self.laid_out(nearest, mine[own])
+        return found
 
-    def _together(self, parting: Parting, view: View, force: Values, most: int) -> list[_Outcome]:
+    def _together(self, parting: Parting, view: View, force: Values, known: int) -> list[_Outcome]:
         """Put A's values in every place that looks like one that was found, and keep those that part there.
 
         A change is often the same in every layer. All are tried in one run: where B parts from A from one of them on,
         it takes A's values in up to there, and that is a place as if each had been tried alone. [] where the next
         place is not one of them, or they do not bring more of B's values back to A's.
         """
-        alike = alike_steps(view, parting)[:most]
+        alike = alike_steps(view, parting)[: _MOST_PLACES - known]
         following = next((p for p in find_partings(view) if p.paired), None) if len(alike) > 1 else None
         if following is None or following.step.index != alike[0][0].index:
             return []
@@ -290,10 +296,10 @@ class Search:
             return theirs
         known = self._known_order(theirs, mine)
         if known is not None:
-            return next(itertools.islice(_orders(theirs, mine), known, None))
-        best, nearest = theirs, _MUCH_NEARER * _gap(mine, theirs)
-        for moved in _orders(theirs, mine):
-            distance = _gap(mine, moved)
+            return next(itertools.islice(orders(theirs, mine), known, None))
+        best, nearest = theirs, _MUCH_NEARER * gap(mine, theirs)
+        for moved in orders(theirs, mine):
+            distance = gap(mine, moved)
             if distance < nearest:
                 best, nearest = moved, distance
         return best
@@ -331,7 +337,7 @@ class Search:
             if mine is None or theirs is None:
                 continue
             size = float(mine.abs().max())
-            close = (float((mine - moved.to(mine)).abs().max()) <= _SAME * size for moved in _orders(theirs, mine))
+            close = (float((mine - moved.to(mine)).abs().max()) <= _SAME * size for moved in orders(theirs, mine))
             return next((n for n, equal in enumerate(close) if equal), None)
         return None
 
@@ -378,22 +384,10 @@ def _forget(view: View, parting: Parting) -> bool:
     return False
 
 
-def _orders(theirs: torch.Tensor, mine: torch.Tensor) -> Iterator[torch.Tensor]:
-    """A's value with its axes in every order, in the shape of B's."""
-    if 2 <= theirs.ndim <= _MOST_AXES and mine.numel() <= _MOST_ELEMENTS:
-        for order in itertools.permutations(range(theirs.ndim)):
-            yield theirs.permute(order).reshape(mine.shape)
-
-
-def _gap(own: torch.Tensor, value: torch.Tensor) -> float:
-    return float(torch.nan_to_num(own.reshape(-1) - value.reshape(-1).to(own), posinf=0.0, neginf=0.0).abs().sum())
-
-
 def _relative(mine: torch.Tensor, theirs: torch.Tensor) -> float | None:
     if not mine.dtype.is_floating_point:
         return None
     x, y = mine.reshape(-1), theirs.reshape(-1).to(mine)
     keep = torch.isfinite(x) & torch.isfinite(y) & (x.abs() < 1e30) & (y.abs() < 1e30)
     size = float(torch.linalg.vector_norm(y[keep]))
-    gap = float(torch.linalg.vector_norm((x - y)[keep]))
-    return gap / size if size else None
+    return float(torch.linalg.vector_norm((x - y)[keep])) / size if size else None
