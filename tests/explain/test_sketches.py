@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from driftscope.explain.locate.fingerprints import AGREE, sketch
+from driftscope.explain.locate import fingerprints
+from driftscope.explain.locate.fingerprints import AGREE, Trail, sketch
+from driftscope.lift.steps import Rounding, Step
+from driftscope.programs.state.by_tensor import ByTensor
+from driftscope.records.finding import Where
 
 ROW = 65521
 
@@ -54,3 +58,36 @@ def test_one_number_many_times_is_plain_and_so_are_integers(count):
     assert sketch(torch.arange(count)).plain
     assert not sketch(torch.full((count,), 0.3).index_fill_(0, torch.tensor([1]), 0.4)).plain
     assert not sketch(torch.tensor([0.3])).plain
+
+
+X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize(
+    ("source", "made", "looks"),
+    [
+        (X, X.reshape(6, 4), 1),
+        (X, X[None], 1),
+        (X.transpose(0, 2), X.transpose(0, 2)[:, None], 1),
+        (X, X.transpose(1, 2), 2),
+        (X, X.clone(), 2),
+        (X, X[:1], 2),
+    ],
+)
+def test_a_value_is_not_looked_at_again_in_another_shape(source, made, looks, monkeypatch):
+    looked = []
+    monkeypatch.setattr(fingerprints, "sketch", lambda value: looked.append(value) or sketch(value))
+    trail = Trail(known=ByTensor())
+    for value, name in ((source, "x"), (made, "y")):
+        trail(Step(0, name, "Reshape", Where(), ["x"], [name], [source], [value], [torch.float32], Rounding(), {}))
+    assert len(looked) == looks
+    assert [s.sketches for s in trail.steps] == [(sketch(source),), (sketch(made),)]
+
+
+def test_a_value_that_was_written_meanwhile_is_looked_at_again():
+    value, trail = X.clone(), Trail(known=ByTensor())
+    trail(Step(0, "x", "Add", Where(), [], ["x"], [], [value], [torch.float32], Rounding(), {}))
+    value.mul_(2.0)
+    view = value.reshape(24)
+    trail(Step(1, "y", "Reshape", Where(), ["x"], ["y"], [value], [view], [torch.float32], Rounding(), {}))
+    assert trail.steps[1].sketches == (sketch(view),) != trail.steps[0].sketches

@@ -13,6 +13,7 @@ from torch import nn
 
 import driftscope as ds
 from driftscope.lift import readings
+from driftscope.lift.formulas import terms
 from driftscope.lift.onnx.graph import LiftedOnnx
 from driftscope.lift.reconcile import folds, matching, scalars
 from driftscope.lift.reconcile.exact import exact_matches
@@ -279,3 +280,25 @@ def test_which_repairs_move_what_is_in_force() -> None:
     assert not matching.moves([far], [repaired(1 + 2.0**-30 + 2.0**-51)])
     assert matching.moves([far], [near])
     assert matching.moves([], [repaired(1.0, "weight")])
+
+
+def test_a_product_is_read_once_for_its_noise_and_its_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[torch.Size] = []
+    real = terms._square_norms
+    monkeypatch.setattr(terms, "_square_norms", lambda rows: looked.append(rows.shape) or real(rows))
+    a, b = torch.randn(2, 3, 5, dtype=torch.float64), 10.0 * torch.randn(5, 7, dtype=torch.float64)
+    known = terms.product(a, b).squares
+    assert isinstance(known, terms.ProductSquares)
+    exact = a.square() @ b.square()
+    assert known().shape == exact.shape
+    assert float((known() / exact).log().mean().abs()) < 0.5
+    assert known.sizes() == pytest.approx((float(a.square().mean().sqrt()), float(b.square().mean().sqrt())))
+    assert looked == [a.shape, (7, 5)]
+
+
+def test_what_is_one_place_in_memory_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = torch.randn(4, 4)
+    monkeypatch.setattr(torch, "equal", lambda *_: False)
+    assert readings.is_same(value, torch.from_numpy(value.numpy()))
+    assert not readings.is_same(value, value.T)
+    assert not readings.is_same(value, value.clone())

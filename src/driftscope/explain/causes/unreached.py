@@ -17,6 +17,7 @@ import torch
 from driftscope.errors import CannotLift
 from driftscope.explain.causes.alterations import alteration_of
 from driftscope.lift.evidence import Evidence
+from driftscope.lift.readings import is_same
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.finding import Finding, Where
 from driftscope.records.kinds.comparison import Comparison
@@ -97,7 +98,7 @@ def _differing(a: Sequence[Constant], b: Sequence[Constant], repaired: set[str])
         x, y = other.value, mine.value
         if x.dtype != y.dtype or x.shape != y.shape or not y.is_floating_point() or y.numel() < 2 or x is y:
             continue
-        if x.data_ptr() != y.data_ptr() and not torch.equal(x.to(y.device), y):
+        if not is_same(x.to(y.device), y):
             yield other, mine
 
 

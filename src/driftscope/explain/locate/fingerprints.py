@@ -142,6 +142,17 @@ def sketch(value: torch.Tensor) -> Sketch | None:
     return Sketch(count, size, relative, sums.ordered / (count**0.5 * size), holes, plain)
 
 
+def _is_viewed(source: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a value is its source in another shape: the same memory, read in the same order."""
+    if source.layout is not torch.strided or value.layout is not torch.strided or source.dtype != value.dtype:
+        return False
+    if source.numel() != value.numel() or source.data_ptr() != value.data_ptr():
+        return False
+    one, two = source.squeeze(), value.squeeze()
+    alike = one.shape == two.shape and one.stride() == two.stride()
+    return alike or (one.is_contiguous() and two.is_contiguous())
+
+
 @dataclass(slots=True)
 class Visited:
     """One step of a lifted run as it is remembered: everything but the values.
@@ -263,7 +274,7 @@ class Trail:
             own = zip(step.output_names, step.outputs, strict=False)
             self.replaced.update((name, value) for name, value in own if name in self.force and value is not None)
         taken = tuple(self._taken(name, v) for name, v in zip(step.input_names, step.inputs, strict=False))
-        sketches = tuple(None if v is None else self._sketch(v) for v in shown)
+        sketches = tuple(None if v is None else self._sketch(v, step.inputs) for v in shown)
         self.steps.append(
             Visited(
                 len(self.steps), step.name, step.operator, step.where, tuple(step.input_names),
@@ -274,12 +285,15 @@ class Trail:
         self.current.update(zip(step.output_names, sketches, strict=False))
         return outputs
 
-    def _sketch(self, value: torch.Tensor) -> Sketch | None:
+    def _sketch(self, value: torch.Tensor, inputs: Sequence[torch.Tensor | None] = ()) -> Sketch | None:
+        """Sketch a value; what only views the first input of its step is known already."""
         if self.known is None:
             return sketch(value)
         version, found = self.known.get(value) or (-1, None)
         if version != value._version:  # a program may write into a value that was seen
-            found = sketch(value)
+            source = inputs[0] if len(inputs) else None
+            old = self.known.get(source) if source is not None and _is_viewed(source, value) else None
+            found = old[1] if old is not None and source is not None and old[0] == source._version else sketch(value)
             self.known[value] = value._version, found
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from driftscope.accumulation.kernels.kernel_factory import FORMATS_TAKEN
 from driftscope.accumulation.kernels.onnx_calls import OPERATORS, NodeCall, node_kernel
 from driftscope.accumulation.kernels.torch_calls import PRODUCTS, REDUCTIONS, torch_call
 from driftscope.comparison.measuring.spread import rms
+from driftscope.lift.formulas.terms import ProductSquares
 from driftscope.lift.noise.floor import ORDINARY, kernels_of
 from driftscope.lift.noise.spreads import Model
 from driftscope.lift.steps import Kind, Step
@@ -130,7 +131,7 @@ class SumsOfProgram:
             self.sites.append(
                 Site(
                     step.name, step.operator, step.where, step.rounding.kind, n, tuple(tuple(x.shape) for x in given),
-                    dtype, tuple(sorted(rms(x) for x in added)), self._facts(step, operator, given),
+                    dtype, tuple(sorted(_sizes(step, added))), self._facts(step, operator, given),
                     tuple(step.output_names), None if step.rounding.running else self._model.usual_growth(step),
                 )
             )  # fmt: skip
@@ -198,6 +199,12 @@ def _terms(step: Step, operator: str, added: list[torch.Tensor]) -> int:
     if step.rounding.kind is Kind.DOT:
         return added[0].shape[-1] if added[0].dim() else 1
     return step.rounding.length
+
+
+def _sizes(step: Step, added: list[torch.Tensor]) -> Iterable[float]:
+    """Root mean squares of what is added or multiplied; of the factors of a product as its noise needs them too."""
+    known = step.rounding.squares
+    return known.sizes() if isinstance(known, ProductSquares) else map(rms, added)
 
 
 def _device(bound: Bound) -> str:

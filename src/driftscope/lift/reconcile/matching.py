@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from driftscope.lift.readings import Fingerprint, ends_of, fingerprint, number_of
+from driftscope.lift.readings import Fingerprint, ends_of, fingerprint, is_same, number_of
 from driftscope.lift.reconcile.arrangements import rearrangements
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.words import counted
@@ -212,7 +212,7 @@ class WeightIndex:
         """Whether some tensor holds the numbers of one of another program's, which is indexed in ``own``."""
         twin = self._by_name.get(constant.name)
         alike = twin is not None and twin.frontier and twin.value.dtype == constant.value.dtype
-        if alike and twin is not None and torch.equal(twin.value, constant.value):
+        if alike and twin is not None and is_same(twin.value, constant.value):
             return True  # nearly always, and nothing has to be fingerprinted to see it
         return self.holds(constant.value, lambda: own.fingerprint(constant))
 

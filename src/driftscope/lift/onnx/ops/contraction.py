@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 
 from driftscope.lift.formulas.linear_algebra import as_kernel
-from driftscope.lift.formulas.terms import dot, matmul_squares
+from driftscope.lift.formulas.terms import dot, matmul_squares, product
 from driftscope.lift.onnx.registry import Node, Result, operator
 
 
 @operator("MatMul")
 def matmul(node: Node, a: Tensor, b: Tensor) -> Result:
     """Matrix product with numpy's broadcasting of stacks."""
-    length = a.shape[-1]
     if not a.is_floating_point():
         return Result(torch.matmul(a.to(torch.int64), b.to(torch.int64)).to(a.dtype))
-    return Result(torch.matmul(a, b), dot(length, lambda: matmul_squares(a, b)))
+    return Result(torch.matmul(a, b), product(a, b))
 
 
 @operator("Gemm", since=7)
@@ -30,20 +29,20 @@ def gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Result:
         b = b.transpose(-1, -2)
     alpha, beta = node.number("alpha", 1.0), node.number("beta", 1.0)
     if not a.is_floating_point():
-        product = (torch.matmul(a.to(torch.float64), b.to(torch.float64)) * alpha).to(a.dtype)
-        return Result(product if c is None else product + (c * beta).to(a.dtype))
-    product = torch.matmul(a, b)
+        result = (torch.matmul(a.to(torch.float64), b.to(torch.float64)) * alpha).to(a.dtype)
+        return Result(result if c is None else result + (c * beta).to(a.dtype))
+    result = torch.matmul(a, b)
     # A factor of exactly one is left out: it costs a pass over the product and changes nothing.
     if isinstance(alpha, Tensor) or alpha != 1.0:
-        product = alpha * product
+        result = alpha * result
     if c is not None:
-        product = product + (c if not isinstance(beta, Tensor) and beta == 1.0 else beta * c)
+        result = result + (c if not isinstance(beta, Tensor) and beta == 1.0 else beta * c)
 
     def squares() -> Tensor:
         terms = matmul_squares(a, b) * (alpha * alpha)
         return terms if c is None else terms + (beta * c).square()
 
-    return Result(product, dot(a.shape[-1], squares))
+    return Result(result, dot(a.shape[-1], squares))
 
 
 @operator("Einsum")

@@ -12,7 +12,7 @@ from driftscope.errors import CannotLift
 from driftscope.lift.formulas.activations import gelu, gelu_rounding
 from driftscope.lift.formulas.convolutions import convolution_squares, convolve
 from driftscope.lift.formulas.sampling import relative_places
-from driftscope.lift.formulas.terms import dot, matmul_squares, product
+from driftscope.lift.formulas.terms import ProductSquares, dot, product
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call
 from driftscope.lift.torch.ops.registry import Outputs, rule
@@ -43,14 +43,14 @@ def _addmm(call: Call) -> tuple[Outputs, Rounding]:
     bias, a, b = call.value("self"), call.value(left), call.value(right)
     beta, alpha = call.value("beta"), call.value("alpha")
     if call.facts.name == "addmm" and not isinstance(beta, torch.Tensor) and not isinstance(alpha, torch.Tensor):
-        return [torch.addmm(bias, a, b, beta=beta, alpha=alpha)], dot(a.shape[-1] + 1, lambda: matmul_squares(a, b))
+        return [torch.addmm(bias, a, b, beta=beta, alpha=alpha)], dot(a.shape[-1] + 1, ProductSquares(a, b))
     out = torch.outer(a, b) if call.facts.name == "addr" else torch.matmul(a, b)
     if call.facts.name == "addbmm":
         out = out.sum(0)
     out = out if _is_one(alpha) else out * alpha
     out = out if _is_zero(beta) else out + (bias if _is_one(beta) else bias * beta)
     matrices = call.facts.name in ("addmm", "baddbmm")
-    return [out], dot(a.shape[-1] + 1, (lambda: matmul_squares(a, b)) if matrices else None)
+    return [out], dot(a.shape[-1] + 1, ProductSquares(a, b) if matrices else None)
 
 
 def _is_one(x: Any) -> bool:
@@ -64,7 +64,7 @@ def _is_zero(x: Any) -> bool:
 @rule("linear")
 def _linear(call: Call) -> tuple[Outputs, Rounding]:
     x, w, bias = call.value("input"), call.value("weight"), call.value("bias")
-    return [F.linear(x, w, bias)], dot(w.shape[-1], (lambda: matmul_squares(x, w.mT)) if w.dim() == 2 else None)
+    return [F.linear(x, w, bias)], dot(w.shape[-1], ProductSquares(x, w.mT) if w.dim() == 2 else None)
 
 
 @rule("_addmm_activation")
