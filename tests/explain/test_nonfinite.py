@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import driftscope as ds
 from driftscope.comparison.leaves import compare_leaves
 from driftscope.explain.native.nonfinite import origin_findings
-from driftscope.lift.evidence import Evidence, SideLift
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.side_lift import SideLift
 from driftscope.lift.torch.tape import lift_torch
 from driftscope.records.finding import Finding
 from driftscope.records.kinds.comparison import Comparison

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from driftscope.comparison.measuring.spread import drift_in_floors
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.native.replays import reproduce
-from driftscope.lift.evidence import Evidence, SideLift, add_noise
+from driftscope.lift.evidence import Evidence
 from driftscope.lift.noise.floor import ARITHMETICS, ORDINARY, Arithmetic, noise_samples
+from driftscope.lift.side_lift import SideLift, add_noise
 
 NAMED = {arithmetic.name: arithmetic for arithmetic in ARITHMETICS}
 QUICK = [

@@ -1,4 +1,4 @@
-"""Whether an optimiser shows in the bits of a result is asked of the runtime, and of nothing else."""
+"""What an optimiser did: asked of the runtime where it shows in bits, and held against the file it was made of."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
+from driftscope.comparison.thresholds import THRESHOLDS
+from driftscope.lift import evidence
+from driftscope.lift.onnx.graph import LiftedOnnx
 from driftscope.lift.optimised import optimisers_show
+from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
+from driftscope.lift.side_lift import SideLift
 from driftscope.lift.sources import lift_bound
 from driftscope.programs.loading.load import load_program
 
@@ -62,3 +67,44 @@ def test_two_writings_are_no_further_apart_than_the_kernels_are_from_float64(far
     program, twin = load_program(Moved()), load_program(torch.nn.Identity())
     monkeypatch.setattr(type(program), "unoptimised", lambda self: twin)
     assert shows(program, far) is shown
+
+
+SCALE = float(np.float32(0.42044820762685725))
+
+
+def _scaled(alpha: float | None) -> LiftedOnnx:
+    """A product that is scaled twice, or by a number that an optimiser made of the two."""
+    draw = np.random.default_rng(0)
+    kept = [numpy_helper.from_array(draw.standard_normal((8, 4)).astype(np.float32), "w")]
+    kept += [numpy_helper.from_array(np.float32(SCALE), "s")] if alpha is None else []
+    nodes = [helper.make_node("Gemm", ["x", "w"], ["y"], "gemm", **({} if alpha is None else {"alpha": alpha}))]
+    if alpha is None:
+        nodes[0].output[0] = "p"
+        nodes += [helper.make_node("Mul", ["p", "s"], ["q"], "one"), helper.make_node("Mul", ["q", "s"], ["y"], "two")]
+    value = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [3, 8]), ("y", [3, 4])))
+    graph = helper.make_graph(nodes, "g", [next(value)], [next(value)], kept)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    return LiftedOnnx(model, {"x": torch.from_numpy(draw.standard_normal((3, 8)).astype(np.float32))})
+
+
+@pytest.mark.parametrize(
+    ("alpha", "certified", "runs"),
+    [
+        (float(np.float32(SCALE) * np.float32(SCALE)), True, 1),
+        (float(np.float32(SCALE) * np.float32(SCALE)) * (1 + 2.0**-20), False, 0),  # not what the two make
+        (0.125, False, 0),  # meant as it stands
+    ],
+)
+def test_a_number_that_an_optimiser_made_of_two_takes_no_run_of_its_own(alpha, certified, runs, monkeypatch):
+    file, made = _scaled(None), _scaled(alpha)
+    side, ran = SideLift(file, clean=file.run()), []
+    file.constants()
+    real = LiftedOnnx.values
+    monkeypatch.setattr(LiftedOnnx, "values", lambda self, *given: ran.append(self) or real(self, *given))
+    found = evidence._by_numbers(side, made, lambda _outputs: OutputPairing([(0, 0)], [None]), THRESHOLDS)
+    assert (found is not None) is certified
+    assert ran == [made] * runs
+    if found is not None:
+        assert [(r.name, r.partner) for r in found.repairs_b] == [("gemm.alpha", f"{SCALE!r}**2")]
+        (stored,) = measure(side.clean, made.run(), OutputPairing([(0, 0)], [None]), THRESHOLDS)
+        assert not within(stored)

@@ -26,10 +26,11 @@ from driftscope.explain.native.nonfinite import origins
 from driftscope.explain.native.program_kernels import SourceLines
 from driftscope.explain.native.ranges import Edge, Overflow, beyond_float64, first_overflow
 from driftscope.lift.domains import AtEnds, at_ends
-from driftscope.lift.evidence import Evidence, SideLift
+from driftscope.lift.evidence import Evidence
 from driftscope.lift.finer.ends import spread
 from driftscope.lift.noise.floor import kernels_of
 from driftscope.lift.noise.injector import NoiseInjector
+from driftscope.lift.side_lift import SideLift
 from driftscope.lift.steps import Kind, Lifted, Step
 from driftscope.lift.ties import noisy_values
 from driftscope.records.finding import Finding, Where

@@ -18,7 +18,8 @@ from driftscope.explain.blame.optimisers import SearchBudget, blame_optimizers
 from driftscope.explain.half.notes import half_findings
 from driftscope.explain.native.kernels_alone import KernelLooks
 from driftscope.explain.native.program_kernels import cast_finding, kernel_finding
-from driftscope.lift.evidence import Evidence, SideLift
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.side_lift import SideLift
 from driftscope.programs.protocol import Bound
 from driftscope.records.finding import Finding
 from driftscope.records.kinds.left_out import Blame, operators_in_words

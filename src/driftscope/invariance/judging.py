@@ -15,8 +15,8 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.invariance.rows import same_bits
 from driftscope.invariance.running import Leaves, Runner
 from driftscope.invariance.wrapping import Calling, called_by
-from driftscope.lift.evidence import SideLift, add_noise, lift_side
 from driftscope.lift.noise.floor import noisy_run
+from driftscope.lift.side_lift import SideLift, add_noise, lift_side
 from driftscope.lift.sources import lift_bound
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin
 from driftscope.numerics.formats import format_of

@@ -5,7 +5,7 @@ This is the measuring half of a comparison; :mod:`driftscope.comparison.judge` d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,106 +13,29 @@ import torch
 
 from driftscope.comparison.measuring.spread import Ratio
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
-from driftscope.errors import CannotLift, DriftscopeError, RuntimeRefused
+from driftscope.errors import CannotLift, RuntimeRefused
 from driftscope.lift.finer.ends import Lost
 from driftscope.lift.noise.floor import (
     Allows,
-    NoiseSample,
     Watch,
-    floor64_sample,
-    noise_sample,
-    noise_samples,
 )
+from driftscope.lift.onnx.graph import LiftedOnnx
 from driftscope.lift.optimised import optimisers_show
 from driftscope.lift.outline import Outline, remember_outline
 from driftscope.lift.reconcile.affine import watched_for_pieces
 from driftscope.lift.reconcile.certify import Reconciled, reconcile
-from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
-from driftscope.lift.sources import lift_bound, lift_source
+from driftscope.lift.reconcile.drifts import OutputPairing, is_disputed, measure, within
+from driftscope.lift.reconcile.exact import numbers_made_of
+from driftscope.lift.reconcile.matching import moves
+from driftscope.lift.reconcile.sides import ReconciledSide
+from driftscope.lift.side_lift import SideLift, add_noise, attempt, floor64_of, lift_side
+from driftscope.lift.sources import lift_source
 from driftscope.lift.steps import Lifted, LiftedOutput, Step
-from driftscope.lift.torch.tape import lift_torch
 from driftscope.lift.widened import widened_drift, widened_outputs
-from driftscope.numerics.error_model import Growth
 from driftscope.programs.protocol import Bound
 from driftscope.records.finding import Where
 
 Progress = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class SideLift:
-    """One program in float64.
-
-    Parameters
-    ----------
-    graph : Lifted or None
-        None when it cannot be lifted; ``reason`` then says why.
-    clean : list of LiftedOutput
-        One run as it is.
-    noises : list of NoiseSample
-        Per noise run, per output: what ordinary rounding did to it.
-    widened : list of Tensor or None
-        For a program without a graph that follows the format of its inputs: its outputs on float64 inputs.
-    """
-
-    graph: Lifted | None = None
-    reason: str = ""
-    clean: list[LiftedOutput] = field(default_factory=list)
-    noises: list[NoiseSample] = field(default_factory=list)
-    widened: list[torch.Tensor | None] = field(default_factory=list)
-
-
-def lift_side(bound: Bound) -> SideLift:
-    """Lift one program and run it once; a program that cannot be lifted is evidence, not an error."""
-    return _attempt(lambda: lift_bound(bound))
-
-
-def measured_call(function: Callable[..., Any], args: tuple[Any, ...], most: int) -> SideLift:
-    """Lift one call of a torch function and take one sample of its noise, if it takes no more than so many steps."""
-
-    def build() -> Lifted:
-        found = lift_torch(function, args, {})
-        if len(found.tape.entries) > most:
-            raise CannotLift(f"{len(found.tape.entries)} steps are more than {most}")
-        return found
-
-    side = _attempt(build)
-    if side.graph is not None:
-        side.noises = [noise_sample(side.graph, side.clean)]
-    return side
-
-
-def _attempt(build: Callable[[], Lifted]) -> SideLift:
-    try:
-        graph = build()
-        return SideLift(graph, clean=graph.run())
-    except CannotLift as error:
-        return SideLift(reason=error.reason)
-    except DriftscopeError:
-        raise
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, LookupError, AttributeError) as error:
-        # An operator torch has no float64 kernel for, or a graph outside what the evaluators know: say which.
-        return SideLift(reason=f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
-
-
-def add_noise(
-    side: SideLift,
-    seed: int,
-    revealed: Mapping[str, Growth] | None = None,
-    watch: Watch | None = None,
-    allows: Allows = lambda _step, _seconds: True,
-) -> None:
-    """Run the lifted program with the noise of ordinary rounding; more often when few elements carry it.
-
-    With ``revealed``, by the names of steps, the noise of sums whose trees are known is that of these trees, and
-    takes the place of what was measured before. ``watch`` sees every step of the first run.
-    """
-    if side.graph is None or (side.noises and revealed is None):
-        return
-    try:
-        side.noises = noise_samples(side.graph, side.clean, seed=seed, revealed=revealed, watch=watch, allows=allows)
-    except CannotLift as error:  # an operator that only the observed run takes apart
-        side.graph, side.clean, side.reason = None, [], error.reason
 
 
 @dataclass(slots=True)
@@ -313,10 +236,10 @@ def gather(
         found.reconciled = reconcile(side_a.graph, side_b.graph, (side_a.clean, side_b.clean), pairing, thresholds)
     elif side_a.graph is not None:
         side_b.widened = widened_outputs(b, seed)
-        found.floor64 = _floor64(side_a, seed) if side_b.widened else []
+        found.floor64 = floor64_of(side_a, seed) if side_b.widened else []
     elif side_b.graph is not None:
         side_a.widened = widened_outputs(a, seed)
-        found.floor64 = _floor64(side_b, seed + 1000) if side_a.widened else []
+        found.floor64 = floor64_of(side_b, seed + 1000) if side_a.widened else []
     if side_b.graph is not None:
         _check_optimized(found, b, seed, thresholds, progress)
     return found
@@ -335,18 +258,8 @@ def _all_of(*watches: Watch | None) -> Watch:
 
 def pairing_of(a: SideLift, b: SideLift, pairs: Sequence[tuple[int, int]], seed: int = 0) -> OutputPairing:
     """Pair the outputs of two lifted programs, with the float64 noise of both."""
-    one, other = _floor64(a, seed), _floor64(b, seed + 1000)
+    one, other = floor64_of(a, seed), floor64_of(b, seed + 1000)
     return OutputPairing(list(pairs), [_together(one[i], other[j]) for i, j in pairs])
-
-
-def _floor64(side: SideLift, seed: int) -> list[torch.Tensor | None]:
-    if side.graph is None:
-        return [None] * len(side.clean)
-    first = side.noises[0] if side.noises else None
-    try:
-        return floor64_sample(side.graph, side.clean, first, seed=seed)
-    except CannotLift:  # a kernel that refuses a value with noise: no more than the usual limit is known
-        return [None] * len(side.clean)
 
 
 def _together(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
@@ -362,6 +275,26 @@ _FAR = 1e4
 _SEEN = 1e-2
 
 
+def _by_numbers(
+    file: SideLift, optimised: Lifted, pairing_with: Callable[[Sequence[LiftedOutput]], OutputPairing],
+    thresholds: Thresholds,
+) -> Reconciled | None:  # fmt: skip
+    """Hold a graph against the file it was made of, run once: with the numbers that were made of the file's, exact.
+
+    None where there are none (the scale of an attention, of its halves, is one), or that does not make it the file's
+    function: then it is looked at as it is stored.
+    """
+    if file.graph is None or not isinstance(optimised, LiftedOnnx):
+        return None
+    repairs = numbers_made_of(ReconciledSide(file.graph, file.clean), optimised.attribute_numbers())
+    if not moves([], repairs):
+        return None
+    outputs = optimised.run(replace={r.name: r.value for r in repairs})
+    drifts = measure(file.clean, outputs, pairing_with(outputs), thresholds)
+    found = Reconciled(file.clean, outputs, file.clean, outputs, drifts, drifts, repairs_b=repairs)
+    return found if found.same_function and not any(map(is_disputed, drifts)) else None
+
+
 def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Thresholds, progress: Progress) -> None:
     """Hold the graph that B's runtime really ran against B's file: an optimiser may have changed the function."""
     try:
@@ -372,15 +305,25 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
     if source is None or found.b.graph is None:
         return
     progress("Lifting the graph the runtime optimised")
-    optimized = _attempt(lambda: lift_source(source))
+    floor64 = floor64_of(found.b, seed)
+
+    def pairing_with(outputs: Sequence[LiftedOutput]) -> OutputPairing:
+        same = [(k, k) for k in range(min(len(found.b.clean), len(outputs)))]
+        return OutputPairing(same, [floor64[k] for k, _ in same])
+
+    def first_run(graph: Lifted) -> list[LiftedOutput]:
+        found.optimized = _by_numbers(found.b, graph, pairing_with, thresholds)
+        return graph.run() if found.optimized is None else found.optimized.outputs_b
+
+    optimized = attempt(lambda: lift_source(source), first_run)
     if optimized.graph is None:
         found.optimized_reason = optimized.reason
         return
     found.optimized_graph = optimized.graph
-    same = [(k, k) for k in range(min(len(found.b.clean), len(optimized.clean)))]
-    floor64 = _floor64(found.b, seed)
-    pairing = OutputPairing(same, [floor64[k] for k, _ in same])
-    clean = found.b.clean, optimized.clean
+    if found.optimized is not None:
+        return
+    pairing, clean = pairing_with(optimized.clean), (found.b.clean, optimized.clean)
+    same = pairing.indices
     drifts = measure(*clean, pairing, thresholds)
     if any(d.value > _SEEN for d in drifts) and not optimisers_show(b, *clean):
         return
@@ -389,7 +332,7 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
     if not near:
         found.optimized = reconcile(found.b.graph, optimized.graph, clean, pairing, thresholds)
     if found.optimized is None or not found.optimized.same_function:
-        theirs = _floor64(optimized, seed + 1000)
+        theirs = floor64_of(optimized, seed + 1000)
         pairing = OutputPairing(same, [_together(floor64[k], theirs[k]) for k, _ in same])
         found.optimized = reconcile(found.b.graph, optimized.graph, clean, pairing, thresholds)
     if not found.optimized.same_function and found.a.graph is not None and found.reconciled is not None:

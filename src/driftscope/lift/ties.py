@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from driftscope.lift.evidence import Evidence, SideLift
+from driftscope.lift.evidence import Evidence
 from driftscope.lift.noise.floor import ORDINARY, noisy_run
+from driftscope.lift.side_lift import SideLift
 from driftscope.lift.steps import Lifted
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from driftscope.errors import InputError
-from driftscope.lift.evidence import measured_call
+from driftscope.lift.side_lift import measured_call
 from driftscope.records.words import counted
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import Difference, differ

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from driftscope.comparison.agreement import agreement
-from driftscope.lift.evidence import SideLift, samples_at
+from driftscope.lift.evidence import samples_at
+from driftscope.lift.side_lift import SideLift
 from driftscope.lift.torch.entries import UNINITIALISED
 from driftscope.transforms import derivatives
 from driftscope.transforms import torch_internals as internals

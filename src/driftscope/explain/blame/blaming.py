@@ -13,10 +13,11 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, InputError
 from driftscope.explain.blame.optimisers import SearchBudget, blame_optimizers
 from driftscope.explain.locate.targets import Target
-from driftscope.lift.evidence import Evidence, SideLift, add_noise, lift_side
+from driftscope.lift.evidence import Evidence
 from driftscope.lift.noise.floor import floor64_sample
 from driftscope.lift.reconcile.certify import reconcile
 from driftscope.lift.reconcile.drifts import OutputPairing, measure
+from driftscope.lift.side_lift import SideLift, add_noise, lift_side
 from driftscope.lift.sources import lift_source
 from driftscope.programs.feeding.feeds import make_inputs
 from driftscope.programs.feeding.pairing import pair_inputs

@@ -22,7 +22,8 @@ from driftscope.comparison.leaves import LeafComparison
 from driftscope.comparison.measuring.spread import drift_in_floors
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.native.sum_sites import Site, SumsOfProgram, has_known_kernels
-from driftscope.lift.evidence import Evidence, add_noise
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.side_lift import add_noise
 from driftscope.lift.steps import Kind, Lifted, Step
 from driftscope.numerics.error_model import Growth, growth, sequential
 from driftscope.numerics.trees.growth import growth_of

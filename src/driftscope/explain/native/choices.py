@@ -17,7 +17,7 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.locate.narrowing import first_narrowing
 from driftscope.lift.choices import exact_choices
-from driftscope.lift.evidence import Evidence, SideLift, pairing_of
+from driftscope.lift.evidence import Evidence, pairing_of
 from driftscope.lift.kept import look
 from driftscope.lift.outline import has_step
 from driftscope.lift.reconcile.certify import Reconciled, reconcile
@@ -25,6 +25,7 @@ from driftscope.lift.reconcile.chains import operator_of
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.reconcile.uses import divisors_read_in
+from driftscope.lift.side_lift import SideLift
 from driftscope.lift.steps import Lifted, Step
 
 
@@ -81,7 +82,8 @@ def turned_choices(evidence: Evidence) -> dict[int, Turned]:
     found = {}
     for p, drift in same.items():
         i, j = evidence.pairs[p]
-        optimised = evidence.optimized.plain_b[j].value if evidence.optimized is not None else None
+        ran = evidence.optimized_graph if evidence.optimized is not None else None
+        optimised = None if ran is None else ran.run()[j].value
         chosen = [exactly.plain_a[i].value, *_as_read(a, i)], [exactly.plain_b[j].value, optimised, *_as_read(b, j)]
         said = f"same function with every choice made in float64 ({in_float64(drift)}): {words}"
         found[p] = Turned(said, bool(narrowing), chosen)

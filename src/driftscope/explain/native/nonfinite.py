@@ -17,7 +17,8 @@ import torch
 from driftscope.comparison.leaves import LeafComparison
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.locate.operators import family
-from driftscope.lift.evidence import Evidence, SideLift
+from driftscope.lift.evidence import Evidence
+from driftscope.lift.side_lift import SideLift
 from driftscope.lift.steps import Kind, Lifted, LiftedOutput, Step
 from driftscope.records.finding import Finding, Where
 from driftscope.records.words import beside_whole, counted

@@ -24,9 +24,10 @@ from driftscope.explain.native.cheap_products import Changed, rounding_to
 from driftscope.explain.native.chirps import Chirped
 from driftscope.explain.native.choices import chooses
 from driftscope.explain.native.ranges import Flushing, flushed, given_as_zero, is_subnormal
-from driftscope.lift.evidence import Evidence, SideLift
+from driftscope.lift.evidence import Evidence
 from driftscope.lift.noise.floor import kernels_of
 from driftscope.lift.noise.injector import NoiseInjector
+from driftscope.lift.side_lift import SideLift
 from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Observer, Origin, Step
 from driftscope.numerics.formats import format_of
 

@@ -26,10 +26,11 @@ from driftscope.explain.quantised.operators import OPERATORS, taken_apart
 from driftscope.explain.quantised.originals import computed_constants, consumed, float_weights
 from driftscope.explain.quantised.undone import STORED_END, Undone, beside, identity, idle_ends, stored_as
 from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
-from driftscope.lift.evidence import Evidence, SideLift, pairing_of
+from driftscope.lift.evidence import Evidence, pairing_of
 from driftscope.lift.reconcile import scalars
 from driftscope.lift.reconcile.certify import reconcile
 from driftscope.lift.reconcile.drifts import OutputPairing
+from driftscope.lift.side_lift import SideLift
 from driftscope.lift.sources import lift_source
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 from driftscope.programs.protocol import Bound, OnnxSource

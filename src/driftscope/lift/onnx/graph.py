@@ -73,7 +73,16 @@ class LiftedOnnx:
         self._device = tensors[0].device if tensors else torch.device("cpu")
         self._seen: Seen | None = None
         self._cache = LiftedConstants()
-        self._former: dict[str, Sequence[int]] = {}
+        self._former: dict[str, Sequence[int]] = {c.name: () for c in self.attribute_numbers()}
+
+    def attribute_numbers(self) -> list[Constant]:
+        """Every float attribute of its nodes, whether or not a run meets it: no run is needed to know them."""
+        return [
+            Constant(f"{n.name}.{name}", torch.tensor(v, dtype=torch.float32), Origin.ATTRIBUTE, n.where)
+            for n in self._plan.nodes
+            for name, v in {**n.defaults, **n.attributes}.items()
+            if isinstance(v, float)
+        ]
 
     def constants(self) -> Sequence[Constant]:
         """Every constant: stored ones, float attributes, and results of constant subgraphs at the frontier.

@@ -24,7 +24,7 @@ from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.kept import look
 from driftscope.lift.readings import readings_kept
 from driftscope.lift.reconcile import folds, matching, subgraphs, uses
-from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
+from driftscope.lift.reconcile.drifts import WEAK, OutputPairing, is_disputed, measure, within
 from driftscope.lift.reconcile.exact import exact_matches, rounded_literals
 from driftscope.lift.reconcile.matching import Repair, merged, moves
 from driftscope.lift.reconcile.sides import (
@@ -126,18 +126,18 @@ def reconcile(
     return result
 
 
-# A limit above this hides more than rounded constants do. A drift above that is seldom float64's own rounding (all of
-# `log(1 + x)` at 1e-38 is): less work is spent on the question.
-_WEAK, _SMALL = 1e-11, 1e-6
+# A drift above this is seldom float64's own rounding (all of `log(1 + x)` at 1e-38 is): less work is spent on the
+# question.
+_SMALL = 1e-6
 _LITTLE = 100_000
 
 
 def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairing, thresholds: Thresholds) -> None:
     """Where float64 cannot decide, evaluate both programs finer: rounding shrinks, another function stays."""
-    disputed = [k for k, d in enumerate(result.drifts) if d.value and (d.limit > _WEAK or d.value > d.limit)]
+    disputed = [k for k, d in enumerate(result.drifts) if is_disputed(d)]
     if not disputed:
         return
-    near = any(d.limit > _WEAK or d.value < _SMALL for d in (result.drifts[k] for k in disputed))
+    near = any(d.limit > WEAK or d.value < _SMALL for d in (result.drifts[k] for k in disputed))
     work = finer.MOST if near else _LITTLE
     fine_a = finer.evaluate(a, result.repairs_a, work, result.outputs_a)
     fine_b = finer.evaluate(b, result.repairs_b, work, result.outputs_b) if fine_a else []

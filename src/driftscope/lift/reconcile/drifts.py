@@ -28,6 +28,15 @@ def within(drift: Ratio) -> bool:
     return drift.value <= drift.limit
 
 
+#: A limit above this hides more than rounded constants do.
+WEAK = 1e-11
+
+
+def is_disputed(drift: Ratio) -> bool:
+    """Whether float64 does not decide: a drift beyond its limit, or within one that hides rounded constants too."""
+    return bool(drift.value) and (drift.limit > WEAK or drift.value > drift.limit)
+
+
 def measure(
     a: Sequence[LiftedOutput], b: Sequence[LiftedOutput], pairing: OutputPairing, thresholds: Thresholds
 ) -> list[Ratio]:

@@ -54,12 +54,8 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
         if not constant.value.dtype.is_floating_point:
             continue
         named = _match_tensor(constant, index, named=True) if may_be_rounded(constant) else None
-        candidates = [] if named else numbers.of(constant)
-        if named is not None:
-            (repairs if constant.frontier else side.inner).append(named)
-        elif len(candidates) == 1 or (candidates and not candidates[0].derived):
-            value = torch.full(constant.value.shape, candidates[0].value, dtype=torch.float64)
-            found = Repair(constant.name, value, "scalar", candidates[0].words, constant)
+        found = named or _match_number(constant, numbers)
+        if found is not None:
             (repairs if constant.frontier else side.inner).append(found)
         elif not constant.frontier:
             inner = _match_tensor(constant, index) if may_be_rounded(constant) else None
@@ -75,6 +71,21 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
             elif is_tensor(constant):
                 side.left.append(constant)
     return [r for r in repairs if r.kind == "scalar" or not torch.equal(r.value, r.constant.value.to(torch.float64))]
+
+
+def numbers_made_of(source: ReconciledSide, numbers: Sequence[Constant]) -> list[Repair]:
+    """Match single numbers of a graph that was made of another one with what the other writes."""
+    known = scalars.Candidates(source.constants, source.single)
+    return [repair for number in numbers if (repair := _match_number(number, known)) is not None]
+
+
+def _match_number(constant: Constant, numbers: scalars.Candidates) -> Repair | None:
+    """Match a number, once or many times, with the one that the other program writes, or the only one made of some."""
+    found = numbers.of(constant)
+    if not found or (len(found) > 1 and found[0].derived):
+        return None
+    value = torch.full(constant.value.shape, found[0].value, dtype=torch.float64)
+    return Repair(constant.name, value, "scalar", found[0].words, constant)
 
 
 def _match_elements(constant: Constant, numbers: scalars.Candidates) -> Repair | None:

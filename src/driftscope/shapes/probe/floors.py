@@ -14,7 +14,8 @@ import torch
 
 from driftscope.comparison.agreement import agreement
 from driftscope.errors import DriftscopeError
-from driftscope.lift.evidence import SideLift, add_noise, lift_side, samples_at
+from driftscope.lift.evidence import samples_at
+from driftscope.lift.side_lift import SideLift, add_noise, lift_side
 from driftscope.programs.loading.load import torch_program
 from driftscope.programs.protocol import Bound, Program
 from driftscope.shapes.probe.judging_runs import Ran, both_leaves
