@@ -291,8 +291,7 @@ class _Tried:
             replayed = run_in(graph, way)
             pairs = zip(self.wanted, self.moves, strict=True)
             predicted = [_moved(_gap(self.side.clean[k], replayed[k]), move) for (k, _), move in pairs]
-            held = zip(predicted, self.wanted, strict=True)
-            alike = [self._alike(way, p, d, replayed[k].value) for p, (k, d) in held]
+            alike = [self._alike(way, p, d, replayed[k].value) for p, (k, d) in zip(predicted, self.wanted, strict=True)]
             if any(c < THRESHOLDS.replay for c in alike):
                 return None
             noisy = [run_in(graph, way, seed=self.seed + n) for n in (1, 2)]

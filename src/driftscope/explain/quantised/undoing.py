@@ -143,13 +143,12 @@ def same_as(side: str, other: Lifted, floats: Lifted, evidence: Evidence) -> boo
     """Whether a side without its quantisation is the other side's function."""
     theirs = evidence.a if side == "B" else evidence.b
     pairs = [(i, j) if side == "B" else (j, i) for i, j in evidence.pairs]
-    clean = floats.run()
-    known = reconcile(other, floats, (theirs.clean, clean), OutputPairing(pairs, [None] * len(pairs)), THRESHOLDS)
+    own = SideLift(floats, clean=floats.run())
+    known = reconcile(other, floats, (theirs.clean, own.clean), OutputPairing(pairs, [None] * len(pairs)), THRESHOLDS)
     if known.same_function or any(d.value > _DEEP for d in known.drifts):
         return known.same_function
     # Deep programs round in float64 by more than the usual limit: theirs is measured.
-    pairing = pairing_of(theirs, SideLift(floats, clean=clean), pairs)
-    return reconcile(other, floats, (theirs.clean, clean), pairing, THRESHOLDS).same_function
+    return reconcile(other, floats, (theirs.clean, own.clean), pairing_of(theirs, own, pairs), THRESHOLDS).same_function
 
 
 def quantisation_of(bounds: tuple[Bound, Bound], evidence: Evidence) -> Quantisation | None:
