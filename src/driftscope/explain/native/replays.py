@@ -284,14 +284,14 @@ class _Tried:
 
     def judge(self, way: Way, name: str) -> Reproduced | None:
         """Replay once; where the error fits, measure the rounding of the replay and what is left."""
-        graph = self.side.graph
-        if graph is None:
+        if (graph := self.side.graph) is None:
             return None
         try:
             replayed = run_in(graph, way)
             pairs = zip(self.wanted, self.moves, strict=True)
             predicted = [_moved(_gap(self.side.clean[k], replayed[k]), move) for (k, _), move in pairs]
-            alike = [self._alike(way, p, d, replayed[k].value) for p, (k, d) in zip(predicted, self.wanted, strict=True)]
+            both = zip(predicted, self.wanted, strict=True)
+            alike = [self._alike(way, p, d, replayed[k].value) for p, (k, d) in both]
             if any(c < THRESHOLDS.replay for c in alike):
                 return None
             noisy = [run_in(graph, way, seed=self.seed + n) for n in (1, 2)]
