@@ -291,3 +291,28 @@ def test_integers_that_are_interpolated_are_numbers_that_are(spread: str, verdic
     for pair in ((model, small), (small, model)):
         c = ds.compare(*pair, (x,), explain=False)
         assert str(c.verdict) == verdict, c.reason
+
+
+class Shared(nn.Module):
+    """Results added up by shares that are a softmax of a parameter: an exporter stores each share, one number."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.shares = nn.ModuleList(nn.Linear(8, 8) for _ in range(20)), nn.Parameter(torch.randn(20))
+
+    def forward(self, x):
+        shares = torch.softmax(self.shares, -1)
+        return sum(layer(x) * shares[k] for k, layer in enumerate(self.layers))
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(0.0, "PRECISION"), (0.01, "DIFFERENT")])
+@pytest.mark.sampled(1)
+def test_a_number_that_the_program_computes_may_be_quantised_too(off: float, verdict: str, tmp_path: Path):
+    model, x = Shared().eval(), torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
+    small = quantised(model, (x,), tmp_path, "QDQ", dynamo=True)
+    with torch.no_grad():
+        model.shares[1] += off
+    for pair in ((model, small), (small, model)):
+        c = ds.compare(*pair, (x,), explain=False)
+        assert str(c.verdict) == verdict, c.reason

@@ -41,3 +41,9 @@ def computed_constants(graph: Lifted) -> list[Constant]:
         for name, value in found.items()
         if value.dtype.is_floating_point and value.numel() > 1
     ]
+
+
+def computed_numbers(graph: Lifted) -> list[tuple[str, float]]:
+    """The single numbers that a program computes from its constants alone, by name: each of a softmax of a few."""
+    found = graph.constant_values().items()
+    return [(n, float(v)) for n, v in found if v.numel() == 1 and v.dtype.is_floating_point and bool(v)]

@@ -23,7 +23,7 @@ from driftscope.explain.causes.alterations import uniform_of
 from driftscope.explain.quantised.activations import swallowed
 from driftscope.explain.quantised.findings import INFINITE, endless_finding, swallowed_finding, tried, wrong_weight
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
-from driftscope.explain.quantised.originals import computed_constants, consumed, float_weights
+from driftscope.explain.quantised.originals import computed_constants, computed_numbers, consumed, float_weights
 from driftscope.explain.quantised.undone import STORED_END, Undone, beside, identity, idle_ends, stored_as
 from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
 from driftscope.lift.evidence import Evidence, pairing_of
@@ -196,8 +196,9 @@ class _QuantisedSide:
         single = (c for c in other.constants() if c.value.numel() == 1 and c.origin is Origin.WEIGHT and c.value.dim())
         self.single = [(c, c.value.to(torch.float64)) for c in single if c.value.dtype.is_floating_point]
         # With what an exporter makes of them: it splits a scale over query and key, as its root.
-        self.meant = [n for n in scalars.numbers(other.constants()) if n.value]
-        self.numbers = [n.value for n in self.meant if n.value > 0 and not n.derived]
+        meant = [n for n in scalars.numbers(other.constants()) if n.value]
+        self.numbers = [n.value for n in meant if n.value > 0 and not n.derived]
+        self.written = [(n.words, n.value) for n in meant] + computed_numbers(other)
 
     def judge(self) -> Quantisation | None:
         """Match every weight, undo the quantisation, and hold what is left against the other side."""
@@ -290,9 +291,8 @@ class _QuantisedSide:
         found = ((c, v.reshape(weight.value.shape)) for c, v in self.single)
         stored = next(((c, v) for c, v in found if weight.rounds(v)), None)
         own = float(weight.value)
-        meant = (n for n in self.meant if abs(own - n.value) <= STORED_END * abs(n.value))
-        numbers = ((n.words, torch.full_like(weight.value, n.value)) for n in meant)
-        return stored or next(((Constant(w, v, Origin.LITERAL, Where()), v) for w, v in numbers), None)
+        near = ((w, torch.full_like(weight.value, n)) for w, n in self.written if abs(own - n) <= STORED_END * abs(n))
+        return stored or next(((Constant(w, v, Origin.LITERAL, Where()), v) for w, v in near), None)
 
     def _scales(self) -> list[Finding]:
         """Activations that are scaled back by another number than they were scaled by."""
