@@ -139,3 +139,28 @@ def test_integers_of_a_layer_before_a_batch_norm_are_those_of_the_fold(turned, g
     pair = (Normed(own).eval(), quantised(Normed(gain).eval(), (x,), tmp_path, "QDQ"))
     found = ds.compare(*(pair[::-1] if turned else pair), x)
     assert found.verdict == verdict, found.reason
+
+
+class Hidden(nn.Module):
+    """What a GELU has below zero, all of it less than half a step, keeps a unit behind it above zero."""
+
+    def __init__(self, act: nn.Module):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.act, self.behind, self.outer = nn.Linear(1, 3), act, nn.Linear(3, 3), nn.Linear(3, 2)
+        with torch.no_grad():
+            self.inner.weight.copy_(torch.tensor([[0.0], [0.0], [900.0]]))
+            self.inner.bias.copy_(torch.tensor([-0.75, 1.0, 0.0]))
+            self.behind.weight.copy_(torch.tensor([[-20.0, -3.0, 0.0], [0.0, -0.6, 0.0], [0.0, 6.0, 0.0]]))
+            self.behind.bias.zero_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(nn.functional.leaky_relu(self.behind(self.act(self.inner(x)))))
+
+
+@pytest.mark.parametrize(("act", "verdict"), [(nn.GELU(), "PRECISION"), (nn.ReLU(), "DIFFERENT")])
+def test_a_range_that_cut_nothing_off_hides_others_behind_it(act: nn.Module, verdict: str, tmp_path: Path):
+    x = 0.5 + 0.5 * torch.rand(40, 1, generator=torch.Generator().manual_seed(1))
+    file = quantised(Hidden(nn.GELU()).eval(), (x,), tmp_path, "QDQ")
+    found = ds.compare(Hidden(act).eval(), file, x, explain=False)
+    assert found.verdict == verdict, found.reason

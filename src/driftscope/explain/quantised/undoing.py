@@ -231,17 +231,17 @@ class _QuantisedSide:
 
     def _held(self, matched: Sequence[tuple[Quantised, str, torch.Tensor]]) -> tuple[Lifted, bool]:
         """The graph in floats, and whether it is the other side's function, with all ends of ranges or few."""
-        self.idle = frozenset[str]()
-        floats = lift_source(OnnxSource(self._undone(matched), self.source.feeds))
-        if same_as(self.side, self.other, floats, self.evidence):
-            return floats, True
-        self.idle = idle_ends(floats, self.source.model, self.graph)
-        if not self.idle:
-            return floats, False
-        without = lift_source(OnnxSource(self._undone(matched), self.source.feeds))
-        same = same_as(self.side, self.other, without, self.evidence)
-        self.idle = self.idle if same else frozenset()
-        return (without, True) if same else (floats, False)
+        self.idle, first = frozenset[str](), None
+        while True:
+            floats = lift_source(OnnxSource(self._undone(matched), self.source.feeds))
+            if same_as(self.side, self.other, floats, self.evidence):
+                return floats, True
+            first, found = first or floats, idle_ends(floats, self.source.model, self.graph)
+            if found <= self.idle:
+                break
+            self.idle |= found  # one that was none hides others behind it
+        self.idle = frozenset()
+        return first, False
 
     def _matched(self, neutral: bool) -> tuple[list[tuple[Quantised, str, torch.Tensor]], list[Finding], bool]:
         """Every weight with the other side's, and which are not its; last, whether a neutral number was taken for one.
