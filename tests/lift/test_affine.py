@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import driftscope as ds
@@ -260,3 +262,30 @@ def test_a_fold_and_what_it_was_folded_from_do_not_change_places(turned, factor,
     x = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
     found = ds.compare(*(pair[::-1] if turned else pair), x, explain=False)
     assert (found.verdict is not ds.Verdict.DIFFERENT) is same, found.reason
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_tensor_that_both_store_is_not_one_times_almost_one(turned):
+    token, x, weight = (_draw(1, n, 8, seed=n) for n in (1, 3, 8))
+
+    def divided(given):
+        both = torch.cat((token.expand(2, 1, 8), (given @ weight * 0.3).expand(2, 3, 8)), 1)
+        return both / torch.linalg.vector_norm(given).clamp_min(1e-12)
+
+    nodes = [
+        helper.make_node("Expand", ["token", "one"], ["tokens"]),  # by constants alone
+        helper.make_node("MatMul", ["x", "folded"], ["product"]),
+        helper.make_node("Expand", ["product", "three"], ["given"]),
+        helper.make_node("Concat", ["tokens", "given"], ["both"], axis=1),
+        helper.make_node("ReduceL2", ["x"], ["norm"], keepdims=0),
+        helper.make_node("Clip", ["norm", "least"], ["clipped"]),
+        helper.make_node("Div", ["both", "clipped"], ["out"]),
+    ]
+    stored = {"token": token.numpy(), "one": np.array([2, 1, 8]), "three": np.array([2, 3, 8]),
+              "least": np.array(1e-12, np.float32), "folded": (weight.double() * 0.3).float().numpy()}  # fmt: skip
+    ends = [[helper.make_tensor_value_info(n, TensorProto.FLOAT, s)] for n, s in (("x", [1, 3, 8]), ("out", [2, 4, 8]))]
+    graph = helper.make_graph(nodes, "g", *ends, [numpy_helper.from_array(v, n) for n, v in stored.items()])
+    pair = divided, helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    found = ds.compare(*(pair[::-1] if turned else pair), [x], explain=False)
+    assert found.verdict <= ds.Verdict.ROUNDING, found.reason
+    assert "not the same function" not in found.reason
