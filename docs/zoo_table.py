@@ -30,10 +30,11 @@ weights, no two layers alike), hands each to the tools that people use, and asks
 still the same program. Then it plants bugs, in the weights and in the exported graph, and asks again.
 
 **clean**: identical, rounding, or the cheaper arithmetic that the tool was asked for; **really wrong**: the tool made
-another function, and the verdict names the number or the optimiser without which it was seen right; **answered
-wrongly**: DIFFERENT without such a proof; **does not run**: the tool made something that onnxruntime or torch refuses,
-and the answer says so; **refused by the tool**: it raised an error, or the tool does not apply to that model; **s**:
-the middle of the seconds that one comparison took, the first run of the model included.
+another function, and the verdict names the number, the term or the optimiser without which it was seen right, or the
+kernel that, run alone, is off; **answered wrongly**: DIFFERENT without such a proof; **does not run**: the tool made
+something that onnxruntime or torch refuses, and the answer says so; **refused by the tool**: it raised an error, or
+the tool does not apply to that model; **s**: the middle of the seconds that one comparison took, the first run of the
+model included.
 
 Rows were measured in one night with the versions named, 29 models with all tools and the others with eleven, bugs on
 all but two; the five pairs that were answered wrongly in it (one crash in four of them) were mended and asked again.

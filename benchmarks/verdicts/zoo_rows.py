@@ -11,10 +11,15 @@ Row = Mapping[str, Any]
 _COLUMNS = ("clean", "really wrong", "answered wrongly", "inconclusive", "does not run", "refused by the tool", "crash")
 
 
+#: What an answer says that has a proof: the rest was run without what is named, or what is named was run alone.
+_PROVEN = ("without it the two are the same function", ", run alone, is off by that much")
+
+
 def really_wrong(row: Row) -> bool:
-    """Whether a tool's result is another function by a number, or by an optimiser, without which it was seen right."""
-    named = row["codes"][:1] in (["W012"], ["O013"])
-    return row["verdict"] == "DIFFERENT" and named and row["more"].get("verified") is True
+    """Whether a tool made another function by something without which it was seen right, or that alone is off."""
+    named = row["codes"][:1] in (["W012"], ["O013"]) and row["more"].get("verified") is True
+    said = " ".join([row["reason"], *row["more"].get("whys", [])[:1]])
+    return row["verdict"] == "DIFFERENT" and (named or any(words in said for words in _PROVEN))
 
 
 def does_not_run(row: Row) -> bool:

@@ -45,3 +45,14 @@ def test_a_bug_counts_where_it_had_an_effect():
         row("c/bug-one bit", "ROUNDING", kind), row("d/bug-one bit", "DIFFERENT", kind, placed=False),
     ]  # fmt: skip
     assert bug_table(rows)[2:] == ["| weights: one bit | 3 | 2 | 1 | 1 |", "| all | 3 | 2 | 1 | 1 |"]
+
+
+def test_a_tool_is_wrong_where_what_is_named_was_left_out_or_run_alone():
+    told = "A adds 1e-08 in add_1, and B does not; without it the two are the same function."
+    lacking = row("a/dynamo", "DIFFERENT", codes=("N001",), verified=True)
+    lacking["more"]["whys"] = [told]
+    assert really_wrong(lacking)
+    assert not really_wrong({**lacking, "more": {"whys": ["its counterpart in A is aten.add", told]}})
+    reason = "same function, 32 floors: the kernel of conv (aten.convolution), in B, run alone, is off by that much"
+    assert really_wrong(row("a/bfloat16", "DIFFERENT", codes=("N025",), reason=reason))
+    assert not really_wrong(row("a/bfloat16", "PRECISION", codes=("N025",), reason=reason))
