@@ -189,6 +189,27 @@ def test_what_becomes_zero_is_no_storage_in_float16():
     assert not any("float16" in f.what or "float16" in f.why for f in found.findings)
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_products_that_are_subnormal_are_taken_as_zero_inside_a_convolution_by_jax(swapped):
+    jax = pytest.importorskip("jax")
+    taps = torch.tensor([0.25, 0.5, 0.25])
+    x = 1e-38 * torch.randn(6, 24, generator=torch.Generator().manual_seed(5))
+
+    def convolved(weights):
+        rows = jax.vmap(lambda row: jax.numpy.convolve(row, weights, mode="same"))
+        return ds.program(rows, framework="jax")
+
+    def plain(v):
+        return torch.nn.functional.conv1d(v[:, None], taps[None, None], padding=1)[:, 0]
+
+    for weights, verdict in ((taps, ds.Verdict.PRECISION), (taps * 1.5, ds.Verdict.DIFFERENT)):
+        pair = plain, convolved(jax.numpy.array(weights.numpy()))
+        found = ds.compare(*(pair[::-1] if swapped else pair), [x], isolate=False)
+        assert found.verdict is verdict, found.reason
+        told = f"explained by subnormal numbers taken as zero in {'A' if swapped else 'B'}"
+        assert (told in found.reason) is (verdict is ds.Verdict.PRECISION), found.reason
+
+
 def _cross(a, b):
     return torch.stack([a[:, k - 2] * b[:, k - 1] - a[:, k - 1] * b[:, k - 2] for k in range(3)], 1)
 

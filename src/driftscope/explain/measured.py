@@ -69,8 +69,10 @@ def measure(results: Results, evidence: Evidence, leaf: LeafComparison, pair: in
     m = Measured.of(leaf, leaf=leaf, pair=pair)
     if leaf.index_a is None or leaf.index_b is None:
         return m
-    sides = (_pair(results.a, results.a_again, leaf.index_a), _pair(results.b, results.b_again, leaf.index_b))
-    m.random = next((words for k in (0, 1) if (words := _changed(*sides[k], "AB"[k]))), "")
+    runs = (results.a, results.a_again), (results.b, results.b_again)
+    sides = (_pair(*runs[0], leaf.index_a), _pair(*runs[1], leaf.index_b))
+    changes = (_grown(*runs[k], "AB"[k]) or _changed(*sides[k], "AB"[k]) for k in (0, 1))
+    m.random = next((words for words in changes if words), "")
     if m.random or pair is None or not leaf.floating or leaf.kind in ("shape", "structure", "kind"):
         return m
     (a, a_again), (b, b_again) = ([wide(v) for v in side] for side in sides)
@@ -91,6 +93,14 @@ def measure(results: Results, evidence: Evidence, leaf: LeafComparison, pair: in
 def _pair(leaves: Leaves, again: Leaves, index: int) -> tuple[Any, Any]:
     """A leaf of the first run and of the second, which may have given fewer."""
     return leaves[index][1], again[index][1] if index < len(again) else None
+
+
+def _grown(first: Leaves, second: Leaves, name: str) -> str:
+    """Say that a second run gives more outputs, or fewer; "" where it does not."""
+    if len(first) == len(second):
+        return ""
+    counts = f"{counted(len(first), 'output')}, then {len(second)}"
+    return f"{name} does not repeat itself: two runs on the same inputs differ ({counts})"
 
 
 def _changed(first: Any, second: Any, name: str) -> str:

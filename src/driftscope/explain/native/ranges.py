@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from driftscope.lift.finer.ends import Lost
-from driftscope.lift.steps import Lifted, Step
+from driftscope.lift.steps import Kind, Lifted, Step
 from driftscope.numerics.formats import format_of
+from driftscope.programs.torch_run import can_flush, flushing
 from driftscope.records.finding import Where
 from driftscope.records.words import beside_whole
 
@@ -222,4 +223,22 @@ def flushed(step: Step) -> list[torch.Tensor | None] | None:
         low = (value.abs() < known.smallest_normal) & (value != 0)
         if bool(low.any()):
             results[k], any_low = torch.where(low, torch.zeros_like(value), value), True
-    return results if any_low else None
+    return (_by_kernel(step) or results) if any_low else None
+
+
+def _by_kernel(step: Step) -> list[torch.Tensor | None] | None:
+    """What torch's kernel gives that takes them as zero on the way too: products, and sums of these.
+
+    None where it is none of torch's in float32, or this processor cannot do so.
+    """
+    products = step.rounding.kind is Kind.DOT and step.operator.startswith("aten.")
+    if not products or step.formats[0] != torch.float32 or not can_flush():
+        return None
+    kernel = getattr(torch.ops.aten, step.operator.removeprefix("aten."))
+    given = [v.float() if v is not None and v.dtype == torch.float64 else v for v in step.inputs]
+    try:
+        with flushing(), torch.no_grad():
+            found = kernel(*given, **step.attributes)
+    except (RuntimeError, TypeError):  # it was called otherwise than with its tensors first
+        return None
+    return [found.to(torch.float64), *step.outputs[1:]] if isinstance(found, torch.Tensor) else None
