@@ -11,7 +11,7 @@ import torch
 
 from driftscope.comparison.measuring.spread import finite, rms
 from driftscope.explain.freed_values import RoundedStep
-from driftscope.explain.native.ranges import Overflow, overflows
+from driftscope.explain.native.ranges import Overflow, kernel_result, overflows
 from driftscope.lift.steps import Kind
 from driftscope.records.finding import Where
 
@@ -90,17 +90,11 @@ def _terms(one: RoundedStep, mask: torch.Tensor) -> float:
 
 def _scales(one: RoundedStep, mask: torch.Tensor) -> bool:
     """Whether a kernel that is linear in its first operand, run again with a smaller one, gives numbers there."""
-    first, *others = one.step.inputs
-    if first is None or not one.step.operator.startswith(_LINEAR):
+    if not one.step.operator.startswith(_LINEAR) or one.step.inputs[0] is None:
         return False
-    kernel = getattr(torch.ops.aten, one.step.operator.removeprefix("aten."))
-    scaled = [first * torch.finfo(one.format).max ** -_SMALLER, *others]
-    again: torch.Tensor = kernel(*(_in_format(v, one.format) for v in scaled), **one.step.attributes)
-    return bool(torch.isfinite(again).cpu()[mask].all())
-
-
-def _in_format(value: torch.Tensor | None, fmt: torch.dtype) -> torch.Tensor | None:
-    return value if value is None else value.to(fmt.to_complex() if value.is_complex() else fmt.to_real())
+    first, *others = one.step.inputs
+    again = kernel_result(one.step, [first * torch.finfo(one.format).max ** -_SMALLER, *others], one.format)
+    return again is not None and bool(torch.isfinite(again).cpu()[mask].all())
 
 
 def _adds_up(one: RoundedStep, limit: float) -> bool:

@@ -311,11 +311,10 @@ class _Case:
             right = {strange.constant.name: strange.value}
             if self.search.piece_heals(place, right, {}) or self._whole(right):
                 return self._weight_finding(strange, place)
-        theirs, near = list[Visited](), list[Visited]()
-        if self.search.view is not None and parting.counterpart is not None:
-            view = self.search.view
+        theirs: list[Visited] = []
+        view = self.search.view
+        if view is not None and parting.counterpart is not None:
             theirs = piece_of(view, parting.counterpart, inner=True)
-            near = piece_of(view, parting.counterpart, True, map(sketch, place.force.values())) if place.force else []
             if not parting.paired:
                 theirs += unsound_after(view.a.steps, parting.counterpart, view.sound_a)
         trying = PieceTrials(self.search, place, self.constants, self._whole, self._left)
@@ -325,7 +324,8 @@ class _Case:
         if cause is None or not cause.verified:
             number = self._other_number()
             cause = missing.whole_piece(parting, theirs, trying.trials()) or cause
-            if number is None and near:
+            if number is None and place.force and view is not None and parting.counterpart is not None:
+                near = piece_of(view, parting.counterpart, True, map(sketch, place.force.values()))
                 again = cause_of(parting, near, self.constants, trying.trials())
                 cause = again if again is not None and again.verified and again.changed is None else cause
         else:

@@ -231,14 +231,28 @@ def _by_kernel(step: Step) -> list[torch.Tensor | None] | None:
 
     None where it is none of torch's in float32, or this processor cannot do so.
     """
-    products = step.rounding.kind is Kind.DOT and step.operator.startswith("aten.")
-    if not products or step.formats[0] != torch.float32 or not can_flush():
+    if step.rounding.kind is not Kind.DOT or step.formats[0] != torch.float32 or not can_flush():
         return None
-    kernel = getattr(torch.ops.aten, step.operator.removeprefix("aten."))
-    given = [v.float() if v is not None and v.dtype == torch.float64 else v for v in step.inputs]
+    with flushing():
+        found = kernel_result(step, step.inputs, torch.float32)
+    return None if found is None else [found.to(torch.float64), *step.outputs[1:]]
+
+
+def kernel_result(step: Step, inputs: Sequence[torch.Tensor | None], fmt: torch.dtype) -> torch.Tensor | None:
+    """What torch's own kernel of a step makes of other inputs, in a format; None where it is not to be called so."""
+    kernel = getattr(torch.ops.aten, step.operator.removeprefix("aten."), None)
+    if kernel is None or not step.operator.startswith("aten."):
+        return None
     try:
-        with flushing(), torch.no_grad():
-            found = kernel(*given, **step.attributes)
+        with torch.no_grad():
+            found = kernel(*(_in_format(v, fmt) for v in inputs), **step.attributes)
     except (RuntimeError, TypeError):  # it was called otherwise than with its tensors first
         return None
-    return [found.to(torch.float64), *step.outputs[1:]] if isinstance(found, torch.Tensor) else None
+    return found if isinstance(found, torch.Tensor) else None
+
+
+def _in_format(value: torch.Tensor | None, fmt: torch.dtype) -> torch.Tensor | None:
+    """A lifted value as a kernel reads it; integers stay what they are."""
+    if value is None or value.dtype not in (torch.float64, torch.complex128):
+        return value
+    return value.to(fmt.to_complex() if value.is_complex() else fmt.to_real())

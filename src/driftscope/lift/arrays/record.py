@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from driftscope.errors import CannotLift
 from driftscope.lift.arrays.creation import followed
 from driftscope.lift.arrays.sums import numpy_rounding
 from driftscope.lift.arrays.traced import TracedArray
@@ -40,7 +41,7 @@ def lift_arrays(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Map
     for counted in ("fciu", "fc"):
         try:
             return _recorded(function, args, kwargs, counted)
-        except Exception:  # what is counted may go where nothing is followed: then it is what numpy gives
+        except CannotLift:  # what is counted may go where nothing is followed: then it is what numpy gives
             continue
     return _recorded(function, args, kwargs, "")
 
