@@ -12,8 +12,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.lift import evidence
+from driftscope.lift.kept import sharing_runs
 from driftscope.lift.onnx.graph import LiftedOnnx
 from driftscope.lift.optimised import optimisers_show
+from driftscope.lift.reconcile.affine import watched_for_pieces
 from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
 from driftscope.lift.side_lift import SideLift
 from driftscope.lift.sources import lift_bound
@@ -101,10 +103,46 @@ def test_a_number_that_an_optimiser_made_of_two_takes_no_run_of_its_own(alpha, c
     file.constants()
     real = LiftedOnnx.values
     monkeypatch.setattr(LiftedOnnx, "values", lambda self, *given: ran.append(self) or real(self, *given))
-    found = evidence._by_numbers(side, made, lambda _outputs: OutputPairing([(0, 0)], [None]), THRESHOLDS)
+    found = evidence._by_repairs(side, made, lambda _outputs: OutputPairing([(0, 0)], [None]), THRESHOLDS)
     assert (found is not None) is certified
     assert ran == [made] * runs
     if found is not None:
         assert [(r.name, r.partner) for r in found.repairs_b] == [("gemm.alpha", f"{SCALE!r}**2")]
+        (stored,) = measure(side.clean, made.run(), OutputPairing([(0, 0)], [None]), THRESHOLDS)
+        assert not within(stored)
+
+
+def _normed(folded: float | None) -> LiftedOnnx:
+    """A convolution under a batch norm, or with the norm in its filter, at that epsilon."""
+    draw = np.random.default_rng(0)
+    kept = {n: draw.standard_normal(s).astype(np.float32) for n, s in (("w", (4, 3, 3, 3)), ("b", (4,)), ("g", (4,)))}
+    kept |= {"m": draw.standard_normal(4).astype(np.float32), "v": draw.random(4).astype(np.float32) + np.float32(0.5)}
+    statistics = ["g", "b", "m", "v"]
+    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], "conv"),
+             helper.make_node("BatchNormalization", ["c", *statistics], ["y"], "norm", epsilon=1e-5)]  # fmt: skip
+    if folded is not None:
+        scale = kept["g"] / np.sqrt(kept["v"] + np.float32(folded))
+        kept = {"w2": kept["w"] * scale[:, None, None, None], "b2": kept["b"] - kept["m"] * scale}
+        nodes = [helper.make_node("Conv", ["x", "w2", "b2"], ["y"], "conv")]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [1, 3, 8, 8]), ("y", None)))
+    graph = helper.make_graph(nodes, "g", [x], [y], [numpy_helper.from_array(v, n) for n, v in kept.items()])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)])
+    return LiftedOnnx(model, {"x": torch.from_numpy(draw.standard_normal((1, 3, 8, 8)).astype(np.float32))})
+
+
+@pytest.mark.parametrize(("epsilon", "runs"), [(1e-5, 1), (1e-3, 0)], ids=["the file's epsilon", "another"])
+def test_a_batch_norm_that_an_optimiser_folded_takes_no_run_of_its_own(epsilon, runs, monkeypatch):
+    file, made, ran = _normed(None), _normed(epsilon), []
+    with sharing_runs():
+        with watched_for_pieces(file) as (pieces,):
+            side = SideLift(file, clean=file.run(observe=pieces))
+        file.constants()
+        real = LiftedOnnx.values
+        monkeypatch.setattr(LiftedOnnx, "values", lambda self, *given: ran.append(self) or real(self, *given))
+        found = evidence._by_repairs(side, made, lambda _outputs: OutputPairing([(0, 0)], [None]), THRESHOLDS)
+    assert ran == [made] * runs
+    assert (found is not None) is bool(runs)
+    if found is not None:
+        assert {r.kind for r in found.repairs_b} == {"fold"}
         (stored,) = measure(side.clean, made.run(), OutputPairing([(0, 0)], [None]), THRESHOLDS)
         assert not within(stored)

@@ -25,7 +25,7 @@ from driftscope.lift.outline import Outline, remember_outline
 from driftscope.lift.reconcile.affine import watched_for_pieces
 from driftscope.lift.reconcile.certify import Reconciled, reconcile
 from driftscope.lift.reconcile.drifts import OutputPairing, is_disputed, measure, within
-from driftscope.lift.reconcile.exact import numbers_made_of
+from driftscope.lift.reconcile.exact import repairs_before_a_run
 from driftscope.lift.reconcile.matching import moves
 from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.side_lift import SideLift, add_noise, attempt, floor64_of, lift_side
@@ -275,18 +275,19 @@ _FAR = 1e4
 _SEEN = 1e-2
 
 
-def _by_numbers(
+def _by_repairs(
     file: SideLift, optimised: Lifted, pairing_with: Callable[[Sequence[LiftedOutput]], OutputPairing],
     thresholds: Thresholds,
 ) -> Reconciled | None:  # fmt: skip
-    """Hold a graph against the file it was made of, run once: with the numbers that were made of the file's, exact.
+    """Hold a graph against the file it was made of, run once: with what was made of the file's numbers, exact.
 
-    None where there are none (the scale of an attention, of its halves, is one), or that does not make it the file's
-    function: then it is looked at as it is stored.
+    None where nothing was (the scale of an attention, of its halves, was; so was a filter with a batch norm in it), or
+    that does not make it the file's function: then it is looked at as it is stored.
     """
     if file.graph is None or not isinstance(optimised, LiftedOnnx):
         return None
-    repairs = numbers_made_of(ReconciledSide(file.graph, file.clean), optimised.attribute_numbers())
+    source = ReconciledSide(file.graph, file.clean)
+    repairs = repairs_before_a_run(source, optimised, thresholds.constant_ulps)
     if not moves([], repairs):
         return None
     outputs = optimised.run(replace={r.name: r.value for r in repairs})
@@ -312,7 +313,7 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
         return OutputPairing(same, [floor64[k] for k, _ in same])
 
     def first_run(graph: Lifted) -> list[LiftedOutput]:
-        found.optimized = _by_numbers(found.b, graph, pairing_with, thresholds)
+        found.optimized = _by_repairs(found.b, graph, pairing_with, thresholds)
         return graph.run() if found.optimized is None else found.optimized.outputs_b
 
     optimized = attempt(lambda: lift_source(source), first_run)

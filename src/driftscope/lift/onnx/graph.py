@@ -74,6 +74,7 @@ class LiftedOnnx:
         self._seen: Seen | None = None
         self._cache = LiftedConstants()
         self._former: dict[str, Sequence[int]] = {c.name: () for c in self.attribute_numbers()}
+        self._former |= {name: stored.shape for name, stored in self._plan.stored.items()}
 
     def attribute_numbers(self) -> list[Constant]:
         """Every float attribute of its nodes, whether or not a run meets it: no run is needed to know them."""
@@ -82,6 +83,15 @@ class LiftedOnnx:
             for n in self._plan.nodes
             for name, v in {**n.defaults, **n.attributes}.items()
             if isinstance(v, float)
+        ]
+
+    def stored_tensors(self) -> list[Constant]:
+        """Every stored float tensor outside branches, whether or not a run meets it."""
+        return [
+            Constant(name, to_format(value.data, value.format), Origin.WEIGHT, Where())
+            for name, stored in self._plan.stored.items()
+            for value in (stored.load(),)
+            if isinstance(value.data, torch.Tensor) and is_float(value.format)
         ]
 
     def constants(self) -> Sequence[Constant]:

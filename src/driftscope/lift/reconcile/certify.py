@@ -25,14 +25,9 @@ from driftscope.lift.kept import look
 from driftscope.lift.readings import readings_kept
 from driftscope.lift.reconcile import folds, matching, subgraphs, uses
 from driftscope.lift.reconcile.drifts import WEAK, OutputPairing, is_disputed, measure, within
-from driftscope.lift.reconcile.exact import exact_matches, rounded_literals
+from driftscope.lift.reconcile.exact import exact_repairs
 from driftscope.lift.reconcile.matching import Repair, merged, moves
-from driftscope.lift.reconcile.sides import (
-    ReconciledSide,
-    is_tensor,
-    one_side_only,
-    with_exact_scalars,
-)
+from driftscope.lift.reconcile.sides import ReconciledSide, is_tensor
 from driftscope.lift.reconcile.solving import ConstantTables, Residual, solve_scalars
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin
 
@@ -256,14 +251,14 @@ def _values(repairs: Sequence[Repair]) -> Mapping[str, torch.Tensor]:
 
 def _exact(attempt: _Attempt) -> None:
     """Every constant of one side that stores, rounded, a constant of the other."""
-    a, b = attempt.a, attempt.b
-    own_a, own_b = rounded_literals(a), rounded_literals(b)
-    repairs_a = merged(own_a, exact_matches(a, with_exact_scalars(b.constants, own_b), b.index))
-    # A number that A itself stores rounded is traced first, so that B is traced to the same exact number.
-    repairs_b = merged(own_b, exact_matches(b, with_exact_scalars(a.constants, repairs_a), a.index))
-    repairs_a = one_side_only(repairs_a, repairs_b)
+    a, b, ulps = attempt.a, attempt.b, attempt.thresholds.constant_ulps
+    repairs_a, repairs_b = exact_repairs(a, b)
     attempt.result.inner_b = b.inner
-    attempt.take(repairs_a, repairs_b)
+    # Where all that is left of B is folded, one run nearly always shows both.
+    if folded := folds.all_folded(b.left, a, ulps):
+        attempt.take_if_certified(repairs_a, [*repairs_b, *folded])
+    if not attempt.result.same_function:
+        attempt.take(repairs_a, repairs_b)
 
 
 # --- constant subgraphs ----------------------------------------------------------------------------------------

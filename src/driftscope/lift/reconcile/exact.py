@@ -7,9 +7,18 @@ from collections.abc import Sequence
 
 import torch
 
+from driftscope.lift.onnx.graph import LiftedOnnx
 from driftscope.lift.reconcile import matching, scalars
-from driftscope.lift.reconcile.matching import Repair, WeightIndex
-from driftscope.lift.reconcile.sides import ReconciledSide, has_twin, is_tensor, may_be_rounded
+from driftscope.lift.reconcile.folds import all_folded, folds_are_known
+from driftscope.lift.reconcile.matching import Repair, WeightIndex, merged
+from driftscope.lift.reconcile.sides import (
+    ReconciledSide,
+    has_twin,
+    is_tensor,
+    may_be_rounded,
+    one_side_only,
+    with_exact_scalars,
+)
 from driftscope.lift.steps import Constant, Origin
 
 # Different elements of a tensor that may be numbers, each by itself, and elements of it.
@@ -73,8 +82,39 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
     return [r for r in repairs if r.kind == "scalar" or not torch.equal(r.value, r.constant.value.to(torch.float64))]
 
 
-def numbers_made_of(source: ReconciledSide, numbers: Sequence[Constant]) -> list[Repair]:
-    """Match single numbers of a graph that was made of another one with what the other writes."""
+def exact_repairs(a: ReconciledSide, b: ReconciledSide) -> tuple[list[Repair], list[Repair]]:
+    """Repair every constant of one side that stores, rounded, a constant of the other.
+
+    Parameters
+    ----------
+    a, b : ReconciledSide
+        What is left of each without a partner stays there.
+    """
+    own_a, own_b = rounded_literals(a), rounded_literals(b)
+    repairs_a = merged(own_a, exact_matches(a, with_exact_scalars(b.constants, own_b), b.index))
+    # A number that A itself stores rounded is traced first, so that B is traced to the same exact number.
+    repairs_b = merged(own_b, exact_matches(b, with_exact_scalars(a.constants, repairs_a), a.index))
+    return one_side_only(repairs_a, repairs_b), repairs_b
+
+
+def repairs_before_a_run(source: ReconciledSide, made: LiftedOnnx, ulps: float) -> list[Repair]:
+    """What a graph that a runtime made of another program's needs to be that program, as far as no run has to tell.
+
+    Parameters
+    ----------
+    source : ReconciledSide
+    made : LiftedOnnx
+    ulps : float
+        As for :func:`~driftscope.lift.reconcile.folds.match_folds`.
+    """
+    numbers = made.attribute_numbers()
+    if folds_are_known(source):
+        side = ReconciledSide(made, (), source, [*made.stored_tensors(), *numbers])
+        side.single = source.single
+        repairs = exact_matches(side, source.constants, source.index)
+        folded = all_folded(side.left, source, ulps)
+        if folded:
+            return [*repairs, *folded]
     known = scalars.Candidates(source.constants, source.single)
     return [repair for number in numbers if (repair := _match_number(number, known)) is not None]
 

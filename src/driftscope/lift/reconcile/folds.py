@@ -24,20 +24,20 @@ import numpy as np
 import torch
 
 from driftscope.comparison.measuring.spread import largest_magnitude
-from driftscope.lift.kept import look, remembered
-from driftscope.lift.readings import PIECE, norms_of
+from driftscope.lift.kept import look, remember, remembered
+from driftscope.lift.readings import norms_of
 from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.reconcile.arrangements import arranged, rearrangements
 from driftscope.lift.reconcile.maps import Map, Product, narrow
 from driftscope.lift.reconcile.matching import (
     Repair,
     WeightIndex,
-    clamped_elements,
     match_joined,
     narrower,
+    rounded_twice,
     stores,
-    ulp,
     uniform,
+    within_ulps,
 )
 from driftscope.lift.reconcile.scalars import MeantNumber, numbers
 from driftscope.lift.reconcile.sides import ReconciledSide
@@ -68,10 +68,16 @@ class _Candidate:
         """Its shape."""
         return self.exact.value.shape
 
-    @cached_property
+    @property
     def norms(self) -> tuple[float, float]:
         """Its norms."""
-        return norms_of(self.exact.fresh())
+        return self._looked[0]
+
+    @cached_property
+    def _looked(self) -> tuple[tuple[float, float], float]:
+        """Its norms and its largest number, of one product."""
+        made = self.exact.fresh()
+        return norms_of(made), largest_magnitude(made)
 
     @cached_property
     def slack(self) -> tuple[float, float]:
@@ -81,7 +87,7 @@ class _Candidate:
     @cached_property
     def largest(self) -> float:
         """The largest term."""
-        return largest_magnitude(self.size.fresh())
+        return self._looked[1] if self.size is self.exact else largest_magnitude(self.size.fresh())
 
 
 class Folds:
@@ -179,7 +185,7 @@ class Folds:
             if narrower(partner.value.dtype, own) or uniform(partner) is not None or not min(theirs) > 0:
                 continue
             wider = narrower(own, partner.value.dtype)
-            rounded = _rounded_twice if wider else partial(_within, ulps=ulps)
+            rounded = rounded_twice if wider else partial(within_ulps, ulps=ulps)
             ratios = [mine / other for mine, other in zip(norms, theirs, strict=True)]
             if not math.isclose(*ratios, rel_tol=1e-3) or ratios[1] == 0.0:
                 continue
@@ -220,12 +226,41 @@ def match_folds(
     if not left:
         return []
     index, meant = other.index if joined else None, _tables(repairs)
-    folds = Folds(other.graph, other.constants, meant, keep=keep)
+    folds = Folds(other.graph, other.constants, meant, keep=keep) if meant else folds_of(other, keep=keep)
     found = _matches(left, folds, ulps, index)
     names = {r.name for r in found}
     rest = [c for c in left if c.name not in names]
     other.unlike.update(c.name for c in rest if not folds.resembles(c))
-    return found + (_matches(rest, Folds(other.graph, other.constants), ulps, index) if rest and meant else [])
+    return found + (_matches(rest, folds_of(other), ulps, index) if rest and meant else [])
+
+
+def folds_of(side: ReconciledSide, keep: bool = False) -> Folds:
+    """The folds of a program as it is stored; where its pieces are remembered, so are they."""
+    known = remembered(side.graph, Folds)
+    if known is None:
+        known = Folds(side.graph, side.constants, keep=keep)
+        if remembered(side.graph, AffinePieces) is not None:
+            remember(side.graph, known)
+    return known
+
+
+def folds_are_known(side: ReconciledSide) -> bool:
+    """Whether a program has pieces that can be folded, as an earlier run of it has shown."""
+    pieces = remembered(side.graph, AffinePieces)
+    return pieces is not None and any(piece.weight_rounds or piece.bias_rounds for piece in pieces.folded)
+
+
+def all_folded(left: Sequence[Constant], other: ReconciledSide, ulps: float) -> list[Repair]:
+    """The folds of the other program that stored tensors are, where no run is needed to know them and all are some."""
+    found: list[Repair] = []
+    if not left or not folds_are_known(other):
+        return found
+    for constant in left:
+        matches = _matches([constant], folds_of(other), ulps, other.index)
+        if not matches:
+            return []
+        found += matches
+    return found
 
 
 def match_parts(
@@ -234,8 +269,11 @@ def match_parts(
     """Match tensors with the folds of the other program, or with what is subtracted there: by themselves no proof."""
     floats = (c for c in stored if c.value.dtype.is_floating_point and c.value.numel() > 1)
     tensors = [c for c in floats if c.name not in other.unlike]
-    folds = Folds(other.graph, other.constants, _tables(repairs)) if tensors else None
-    found = (folds.match(c, ulps) or folds.match(c, ulps, -1.0) for c in tensors) if folds is not None else ()
+    if not tensors:
+        return []
+    meant = _tables(repairs)
+    folds = Folds(other.graph, other.constants, meant) if meant else folds_of(other)
+    found = (folds.match(c, ulps) or folds.match(c, ulps, -1.0) for c in tensors)
     return [repair for repair in found if repair is not None]
 
 
@@ -319,49 +357,26 @@ def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.
     # Not torch.unravel_index, which imports sympy.
     places = tuple(torch.from_numpy(place) for place in np.unravel_index(probe, stored.shape))
     few, reach = stored[places], _PROBE_REACH * coarsest * candidate.largest
-    for k, value in enumerate(arranged(candidate.exact.fresh(), stored.shape)):
+    exact = candidate.exact.fresh()
+    for k, value in enumerate(arranged(exact, stored.shape)):
         some = value[places]
         # A large weight has many arrangements, most of which a few elements rule out.
         if bool(((few - some).abs() > reach + _PROBE_SHARE * some.abs()).any()):
             continue
-        size = next(itertools.islice(arranged(candidate.size.fresh(), stored.shape), k, None))
+        sizes = exact if candidate.size is candidate.exact else candidate.size.fresh()
+        size = next(itertools.islice(arranged(sizes, stored.shape), k, None))
         again = (arranged(r.to(torch.float64), stored.shape) for r in candidate.replays)
         natives = [next(itertools.islice(r, k, None), None) for r in again]
         # A runtime that computes in float32 stores what it folded in the file's format as float32.
         folded = any(n is not None and torch.equal(n, stored) for n in natives)
         if not folded and narrow(fmt):
-            folded = stores(native, value) or _rounded_twice(stored, value, size, fmt)
+            folded = stores(native, value) or rounded_twice(stored, value, size, fmt)
         elif not folded:
             # One rounding each for the square root, the division, the product and the sum.
-            folded = _within(stored, value, size, fmt, 2.0 * ulps)
+            folded = within_ulps(stored, value, size, fmt, 2.0 * ulps)
         if folded:
             return value.contiguous()
     return None
-
-
-def _within(stored: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, fmt: torch.dtype, ulps: float) -> bool:
-    """Whether no element is farther off than so many ulps of its size."""
-    least = 0.5 * ulps * torch.finfo(fmt).eps
-    for mine, theirs, at in zip(*(torch.split(t.reshape(-1), PIECE) for t in (stored, exact, size)), strict=True):
-        gap = (mine - theirs).abs_()
-        # An ulp is at least half an epsilon of its number: nearly always that is enough, and cheap.
-        if not bool((gap <= least * at.abs()).all()) and not bool((gap <= ulps * ulp(at, fmt)).all()):
-            return False
-    return True
-
-
-def _rounded_twice(stored: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, fmt: torch.dtype) -> bool:
-    """Whether a fold computed in float32 was rounded to a narrower format: half an ulp, and float32's few.
-
-    A converter may have clamped what was too small or too large for the format.
-    """
-    if fmt != torch.float16 and fmt != torch.bfloat16:
-        return False
-    allowed = 0.5 * ulp(stored, fmt) + 4.0 * ulp(size, torch.float32)
-    near = (stored - exact).abs() <= allowed
-    if fmt == torch.float16 and not bool(near.all()):
-        near |= clamped_elements(exact, stored)
-    return bool(near.all())
 
 
 def _groups_of(shape: torch.Size) -> list[Hashable]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from driftscope.lift.readings import Fingerprint, ends_of, fingerprint, is_same, number_of
+from driftscope.lift.readings import PIECE, Fingerprint, ends_of, fingerprint, is_same, number_of
 from driftscope.lift.reconcile.arrangements import rearrangements
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.words import counted
@@ -185,6 +185,31 @@ def stores(stored: torch.Tensor, exact: torch.Tensor) -> bool:
     if not bool(same.all()) and stored.dtype == torch.float16:
         same = same | clamped_elements(exact.to(torch.float64), stored.to(torch.float64))
     return bool((same & ~lost).all())
+
+
+def within_ulps(stored: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, fmt: torch.dtype, ulps: float) -> bool:
+    """Whether no element is farther off than so many ulps of its size."""
+    least = 0.5 * ulps * torch.finfo(fmt).eps
+    for mine, theirs, at in zip(*(torch.split(t.reshape(-1), PIECE) for t in (stored, exact, size)), strict=True):
+        gap = (mine - theirs).abs_()
+        # An ulp is at least half an epsilon of its number: nearly always that is enough, and cheap.
+        if not bool((gap <= least * at.abs()).all()) and not bool((gap <= ulps * ulp(at, fmt)).all()):
+            return False
+    return True
+
+
+def rounded_twice(stored: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, fmt: torch.dtype) -> bool:
+    """Whether a fold computed in float32 was rounded to a narrower format: half an ulp, and float32's few.
+
+    A converter may have clamped what was too small or too large for the format.
+    """
+    if fmt != torch.float16 and fmt != torch.bfloat16:
+        return False
+    allowed = 0.5 * ulp(stored, fmt) + 4.0 * ulp(size, torch.float32)
+    near = (stored - exact).abs() <= allowed
+    if fmt == torch.float16 and not bool(near.all()):
+        near |= clamped_elements(exact, stored)
+    return bool(near.all())
 
 
 class WeightIndex:

@@ -15,12 +15,15 @@ from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
 class ReconciledSide:
     """One program's constants, and which of them are nothing of the other's."""
 
-    def __init__(self, graph: Lifted, outputs: Sequence[LiftedOutput], like: ReconciledSide | None = None):
+    def __init__(
+        self, graph: Lifted, outputs: Sequence[LiftedOutput], like: ReconciledSide | None = None,
+        constants: Sequence[Constant] | None = None,
+    ):  # fmt: skip
         self.graph = graph
         floats = [o.format for o in outputs if o.format is not None and o.format.is_floating_point]
         self.single = bool(floats) and all(f.itemsize <= 4 for f in floats)
         self.narrow = [f for f in floats if f.itemsize < 4]
-        self.constants = matching.as_stored(graph.constants())
+        self.constants = matching.as_stored(graph.constants() if constants is None else constants)
         self.index: WeightIndex = WeightIndex(self.constants, None if like is None else like.index)
         self.left: list[Constant] = []
         # The other's tensors that resemble no affine piece of this one, folded.

@@ -6,6 +6,10 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+# Objects that are made from one collection to the next; with the usual 700 it walks through the values of a large graph
+# a hundred times.
+_OBJECTS = 100_000
+
 
 @contextlib.contextmanager
 def spared(*, tidy: bool = False) -> Iterator[None]:
@@ -20,12 +24,15 @@ def spared(*, tidy: bool = False) -> Iterator[None]:
         be spared the next time.
     """
     mine = gc.isenabled() and gc.get_freeze_count() == 0
+    often = gc.get_threshold()
     if mine:
         gc.freeze()
+        gc.set_threshold(max(often[0], _OBJECTS), *often[1:])
     try:
         yield
     finally:
         if mine:
+            gc.set_threshold(*often)
             if tidy:
                 gc.collect()
             gc.unfreeze()
