@@ -28,7 +28,7 @@ def exchanged_values(parting: Parting, trials: Trials) -> Reason | None:
         x, y = values.get(one), values.get(other)
         if x is None or y is None or x.shape != y.shape or torch.equal(x, y):
             continue
-        if trials.forced({one: y, other: x}):
+        if all(_is_read(name, trials.makers) for name in (one, other)) and trials.forced({one: y, other: x}):
             return Reason(
                 f"{one} and {other} stand in each other's places: with the two exchanged it gives A's values",
                 f"Exchange {one} and {other}: let what reads one of them read the other.",
@@ -48,12 +48,19 @@ def exchanged_wire(wire: Reason | None, trials: Trials) -> Reason | None:
         for other in trials.named(sketch)[:1]:
             values = trials.captured((one, other))
             x, y = values.get(one), values.get(other)
-            if x is None or y is None or x.shape != y.shape or not trials.healed({one: y, other: x}):
+            if x is None or y is None or x.shape != y.shape or not _is_read(other, trials.makers):
+                continue
+            if not trials.healed({one: y, other: x}):
                 continue
             words = f"{one} and {other} stand in each other's places: with the two exchanged it gives A's values"
             fix = f"Exchange {one} and {other}: let what reads one of them read the other."
             return Reason(words, fix, True, step, values={one: y, other: x})
     return None
+
+
+def _is_read(name: str, makers: Mapping[str, Visited]) -> bool:
+    """Whether any step reads a value: what nobody reads is exchanged with nothing."""
+    return any(name in step.inputs for step in makers.values())
 
 
 def exchanged_results(parting: Parting, trials: Trials) -> Reason | None:
