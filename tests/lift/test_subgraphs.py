@@ -510,3 +510,19 @@ def test_a_table_that_only_numpy_can_make_is_what_numpy_gives(table):
     x = torch.randn(6, 24, generator=torch.Generator().manual_seed(1))
     (found,) = lift_arrays(weighed, (x,), {}).run()
     assert abs(found.value.numpy() - weighed(x.numpy())).max() < 1e-4
+
+
+@pytest.mark.parametrize(("factor", "found"), [(1.0, True), (0.37, True), (-0.37, False), (0.372, False)])
+def test_of_a_thousand_numbers_those_that_could_be_the_factor_are_looked_up(factor, found, monkeypatch):
+    draw = torch.Generator().manual_seed(3)
+    tables = {f"t{k}": torch.randn(24, 8, generator=draw, dtype=torch.float64) for k in range(10)}
+    factors = [0.37, *(1e-4 * 1.01**k for k in range(1000))]
+    factors = [f for f in factors if f == 0.37 or abs(f / abs(factor) - 1.0) > 4e-3]
+    read, real = [], subgraphs._Tables._readings
+    monkeypatch.setattr(subgraphs._Tables, "_readings", lambda self, *a: read.append(a) or real(self, *a))
+    stored = Constant("c", (factor * tables["t6"]).to(torch.float32), Origin.WEIGHT, Where())
+    repairs = subgraphs.stored_repairs([stored], subgraphs.Subgraphs(tables, tables), 4.0, factors)
+    assert [r.sources for r in repairs] == ([("t6",)] if found else [])
+    if found:
+        assert torch.equal(repairs[0].value, factor * tables["t6"])
+    assert len(read) <= 5 * len(tables)  # not once for each number

@@ -9,7 +9,7 @@ computes it, and on the other side where a stored tensor is the same table.
 
 from __future__ import annotations
 
-import itertools
+import bisect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -233,7 +233,7 @@ class _Tables:
     """What a program computes from constants, by size; ``factors`` are numbers that it may be multiplied by."""
 
     def __init__(self, found: Subgraphs, limit: float, factors: Sequence[float]):
-        self._found, self._limit, self._factors = found, limit, (1.0, *factors)
+        self._found, self._limit, self._factors = found, limit, sorted(factors)
         self._by_count: dict[int, list[tuple[str, _Part]]] = {}
         self._taken: set[tuple[str, _Part]] = set()
         self._read: dict[tuple[str, _Part], tuple[tuple[float, ...], float]] = {}
@@ -253,10 +253,8 @@ class _Tables:
         )
         own = _sizes(value) if candidates else ()
         top = max((float(f.abs().max()) for f in floor), default=0.0) if candidates else 0.0
-        for factor, (name, part) in itertools.product(self._factors, candidates):
+        for factor, (name, part) in self._multiplied(own, [c for c in candidates if among is None or c[0] in among]):
             close = _ALIKE if factor == 1.0 else _FACTOR
-            if among is not None and name not in among:
-                continue
             theirs, noise = self._readings(name, part)
             wanted = [abs(factor) * n for n in theirs]
             if not all(math.isclose(one, other, rel_tol=close) for one, other in zip(own[:2], wanted[:2], strict=True)):
@@ -272,6 +270,22 @@ class _Tables:
                 words = f"{name}, computed natively" if factor == 1.0 else f"{name} times {factor:.6g}"
                 return Repair(constant.name, meant.contiguous(), "table", words, constant, (name,))
         return None
+
+    def _multiplied(
+        self, own: Sequence[float], candidates: Sequence[tuple[str, _Part]]
+    ) -> list[tuple[float, tuple[str, _Part]]]:
+        """Tables with the factors that may make them as large as a value: as they are first, then the least factor.
+
+        A quantised program has a thousand numbers that could be factors: they are looked up, not tried.
+        """
+        found = [(False, 1.0, k) for k in range(len(candidates))]
+        for k, candidate in enumerate(candidates if self._factors else ()):
+            theirs = self._readings(*candidate)[0][0]
+            ratio = own[0] / theirs if theirs else 0.0
+            first = bisect.bisect_left(self._factors, ratio * (1.0 - 2.0 * _FACTOR))
+            last = bisect.bisect_right(self._factors, ratio * (1.0 + 2.0 * _FACTOR))
+            found += [(True, factor, k) for factor in self._factors[first:last]]
+        return [(factor, candidates[k]) for _, factor, k in sorted(found)]
 
     def _readings(self, name: str, part: _Part) -> tuple[tuple[float, ...], float]:
         """The sizes of a table, read when they are first asked for, and its largest noise."""
