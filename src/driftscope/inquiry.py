@@ -37,6 +37,7 @@ from driftscope.programs.feeding.pairing import pair_inputs
 from driftscope.programs.isolation.breadcrumbs import tell
 from driftscope.programs.isolation.choice import watched
 from driftscope.programs.isolation.failures import ran_out_of_memory
+from driftscope.programs.loading.callables import in_their_libraries
 from driftscope.programs.loading.load import load_program
 from driftscope.programs.protocol import Bound, InputsLike, Program, ProgramLike
 from driftscope.programs.state.garbage import spared
@@ -87,8 +88,7 @@ def compare(
     nodes : bool
         Also measure every value on the way: ``.nodes``, the chart and the table of the page.
     reproduce : path or None
-        A new folder: where the programs are not the same, the smallest piece that shows it is written there with its
-        inputs, a README and a script that does not need driftscope.
+        A new folder for the smallest piece that shows a difference: inputs, a README, a script without driftscope.
     seed : int
         Seed of drawn inputs and of the noise.
     isolate : bool or None
@@ -103,8 +103,7 @@ def compare(
     budget_memory : float or None
         GiB that this process should hold, likewise.
     progress : callable or None
-        Told in a few words what happens next. Where it has a method ``count(done, total)``, that is told how many
-        nodes of a float64 run are evaluated.
+        Told in a few words what happens next; its method ``count(done, total)``, if any, the nodes evaluated so far.
     command : str
         The command line to print for reproduction.
 
@@ -127,6 +126,7 @@ def compare(
     if both_weights(program_a, program_b):
         return _weights(program_a, program_b, command)
     made = None if inputs is None else make_inputs(inputs, seed=seed)
+    program_a, program_b = in_their_libraries(program_a, program_b, made)
     tell(stage="bind")
     bound_a, bound_b, notes = pair_inputs(program_a, program_b, made, seed=seed)
     findings = [*notes, *_checked("A", bound_a), *_checked("B", bound_b)]

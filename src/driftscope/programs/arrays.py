@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from driftscope.errors import InputError
+from driftscope.programs.value_trees import flatten
 
 # numpy has no such formats of its own; ml_dtypes spells them, and the bits are the same.
 _SHARED_BITS: dict[str, tuple[torch.dtype, Any, Any]] = {
@@ -39,6 +40,14 @@ def is_array(value: Any) -> bool:
         return True
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.Array)
+
+
+def library_of(tree: Any) -> str:
+    """Return the one library whose arrays a tree holds: ``"torch"``, ``"numpy"``, ``"jax"``; empty for none or more."""
+    homes = {type(leaf).__module__.split(".")[0] for _, leaf in flatten(tree)[0] if is_array(leaf)}
+    homes |= {"torch" for _, leaf in flatten(tree)[0] if isinstance(leaf, torch.Tensor)}
+    found = {{"jaxlib": "jax"}.get(home, home) for home in homes}
+    return found.pop() if len(found) == 1 and found <= {"torch", "numpy", "jax"} else ""
 
 
 def tensor_of(value: Any) -> Any:

@@ -219,11 +219,14 @@ class Program(abc.ABC):
         Inputs that came with the program.
     loaded_from : LoadedFrom or None
         What it was loaded from; None for an object of this process.
+    unplaced : callable or None
+        The function, where it names no library: whose arrays it takes shows in the inputs and in its partner.
     """
 
     kind: str = ""
     flat: bool = False
     loaded_from: LoadedFrom | None = None
+    unplaced: Callable[..., Any] | None = None
 
     def __init__(self, name: str, default_inputs: Inputs | None = None):
         self.name = name

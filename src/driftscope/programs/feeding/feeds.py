@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from driftscope.errors import InputError
-from driftscope.programs.arrays import array_of, dtype_name, tensor_of
+from driftscope.programs.arrays import array_of, dtype_name, library_of, tensor_of
 from driftscope.programs.feeding.distributions import DTYPES, Wanted, parse_spec
 from driftscope.programs.feeding.files import SUFFIXES, is_input_file, read_inputs
 from driftscope.programs.value_trees import flatten, unflatten
@@ -39,6 +39,8 @@ class Inputs:
         Names of drawn integers whose range nobody gave.
     specs : mapping of str to Wanted
         What drawn tensors were drawn from, by path.
+    library : str
+        ``"torch"``, ``"numpy"`` or ``"jax"`` where arrays of one library were handed over, else empty.
     """
 
     args: tuple[Any, ...] = ()
@@ -47,6 +49,7 @@ class Inputs:
     files: tuple[tuple[str, str], ...] = ()
     guessed: tuple[str, ...] = ()
     specs: Mapping[str, Wanted] = field(default_factory=dict)
+    library: str = ""
 
     @property
     def leaves(self) -> list[tuple[Path, Any]]:
@@ -186,10 +189,11 @@ def make_inputs(source: Any = None, *, seed: int = 0) -> Inputs:
     if isinstance(source, (list, tuple)) and source and all(isinstance(s, (str, FilePath)) for s in source):
         return _from_strings(source, seed)
     if isinstance(source, Mapping):
-        return Inputs(kwargs={_name(k): _value(_name(k), v) for k, v in source.items()}, seed=seed)
+        named = {_name(k): _value(_name(k), v) for k, v in source.items()}
+        return Inputs(kwargs=named, seed=seed, library=library_of(source))
     if isinstance(source, (list, tuple)) and not hasattr(source, "_fields"):
-        return Inputs(args=tuple(_tensors(item) for item in source), seed=seed)
-    return Inputs(args=(_tensors(source),), seed=seed)
+        return Inputs(args=tuple(_tensors(item) for item in source), seed=seed, library=library_of(source))
+    return Inputs(args=(_tensors(source),), seed=seed, library=library_of(source))
 
 
 def _name(key: Any) -> str:

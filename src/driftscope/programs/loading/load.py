@@ -10,8 +10,8 @@ from zipfile import is_zipfile
 
 from driftscope.errors import InputError, ProgramError
 from driftscope.programs.feeding.feeds import Inputs, make_inputs
+from driftscope.programs.loading.callables import array_program, refuse_unknown, torch_program
 from driftscope.programs.loading.folders import is_torchscript, model_in, refuse_known, starts_an_archive
-from driftscope.programs.loading.frameworks import framework_of
 from driftscope.programs.loading.hugging_face import inputs_of
 from driftscope.programs.loading.references import is_reference, resolve
 from driftscope.programs.loading.third_party import claimed_by_any, claimed_by_plugin
@@ -21,7 +21,6 @@ from driftscope.programs.state.process import alone
 
 if TYPE_CHECKING:
     import onnx
-    import torch
 
 _OUTPUT_FILES = (".npz", ".npy", ".safetensors", ".json")
 
@@ -159,7 +158,7 @@ def _saved(path: FilePath, options: dict[str, Any]) -> Program:
 
     if not path.is_file():
         raise ProgramError(f"{path}: no such file")
-    _refuse_unknown("file of weights", options)
+    refuse_unknown("file of weights", options)
     try:
         tensors = read_weights(path)
     except ProgramError as error:
@@ -231,7 +230,7 @@ def onnx_program(
     from driftscope.programs.runtimes.ort_options import SessionSetup
 
     name, config, inputs = more.pop("name", None), more.pop("config", None) or {}, more.pop("inputs", None)
-    _refuse_unknown("ONNX model", more)
+    refuse_unknown("ONNX model", more)
     setup = SessionSetup(
         level=level,
         disabled=(disabled,) if isinstance(disabled, str) else tuple(disabled),
@@ -250,91 +249,11 @@ def onnx_program(
     return program
 
 
-def torch_program(
-    module: torch.nn.Module | Callable[..., Any],
-    device: str | torch.device | None = None,
-    dtype: torch.dtype | str | None = None,
-    compile: Any = None,
-    **more: Any,
-) -> Program:
-    """Make a program of a torch module or function, run eagerly or by ``torch.compile``.
-
-    Parameters
-    ----------
-    module : torch.nn.Module or callable
-        Left as it is: moving or rounding works on a copy.
-    device : str, torch.device or None
-    dtype : torch.dtype, str or None
-        Floating-point parameters, buffers and inputs are rounded to it.
-    compile : bool, str, callable, dict or None
-        True or a backend (``"inductor"``, ``"aot_eager"``, ``"eager"``), or keywords for ``torch.compile``.
-    **more
-        ``name``, ``inputs`` (default inputs).
-
-    Raises
-    ------
-    ProgramError
-        If ``module`` is not callable, or device, dtype or backend do not exist.
-    """
-    from driftscope.programs.runtimes.torch_compiled import CompiledProgram, compile_settings, uncompiled
-    from driftscope.programs.runtimes.torch_eager import TorchProgram
-
-    name, inputs = more.pop("name", None), more.pop("inputs", None)
-    more.pop("framework", None)
-    _refuse_unknown("torch program", more)
-    if not callable(module):
-        raise ProgramError(f"a {type(module).__name__} cannot be called; give a module or a function")
-    original, as_compiled = uncompiled(module)
-    settings = compile_settings(compile) if compile is not None else as_compiled
-    options = _torch_options(device, dtype)
-    defaults = None if inputs is None else make_inputs(inputs)
-    words = name or _name_of(original)
-    if settings is None:
-        return TorchProgram(original, words, options, defaults)
-    # What the user compiled runs as it is, unless it is to be placed or compiled otherwise.
-    made = module if compile is None and options == _torch_options(None, None) else None
-    return CompiledProgram(original, words, settings, options, defaults, made)
-
-
-def _torch_options(device: Any, dtype: Any) -> Any:
-    import torch
-
-    from driftscope.programs.runtimes.torch_eager import TorchOptions
-
-    if isinstance(dtype, str):
-        named = getattr(torch, dtype.removeprefix("torch."), None)
-        if not isinstance(named, torch.dtype):
-            raise ProgramError(f"unknown dtype {dtype!r}; give for example float16 or bfloat16")
-        dtype = named
-    if dtype is not None and not dtype.is_floating_point:
-        raise ProgramError(f"dtype={dtype}: a program can only be rounded to a floating-point format")
-    try:
-        place = None if device is None else torch.device(device)
-        if place is not None:
-            torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ProgramError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from error
-    return TorchOptions(place, dtype)
-
-
-def _callable(function: Any, **options: Any) -> Program:
-    """Make a program of a module or function on torch, numpy or JAX arrays."""
-    framework = options.pop("framework", None) or framework_of(function)
-    if framework == "torch":
-        return torch_program(function, **options)
-    from driftscope.programs.runtimes.plain_callables import ArrayProgram
-
-    name, inputs = options.pop("name", None), options.pop("inputs", None)
-    _refuse_unknown(f"{framework} function", options)
-    defaults = None if inputs is None else make_inputs(inputs)
-    return ArrayProgram(function, name or _name_of(function), framework, defaults)
-
-
 def _exported(obj: Any, **options: Any) -> Program:
     from driftscope.programs.runtimes.torch_exported import ExportedTorchProgram
 
     name, inputs = options.pop("name", None), options.pop("inputs", None)
-    _refuse_unknown("exported program", options)
+    refuse_unknown("exported program", options)
     return ExportedTorchProgram(obj, name or "ExportedProgram", None if inputs is None else make_inputs(inputs))
 
 
@@ -348,7 +267,7 @@ def _script_file(path: FilePath, **options: Any) -> Program:
     from driftscope.programs.runtimes.torchscript.process import TorchScriptProgram
 
     name, inputs = options.pop("name", None), options.pop("inputs", None)
-    _refuse_unknown("TorchScript program", options)
+    refuse_unknown("TorchScript program", options)
     return TorchScriptProgram(path, name or path.name, None if inputs is None else make_inputs(inputs))
 
 
@@ -378,21 +297,10 @@ def recorded(outputs: Any, *, name: str | None = None) -> Program:
         raise ProgramError(str(error)) from error
 
 
-def _name_of(function: Any) -> str:
-    if isinstance(function, type):
-        return function.__name__
-    return getattr(function, "__name__", None) or type(function).__name__
-
-
-def _refuse_unknown(what: str, options: Mapping[str, Any]) -> None:
-    if options:
-        raise ProgramError(f"unknown option {', '.join(map(repr, options))} for a {what}")
-
-
 _KINDS: tuple[tuple[Callable[[Any], bool], Callable[..., Program]], ...] = (
     (_is_onnx, onnx_program),
     (_is_exported, _exported),
-    (_is_torch, _callable),
+    (_is_torch, array_program),
 )
 
 __all__ = ["Inputs", "load_program", "onnx_program", "recorded", "torch_program"]
