@@ -105,6 +105,9 @@ class NoiseInjector:
         modulus = value.abs().mul_(self.scale * spread.value / (math.sqrt(2) * _BYTE_SPREAD))
         noise = torch.complex(self._draw(modulus), self._draw(modulus))
         noisy = value + noise.mul_(modulus)
+        smallest = None if self.unit is not None else _with_subnormals(self._model.storage(dtype))
+        if smallest is not None:
+            self._add_underflow(torch.view_as_real(value.resolve_conj()), torch.view_as_real(noisy), smallest)
         return torch.where(torch.isfinite(noisy), noisy, value)
 
     def _with_noise(self, step: Step, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
