@@ -189,9 +189,9 @@ class Replay:
                 if index != entry.index:
                     continue
                 if position is not None and position < len(given):
-                    given[position] = value
+                    given[position] = _in_place_of(given[position], value)
                 elif name in entry.facts.types:
-                    kwargs[name] = value
+                    kwargs[name] = _in_place_of(kwargs.get(name), value)
             args = tuple(given)
         return args, kwargs
 
@@ -381,3 +381,10 @@ def _same_layout(tensor: torch.Tensor, value: TensorValue) -> bool:
     pairs = [(n, a, b) for n, a, b in zip(value.shape, strides, value.strides, strict=True) if n > 1]
     # Overlapping memory cannot be written into; only views have it and those keep it by themselves.
     return all(a == b for _, a, b in pairs) or any(b == 0 for _, _, b in pairs)
+
+
+def _in_place_of(given: Any, value: torch.Tensor) -> Any:
+    """What a rule is given where another value takes the place of an argument: a tensor where it was one."""
+    if not isinstance(given, TensorArgument):
+        return value
+    return TensorArgument(given.name, given.format, None, lift_native(value))
