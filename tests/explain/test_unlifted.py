@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -107,3 +108,16 @@ def test_a_mode_that_was_noticed_is_said_and_no_cause_is_called_unknown() -> Non
     assert training.answer.startswith("B (Opaque) is in train() mode")
     assert "not known" not in training.answer
     assert ds.compare(plain, Opaque(model).eval(), (x,)).verdict == "IDENTICAL"
+
+
+def test_one_number_repeated_proves_no_format() -> None:
+    def four(x):
+        return np.array(x.tolist(), dtype=np.float32) * 0 - 4.0  # leaves numpy: it has no graph
+
+    def nearly(x):
+        return x * 0 - np.float32(4.001)
+
+    x = {"x": np.random.default_rng(0).normal(size=40).astype(np.float32)}
+    for a, b in ((four, nearly), (nearly, four)):
+        found = ds.compare(a, b, x)
+        assert found.verdict.name in ("DIFFERENT", "INCONCLUSIVE"), found

@@ -240,7 +240,7 @@ def reproduce(
         against = [evidence.noise_b(p) if name == "A" else evidence.noise_a(p) for p, _ in drifts]
         moves = [None if own or graph is not side else evidence.moved_a(p) if name == "A" else evidence.moved_b(p)
                  for p, _ in drifts]  # fmt: skip
-        tried = _Tried(graph, wanted, against, moves, seed)
+        tried = _Tried(graph, wanted, against, moves, seed, unseen=graph is not side)
         found = [r for way in tried.possible(ways) if (r := tried.judge(way, name)) is not None]
         if found:
             # Every narrow format loses subnormal numbers too, and much that is larger.
@@ -259,14 +259,14 @@ class _Tried:
     against: Sequence[list[torch.Tensor]]
     moves: Sequence[torch.Tensor | None]
     seed: int
+    unseen: bool = False  # it stands for a side that has no graph
     chooses: bool = False  # by floats; known once the ways were asked for
 
     def possible(self, ways: Sequence[Way]) -> list[Way]:
         """The ways that change anything in this graph."""
         if self.side.graph is None:
             return []
-        kinds = set[Kind]()
-        low: list[str] = []
+        kinds, low = set[Kind](), list[str]()
 
         def look(step: Step) -> None:
             kinds.add(Kind.EXACT if step.constant else step.rounding.kind)
@@ -312,11 +312,11 @@ class _Tried:
         self, way: Way, predicted: torch.Tensor | None, drift: torch.Tensor, value: torch.Tensor | None
     ) -> float:
         plain = predicted if way.flushes else without_zeros(predicted, value)
-        found = correlation(plain, drift, self.chooses)
+        found = correlation(plain, drift, self.chooses, self.unseen)
         if found == -1.0 and way.kind == "order" and plain is not None and value is not None:
             # Sums that differ much in size: the largest few carry the error, each has a relative one of its own.
             size = value.cpu()
-            return correlation(_relative(plain, size), _relative(drift, size), self.chooses)
+            return correlation(_relative(plain, size), _relative(drift, size), self.chooses, self.unseen)
         return found
 
 
