@@ -7,8 +7,11 @@ other threads, and libraries between, get what they had.
 from __future__ import annotations
 
 import contextlib
+import dis
+import functools
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,10 +21,10 @@ import torch
 from driftscope.lift.arrays.traced import TracedArray
 from driftscope.lift.arrays.tracing import Tracer, torch_dtype
 
-_FILLED = ("zeros", "ones", "empty", "full")
+FILLED = ("zeros", "ones", "empty", "full")
 _COUNTED = ("arange", "linspace", "eye", "identity", "tri")
 _FLOATS = "fcV"
-_TAKING = ("array", "asarray", "asanyarray", "ascontiguousarray")
+TAKING = ("array", "asarray", "asanyarray", "ascontiguousarray")
 
 # Whose own arrays are none of the program's.
 _NOT_USERS = frozenset({"driftscope", "torch", "numpy", "scipy", "ml_dtypes"})
@@ -31,20 +34,21 @@ _NOT_USERS = frozenset({"driftscope", "torch", "numpy", "scipy", "ml_dtypes"})
 def followed(tracer: Tracer, counted: str = "") -> Iterator[None]:
     """Let numpy make arrays that are followed, in this thread; ``counted``: tables too, of formats of these kinds."""
     thread = threading.get_ident()
-    made = (*_FILLED, *(_COUNTED if counted else ()))
-    before = {name: getattr(np, name) for name in (*made, *_TAKING)}
+    made = (*FILLED, *(_COUNTED if counted else ()))
+    before = {name: getattr(np, name) for name in (*made, *TAKING)}
 
     def replaced(name: str) -> Callable[..., Any]:
         original = before[name]
-        own = _made if name in made else _taken
+        own = made_of if name in made else taken
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            caller = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
-            if threading.get_ident() != thread or caller in _NOT_USERS:
+            frame = sys._getframe(1)
+            caller = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+            if threading.get_ident() != thread or caller in _NOT_USERS or not _calls(frame.f_code, frame.f_lasti, name):
                 return original(*args, **kwargs)
-            if own is _taken:
-                return _taken(tracer, original, args, kwargs)
-            return _made(tracer, original, args, kwargs, counted if name in _COUNTED else _FLOATS)
+            if own is taken:
+                return taken(tracer, original, args, kwargs)
+            return made_of(tracer, original, args, kwargs, counted if name in _COUNTED else _FLOATS)
 
         return call
 
@@ -57,7 +61,25 @@ def followed(tracer: Tracer, counted: str = "") -> Iterator[None]:
             setattr(np, name, original)
 
 
-def _made(tracer: Tracer, original: Callable[..., Any], args: Any, kwargs: Any, kinds: str) -> Any:
+@functools.cache
+def _calls(code: types.CodeType, at: int, name: str) -> bool:
+    """Whether the call in progress at an instruction is one of that name, by the caller itself.
+
+    Compiled code has no frame: numpy.random, called there, takes memory by ``numpy.empty`` and writes as C does.
+    """
+    steps = list(dis.get_instructions(code))
+    call = next((s for s in steps if s.offset == at), None)
+    place = call.positions if call is not None else None
+    if place is None or place.col_offset is None:
+        return name in code.co_names
+    begin = (place.lineno, place.col_offset)
+    return any(
+        s.argval == name and s.positions is not None and (s.positions.lineno, s.positions.col_offset) == begin
+        for s in steps
+    )
+
+
+def made_of(tracer: Tracer, original: Callable[..., Any], args: Any, kwargs: Any, kinds: str = _FLOATS) -> Any:
     """An array of no other, to be written into or computed with, if its format is of one of these kinds."""
     if any(type(a) is TracedArray for a in (*args, *kwargs.values())):
         array = np.broadcast_to(next(a for a in args if type(a) is TracedArray), args[0])
@@ -85,7 +107,7 @@ def _wide(original: Callable[..., Any], args: Any, kwargs: Any, array: Any) -> A
     return wide if np.array_equal(wide.astype(array.dtype), array) else None
 
 
-def _taken(tracer: Tracer, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def taken(tracer: Tracer, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """An array of what is given, which may be followed or hold what is."""
     given = args[0] if args else kwargs.get("object", kwargs.get("a"))
     if not _holds(given):

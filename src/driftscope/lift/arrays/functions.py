@@ -52,9 +52,14 @@ def _mean(a: torch.Tensor, axis: Any = None, dtype: Any = None, *, keepdims: boo
     return torch.mean(given, _axes(a, axis), keepdims, dtype=dtype)
 
 
-def sum_(a: torch.Tensor, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> torch.Tensor:
+def sum_(
+    a: torch.Tensor, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, initial: Any = None,
+    where: Any = None,
+) -> torch.Tensor:  # fmt: skip
     """Add along axes; all of them unless it is said."""
-    return torch.sum(a, _axes(a, axis), keepdims, dtype=dtype)
+    kept = a if where is None else torch.where(torch.as_tensor(where), a, 0)
+    found = torch.sum(kept, _axes(a, axis), keepdims, dtype=dtype)
+    return found if initial is None else found + initial
 
 
 def _var(
@@ -69,14 +74,16 @@ def _std(a: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return torch.sqrt(_var(a, *args, **kwargs))
 
 
-def max_(a: torch.Tensor, axis: Any = None, *, keepdims: bool = False) -> torch.Tensor:
+def max_(a: torch.Tensor, axis: Any = None, *, keepdims: bool = False, initial: Any = None) -> torch.Tensor:
     """Find the largest along axes."""
-    return torch.amax(a, _axes(a, axis), keepdims)
+    found = torch.amax(a, _axes(a, axis), keepdims)
+    return found if initial is None else torch.maximum(found, torch.as_tensor(initial, dtype=a.dtype))
 
 
-def min_(a: torch.Tensor, axis: Any = None, *, keepdims: bool = False) -> torch.Tensor:
+def min_(a: torch.Tensor, axis: Any = None, *, keepdims: bool = False, initial: Any = None) -> torch.Tensor:
     """Find the smallest along axes."""
-    return torch.amin(a, _axes(a, axis), keepdims)
+    found = torch.amin(a, _axes(a, axis), keepdims)
+    return found if initial is None else torch.minimum(found, torch.as_tensor(initial, dtype=a.dtype))
 
 
 def logsumexp(a: torch.Tensor, axis: Any = None, *, keepdims: bool = False) -> torch.Tensor:
@@ -84,8 +91,44 @@ def logsumexp(a: torch.Tensor, axis: Any = None, *, keepdims: bool = False) -> t
     return torch.logsumexp(a, _axes(a, axis), keepdims)
 
 
-def _where(condition: Any, x: Any, y: Any) -> torch.Tensor:
-    return torch.where(condition, x, y)
+def by_stretches(reduce: Function, x: torch.Tensor, starts: Sequence[int], axis: int) -> torch.Tensor:
+    """Reduce an axis from each start to the next, as ``numpy.add.reduceat``."""
+    ends = [*starts[1:], x.shape[axis]]
+    parts = [x.narrow(axis, start, max(end - start, 1)) for start, end in zip(starts, ends, strict=True)]
+    ones = [part.shape[axis] == 1 for part in parts]
+    return torch.stack(
+        [p.select(axis, 0) if one else reduce(p, axis=axis) for p, one in zip(parts, ones, strict=True)], axis
+    )
+
+
+_AT = {"maximum": "amax", "minimum": "amin", "multiply": "prod"}
+
+
+def gathered_at(name: str, x: torch.Tensor, where: Sequence[torch.Tensor], values: torch.Tensor) -> torch.Tensor:
+    """Give ``x`` with values gathered at integer positions of its first axes, as ``numpy.add.at`` writes them.
+
+    Raises
+    ------
+    CannotLift
+        If the function or the positions are of another kind.
+    """
+    if any(w.dtype.is_floating_point or w.dtype == torch.bool for w in where):
+        raise CannotLift(f"numpy.{name}.at with positions that are no integers has no float64 evaluation")
+    if name in ("add", "subtract"):
+        return x.index_put(tuple(w.long() for w in where), values if name == "add" else -values, accumulate=True)
+    if name not in _AT:
+        raise CannotLift(f"numpy.{name}.at has no float64 evaluation")
+    first = x.shape[: len(where)]
+    flat = torch.zeros((), dtype=torch.int64)
+    for size, w in zip(first, where, strict=True):
+        flat = flat * size + w.long() % size
+    rows = x.reshape(-1, *x.shape[len(where) :])
+    given = values.expand(*flat.shape, *rows.shape[1:]).reshape(-1, *rows.shape[1:])
+    return rows.index_reduce(0, flat.reshape(-1), given, _AT[name]).reshape(x.shape)
+
+
+def _where(condition: Any, *choices: Any) -> Any:
+    return torch.where(condition, *choices)
 
 
 def _pad(array: torch.Tensor, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> torch.Tensor:
@@ -104,11 +147,15 @@ def _pad(array: torch.Tensor, pad_width: Any, mode: str = "constant", constant_v
     return array
 
 
-def _interp(x: torch.Tensor, xp: torch.Tensor, fp: torch.Tensor) -> torch.Tensor:
-    right = torch.searchsorted(xp.contiguous(), x.contiguous(), right=True).clamp(1, xp.shape[0] - 1)
-    x0, y0 = xp[right - 1], fp[right - 1]
-    inside = y0 + (fp[right] - y0) / (xp[right] - x0) * (x - x0)
-    return torch.where(x <= xp[0], fp[0], torch.where(x >= xp[-1], fp[-1], inside))
+def _interp(x: torch.Tensor, xp: Any, fp: Any, left: Any = None, right: Any = None) -> torch.Tensor:
+    x, xp, fp = (torch.as_tensor(v, dtype=torch.float64) for v in (x, xp, fp))  # numpy computes it in float64
+    low, high = (fp[0] if left is None else torch.as_tensor(left, dtype=fp.dtype)), fp[-1]
+    high = high if right is None else torch.as_tensor(right, dtype=fp.dtype)
+    after = torch.searchsorted(xp.contiguous(), x.contiguous(), right=True).clamp(1, xp.shape[0] - 1)
+    x0, y0 = xp[after - 1], fp[after - 1]
+    inside = y0 + (fp[after] - y0) / (xp[after] - x0) * (x - x0)
+    inside = torch.where(x == xp[0], fp[0], torch.where(x == xp[-1], fp[-1], inside))
+    return torch.where(x < xp[0], low, torch.where(x > xp[-1], high, inside))
 
 
 def _sliding(x: torch.Tensor, window_shape: Any, axis: Any = None) -> torch.Tensor:
@@ -146,10 +193,33 @@ def _median(a: torch.Tensor, axis: int | None = None, *, keepdims: bool = False)
     return middle.reshape([1] * a.dim()) if whole else middle.unsqueeze(axis)  # type: ignore[arg-type]
 
 
+def _turned(a: torch.Tensor) -> torch.Tensor:
+    return a.permute(*range(a.dim())[::-1])
+
+
 def _reshape(a: torch.Tensor, shape: Any, order: str) -> torch.Tensor:
-    if order not in ("C", "A"):
+    if order in ("C", "A"):
+        return a.reshape(shape)
+    if order != "F":
         raise CannotLift(f"numpy.reshape in order {order!r} has no float64 evaluation")
-    return a.reshape(shape)
+    return _turned(_turned(a).reshape((shape,) if isinstance(shape, int) else tuple(shape)[::-1]))
+
+
+def _quantile(name: str) -> Function:
+    def call(a: torch.Tensor, q: Any, axis: Any = None, **kwargs: Any) -> Any:
+        if axis is None and not kwargs.get("keepdims"):
+            a, axis = a.flatten(), 0
+        return named(name)(a, q, axis=axis, **kwargs)
+
+    return call
+
+
+def _convolve(a: torch.Tensor, v: torch.Tensor, mode: str = "full") -> torch.Tensor:
+    if len(v) > len(a):
+        a, v = v, a
+    full: torch.Tensor = named("convolve")(a, v)
+    cut = {"full": 0, "same": (len(v) - 1) // 2, "valid": len(v) - 1}[mode]
+    return full.narrow(0, cut, {"full": len(full), "same": len(a), "valid": len(a) - len(v) + 1}[mode])
 
 
 def _trapezoid(y: torch.Tensor, x: Any = None, dx: float = 1.0, axis: int = -1) -> torch.Tensor:
@@ -184,6 +254,10 @@ _OWN: dict[str, Function] = {
         x, dim=axis, keepdim=keepdims, **ord
     ),
     "numpy.reshape": lambda a, shape, order="C", **kw: _reshape(a, shape, order),
+    "numpy.ravel": lambda a, order="C": _reshape(a, -1, "C" if order == "K" and a.is_contiguous() else order),
+    "numpy.convolve": _convolve,
+    "numpy.quantile": _quantile("quantile"),
+    "numpy.percentile": _quantile("percentile"),
     "numpy.transpose": lambda a, axes=None: a.permute(*(range(a.dim())[::-1] if axes is None else axes)),
     "numpy.cumulative_sum": lambda x, axis=None: torch.cumsum(x, 0 if axis is None else axis),
     "numpy.lib.stride_tricks.sliding_window_view": _sliding,

@@ -12,6 +12,7 @@ import torch
 
 from driftscope.errors import CannotLift
 from driftscope.lift.arrays.creation import followed
+from driftscope.lift.arrays.own_code import OwnCode
 from driftscope.lift.arrays.sums import numpy_rounding
 from driftscope.lift.arrays.traced import TracedArray
 from driftscope.lift.arrays.tracing import OPERATION, Tracer
@@ -82,6 +83,7 @@ class _NumpyFunction(FollowedFunction):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tracer = self.tracer(TracedArray)
+        tracer.own_code = OwnCode(tracer)
         leaves, spec = flatten((args, kwargs), "in")
         given = [tracer.take(leaf) if isinstance(leaf, torch.Tensor) else leaf for _, leaf in leaves]
         arrays, named = unflatten(given, spec)

@@ -20,7 +20,7 @@ from driftscope.lift.arrays.tracing import Tracer, torch_dtype
 
 # Methods of arrays that are functions of numpy.
 _METHODS = frozenset({
-    "all", "any", "argmax", "argmin", "argsort", "clip", "cumprod", "cumsum", "diagonal", "dot", "max", "mean",
+    "all", "any", "argmax", "argmin", "argsort", "cumprod", "cumsum", "diagonal", "dot", "max", "mean",
     "min", "nonzero", "prod", "ravel", "repeat", "round", "searchsorted", "squeeze", "std", "sum", "swapaxes",
     "take", "trace", "var",
 })  # fmt: skip
@@ -177,7 +177,14 @@ class TracedArray(NDArrayOperatorsMixin):
         seen = self.tensor if wanted == self.dtype else self.tensor.view(torch_dtype(wanted))
         return self.tracer.results(self.native.view(wanted), seen)
 
-    def copy(self, *_args: Any) -> Any:
+    def __array_wrap__(self, array: Any, *_args: Any) -> Any:
+        return array
+
+    def clip(self, min: Any = None, max: Any = None, **kwargs: Any) -> Any:
+        """Limit values, from one end or both."""
+        return np.clip(self, min, max, **kwargs)
+
+    def copy(self, *_args: Any, **_kwargs: Any) -> Any:
         """Copy both values."""
         return self.tracer.results(self.native.copy(), self.tensor.clone())
 

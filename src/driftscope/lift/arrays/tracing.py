@@ -45,6 +45,8 @@ class Tracer:
         self.names = names
         self.named: dict[int, str] = {}
         self._wrap = wrap
+        #: Gives the Python code of a function of numpy that nothing here translates, to be followed like the user's.
+        self.own_code: Callable[[Any], Callable[..., Any] | None] = lambda _function: None
         self._constants: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def take(self, tensor: torch.Tensor) -> Any:
@@ -78,6 +80,8 @@ class Tracer:
 
     def ufunc(self, function: np.ufunc, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Evaluate a universal function, or a reduction or accumulation by one."""
+        if method == "at":
+            return self._at(function, *inputs)
         out, where = kwargs.pop("out", None), kwargs.pop("where", True)
         native = getattr(function, method)(*map(_native, inputs), **_native(kwargs))
         name = function.__name__
@@ -117,6 +121,19 @@ class Tracer:
         found = function(left, y)
         return found.tensor
 
+    def _at(self, function: np.ufunc, target: Any, where: Any, *values: Any) -> None:
+        """Write into an array at positions that may repeat, each time by the function."""
+        name = f"numpy.{function.__name__}.at"
+        with NamedOperation(name):
+            if not hasattr(target, "tracer") or len(values) != 1:
+                raise CannotLift(f"{name}, so called, has no float64 evaluation")
+            native = target.native.copy()
+            function.at(native, _native(where), _native(values[0]))
+            positions = [self.tensor(w) for w in (where if isinstance(where, tuple) else (where,))]
+            given = self.tensor(values[0]).to(target.tensor.dtype)
+            found = functions.gathered_at(function.__name__, target.tensor, positions, given)
+            target[...] = self.results(native, found)
+
     def _operand(self, x: Any, dtype: torch.dtype) -> Any:
         if type(x) in (bool, int, float, complex):
             return x
@@ -126,22 +143,46 @@ class Tracer:
     def function(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Evaluate an array function of numpy."""
         out = kwargs.pop("out", None)
+        kwargs = {k: v for k, v in kwargs.items() if v is not np._NoValue}  # what numpy's own code leaves out
         native = function(*map(_native, args), **_native(kwargs))
         if not _holds_arrays(native):
             return native  # a shape, a decision: what numpy says
-        call = functions.torch_function(function)
         name = f"{function.__module__}.{function.__name__}"
         if function is np.empty_like:
             native[...] = 0  # its content is nobody's
-        if call is None:
-            raise CannotLift(f"{name} has no float64 evaluation")
         with NamedOperation(name):
             try:
-                found = call(*map(self.tensors, args), **self.tensors(kwargs))
-            except (TypeError, NotImplementedError, RuntimeError, ValueError, IndexError, AttributeError) as error:
-                words = (str(error).strip().splitlines() or [""])[0]
-                raise CannotLift(f"{name}, so called, has no float64 evaluation: {words}") from error
-            return self.write(out, self.results(native, found))
+                return self.write(out, self._translated(function, name, native, args, kwargs))
+            except CannotLift:
+                body = self.own_code(function)
+                if body is None:
+                    raise
+                return self.write(out, self._by_own_code(name, native, body(*args, **kwargs)))
+
+    def _translated(self, function: Any, name: str, native: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        call = functions.torch_function(function)
+        if call is None:
+            raise CannotLift(f"{name} has no float64 evaluation")
+        try:
+            found = call(*map(self.tensors, args), **self.tensors(kwargs))
+        except (TypeError, NotImplementedError, RuntimeError, ValueError, IndexError, AttributeError) as error:
+            words = (str(error).strip().splitlines() or [""])[0]
+            raise CannotLift(f"{name}, so called, has no float64 evaluation: {words}") from error
+        return self.results(native, found)
+
+    def _by_own_code(self, name: str, native: Any, found: Any) -> Any:
+        """What numpy's own code gave on followed arrays, held against what numpy gave."""
+        if isinstance(native, (list, tuple)):
+            if not isinstance(found, (list, tuple)) or len(found) != len(native):
+                raise CannotLift(f"{name} returns something else when it is followed")
+            parts = [self._by_own_code(name, n, f) for n, f in zip(native, found, strict=True)]
+            return parts if isinstance(native, list) else tuple(parts)
+        if not isinstance(native, (np.ndarray, np.generic)):
+            return native
+        again, wanted = np.asarray(_native(found)), np.asarray(native)
+        if again.shape != wanted.shape or again.dtype != wanted.dtype or again.tobytes() != wanted.tobytes():
+            raise CannotLift(f"{name} gives something else when it is followed")
+        return found if hasattr(found, "tracer") else self.results(native, self.tensor(native).clone())
 
     def write(self, out: Any, result: Any) -> Any:
         """Write a result where numpy was told to put it."""
@@ -253,6 +294,9 @@ def _loop(function: np.ufunc, inputs: Sequence[Any], dtype: Any) -> list[np.dtyp
 def _gathered(name: str, method: str, inputs: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A reduction or an accumulation, whose axis is the first unless it is said."""
     x, *rest = inputs
+    if method == "reduceat" and isinstance(x, torch.Tensor) and rest and (name, "reduce") in _GATHERING:
+        axis = rest[1] if len(rest) > 1 else kwargs.pop("axis", 0)
+        return functions.by_stretches(_GATHERING[name, "reduce"], x, [int(i) for i in rest[0]], axis)
     axis = rest[0] if rest else kwargs.pop("axis", 0)
     call = _GATHERING.get((name, method))
     if call is None or len(rest) > 1 or not isinstance(x, torch.Tensor):
