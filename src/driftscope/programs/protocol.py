@@ -218,9 +218,8 @@ class Program(abc.ABC):
     default_inputs : Inputs or None
         Inputs that came with the program.
     loaded_from : LoadedFrom or None
-        What it was loaded from; None for an object of this process.
     unplaced : callable or None
-        The function, where it names no library: whose arrays it takes shows in the inputs and in its partner.
+        A function that names no library: whose arrays it takes shows in the inputs and in its partner.
     """
 
     kind: str = ""

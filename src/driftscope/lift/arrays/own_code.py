@@ -78,7 +78,7 @@ class OwnCode:
             elif name == "_array_converter":
                 scope[name] = _Converted
             elif isinstance(value, types.ModuleType) and value.__name__ in ("numpy", "numpy._core.numeric"):
-                scope[name] = _Names(value, self)
+                scope[name] = _FollowedModule(value, self)
         return scope
 
     def _placed(self, body: types.FunctionType, scope: dict[str, Any]) -> types.FunctionType:
@@ -112,7 +112,7 @@ class _Converted:
         return array
 
 
-class _Names:
+class _FollowedModule:
     """A module of numpy whose conversions keep what is followed."""
 
     def __init__(self, module: types.ModuleType, code: OwnCode):
