@@ -44,6 +44,10 @@ def _newton(x: Any) -> Any:
     return lax.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, 0.5 * (c[1] + abs(x) / c[1])), (0, abs(x) + 1))[1]
 
 
+def _square(x: Any) -> Any:
+    return x[:, :5] + 3 * jnp.eye(5, dtype=x.dtype)
+
+
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "softmax": lambda x: jax.nn.softmax(x, axis=-1),
     "gelu": lambda x: jax.nn.gelu(x, approximate=False),
@@ -85,6 +89,15 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "lower half": lambda x: jnp.tril(x) + jnp.roll(x, 1, axis=1),
     "a spectrum": lambda x: jnp.fft.irfft(jnp.fft.rfft(x, axis=-1) * 0.5, axis=-1),
     "solved": lambda x: jax.scipy.linalg.solve_triangular(jnp.tril(x[:, :5]) + 3 * jnp.eye(5), x, lower=True),
+    "a system": lambda x: jnp.linalg.solve(_square(x), x),
+    "an inverse and a determinant": lambda x: jnp.linalg.inv(_square(x)) * jnp.linalg.det(_square(x)),
+    "orthogonal factors": lambda x: jnp.abs(jnp.linalg.qr(x)[1]),
+    "singular values": lambda x: jnp.linalg.svd(x, compute_uv=False),
+    "least squares": lambda x: jnp.linalg.lstsq(x.T, jnp.ones(6, x.dtype))[0],
+    "eigenvectors": lambda x: jnp.abs(jnp.linalg.eigh(x @ x.T)[1]),
+    "a Cholesky factor": lambda x: jnp.linalg.cholesky(x @ x.T),
+    "an exponential of a matrix": lambda x: jax.scipy.linalg.expm(0.1 * _square(x)),
+    "between grid points": lambda x: jnp.interp(x, jnp.arange(-2.0, 3.0, dtype=x.dtype), x[:, 0]),
     "drawn inside": lambda x: x + jax.random.normal(jax.random.key(0), x.shape),
     "its gradient": jax.grad(lambda x: jnp.sum(jnp.tanh(x) ** 2)),
     "a number": lambda x: {"loss": x.mean(), "shape": 3},
@@ -92,7 +105,17 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 # XLA compiles every primitive for every shape, which takes half a second a function.
-_QUICK = ("softmax", "a jitted layer", "convolution", "rows taken", "a scan", "a branch", "top three")
+_QUICK = (
+    "softmax",
+    "a system",
+    "eigenvectors",
+    "a jitted layer",
+    "convolution",
+    "rows taken",
+    "a scan",
+    "a branch",
+    "top three",
+)
 _TABLE = [name if name in _QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FUNCTIONS]
 
 
@@ -129,7 +152,7 @@ def test_native_values_are_jax_own():
 
 def test_a_primitive_without_a_counterpart_is_named():
     with pytest.raises(CannotLift, match=r"jax\.lax\.\w+ has no float64 evaluation"):
-        lift_jax(lambda x: jnp.linalg.eigh(x @ x.T)[0], (drawn(4, 4),), {})
+        lift_jax(lambda x: jax.scipy.special.betainc(2.0, 3.0, jax.nn.sigmoid(x)), (drawn(4, 4),), {})
 
 
 def test_a_branch_in_python_cannot_be_traced():
@@ -140,6 +163,10 @@ def test_a_branch_in_python_cannot_be_traced():
 def norm(x: Any, eps: float = 1e-5) -> Any:
     c = x - x.mean(-1, keepdims=True)
     return c / jnp.sqrt((c * c).mean(-1, keepdims=True) + eps)
+
+
+def _solved(x: Any, matrix: Any) -> Any:
+    return jnp.linalg.solve(matrix + 4 * jnp.eye(6, dtype=x.dtype), x[0])
 
 
 def attention(x: Any, scale: float = 6**-0.5) -> Any:
@@ -154,8 +181,12 @@ def attention(x: Any, scale: float = 6**-0.5) -> Any:
         (lambda x: F.layer_norm(x, (6,)), norm),
         (lambda x: F.scaled_dot_product_attention(x, x, x), attention),
         (F.gelu, lambda x: jax.nn.gelu(x, approximate=False)),
+        (
+            lambda x: torch.linalg.solve(x[:6] + 4 * torch.eye(6), x[0]),
+            lambda x: jnp.linalg.inv(x[:6] + 4 * jnp.eye(6)) @ x[0],
+        ),
     ],
-    ids=["layer norm", "attention", "gelu"],
+    ids=["layer norm", "attention", "gelu", "system and inverse"],
 )
 def test_an_honest_port_is_rounding_either_way_round(ours, theirs, turned, jitted):
     theirs = ds.program(jax.jit(theirs) if jitted else theirs, framework="jax")
@@ -172,8 +203,9 @@ def test_an_honest_port_is_rounding_either_way_round(ours, theirs, turned, jitte
         (lambda x: jax.nn.gelu(x, approximate=False), jax.nn.gelu, ""),
         (lambda x: jnp.var(x, axis=-1), lambda x: jnp.var(x, axis=-1, ddof=1), ""),
         (lambda x: jax.nn.softmax(x, axis=-1), lambda x: jax.nn.softmax(x, axis=0), ""),
+        (lambda x: _solved(x, x[:6]), lambda x: _solved(x, x[:6].T), ""),
     ],
-    ids=["epsilon", "scale", "gelu", "degrees of freedom", "axis"],
+    ids=["epsilon", "scale", "gelu", "degrees of freedom", "axis", "transposed system"],
 )
 @pytest.mark.sampled(2)
 def test_a_bug_between_two_jax_functions_is_found_and_placed(right, wrong, says):

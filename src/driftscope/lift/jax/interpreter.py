@@ -21,7 +21,7 @@ from driftscope.lift.arrays.tracing import NamedOperation, Tracer
 from driftscope.lift.jax.rules import RULES
 from driftscope.lift.torch.entries import CallPlace
 from driftscope.lift.torch.places import is_internal
-from driftscope.programs.arrays import jax_array_of
+from driftscope.programs.arrays import jax_array_of, tensor_of
 from driftscope.records.user_code import is_users
 
 _JAX = os.path.join(os.path.dirname(jax.__file__), "")
@@ -128,8 +128,11 @@ class Interpreter:
                 raise CannotLift(f"jax.lax.{name} has no float64 evaluation")
             return [self.constant(n) for n in natives]
         with NamedOperation(f"jax.lax.{name}"):
-            found = rule(*(v.tensor for v in values), **equation.params)
-            results = self.tracer.results(natives, list(found) if several else [found])
+            found = rule(*(_countable(name, v.tensor) for v in values if v.tensor is not None), **equation.params)
+            made = list(found) if several else [found]
+            if name == "eigh":
+                made[0] = _turned(made[0], natives[0])
+            results = self.tracer.results(natives, made)
         return [Followed(n, t, dependent) for n, t in zip(natives, results, strict=True)]
 
     # -- places ------------------------------------------------------------------------------------------------
@@ -148,6 +151,21 @@ class Interpreter:
         line = self._line(equation)
         module = ".".join(part.replace("/", ".") for part in self._modules if part) or None
         return CallPlace(module, line.file, line.line, operator=operator)
+
+
+def _countable(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Integers in a format that torch can count with; results go back to theirs."""
+    counts = tensor.dtype not in (torch.uint16, torch.uint32, torch.uint64) or name == "bitcast_convert_type"
+    return tensor if counts else tensor.to(torch.int64)
+
+
+def _turned(vectors: torch.Tensor, native: Any) -> torch.Tensor:
+    """Eigenvectors with JAX's signs: either is one, and two libraries may choose otherwise."""
+    with _disable_current_modes():
+        theirs = tensor_of(np.array(native))
+        along = (theirs.conj() * vectors.detach()).sum(-2, keepdim=True)
+        signs = torch.where(along.real < 0, -1.0, 1.0).to(vectors.dtype)
+    return vectors * signs if bool((signs.real < 0).any()) else vectors
 
 
 @dataclass(slots=True)
@@ -227,4 +245,14 @@ def _cond(walk: Interpreter, parameters: Any, values: list[Followed]) -> list[Fo
     return walk.run(branches[chosen], values[1:])
 
 
-_WALKED = {"scan": _scan, "while": _while, "cond": _cond, "debug_callback": lambda *_: []}
+def _linear_solve(walk: Interpreter, parameters: Any, values: list[Followed]) -> list[Followed]:
+    """A solver with what is known of its product for derivatives: the solver alone computes the result."""
+    lengths, solve = parameters["const_lengths"], parameters["jaxprs"].solve
+    before = lengths.matvec + lengths.vecmat
+    return walk.run(solve, [*values[before : before + lengths.solve], *values[sum(lengths) :]])
+
+
+_WALKED = {
+    "scan": _scan, "while": _while, "cond": _cond, "custom_linear_solve": _linear_solve,
+    "debug_callback": lambda *_: [],
+}  # fmt: skip

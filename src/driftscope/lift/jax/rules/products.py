@@ -78,8 +78,38 @@ def _convolution(
 
 
 def _cholesky(x: Tensor, **_: Any) -> Tensor:
-    found: Tensor = torch.linalg.cholesky(x)
+    # What LAPACK leaves above the diagonal is the argument's; JAX clears it in a step of its own.
+    found: Tensor = torch.linalg.cholesky(x) + x.triu(1)
     return found
+
+
+def _lu(x: Tensor, **_: Any) -> list[Tensor]:
+    """Both factors in one matrix, rows exchanged (from 0 on), and the permutation that makes."""
+    factors, pivots = torch.linalg.lu_factor(x)
+    permutation = torch.lu_unpack(factors, pivots, unpack_data=False)[0].argmax(-2)
+    return [factors, pivots - 1, permutation.to(torch.int32)]
+
+
+def _qr(x: Tensor, pivoting: bool = False, full_matrices: bool = True, **_: Any) -> list[Tensor]:
+    if pivoting:
+        raise CannotLift("jax.lax.qr with pivoting has no float64 evaluation")
+    return list(torch.linalg.qr(x, mode="complete" if full_matrices else "reduced"))
+
+
+def _svd(x: Tensor, full_matrices: bool = True, compute_uv: bool = True, **parameters: Any) -> list[Tensor]:
+    if parameters.get("subset_by_index") is not None:
+        raise CannotLift("a part of the singular values has no float64 evaluation")
+    if not compute_uv:
+        return [torch.linalg.svdvals(x)]
+    left, sizes, right = torch.linalg.svd(x, full_matrices=full_matrices)
+    return [sizes, left, right]
+
+
+def _eigh(x: Tensor, lower: bool = True, **parameters: Any) -> list[Tensor]:
+    if parameters.get("subset_by_index") not in (None, (0, x.shape[-1])):
+        raise CannotLift("a part of the eigenvalues has no float64 evaluation")
+    values, vectors = torch.linalg.eigh(x, UPLO="L" if lower else "U")
+    return [vectors, values]
 
 
 def _triangular_solve(
@@ -104,6 +134,10 @@ PRODUCTS: dict[str, Rule] = {
     "dot_general": _dot_general,
     "conv_general_dilated": _convolution,
     "cholesky": _cholesky,
+    "lu": _lu,
+    "qr": _qr,
+    "svd": _svd,
+    "eigh": _eigh,
     "triangular_solve": _triangular_solve,
     "fft": _fft,
 }
