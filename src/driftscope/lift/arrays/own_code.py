@@ -19,6 +19,9 @@ from driftscope.lift.arrays.tracing import Tracer
 
 Function = Callable[..., Any]
 
+# Modules of numpy whose conversions numpy's own code calls: the second had another name before numpy 2.
+_NUMPYS = ("numpy", "numpy._core.numeric", "numpy.core.numeric")
+
 
 class OwnCode:
     """numpy's Python functions on arrays of one followed call.
@@ -77,7 +80,7 @@ class OwnCode:
                 scope[name] = self._replaced(name, value)
             elif name == "_array_converter":
                 scope[name] = _Converted
-            elif isinstance(value, types.ModuleType) and value.__name__ in ("numpy", "numpy._core.numeric"):
+            elif isinstance(value, types.ModuleType) and value.__name__ in _NUMPYS:
                 scope[name] = _FollowedModule(value, self)
         return scope
 
