@@ -46,8 +46,7 @@ SUITE = (
 )
 # With older libraries put before the installed ones: what reads, runs and lifts files, and what is numbers alone.
 BESIDE = ("tests/cli/test_walk.py", "tests/programs", "tests/lift/test_onnx_lift.py",
-          "tests/lift/test_numpys_own_code.py", "tests/numerics",
-          "tests/comparison", "tests/records")  # fmt: skip
+          "tests/lift/test_numpys_own_code.py", "tests/numerics", "tests/comparison", "tests/records")  # fmt: skip
 _ASK = """
 import importlib.metadata as m, json, platform, sys
 from driftscope.records.environment import capture

@@ -287,7 +287,7 @@ def _by_repairs(
     if file.graph is None or not isinstance(optimised, LiftedOnnx):
         return None
     source = ReconciledSide(file.graph, file.clean)
-    repairs = repairs_before_a_run(source, optimised, thresholds.constant_ulps)
+    repairs = repairs_before_a_run(source, optimised, file.clean, thresholds.constant_ulps)
     if not moves([], repairs):
         return None
     outputs = optimised.run(replace={r.name: r.value for r in repairs})

@@ -44,10 +44,16 @@ def is_array(value: Any) -> bool:
 
 def library_of(tree: Any) -> str:
     """Return the one library whose arrays a tree holds: ``"torch"``, ``"numpy"``, ``"jax"``; empty for none or more."""
-    homes = {type(leaf).__module__.split(".")[0] for _, leaf in flatten(tree)[0] if is_array(leaf)}
-    homes |= {"torch" for _, leaf in flatten(tree)[0] if isinstance(leaf, torch.Tensor)}
-    found = {{"jaxlib": "jax"}.get(home, home) for home in homes}
-    return found.pop() if len(found) == 1 and found <= {"torch", "numpy", "jax"} else ""
+    found = {library for _, leaf in flatten(tree)[0] if (library := _library_of_leaf(leaf))}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _library_of_leaf(leaf: Any) -> str:
+    if isinstance(leaf, torch.Tensor):
+        return "torch"
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return "numpy"
+    return "jax" if is_array(leaf) else ""
 
 
 def tensor_of(value: Any) -> Any:

@@ -1,8 +1,7 @@
 """The seam between driftscope and whatever runs tensors: a :class:`Program` and what it hands out.
 
 A runtime is one file in :mod:`driftscope.programs.runtimes` with one subclass of :class:`Program`. Everything above
-this room asks a program only what is written here: bind these inputs, check them, run, describe yourself, and hand
-out the graph to be lifted.
+this room asks a program only what is written here: bind inputs, check them, run, describe itself, hand out its graph.
 """
 
 from __future__ import annotations
@@ -218,6 +217,7 @@ class Program(abc.ABC):
     default_inputs : Inputs or None
         Inputs that came with the program.
     loaded_from : LoadedFrom or None
+        What it was loaded from; None for an object of this process.
     unplaced : callable or None
         A function that names no library: whose arrays it takes shows in the inputs and in its partner.
     """

@@ -34,13 +34,14 @@ def correlation(
     size, given = rms(predicted), rms(drift)
     if not size or not given or not 1.0 / _FAR <= size / given <= _FAR:
         return -1.0
-    if unseen and _carrying(_distinct(predicted)) < _DISTINCT:
+    relative = predicted / size
+    if unseen and _carrying(_distinct(relative)) < _DISTINCT:
         return -1.0
-    carrying = _carrying(predicted / size)
+    carrying = _carrying(relative)
     left = rms(drift - predicted) / given
     if carrying < _ELEMENTS and (steps or (left > 0.0 and carrying * -math.log10(left) < _DIGITS)):
         return -1.0
-    return float((predicted / size * (drift / given)).mean())
+    return float((relative * (drift / given)).mean())
 
 
 def _carrying(errors: torch.Tensor) -> float:
@@ -52,9 +53,8 @@ def _carrying(errors: torch.Tensor) -> float:
 
 def _distinct(errors: torch.Tensor) -> torch.Tensor:
     flat = errors.reshape(-1)
-    found = torch.unique(flat[:: -(-flat.numel() // _MOST)])
-    scaled: torch.Tensor = found / found.abs().max()
-    return scaled
+    found: torch.Tensor = torch.unique(flat[:: -(-flat.numel() // _MOST)])
+    return found
 
 
 def without_zeros(predicted: torch.Tensor | None, value: torch.Tensor | None) -> torch.Tensor | None:

@@ -119,11 +119,8 @@ class View:
     def misplaced(self, parting: Parting) -> bool:
         """Whether a mere view is paired by where it stands alone with another value than the one of A that it is."""
         step, other = parting.step, parting.counterpart
-        pairs = zip(step.sketches, () if other is None else other.sketches, strict=False)
-        return (
-            self.alignment.by.get(step.index) == "order" and _moves(step) and self.in_a.holds(step.sketches[0])
-            and not any(x is not None and y is not None and x.agrees(y) for x, y in pairs)
-        )  # fmt: skip
+        alone = self.alignment.by.get(step.index) == "order" and _moves(step) and self.in_a.holds(step.sketches[0])
+        return alone and other is not None and _compare(step, other) == "other"
 
 
 def _makers(steps: Sequence[Visited]) -> dict[str, Visited]:
@@ -148,9 +145,9 @@ def find_partings(view: View) -> list[Parting]:
         parting = _parting(view, step, counterpart_of(step, candidates, k), (step,), False)
         partings.append(replace(parting, followers=unsound_after(view.b.steps, step, view.sound_b)))
     # What only selects from A's values is seldom where they part, if something else takes them as well.
-    seldom = [view.misplaced(p) if p.paired else _selects(p.step) for p in partings]
-    order = sorted(range(len(partings)), key=lambda k: (not partings[k].paired, seldom[k], partings[k].step.index))
-    return [partings[k] for k in order]
+    return sorted(
+        partings, key=lambda p: (not p.paired, view.misplaced(p) if p.paired else _selects(p.step), p.step.index)
+    )
 
 
 def _parting(view: View, step: Visited, counterpart: Visited | None, piece: Sequence[Visited], paired: bool) -> Parting:

@@ -127,10 +127,6 @@ def gathered_at(name: str, x: torch.Tensor, where: Sequence[torch.Tensor], value
     return rows.index_reduce(0, flat.reshape(-1), given, _AT[name]).reshape(x.shape)
 
 
-def _where(condition: Any, *choices: Any) -> Any:
-    return torch.where(condition, *choices)
-
-
 def _pad(array: torch.Tensor, pad_width: Any, mode: str = "constant", constant_values: Any = 0) -> torch.Tensor:
     widths = np.broadcast_to(np.asarray(pad_width), (array.dim(), 2))
     if mode == "constant":
@@ -240,7 +236,7 @@ _OWN: dict[str, Function] = {
     "numpy.empty_like": lambda a, dtype=None, **_: torch.zeros_like(a, dtype=dtype),
     "numpy.median": _median,
     "numpy.clip": _clip,
-    "numpy.where": _where,
+    "numpy.where": torch.where,
     "numpy.pad": _pad,
     "numpy.interp": _interp,
     "numpy.select": _select,

@@ -19,7 +19,7 @@ from driftscope.lift.reconcile.sides import (
     one_side_only,
     with_exact_scalars,
 )
-from driftscope.lift.steps import Constant, Origin
+from driftscope.lift.steps import Constant, LiftedOutput, Origin
 
 # Different elements of a tensor that may be numbers, each by itself, and elements of it.
 _FEW, _TABLE = 64, 4096
@@ -97,20 +97,23 @@ def exact_repairs(a: ReconciledSide, b: ReconciledSide) -> tuple[list[Repair], l
     return one_side_only(repairs_a, repairs_b), repairs_b
 
 
-def repairs_before_a_run(source: ReconciledSide, made: LiftedOnnx, ulps: float) -> list[Repair]:
+def repairs_before_a_run(
+    source: ReconciledSide, made: LiftedOnnx, outputs: Sequence[LiftedOutput], ulps: float
+) -> list[Repair]:
     """What a graph that a runtime made of another program's needs to be that program, as far as no run has to tell.
 
     Parameters
     ----------
     source : ReconciledSide
     made : LiftedOnnx
+    outputs : sequence of LiftedOutput
+        Of the program, whose formats are those of the graph too.
     ulps : float
         As for :func:`~driftscope.lift.reconcile.folds.match_folds`.
     """
     numbers = made.attribute_numbers()
     if folds_are_known(source):
-        side = ReconciledSide(made, (), source, [*made.stored_tensors(), *numbers])
-        side.single = source.single
+        side = ReconciledSide(made, outputs, source, [*made.stored_tensors(), *numbers])
         repairs = exact_matches(side, source.constants, source.index)
         folded = all_folded(side.left, source, ulps)
         if folded:

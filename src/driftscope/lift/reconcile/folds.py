@@ -226,7 +226,7 @@ def match_folds(
     if not left:
         return []
     index, meant = other.index if joined else None, _tables(repairs)
-    folds = Folds(other.graph, other.constants, meant, keep=keep) if meant else folds_of(other, keep=keep)
+    folds = folds_of(other, meant, keep)
     found = _matches(left, folds, ulps, index)
     names = {r.name for r in found}
     rest = [c for c in left if c.name not in names]
@@ -234,8 +234,10 @@ def match_folds(
     return found + (_matches(rest, folds_of(other), ulps, index) if rest and meant else [])
 
 
-def folds_of(side: ReconciledSide, keep: bool = False) -> Folds:
-    """The folds of a program as it is stored; where its pieces are remembered, so are they."""
+def folds_of(side: ReconciledSide, meant: Mapping[str, torch.Tensor] | None = None, keep: bool = False) -> Folds:
+    """The folds of a program; as it is stored they are remembered where its pieces are. See :class:`Folds`."""
+    if meant:
+        return Folds(side.graph, side.constants, meant, keep=keep)
     known = remembered(side.graph, Folds)
     if known is None:
         known = Folds(side.graph, side.constants, keep=keep)
@@ -255,8 +257,9 @@ def all_folded(left: Sequence[Constant], other: ReconciledSide, ulps: float) -> 
     found: list[Repair] = []
     if not left or not folds_are_known(other):
         return found
+    folds = folds_of(other)
     for constant in left:
-        matches = _matches([constant], folds_of(other), ulps, other.index)
+        matches = _matches([constant], folds, ulps, other.index)
         if not matches:
             return []
         found += matches
@@ -271,8 +274,7 @@ def match_parts(
     tensors = [c for c in floats if c.name not in other.unlike]
     if not tensors:
         return []
-    meant = _tables(repairs)
-    folds = Folds(other.graph, other.constants, meant) if meant else folds_of(other)
+    folds = folds_of(other, _tables(repairs))
     found = (folds.match(c, ulps) or folds.match(c, ulps, -1.0) for c in tensors)
     return [repair for repair in found if repair is not None]
 
