@@ -53,6 +53,7 @@ def test_results_are_the_same_bits_with_and_without_constants_that_stay_lifted(
     model: onnx.ModelProto, tmp_path: Path, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("driftscope.lift.constant_cache.HELD_BYTES", held)
+    monkeypatch.setattr("driftscope.lift.constant_cache.WHOLE_BYTES", held)
     lifted = lift_onnx(model, {"x": X}, directory=tmp_path)
     first, second = lifted.run()[0].value, lifted.run()[0].value
     replaced = lifted.run(replace={"w": torch.zeros(128, 64, dtype=torch.float64)})[0].value
@@ -80,3 +81,14 @@ def test_constants_stay_lifted_only_while_there_is_room(monkeypatch: pytest.Monk
     assert not cache.takes(5)
     assert cache.get("a") is not None
     assert cache.get("b") is None
+
+
+@pytest.mark.parametrize(("whole", "elements"), [(160, 20), (159, 10)])
+def test_all_of_a_program_stays_lifted_or_a_small_part(
+    whole: int, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driftscope.lift.constant_cache.HELD_BYTES", 80)
+    monkeypatch.setattr("driftscope.lift.constant_cache.WHOLE_BYTES", whole)
+    cache = LiftedConstants(20)
+    assert cache.takes(elements)
+    assert not cache.takes(elements + 1)

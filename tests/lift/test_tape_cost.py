@@ -54,6 +54,7 @@ def test_constants_stay_lifted_while_there_is_room(monkeypatch):
     model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512)).eval()
     for room, held in ((1 << 27, 2 * (512 + 512 * 512) * 8), (512 * 1024, 2 * 512 * 8)):
         monkeypatch.setattr("driftscope.lift.constant_cache.HELD_BYTES", room)
+        monkeypatch.setattr("driftscope.lift.constant_cache.WHOLE_BYTES", room)
         tape = lift(model, torch.randn(2, 512))
         tape.run()
         assert tape._cache.bytes == held

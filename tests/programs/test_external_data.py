@@ -12,7 +12,9 @@ from tiny_models import onnx_model, value
 
 import driftscope as ds
 from driftscope.lift.sources import lift_source
+from driftscope.programs.isolation.choice import isolating
 from driftscope.programs.runtimes import onnxruntime_session
+from driftscope.programs.runtimes.ort_remote import RemoteSession
 
 X = torch.arange(6, dtype=torch.float32).reshape(2, 3)
 
@@ -88,6 +90,30 @@ def test_weights_an_optimiser_left_alone_stay_where_the_model_keeps_them(folder,
     assert stays is bool(rewritten)
     (output,) = lift_source(source).run()
     assert torch.equal(output.value, 2 * X.double())
+
+
+@pytest.mark.parametrize(
+    ("rewritten", "sessions"), [(1 << 20, 1), (0, 2)], ids=["few weights written anew", "too many"]
+)
+def test_the_session_that_runs_a_model_with_data_beside_it_keeps_what_it_made(folder, rewritten, sessions, monkeypatch):
+    monkeypatch.setattr(onnxruntime_session, "_BESIDE", 1)
+    monkeypatch.setattr(onnxruntime_session, "_REWRITTEN", rewritten)
+    made, original = [], RemoteSession.make
+
+    def make(self, *given, **options):
+        made.append(self)
+        return original(self, *given, **options)
+
+    monkeypatch.setattr(RemoteSession, "make", make)
+    path = folder / "model.onnx"
+    path.write_bytes(external_model("weights.bin", offset="0", length="12").SerializeToString())
+    program = ds.program(path)
+    program.keep_optimized()
+    with isolating(True):
+        assert torch.equal(program(X)["y"], 2 * X)
+        (output,) = lift_source(program.optimized_source(X)).run()
+    assert torch.equal(output.value, 2 * X.double())
+    assert len(made) == sessions
 
 
 def test_a_link_to_a_model_reads_the_data_beside_the_model(folder, tmp_path):

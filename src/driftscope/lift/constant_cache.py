@@ -9,6 +9,9 @@ import torch
 #: Bytes of float64 that one program's constants may take between runs. Above, each is up-cast where it is used and
 #: dropped again, which keeps the memory of large models near that of their weights.
 HELD_BYTES = 1 << 27
+#: The same for a program all of whose constants are no more than that: casting them again for each run would be a large
+#: part of what a comparison costs.
+WHOLE_BYTES = 1 << 29
 
 # Bytes from which the C library takes memory from the system for each tensor and gives it back. Pages that are fresh
 # cost twice as much as casting a weight into them.
@@ -62,10 +65,16 @@ class LiftedConstants:
     """The lifted constants of one program, as far as there is room.
 
     Nobody writes into them: a replay that writes gives every value memory of its own.
+
+    Parameters
+    ----------
+    elements : int or None
+        How many elements the program's constants have in all; None where that is not known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, elements: int | None = None) -> None:
         self._held: dict[Hashable, torch.Tensor] = {}
+        self.room = HELD_BYTES if elements is None or 8 * elements > WHOLE_BYTES else max(HELD_BYTES, 8 * elements)
         self.bytes = 0
 
     def get(self, name: Hashable) -> torch.Tensor | None:
@@ -74,7 +83,7 @@ class LiftedConstants:
 
     def takes(self, elements: int) -> bool:
         """Whether there is room for a constant of so many elements."""
-        return self.bytes + 8 * elements <= HELD_BYTES
+        return self.bytes + 8 * elements <= self.room
 
     def hold(self, name: Hashable, tensor: torch.Tensor) -> None:
         """Keep a constant."""

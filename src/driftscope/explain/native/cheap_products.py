@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from driftscope.errors import CannotLift
+from driftscope.lift.steps import Observer, Step
 from driftscope.numerics.formats import format_of
 
-#: Additions, counted, that one replay of narrow accumulators may take: about a second.
-_ADDITIONS = 4e8
+#: Additions that one replay of narrow accumulators may take, about a second, and how many are done in the time in which
+#: one is begun.
+_ADDITIONS, _BEGUN = 4e8, 100
 
 _aten = torch.ops.aten
 # Which arguments are the factors.
@@ -31,6 +36,18 @@ _SPREADS = frozenset({_aten.var, _aten.std})
 _SUMS = frozenset({_aten.sum, _aten.mean, _aten.cumsum})
 
 Rounded = Callable[[torch.Tensor], torch.Tensor]
+# Formats to which numpy rounds a sum of float64 while it adds.
+_IN_NUMPY: dict[torch.dtype, Any] = {torch.float16: np.float16, torch.float32: np.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class _Cast:
+    """Rounds to a format that torch has, ties to even."""
+
+    dtype: torch.dtype
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.dtype).to(x.dtype)
 
 
 def rounding_to(name: str, ties: str = "even") -> Rounded:
@@ -48,8 +65,7 @@ def rounding_to(name: str, ties: str = "even") -> Rounded:
     if known is None:
         raise ValueError(f"{name!r} is not a floating-point format")
     if ties == "even" and name != "tf32":
-        dtype = getattr(torch, name)
-        return lambda x: x.to(dtype).to(x.dtype)
+        return _Cast(getattr(torch, name))
     bits = float(known.p)
     ways: dict[str, Rounded] = {"even": torch.round, "cut": torch.trunc, "away": _nearest_away}
     round_one = ways[ties]
@@ -63,6 +79,22 @@ def rounding_to(name: str, ties: str = "even") -> Rounded:
 
 def _nearest_away(x: torch.Tensor) -> torch.Tensor:
     return torch.trunc(x + torch.copysign(torch.full_like(x, 0.5), x))
+
+
+_ASIDE: ContextVar[bool] = ContextVar("driftscope_products_aside", default=False)
+
+
+def aside(observer: Observer) -> Observer:
+    """An observer of which no block changes what it computes itself."""
+
+    def called(step: Step) -> Sequence[torch.Tensor | None] | None:
+        token = _ASIDE.set(True)
+        try:
+            return observer(step)
+        finally:
+            _ASIDE.reset(token)
+
+    return called
 
 
 class Changed(TorchDispatchMode):
@@ -111,6 +143,8 @@ class Changed(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet, kwargs = func.overloadpacket, kwargs or {}
+        if _ASIDE.get():
+            return func(*args, **kwargs)
         if packet in _FACTORS and _is_double(args[_FACTORS[packet][0]]):
             self.seen.add(packet in _STACKS)
             if packet in _STACKS and not self._stacks:
@@ -142,8 +176,7 @@ class Changed(TorchDispatchMode):
         first, second = (given[p] for p in _FACTORS[packet])
         left = first if first.dim() > 1 else first[None, :]
         right = second if second.dim() > 1 else second[:, None]
-        shape = (*torch.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
-        total = self._running(shape, left.shape[-1], lambda k: left[..., k, None] * right[..., None, k, :], left)
+        total = self._running(left.movedim(-1, 0)[..., None], right.movedim(-2, 0)[..., None, :])
         total = total.reshape(total.shape[: total.dim() - (first.dim() < 2) - (second.dim() < 2)])
         if packet in (_aten.addmm, _aten.baddbmm, _aten.addmv):
             with_bias: torch.Tensor = kwargs.get("alpha", 1) * total + kwargs.get("beta", 1) * given[0]
@@ -153,41 +186,71 @@ class Changed(TorchDispatchMode):
     def _summed(self, packet: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
         x = args[0]
         if packet is _aten.cumsum:
-            made = list[torch.Tensor]()
-            if x.dim():
-                rows = x.movedim(args[1], 0)
-                self._running(rows.shape[1:], len(rows), lambda k: rows[k], x, made=made)
-            return torch.stack(made).movedim(0, args[1]) if made else func(*args, **kwargs)
+            if not x.dim() or not x.numel():
+                return func(*args, **kwargs)  # type: ignore[no-any-return]
+            made = torch.empty(x.movedim(args[1], 0).shape, dtype=x.dtype, device=x.device)
+            self._running(x.movedim(args[1], 0), made=made)
+            return made.movedim(0, args[1])
         axes = args[1] if len(args) > 1 and args[1] is not None else range(x.dim())
         axes = sorted({axis % max(x.dim(), 1) for axis in axes} or set(range(x.dim())))
         length = math.prod(x.shape[axis] for axis in axes)
         if length < 2:
             return func(*args, **kwargs)  # type: ignore[no-any-return]
         kept = [axis for axis in range(x.dim()) if axis not in axes]
-        terms = x.permute(*kept, *axes).reshape(*(x.shape[axis] for axis in kept), length)
-        total = self._running(terms.shape[:-1], length, lambda k: terms[..., k], x, self._sums)
+        terms = x.permute(*axes, *kept).reshape(length, *(x.shape[axis] for axis in kept))
+        total = self._running(terms, lanes=self._sums)
         total = total / length if packet is _aten.mean else total
         if len(args) > 2 and args[2]:
             total = total.reshape([1 if axis in axes else n for axis, n in enumerate(x.shape)])
         return total
 
     def _running(
-        self, shape: Sequence[int], length: int, term: Callable[[int], torch.Tensor], like: torch.Tensor,
-        lanes: int = 1, made: list[torch.Tensor] | None = None,
-    ) -> torch.Tensor:  # fmt: skip
-        self._additions += math.prod(shape) * length
+        self, terms: torch.Tensor, factors: torch.Tensor | None = None, lanes: int = 1, made: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Add terms, or their products with factors, along the first axis; ``made`` takes what it came to each time."""
+        length, shape = len(terms), torch.broadcast_shapes(*(t.shape[1:] for t in (terms, factors) if t is not None))
+        self._additions += math.prod(shape) * length + _BEGUN * length / lanes
         if self._additions > _ADDITIONS:
             raise CannotLift("its sums are too long to be added again one term after the other")
-        totals = [like.new_zeros(tuple(shape))] * lanes
-        for k in range(length):
-            one = term(k) if self._product is None else self._product(term(k))
-            totals[k % lanes] = self._total(totals[k % lanes] + one)  # type: ignore[misc]
+        totals = terms.new_zeros((lanes, *shape))
+        product, total = self._product, self._total
+        if isinstance(total, _Cast) and product in (None, total) and total.dtype in _IN_NUMPY and terms.is_cpu:
+            _add_in_numpy(total, terms, factors, totals, made, rounds_products=product is not None)
+            return _joined(totals, total)
+        for k in range(0, length, lanes):
+            some = terms[k : k + lanes] if factors is None else terms[k : k + lanes] * factors[k : k + lanes]
+            some = some if product is None else product(some)
+            totals[: len(some)] = total(totals[: len(some)] + some)  # type: ignore[misc]
             if made is not None:
-                made.append(totals[k % lanes])
-        while len(totals) > 1:
-            half = len(totals) // 2
-            totals = [self._total(x + y) for x, y in zip(totals[:half], totals[half:], strict=True)]  # type: ignore[misc]
-        return totals[0]
+                made[k] = totals[0]
+        return _joined(totals, total)  # type: ignore[arg-type]
+
+
+def _add_in_numpy(
+    total: _Cast, terms: torch.Tensor, factors: torch.Tensor | None, totals: torch.Tensor, made: torch.Tensor | None,
+    *, rounds_products: bool,
+) -> None:  # fmt: skip
+    """Add as :meth:`Changed._running` does, in a tenth of the time where terms are short."""
+    one, two, kept = (None if t is None else t.resolve_neg().contiguous().numpy() for t in (terms, factors, made))
+    sums = np.zeros(totals.shape, _IN_NUMPY[total.dtype])
+    lanes = len(sums)
+    with np.errstate(all="ignore"):
+        for k in range(0, len(terms), lanes):
+            some = one[k : k + lanes] if two is None else one[k : k + lanes] * two[k : k + lanes]  # type: ignore[index]
+            some = some.astype(sums.dtype) if rounds_products else some
+            part = sums[: len(some)]
+            np.add(part, some, out=part, dtype=np.float64, casting="same_kind")
+            if kept is not None:
+                kept[k] = sums[0]
+    totals.copy_(torch.from_numpy(sums))
+
+
+def _joined(totals: torch.Tensor, total: Rounded) -> torch.Tensor:
+    """Add the sums of several lanes in pairs."""
+    while len(totals) > 1:
+        half = len(totals) // 2
+        totals = total(totals[:half] + totals[half:])
+    return totals[0]
 
 
 def _is_double(value: Any) -> bool:

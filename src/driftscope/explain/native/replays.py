@@ -20,7 +20,7 @@ from driftscope.comparison.measuring.spread import drift_in_floors, finite
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.half.simulation import Anatomy, DeclaredFormats, anatomy_of
-from driftscope.explain.native.cheap_products import Changed, rounding_to
+from driftscope.explain.native.cheap_products import Changed, aside, rounding_to
 from driftscope.explain.native.chirps import Chirped
 from driftscope.explain.native.choices import chooses
 from driftscope.explain.native.ranges import Flushing, flushed, given_as_zero, is_subnormal
@@ -363,9 +363,9 @@ def _is_weight(c: Constant) -> bool:
     return c.origin is not Origin.LITERAL and c.frontier and c.value.dtype is torch.float32
 
 
-def _noise(kind: str, seed: int) -> NoiseInjector:
+def _noise(kind: str, seed: int) -> Observer:
     """The noise that still passes for ordinary: kernels differ by that much from their model."""
-    return NoiseInjector(seed=seed, scale=THRESHOLDS.large, kernels=kernels_of(kind))
+    return aside(NoiseInjector(seed=seed, scale=THRESHOLDS.large, kernels=kernels_of(kind)))
 
 
 class _Rounding:

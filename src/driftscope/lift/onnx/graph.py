@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,9 @@ class LiftedOnnx:
         tensors = [f.data for f in self._feeds.values() if isinstance(f.data, torch.Tensor)]
         self._device = tensors[0].device if tensors else torch.device("cpu")
         self._seen: Seen | None = None
-        self._cache = LiftedConstants()
+        self._cache = LiftedConstants(sum(math.prod(stored.shape) for stored in self._plan.stored.values()))
+        # Decoded constants of single precision take half as much.
+        self._planner.room.left = max(self._planner.room.left, self._cache.room // 2)
         self._former: dict[str, Sequence[int]] = {c.name: () for c in self.attribute_numbers()}
         self._former |= {name: stored.shape for name, stored in self._plan.stored.items()}
 

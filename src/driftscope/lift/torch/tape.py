@@ -56,7 +56,7 @@ class TorchTape:
         self.tape = tape
         self._outputs = outputs
         self._constants = Constants(tape)
-        self._cache = LiftedConstants()
+        self._cache = LiftedConstants(sum(v.stored.numel() for v in tape.values if v.stored is not None))
         self._last_uses = _last_uses(tape)
 
     def constants(self) -> Sequence[Constant]:

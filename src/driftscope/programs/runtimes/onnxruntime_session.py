@@ -69,6 +69,7 @@ class OnnxProgram(Program):
         self._optimized: onnx.ModelProto | None = None
         self._beside: tempfile.TemporaryDirectory[str] | None = None
         self._keeps = False
+        self._rewritten = False  # whether the optimiser is known to have changed more weights than the graph may hold
         self._slots = slots_of(model.proto)
         self._outputs = outputs_of(model.proto)
 
@@ -104,8 +105,10 @@ class OnnxProgram(Program):
         return self._remote
 
     def keep_optimized(self) -> None:
-        # Beyond that the weights go beside the graph, and are written only where they are read.
-        self._keeps = self.model.size <= _BESIDE and self.setup.save_optimized is None
+        # Weights of a large file go beside the graph, and are written only where they are read; from files beside the
+        # model, only those are written that the optimiser changed.
+        small = self.model.size <= _BESIDE or self.model.external
+        self._keeps = small and self.setup.save_optimized is None
 
     def _keeping(self) -> RemoteSession | None:
         """Make a session and keep what it made of the model; another session for that would cost as much again."""
@@ -114,8 +117,10 @@ class OnnxProgram(Program):
             path = FilePath(folder) / "optimized.onnx"
             try:
                 made.make(self._recipe(str(path)))
-                self._optimized = _written_graph(path)
+                self._rewritten = self.model.size > _BESIDE and not _is_small(path)
+                self._optimized = None if self._rewritten else _written_graph(path)
             except RuntimeRefused:
+                self._rewritten = self.model.size > _BESIDE
                 return None  # it may be the writing that does not work
         return made
 
@@ -314,7 +319,8 @@ class OnnxProgram(Program):
         folder = tempfile.TemporaryDirectory(prefix="driftscope-")
         try:
             path = FilePath(folder.name) / "optimized.onnx"
-            beside = self.model.size > _BESIDE and not (self.model.external and self._few_written(path))
+            few = self.model.external and not self._rewritten
+            beside = self.model.size > _BESIDE and not (few and self._few_written(path))
             if beside:
                 self._write(path, _WEIGHTS)
             elif not path.is_file():
@@ -340,7 +346,7 @@ class OnnxProgram(Program):
             self._write(path)
         except RuntimeRefused:
             return False  # more than one file may hold
-        return path.is_file() and path.stat().st_size <= _REWRITTEN
+        return _is_small(path)
 
     def _write(self, path: FilePath, beside: str | None = None) -> None:
         recipe = self._recipe(str(path), beside)
@@ -349,6 +355,11 @@ class OnnxProgram(Program):
             forget_dropped()
         else:
             new_session(recipe)
+
+
+def _is_small(path: FilePath) -> bool:
+    """Whether a session wrote its graph with few weights in it."""
+    return path.is_file() and path.stat().st_size <= _REWRITTEN
 
 
 def _written_graph(path: FilePath) -> onnx.ModelProto:
