@@ -105,6 +105,7 @@ def test_what_torch_does_not_see_computed_is_not_lifted():
     assert torch.allclose(found, x.double() * plain.double())
 
 
+@pytest.mark.slow
 def test_groups_follow_where_a_weight_before_the_routing_is_mended():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

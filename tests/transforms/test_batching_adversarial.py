@@ -48,7 +48,7 @@ def test_a_few_programs_are_never_silently_wrong(program, calls):
 
 
 @pytest.mark.slow
-@settings(quick, max_examples=300)
+@settings(quick, max_examples=150)
 @given(programs(), calls)
 def test_many_programs_are_never_silently_wrong(program, calls):
     never_wrong(program, calls)
