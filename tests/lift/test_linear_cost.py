@@ -14,13 +14,14 @@ from torch import nn
 import driftscope as ds
 from driftscope.lift import readings
 from driftscope.lift.formulas import terms
-from driftscope.lift.onnx.graph import LiftedOnnx
+from driftscope.lift.onnx.graph import LiftedOnnx, lift_onnx
 from driftscope.lift.reconcile import folds, matching, scalars
 from driftscope.lift.reconcile.exact import exact_matches
 from driftscope.lift.reconcile.folds import Folds
 from driftscope.lift.reconcile.maps import Product
 from driftscope.lift.reconcile.matching import ulp
 from driftscope.lift.reconcile.sides import ReconciledSide
+from driftscope.lift.reconcile.solving import ConstantTables, Residual, solve_scalars
 from driftscope.lift.steps import Constant, Origin
 from driftscope.lift.torch.tape import TorchTape, lift_torch
 from driftscope.records.finding import Where
@@ -302,3 +303,22 @@ def test_what_is_one_place_in_memory_is_not_compared(monkeypatch: pytest.MonkeyP
     assert readings.is_same(value, torch.from_numpy(value.numpy()))
     assert not readings.is_same(value, value.T)
     assert not readings.is_same(value, value.clone())
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-4], ids=["a rounding", "something else"])
+def test_what_no_small_step_of_a_number_leads_to_is_not_tried(gap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``x * scale`` where the file has the scale in float32; the other difference is no multiple of ``x``."""
+    x, scale = torch.randn(256, generator=torch.Generator().manual_seed(0)), 0.1 + 1e-9
+    numbers = helper.make_tensor_value_info("x", TensorProto.FLOAT, [256])
+    made_of = helper.make_tensor("s", TensorProto.FLOAT, [], [scale])
+    body = helper.make_graph([helper.make_node("Mul", ["x", "s"], ["y"])], "g", [numbers], [
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, [256])], [made_of])  # fmt: skip
+    graph = lift_onnx(helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)]), {"x": x})
+    (output,) = graph.run()
+    wanted = x.double() * scale + gap * x.double().flip(0)
+    residual, made = Residual([replace(output, value=wanted)], [(0, 0)]), []
+    real = LiftedOnnx.run
+    monkeypatch.setattr(LiftedOnnx, "run", lambda self, **options: made.append(1) or real(self, **options))
+    found = solve_scalars(graph.constants(), [], {}, [output], residual, ConstantTables(graph, [], []))
+    assert (len(made) == 1) is (gap > 0.0)
+    assert [float(r.value) for r in found] == ([pytest.approx(scale, rel=1e-12)] if gap == 0.0 else [])

@@ -244,6 +244,9 @@ def _newton(
     residual = start
     for _ in range(_ROUNDS):
         move = torch.linalg.lstsq(matrix / sizes, residual.unsqueeze(1)).solution.squeeze(1) / sizes
+        # So small steps are straight lines: what they leave of the gap, a run would leave too.
+        if residual is start and float((start - matrix @ move).norm()) > _LEADS * float(start.norm()):
+            return None
         numbers = {u: numbers[u] + float(m) for u, m in zip(chosen, move, strict=True)}
         if any(abs(numbers[u] - u.stored) > u.half_ulp for u in chosen):
             return None
