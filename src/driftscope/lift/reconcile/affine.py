@@ -188,12 +188,18 @@ class AffinePieces:
 
     def _recurrent(self, step: Step) -> None:
         """A recurrent layer adds two biases; only a GRU's last gate keeps them apart."""
-        names = [n for k, n in enumerate(step.input_names) if _held(step, k) and _constant(step, k).ndim == 1]
-        vectors = [_constant(step, step.input_names.index(name)) for name in names]
-        for one, two, a, b in zip(names, names[1:], vectors, vectors[1:], strict=False):
-            if a.shape == b.shape:
-                for part in {len(a), 2 * len(a) // 3}:
-                    self.statistics.append((f"{one} + {two}", (a + b)[:part], (one, two)))
+        held = [(n, _constant(step, k)) for k, n in enumerate(step.input_names) if n and _held(step, k)]
+        vectors = [((name,), v) for name, v in held if v.ndim == 1]
+        pairs = [((*one, *two), a, b) for (one, a), (two, b) in itertools.pairwise(vectors) if a.shape == b.shape]
+        # ONNX keeps both in one row for each direction, next to weights with two more axes.
+        rows = next((v.shape[1] for _, v in held if v.ndim == 3), 0)
+        joined = [(name, v) for name, v in held if rows and v.ndim == 2 and v.shape[1] == 2 * rows]
+        pairs += [((name,), *row.chunk(2)) for name, v in joined for row in v]
+        for names, a, b in pairs:
+            gates = 2 * len(a) // 3
+            words = " + ".join(names) if len(names) > 1 else f"the two biases of {names[0]} added"
+            for value in (a + b, (a + b)[:gates], torch.cat([(a + b)[:gates], a[gates:]])):
+                self.statistics.append((words, value, names))
 
     def _elementwise(self, step: Step, operator: str) -> None:
         maps = [self.maps.get(name, []) for name in step.input_names[:2]]
