@@ -11,7 +11,6 @@ from driftscope.lift.formulas.terms import ROUND
 from driftscope.lift.onnx.element_types import FORMAT_OF_ELEMENT, SMALL_FLOATS, Format, range_of, round_to, storage
 from driftscope.lift.onnx.ops.convolution import convolve
 from driftscope.lift.onnx.registry import Node, Result, axis_of, operator
-from driftscope.lift.steps import Kind, Rounding
 
 
 def along(node: Node, parameter: Tensor, x: Tensor) -> Tensor:
@@ -59,15 +58,19 @@ def dequantize_linear(node: Node, x: Tensor, scale: Tensor, zero: Tensor | None 
 
 @operator("DynamicQuantizeLinear", since=11)
 def dynamic_quantize_linear(node: Node, x: Tensor) -> Result:
-    """Quantise to uint8 with a scale and zero point from the native extremes."""
+    """Quantise to uint8 with a zero point from the native extremes; the scale is a number like any other."""
     wide = node.rounded(x).to(torch.float32)
-    low, high = wide.amin().clamp(max=0), wide.amax().clamp(min=0)
-    scale = (high - low) / 255
+    low, scale = wide.amin().clamp(max=0), _extent(wide) / 255
     scale = torch.where(scale == 0, torch.ones_like(scale), scale) if x.numel() == 0 else scale
     zero = torch.round((-low / scale).clamp(0, 255)).nan_to_num(0.0)
     y = (torch.round(wide / scale).nan_to_num(0.0) + zero).clamp(0, 255).to(torch.uint8)
     formats = [torch.uint8, torch.float32, torch.uint8]
-    return Result((y, scale, zero.to(torch.uint8)), Rounding(Kind.EXACT), formats)
+    return Result((y, _extent(x) / 255 if node.lifted else scale, zero.to(torch.uint8)), ROUND, formats)
+
+
+def _extent(x: Tensor) -> Tensor:
+    """From the smallest to the largest element, and zero."""
+    return x.amax().clamp(min=0) - x.amin().clamp(max=0)
 
 
 def _per_row(zero: Tensor | None) -> Tensor | None:
