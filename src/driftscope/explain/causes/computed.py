@@ -91,7 +91,8 @@ def other_indices(a: Lifted, b: Lifted, change: ChangedWeight) -> OtherIndices |
     theirs = parted(of_a.trail, change.partner.name, of_b.trail)
     if mine is None or theirs is None:
         return None
-    for step, peer in peers_of(mine, theirs):
+    # Integers that are scaled or counted with are numbers, and no positions.
+    for step, peer in (pair for pair in peers_of(mine, theirs) if all(family(s.operator) == "gather" for s in pair)):
         pairs = list(zip(of_b.integers.get(step.name, ()), of_a.integers.get(peer.name, ()), strict=False))
         for given, wanted in pairs:
             if given.numel() == wanted.numel() and not torch.equal(given.reshape(-1), wanted.reshape(-1)):

@@ -85,7 +85,9 @@ def exchanged_results(parting: Parting, trials: Trials) -> Reason | None:
 def passed_through(parting: Parting) -> Reason | None:
     """A step of the piece through which it reads what A reads as it is; of other sizes, so that it cannot be left."""
     other = parting.counterpart
-    wanted = [] if other is None else [t for _, t in _read(other)]
+    # One operator that A computes in many steps' place is computed from its values through all of them.
+    alike = other is not None and family(other.operator) == family(parting.step.operator)
+    wanted = [t for _, t in _read(other)] if alike and other is not None else []
     for step in (s for s in parting.piece if family(s.operator) != "cast"):
         for name, taken in _read(step) if set(step.outputs) & set(parting.step.inputs) else ():
             if other is not None and any(taken.agrees(t) for t in wanted):

@@ -63,7 +63,7 @@ def stored_term(
     for constant in _fitting(constants[0], mine):
         for value in _placed(constant, mine):
             for whole, left, word in ((gap, value.expand_as(mine), "add"), (wanted, mine * value, "multipl")):
-                if _alike(left, whole, gap):
+                if _alike(left, whole, gap) and bool(value.any()):  # zeros make zeros of anything
                     ending = ("adds {}", "Add {}") if word == "add" else ("multiplies with {}", "Multiply with {}")
                     what, fix = (form.format(f"{constant.name}") for form in ending)
                     return Reason(f"A {what}, and nothing here does", f"{fix} of A after {step.name}.", True)

@@ -383,10 +383,10 @@ def _reads_alike(step: Visited, other: Visited) -> bool:
 def handed_on(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visited]) -> Reason | None:
     """A step that does nothing to its input, in or before a piece whose counterpart does something."""
     readers = (*parting.piece, *(makers[n] for n in boundary(parting.piece) if n in makers))
-    # A factor of one that A has as well is no cause.
+    # A factor of one that A has as well is no cause, nor is a sum with zeros, which is idle on these inputs.
     as_well = {family(s.operator) for s in theirs if idle(s)}
-    step = next((s for s in readers if idle(s) and family(s.operator) not in as_well), None)
-    return None if step is None else _does_nothing(step)
+    idles = (s for s in readers if len(s.taken) == 1 and idle(s) and family(s.operator) not in as_well)
+    return next(map(_does_nothing, idles), None)
 
 
 def idle(step: Visited) -> bool:

@@ -270,7 +270,9 @@ def ambiguous(view: View, *constants: Sequence[Constant]) -> bool:
 def _said_of(why: str, step: Visited) -> str:
     """A cause in A in the words of the given order: what is "here" is in that step of A."""
     words = exchanged(why)
-    return words.replace(" here", f" in A's {step.name}", 1) if " here" in words else f"in A, {words}"
+    if " here" in words:
+        return words.replace(" here", f" in A's {step.name}", 1)
+    return words if words != why else f"in A, {words}"  # one that names the sides says whose it is
 
 
 def _in_a(fix: str) -> str:

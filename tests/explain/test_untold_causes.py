@@ -1,0 +1,122 @@
+"""What every writing-out of a fused operator has, and what zeros make of anything, is told as nobody's cause."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import numpy_helper, parser
+
+import driftscope as ds
+
+TIME, BATCH, SIZE = 2, 2, 3
+COSINE, SINE = (f(np.outer(np.arange(4), [1.0, 0.1, 0.01, 0.001])).astype(np.float32) for f in (np.cos, np.sin))
+
+
+def file(body, inputs, result, opset=18, **stored):
+    model = parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {opset}]> g ({inputs}) => ({result} y) {{ {body} }}'
+    )
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(v, order="C"), k) for k, v in stored.items())
+    return model
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def lstm(body):
+    """An LSTM as one operator, and written out step by step from states of zeros."""
+    w, r, b = numbers(1, 4 * SIZE, SIZE), numbers(1, 4 * SIZE, SIZE, seed=1), numbers(1, 8 * SIZE, seed=2)
+    stored = {"w": w[0].T, "r": r[0].T, "b": b[0, : 4 * SIZE] + b[0, 4 * SIZE :], "wb": b[0, : 4 * SIZE]}
+    stored |= {"z": np.zeros((BATCH, SIZE), np.float32), "four": np.full(4, SIZE), "ax": np.array([0, 1])}
+    stored |= {f"k{t}": np.array(t) for t in range(TIME)}
+    steps = [body.replace("_n", str(t + 1)).replace("_t", str(t)) for t in range(TIME)]
+    ends = ", ".join(f"u{t}" for t in range(TIME))
+    nodes = " ".join(["h0 = Identity(z) c0 = Identity(z)", *steps, f"y = Concat<axis=0>({ends})"])
+    inputs, result = f"float[{TIME},{BATCH},{SIZE}] x", f"float[{TIME},1,{BATCH},{SIZE}]"
+    whole = file("y = LSTM<hidden_size=3>(x, w, r, b)", inputs, result, w=w, r=r, b=b)
+    return whole, file(nodes, inputs, result, **stored), {"x": numbers(TIME, BATCH, SIZE, seed=3)}
+
+
+CELL = (
+    "x_t = Gather<axis=0>(x, k_t) p_t = MatMul(x_t, w) q_t = MatMul(h_t, r) a_t = Add(p_t, q_t) s_t = Add(a_t, b) "
+    "i_t, o_t, f_t, g_t = Split<axis=1>(s_t, four) si_t = Sigmoid(i_t) so_t = Sigmoid(o_t) sf_t = Sigmoid(f_t) "
+    "tg_t = Tanh(g_t) fc_t = Mul(sf_t, c_t) ig_t = Mul(si_t, tg_t) c_n = Add(fc_t, ig_t) tc_t = Tanh(c_n) "
+    "h_n = Mul(so_t, tc_t) u_t = Unsqueeze(h_n, ax) "
+)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [CELL.replace("i_t, o_t, f_t, g_t =", "i_t, o_t, g_t, f_t ="), CELL.replace("(a_t, b)", "(a_t, wb)")],
+    ids=["gates", "one bias"],
+)
+def test_a_first_state_of_zeros_is_no_cause(body):
+    whole, written, x = lstm(body)
+    first = ds.compare(whole, written, x, isolate=False).first
+    assert first.code == "N001"
+    assert "unchanged" not in first.why
+    assert first.where.operator != "Add"
+
+
+def test_a_value_of_zeros_is_made_by_no_other_operator():
+    _, one, x = lstm(CELL)
+    _, other, _ = lstm(CELL.replace("Tanh(c_n)", "Tanh(c_t)"))
+    for a, b in ((one, other), (other, one)):
+        found = ds.compare(a, b, x, isolate=False)
+        assert str(found.verdict) == "DIFFERENT"
+        assert not any("in its place" in f.why or "multiplies with" in f.why for f in found.findings)
+
+
+def test_an_operator_in_the_place_of_another_is_still_told():
+    _, one, x = lstm(CELL)
+    _, other, _ = lstm(CELL.replace("so_t = Sigmoid", "so_t = Tanh"))
+    first = ds.compare(one, other, x, isolate=False).first
+    assert first.where.operator == "Tanh"
+    assert first.verified
+
+
+ROTATION = "p, q = Split<axis=3>(x, halves) n = Neg(q) r = Concat<axis=3>(n, p) c = Mul(x, cos) s = Mul(r, sin)"
+
+
+def rotated(body):
+    one = file("y = RotaryEmbedding(x, c, s)", "float[1,2,4,8] x", "float[1,2,4,8]", 23, c=COSINE[None], s=SINE[None])
+    tables = {"cos": np.concatenate([COSINE, COSINE], 1), "sin": np.concatenate([SINE, SINE], 1)}
+    return one, file(body, "float[1,2,4,8] x", "float[1,2,4,8]", 23, halves=np.array([4, 4]), **tables)
+
+
+def test_that_a_rotation_reads_its_input_through_its_first_step_is_no_cause():
+    a, b = rotated(f"{ROTATION.replace('(n, p)', '(q, p)')} y = Add(c, s)")
+    first = ds.compare(a, b, {"x": numbers(1, 2, 4, 8)}, isolate=False).first
+    assert first.code == "N001"
+    assert "as it is" not in first.why
+
+
+def test_a_rotation_that_is_written_out_is_the_same_function():
+    a, b = rotated(f"{ROTATION} y = Add(c, s)")
+    assert str(ds.compare(a, b, {"x": numbers(1, 2, 4, 8)}, isolate=False).verdict) in ("IDENTICAL", "ROUNDING")
+
+
+def quantised(levels):
+    return file(
+        "w = DequantizeLinear(q, s) y = MatMul(x, w)", "float[4,6] x", "float[4,5]", q=levels, s=np.float32(0.02)
+    )
+
+
+def test_quantised_weights_are_looked_up_nowhere():
+    levels = np.random.default_rng(0).integers(-127, 128, (6, 5)).astype(np.int8)
+    other = levels.copy()
+    other[2, 3] ^= 8
+    found = ds.compare(quantised(levels), quantised(other), {"x": numbers(4, 6)}, isolate=False)
+    assert found.first.code == "W004"
+    assert "looks up" not in found.first.what
+
+
+def test_rows_that_are_looked_up_elsewhere_are_told():
+    table = numbers(9, 6)
+    a, b = (
+        file("e = Gather(t, i) d = Add(x, e) y = Relu(d)", "float[4,6] x", "float[4,6]", t=table, i=np.arange(k, k + 4))
+        for k in (0, 1)
+    )
+    found = ds.compare(a, b, {"x": numbers(4, 6, seed=1)}, isolate=False)
+    assert "looks up 1, 2, 3, 4 here, and 0, 1, 2, 3 in A" in found.first.what
