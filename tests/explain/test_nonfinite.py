@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import driftscope as ds
@@ -48,6 +49,9 @@ X = torch.linspace(-1, 1, 12).reshape(3, 4)
         (lambda t: torch.exp(t * 1e3) * 0, "exp", "largest float32"),
         (lambda t: torch.softmax(t.masked_fill(t < 2, -torch.inf), -1) @ torch.ones(4, 4), "softmax", "masked"),
         (lambda t: torch.acos(t * 3) + 0, "acos", "domain"),
+        (lambda t: torch.softmax(t.masked_fill(t > 0, torch.inf), -1) + 0, "softmax", "combines infinities"),
+        (lambda t: F.layer_norm(t.masked_fill(t > 0, torch.inf), (4,)) + 0, "layer_norm", "combines infinities"),
+        (lambda t: F.layer_norm(t * 0, (4,), eps=0.0) + 0, "layer_norm", "no variance"),
     ],
 )
 def test_the_first_operator_is_named_with_its_range_and_cause(broken, operator, words):

@@ -142,15 +142,17 @@ def _cause(
         return f"The logarithm is taken of {count} numbers that are {edge:g} or less.", "Clamp its input from below."
     if piece in ("sqrt", "rsqrt", "pow") and bool((first < 0).any()):
         return f"A root is taken of {int((first < 0).sum())} negative numbers.", "Clamp its input at zero."
-    if piece in ("softmax", "logsoftmax", "attention"):
+    infinite, endless = (any(bool(f(v).any()) for v in inputs) for f in (torch.isinf, torch.isposinf))
+    masked = infinite or any(v is not None and v.dtype == torch.bool for v in step.inputs)
+    if piece in ("softmax", "logsoftmax", "attention") and masked and not endless:
         return (
             "A softmax over a row in which every element is -inf divides zero by zero: the row is masked completely.",
             "Mask with the smallest finite number of the format, or leave masked rows out.",
         )
+    if infinite:
+        return "It combines infinities: inf - inf and 0 * inf are NaN.", "Look at where its inputs become infinite."
     if piece in ("layernorm", "groupnorm", "batchnorm"):
         return "A row has no variance, and the epsilon is zero in this format.", "Use a larger epsilon."
-    if bool(torch.isinf(first).any() | torch.isinf(last).any()):
-        return "It combines infinities: inf - inf and 0 * inf are NaN.", "Look at where its inputs become infinite."
     if piece in ("asin", "acos", "atanh", "acosh"):
         return "Its input is outside the function's domain.", "Clamp its input to the domain."
     return "", ""
