@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from onnx import numpy_helper, parser
 from torch import nn
 
 import driftscope as ds
@@ -136,3 +137,47 @@ def test_a_rounding_that_is_no_quantisation_stays():
     assert str(found.verdict) in ("PRECISION", "ROUNDING"), found.reason
     other = ds.compare(Rounded(layer, 0.5), Rounded(InGroups(layer), 0.25), values)
     assert str(other.verdict) == "DIFFERENT"
+
+
+LEVELS = torch.randint(-127, 128, (16, 8), generator=torch.Generator().manual_seed(2), dtype=torch.int8)
+
+
+def file_with_activations_quantised():
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> g (float[6,16] x) => (float[6,8] y) <float s = {0.02}, '
+        "uint8 z = {120}, float ws = {0.013}> { q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z)"
+        " w = DequantizeLinear(v, ws) y = MatMul(d, w) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(LEVELS.numpy(), "v"))
+    return model
+
+
+def activations_quantised(of_a_quotient, highest=255):
+    def run(x):
+        levels = (of_a_quotient(x / 0.02) + 120).clamp(0, highest) - 120
+        return (levels * 0.02) @ (LEVELS.float() * 0.013)
+
+    return run
+
+
+def test_activations_that_are_rounded_by_hand_are_the_operators():
+    pair = file_with_activations_quantised(), activations_quantised(torch.round)
+    for a, b in (pair, pair[::-1]):
+        assert str(ds.compare(a, b, {"x": x()[0]}).verdict) in ("IDENTICAL", "ROUNDING")
+
+
+@pytest.mark.parametrize("other", [activations_quantised(torch.trunc), activations_quantised(torch.round, 127)])
+def test_a_side_that_rounds_by_hand_is_not_held_against_floats(other):
+    """The file rounds too: that the other one does is no step that it lacks."""
+    for a, b in ((file_with_activations_quantised(), other), (other, file_with_activations_quantised())):
+        found = ds.compare(a, b, {"x": x()[0]})
+        assert str(found.verdict) == "DIFFERENT"
+        assert not any("has no such step" in f.why or "without the quantisation" in f.what for f in found.findings)
+
+
+def test_what_a_quantised_file_lacks_is_looked_for_without_its_quantisation():
+    def without(x):
+        return torch.relu(x) @ (LEVELS.float() * 0.013)
+
+    found = ds.compare(without, file_with_activations_quantised(), {"x": x()[0]})
+    assert "without the quantisation of B" in found.first.what

@@ -5,11 +5,26 @@ from __future__ import annotations
 import torch
 
 from driftscope.lift.reconcile.folds import folded_values
-from driftscope.lift.steps import Constant, Lifted, Origin, Step
+from driftscope.lift.steps import Constant, Lifted, Origin, Step, plain_name
 from driftscope.records.finding import Where
 
 # Where a product that adds its bias at once holds that bias: an exporter stores the product before it.
 _BIAS = {"aten.addmm": 0, "aten.baddbmm": 0, "aten.linear": 2, "Gemm": 2}
+
+# What a program that is quantised without the operators for it makes whole numbers with.
+_ROUNDING = ("round", "floor", "ceil", "trunc", "fake_quantize")
+
+
+def rounds(graph: Lifted) -> bool:
+    """Whether a program makes whole numbers of floats on the way: its own quantisation, written out."""
+    found = list[str]()
+
+    def see(step: Step) -> None:
+        if not step.constant and plain_name(step.operator).startswith(_ROUNDING):
+            found.append(step.name)
+
+    graph.run(observe=see)
+    return bool(found)
 
 
 def float_weights(graph: Lifted) -> list[Constant]:

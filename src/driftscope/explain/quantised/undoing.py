@@ -23,7 +23,7 @@ from driftscope.explain.causes.alterations import uniform_of
 from driftscope.explain.quantised.activations import swallowed
 from driftscope.explain.quantised.findings import INFINITE, endless_finding, swallowed_finding, tried, wrong_weight
 from driftscope.explain.quantised.operators import OPERATORS, taken_apart
-from driftscope.explain.quantised.originals import computed_constants, computed_numbers, consumed, float_weights
+from driftscope.explain.quantised.originals import computed_constants, computed_numbers, consumed, float_weights, rounds
 from driftscope.explain.quantised.undone import STORED_END, Undone, beside, identity, idle_ends, stored_as
 from driftscope.explain.quantised.weights import PASSING, Graph, IntegerGrid, Quantised
 from driftscope.lift.evidence import Evidence, pairing_of
@@ -218,10 +218,9 @@ class _QuantisedSide:
         if wrong:
             return Quantisation(self.side, wrong=tried(wrong, same))
         if not same:
-            # What else differs is looked for in the graph without its quantisation.
-            self.evidence.undone = self.evidence.with_side(
-                self.side, floats, f"without the quantisation of {self.side}"
-            )
+            if not rounds(self.other):  # what else differs is looked for in the graph without its quantisation
+                without = f"without the quantisation of {self.side}"
+                self.evidence.undone = self.evidence.with_side(self.side, floats, without)
             return None
         rows = self._costs(floats, matched)
         lost = self._swallowed(floats, matched, max((float(row["output"]) for row in rows), default=0.0))
