@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 from torch import Tensor, nn
 
 import driftscope as ds
@@ -126,3 +127,27 @@ def test_a_number_folded_with_another_rounding_is_not_blamed_for_another_functio
     assert found.verdict == "DIFFERENT"
     assert "sigmoid" in str(found.first.where.operator)
     assert not any("add" in f.why or "sub" in f.why for f in found.findings if not f.note)
+
+
+WRITTEN = "d = Div(x, root) e = Erf(d) p = Add(e, one) q = Mul(x, p) {} = Mul(q, half)"
+LEFT_BEHIND = {"tensors": "", "steps": WRITTEN.format("left")}
+
+
+def gelu(body, root):
+    model = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 20]> g (float[4,9] x) => (float[4,9] y) <float root = {{{root}}}, '
+        f"float one = {{1.0}}, float half = {{0.5}}> {{ {body} }}"
+    )
+    onnx.checker.check_model(model)
+    return model
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("left", LEFT_BEHIND)
+def test_numbers_that_a_fusion_leaves_behind_are_not_the_fused_operators(left, turned):
+    x = {"x": np.random.default_rng(0).standard_normal((4, 9)).astype(np.float32)}
+    for root, verdicts in ((1.4142135, ("IDENTICAL", "ROUNDING")), (1.4143, ("DIFFERENT",))):
+        pair = gelu(WRITTEN.format("y"), root), gelu(f"y = Gelu(x) {LEFT_BEHIND[left]}", root)
+        found = ds.compare(*(pair[::-1] if turned else pair), x, isolate=False)
+        assert str(found.verdict) in verdicts
+        assert "N016" not in [f.code for f in found.findings]

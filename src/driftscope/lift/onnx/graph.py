@@ -101,9 +101,10 @@ class LiftedOnnx:
         """Every constant: stored ones, float attributes, and results of constant subgraphs at the frontier.
 
         Attributes and computed constants are those a run meets, so the graph is evaluated once if it has not
-        been yet. Stored values are decoded anew on every call.
+        been yet. A tensor that nobody reads is none. Stored values are decoded anew on every call.
         """
         seen = self._known()
+        read = seen.used.keys() | seen.read.keys() | set(self._plan.outputs)
         found = [
             Constant(
                 name=name,
@@ -113,6 +114,7 @@ class LiftedOnnx:
                 frontier=name in seen.used,
             )
             for name, stored in seen.stored.items()
+            if name in read
             for value in (stored.load(),)
             if _is_listed(stored, value)
         ]

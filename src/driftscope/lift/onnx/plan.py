@@ -274,7 +274,18 @@ def _input_name(names: Names, name: str, proto: NodeProto) -> str:
     raise ProgramError(f"{label} reads {name!r}, which no node, input or initializer provides. Mend the graph.")
 
 
+def _needed(nodes: Sequence[NodePlan], outputs: Sequence[str]) -> list[NodePlan]:
+    """The nodes that outputs are computed from: what a fusion leaves behind is neither run nor read for its numbers."""
+    wanted, found = set(outputs) - {""}, list[NodePlan]()
+    for node in reversed(nodes):
+        if wanted.intersection(node.outputs):
+            wanted.update(name for name in (*node.inputs, *node.captured) if name)
+            found.append(node)
+    return found[::-1]
+
+
 def _finish(inputs: list[str], outputs: list[str], nodes: list[NodePlan], stored: dict[str, Stored]) -> GraphPlan:
+    nodes = _needed(nodes, outputs)
     defined = {*inputs, *(name for node in nodes for name in node.outputs if name)}
     last: dict[str, int] = {}
     reads: set[str] = set()
