@@ -99,7 +99,7 @@ class GraphEvaluation:
         stored = self._stored.get(name)
         if stored is None:
             raise CannotLift(f"value {name!r} is used before it is computed")
-        if reader is not None:
+        if reader is not None and not reader.idle:
             self._seen.read.setdefault(name, reader)
         replacement = self._replace.get(name)
         if self._by_use and reader is not None:
@@ -279,10 +279,10 @@ class GraphEvaluation:
         if not isinstance(value.data, torch.Tensor):
             return Value(value.data, value.format, False)
         if name in self._stored:
-            if reader is not None:
+            if reader is not None and not reader.idle:
                 self._seen.used.setdefault(name, reader)
         elif is_inexact(value.format) and name:
-            if reader is not None and name not in self._seen.computed:
+            if reader is not None and not reader.idle and name not in self._seen.computed:
                 constant = Constant(name, value.data, Origin.COMPUTED, reader.where)
                 self._seen.computed[name] = constant
             replacement = self._replace.get(name)

@@ -118,7 +118,9 @@ class LiftedOnnx:
             for value in (stored.load(),)
             if _is_listed(stored, value)
         ]
-        return [*found, *seen.attributes.values(), *seen.computed.values()]
+        idle = {node.name for node in self._plan.nodes if node.idle}
+        own = (c for c in seen.attributes.values() if c.where.node not in idle)
+        return [*found, *own, *seen.computed.values()]
 
     def run(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None

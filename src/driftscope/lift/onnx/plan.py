@@ -41,6 +41,7 @@ class NodePlan:
     subgraphs: dict[str, GraphPlan] = field(default_factory=dict)
     captured: tuple[str, ...] = ()
     release: tuple[str, ...] = ()
+    idle: bool = False
     bodies: dict[Any, GraphPlan] = field(default_factory=dict)
     place: Where | None = None
     origin: tuple[str, str] | None = None
@@ -274,18 +275,16 @@ def _input_name(names: Names, name: str, proto: NodeProto) -> str:
     raise ProgramError(f"{label} reads {name!r}, which no node, input or initializer provides. Mend the graph.")
 
 
-def _needed(nodes: Sequence[NodePlan], outputs: Sequence[str]) -> list[NodePlan]:
-    """The nodes that outputs are computed from: what a fusion leaves behind is neither run nor read for its numbers."""
-    wanted, found = set(outputs) - {""}, list[NodePlan]()
+def _mark_idle(nodes: Sequence[NodePlan], outputs: Sequence[str]) -> None:
+    """Mark the nodes that no output is computed from, as a fusion leaves them behind: their numbers are nobody's."""
+    wanted = set(outputs) - {""}
     for node in reversed(nodes):
-        if wanted.intersection(node.outputs):
-            wanted.update(name for name in (*node.inputs, *node.captured) if name)
-            found.append(node)
-    return found[::-1]
+        node.idle = not wanted.intersection(node.outputs)
+        wanted.update(() if node.idle else (name for name in (*node.inputs, *node.captured) if name))
 
 
 def _finish(inputs: list[str], outputs: list[str], nodes: list[NodePlan], stored: dict[str, Stored]) -> GraphPlan:
-    nodes = _needed(nodes, outputs)
+    _mark_idle(nodes, outputs)
     defined = {*inputs, *(name for node in nodes for name in node.outputs if name)}
     last: dict[str, int] = {}
     reads: set[str] = set()
