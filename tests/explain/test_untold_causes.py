@@ -120,3 +120,56 @@ def test_rows_that_are_looked_up_elsewhere_are_told():
     )
     found = ds.compare(a, b, {"x": numbers(4, 6, seed=1)}, isolate=False)
     assert "looks up 1, 2, 3, 4 here, and 0, 1, 2, 3 in A" in found.first.what
+
+
+TURNED = "float[1,4,2,3] q, float[1,4,2,3] k, float[1,4,2,3] v"
+ONCE = "r = Transpose<perm=[0,2,3,1]>({})"
+TWICE = "k1 = Transpose<perm=[0,2,1,3]>({}) r = Transpose<perm=[0,1,3,2]>(k1)"
+REST = (
+    "p = Transpose<perm=[0,2,1,3]>(q) s = MatMul(p, r) w = Softmax(s) t = Transpose<perm=[0,2,1,3]>(v) y = MatMul(w, t)"
+)
+
+
+def test_how_another_value_is_turned_is_no_cause():
+    x = {name: numbers(1, 4, 2, 3, seed=k) for k, name in enumerate("qkv")}
+    a, b, other = (
+        file(f"{way} {REST}", TURNED, "float[1,2,4,3]")
+        for way in (ONCE.format("k"), TWICE.format("k"), TWICE.format("v"))
+    )
+    assert str(ds.compare(a, b, x, isolate=False).verdict) == "IDENTICAL"
+    for pair in ((a, other), (other, a)):
+        found = ds.compare(*pair, x, isolate=False)
+        assert str(found.verdict) == "DIFFERENT"
+        assert not any("perm is" in f.why for f in found.findings)
+
+
+def test_how_one_value_is_turned_is_a_cause():
+    x = {name: numbers(1, 4, 4, 3, seed=k) for k, name in enumerate("qkv")}
+    inputs = TURNED.replace("4,2,3", "4,4,3")
+    a, b = (
+        file(f"{ONCE.format('k')} {rest}", inputs, "float[1,4,4,3]")
+        for rest in (REST, REST.replace("t = Transpose<perm=[0,2,1,3]>", "t = Transpose<perm=[0,1,2,3]>"))
+    )
+    assert "perm is" in ds.compare(a, b, x, isolate=False).first.why
+
+
+TOO_MUCH = {
+    "a factor": ("float[3,7] x", "y = Softmax(x)", "f = Constant<value_float=0.999>() z = Mul(x, f) y = Softmax(z)"),
+    "an offset": (
+        "int64[3] i",
+        "y = Gather(t, i)",
+        "o = Constant<value_int=1>() j = Add(i, o) n = Constant<value_int=9>() v = Constant<value_floats=[0.0, 1.0]>() "
+        "h = OneHot(j, n, v) y = MatMul(h, t)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TOO_MUCH)
+def test_a_step_too_many_is_not_told_as_another_operator(case):
+    inputs, *bodies = TOO_MUCH[case]
+    stored = {"t": numbers(9, 7)} if case == "an offset" else {}
+    a, b = (file(body, inputs, "float[3,7]", **stored) for body in bodies)
+    x = {"i": np.array([1, 5, 0])} if case == "an offset" else {"x": numbers(3, 7, seed=1)}
+    first = ds.compare(a, b, x, isolate=False).first
+    assert "A has no such step" in first.why
+    assert first.verified

@@ -154,6 +154,8 @@ def _attribute(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> R
             for some in tried:
                 if _try_attributes(step, some, trials):
                     return attribute_cause(step, some, True, later)
+        # What says how one value is turned says nothing of another one.
+        alike = alike and all(t.same(w) for t, w in zip(step.taken, other.taken, strict=False) if t and w)
         if alike and untried is None and not all(isinstance(v, float) for v in changed.values()):
             untried = attribute_cause(step, changed, None, later)
     return untried

@@ -52,7 +52,11 @@ def offered_setting(parting: Parting, trials: Trials) -> Reason | None:
 def offered_operator(parting: Parting, trials: Trials) -> Reason | None:
     """One operator that takes what a step takes, and that makes the piece right in its place."""
     ways = (way for step in _steps(parting) for way in _operators(step, trials))
-    return _first(parting, itertools.islice(ways, _MOST_OFFERED))
+    found = _first(parting, itertools.islice(ways, _MOST_OFFERED))
+    step = parting.step if found is None or found.step is None else found.step
+    # A step too many is none that computes something else: with many an operator it does nothing.
+    left_out = found is not None and any(trials.bypass(step.outputs[0], name) for name in step.inputs if name)
+    return None if left_out else found
 
 
 def _steps(parting: Parting) -> list[Visited]:
