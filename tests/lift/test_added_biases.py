@@ -100,3 +100,25 @@ def test_two_biases_that_are_stored_added_are_the_same_function(operator, turned
 @pytest.mark.parametrize("operator", PORTS)
 def test_another_bias_is_not_the_two_added(operator, turned):
     assert str(compared(operator, 1e-5, turned).verdict) == "DIFFERENT"
+
+
+def added(operator, gap=0.0):
+    """The same operator, its biases added where its layout lets them be and zeros where nothing is left to add."""
+    model, (_, _, wb, rb) = file(operator, PORTS[operator][1])
+    apart = 2 * SIZE if operator == "GRU" else len(wb)
+    rest = np.concatenate([np.zeros(apart, np.float32), rb[apart:]])
+    stored = np.concatenate([(wb + rb)[:apart], wb[apart:], rest])[None]
+    stored[0, 1] += np.float32(gap)
+    model.graph.initializer[-1].CopyFrom(numpy_helper.from_array(stored, "b"))
+    return model
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("operator", PORTS)
+def test_biases_that_are_added_inside_the_operators_layout_are_the_same_function(operator, turned):
+    pair = file(operator, PORTS[operator][1])[0], added(operator)
+    found = ds.compare(*(pair[::-1] if turned else pair), {"x": X}, isolate=False)
+    assert str(found.verdict) in ("IDENTICAL", "ROUNDING"), found.reason
+    assert "N016" not in [f.code for f in found.findings]
+    other = file(operator, PORTS[operator][1])[0], added(operator, 1e-5)
+    assert str(ds.compare(*(other[::-1] if turned else other), {"x": X}, isolate=False).verdict) == "DIFFERENT"

@@ -195,11 +195,17 @@ class AffinePieces:
         rows = next((v.shape[1] for _, v in held if v.ndim == 3), 0)
         joined = [(name, v) for name, v in held if rows and v.ndim == 2 and v.shape[1] == 2 * rows]
         pairs += [((name,), *row.chunk(2)) for name, v in joined for row in v]
+        # A port that keeps that layout puts zeros where nothing is left to add.
+        pairs += [((name,), *v.chunk(2, 1)) for name, v in joined]
         for names, a, b in pairs:
-            gates = 2 * len(a) // 3
+            gates, both = 2 * a.shape[-1] // 3, a + b
             words = " + ".join(names) if len(names) > 1 else f"the two biases of {names[0]} added"
-            for value in (a + b, (a + b)[:gates], torch.cat([(a + b)[:gates], a[gates:]])):
-                self.statistics.append((words, value, names))
+            some, none = torch.cat([both[..., :gates], a[..., gates:]], -1), torch.zeros_like(a)
+            values = [both, both[..., :gates], some]
+            if a.ndim > 1:
+                rest = torch.cat([none[..., :gates], b[..., gates:]], -1)
+                values = [torch.cat(two, 1) for two in ((both, none), (none, both), (some, rest))]
+            self.statistics += [(words, value, names) for value in values]
 
     def _elementwise(self, step: Step, operator: str) -> None:
         maps = [self.maps.get(name, []) for name in step.input_names[:2]]
