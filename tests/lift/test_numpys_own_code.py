@@ -65,8 +65,62 @@ def noisy(x):
     return x * out
 
 
-HONEST = [(polynomial, by_hand), (covariance, of_centred), (scattered, by_one_hot), (scattered, by_stretches)]
-BUGS = [(other_polynomial, by_hand), (covariance, of_all), (scattered, written_once)]
+def where_large(x):
+    large = x > -0.5
+    return x.mean(0, where=large), np.var(x, 0, ddof=1, where=large), np.nanstd(np.where(large, x, np.nan), 0)
+
+
+def by_counting(x, free=1):
+    large = x > -0.5
+    count = large.sum(0)
+    mean = np.where(large, x, 0).sum(0) / count
+    squares = (np.where(large, x - mean, 0) ** 2).sum(0)
+    return [v.astype(x.dtype) for v in (mean, squares / (count - free), np.sqrt(squares / count))]
+
+
+def of_another_count(x):
+    return by_counting(x, free=0)
+
+
+def slid(x):
+    return np.correlate(x[:, 0], x[2:5, 1]), np.correlate(x[2:5, 1], x[:, 0], "full"), np.polymul(x[0], x[1])
+
+
+def by_windows(x):
+    one, other = x[:, 0], np.concatenate([np.zeros(7, x.dtype), x[2:5, 1], np.zeros(7, x.dtype)])
+    product = [sum(x[0, i] * x[1, k - i] for i in range(6) if 0 <= k - i < 6) for k in range(11)]
+    return (
+        np.stack([one[k : k + 3] @ x[2:5, 1] for k in range(6)]),
+        np.stack([other[k : k + 8] @ one for k in range(10)]),
+        np.stack(product),
+    )
+
+
+def reversed_windows(x):
+    one, other, product = by_windows(x)
+    return one, other[::-1], product
+
+
+def by_slices(x):
+    return np.apply_along_axis(lambda row: row / np.abs(row).sum(), 1, x)
+
+
+def at_once(x):
+    return x / np.abs(x).sum(1, keepdims=True)
+
+
+def down(x):
+    return x / np.abs(x).sum(0, keepdims=True)
+
+
+HONEST = [
+    (polynomial, by_hand), (covariance, of_centred), (scattered, by_one_hot), (scattered, by_stretches),
+    (where_large, by_counting), (slid, by_windows), (by_slices, at_once),
+]  # fmt: skip
+BUGS = [
+    (other_polynomial, by_hand), (covariance, of_all), (scattered, written_once), (where_large, of_another_count),
+    (slid, reversed_windows), (by_slices, down),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("a", "b"), HONEST)

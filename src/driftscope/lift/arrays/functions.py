@@ -47,9 +47,17 @@ def _axes(a: torch.Tensor, axis: Any) -> list[int]:
     return list(range(a.dim())) if axis is None else [axis] if isinstance(axis, int) else list(axis)
 
 
-def _mean(a: torch.Tensor, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> torch.Tensor:
+def _mean(
+    a: torch.Tensor, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = None
+) -> torch.Tensor:
     given = a if a.is_floating_point() or a.is_complex() else a.double()
-    return torch.mean(given, _axes(a, axis), keepdims, dtype=dtype)
+    if where is None:
+        return torch.mean(given, _axes(a, axis), keepdims, dtype=dtype)
+    return sum_(given, axis, dtype, keepdims=keepdims, where=where) / _counted(a, axis, keepdims, where)
+
+
+def _counted(a: torch.Tensor, axis: Any, keepdims: bool, where: Any) -> torch.Tensor:
+    return torch.as_tensor(where).expand(a.shape).sum(_axes(a, axis), keepdims)
 
 
 def sum_(
@@ -64,10 +72,15 @@ def sum_(
 
 def _var(
     a: torch.Tensor, axis: Any = None, dtype: Any = None, *, ddof: float = 0, correction: Any = None,
-    keepdims: bool = False,
+    keepdims: bool = False, where: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     given = a.to(dtype) if dtype is not None else a if a.is_floating_point() else a.double()
-    return torch.var(given, _axes(a, axis), correction=ddof if correction is None else correction, keepdim=keepdims)
+    free = ddof if correction is None else correction
+    if where is None:
+        return torch.var(given, _axes(a, axis), correction=free, keepdim=keepdims)
+    squares = (given - _mean(given, axis, keepdims=True, where=where)).square()
+    total = sum_(squares, axis, keepdims=keepdims, where=where)
+    return total / (_counted(a, axis, keepdims, where) - free).clamp(min=0)
 
 
 def _std(a: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -218,6 +231,12 @@ def _convolve(a: torch.Tensor, v: torch.Tensor, mode: str = "full") -> torch.Ten
     return full.narrow(0, cut, {"full": len(full), "same": len(a), "valid": len(a) - len(v) + 1}[mode])
 
 
+def _correlate(a: torch.Tensor, v: torch.Tensor, mode: str = "valid") -> torch.Tensor:
+    if len(v) > len(a):
+        return _correlate(v, a, mode).flip(0)
+    return _convolve(a, v.flip(0), mode)
+
+
 def _trapezoid(y: torch.Tensor, x: Any = None, dx: float = 1.0, axis: int = -1) -> torch.Tensor:
     steps = dx if x is None else x.diff(dim=axis if x.dim() > 1 else 0)
     pairs = y.narrow(axis, 1, y.shape[axis] - 1) + y.narrow(axis, 0, y.shape[axis] - 1)
@@ -233,7 +252,9 @@ _OWN: dict[str, Function] = {
     "numpy.amax": max_,
     "numpy.min": min_,
     "numpy.amin": min_,
-    "numpy.empty_like": lambda a, dtype=None, **_: torch.zeros_like(a, dtype=dtype),
+    "numpy.empty_like": lambda a, dtype=None, *, shape=None, **_: torch.zeros(
+        a.shape if shape is None else shape, dtype=dtype or a.dtype
+    ),
     "numpy.median": _median,
     "numpy.clip": _clip,
     "numpy.where": torch.where,
@@ -252,6 +273,8 @@ _OWN: dict[str, Function] = {
     "numpy.reshape": lambda a, shape, order="C", **kw: _reshape(a, shape, order),
     "numpy.ravel": lambda a, order="C": _reshape(a, -1, "C" if order == "K" and a.is_contiguous() else order),
     "numpy.convolve": _convolve,
+    "numpy.correlate": _correlate,
+    "numpy.polymul": _convolve,
     "numpy.quantile": _quantile("quantile"),
     "numpy.percentile": _quantile("percentile"),
     "numpy.transpose": lambda a, axes=None: a.permute(*(range(a.dim())[::-1] if axes is None else axes)),

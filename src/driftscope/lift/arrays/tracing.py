@@ -93,7 +93,7 @@ class Tracer:
             else:
                 tensors = _gathered(name, method, self.tensors(inputs), self.tensors(kwargs))
             result = self.results(native, tensors)
-        if where is not True:
+        if where is not True and where is not np._NoValue:  # what numpy's own code leaves out
             result = self._only_where(where, result, out)
         return self.write(out, result)
 
