@@ -190,13 +190,13 @@ class AffinePieces:
         """A recurrent layer adds two biases; only a GRU's last gate keeps them apart."""
         held = [(n, _constant(step, k)) for k, n in enumerate(step.input_names) if n and _held(step, k)]
         vectors = [((name,), v) for name, v in held if v.ndim == 1]
+        pairs: list[tuple[tuple[str, ...], torch.Tensor, torch.Tensor]]
         pairs = [((*one, *two), a, b) for (one, a), (two, b) in itertools.pairwise(vectors) if a.shape == b.shape]
         # ONNX keeps both in one row for each direction, next to weights with two more axes.
         rows = next((v.shape[1] for _, v in held if v.ndim == 3), 0)
         joined = [(name, v) for name, v in held if rows and v.ndim == 2 and v.shape[1] == 2 * rows]
-        pairs += [((name,), *row.chunk(2)) for name, v in joined for row in v]
         # A port that keeps that layout puts zeros where nothing is left to add.
-        pairs += [((name,), *v.chunk(2, 1)) for name, v in joined]
+        pairs += [((name,), a, b) for name, v in joined for a, b in (*(row.chunk(2) for row in v), v.chunk(2, 1))]
         for names, a, b in pairs:
             gates, both = 2 * a.shape[-1] // 3, a + b
             words = " + ".join(names) if len(names) > 1 else f"the two biases of {names[0]} added"
