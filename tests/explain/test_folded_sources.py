@@ -7,8 +7,10 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from onnx import numpy_helper, parser
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -161,3 +163,40 @@ def test_a_number_that_both_programs_write_is_told_before_a_weight_that_nobody_c
     (finding,) = [f for f in ds.compare(a, b, torch.randn(4, 8)).findings if not f.note]
     assert (finding.code, finding.where.operator, finding.verified) == ("N001", "aten.mul", True)
     assert f"other is {other:g} here and {one:g} in A" in finding.why
+
+
+def graph(body, **stored):
+    model = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 17]> g (float[2,3,7,6] x) => (float[a,b,c,d] y) {{ {body} }}'
+    )
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
+    return model
+
+
+def norm_and_fold(epsilon, variance=1.0):
+    """A convolution and a batch norm in a file, and a file that stores them folded with other numbers."""
+    draw = np.random.default_rng(0).standard_normal
+    w, b, s, t, m, v = (draw(shape).astype(np.float32) for shape in ((4, 3, 3, 3), *[4] * 5))
+    v = np.abs(v) + np.float32(0.5)
+    apart = graph("c = Conv(x, w, b) y = BatchNormalization<epsilon=1e-5>(c, s, t, m, v)", w=w, b=b, s=s, t=t, m=m, v=v)
+    other = v.astype(np.float64)
+    other[2] *= variance
+    k = s / np.sqrt(other + epsilon)
+    folded = (w * k[:, None, None, None]).astype(np.float32), ((b - m) * k + t).astype(np.float32)
+    return apart, graph("y = Conv(x, w, b)", w=folded[0], b=folded[1]), {"x": draw((2, 3, 7, 6)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_fold_with_another_epsilon_names_the_attribute_of_the_norm(turned):
+    *pair, x = norm_and_fold(1e-3)
+    first = ds.compare(*(pair[::-1] if turned else pair), x).first
+    assert "BatchNormalization_1.epsilon" in first.what
+    assert "0.001" in first.what
+    assert first.verified
+
+
+def test_a_fold_with_another_variance_is_no_other_epsilon():
+    one, other, x = norm_and_fold(1e-5, 1.01)
+    first = ds.compare(one, other, x).first
+    assert first.code == "W011"
+    assert "epsilon" not in first.what

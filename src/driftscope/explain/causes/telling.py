@@ -214,10 +214,9 @@ class Telling:
         """What the piece is off by, where that says something: beside a mask of -1e9 all else is nothing."""
         whole, created = self.output.lifted_size, place.created
         finite = whole is not None and whole == whole
-        if not finite or (created is not None and created < _TELLING * (whole or 0.0)):
+        if not finite or created is None or created < _TELLING * (whole or 0.0):
             return ""
-        amount = "" if created is None else f" by {share(created)}"
-        return f": given A's inputs, {end or 'its output'} is off{amount}"
+        return f": given A's inputs, {end or 'its output'} is off by {share(created)}"
 
 
 def cause_step(place: TriedPlace, cause: Reason | None) -> Visited:

@@ -176,11 +176,10 @@ class GraphEvaluation:
             return [None if v is None else v.data for v in values]
         return self._lifted_inputs(plan, operator, values)
 
-    def _other_numbers(self, plan: NodePlan) -> bool:
-        """Whether a float attribute of a node is replaced: then it is evaluated again, in float64."""
-        return bool(self._replace) and any(
-            f"{plan.name}.{a}" in self._replace for a in {*plan.attributes, *plan.defaults}
-        )
+    def _other_numbers(self, plan: NodePlan) -> dict[str, float]:
+        """Float attributes of a node that are replaced: with some, it is evaluated again, in float64."""
+        names = {*plan.attributes, *plan.defaults} if self._replace else ()
+        return {a: float(self._replace[full]) for a in names if (full := f"{plan.name}.{a}") in self._replace}
 
     def _lifted_inputs(self, plan: NodePlan, operator: Operator, values: Sequence[Value | None]) -> list[Any]:
         tensors: list[Any] = []
@@ -385,7 +384,7 @@ class GraphEvaluation:
             outputs=tensors(v.data for v in outputs),
             formats=[v.format for v in outputs],
             rounding=rounding,
-            attributes=plan.attributes,
+            attributes={**plan.attributes, **self._other_numbers(plan)},
             constant=constant,
             traced=plan.traced,
             held=held,
