@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from driftscope.explain.causes.rewiring import Reason
+from driftscope.explain.causes.rewiring import Reason, Trials
 from driftscope.explain.locate.divergence import Parting, View
 from driftscope.explain.locate.fingerprints import Trail, Visited
 from driftscope.explain.locate.operators import MOVES, family
+from driftscope.lift.steps import Constant
 
 # Differences up to which another piece passes for the same one.
 _MOST_DIFFERENCES = 2
@@ -54,6 +55,17 @@ class Odd:
     fix: str
     attributes: Mapping[str, object] = field(default_factory=dict)
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def read_as_often(constant: Constant, constants: tuple[Sequence[Constant], Sequence[Constant]], trials: Trials) -> bool:
+    """Whether both programs read a tensor's elements in as many steps: then neither lacks it, wherever it is read."""
+    value, often = constant.value.reshape(-1).to(torch.float64), []
+    for side, makers in zip(constants, (trials.theirs, trials.makers), strict=True):
+        held = [c for c in side if c.value.numel() == value.numel()]
+        held = [c for c in held if torch.equal(c.value.reshape(-1).to(value), value)]
+        steps = {s.index: s for s in makers.values()}.values()
+        often.append(sum(any(s.reads(c) for c in held) for s in steps))
+    return often[0] == often[1]
 
 
 @dataclass(slots=True)

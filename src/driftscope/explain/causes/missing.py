@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch.nn import functional
 
+from driftscope.explain.causes.counterparts import read_as_often
 from driftscope.explain.causes.rewiring import Reason, Trials, idle
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary
@@ -21,13 +22,9 @@ from driftscope.records.user_code import written
 # Relative to the difference it should be, what a constant may leave of it.
 _SAME = 1e-6
 # Constants of one size looked at, and steps and their stand-ins tried.
-_MOST_CONSTANTS = 64
-_MOST_STEPS = 3
-_MOST_TRIALS = 6
-# Steps of A that together may stand for one of B.
-_MOST_OF_A = 12
-# The same where several of A's stand for several of B.
-_MOST_OF_BOTH = 32
+_MOST_CONSTANTS, _MOST_STEPS, _MOST_TRIALS = 64, 3, 6
+# Steps of A that together may stand for one of B, and for several of B.
+_MOST_OF_A, _MOST_OF_BOTH = 12, 32
 # Steps that put elements elsewhere and nothing more, beside those that only view them.
 _TURNS = MOVES | {"flip", "roll", "slice", "permute"}
 
@@ -62,13 +59,15 @@ def stored_term(
     gap = wanted - mine
     for constant in _fitting(constants[0], mine):
         for value in _placed(constant, mine):
-            for whole, left, word in ((gap, value.expand_as(mine), "add"), (wanted, mine * value, "multipl")):
-                if _alike(left, whole, gap) and bool(value.any()):  # zeros make zeros of anything
-                    ending = ("adds {}", "Add {}") if word == "add" else ("multiplies with {}", "Multiply with {}")
-                    what, fix = (form.format(f"{constant.name}") for form in ending)
-                    return Reason(f"A {what}, and nothing here does", f"{fix} of A after {step.name}.", True)
+            for whole, left, do in ((gap, value.expand_as(mine), "add"), (wanted, mine * value, "multiply with")):
+                # Zeros make zeros of anything.
+                if _alike(left, whole, gap) and bool(value.any()) and not read_as_often(constant, constants, trials):
+                    does = "adds" if do == "add" else "multiplies with"
+                    fix = f"{do.capitalize()} {constant.name} of A after {step.name}."
+                    return Reason(f"A {does} {constant.name}, and nothing here does", fix, True)
     for constant in _fitting(own, mine):
-        if any(_alike(-value.expand_as(mine), gap, gap) for value in _placed(constant, mine)):
+        added = any(_alike(-value.expand_as(mine), gap, gap) for value in _placed(constant, mine))
+        if added and not read_as_often(constant, constants, trials):
             words = f"it adds {constant.name}, and nothing in A does"
             return Reason(words, f"Leave {constant.name} out of {step.name}.", True)
     return None

@@ -23,7 +23,7 @@ from driftscope.explain.causes.rewiring import Reason, Trial, Trials
 from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Visited
-from driftscope.explain.locate.operators import family
+from driftscope.explain.locate.operators import family, interchangeable
 from driftscope.lift.reconcile.arrangements import rearrangements
 from driftscope.lift.reconcile.matching import uniform
 from driftscope.lift.steps import Constant, Origin, use_of
@@ -88,7 +88,7 @@ def _cause(
         or missing.flattened(parting, trials)
         or _tried(peers())
         or offered_setting(parting, trials)
-        or _operator(parting, theirs, trials)
+        or _operator(parting, theirs, constants, trials)
         or nearby(parting, constants, trials)
         or offered_operator(parting, trials)
         or missing.causal_mask(parting, trials)
@@ -116,10 +116,32 @@ def _cause(
     )
 
 
-def _operator(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
+def _operator(
+    parting: Parting,
+    theirs: Sequence[Visited],
+    constants: tuple[Sequence[Constant], Sequence[Constant]],
+    trials: Trials,
+) -> Reason | None:
     """A step of another kind than A's: what of its own operators could stand there says more than A's name for it."""
-    found = rewiring.other_operator(parting, theirs, trials)
-    return found if found is None else offered_operator(parting, trials) or found
+    pair = rewiring.other_operator(parting, theirs, trials)
+    if pair is None:
+        return None
+    offered = offered_operator(parting, trials)
+    if offered is not None:
+        return offered
+    step, other = pair
+    name = other.operator if other is parting.counterpart else f"{other.operator} ({other.name})"
+    words = f"{step.name} is {step.operator} where A has {name}"
+    fix = f"Compute {other.operator} in {step.name}, as A does."
+    a, b = ({uniform(c) for c in side if s.reads(c)} for s, side in ((other, constants[0]), (step, constants[1])))
+    if interchangeable(step.operator, other.operator) and (a != b or None in a):
+        # Which of them is written is taste, and what it is computed with is other.
+        solved = _solved(parting, constants, trials)
+        if solved is not None:
+            return solved
+        words = f"{step.name} ({step.operator}) makes something else of the same value than {name} in A"
+        fix = f"Let {step.name} give what {other.operator} gives in A."
+    return Reason(words, fix, True, None if step is parting.step else step)
 
 
 def _connected(cause: Reason | None, trials: Trials) -> Reason | None:

@@ -336,8 +336,8 @@ def _does_nothing(step: Visited) -> Reason:
     return Reason(words, f"Compute in {step.name} what A does between the same values.", None, step)
 
 
-def other_operator(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
-    """A step that computes something else of the values than A's step that reads the same ones."""
+def other_operator(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> tuple[Visited, Visited] | None:
+    """A step that computes something else of the values than A's step that reads the same ones; and that step."""
     # Casts and views are other operators by taste; behind a step that changes nothing, that one is the idle one.
     steps, made = (s for s in parting.piece if family(s.operator) not in MOVES), trials.makers
     steps = (s for s in steps if not any(idle(made[n]) for n in s.inputs if n in made))
@@ -345,16 +345,7 @@ def other_operator(parting: Parting, theirs: Sequence[Visited], trials: Trials) 
     # What stands in the piece as often as in A's is none that it lacks: done twice, an activation gives the same.
     kinds = [[family(s.operator) for s in piece] for piece in (parting.piece, theirs)]
     pairs = ((s, o) for s, o in pairs if kinds[0].count(family(o.operator)) < kinds[1].count(family(o.operator)))
-    for step, other in itertools.islice(pairs, _MOST_TRIALS):
-        if trials.substitute(step, other):
-            name = "" if other is parting.counterpart else f" ({other.name})"
-            return Reason(
-                f"{step.name} is {step.operator} where A has {other.operator}{name}",
-                f"Compute {other.operator} in {step.name}, as A does.",
-                True,
-                None if step is parting.step else step,
-            )
-    return None
+    return next((pair for pair in itertools.islice(pairs, _MOST_TRIALS) if trials.substitute(*pair)), None)
 
 
 def mended(cause: Reason | None, theirs: Sequence[Visited], trials: Trials) -> Reason | None:

@@ -70,3 +70,12 @@ def family(operator: str) -> str:
     name = plain_name(operator)
     name = name.removeprefix("native_").removeprefix("unsafe_") if name not in _FAMILY else name
     return _FAMILY.get(name, name)
+
+
+#: Operators that do the same with other numbers: a division what a product does, a mask filled in what one added does.
+_INTERCHANGEABLE = frozenset({"mul", "div"}), frozenset({"add", "sub", "where"})
+
+
+def interchangeable(one: str, other: str) -> bool:
+    """Whether two operators of different kinds compute the same of one value with other numbers beside it."""
+    return any({family(one), family(other)} <= some for some in _INTERCHANGEABLE)

@@ -270,6 +270,15 @@ def solve_number(gap: Callable[[float], torch.Tensor], start: float) -> float | 
     float or None
         None where no number closes the gap, or too few elements depend on it to say so.
     """
+    found = _closing(gap, start)
+    if found is not None or start == 0.0:
+        return found
+    # A divisor that is far off leads astray, and its reciprocal straight there.
+    factor = _closing(lambda number: gap(1.0 / number if number else math.inf), 1.0 / start)
+    return 1.0 / factor if factor else None
+
+
+def _closing(gap: Callable[[float], torch.Tensor], start: float) -> float | None:
     number, left = start, gap(start)
     first = float(left.norm())
     for k in range(_STEPS):
