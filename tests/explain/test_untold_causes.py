@@ -173,3 +173,25 @@ def test_a_step_too_many_is_not_told_as_another_operator(case):
     first = ds.compare(a, b, x, isolate=False).first
     assert "A has no such step" in first.why
     assert first.verified
+
+
+def test_that_a_fold_reads_what_the_first_of_its_layers_reads_is_no_cause():
+    w, v = numbers(6, 8), numbers(8, 5, seed=1)
+    apart = file("t = MatMul(x, w) y = MatMul(t, v)", "float[4,6] x", "float[4,5]", w=w, v=v)
+    x = {"x": numbers(4, 6, seed=2)}
+    folded = file("y = MatMul(x, f)", "float[4,6] x", "float[4,5]", f=w @ v)
+    assert str(ds.compare(apart, folded, x, isolate=False).verdict) == "ROUNDING"
+    other = file("y = MatMul(x, f)", "float[4,6] x", "float[4,5]", f=w @ v * np.float32(1.001))
+    for a, b in ((apart, other), (other, apart)):
+        found = ds.compare(a, b, x, isolate=False)
+        assert str(found.verdict) == "DIFFERENT"
+        assert "reads x" not in found.first.why
+
+
+def test_another_wire_is_a_cause():
+    inputs, weight = "float[4,6] x, float[4,6] z", numbers(6, 6)
+    body = "n = MatMul(x, w) t = Tanh(n) r = Sigmoid(n) u = MatMul(r, w) y = Add({}, t)"
+    a, b = (file(body.format(read), inputs, "float[4,6]", w=weight) for read in "un")
+    first = ds.compare(a, b, {"x": numbers(4, 6, seed=1), "z": numbers(4, 6, seed=2)}, isolate=False).first
+    assert "reads n" in first.why
+    assert first.verified

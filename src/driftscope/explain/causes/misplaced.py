@@ -16,6 +16,8 @@ from driftscope.lift.steps import Constant
 # Steps before a piece that are looked through, and pairs of values that are tried.
 _NEAR = 40
 _MOST_TRIALS = 8
+# What is folded into the layer behind it.
+_FOLDED = frozenset({"linear", "conv", "batchnorm", "mul", "div", "add", "sub"})
 # torch's gates by letter, and ONNX's order of them: https://onnx.ai/onnx/operators/onnx__LSTM.html, onnx__GRU.html
 _TORCH = {"LSTM": "ifco", "GRU": "rzh"}
 _ONNX = {"LSTM": "iofc", "GRU": "zrh"}
@@ -88,12 +90,23 @@ def passed_through(parting: Parting) -> Reason | None:
     # One operator that A computes in many steps' place is computed from its values through all of them.
     alike = other is not None and family(other.operator) == family(parting.step.operator)
     wanted = [t for _, t in _read(other)] if alike and other is not None else []
-    for step in (s for s in parting.piece if family(s.operator) != "cast"):
+    for step in (s for s in parting.piece if family(s.operator) not in _FOLDED | {"cast"}):
         for name, taken in _read(step) if set(step.outputs) & set(parting.step.inputs) else ():
             if other is not None and any(taken.agrees(t) for t in wanted):
                 words = f"it reads {name} through {step.name} ({step.operator}), and {other.operator} in A as it is"
                 return Reason(words, f"Remove {step.name}; let {parting.step.name} read {name}.", None, step)
     return None
+
+
+def folded_in(wire: Reason, trials: Trials) -> bool:
+    """Whether A computes what a step should read by a step that B may have folded into that one: no wire is wrong."""
+    if wire.reads is None:
+        return False
+    step, meant = wire.reads
+    own = [t for n, t in zip(step.inputs, step.taken, strict=False) if n in meant and t is not None]
+    made = [s for s in trials.theirs.values() if family(s.operator) in _FOLDED and s.sketches]
+    made = [s for s in made if any(m.agrees(t) for m in meant.values() for t in s.sketches[:1] if t is not None)]
+    return any(t is not None and t.agrees(o) for s in made for t in s.taken for o in own)
 
 
 def _pairs(parting: Parting, makers: Mapping[str, Visited]) -> Iterator[tuple[tuple[str, Visited], ...]]:

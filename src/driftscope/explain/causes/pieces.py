@@ -110,7 +110,7 @@ def _cause(
         or rewiring.mended(rewiring.handed_on(parting, theirs, trials.makers), theirs, trials)
         or missing.skipped(parting, trials)
         # What it reads is a fact, and with something else no cure.
-        or (None if wire is None else replace(wire, fix="", reads=None))
+        or (None if wire is None or misplaced.folded_in(wire, trials) else replace(wire, fix="", reads=None))
         # Where a piece begins to read other values is a place, and no cause.
         or (None if detour is None else replace(detour, why="", fix="", reads=None))
     )
