@@ -195,3 +195,12 @@ def test_another_wire_is_a_cause():
     first = ds.compare(a, b, {"x": numbers(4, 6, seed=1), "z": numbers(4, 6, seed=2)}, isolate=False).first
     assert "reads n" in first.why
     assert first.verified
+
+
+def test_an_input_that_the_reference_never_reads_is_the_other_wire():
+    inputs, stored = "float[4,6] x, float[4,6] z", {"w": numbers(6, 5), "v": numbers(6, 5, seed=3)}
+    body = "n = Tanh(x) p = MatMul({}, w) q = MatMul(n, v) s = Sigmoid(q) y = Add(p, s)"
+    a, b = (file(body.format(read), inputs, "float[4,5]", **stored) for read in "nz")
+    first = ds.compare(a, b, {"x": numbers(4, 6, seed=1), "z": numbers(4, 6, seed=2)}, isolate=False).first
+    assert "it reads z where MatMul in A reads n" in first.why
+    assert first.verified

@@ -174,7 +174,7 @@ class Trials:
 
 
 def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
-    """Values of A that this piece's end reads where its counterpart reads others."""
+    """Values of A, or inputs that nobody in A reads, that this piece's end reads where its counterpart reads others."""
     step, other = parting.step, parting.counterpart
     if other is None or family(step.operator) != family(other.operator):
         return None
@@ -192,12 +192,12 @@ def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
                 reads=(step, {mine[0]: theirs[1] for mine, theirs in zip(read, wanted, strict=True)}),
             )
         return None
-    wrong = [(n, a) for n, t, a in read if a and not any(t.agrees(w) for _, w in wanted)]
+    wrong = [(n, a) for n, t, a in read if not any(t.agrees(w) for _, w in wanted)]
+    wrong = [(n, a or n) for n, a in wrong if a or (makers and n not in makers)]
     missing = [name for name, w in wanted if not any(t.agrees(w) for _, t, _ in read)]
     if not wrong or not missing:
         return None
-    (name, theirs), instead = wrong[0], missing[0]
-    meant = next(w for called, w in wanted if called == instead)
+    (name, theirs), instead, meant = wrong[0], missing[0], next(w for called, w in wanted if called == missing[0])
     through = _identity(name, makers)
     if through is not None:
         why = f"{through.name} ({through.operator}) hands its input on unchanged, where A computes {instead}"
