@@ -113,13 +113,27 @@ def down(x):
     return x / np.abs(x).sum(0, keepdims=True)
 
 
+def copied(x, small=0.0):
+    found = x.copy()
+    np.copyto(found, np.float32(small), where=x < 0)
+    return found * np.float32(1.1)
+
+
+def chosen(x):
+    return np.where(x < 0, np.float32(0), x * np.float32(1.1))
+
+
+def copied_otherwise(x):
+    return copied(x, small=1e-3)
+
+
 HONEST = [
     (polynomial, by_hand), (covariance, of_centred), (scattered, by_one_hot), (scattered, by_stretches),
-    (where_large, by_counting), (slid, by_windows), (by_slices, at_once),
+    (where_large, by_counting), (slid, by_windows), (by_slices, at_once), (copied, chosen),
 ]  # fmt: skip
 BUGS = [
     (other_polynomial, by_hand), (covariance, of_all), (scattered, written_once), (where_large, of_another_count),
-    (slid, reversed_windows), (by_slices, down),
+    (slid, reversed_windows), (by_slices, down), (copied_otherwise, chosen),
 ]  # fmt: skip
 
 

@@ -74,9 +74,7 @@ class OwnCode:
         names = vars(sys.modules[module])
         scope = self._scopes[module] = dict(names)
         for name, value in names.items():
-            if name == "_copyto":
-                scope[name] = _replaced_where
-            elif isinstance(value, types.FunctionType) and value.__globals__ is names:
+            if isinstance(value, types.FunctionType) and value.__globals__ is names:
                 scope[name] = self._placed(value, scope)
             elif name in (*TAKING, *FILLED) and callable(value):
                 scope[name] = self._replaced(name, value)
@@ -99,11 +97,6 @@ class OwnCode:
             return own(self._tracer, original, args, kwargs)
 
         return call
-
-
-def _replaced_where(a: Any, value: Any, mask: Any) -> Any:
-    """Stands for numpy's own, which takes what is followed for a single number, as it is no ``numpy.ndarray``."""
-    return np.where(mask, a.dtype.type(value), a)
 
 
 class _Converted:

@@ -177,6 +177,9 @@ class TracedArray(NDArrayOperatorsMixin):
         seen = self.tensor if wanted == self.dtype else self.tensor.view(torch_dtype(wanted))
         return self.tracer.results(self.native.view(wanted), seen)
 
+    def __array_prepare__(self, array: Any, *_args: Any) -> Any:  # asked for before numpy 2
+        return array
+
     def __array_wrap__(self, array: Any, *_args: Any) -> Any:
         return array
 

@@ -142,6 +142,8 @@ class Tracer:
 
     def function(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Evaluate an array function of numpy."""
+        if function is np.copyto:
+            return self._copy_into(*args, **kwargs)
         out = kwargs.pop("out", None)
         kwargs = {k: v for k, v in kwargs.items() if v is not np._NoValue}  # what numpy's own code leaves out
         native = function(*map(_native, args), **_native(kwargs))
@@ -183,6 +185,9 @@ class Tracer:
             raise CannotLift(f"{name} gives something else when it is followed")
         # The same code on arrays laid out otherwise in memory may add in another order: the bits are numpy's own.
         return self.results(native, found.tensor if hasattr(found, "tracer") else self.tensor(native).clone())
+
+    def _copy_into(self, target: Any, values: Any, casting: str = "same_kind", where: Any = True) -> None:
+        self.write(target, values if where is True else np.where(where, values, target))
 
     def write(self, out: Any, result: Any) -> Any:
         """Write a result where numpy was told to put it."""
