@@ -186,7 +186,8 @@ class Tracer:
         # The same code on arrays laid out otherwise in memory may add in another order: the bits are numpy's own.
         return self.results(native, found.tensor if hasattr(found, "tracer") else self.tensor(native).clone())
 
-    def _copy_into(self, target: Any, values: Any, casting: str = "same_kind", where: Any = True) -> None:
+    def _copy_into(self, target: Any, values: Any, *way: Any, where: Any = True, **_casting: Any) -> None:
+        where = way[1] if len(way) > 1 else where
         self.write(target, values if where is True else np.where(where, values, target))
 
     def write(self, out: Any, result: Any) -> Any:
