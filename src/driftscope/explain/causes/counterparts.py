@@ -65,7 +65,7 @@ def read_as_often(constant: Constant, constants: tuple[Sequence[Constant], Seque
         held = [c for c in held if torch.equal(c.value.reshape(-1).to(value), value)]
         steps = {s.index: s for s in makers.values()}.values()
         often.append(sum(any(s.reads(c) for c in held) for s in steps))
-    return often[0] == often[1]
+    return often[0] == often[1] > 0  # who reads it is not always known
 
 
 @dataclass(slots=True)

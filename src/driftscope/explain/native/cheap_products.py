@@ -188,8 +188,9 @@ class Changed(TorchDispatchMode):
         if packet is _aten.cumsum:
             if not x.dim() or not x.numel():
                 return func(*args, **kwargs)  # type: ignore[no-any-return]
-            made = torch.empty(x.movedim(args[1], 0).shape, dtype=x.dtype, device=x.device)
-            self._running(x.movedim(args[1], 0), made=made)
+            rows = x.movedim(args[1], 0)
+            made = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
+            self._running(rows, made=made)
             return made.movedim(0, args[1])
         axes = args[1] if len(args) > 1 and args[1] is not None else range(x.dim())
         axes = sorted({axis % max(x.dim(), 1) for axis in axes} or set(range(x.dim())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from driftscope.lift.outline import tell_steps
 from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.steps import Constant, Lifted, Origin, Step, plain_name
 from driftscope.records.finding import Where
@@ -23,7 +24,7 @@ def rounds(graph: Lifted) -> bool:
         if not step.constant and plain_name(step.operator).startswith(_ROUNDING):
             found.append(step.name)
 
-    graph.run(observe=see)
+    tell_steps(graph, see)
     return bool(found)
 
 
