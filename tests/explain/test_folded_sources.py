@@ -200,3 +200,22 @@ def test_a_fold_with_another_variance_is_no_other_epsilon():
     first = ds.compare(one, other, x).first
     assert first.code == "W011"
     assert "epsilon" not in first.what
+
+
+@pytest.mark.parametrize("rolled", [0, 1])
+def test_positions_that_a_file_expands_over_the_batch_are_looked_up_where_they_are_looked_up(rolled):
+    """The rows were A's in another order, and so "stored exactly"; the addition behind them was blamed."""
+    rows = torch.randn(9, 6, generator=torch.Generator().manual_seed(0))
+    body = "e = Gather(t, p) w = Expand(e, s) h = Add(x, w) y = Tanh(h)"
+    other = parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 17]> g (float[2,9,6] x) => (float[a,b,c] y) {{ {body} }}'
+    )
+    held = {"t": rows.numpy(), "p": np.roll(np.arange(9), rolled)[None], "s": np.array([2, 9, 6])}
+    other.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in held.items())
+    c = ds.compare(lambda x: (x + rows[torch.arange(9)][None]).tanh(), other, (torch.randn(2, 9, 6),))
+    if not rolled:
+        assert c.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING)
+        assert not c.findings
+        return
+    assert c.first.code == "W011"
+    assert "looks up 8, 0, 1, 2, ... here, and 0, 1, 2, 3, ... in A" in c.first.what

@@ -97,3 +97,51 @@ def test_a_bias_that_one_leaves_out_is_lacking() -> None:
     assert "A adds captured_2, and nothing here does" in words
     (words,) = told(lambda x: residual(x, bias=0.0), fused)
     assert "it adds captured_2, and nothing in A does" in words
+
+
+def by_hand(x: Tensor) -> Tensor:
+    h = x @ W
+    return F.linear(0.5 * h * (1 + torch.erf(h / math.sqrt(2))), V.T, BIAS) + x
+
+
+@pytest.mark.parametrize("other", ["none", "tanh", F.silu])
+def test_another_function_of_one_step_is_told_where_the_other_writes_it_out(other) -> None:
+    """It was placed one step behind, which "reads view_1 as it is, where A computes mul_1 of it first"."""
+
+    def fused(x: Tensor) -> Tensor:
+        h = F.linear(x, W.T)
+        return x + (F.gelu(h, approximate=other) if isinstance(other, str) else other(h)) @ V + BIAS
+
+    if other == "none":
+        assert {ds.compare(*p, [X]).verdict for p in ((fused, by_hand), (by_hand, fused))} <= {"IDENTICAL", "ROUNDING"}
+        return
+    for a, b, whose in ((by_hand, fused, "A"), (fused, by_hand, "B")):
+        (found,) = [f for f in ds.compare(a, b, [X]).findings if not f.note]
+        assert f"with gelu by erf in its place it gives {whose}'s values" in found.why
+        assert found.verified
+        assert (found.where.node in ("gelu", "silu")) is (whose == "A")
+
+
+def turned(x: Tensor, sign: float = 1.0, first: int = 0) -> Tensor:
+    t = (torch.arange(7) + first)[:, None] * 10000.0 ** (-torch.arange(0, 16, 2) / 16)
+    (c, s), (p, q) = (t.cos(), sign * t.sin()), x.chunk(2, -1)
+    return torch.cat((p * c - q * s, q * c + p * s), -1)
+
+
+def half_turned(x: Tensor) -> Tensor:
+    t = torch.outer(torch.arange(7).float(), 1 / 10000.0 ** (torch.arange(0, 16, 2) / 16)).repeat(1, 2)
+    half = torch.cat((-x[..., 8:], x[..., :8]), -1)
+    return x * t.cos() + half * t.sin()
+
+
+def test_a_rotary_embedding_that_turns_the_other_way_is_told() -> None:
+    assert ds.compare(turned, half_turned, [X]).verdict == "ROUNDING"
+    (words,) = told(lambda x: turned(x, -1.0), half_turned)
+    assert "has the wrong sign: negated it gives A's values" in words
+    (words,) = told(half_turned, lambda x: turned(x, -1.0))
+    assert "has the wrong sign: negated it gives B's values" in words
+
+
+def test_a_counterpart_that_nobody_has_seen_to_be_one_is_called_the_likeliest() -> None:
+    (words,) = told(lambda x: turned(x, first=1), half_turned)
+    assert words.startswith("Its likeliest counterpart in A is ")

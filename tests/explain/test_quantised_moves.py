@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnxruntime.quantization import quantize_dynamic
 from torch import Tensor, nn
 
 import driftscope as ds
@@ -154,3 +155,37 @@ def test_a_bias_of_one_element_is_a_weight_and_stored_zeros_are_none(bias: int, 
 def nodes_of(model: ModelProto) -> dict[str, onnx.NodeProto]:
     """The nodes by their names."""
     return {node.name: node for node in model.graph.node}
+
+
+class Embedded(nn.Module):
+    """An embedding whose rows linear layers read at once; with ``kept``, its rows are read as floats as well."""
+
+    def __init__(self, kept: bool) -> None:
+        super().__init__()
+        self.table, self.one, self.two, self.kept = nn.Embedding(50, 16), nn.Linear(16, 8), nn.Linear(16, 8), kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.table(x)
+        made = self.one(rows).tanh() + self.two(rows)
+        return torch.cat((made, rows), -1) if self.kept else made
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_integers_of_an_embedding_are_multiplied_with_the_next_layers(kept: bool, tmp_path: Path):
+    torch.manual_seed(0)
+    module, x = Embedded(kept).eval(), torch.randint(0, 50, (3, 7))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (x,), tmp_path / "m.onnx", dynamo=True, verbose=False)
+    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx")
+    model = onnx.load(tmp_path / "q.onnx")
+    assert any(n.op_type == "MatMulInteger" and n.input[0].startswith("embedding") for n in model.graph.node)
+    for a, b in ((module, model), (model, module)):
+        found = ds.compare(a, b, (x,))
+        assert found.verdict is Verdict.PRECISION, found.reason
+        assert "3 integer tensors" in found.reason
+    (scale,) = (i for i in model.graph.initializer if i.name == "val_2_scale")
+    scale.CopyFrom(numpy_helper.from_array(np.float32(1.5) * numpy_helper.to_array(scale), scale.name))
+    found = ds.compare(module, model, (x,))
+    assert found.verdict is Verdict.DIFFERENT
+    assert "is not two.weight quantised: its scale is" in found.findings[0].what

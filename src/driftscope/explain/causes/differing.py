@@ -341,6 +341,8 @@ class _Case:
         view, step = self.search.view, cause_step(place, cause)
         end = place.parting.counterpart
         known = None if view is None else view.alignment.partner.get(step.index)
+        if cause is not None and cause.other is not None:
+            return cause.other
         if view is None or end is None or step.index == place.parting.step.index:
             return end
         if known is not None:

@@ -72,7 +72,7 @@ class _Question:
         cause = self._cause(mine, theirs, other)
         step = mine.first
         what = f"{self.output.reason}; from {step.name} ({step.operator}) on: given A's values, it gives others"
-        why, fix, verified = told(cause, other)
+        why, fix, verified = told(cause, other, seen=False)
         where = where_of(step, other, self.output.path)
         numbers = {"piece": [s.name for s in mine.piece], "counterpart": None if other is None else other.name,
                    **({"cause": cause.why} if cause is not None and cause.why else {})}  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -31,7 +32,8 @@ _TURNS = MOVES | {"flip", "roll", "slice", "permute"}
 #: Functions of one value that are taken for one another, by ONNX's names where it has one.
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid, "hardsigmoid": functional.hardsigmoid, "tanh": torch.tanh, "relu": torch.relu,
-    "silu": functional.silu, "gelu": functional.gelu, "hardswish": functional.hardswish, "elu": functional.elu,
+    "silu": functional.silu, "hardswish": functional.hardswish, "elu": functional.elu,
+    "gelu by erf": functional.gelu, "gelu by tanh": partial(functional.gelu, approximate="tanh"),
     "softplus": functional.softplus, "mish": functional.mish, "relu6": functional.relu6, "exp": torch.exp,
     "erf": torch.erf, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "sin": torch.sin, "cos": torch.cos,
 }  # fmt: skip
@@ -41,8 +43,8 @@ _SOFTMAXES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 # Those that are tried in the place of one of them.
 _LIKE = (
     ("sigmoid", "hardsigmoid", "tanh", "softplus", "exp"),
-    ("relu", "silu", "gelu", "hardswish", "elu", "softplus", "mish", "relu6", "tanh"),
-    ("sqrt", "rsqrt"), ("sin", "cos"), ("erf", "tanh"), ("tanh", "sigmoid", "erf", "relu", "gelu", "silu"),
+    ("relu", "silu", "gelu by erf", "gelu by tanh", "hardswish", "elu", "softplus", "mish", "relu6", "tanh"),
+    ("sqrt", "rsqrt"), ("sin", "cos"), ("erf", "tanh"), ("tanh", "sigmoid", "erf", "relu", "gelu by erf", "silu"),
 )  # fmt: skip
 
 
@@ -131,13 +133,13 @@ def skipped(parting: Parting, trials: Trials) -> Reason | None:
                 break
             taken, made = [t for t in maker.taken if t is not None], maker.sketches[0]
             changes = made is not None and not any(t.same(made) for t in taken)  # a copy of a view does not
-            before = any(t.same(own) or (t.agrees(own) and _moves(maker)) for t in taken)
+            before = any(t.same(own) or (t.agrees(own) and family(maker.operator) in _TURNS) for t in taken)
             works, values = trials.as_in_a(name, wanted) if before and changes else (False, {})
             if works:
                 words = f"it reads {name} as it is, where A computes {maker.name} ({maker.operator}) of it first"
                 fix = f"Compute {maker.operator} of {name} before {step.name}, as A does."
                 return Reason(words, fix, True, values=values)
-            maker = trials.theirs.get(maker.inputs[0]) if _moves(maker) else None
+            maker = trials.theirs.get(maker.inputs[0]) if family(maker.operator) in _TURNS else None
     return None
 
 
@@ -179,10 +181,6 @@ def flattened(parting: Parting, trials: Trials) -> Reason | None:
                 fix = f"Let {step.name} normalise {there.partition(', as')[0]}."
                 return Reason(why, fix, True, None if step is parting.step else step)
     return None
-
-
-def _moves(step: Visited) -> bool:
-    return family(step.operator) in _TURNS
 
 
 def lacking(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
@@ -270,7 +268,8 @@ def made_of(steps: Sequence[Visited], value: Sketch) -> Iterator[list[Visited]]:
 
 def factor(parting: Parting, trials: Trials) -> Reason | None:
     """One number by which a piece's result, or that of one of its steps, must be multiplied to be A's."""
-    steps = [s for s in parting.piece if family(s.operator) not in MOVES and s is not parting.step]
+    behind = () if parting.paired else parting.followers
+    steps = [s for s in (*parting.piece, *behind) if family(s.operator) not in MOVES and s is not parting.step]
     for step in steps[:_MOST_TRIALS]:
         value = trials.captured(step.outputs[:1]).get(step.outputs[0])
         if value is not None and value.is_floating_point() and trials.forced({step.outputs[0]: -value}):
@@ -337,7 +336,7 @@ def several(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reas
     for step, other in itertools.islice(pairs, _MOST_TRIALS):
         if trials.substitute(step, other):
             words = f"the steps up to {step.name} ({step.operator}) compute something else than {other.operator} in A"
-            return Reason(words, f"Let {step.name} give what {other.operator} gives in A.", True, ours[0])
+            return Reason(words, f"Let {step.name} give what {other.operator} gives in A.", True, ours[0], other=other)
     return None
 
 
@@ -359,6 +358,8 @@ def computed_there(
     """
     step = parting.step
     mine, telling = _both_ways(parting, theirs, trials, _MOST_OF_A)
+    if [family(s.operator) for s in mine] == [family(s.operator) for s in telling] and _kind(step) in ("add", "mul"):
+        return None  # of the same values that gives the same: it is given others
     ends = trials.ends() if telling and not len(mine) > 1 < len(telling) else None
     if ends is None or not trials.healed({step.outputs[0]: ends[1]}):
         return None
@@ -395,5 +396,5 @@ def _both_ways(
 
 
 def _kind(step: Visited) -> str:
-    name = plain_name(step.operator)
-    return {"swish": "silu"}.get(name, name)
+    name, by = plain_name(step.operator), "tanh" if step.attributes.get("approximate") == "tanh" else "erf"
+    return {"swish": "silu", "gelu": f"gelu by {by}", "fastgelu": "gelu by tanh"}.get(name, name)

@@ -21,6 +21,9 @@ _MOST_TRIALS = 10
 # Steps before a piece in which an idle one is looked for.
 _NEAR = 3
 
+# Words that a reason begins with, where it does not begin with a name.
+_OURS = frozenset({"it", "its", "the", "of", "what", "here", "nothing"})
+
 # Whether the piece gives A's value with these constants of B replaced (float64).
 Trial = Callable[[Mapping[str, torch.Tensor]], bool]
 # Whether it does with these attributes (their own names) of the named step of B.
@@ -36,8 +39,8 @@ class Reason:
     ``verified`` says that doing it was tried and worked, ``step`` is set when it is at another step of the piece
     than its end, ``changed`` when it is a stored tensor. ``reads`` is set when a step should read other values: the
     step, and for names that it reads what A reads there; ``instead`` is what A computes where ``step`` does nothing;
-    ``values`` of B where these, put in it, are the edit; ``lacks`` is the step of A that nothing in B stands for;
-    ``whole`` where all of the piece is what is to be computed otherwise.
+    ``values`` of B where these, put in it, are the edit; ``lacks`` is the step of A that nothing in B stands for, and
+    ``other`` the one that it speaks of; ``whole`` where all of the piece is what is to be computed otherwise.
     """
 
     why: str
@@ -50,6 +53,7 @@ class Reason:
     values: Mapping[str, torch.Tensor] = field(default_factory=dict)
     lacks: Visited | None = None
     whole: bool = False
+    other: Visited | None = None
 
 
 def where_of(step: Visited, other: Visited | None, output: str, lacks: Visited | None = None) -> Where:
@@ -60,22 +64,25 @@ def where_of(step: Visited, other: Visited | None, output: str, lacks: Visited |
     known = [s.where.module for s in (lacks, step, other) if s is not None and s.where.module]
     source = step.where if step.where.file or other is None else other.where
     return Where(
-        output=output, node=step.name, operator=step.operator,
-        module=known[0] if known else None,
+        output=output, node=step.name, operator=step.operator, module=known[0] if known else None,
         file=source.file, line=source.line, expression=source.expression,
     )  # fmt: skip
 
 
-def told(cause: Reason | None, other: Visited | None, end: str = "") -> tuple[str, str, bool | None]:
+def told(cause: Reason | None, other: Visited | None, end: str = "", seen: bool = True) -> tuple[str, str, bool | None]:
     """What a finding says of a reason and of A's counterpart: why, the fix, and whether it was tried.
 
-    The counterpart is that of ``end``, the last step of a piece, where this is not the step that the finding names.
+    The counterpart is that of ``end``, the last step of a piece, where this is not the step that the reason names.
+    Unless it was ``seen`` that A's value there mends something it is a guess, and a cause that was tried needs none.
     """
-    whose = f"The counterpart of {end}" if end else "Its counterpart"
+    other = other if seen or cause is None or not cause.verified else None
+    word = "counterpart" if seen else "likeliest counterpart"
+    whose = f"The {word} of {end}" if end else f"Its {word}"
     why = "" if other is None else f"{whose} in A is {other.operator} ({other.name})."
     if cause is None or not cause.why:
         return why, "", None
-    why = f"{why[:-1]}: {cause.why}." if why else f"{cause.why[0].upper()}{cause.why[1:]}."
+    first = cause.why[0].upper() if cause.why.split()[0] in _OURS else cause.why[0]
+    why = f"{why[:-1]}: {cause.why}." if why else f"{first}{cause.why[1:]}."
     if cause.fix and cause.verified is not True:
         return why, f"Not tried: {cause.fix[0].lower()}{cause.fix[1:]}", cause.verified
     return why, cause.fix, cause.verified

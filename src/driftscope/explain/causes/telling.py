@@ -196,14 +196,14 @@ class Telling:
         if self.of_a and counterpart is not None and cause is not None:
             what = f"not the same function from {counterpart.name} ({counterpart.operator}) on{self.at_the_end()}"
             turned = replace(cause, why=_said_of(cause.why, step), fix=_in_a(cause.fix))
-            why, fix, verified = told(turned, step)
+            why, fix, verified = told(turned, step, seen=place.tried)
             where = where_of(counterpart, step, self.output.path)
             return Finding("N001", what, why, fix, where, {**numbers, "cause": turned.why, **self._mark()},
                            verified=verified)  # fmt: skip
         # What is measured, and what has a counterpart, is the end of the piece.
         end = "" if step.name == parting.step.name else parting.step.name
         what = f"not the same function from {step.name} ({step.operator}) on{self._off(place, end)}{self.at_the_end()}"
-        why, fix, verified = told(cause, other if lacks is None else None, end)
+        why, fix, verified = told(cause, other if lacks is None else None, end, place.tried)
         where = where_of(step, lacks or other, self.output.path, lacks)
         return Finding("N001", what, why, fix, where, numbers, verified=verified)
 

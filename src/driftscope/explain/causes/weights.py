@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -129,9 +130,16 @@ def changed_weights(a: Sequence[Constant], b: Sequence[Constant], settled: Itera
 
 
 def _side_by_side(a: Sequence[Constant], b: Sequence[Constant]) -> tuple[list[Constant], list[Constant]]:
-    # The two programs may live on different devices.
+    # The two programs may live on different devices; and B may hold what A computes once for every row of the batch.
+    own_b = [dataclasses.replace(c, value=c.value.cpu()) for c in b if _is_tensor(c) and c.frontier]
+    shapes = {c.value.shape: c.value.shape for c in own_b if c.origin is Origin.COMPUTED}
+    wide = {_once(shape[1:]): shape for shape in sorted(shapes, key=math.prod, reverse=True)} | shapes
     own_a = [dataclasses.replace(c, value=c.value.cpu()) for c in a if _is_tensor(c)]
-    return own_a, [dataclasses.replace(c, value=c.value.cpu()) for c in b if _is_tensor(c) and c.frontier]
+    for k, c in enumerate(own_a):
+        shape = wide.get(c.value.shape, wide.get(_once(c.value.shape))) if c.origin is Origin.COMPUTED else None
+        if shape is not None and shape != c.value.shape:
+            own_a[k] = dataclasses.replace(c, value=c.value.reshape(_once(c.value.shape)).expand(shape))
+    return own_a, own_b
 
 
 def _changes(
@@ -158,6 +166,11 @@ def _changes(
             change = _altered(constant, free, by_name, _folds_for(constant, folded))
         if change is not None:
             yield change
+
+
+def _once(shape: torch.Size) -> torch.Size:
+    """The shape of one row of a batch, without axes of one."""
+    return torch.Size(itertools.dropwhile(lambda n: n == 1, shape))
 
 
 def _is_tensor(constant: Constant) -> bool:
@@ -227,10 +240,8 @@ def _altered(
 
 
 def _fits(one: Constant, other: Constant) -> bool:
-    if one.value.numel() != other.value.numel():
-        return False
     loose = Origin.COMPUTED in (one.origin, other.origin)
-    return loose or _sizes(one) == _sizes(other)
+    return one.value.numel() == other.value.numel() and (loose or _sizes(one) == _sizes(other))
 
 
 def _repeated(constant: Constant, free: Sequence[Constant]) -> list[Constant]:
@@ -314,11 +325,6 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _within(name: str, module: str) -> bool:
-    """Whether a tensor is a module's own or one of a module inside it, whose weight its code may read directly."""
-    return name.startswith(f"{module}.")
-
-
 # --- A's elements, elsewhere ---------------------------------------------------------------------------------------
 
 
@@ -340,10 +346,8 @@ def _misplaced(constant: Constant, names: Sequence[str], by_name: Mapping[str, C
     same_place = constant.name == held.name and constant.value.shape == held.value.shape
     if layout == 0 or (layout is not None and not same_place):
         return None
-    value = held.value.reshape(constant.value.shape).to(torch.float64)
-    if not same_place:
-        close = _nearest(constant, held)
-        value = value if close is None else close[1]
+    close = None if same_place else _nearest(constant, held)
+    value = held.value.reshape(constant.value.shape).to(torch.float64) if close is None else close[1]
     return _changed(constant, held, value)
 
 
@@ -353,7 +357,7 @@ def _wanted(constant: Constant, names: Sequence[str], by_name: Mapping[str, Cons
     if own is not None and _fits(constant, own):
         return own.name
     module = constant.where.module
-    if not module or any(_within(n, module) for n in names):
+    if not module or any(n.startswith(f"{module}.") for n in names):  # or of a module inside it, read directly
         return None
     there = [c for n, c in by_name.items() if _module(n) == module and _sizes(c) == _sizes(constant)]
     return there[0].name if len(there) == 1 else None
@@ -377,7 +381,7 @@ def misread(
         module = step.where.module
         for name in step.stored:
             names = same.get(name, ())
-            if not module or not names or name not in mine or any(_within(n, module) for n in names):
+            if not module or not names or name not in mine or any(n.startswith(f"{module}.") for n in names):
                 continue
             own = [c for n, c in theirs.items() if _module(n) == module and _sizes(c) == _sizes(mine[name])]
             if len(own) == 1:

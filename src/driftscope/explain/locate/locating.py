@@ -144,7 +144,7 @@ class Search:
             outcome = self._try(parting, force)
             # What was forced is A's by construction: only what is computed from it says something, and its views only
             # where the pair is no guess.
-            after, views = parting.step.index, not view.guessed(parting)
+            after, views = parting.step.index, parting.paired and not view.guessed(parting)
             better = outcome is not None and (
                 outcome.healed or outcome.view.lost(after, views) < view.lost(after, views)
             )

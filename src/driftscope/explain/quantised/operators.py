@@ -13,6 +13,7 @@ import onnx
 from onnx import NodeProto, helper, numpy_helper
 
 from driftscope.errors import CannotLift
+from driftscope.explain.quantised.weights import PASSING
 
 #: The float operator of each, and how many of its inputs are triples (value, scale, zero point).
 _FLOATS = {
@@ -40,7 +41,7 @@ def taken_apart(model: onnx.ModelProto) -> onnx.ModelProto:
     CannotLift
         If the scale of a bias is not stored.
     """
-    products = _of_two_activations(model)
+    products = _of_two_values(model)
     if not products and not any(n.op_type in OPERATORS for n in model.graph.node):
         return model
     if any(a.name == "channels_last" and a.i for n in model.graph.node for a in n.attribute):
@@ -63,44 +64,67 @@ def taken_apart(model: onnx.ModelProto) -> onnx.ModelProto:
     return whole
 
 
-def _of_two_activations(model: onnx.ModelProto) -> dict[str, list[NodeProto]]:
-    """Products of integers that were both quantised while running, by the outputs of the nodes that they consist of.
+def _of_two_values(model: onnx.ModelProto) -> dict[str, list[NodeProto]]:
+    """Products of integers with two scales of their own, by the outputs of the nodes that they consist of.
 
-    A weight that is computed in the graph is one of them: ``Mul(Cast(ConvInteger(x, w)), x_scale * w_scale)``.
+    Both are quantised while running, as a weight that is computed in the graph is, or rows of stored integers, as of an
+    embedding: ``Mul(Cast(ConvInteger(x, w)), x_scale * w_scale)``.
     """
     made = {o: n for n in model.graph.node for o in n.output}
+    stored = {i.name for i in model.graph.initializer}
     readers: dict[str, list[NodeProto]] = {}
     for node in model.graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
     found: dict[str, list[NodeProto]] = {}
+    floats: dict[tuple[str, ...], str] = {}  # of integers that are read more than once
+
+    def dequantised(triple: Sequence[str], reader: NodeProto, axis: int) -> tuple[str, list[NodeProto]]:
+        key = tuple(n for n in triple if n)
+        if key in floats:
+            return floats[key], []
+        name = floats[key] = f"{key[0]} for {reader.output[0]}"
+        return name, [helper.make_node("DequantizeLinear", key, [name], reader.name, axis=axis)]
+
     for node in model.graph.node:
-        sources = [made.get(name) for name in node.input[:2]]
-        if node.op_type not in ("ConvInteger", "MatMulInteger") or any(
-            s is None or s.op_type != "DynamicQuantizeLinear" for s in sources
-        ):
+        if node.op_type == "DequantizeLinear" and node.input[0] in made:
+            first = floats.setdefault(tuple(n for n in node.input if n), node.output[0])
+            found |= {} if first == node.output[0] else {node.output[0]: [_identity(first, node)]}
+            continue
+        if node.op_type not in ("ConvInteger", "MatMulInteger") or not _both_scaled(node, made, stored):
             continue
         cast = next((r for r in readers.get(node.output[0], []) if r.op_type == "Cast"), None)
         scaled = next((r for r in readers.get(cast.output[0], []) if r.op_type == "Mul"), None) if cast else None
-        if cast is None or scaled is None:
+        both = (
+            None if cast is None or scaled is None else made.get(next(n for n in scaled.input if n != cast.output[0]))
+        )
+        if cast is None or scaled is None or both is None or both.op_type != "Mul":
             continue
-        both = made.get(next(n for n in scaled.input if n != cast.output[0]))
-        if both is None or both.op_type != "Mul":
-            continue
-        given, floats = [*node.input, "", ""], [f"{n} for {node.output[0]}" for n in node.input[:2]]
-        product = helper.make_node(node.op_type.removesuffix("Integer"), floats, node.output, node.name)
+        given, axis = [*node.input, "", ""], 0 if node.op_type == "ConvInteger" else 1
+        operands = [dequantised(triple, node, axis) for triple in zip(given[:2], both.input, given[2:4], strict=True)]
+        kind = node.op_type.removesuffix("Integer")
+        product = helper.make_node(kind, [name for name, _ in operands], node.output, node.name)
         product.attribute.extend(node.attribute)
-        triples = zip(given[:2], both.input, given[2:4], floats, strict=True)
-        found[node.output[0]] = [
-            *(
-                helper.make_node("DequantizeLinear", [n for n in (q, s, z) if n], [f], node.name)
-                for q, s, z, f in triples
-            ),
-            product,
-        ]
-        found[cast.output[0]] = [helper.make_node("Identity", [node.output[0]], cast.output, cast.name)]
-        found[scaled.output[0]] = [helper.make_node("Identity", [cast.output[0]], scaled.output, scaled.name)]
+        found[node.output[0]] = [*(part for _, parts in operands for part in parts), product]
+        found[cast.output[0]] = [_identity(node.output[0], cast)]
+        found[scaled.output[0]] = [_identity(cast.output[0], scaled)]
     return found
+
+
+def _identity(name: str, node: NodeProto) -> NodeProto:
+    return helper.make_node("Identity", [name], node.output, node.name)
+
+
+def _both_scaled(node: NodeProto, made: dict[str, NodeProto], stored: set[str]) -> bool:
+    """Whether none of the two integer tensors is a stored weight beside what was quantised while running."""
+    kinds = []
+    for name in node.input[:2]:
+        source = name
+        while source in made and made[source].op_type in PASSING:
+            source = made[source].input[0]
+        kinds.append("stored" if source in stored else made[source].op_type if source in made else "")
+    dynamic = "DynamicQuantizeLinear"
+    return kinds == [dynamic] * 2 or (kinds[0] == "stored" and kinds[1] in ("stored", dynamic))
 
 
 def _parts(

@@ -366,8 +366,10 @@ def match_joined(
                 if found is None:
                     break
                 parts.append(found)
-            # Blocks of one number each, as a tensor that was expanded has them, are no evidence either.
-            if len(parts) == pieces and any(uniform(part.constant) is None for part in parts):
+            # Blocks of one number each, as a tensor that was expanded has them, are no evidence either; of one that
+            # holds a tensor several times nothing is rounded, and how its elements are ordered is another question.
+            again = all(not f.sources and torch.equal(f.value, parts[0].value) for f in parts)
+            if len(parts) == pieces and not again and any(uniform(part.constant) is None for part in parts):
                 words = " + ".join(dict.fromkeys(f.partner for f in parts))
                 sources = tuple(s for f in parts for s in f.sources)
                 joined = torch.cat([f.value for f in parts], axis)
