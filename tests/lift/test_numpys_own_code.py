@@ -127,13 +127,42 @@ def copied_otherwise(x):
     return copied(x, small=1e-3)
 
 
+def by_writers(x, column=1):
+    gaps = np.sqrt(((x[:, None] - x[None]) ** 2).sum(-1))
+    np.fill_diagonal(gaps, np.inf)
+    np.put(gaps, [1, -1], x[0, :2])
+    np.put_along_axis(gaps, np.full((len(x), 1), 2), x[:, column : column + 1], 1)
+    np.place(gaps, gaps > np.float32(2), [3, 4, 5])
+    np.putmask(gaps, gaps < 0, np.float32(0.5))
+    gaps.sort(0)
+    np.nan_to_num(gaps, copy=False)
+    return gaps * np.float32(1.1)
+
+
+def by_positions(x):
+    gaps = np.sqrt(((x[:, None] - x[None]) ** 2).sum(-1))
+    gaps = np.where(np.eye(len(x), dtype=bool), np.inf, gaps).astype(x.dtype)
+    gaps[0, 1] = x[0, 0]
+    gaps[-1, -1] = x[0, 1]
+    gaps[:, 2] = x[:, 1]
+    large = gaps > np.float32(2)
+    gaps = np.where(large, (3 + (np.cumsum(large) - 1) % 3).reshape(gaps.shape).astype(x.dtype), gaps)
+    return np.sort(np.where(gaps < 0, np.float32(0.5), gaps), 0) * np.float32(1.1)
+
+
+def by_other_writers(x):
+    return by_writers(x, column=3)
+
+
 HONEST = [
     (polynomial, by_hand), (covariance, of_centred), (scattered, by_one_hot), (scattered, by_stretches),
     (where_large, by_counting), (slid, by_windows), (by_slices, at_once), (copied, chosen),
+    (by_writers, by_positions),
 ]  # fmt: skip
 BUGS = [
     (other_polynomial, by_hand), (covariance, of_all), (scattered, written_once), (where_large, of_another_count),
     (slid, reversed_windows), (by_slices, down), (copied_otherwise, chosen),
+    (by_other_writers, by_positions),
 ]  # fmt: skip
 
 

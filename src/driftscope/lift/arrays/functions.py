@@ -237,6 +237,13 @@ def _correlate(a: torch.Tensor, v: torch.Tensor, mode: str = "valid") -> torch.T
     return _convolve(a, v.flip(0), mode)
 
 
+def _running(name: str) -> Function:
+    def call(a: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return named(name)(a.long() if a.dtype is torch.bool else a, *args, **kwargs)
+
+    return call
+
+
 def _trapezoid(y: torch.Tensor, x: Any = None, dx: float = 1.0, axis: int = -1) -> torch.Tensor:
     steps = dx if x is None else x.diff(dim=axis if x.dim() > 1 else 0)
     pairs = y.narrow(axis, 1, y.shape[axis] - 1) + y.narrow(axis, 0, y.shape[axis] - 1)
@@ -274,6 +281,8 @@ _OWN: dict[str, Function] = {
     "numpy.ravel": lambda a, order="C": _reshape(a, -1, "C" if order == "K" and a.is_contiguous() else order),
     "numpy.convolve": _convolve,
     "numpy.correlate": _correlate,
+    "numpy.cumsum": _running("cumsum"),
+    "numpy.cumprod": _running("cumprod"),
     "numpy.polymul": _convolve,
     "numpy.quantile": _quantile("quantile"),
     "numpy.percentile": _quantile("percentile"),

@@ -21,7 +21,7 @@ from driftscope.lift.arrays.tracing import Tracer, torch_dtype
 # Methods of arrays that are functions of numpy.
 _METHODS = frozenset({
     "all", "any", "argmax", "argmin", "argsort", "cumprod", "cumsum", "diagonal", "dot", "max", "mean",
-    "min", "nonzero", "prod", "ravel", "repeat", "round", "searchsorted", "squeeze", "std", "sum", "swapaxes",
+    "min", "nonzero", "prod", "put", "ravel", "repeat", "round", "searchsorted", "squeeze", "std", "sum", "swapaxes",
     "take", "trace", "var",
 })  # fmt: skip
 
@@ -218,6 +218,10 @@ class TracedArray(NDArrayOperatorsMixin):
     def fill(self, value: Any) -> None:
         """Write one value everywhere."""
         self[...] = value
+
+    def sort(self, axis: int = -1, **kind: Any) -> None:
+        """Sort in place."""
+        self[...] = np.sort(self, axis, **kind)
 
     def __getattr__(self, name: str) -> Any:
         if name in _METHODS:

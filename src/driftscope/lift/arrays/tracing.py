@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from driftscope.errors import CannotLift, InputError
-from driftscope.lift.arrays import functions, ufuncs
+from driftscope.lift.arrays import functions, ufuncs, writing
 from driftscope.programs.arrays import array_of, is_array, tensor_of
 
 #: The operation of numpy in progress, which recorded calls are named after.
@@ -142,8 +142,12 @@ class Tracer:
 
     def function(self, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Evaluate an array function of numpy."""
-        if function is np.copyto:
-            return self._copy_into(*args, **kwargs)
+        if writing.writes(function):
+            with NamedOperation(f"numpy.{function.__name__}"):
+                self.write(*writing.written(function, args, kwargs))
+            return None
+        if function is np.nan_to_num and not (args[1] if len(args) > 1 else kwargs.pop("copy", True)):
+            return self.write(args[0], np.nan_to_num(args[0], True, *args[2:], **kwargs))
         out = kwargs.pop("out", None)
         kwargs = {k: v for k, v in kwargs.items() if v is not np._NoValue}  # what numpy's own code leaves out
         native = function(*map(_native, args), **_native(kwargs))
@@ -185,10 +189,6 @@ class Tracer:
             raise CannotLift(f"{name} gives something else when it is followed")
         # The same code on arrays laid out otherwise in memory may add in another order: the bits are numpy's own.
         return self.results(native, found.tensor if hasattr(found, "tracer") else self.tensor(native).clone())
-
-    def _copy_into(self, target: Any, values: Any, *way: Any, where: Any = True, **_casting: Any) -> None:
-        where = way[1] if len(way) > 1 else where
-        self.write(target, values if where is True else np.where(where, values, target))
 
     def write(self, out: Any, result: Any) -> Any:
         """Write a result where numpy was told to put it."""
