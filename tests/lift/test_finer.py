@@ -25,7 +25,16 @@ def one_pass(v: torch.Tensor) -> torch.Tensor:
     return (v - m) / torch.sqrt((v * v).mean(-1, keepdim=True) - m * m + 1e-5)
 
 
+def one_pass_into(v: torch.Tensor) -> torch.Tensor:
+    found = torch.zeros(8, 2)
+    found[:, 0] = (v * v).mean(-1)
+    found[:, 1] = v.mean(-1)
+    found[:, 1].square_()
+    return found[:, 0] - found[:, 1]
+
+
 REWRITINGS = {
+    "variance-in-place": (lambda v: v.var(-1, unbiased=False), one_pass_into, FAR),
     "gelu": (lambda v: F.gelu(v), lambda v: v * 0.5 * (1 + torch.erf(v / math.sqrt(2))), TAIL),
     "gelu-tanh": (
         lambda v: F.gelu(v, approximate="tanh"),

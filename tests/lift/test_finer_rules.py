@@ -18,7 +18,25 @@ from driftscope.records.verdict import Verdict
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
 Function = Callable[[torch.Tensor], torch.Tensor]
 
+
+def _written_into(v: torch.Tensor) -> torch.Tensor:
+    found, rows = torch.zeros(8, 16), v.clone()
+    found[:, ::2] = v[:, ::2] * v[:, 1::2]  # made of no input at first
+    rows[0][1:3].mul_(3.0)  # seen by the whole, and by other views
+    rows.T[5].zero_()
+    rows[1] = 0.5
+    return torch.stack((found * rows, rows.sum(0) + found))
+
+
+def _written_without_a_rule(v: torch.Tensor) -> torch.Tensor:
+    found = v.clone()
+    torch.diagonal(found).copy_(torch.linalg.pinv(v[:, :8]).diagonal())
+    return found * v
+
+
 ATTRIBUTES: dict[str, Function] = {
+    "written-into": _written_into,
+    "written-without-a-rule": _written_without_a_rule,
     "floor": lambda v: torch.div(v * 1e4, 3.0, rounding_mode="floor"),
     "trunc": lambda v: torch.div(v * 1e4, 3.0, rounding_mode="trunc"),
     "softplus-threshold": lambda v: F.softplus(v * 8, threshold=2.0),
@@ -70,7 +88,7 @@ ATTRIBUTES: dict[str, Function] = {
 
 # The float64 kernels of these have fewer digits.
 NEAR = {"polygammas": 1e-9, "normal-law": 1e-12, "incomplete-gammas": 1e-12}
-WITHOUT = ("rsub", "rounded-on-the-way", "norms")
+WITHOUT = ("rsub", "rounded-on-the-way", "norms", "written-without-a-rule")
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)

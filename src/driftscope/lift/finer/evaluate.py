@@ -19,6 +19,7 @@ import torch
 
 from driftscope.errors import CannotLift
 from driftscope.lift.finer.ends import Loosened, Lost
+from driftscope.lift.finer.written import Written
 from driftscope.lift.kept import remembered
 from driftscope.lift.outline import Outline
 from driftscope.lift.reconcile.matching import Repair
@@ -162,6 +163,7 @@ class _BallRun:
     errors: dict[str, float] = field(default_factory=dict)
     loss: Loss | None = None
     ends: Loosened = field(default_factory=Loosened)
+    written: Written = field(default_factory=Written)
 
     def __call__(self, step: Step) -> None:
         from driftscope.lift.finer import balls
@@ -170,15 +172,16 @@ class _BallRun:
         output = step.outputs[0] if step.outputs else None
         if output is None or not _is_followed(step):
             self._decide(step)
+            self.written.write(step)
             return
         name, rule = plain_name(step.operator), _rule_of(step)
         if rule is None or any(n in self.lost for n in step.input_names):
             self._lose(step)
             return
         self._spend(balls.operations(name, step))
-        inputs = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
-        given = Given(step, inputs, tuple(output.shape), dict(self.numbers))
         try:
+            inputs = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
+            given = Given(step, inputs, tuple(output.shape), dict(self.numbers))
             with np.errstate(invalid="ignore"):  # numpy looks at what a rule asked of a ball that may be any number
                 found = balls.as_balls(rule(given))
         except (NoRule, ValueError, ZeroDivisionError, IndexError, OverflowError):
@@ -188,6 +191,7 @@ class _BallRun:
             self._lose(step)
             return
         self.values[step.output_names[0]] = found
+        self.written.write(step, found)
         self.ends.keep(step, found, output)
         if step.output_names[0] not in self.ends.seen:  # what leaves its range is no matter of digits
             self._weigh(step, name, found, output)
@@ -200,11 +204,16 @@ class _BallRun:
 
     def _decide(self, step: Step) -> None:
         """Remember a comparison whose every element the balls decide as float64 does: its truth is a number then."""
+        from driftscope.lift.finer.given import NoRule
+
         compare, output = _COMPARISONS.get(plain_name(step.operator)), step.outputs[0] if step.outputs else None
         if compare is None or output is None or step.constant or any(n in self.lost for n in step.input_names):
             return
         self._spend(output.numel())
-        sides = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
+        try:
+            sides = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
+        except NoRule:
+            return
         number = step.attributes.get("other")
         sides += [np.asarray(float(number))] if len(sides) == 1 and isinstance(number, int | float) else []
         if len(sides) != 2 or sides[0] is None or sides[1] is None:
@@ -248,20 +257,30 @@ class _BallRun:
         """Forget the floats of a step; places that it picks stay what they are."""
         made = zip(step.output_names, step.outputs, strict=False)
         self.lost.update(n for n, value in made if n and (value is None or value.is_floating_point()))
+        self.written.write(step)
 
     def _balls(self, name: str, value: torch.Tensor | None) -> Balls | None:
         from driftscope.lift.finer import balls
 
-        if name in self.values:
-            return self.values[name]
         if name in self.decided and value is not None:
             return balls.ball_array(value.to(torch.float64))
-        return balls.ball_array(value) if value is not None and value.is_floating_point() else None
+        found = self.values.get(name)
+        if value is None or not value.is_floating_point():
+            return found
+        found = balls.ball_array(value) if found is None else found
+        return self.written.read(value, found) if self.written.knows(value) else found
 
     def fine(self, name: str, value: torch.Tensor | None, bits: int) -> Fine | None:
         """Round an output's balls to float64."""
-        found = self.values.get(name)
-        if found is None or value is None or name in self.lost:
+        from driftscope.lift.finer.given import NoRule
+
+        if value is None or name in self.lost or not (name in self.values or self.written.knows(value)):
+            return None
+        try:
+            found = self._balls(name, value)
+        except NoRule:
+            return None
+        if found is None:
             return None
         flat, held = list(found.reshape(-1)), value.reshape(-1).tolist()
         known = [ball.is_finite() for ball in flat]

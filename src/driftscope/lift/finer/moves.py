@@ -104,6 +104,10 @@ def _picked(along: bool) -> Callable[[Given], Balls]:
     return rule
 
 
+def _written(value: Callable[[Given], Balls]) -> Callable[[Given], Balls]:
+    return lambda g: np.asarray(np.broadcast_to(value(g), g.shape), dtype=object)
+
+
 def _rolled(g: Given) -> Balls:
     shifts, dims = g.attribute("shifts"), g.attribute("dims")
     if not shifts or not dims:
@@ -127,5 +131,7 @@ MOVES: dict[str, Callable[[Given], Balls]] = {
     "diag_embed": _on_diagonal, "diagonal": _diagonal, "stack": _stacked, "flip": _flipped, "masked_fill": _filled,
     "expand": _expanded, "select": _selected, "slice": _sliced, "cat": _joined, "concat": _joined,
     "roll": _rolled, "repeat": _repeated, **dict.fromkeys(("gather", "gatherelements"), _picked(True)),
-    "index_select": _picked(False),
+    "index_select": _picked(False), "copy": _written(lambda g: g.real(1)),
+    "fill": _written(lambda g: np.asarray(g.other("value"), dtype=object)),
+    "zero": _written(lambda g: np.asarray(flint.arb(0), dtype=object)),
 }  # fmt: skip
