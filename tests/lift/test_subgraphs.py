@@ -395,7 +395,15 @@ def _at_once(x: torch.Tensor, bug: int = 0) -> torch.Tensor:
     return torch.tanh(x + torch.sin(numbers[None] / 20 * (numbers[:, None] + 1e-4 * bug))) @ x
 
 
+def _windows(dtype: torch.dtype, bug: int = 0) -> torch.Tensor:
+    rows = [torch.hamming_window(8, dtype=dtype), torch.blackman_window(8, dtype=dtype)]
+    steps = [torch.fft.fftfreq(8, d=0.3, dtype=dtype), torch.fft.rfftfreq(14, d=0.3, dtype=dtype)]
+    powers = torch.vander(torch.linspace(0, 1 + 1e-4 * bug, 8, dtype=dtype), 4)  # written into what was not set
+    return torch.cat([torch.stack(rows + steps), powers.T]).float()
+
+
 SPELLINGS = {
+    "windows": (lambda x: x @ _windows(torch.float64), lambda x, bug=0: x @ _windows(torch.float32, bug)),
     "written into slices": (lambda x: x @ _positions_stacked(), lambda x, bug=0: x @ _positions_written(bug)),
     "complex rotations": (_turned_in_parts, lambda x, bug=0: _turned(x, -1.0 if bug else 1.0)),
     "a table of the other's bits, transposed": (_by_rows, _at_once),

@@ -20,6 +20,10 @@ _pack_padded_sequence _pad_packed_sequence lift diag_backward unfold_backward ma
 zeros ones eye new_zeros new_ones ones_like _new_zeros_with_same_feature_meta
 broadcast_in_dim collapse collapse_view copy_strided device_put rev split_dim view_of
 """
+# Their content is nobody's: zeros, until it is written.
+_UNWRITTEN = """
+empty empty_like empty_strided new_empty new_empty_strided
+"""
 _SELECTIONS = """
 abs neg relu relu6 clamp clamp_min clamp_max clip minimum maximum fmin fmax hardtanh amax amin aminmax _foreach_abs
 threshold_backward _foreach_neg _foreach_maximum _foreach_minimum _foreach_clamp_min _foreach_clamp_max
@@ -64,6 +68,7 @@ float_power angle erfinv affine_grid_generator native_norm cross_entropy_loss lo
 _foreach_exp _foreach_norm _foreach_pow _foreach_log _foreach_tanh _foreach_sigmoid _foreach_sin _foreach_cos
 binary_cross_entropy_backward mse_loss_backward smooth_l1_loss_backward huber_loss_backward _ctc_loss_backward
 linspace logspace infinitely_differentiable_gelu_backward hann_window cosine_embedding_loss stft istft
+hamming_window blackman_window bartlett_window kaiser_window fft_fftfreq fft_rfftfreq range
 """
 
 # Of these, kernels whose error is what rounded operands would make: the condition of the problem decides its size.
@@ -78,7 +83,8 @@ BACKWARD_NAMES = frozenset(_BACKWARD.split())
 # Eigenvalues of a matrix without symmetry have a condition of their own.
 EIGENVALUE_NAMES = frozenset({"linalg_eig", "_linalg_eigvals", "linalg_eigvals"})
 
-EXACT_NAMES = frozenset((_MOVES + _SELECTIONS).split())
+UNWRITTEN_NAMES = frozenset(_UNWRITTEN.split())
+EXACT_NAMES = frozenset((_MOVES + _UNWRITTEN + _SELECTIONS).split())
 ROUND_NAMES = frozenset(_ROUNDED.split())
 SUM_NAMES = frozenset(_SUMS.split())
 FUNCTION_NAMES = frozenset(_FUNCTIONS.split())

@@ -33,6 +33,7 @@ from driftscope.lift.torch.ops.kinds import (
     FUNCTION_NAMES,
     ROUND_NAMES,
     SUM_NAMES,
+    UNWRITTEN_NAMES,
 )
 from driftscope.lift.torch.ops.registry import FORMULAS, RULES, Outputs, Rule
 
@@ -108,6 +109,8 @@ def by_kernel(call: Call) -> tuple[Outputs, Rounding]:
             args[position] = args[position].clone()
             written.append(args[position])
     outputs = tensors_in(call.function(*args, **kwargs))
+    if call.facts.name in UNWRITTEN_NAMES:
+        outputs = [None if made is None else torch.zeros_like(made) for made in outputs]
     if call.facts.name in ("linalg_cross", "cross"):
         rounding = Rounding(Kind.ROUND, parts=lambda: _crossed(call, *args[:2]))
     elif call.facts.name in BACKWARD_NAMES and not written:
