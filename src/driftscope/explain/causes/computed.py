@@ -16,7 +16,7 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.exact_parts import parted, peers_of
 from driftscope.explain.locate.fingerprints import Trail, Visited
-from driftscope.explain.locate.operators import family
+from driftscope.explain.locate.operators import MOVES, family
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
 from driftscope.lift.reconcile.matching import Repair, as_stored, uniform
@@ -31,6 +31,9 @@ _MOST = 6
 
 # Drift that deep programs make in float64, and the share of what was that may be left of it.
 _DEEP, _LEFT = 1e-10, 1e-3
+
+# Share of what a constant is apart at its end from which on a step is no longer rounding.
+_SHARE = 0.1
 
 # Terms up to this keep a divisor or a root from zero.
 _SMALL = 1e-5
@@ -60,21 +63,27 @@ class OtherIndices:
 
 
 @dataclass(slots=True)
-class _IntegerTrail:
-    """A trail that keeps the integers every step reads."""
+class _ValueTrail:
+    """A trail that keeps the integers every step reads, and the floats it makes."""
 
     trail: Trail
     integers: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    floats: dict[int, torch.Tensor] = field(default_factory=dict)  # by the index of the step
 
     def __call__(self, step: Step) -> list[torch.Tensor | None] | None:
         step.constant = False
         read = [v for v in step.inputs if v is not None and not v.dtype.is_floating_point and v.numel()]
         self.integers[step.name] = [v.detach().cpu().clone() for v in read]
+        made = step.outputs[0] if step.outputs else None
+        if made is not None and made.dtype.is_floating_point:
+            self.floats[step.index] = made.detach().cpu().to(torch.float64)
         return self.trail(step)
 
 
-def other_indices(a: Lifted, b: Lifted, change: ChangedWeight) -> OtherIndices | None:
+def other_indices(a: Lifted, b: Lifted, change: ChangedWeight) -> tuple[OtherIndices | None, Visited | None]:
     """The step of a computed constant that looks up other positions than A's does; None where it is another thing.
+
+    Second is the step from which on B computes another constant, as far as that is known.
 
     Parameters
     ----------
@@ -83,25 +92,45 @@ def other_indices(a: Lifted, b: Lifted, change: ChangedWeight) -> OtherIndices |
         A constant of B that is not A's.
     """
     if change.partner.origin is not Origin.COMPUTED:
-        return None
+        return None, None
     if change.constant.origin is not Origin.COMPUTED:
-        return _stored_rows(a, change)
+        return _stored_rows(a, change), None
     of_a, of_b = _watched(a), _watched(b)
     mine = parted(of_b.trail, change.constant.name, of_a.trail)
     theirs = parted(of_a.trail, change.partner.name, of_b.trail)
     if mine is None or theirs is None:
-        return None
+        return None, None
     # Integers that are scaled or counted with are numbers, and no positions.
     for step, peer in (pair for pair in peers_of(mine, theirs) if all(family(s.operator) == "gather" for s in pair)):
         pairs = list(zip(of_b.integers.get(step.name, ()), of_a.integers.get(peer.name, ()), strict=False))
         for given, wanted in pairs:
             if given.numel() == wanted.numel() and not torch.equal(given.reshape(-1), wanted.reshape(-1)):
-                return OtherIndices(step, _maker(of_b.trail, step), _words(given), _words(wanted))
-    return None
+                return OtherIndices(step, _maker(of_b.trail, step), _words(given), _words(wanted)), None
+    return None, _first_other(mine.piece, theirs.piece, of_b.floats, of_a.floats)
 
 
-def _watched(graph: Lifted) -> _IntegerTrail:
-    watch = _IntegerTrail(Trail(frozenset(), graph.kind == "torch"))
+def _first_other(
+    mine: Sequence[Visited],
+    theirs: Sequence[Visited],
+    own: Mapping[int, torch.Tensor],
+    meant: Mapping[int, torch.Tensor],
+) -> Visited | None:
+    """The first step of B's piece that is as far from all of A's values as its end is: before, numbers are rounded."""
+    values = [meant[s.index].reshape(-1) for s in theirs if s.index in meant]
+    if not values or mine[-1].index not in own:
+        return None
+
+    def apart(step: Visited) -> float:
+        value = own[step.index].reshape(-1)
+        gaps = (torch.linalg.vector_norm(value - v) for v in values if v.numel() == value.numel())
+        return min(map(float, gaps), default=math.inf) / (float(torch.linalg.vector_norm(value)) or 1.0)
+
+    computed = [s for s in mine if s.index in own and family(s.operator) not in MOVES]
+    return next((s for s in computed if apart(s) >= _SHARE * apart(mine[-1])), None)
+
+
+def _watched(graph: Lifted) -> _ValueTrail:
+    watch = _ValueTrail(Trail(frozenset(), graph.kind == "torch"))
     with contextlib.suppress(CannotLift, DriftscopeError):
         graph.constant_values(observe=watch)
     return watch

@@ -286,10 +286,10 @@ class _Case:
     ) -> Finding:
         if place is not None and not more:
             self.placed.append(change)
-        moved = None if self.a is None or self.b is None else other_indices(self.a, self.b, change)
+        moved, first = (None, None) if self.a is None or self.b is None else other_indices(self.a, self.b, change)
         if moved is not None:
             return self.tell.index(change, moved)
-        return self.tell.weight(change, place, more)
+        return self.tell.weight(change, place, more, first)
 
     # -- places -------------------------------------------------------------------------------------------------
 

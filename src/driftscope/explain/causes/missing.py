@@ -226,10 +226,9 @@ def ended(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason
     if first is None:
         return None
     works, values = trials.as_in_a(step.outputs[0], other.outputs[0])
-    if not works:
-        return None
     words = f"what {step.name} gives stays as it is, where A computes {way_words(first, other)} of it"
-    return Reason(words, f"Compute {way_words(first, other)} there, as A does.", True, values=values)
+    fix = f"Compute {way_words(first, other)} there, as A does."
+    return Reason(words, fix, True, values=values) if works else None
 
 
 def _gives(step: Visited | None, value: Sketch | None) -> bool:
@@ -358,7 +357,8 @@ def computed_there(
     """
     step = parting.step
     mine, telling = _both_ways(parting, theirs, trials, _MOST_OF_A)
-    if [family(s.operator) for s in mine] == [family(s.operator) for s in telling] and _kind(step) in ("add", "mul"):
+    one, other = ([family(s.operator) for s in some] for some in (mine or [step], telling))
+    if one == other and _kind(step) in MOVES | {"add", "mul"}:
         return None  # of the same values that gives the same: it is given others
     ends = trials.ends() if telling and not len(mine) > 1 < len(telling) else None
     if ends is None or not trials.healed({step.outputs[0]: ends[1]}):

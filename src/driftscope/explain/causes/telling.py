@@ -66,9 +66,10 @@ class Telling:
         return "" if lifted is None or lifted != lifted else f"; {left}the program's output is off by {share(lifted)}"
 
     def weight(
-        self, change: ChangedWeight, place: TriedPlace | None = None, more: Sequence[ChangedWeight] = ()
-    ) -> Finding:
-        """Say of a stored tensor that it is not the other program's."""
+        self, change: ChangedWeight, place: TriedPlace | None = None, more: Sequence[ChangedWeight] = (),
+        first: Visited | None = None,
+    ) -> Finding:  # fmt: skip
+        """Say of a tensor that it is not the other program's; ``first`` is where its computation begins to be other."""
         constant, partner = change.constant, change.partner
         owner = partner.name.rpartition(".")[0] or None
         own, theirs = (partner.where, constant.where) if self.of_a else (constant.where, partner.where)
@@ -77,6 +78,7 @@ class Telling:
             output=self.output.path, node=own.node, operator=own.operator, module=own.module or owner,
             file=source.file, line=source.line, expression=source.expression,
         )  # fmt: skip
+        where = where if first is None or self.of_a else where_of(first, None, self.output.path)
         words = change.alteration.words
         names = constant.name, f"the reference's {partner.name}"
         if self.of_a:

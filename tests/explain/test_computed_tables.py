@@ -1,0 +1,50 @@
+"""A table that a program computes from no input, computed otherwise: the step is named, and not who reads the table."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from onnx import ModelProto, numpy_helper, parser
+from torch import Tensor
+
+import driftscope as ds
+from driftscope.records.verdict import Verdict
+
+DRAWN = torch.Generator().manual_seed(0)
+PLACES, FIRST, SHIFT, LAST = (torch.randn(n, generator=DRAWN) for n in ((7, 2), (2, 32), (32,), (32, 6)))
+
+
+def biased(x: Tensor) -> Tensor:
+    """Adds a bias that a small network computes from positions."""
+    return (x + 16 * torch.sigmoid(torch.relu(PLACES @ FIRST + SHIFT) @ LAST)).tanh()
+
+
+def file(function: str = "Sigmoid", scale: float = 16.0, weight: float = 1.0) -> ModelProto:
+    """The same in a file that stores its first product, rounded to float32."""
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 20]> g (float[3,7,6] x) => (float[a,b,c] y) { p = Add(w, b) r = Relu(p)'
+        f" m = MatMul(r, v) s = {function}(m) t = Mul(s, k) h = Add(x, t) y = Tanh(h) }}"
+    )
+    first = FIRST.clone()
+    first[1, 3] *= weight
+    held = {"w": (PLACES @ first).numpy(), "b": SHIFT.numpy(), "v": LAST.numpy(), "k": np.float32(scale)}
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in held.items())
+    return model
+
+
+def test_the_same_table_is_the_same_function() -> None:
+    x = (torch.randn(3, 7, 6, generator=DRAWN) / 10,)
+    for pair in ((biased, file()), (file(), biased)):
+        assert ds.compare(*pair, x).verdict in (Verdict.IDENTICAL, Verdict.ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("other", "node"),
+    [({"function": "HardSigmoid"}, "HardSigmoid_3"), ({"scale": 15.9}, "Mul_4"), ({"weight": 1.1}, "Add_0")],
+)
+def test_the_step_from_which_a_table_is_another_one_is_the_place(other: dict, node: str) -> None:
+    c = ds.compare(biased, file(**other), (torch.randn(3, 7, 6, generator=DRAWN) / 10,))
+    assert c.verdict is Verdict.DIFFERENT
+    assert c.first.where.node == node
+    assert c.first.verified
