@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from onnx import ModelProto, numpy_helper, parser
-from torch import Tensor
+from torch import Tensor, nn
 
 import driftscope as ds
 from driftscope.records.verdict import Verdict
@@ -48,3 +48,34 @@ def test_the_step_from_which_a_table_is_another_one_is_the_place(other: dict, no
     assert c.verdict is Verdict.DIFFERENT
     assert c.first.where.node == node
     assert c.first.verified
+
+
+class Timed(nn.Module):
+    """Adds what two layers make of one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.time = nn.Sequential(nn.Linear(4, 16), nn.SiLU(), nn.Linear(16, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.time(torch.ones(1, 4))).tanh()
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_table_that_only_one_side_computes_is_placed_where_it_is_computed(swapped: bool) -> None:
+    module, x = Timed().eval(), (torch.randn(3, 6, generator=DRAWN),)
+    with torch.no_grad():
+        table = module.time(torch.ones(1, 4))
+    verdicts = []
+    for factor in (1.0, 1.1):
+        table[0, 2] *= factor
+        other = parser.parse_model(
+            '<ir_version: 9, opset_import: ["": 20]> g (float[3,6] x) => (float[a,b] y) { h = Add(x, t) y = Tanh(h) }'
+        )
+        other.graph.initializer.append(numpy_helper.from_array(table.numpy(), "t"))
+        c = ds.compare(*((other, module) if swapped else (module, other)), x)
+        verdicts.append(c.verdict)
+    assert verdicts[0] in (Verdict.IDENTICAL, Verdict.ROUNDING)
+    assert verdicts[1] is Verdict.DIFFERENT
+    assert c.first.where.module == "time.2"

@@ -83,7 +83,8 @@ class _ValueTrail:
 def other_indices(a: Lifted, b: Lifted, change: ChangedWeight) -> tuple[OtherIndices | None, Visited | None]:
     """The step of a computed constant that looks up other positions than A's does; None where it is another thing.
 
-    Second is the step from which on B computes another constant, as far as that is known.
+    Second is the step from which on B computes another constant, or makes it; where B stores it, the one that makes
+    A's.
 
     Parameters
     ----------
@@ -92,9 +93,9 @@ def other_indices(a: Lifted, b: Lifted, change: ChangedWeight) -> tuple[OtherInd
         A constant of B that is not A's.
     """
     if change.partner.origin is not Origin.COMPUTED:
-        return None, None
+        return None, _made(_watched(b), change.constant.name) if change.constant.origin is Origin.COMPUTED else None
     if change.constant.origin is not Origin.COMPUTED:
-        return _stored_rows(a, change), None
+        return _stored_rows(a, change)
     of_a, of_b = _watched(a), _watched(b)
     mine = parted(of_b.trail, change.constant.name, of_a.trail)
     theirs = parted(of_a.trail, change.partner.name, of_b.trail)
@@ -136,20 +137,24 @@ def _watched(graph: Lifted) -> _ValueTrail:
     return watch
 
 
-def _stored_rows(a: Lifted, change: ChangedWeight) -> OtherIndices | None:
+def _stored_rows(a: Lifted, change: ChangedWeight) -> tuple[OtherIndices | None, Visited | None]:
     """A lookup that an exporter carried out: the stored rows are those of A's table, at other positions."""
     watch = _watched(a)
-    reader = next((s for s in watch.trail.steps if change.partner.name in s.outputs), None)
+    reader = _made(watch, change.partner.name)
     if reader is None or family(reader.operator) != "gather":
-        return None
+        return None, reader
     indices, mine = watch.integers.get(reader.name, []), change.constant.value
     for table in (c for c in a.constants() if c.value.ndim == 2 and c.value.shape[-1] == mine.shape[-1]):
         # By a number that nearly always tells rows apart, then by the rows themselves.
         rows, held = table.value.to(torch.float64).cpu(), mine.reshape(-1, mine.shape[-1]).to(torch.float64).cpu()
         found = (rows[:, 0] - held[:, :1]).abs().argmin(1)
         if indices and torch.equal(rows[found], held) and not torch.equal(found, indices[0].reshape(-1)):
-            return OtherIndices(None, _maker(watch.trail, reader), _words(found), _words(indices[0]), table.name)
-    return None
+            return OtherIndices(None, _maker(watch.trail, reader), _words(found), _words(indices[0]), table.name), None
+    return None, reader
+
+
+def _made(watch: _ValueTrail, name: str) -> Visited | None:
+    return next((s for s in watch.trail.steps if name in s.outputs), None)
 
 
 def _maker(trail: Trail, step: Visited) -> Visited:

@@ -16,7 +16,7 @@ from driftscope.explain.locate.divergence import View
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.locating import TriedPlace
 from driftscope.lift.reconcile.matching import uniform
-from driftscope.lift.steps import Constant
+from driftscope.lift.steps import Constant, Origin
 from driftscope.records.finding import Finding, Where
 from driftscope.records.first_line import share
 from driftscope.records.kinds.output import OutputRecord
@@ -69,7 +69,7 @@ class Telling:
         self, change: ChangedWeight, place: TriedPlace | None = None, more: Sequence[ChangedWeight] = (),
         first: Visited | None = None,
     ) -> Finding:  # fmt: skip
-        """Say of a tensor that it is not the other program's; ``first`` is where its computation begins to be other."""
+        """Say of a tensor that it is not the other program's; ``first`` is where it is computed, here or else there."""
         constant, partner = change.constant, change.partner
         owner = partner.name.rpartition(".")[0] or None
         own, theirs = (partner.where, constant.where) if self.of_a else (constant.where, partner.where)
@@ -78,7 +78,10 @@ class Telling:
             output=self.output.path, node=own.node, operator=own.operator, module=own.module or owner,
             file=source.file, line=source.line, expression=source.expression,
         )  # fmt: skip
-        where = where if first is None or self.of_a else where_of(first, None, self.output.path)
+        if first is not None and not self.of_a:
+            here = constant.origin is Origin.COMPUTED
+            module = first.where.module or where.module
+            where = where_of(first, None, self.output.path) if here else replace(where, module=module)
         words = change.alteration.words
         names = constant.name, f"the reference's {partner.name}"
         if self.of_a:
