@@ -54,6 +54,7 @@ def explained(a: Lifted, b: Lifted) -> tuple[list[TriedPlace], Reason | None]:
     trials = Trials(
         lambda replace: search.piece_heals(first, replace, {}),
         lambda name, source: search.piece_heals(first, {}, {name: search.runs_b.values((source,), {})[source]}),
+        tried=first.tried,
     )
     return places, cause_of(first.parting, theirs, (a.constants(), b.constants()), trials)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from onnx import numpy_helper, parser
 
 import driftscope as ds
@@ -204,3 +205,59 @@ def test_an_input_that_the_reference_never_reads_is_the_other_wire():
     first = ds.compare(a, b, {"x": numbers(4, 6, seed=1), "z": numbers(4, 6, seed=2)}, isolate=False).first
     assert "it reads z where MatMul in A reads n" in first.why
     assert first.verified
+
+
+def placed_by_rows(pose, p):
+    return (torch.cat([p, torch.ones_like(p[:, :1])], -1) @ pose.T)[:, :3]
+
+
+def placed_apart(pose, p):
+    return np.einsum("ij,nj->ni", pose[:3, :3], p) + pose[3, :3]
+
+
+def edges(x):
+    kernel = torch.tensor([[-1.0, 0, 1], [-2, 0, 2], [-1, 0, 1]])
+    y = torch.nn.functional.conv2d(x[None, None], torch.stack([kernel, kernel.T])[:, None])[0]
+    return torch.sqrt((y**2).sum(0) + 1e-6)
+
+
+def edges_by_slices(x):
+    across = (x[:-2, 2:] + 2 * x[1:-1, 2:] + x[2:, 2:]) - (x[:-2, :-2] + 2 * x[1:-1, :-2] + x[2:, :-2])
+    down = (x[2:, :-2] + x[2:, 1:-1] + x[2:, 2:]) - (x[:-2, :-2] + 2 * x[:-2, 1:-1] + x[:-2, 2:])
+    return np.sqrt(across * across + down * down + 1e-6)
+
+
+def neighbours(x, last=-1):
+    return np.roll(x, 1, 0) + np.roll(x, -1, 0) + np.roll(x, 1, 1) + np.roll(x, last, 1) - 4 * x
+
+
+def orthogonal(x, first=None):
+    found = np.zeros_like(x)
+    for k in range(x.shape[1]):
+        rest = x[:, k] - found[:, :k] @ (found[:, :k].T @ x[:, k if first is None else first])
+        found[:, k] = rest / np.linalg.norm(rest)
+    return found
+
+
+POSE = (numbers(4, 4), numbers(6, 3))
+UNTRUE = {
+    "what a guessed counterpart reads": (placed_by_rows, placed_apart, POSE, "reads in["),
+    "the only image of a batch": (edges, edges_by_slices, (numbers(8, 9),), "unchanged"),
+    "another turn": (neighbours, lambda x: neighbours(x, 1), (numbers(6, 8),), "of it first"),
+    "a view that both have": (orthogonal, lambda x: orthogonal(x, 0), (numbers(6, 3),), " through "),
+}
+
+
+@pytest.mark.parametrize("case", UNTRUE)
+def test_what_is_not_so_is_not_told(case):
+    a, b, given, words = UNTRUE[case]
+    for one, other in ((a, b), (b, a)):
+        found = ds.compare(one, other, tuple(map(torch.from_numpy, given)))
+        assert str(found.verdict) == "DIFFERENT"
+        assert not [f.why for f in found.findings if words in f.why]
+
+
+def test_a_vector_that_is_read_across_where_it_is_read_along_is_told():
+    one, other = numbers(5, 5), np.abs(numbers(5)) + 1
+    found = ds.compare(lambda x, m: m / np.exp(x), lambda x, m: m[:, None] / np.exp(x), (one, other))
+    assert "through unsqueeze" in found.first.why

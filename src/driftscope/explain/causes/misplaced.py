@@ -10,12 +10,13 @@ import torch
 from driftscope.explain.causes.rewiring import Reason, Trials
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary
-from driftscope.explain.locate.operators import MOVES, family
+from driftscope.explain.locate.operators import MOVES, TURNS, family
 from driftscope.lift.steps import Constant
 
 # Steps before a piece that are looked through, and pairs of values that are tried.
 _NEAR = 40
 _MOST_TRIALS = 8
+_MOST_TURNS = 3
 # What is folded into the layer behind it.
 _FOLDED = frozenset({"linear", "conv", "batchnorm", "mul", "div", "add", "sub"})
 # torch's gates by letter, and ONNX's order of them: https://onnx.ai/onnx/operators/onnx__LSTM.html, onnx__GRU.html
@@ -84,7 +85,7 @@ def exchanged_results(parting: Parting, trials: Trials) -> Reason | None:
     return None
 
 
-def passed_through(parting: Parting) -> Reason | None:
+def passed_through(parting: Parting, trials: Trials) -> Reason | None:
     """A step of the piece through which it reads what A reads as it is; of other sizes, so that it cannot be left."""
     other = parting.counterpart
     # One operator that A computes in many steps' place is computed from its values through all of them.
@@ -92,10 +93,47 @@ def passed_through(parting: Parting) -> Reason | None:
     wanted = [t for _, t in _read(other)] if alike and other is not None else []
     for step in (s for s in parting.piece if family(s.operator) not in _FOLDED | {"cast"}):
         for name, taken in _read(step) if set(step.outputs) & set(parting.step.inputs) else ():
-            if other is not None and any(taken.agrees(t) for t in wanted):
+            alike = any(taken.agrees(t) for t in wanted)
+            # A may have the same step, by another name.
+            if other is not None and alike and not _is_read_by(other, trials.captured(step.outputs[:1]), trials):
                 words = f"it reads {name} through {step.name} ({step.operator}), and {other.operator} in A as it is"
                 return Reason(words, f"Remove {step.name}; let {parting.step.name} read {name}.", None, step)
     return None
+
+
+def skipped(parting: Parting, trials: Trials) -> Reason | None:
+    """A step of A between a value and the piece that reads it, where the piece reads the value as it was before."""
+    step, other = parting.step, parting.counterpart
+    if other is None or family(step.operator) != family(other.operator):
+        return None
+    for name, own, wanted, meant in zip(step.inputs, step.taken, other.inputs, other.taken, strict=False):
+        if own is None or meant is None or own.same(meant) or own.count != meant.count:
+            continue
+        maker = trials.theirs.get(wanted)
+        for _ in range(_MOST_TURNS):
+            if maker is None or not maker.inputs:
+                break
+            taken, made = [t for t in maker.taken if t is not None], maker.sketches[0]
+            same = any(t.same(own) for t in taken)
+            changes = made is not None and not any(t.same(made) for t in taken)  # a copy of a view does not
+            before = same or (family(maker.operator) in TURNS and any(t.agrees(own) for t in taken))
+            works, values = trials.as_in_a(name, wanted) if before and changes else (False, {})
+            if works:
+                words = f"it reads {name} as it is, where A computes {maker.name} ({maker.operator}) of it first"
+                fix = f"Compute {maker.operator} of {name} before {step.name}, as A does."
+                if not same:  # of the same elements, which may stand elsewhere already
+                    words = f"{step.name} reads the elements that {other.operator} in A reads, in another order"
+                    fix = f"Lay them out as A does before {step.name}."
+                return Reason(words, fix, True, values=values)
+            maker = trials.theirs.get(maker.inputs[0]) if family(maker.operator) in TURNS else None
+    return None
+
+
+def _is_read_by(other: Visited | None, values: Mapping[str, torch.Tensor], trials: Trials) -> bool:
+    """Whether a step of A reads one of these values of B, in the same shape and whatever order."""
+    read = trials.values_a(() if other is None else [n for n in other.inputs if n]).values()
+    pairs = ((x, y.to(x)) for x, y in itertools.product(values.values(), read) if x.shape == y.shape)
+    return any(torch.allclose(x.flatten().sort()[0], y.flatten().sort()[0], rtol=1e-9) for x, y in pairs)
 
 
 def folded_in(wire: Reason, trials: Trials) -> bool:

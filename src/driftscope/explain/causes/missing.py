@@ -16,7 +16,7 @@ from driftscope.explain.causes.counterparts import read_as_often
 from driftscope.explain.causes.rewiring import Reason, Trials, idle
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary
-from driftscope.explain.locate.operators import MOVES, family
+from driftscope.explain.locate.operators import MOVES, TURNS, family
 from driftscope.lift.steps import Constant, plain_name
 from driftscope.records.user_code import written
 
@@ -26,8 +26,6 @@ _SAME = 1e-6
 _MOST_CONSTANTS, _MOST_STEPS, _MOST_TRIALS = 64, 3, 6
 # Steps of A that together may stand for one of B, and for several of B.
 _MOST_OF_A, _MOST_OF_BOTH = 12, 32
-# Steps that put elements elsewhere and nothing more, beside those that only view them.
-_TURNS = MOVES | {"flip", "roll", "slice", "permute"}
 
 #: Functions of one value that are taken for one another, by ONNX's names where it has one.
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -107,7 +105,7 @@ def turned(parting: Parting, trials: Trials) -> Reason | None:
     for name in boundary(parting.piece):
         maker = trials.makers.get(name)
         for _ in range(_MOST_STEPS):
-            if maker is None or family(maker.operator) not in _TURNS or not maker.inputs:
+            if maker is None or family(maker.operator) not in TURNS or not maker.inputs:
                 break
             given, made = maker.taken[0] if maker.taken else None, maker.sketches[0]
             alike = given is not None and made is not None and given.count == made.count and not given.same(made)
@@ -116,30 +114,6 @@ def turned(parting: Parting, trials: Trials) -> Reason | None:
                 fix = f"Remove {maker.name}; let what reads {maker.outputs[0]} read {maker.inputs[0]}."
                 return Reason(words, fix, True, maker)
             maker = trials.makers.get(maker.inputs[0])
-    return None
-
-
-def skipped(parting: Parting, trials: Trials) -> Reason | None:
-    """A step of A between a value and the piece that reads it, where the piece reads the value as it was before."""
-    step, other = parting.step, parting.counterpart
-    if other is None or family(step.operator) != family(other.operator):
-        return None
-    for name, own, wanted, meant in zip(step.inputs, step.taken, other.inputs, other.taken, strict=False):
-        if own is None or meant is None or own.same(meant) or own.count != meant.count:
-            continue
-        maker = trials.theirs.get(wanted)
-        for _ in range(_MOST_STEPS):
-            if maker is None or not maker.inputs:
-                break
-            taken, made = [t for t in maker.taken if t is not None], maker.sketches[0]
-            changes = made is not None and not any(t.same(made) for t in taken)  # a copy of a view does not
-            before = any(t.same(own) or (t.agrees(own) and family(maker.operator) in _TURNS) for t in taken)
-            works, values = trials.as_in_a(name, wanted) if before and changes else (False, {})
-            if works:
-                words = f"it reads {name} as it is, where A computes {maker.name} ({maker.operator}) of it first"
-                fix = f"Compute {maker.operator} of {name} before {step.name}, as A does."
-                return Reason(words, fix, True, values=values)
-            maker = trials.theirs.get(maker.inputs[0]) if family(maker.operator) in _TURNS else None
     return None
 
 

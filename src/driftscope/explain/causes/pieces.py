@@ -73,6 +73,7 @@ def _cause(
 ) -> Reason | None:
     peers = functools.cache(trials.peers)
     wire = rewiring.wire(parting, trials.makers)
+    seen = wire if trials.tried else None  # what a guessed counterpart reads says nothing
     detour = rewiring.detour(parting, theirs, trials.makers)
     return (
         _attribute(parting, theirs, trials)
@@ -99,18 +100,18 @@ def _cause(
         or _tried(_connected(wire, trials))
         or misplaced.exchanged_values(parting, trials)
         or missing.lacking(parting, theirs, trials)
-        or _connected(wire, trials)
+        or _connected(seen, trials)
         or rewiring.extra(parting, theirs, trials)
         or missing.several(parting, theirs, trials)
         or _solved(parting, constants, trials)
         or missing.factor(parting, trials)
         or _tried(_connected(detour, trials))
         or misplaced.order(parting, theirs, trials)
-        or misplaced.passed_through(parting)
+        or misplaced.passed_through(parting, trials)
         or rewiring.mended(rewiring.handed_on(parting, theirs, trials.makers), theirs, trials)
-        or missing.skipped(parting, trials)
+        or misplaced.skipped(parting, trials)
         # What it reads is a fact, and with something else no cure.
-        or (None if wire is None or misplaced.folded_in(wire, trials) else replace(wire, fix="", reads=None))
+        or (None if seen is None or misplaced.folded_in(seen, trials) else replace(seen, fix="", reads=None))
         # Where a piece begins to read other values is a place, and no cause.
         or (None if detour is None else replace(detour, why="", fix="", reads=None))
     )

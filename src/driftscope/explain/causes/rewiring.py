@@ -12,7 +12,7 @@ import torch
 from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary, common_values
-from driftscope.explain.locate.operators import MOVES, family
+from driftscope.explain.locate.operators import MOVES, PICKS, family
 from driftscope.lift.steps import Constant, Lifted
 from driftscope.records.finding import Where
 
@@ -393,6 +393,6 @@ def idle(step: Visited) -> bool:
         return True
     made = step.sketches[0]
     # A mask may let everything pass.
-    if made is None or made.plain or family(step.operator) in MOVES | {"where"} or step.stored:
+    if made is None or made.plain or family(step.operator) in MOVES | PICKS or step.stored:
         return False  # nor does a bias of zeros or a factor of one say more than that
     return any(t is not None and t.same(made) for t in step.taken)

@@ -62,6 +62,10 @@ _SAME_PIECE = {
 _FAMILY = {member: family for family, members in _SAME_PIECE.items() for member in members}
 # Pieces that only move elements: which of them stand where is the exporter's taste.
 MOVES = frozenset({"view", "transpose", "expand", "unsqueeze", "squeeze", "cast", "expand_as", "as_strided"})
+#: What takes some of the numbers, and may take all: the only channel, both parts of a complex number, by a mask.
+PICKS = frozenset({"where", "select", "slice", "gather", "index", "index_select", "view_as_real", "view_as_complex"})
+#: Moves, and what puts elements elsewhere or leaves some out.
+TURNS = MOVES | {"flip", "roll", "slice", "permute"}
 
 
 @functools.cache
