@@ -239,9 +239,27 @@ def orthogonal(x, first=None):
     return found
 
 
+def scan(x, decay):
+    state, found = torch.zeros_like(x[:, 0]), []
+    for k in range(x.shape[1]):
+        state = decay[:, k] * state + x[:, k]
+        found.append(state)
+    return torch.stack(found, 1)
+
+
+def scan_by_halves(x, decay):
+    found, state = np.empty_like(x), np.zeros_like(x[:, 0])
+    for k in range(0, 8, 4):
+        fall = np.cumprod(decay[:, k : k + 4], 1)
+        found[:, k : k + 4] = fall * (state[:, None] + np.cumsum(x[:, k : k + 4] / fall, 1))
+        state = found[:, k + 2]
+    return found
+
+
 POSE = (numbers(4, 4), numbers(6, 3))
 UNTRUE = {
     "what a guessed counterpart reads": (placed_by_rows, placed_apart, POSE, "reads in["),
+    "an index of a guessed counterpart": (scan, scan_by_halves, (numbers(2, 8, 3), np.exp(numbers(2, 8, 3))), "index"),
     "the only image of a batch": (edges, edges_by_slices, (numbers(8, 9),), "unchanged"),
     "another turn": (neighbours, lambda x: neighbours(x, 1), (numbers(6, 8),), "of it first"),
     "a view that both have": (orthogonal, lambda x: orthogonal(x, 0), (numbers(6, 3),), " through "),
@@ -255,6 +273,35 @@ def test_what_is_not_so_is_not_told(case):
         found = ds.compare(one, other, tuple(map(torch.from_numpy, given)))
         assert str(found.verdict) == "DIFFERENT"
         assert not [f.why for f in found.findings if words in f.why]
+
+
+def turned(x, base=1e4):
+    angles = np.arange(6)[:, None] * base ** (-np.arange(4) / 4)
+    c, s = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
+    return np.concatenate([x[..., :4] * c - x[..., 4:] * s, x[..., 4:] * c + x[..., :4] * s], -1)
+
+
+def attention_by_hand(q, k, v, base=1e4):
+    scores = turned(q, base) @ np.swapaxes(turned(k, base), -1, -2) * np.float32(8**-0.5)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    return shares / shares.sum(-1, keepdims=True) @ v
+
+
+def attention(q, k, v):
+    angles = torch.arange(6.0)[:, None] * 1e4 ** (-torch.arange(0, 8, 2.0) / 8)
+    c, s = torch.cos(angles).repeat(1, 2), torch.sin(angles).repeat(1, 2)
+    q, k = (x * c + torch.cat([-x[..., 4:], x[..., :4]], -1) * s for x in (q, k))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def test_a_product_that_ends_in_a_view_is_no_view_of_what_it_reads():
+    given = tuple(map(torch.from_numpy, (numbers(2, 4, 6, 8, seed=k) for k in range(3))))
+    other = ds.program(lambda q, k, v: attention_by_hand(q, k, v, 1e3), framework="numpy")
+    assert str(ds.compare(attention, attention_by_hand, given).verdict) == "ROUNDING"
+    for a, b in ((attention, other), (other, attention)):
+        first = ds.compare(a, b, given).first
+        assert "1000" in first.why
+        assert first.verified
 
 
 def test_a_vector_that_is_read_across_where_it_is_read_along_is_told():

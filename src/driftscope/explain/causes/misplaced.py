@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -40,6 +41,14 @@ def exchanged_values(parting: Parting, trials: Trials) -> Reason | None:
                 values={one: y, other: x},
             )
     return None
+
+
+def connected(cause: Reason | None, trials: Trials) -> Reason | None:
+    """A cause that asks for another wire, unless that was tried and did not do it; verified where it did."""
+    if cause is None or cause.reads is None:
+        return cause
+    works = trials.reconnect(*cause.reads)
+    return None if works is False else replace(cause, verified=works)
 
 
 def exchanged_wire(wire: Reason | None, trials: Trials) -> Reason | None:

@@ -166,7 +166,8 @@ def lacking(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reas
     }  # fmt: skip
     # What B only views may be what A computes there; any other step of B does something of its own.
     other = parting.counterpart
-    views = other is not None and family(parting.step.operator) in MOVES and family(other.operator) not in MOVES
+    views = other is not None and family(other.operator) not in MOVES
+    views = views and all(family(s.operator) in MOVES for s in parting.piece or (parting.step,))
     held = None if views else other
     ways = (
         (way, name) for name, t in read.items() for way in made_of(theirs, t) if way[-1] is not held and t.count

@@ -62,7 +62,10 @@ def cause_of(
     found = _cause(parting, theirs, constants, trials)
     if found is not None and found.verified:
         return found
-    return missing.computed_there(parting, theirs, trials, found) or found
+    found = missing.computed_there(parting, theirs, trials, found) or found
+    if found is None or found.verified or trials.tried or (found.step and found.step.operator == "Identity"):
+        return found
+    return replace(found, why="", fix="", reads=None)  # a place: what is otherwise in a guessed counterpart is no cause
 
 
 def _cause(
@@ -97,15 +100,15 @@ def _cause(
         or _idle_attribute(wire, trials)
         or misplaced.exchanged_results(parting, trials)
         or misplaced.exchanged_wire(wire, trials)
-        or _tried(_connected(wire, trials))
+        or _tried(misplaced.connected(wire, trials))
         or misplaced.exchanged_values(parting, trials)
         or missing.lacking(parting, theirs, trials)
-        or _connected(seen, trials)
+        or misplaced.connected(seen, trials)
         or rewiring.extra(parting, theirs, trials)
         or missing.several(parting, theirs, trials)
         or _solved(parting, constants, trials)
         or missing.factor(parting, trials)
-        or _tried(_connected(detour, trials))
+        or _tried(misplaced.connected(detour, trials))
         or misplaced.order(parting, theirs, trials)
         or misplaced.passed_through(parting, trials)
         or rewiring.mended(rewiring.handed_on(parting, theirs, trials.makers), theirs, trials)
@@ -143,14 +146,6 @@ def _operator(
         words = f"{step.name} ({step.operator}) makes something else of the same value than {name} in A"
         fix = f"Let {step.name} give what {other.operator} gives in A."
     return Reason(words, fix, True, None if step is parting.step else step)
-
-
-def _connected(cause: Reason | None, trials: Trials) -> Reason | None:
-    """A cause that asks for another wire, unless that was tried and did not do it; verified where it did."""
-    if cause is None or cause.reads is None:
-        return cause
-    works = trials.reconnect(*cause.reads)
-    return None if works is False else replace(cause, verified=works)
 
 
 def _tried(cause: Reason | None) -> Reason | None:
