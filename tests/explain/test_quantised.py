@@ -55,14 +55,15 @@ def files(folder: Path, how: str) -> tuple[str, str]:
         quantize_static(plain, small, Batches(), quant_format=QuantFormat.QDQ, per_channel=True)
     else:
         quantizer = MatMulNBitsQuantizer(
-            onnx.load(plain), bits=int(how[0]), block_size=32, is_symmetric="symmetric" in how
-        )
+            onnx.load(plain), bits=int(how[0]), block_size=16, is_symmetric="symmetric" in how,
+            quant_format=QuantFormat.QDQ if "QDQ" in how else QuantFormat.QOperator,
+        )  # fmt: skip
         quantizer.process()
         quantizer.model.save_model_to_file(small)
     return plain, small
 
 
-KINDS = ["dynamic", "dynamic per channel", "static", "4 bits symmetric", "4 bits", "8 bits"]
+KINDS = ["dynamic", "dynamic per channel", "static", "4 bits symmetric", "4 bits", "8 bits", "4 bits QDQ"]
 
 
 @pytest.mark.parametrize("how", KINDS)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 from torch import Tensor, nn
 
 import driftscope as ds
@@ -189,3 +190,29 @@ def test_the_integers_of_an_embedding_are_multiplied_with_the_next_layers(kept: 
     found = ds.compare(module, model, (x,))
     assert found.verdict is Verdict.DIFFERENT
     assert "is not two.weight quantised: its scale is" in found.findings[0].what
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_table_quantised_in_blocks_is_its_rounding(symmetric: bool, tmp_path: Path):
+    """GatherBlockQuantized, which onnxruntime's quantiser makes of an embedding."""
+    torch.manual_seed(0)
+    module, x = Embedded(True).eval(), torch.randint(0, 50, (3, 7))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(module, (x,), tmp_path / "m.onnx", dynamo=True, verbose=False)
+    how = DefaultWeightOnlyQuantConfig(
+        block_size=16, is_symmetric=symmetric, op_types_to_quantize=("Gather",), quant_axes=(("Gather", 1),)
+    )
+    quantiser = MatMulNBitsQuantizer(onnx.load(tmp_path / "m.onnx"), algo_config=how)
+    quantiser.process()
+    model = quantiser.model.model
+    assert any(n.op_type == "GatherBlockQuantized" for n in model.graph.node)
+    for a, b in ((module, model), (model, module)):
+        found = ds.compare(a, b, (x,))
+        assert found.verdict is Verdict.PRECISION, found.reason
+        assert "table.weight" in found.reason
+    (scale,) = (i for i in model.graph.initializer if i.name == "table.weight_scales")
+    wrong = numpy_helper.to_array(scale).copy()
+    wrong[: len(wrong) // 2] *= 1.5
+    scale.CopyFrom(numpy_helper.from_array(wrong, scale.name))
+    assert ds.compare(module, model, (x,)).verdict is Verdict.DIFFERENT

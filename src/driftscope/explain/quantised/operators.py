@@ -13,7 +13,7 @@ import onnx
 from onnx import NodeProto, helper, numpy_helper
 
 from driftscope.errors import CannotLift
-from driftscope.explain.quantised.weights import PASSING
+from driftscope.explain.quantised.weights import PASSING, unpacked
 
 #: The float operator of each, and how many of its inputs are triples (value, scale, zero point).
 _FLOATS = {
@@ -22,8 +22,8 @@ _FLOATS = {
     "QLinearGlobalAveragePool": ("GlobalAveragePool", 1), "QLinearLeakyRelu": ("LeakyRelu", 1),
     "QLinearSoftmax": ("Softmax", 1), "QLinearConcat": ("Concat", 0), "QLinearWhere": ("Where", 2),
 }  # fmt: skip
-_LSTM = "DynamicQuantizeLSTM"
-OPERATORS = frozenset({*_FLOATS, _LSTM})
+_LSTM, _TABLE = "DynamicQuantizeLSTM", "GatherBlockQuantized"
+OPERATORS = frozenset({*_FLOATS, _LSTM, _TABLE})
 #: Attributes of the quantised operators alone.
 _OWN = frozenset({"channels_last", "opset"})
 
@@ -132,6 +132,8 @@ def _parts(
 ) -> Sequence[NodeProto]:
     if node.op_type == _LSTM:
         return _lstm(node)
+    if node.op_type == _TABLE:
+        return _table(node, stored, store)
     kind = _FLOATS[node.op_type][0]
     values, (scale, zero, bias), plain = _operands(node)
     parts, operands = [], [*plain]
@@ -188,3 +190,26 @@ def _lstm(node: NodeProto) -> list[NodeProto]:
     layer = helper.make_node("LSTM", [given[0], *weights, *given[3:8]], node.output, f"{node.name}.LSTM")
     layer.attribute.extend(node.attribute)
     return [*parts, layer]
+
+
+def _table(
+    node: NodeProto, stored: dict[str, np.ndarray], store: Callable[[str, np.ndarray], str]
+) -> Sequence[NodeProto]:
+    """Rows of a dequantised table; integers that share a byte are stored one by one."""
+    number, (data, indices, scale, *zero) = {a.name: int(a.i) for a in node.attribute}, node.input
+    zero, bits = [name for name in zero if name], number.get("bits", 4)
+    if not stored.keys() >= {data, scale, *zero}:
+        raise CannotLift(f"{node.op_type} ({node.output[0]}) reads a table that the program computes")
+    axis, width = number.get("quantize_axis", 1), stored[scale].shape[-1]
+    given = [data, scale, *zero]
+    if stored[data].dtype == np.uint8:
+        levels, middle = unpacked(stored[data], bits), np.full(stored[scale].shape, 1 << (bits - 1), np.uint8)
+        shift = unpacked(stored[zero[0]], bits)[..., :width].astype(np.uint8) if zero else middle
+        own = f"{node.output[0]}.{data}"
+        given = [store(own, levels.astype(np.uint8)), scale, store(f"{own}.zero", shift)]
+    block = number.get("block_size", 128) or stored[given[0]].shape[axis]
+    floats, name = f"{data} for {node.output[0]}", f"{node.name}.DequantizeLinear"
+    return [
+        helper.make_node("DequantizeLinear", given, [floats], name, axis=axis, block_size=block),
+        helper.make_node("Gather", [floats, indices], node.output, node.name, axis=number.get("gather_axis", 0)),
+    ]

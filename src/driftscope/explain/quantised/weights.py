@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -271,7 +272,8 @@ class Graph:
         if integers is None or scale is None or (mover is not None and scale.size > 1):
             return
         zero = self.array(node.input[2]) if len(node.input) > 2 and node.input[2] else None
-        weight = _quantised(node.output[0], node, integers, scale, zero, axis)
+        block = _integer_of(node, "block_size", 0)
+        weight = _quantised(node.output[0], node, integers, scale, zero, axis, block)
         yield dataclasses.replace(weight, mover=mover)
 
     def scale_of(self, node: onnx.NodeProto) -> tuple[str, onnx.NodeProto] | None:
@@ -297,13 +299,13 @@ class Graph:
         rows, width = _integer_of(node, "N", 0), _integer_of(node, "K", 0)
         bits, block = _integer_of(node, "bits", 4), _integer_of(node, "block_size", 32)
         blocks = -(-width // block)
-        levels = _unpacked(self.array(node.input[1]), bits).reshape(rows, blocks, -1)  # type: ignore[arg-type]
+        levels = unpacked(self.array(node.input[1]), bits).reshape(rows, blocks, -1)  # type: ignore[arg-type]
         scale = self.array(node.input[2]).astype(np.float64).reshape(rows, blocks, 1)  # type: ignore[union-attr]
         zero = np.full((rows, blocks, 1), float(1 << (bits - 1)))
         if len(node.input) > 3 and node.input[3]:
             given = self.array(node.input[3])
             packed = given.dtype == np.uint8  # type: ignore[union-attr]
-            flat = _unpacked(given.reshape(rows, -1), bits)[:, :blocks] if packed else given  # type: ignore[union-attr]
+            flat = unpacked(given.reshape(rows, -1), bits)[:, :blocks] if packed else given  # type: ignore[union-attr]
             zero = np.asarray(flat, np.float64).reshape(rows, blocks, 1)
         shape = (rows, blocks * levels.shape[-1])
         value = ((levels - zero) * scale).reshape(shape)[:, :width].T
@@ -313,7 +315,8 @@ class Graph:
         return Quantised(node.name, wholes, spacing, ends, node)
 
 
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+def unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Integers of so many bits that share bytes along the last axis, as float64."""
     parts = [(packed >> shift) & ((1 << bits) - 1) for shift in range(0, 8, bits)]
     return np.stack(parts, -1).reshape(*packed.shape[:-1], -1).astype(np.float64)
 
@@ -325,23 +328,33 @@ def _quantised(
     scale: np.ndarray,
     zero: np.ndarray | None,
     axis: int,
+    block: int = 0,
 ) -> Quantised:
-    wide, steps = integers.astype(np.float64), np.abs(scale.astype(np.float64))
-    shape = [1] * wide.ndim
-    if steps.size > 1 and wide.ndim:
-        shape[axis % wide.ndim] = steps.size
-    steps = steps.reshape(shape) if steps.ndim <= 1 else steps
-    offset = np.zeros(1) if zero is None else zero.astype(np.float64)
-    offset = offset.reshape(shape) if offset.size > 1 else offset.reshape([1] * wide.ndim)
+    wide, scales, zeros = integers.astype(np.float64), scale.astype(np.float64), np.zeros(1) if zero is None else zero
+    along = [1] * wide.ndim
+    if block:  # so many integers along the axis have one scale and one zero point
+        one = np.repeat(np.arange(scale.shape[axis]), block)[: wide.shape[axis]]
+        scales, zeros = scales.take(one, axis), zeros if zero is None else zeros.take(one, axis)
+    elif scales.size > 1 and wide.ndim:
+        along[axis % wide.ndim] = scales.size
+    scales = scales.reshape(along) if scales.ndim <= 1 else scales
+    offset = zeros.astype(np.float64)
+    offset = offset.reshape(along if offset.size > 1 else [1] * wide.ndim) if offset.ndim <= 1 else offset
     with np.errstate(invalid="ignore"):  # an infinite scale, which is told
-        value = (wide - offset) * steps
-    whole = np.issubdtype(integers.dtype, np.integer)
-    low, high = (np.iinfo(integers.dtype).min, np.iinfo(integers.dtype).max) if whole else (-np.inf, np.inf)
+        value = (wide - offset) * scales
+    low, high = _ends(integers.dtype)
     edge = (wide <= low) | (wide >= high)
-    step = np.broadcast_to(steps, wide.shape)
+    step = np.broadcast_to(np.abs(scales), wide.shape)
     # One number alone (a stored scalar, quantised) is no array after arithmetic.
     wholes, spacing, ends = (torch.from_numpy(np.array(x)).reshape(wide.shape) for x in (value, step, edge))
     return Quantised(name, wholes, spacing, ends, node)
+
+
+def _ends(kind: np.dtype[Any]) -> tuple[float, float]:
+    """The smallest and the largest integer of a kind; numpy has no name for those of four bits."""
+    if np.issubdtype(kind, np.integer):
+        return float(np.iinfo(kind).min), float(np.iinfo(kind).max)
+    return {"int4": (-8.0, 7.0), "uint4": (0.0, 15.0)}.get(kind.name, (-np.inf, np.inf))
 
 
 def _integer_of(node: onnx.NodeProto, name: str, default: int) -> int:
