@@ -58,6 +58,7 @@ HEADS = torch.randn(1, 2, 5, 4, generator=G)
 EXTREME = {
     "log1p-of-tiny": (lambda v: torch.log1p(v), lambda v: torch.log(1 + v), TAIL.abs() * 1e-38),
     "expm1-of-tiny": (lambda v: torch.expm1(v), lambda v: torch.exp(v) - 1, TAIL.abs() * 1e-38),
+    "log1mexp-far-out": (lambda v: torch.log(-torch.expm1(-v)), lambda v: torch.log1p(-torch.exp(-v)), FAR[:, :16]),
 }
 
 

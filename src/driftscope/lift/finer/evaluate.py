@@ -33,6 +33,8 @@ BITS = 212
 # Where these do not tell a number from zero, so many may: `1 - sigmoid(x)` up to 5600. They are that much dearer.
 _FAR, _DEAR = 8192, 32
 _UNIT = 2.0**-53
+# Proven relative error below which an evaluation says anything about float64's last digits.
+PROVEN = 2.0**-60
 # Scalar operations that one evaluation may take, about two microseconds each.
 MOST = 1_000_000
 _COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
@@ -59,7 +61,7 @@ class Fine:
     lost : Lost or None
         Where float64 leaves its range on the way, or makes zero of what is none.
     open : bool
-        Whether elements are left that float64 has no number for and the balls do not know, or all may be zero.
+        Whether elements are left that float64 has no number for and the balls do not know, or the bound is too wide.
     bits : int
     """
 
@@ -293,7 +295,7 @@ class _BallRun:
         ]
         widest = max(map(float, told), default=0.0)  # infinite where a number is only float64's
         bound = widest / largest if largest else math.inf if widest else 0.0
-        return Fine(rounded, bound, self.loss, self.ends.behind(name), not all(known) or math.isinf(bound), bits)
+        return Fine(rounded, bound, self.loss, self.ends.behind(name), not all(known) or bound > PROVEN, bits)
 
 
 def _beside(found: Balls, value: torch.Tensor, inputs: Sequence[torch.Tensor | None]) -> list[bool]:

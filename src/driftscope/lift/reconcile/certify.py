@@ -142,7 +142,7 @@ def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairi
     for k in disputed:
         i, j = pairing.indices[k]
         one, two = (fine[n] if n < len(fine) else None for fine, n in ((fine_a, i), (fine_b, j)))
-        if one is None or two is None or max(one.bound, two.bound) > _PROVEN:
+        if one is None or two is None or max(one.bound, two.bound) > finer.PROVEN:
             continue
         # A literal is off by 1e-16 where it stands, and a few of those add up on the way; so is every element of a
         # table that a program computes, and where these cancel nothing else may be left.
@@ -168,9 +168,8 @@ def _decide_at_ends(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPai
         result.outputs_a, result.outputs_b, result.drifts, result.held = outputs_a, outputs_b, drifts, (held_a, held_b)
 
 
-# Rounding of float64 that tables make of an output, in floors; proven relative error of a finer evaluation, below which
-# it says anything about float64's last digits.
-_TABLES, _PROVEN = 10.0, 2.0**-60
+# Rounding of float64 that tables make of an output, in floors.
+_TABLES = 10.0
 
 
 class _Attempt:
