@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,10 @@ _PROVEN = ("without it the two are the same function", ", run alone, is off by t
 
 def really_wrong(row: Row) -> bool:
     """Whether a tool made another function by something without which it was seen right, or that alone is off."""
-    named = row["codes"][:1] in (["W012"], ["O013"]) and row["more"].get("verified") is True
     said = " ".join([row["reason"], *row["more"].get("whys", [])[:1]])
+    # An attribute that is another one in the file, and with which set right the two are the same function.
+    told = row["codes"][:1] in (["W012"], ["O013"]) or re.search(r": \w+ is \S+ here and \S+ in A", said)
+    named = bool(told) and row["more"].get("verified") is True
     return row["verdict"] == "DIFFERENT" and (named or any(words in said for words in _PROVEN))
 
 

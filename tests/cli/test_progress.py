@@ -114,7 +114,7 @@ INTERRUPTED_CHILD = """
 import signal, sys, time
 from driftscope.cli import watching
 from driftscope.programs.isolation.breadcrumbs import tell
-from driftscope.programs.isolation.supervision import Limits
+from driftscope.programs.isolation.limits import Limits
 
 answers = sys.argv[1] == "answers"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored

@@ -56,7 +56,7 @@ def write_model(number: int, folder: Path) -> Path:
 
 def comparing(command: Callable[..., None], folder: Path) -> Callable[[Path], None]:
     """``driftscope compare`` with onnxruntime in its worker, which is given :data:`SECONDS` for one run."""
-    from driftscope.programs.isolation.supervision import Limits
+    from driftscope.programs.isolation.limits import Limits
     from driftscope.programs.runtimes.native import worker_process
 
     def act(path: Path) -> None:

@@ -17,8 +17,9 @@ import pytest
 from driftscope.errors import InputError
 from driftscope.explain.refusals import death_finding
 from driftscope.programs.isolation.failures import Fate, WorkerDied, death_of, failure_of
+from driftscope.programs.isolation.limits import Limits
 from driftscope.programs.isolation.memory import held_bytes, resident_bytes
-from driftscope.programs.isolation.workers import Limits, WorkerPool
+from driftscope.programs.isolation.workers import WorkerPool
 from programs import worker_tasks as tasks
 
 LIMITS = Limits(seconds=3.0, memory=300 << 20)

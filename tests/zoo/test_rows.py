@@ -56,3 +56,12 @@ def test_a_tool_is_wrong_where_what_is_named_was_left_out_or_run_alone():
     reason = "same function, 32 floors: the kernel of conv (aten.convolution), in B, run alone, is off by that much"
     assert really_wrong(row("a/bfloat16", "DIFFERENT", codes=("N025",), reason=reason))
     assert not really_wrong(row("a/bfloat16", "PRECISION", codes=("N025",), reason=reason))
+
+
+@pytest.mark.parametrize("verified", [True, None])
+def test_a_tool_is_wrong_where_it_wrote_another_attribute_that_was_tried(verified: bool | None):
+    fused = row("a/fused", "DIFFERENT", codes=("N001",), verified=verified)
+    fused["more"]["whys"] = ["Its counterpart in A is aten.gelu (gelu): approximate is 'none' here and 'tanh' in A."]
+    assert really_wrong(fused) is (verified is True)
+    fused["more"]["whys"] = ["the steps up to view (View) compute something else than aten.mm in A."]
+    assert not really_wrong(fused)

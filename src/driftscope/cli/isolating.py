@@ -91,7 +91,7 @@ class Asked:
         """How the work is done in a child, told whether runtimes get a process of their own there; None: not at all."""
         from driftscope.cli.watching import can_fork, watched
         from driftscope.programs.isolation.choice import isolating
-        from driftscope.programs.isolation.supervision import Limits
+        from driftscope.programs.isolation.limits import Limits
 
         limits = Limits(self.seconds, None if self.gib is None else int(self.gib * 2**30))
 

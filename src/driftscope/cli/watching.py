@@ -30,8 +30,9 @@ from driftscope.programs.isolation import memory
 from driftscope.programs.isolation.breadcrumbs import heard_by
 from driftscope.programs.isolation.choice import WATCHED
 from driftscope.programs.isolation.failures import Fate, WorkerDied, death_of, where_it_was
+from driftscope.programs.isolation.limits import Limits
 from driftscope.programs.isolation.process import die_with, guard_machine
-from driftscope.programs.isolation.supervision import Limits, gib
+from driftscope.programs.isolation.supervision import gib
 
 _TICK = 0.05  # seconds between two looks at memory and clock
 _GRACE = 5.0  # seconds to clean up after the answer is given

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from driftscope.errors import InputError
 from driftscope.programs.isolation import memory
 from driftscope.programs.isolation.breadcrumbs import SIGN
 from driftscope.programs.isolation.failures import (
@@ -26,6 +25,7 @@ from driftscope.programs.isolation.failures import (
     death_of,
     ran_out_of_memory,
 )
+from driftscope.programs.isolation.limits import Limits
 from driftscope.programs.isolation.process import DONE, STARTED, WorkerSetting
 from driftscope.programs.isolation.starting import Launch, end_with_children, start
 
@@ -33,28 +33,6 @@ _TICK = 0.02  # seconds between two looks at memory and clock; at 10 GB/s a task
 _START_LIMIT = 300.0  # seconds to import what was asked to be preloaded, or what a task's function needs
 _LAST_WORDS = 4000  # characters kept of what a dying process printed
 _READ = 1 << 20  # bytes in which what it was doing is looked for
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one task may use.
-
-    Parameters
-    ----------
-    seconds : float or None
-        Running time; starting the process and importing the task's modules are not counted.
-    memory : int or None
-        Resident memory of the process in bytes. None: four fifths of what is free when the process starts.
-    """
-
-    seconds: float | None = None
-    memory: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.seconds is not None and not self.seconds > 0:
-            raise InputError(f"a time limit is a positive number of seconds, not {self.seconds!r}")
-        if self.memory is not None and not self.memory > 0:
-            raise InputError(f"a memory limit is a positive number of bytes, not {self.memory!r}")
 
 
 @dataclass(slots=True)

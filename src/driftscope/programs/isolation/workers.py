@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from driftscope.errors import InputError
+from driftscope.programs.isolation.limits import NO_LIMITS, Limits, available_cores
 from driftscope.programs.isolation.process import MARK
 from driftscope.programs.isolation.starting import Launch
-from driftscope.programs.isolation.supervision import Limits, Supervised
+from driftscope.programs.isolation.supervision import Supervised
 
 T = TypeVar("T")
-
-NO_LIMITS = Limits()
 
 
 class WorkerPool(Executor):
@@ -152,11 +151,6 @@ class WorkerPool(Executor):
                     _settle(task, worker)
         finally:
             worker.end()
-
-
-def available_cores() -> int:
-    """Return the number of cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from driftscope.errors import DependencyMissing, DriftscopeError, InputError, Ru
 from driftscope.programs import pytrees as pytree
 from driftscope.programs.arrays import real_array_of, tensor_of
 from driftscope.programs.isolation.failures import WorkerDied
-from driftscope.programs.isolation.supervision import Limits
+from driftscope.programs.isolation.limits import Limits
 from driftscope.programs.isolation.workers import WorkerPool
 from driftscope.shapes.model_state import ModelState
 from driftscope.shapes.private_torch import input_nodes, output_values

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from driftscope.errors import InputError
-from driftscope.programs.isolation.supervision import Limits
+from driftscope.programs.isolation.limits import Limits
 from driftscope.studies.engine.perform import Progress, Running
 from driftscope.studies.engine.pools import Whereabouts
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from driftscope.errors import DependencyMissing, DriftscopeError, InputError
-from driftscope.programs.isolation.supervision import Limits
-from driftscope.programs.isolation.workers import NO_LIMITS, WorkerPool, available_cores
+from driftscope.programs.isolation.limits import NO_LIMITS, Limits, available_cores
 
 #: Variables by which numeric libraries read how many threads an operator may use.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -94,6 +93,8 @@ def executor_at(place: Whereabouts, cells: int, safe_seconds: float | None = Non
         with InThisProcess(place.threads) as here:
             yield here
     else:
+        from driftscope.programs.isolation.workers import WorkerPool
+
         count = min(place.workers or available_cores(), max(cells, 1))
         with WorkerPool(count, limits=place.limits, preload=place.modules, environment=place.environment) as pool:
             yield pool
@@ -261,6 +262,8 @@ def run_supervised(place: Whereabouts, fn: Callable[..., Any], args: tuple[Any, 
 
 
 @functools.lru_cache(maxsize=2)
-def _pool(place: Whereabouts) -> WorkerPool:
+def _pool(place: Whereabouts) -> Executor:
+    from driftscope.programs.isolation.workers import WorkerPool
+
     # A pool starts as many processes as there are tasks at once, which the cluster's own threads limit.
     return WorkerPool(available_cores(), limits=place.limits, preload=place.modules, environment=place.environment)

@@ -18,8 +18,9 @@ from typing import Any
 from driftscope.errors import RuntimeCrashed
 from driftscope.programs.isolation.choice import isolates
 from driftscope.programs.isolation.failures import CODES, RemoteTrace, WorkerDied
+from driftscope.programs.isolation.limits import Limits
 from driftscope.programs.isolation.starting import Launch, can_inherit, start
-from driftscope.programs.isolation.supervision import Limits, Supervised
+from driftscope.programs.isolation.supervision import Supervised
 
 
 class _Worker:
