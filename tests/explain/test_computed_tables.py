@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -79,3 +81,17 @@ def test_a_table_that_only_one_side_computes_is_placed_where_it_is_computed(swap
     assert verdicts[0] in (Verdict.IDENTICAL, Verdict.ROUNDING)
     assert verdicts[1] is Verdict.DIFFERENT
     assert c.first.where.module == "time.2"
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.0, Verdict.PRECISION), (1.1, Verdict.DIFFERENT)])
+def test_a_rounded_weight_that_a_table_is_computed_from_is_one(factor: float, verdict: Verdict) -> None:
+    module, x = Timed().eval(), (torch.randn(3, 6, generator=DRAWN),)
+    rounded = copy.deepcopy(module)
+    with torch.no_grad():
+        for weight in (rounded.time[0].weight, rounded.time[2].weight):
+            weight.copy_(weight.bfloat16())
+        rounded.time[2].weight[0, 3] *= factor
+    for pair in ((module, rounded), (rounded, module)):
+        c = ds.compare(*pair, x)
+        assert c.verdict is verdict, c.reason
+        assert factor > 1 or "weights rounded to bfloat16" in c.reason

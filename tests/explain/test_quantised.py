@@ -384,18 +384,20 @@ def test_a_mask_that_takes_the_whole_range_is_named_and_one_that_leaves_the_scor
             assert "one integer" in c.first.what
 
 
-def recurrent_files(folder: Path) -> tuple[nn.Module, str, str]:
+def recurrent_files(folder: Path, per_channel: bool) -> tuple[nn.Module, str, str]:
     torch.manual_seed(0)
     model = nn.LSTM(12, 8, batch_first=True, bidirectional=True).eval()
     plain, small = str(folder / "plain.onnx"), str(folder / "small.onnx")
     torch.onnx.export(model, (torch.randn(2, 5, 12),), plain, verbose=False, dynamo=False, input_names=["x"])
-    quantize_dynamic(plain, small, weight_type=QuantType.QInt8, op_types_to_quantize=["LSTM"], reduce_range=True)
+    how = {"weight_type": QuantType.QInt8, "reduce_range": True, "per_channel": per_channel}
+    quantize_dynamic(plain, small, op_types_to_quantize=["LSTM"], **how)
     return model, plain, small
 
 
 @pytest.mark.slow
-def test_a_dynamically_quantised_lstm_is_precision_and_with_a_wrong_scale_different(tmp_path: Path):
-    model, plain, small = recurrent_files(tmp_path)
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_a_dynamically_quantised_lstm_is_precision_and_with_a_wrong_scale_different(tmp_path: Path, per_channel: bool):
+    model, plain, small = recurrent_files(tmp_path, per_channel)
     x = torch.randn(2, 5, 12)
     for a, b in ((model, small), (plain, small), (small, plain)):
         c = ds.compare(a, b, (x,))
@@ -405,7 +407,9 @@ def test_a_dynamically_quantised_lstm_is_precision_and_with_a_wrong_scale_differ
     broken = onnx.load(small)
     layer = next(n for n in broken.graph.node if n.op_type == "DynamicQuantizeLSTM")
     scale = next(i for i in broken.graph.initializer if i.name == layer.input[8])
-    scale.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(scale) * np.float32([1.0, 1.1]), scale.name))
+    wrong = numpy_helper.to_array(scale).copy()
+    wrong[-1] *= np.float32(1.1)
+    scale.CopyFrom(numpy_helper.from_array(wrong, scale.name))
     c = ds.compare(model, broken, (x,))
     assert c.verdict is Verdict.DIFFERENT, c.reason
     assert c.first.code == "W012"

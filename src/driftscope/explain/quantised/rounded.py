@@ -17,6 +17,7 @@ from driftscope.lift.evidence import Evidence
 from driftscope.lift.kept import look
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.repaired import RepairedGraph
+from driftscope.lift.steps import Origin
 
 
 def rounded_weights(evidence: Evidence) -> Quantisation | None:
@@ -29,7 +30,8 @@ def rounded_weights(evidence: Evidence) -> Quantisation | None:
         own, other = graphs[k], graphs[1 - k]
         if own is None or other is None:
             return None
-        constants = own.constants()
+        # What is computed from a weight follows it.
+        constants = [dataclasses.replace(c, frontier=True) for c in own.constants() if c.origin is not Origin.COMPUTED]
         changes = changed_weights(other.constants(), constants, [r.name for r in settled[k]])
         order = {c.name: n for n, c in enumerate(constants)}
         rounded = sorted(_all_rounded(changes), key=lambda c: order[c.constant.name])

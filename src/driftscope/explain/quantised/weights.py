@@ -337,9 +337,7 @@ def _quantised(
         scales, zeros = scales.take(one, axis), zeros if zero is None else zeros.take(one, axis)
     elif scales.size > 1 and wide.ndim:
         along[axis % wide.ndim] = scales.size
-    scales = scales.reshape(along) if scales.ndim <= 1 else scales
-    offset = zeros.astype(np.float64)
-    offset = offset.reshape(along if offset.size > 1 else [1] * wide.ndim) if offset.ndim <= 1 else offset
+    scales, offset = (_laid_out(x.astype(np.float64), along) for x in (scales, zeros))
     with np.errstate(invalid="ignore"):  # an infinite scale, which is told
         value = (wide - offset) * scales
     low, high = _ends(integers.dtype)
@@ -348,6 +346,13 @@ def _quantised(
     # One number alone (a stored scalar, quantised) is no array after arithmetic.
     wholes, spacing, ends = (torch.from_numpy(np.array(x)).reshape(wide.shape) for x in (value, step, edge))
     return Quantised(name, wholes, spacing, ends, node)
+
+
+def _laid_out(given: np.ndarray, along: Sequence[int]) -> np.ndarray:
+    """One number, numbers along one axis, or those of a recurrent layer (directions, channels), laid over all axes."""
+    if given.ndim < 2:
+        return given.reshape(along if given.size > 1 else [1] * len(along))
+    return given[:, None] if given.ndim < len(along) else given
 
 
 def _ends(kind: np.dtype[Any]) -> tuple[float, float]:
