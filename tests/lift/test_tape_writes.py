@@ -7,7 +7,9 @@ import torch
 from float64_truth import assert_truth, distance, lift
 from torch import nn
 
+import driftscope as ds
 from driftscope.errors import CannotLift
+from driftscope.lift.torch.tape import lift_torch
 
 
 @pytest.fixture(autouse=True)
@@ -309,3 +311,54 @@ def test_a_table_filled_row_by_row_is_evaluated_again_while_its_copies_are_few(r
     else:
         with pytest.raises(CannotLift, match="memory that others see"):
             tape.run(replace=double)
+
+
+def stepped(x: torch.Tensor, rate: float = 0.1) -> torch.Tensor:
+    held = nn.Parameter(x * 2)  # the tensor that it is made of is gone
+    held.grad = torch.tanh(x)
+    torch.optim.Adam([held], lr=rate).step()
+    return held.detach()
+
+
+def stepped_by_hand(x: torch.Tensor) -> torch.Tensor:
+    slope = torch.tanh(x)
+    return x * 2 - 0.1 * slope / (slope.square().sqrt() + 1e-8)
+
+
+def a_part_written(x: torch.Tensor) -> torch.Tensor:
+    made = x.clone()
+    made.mul_(2)
+    held = nn.Parameter(made)
+    del made
+    with torch.no_grad():
+        held[0].add_(1)
+    turned = nn.Parameter(held.data.T)
+    del held
+    with torch.no_grad():
+        turned.mul_(3)
+    return turned.detach() + 1
+
+
+def a_constant_written(x: torch.Tensor) -> torch.Tensor:
+    made = torch.ones(x.shape)
+    held = nn.Parameter(made)
+    made[0] = x[0]
+    del made
+    again = nn.Parameter(held.data)
+    del held
+    return again.detach() * 2
+
+
+@pytest.mark.parametrize("function", [stepped, a_part_written, a_constant_written])
+def test_a_parameter_made_of_a_tensor_that_is_gone_is_that_tensor(function):
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
+    (found,) = lift_torch(function, (x,), {}).run()
+    torch.testing.assert_close(found.value.float(), function(x))
+
+
+def test_a_step_of_an_optimiser_is_compared_with_one_by_hand():
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
+    for a, b in ((stepped, stepped_by_hand), (stepped_by_hand, stepped)):
+        assert str(ds.compare(a, b, (x,)).verdict) == "ROUNDING"
+    for a, b in ((lambda x: stepped(x, 0.101), stepped_by_hand), (stepped_by_hand, lambda x: stepped(x, 0.101))):
+        assert str(ds.compare(a, b, (x,)).verdict) == "DIFFERENT"

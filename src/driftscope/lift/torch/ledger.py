@@ -198,9 +198,11 @@ class Ledger:
             if _same_view(original, tensor):
                 self.bind(tensor, value)
                 return value.id
-        if base is None and not memory.dependent:
-            # What first held this memory is gone, as the tensor that a parameter is made of; nothing wrote into it.
+        if base is None:
+            # What first held this memory is gone, as the tensor that a parameter is made of. What is written into
+            # values that depend on the inputs they hold; a constant that was written into is another value.
             held = [self.tape.values[m.value] for m in memory.members]
+            held = [value for value in held if value.dependent == memory.dependent]
             last = next((v for v in reversed(held) if v.format == tensor.dtype and _lies_as(v, tensor)), None)
             if last is not None:
                 self.bind(tensor, last)
