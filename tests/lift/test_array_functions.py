@@ -161,6 +161,37 @@ def test_what_leaves_the_dispatch_is_refused_and_never_a_constant(function):
         lift_arrays(function, (drawn(5, 6).abs(),), {})
 
 
+def nearest(x: Array, table: Array = _WEIGHT) -> Array:
+    return np.argmin(np.stack([((x - row) ** 2).sum(-1) for row in table]), 0)
+
+
+def quantised(x: Array) -> Array:
+    levels = np.array([0.1, 0.7, -0.3, 0.4, 0.2, 0.9], np.float32)
+    return _WEIGHT[nearest(x)] + np.take(levels, nearest(x))[:, None]
+
+
+def quantised_otherwise(x: Array) -> Array:
+    levels = np.array([0.1, 0.7, -0.3, 0.4, 0.2, 0.9], np.float32)
+    return _WEIGHT[nearest(x)] + np.take(levels, nearest(-x))[:, None]
+
+
+def quantised_by_torch(x: torch.Tensor) -> torch.Tensor:
+    found = torch.cdist(x, _TORCH_WEIGHT).argmin(-1)
+    return _TORCH_WEIGHT[found] + torch.tensor([0.1, 0.7, -0.3, 0.4, 0.2, 0.9])[found, None]
+
+
+def test_places_that_depend_on_the_inputs_are_looked_up_in_tables_of_the_program():
+    x = drawn(5, 4)
+    for a, b in ((quantised, quantised_by_torch), (quantised_by_torch, quantised)):
+        c = ds.compare(a, b, [x])
+        assert c.verdict in (ds.Verdict.IDENTICAL, ds.Verdict.ROUNDING)
+        assert not [f for f in c.findings if f.code in ("R004", "N016")]
+    for a, b in ((quantised_otherwise, quantised_by_torch), (quantised_by_torch, quantised_otherwise)):
+        c = ds.compare(a, b, [x])
+        assert c.verdict is ds.Verdict.DIFFERENT
+        assert not [f for f in c.findings if f.code == "R004"]
+
+
 def test_numpy_is_as_it_was_and_other_threads_never_see_another():
     seen: list[type] = []
     before = np.zeros

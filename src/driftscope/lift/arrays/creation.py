@@ -111,7 +111,7 @@ def taken(tracer: Tracer, original: Callable[..., Any], args: Any, kwargs: Any) 
     """An array of what is given, which may be followed or hold what is."""
     given = args[0] if args else kwargs.get("object", kwargs.get("a"))
     if not _holds(given):
-        return original(*args, **kwargs)
+        return tracer.table(original(*args, **kwargs))
     dtype = args[1] if len(args) > 1 else kwargs.get("dtype")
     array = _stacked(given)
     if dtype is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -44,13 +45,18 @@ def lift_arrays(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Map
             return _recorded(function, args, kwargs, counted)
         except CannotLift:  # what is counted may go where nothing is followed: then it is what numpy gives
             continue
-    return _recorded(function, args, kwargs, "")
+    try:
+        return _recorded(function, args, kwargs, "")
+    except CannotLift as refusal:
+        with contextlib.suppress(CannotLift):  # it may look places up, which depend on the inputs, in a table it holds
+            return _recorded(function, args, kwargs, "", tables=True)
+        raise refusal
 
 
 def _recorded(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], counted: str
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], counted: str, tables: bool = False
 ) -> TorchTape:
-    call = _NumpyFunction(function, counted=counted)
+    call = _NumpyFunction(function, counted=counted, tables=tables)
     found = lift_torch(call, args, kwargs, names=call.name_of, operation=OPERATION.get)
     found.tape.rounds = numpy_rounding
     return found
@@ -80,6 +86,8 @@ class _NumpyFunction(FollowedFunction):
 
     #: Kinds of numpy's formats: tables of many numbers that numpy counts in them are followed.
     counted: str = ""
+    #: Whether the arrays that the function holds are followed too.
+    tables: bool = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         tracer = self.tracer(TracedArray)
@@ -87,10 +95,29 @@ class _NumpyFunction(FollowedFunction):
         leaves, spec = flatten((args, kwargs), "in")
         given = [tracer.take(leaf) if isinstance(leaf, torch.Tensor) else leaf for _, leaf in leaves]
         arrays, named = unflatten(given, spec)
+        tracer.tables = self.tables
+        function = _with_tables(self.function, tracer) if self.tables else self.function
         with followed(tracer, self.counted):
-            outputs = self.function(*arrays, **named)
+            outputs = function(*arrays, **named)
         found, tree = flatten(outputs)
         return unflatten([_tensor(leaf, tracer) for _, leaf in found], tree)
+
+
+def _with_tables(function: Callable[..., Any], tracer: Tracer) -> Callable[..., Any]:
+    """A Python function with the arrays that it closes over or has as globals followed, as numpy's own are not."""
+    if not isinstance(function, types.FunctionType):
+        return function
+    cells = tuple(
+        types.CellType(tracer.table(c.cell_contents)) if _filled(c) else c for c in function.__closure__ or ()
+    )
+    known, left = dict(function.__globals__), [function.__code__]
+    while left:
+        code = left.pop()
+        left += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+        known.update((name, tracer.table(known[name])) for name in code.co_names if name in known)
+    found = types.FunctionType(function.__code__, known, function.__name__, function.__defaults__, cells)
+    found.__kwdefaults__ = function.__kwdefaults__
+    return found
 
 
 def _tensor(leaf: Any, tracer: Tracer) -> Any:

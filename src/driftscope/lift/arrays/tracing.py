@@ -47,6 +47,8 @@ class Tracer:
         self._wrap = wrap
         #: Gives the Python code of a function of numpy that nothing here translates, to be followed like the user's.
         self.own_code: Callable[[Any], Callable[..., Any] | None] = lambda _function: None
+        #: Whether arrays that depend on no input are followed, which places that do are looked up in.
+        self.tables = False
         self._constants: dict[int, tuple[Any, torch.Tensor]] = {}
 
     def take(self, tensor: torch.Tensor) -> Any:
@@ -71,6 +73,11 @@ class Tracer:
         if id(array) in self.names:
             self.named[tensor._cdata] = self.names[id(array)]
         return tensor
+
+    def table(self, value: Any) -> Any:
+        """Follow an array of the program's own, if such are; anything else stays what it is."""
+        plain = self.tables and isinstance(value, np.ndarray) and not hasattr(value, "tracer")
+        return self._wrap(value, self.constant(value), self) if plain and value.ndim and value.size else value
 
     def dtype_of(self, native: Any) -> torch.dtype:
         """Give torch's name of the format of an array."""
