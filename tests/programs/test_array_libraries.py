@@ -51,3 +51,27 @@ def test_tensors_stay_tensors():
 
 def test_names_inside_a_comprehension_tell_the_library():
     assert ds.compare(nested, lambda x: list(np.sum(x, 1)), {"x": X}).verdict.name in ("IDENTICAL", "ROUNDING")
+
+
+def imports_numpy(x, axis=-1):
+    import numpy as local
+
+    parts = local.exp(x - local.max(x, -1, keepdims=True))
+    return parts / parts.sum(axis, keepdims=True)
+
+
+def imports_jax(x):
+    import jax
+
+    return jax.nn.softmax(x)
+
+
+@pytest.mark.parametrize("function", [imports_numpy, imports_jax])
+def test_what_a_function_imports_itself_tells_the_library(function):
+    if function is imports_jax:
+        pytest.importorskip("jax")
+    x = torch.from_numpy(X)
+    for a, b in ((function, lambda x: torch.softmax(x, -1)), (lambda x: torch.softmax(x, -1), function)):
+        assert ds.compare(a, b, x).verdict.name in ("IDENTICAL", "ROUNDING")
+    assert ds.compare(function, lambda x: torch.softmax(x, 0), x).verdict.name == "DIFFERENT"
+    assert ds.compare(lambda x: torch.softmax(x, -1), lambda x: imports_numpy(x, 0), x).verdict.name == "DIFFERENT"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import types
@@ -113,7 +114,7 @@ def _named_homes(function: Any, seen: set[int]) -> set[str]:
     if code is None or id(code) in seen:
         return set()
     seen.add(id(code))
-    homes: set[str] = set()
+    homes = {home for name in _imported(owner) if (home := _root(name)) is not None}
     for value in _named_values(owner):
         homes |= _home_of_value(value, seen)
     return homes
@@ -123,6 +124,12 @@ def _named_values(owner: Any) -> list[Any]:
     """What the names in a function's code stand for outside it."""
     scope = {**getattr(owner, "__globals__", {}), **_closure(owner)}
     return [scope[name] for code in _codes(owner) for name in (*code.co_names, *code.co_freevars) if name in scope]
+
+
+def _imported(owner: Any) -> list[str]:
+    """The modules that a function imports itself."""
+    steps = (step for code in _codes(owner) for step in dis.get_instructions(code))
+    return [str(step.argval) for step in steps if step.opname == "IMPORT_NAME"]
 
 
 def _codes(owner: Any) -> list[types.CodeType]:
