@@ -308,3 +308,21 @@ def test_a_vector_that_is_read_across_where_it_is_read_along_is_told():
     one, other = numbers(5, 5), np.abs(numbers(5)) + 1
     found = ds.compare(lambda x, m: m / np.exp(x), lambda x, m: m[:, None] / np.exp(x), (one, other))
     assert "through unsqueeze" in found.first.why
+
+
+def weighed(z, y):
+    p, margin = torch.sigmoid(z), torch.nn.functional.binary_cross_entropy_with_logits(z, y, reduction="none")
+    return (0.25 * y + 0.75 * (1 - y)) * margin * (1 - (p * y + (1 - p) * (1 - y))) ** 2
+
+
+def weighed_the_other_way(z, y):
+    margin = (2 * y - 1) * z
+    share = np.where(y > 0.5, 0.75, 0.25).astype(z.dtype)
+    return share * np.logaddexp(0, -margin) * (1 / (1 + np.exp(margin))) ** 2
+
+
+def test_a_mask_is_no_other_operator_than_one_that_gives_numbers():
+    given = torch.from_numpy(numbers(20)), (torch.from_numpy(numbers(20, seed=1)) > 0).float()
+    first = ds.compare(weighed, weighed_the_other_way, given).first
+    assert "in the other order" in first.why
+    assert first.verified

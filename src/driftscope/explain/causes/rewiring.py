@@ -370,8 +370,10 @@ def _reads_alike(step: Visited, other: Visited) -> bool:
     """Whether two steps of different kinds read the same values and make as many elements of them."""
     kinds = family(step.operator), family(other.operator)
     made, meant = step.sketches[0], other.sketches[0]
-    other_kind = kinds[0] != kinds[1] and kinds[1] not in MOVES and not idle(other)
-    if not other_kind or made is None or meant is None or made.count != meant.count:
+    # What picks says by its places what it is; a mask stands in no number's place.
+    picks = not (PICKS - {"where"}).isdisjoint(kinds)
+    other_kind = kinds[0] != kinds[1] and not picks and kinds[1] not in MOVES and not idle(other)
+    if not other_kind or made is None or meant is None or made.count != meant.count or made.plain != meant.plain:
         return False
     mine, theirs = [t for t in step.taken if _telling(t)], [t for t in other.taken if _telling(t)]
     same = len(mine) == len(theirs) and all(x.agrees(y) for x, y in zip(mine, theirs, strict=True))
