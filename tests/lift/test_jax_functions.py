@@ -229,3 +229,18 @@ def test_subnormal_numbers_taken_as_zero_are_named_as_such():
     half = ds.compare(lambda x: (x * x).mean(-1), lambda x: (x * x).half().float().mean(-1), [drawn(16, 6)])
     assert "float16" in half.reason
     assert "subnormal" not in half.reason
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_number_times_i_that_is_stored_rounded_is_the_number(right: bool) -> None:
+    """JAX's cosine transform multiplies with exp(-i pi k / 2n), its pi/2 in complex64."""
+    from jax.scipy.fft import dct
+
+    def by_matrix(x: torch.Tensor) -> torch.Tensor:
+        k, m = torch.arange(16)[:, None], torch.arange(16)[None]
+        turn = torch.pi if right else 3.141594
+        return 2 * x @ torch.cos(turn * k * (2 * m + 1) / 32).T
+
+    for pair in ((lambda x: dct(x), by_matrix), (by_matrix, lambda x: dct(x))):
+        found = ds.compare(*pair, (drawn(3, 16),))
+        assert (found.verdict in ("ROUNDING", "PRECISION")) is right, found.reason

@@ -57,8 +57,12 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
     repairs: list[Repair] = []
     for constant in side.constants:
         if constant.value.is_complex():
+            number = _match_imaginary(constant, numbers)
+            if number is not None:
+                (repairs if constant.frontier else side.inner).append(number)
             # A table of rotations or a transformed filter: nobody rounds one, but native code computes it.
-            side.left += [constant] if constant.frontier and not has_twin(constant, others) else []
+            elif constant.frontier and not has_twin(constant, others):
+                side.left.append(constant)
             continue
         if not constant.value.dtype.is_floating_point:
             continue
@@ -129,6 +133,18 @@ def _match_number(constant: Constant, numbers: scalars.Candidates) -> Repair | N
         return None
     value = torch.full(constant.value.shape, found[0].value, dtype=torch.float64)
     return Repair(constant.name, value, "scalar", found[0].words, constant)
+
+
+def _match_imaginary(constant: Constant, numbers: scalars.Candidates) -> Repair | None:
+    """Match one number times i, as the angles of a transform have it, with the number or its negative."""
+    value = constant.value
+    if value.numel() != 1 or bool(value.real != 0):
+        return None
+    for sign in (1.0, -1.0):
+        found = _match_number(dataclasses.replace(constant, value=sign * value.imag), numbers)
+        if found is not None:
+            return dataclasses.replace(found, value=torch.complex(0.0 * found.value, sign * found.value))
+    return None
 
 
 def _match_elements(constant: Constant, numbers: scalars.Candidates) -> Repair | None:

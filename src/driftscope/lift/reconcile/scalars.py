@@ -23,7 +23,7 @@ _UNIVERSAL = {
     "2*pi": 2 * math.pi, "ln(2)": math.log(2.0), "1/ln(2)": 1 / math.log(2.0), "ln(10)": math.log(10.0),
     "1/ln(10)": 1 / math.log(10.0), "e": math.e, "1/6": 1 / 6, "1/3": 1 / 3, "2/3": 2 / 3, "0.2": 0.2,
     "selu alpha": 1.6732632423543772, "selu gamma": 1.0507009873554805,
-    "2/pi": 2 / math.pi, "sqrt(3)": math.sqrt(3.0), "0.01": 0.01,
+    "2/pi": 2 / math.pi, "pi/2": math.pi / 2, "sqrt(3)": math.sqrt(3.0), "0.01": 0.01,
 }  # fmt: skip
 
 
