@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -29,6 +30,12 @@ HEAVY = (
     "rich",
     "jinja2",
 )
+
+
+@functools.cache
+def read(path: Path) -> list[ast.AST]:
+    """Everything that a file of the package consists of, the whole of it first; read once for all of these tests."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def loaded_after(code: str) -> set[str]:
@@ -67,10 +74,10 @@ def test_house_rules_a_reviewer_can_check(path):
     text = path.read_text(encoding="utf-8")
     assert path.stem not in {"utils", "helpers", "common", "core", "misc", "base"}
     assert len(text.splitlines()) <= 400, "split this file"
-    tree = ast.parse(text)
-    if len(tree.body) > 1:
+    nodes = read(path)
+    if len(nodes[0].body) > 1:
         assert "from __future__ import annotations" in text
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             body = node.body[1:] if ast.get_docstring(node) else node.body
             length = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
@@ -84,7 +91,7 @@ def test_no_import_leads_back_whenever_it_is_made():
     graph = {}
     for name, path in files.items():
         wanted = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in read(path):
             if isinstance(node, ast.ImportFrom) and node.module:
                 wanted |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
             elif isinstance(node, ast.Import):
@@ -106,7 +113,7 @@ def test_folders_are_rooms_and_not_halls():
 def test_a_class_has_a_name_of_its_own():
     places = {}
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in read(path):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
     assert not {name: where for name, where in places.items() if len(where) > 1}
@@ -118,24 +125,32 @@ DOORS = ("programs/pytrees.py", "programs/value_trees.py", "shapes/private_torch
 DOCUMENTED = ("torch.utils._python_dispatch", "torch._inductor.aoti_")
 
 
-def private_names(tree: ast.Module) -> list[str]:
+def dotted(node: ast.AST) -> str:
+    """``a.b.c`` of an attribute of a name; empty of anything else."""
+    if isinstance(node, ast.Attribute):
+        base = dotted(node.value)
+        return base and f"{base}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def private_names(nodes: list[ast.AST]) -> list[str]:
     """Return what a file names of torch, by attribute or import, below a part that begins with one underscore."""
-    named = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    named += [f"{n.module}.{one.name}" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for one in n.names]
-    named += [one.name for node in ast.walk(tree) if isinstance(node, ast.Import) for one in node.names]
+    named = [dotted(node) for node in nodes if isinstance(node, ast.Attribute)]
+    named += [f"{n.module}.{one.name}" for n in nodes if isinstance(n, ast.ImportFrom) for one in n.names]
+    named += [one.name for node in nodes if isinstance(node, ast.Import) for one in node.names]
     private = [name for name in named if name.startswith("torch.") and re.search(r"\._(?!_)", name)]
     return [name for name in private if not any(name.startswith(one) or one.startswith(name) for one in DOCUMENTED)]
 
 
 def test_private_names_of_torch_are_told_from_public_ones():
     code = "import torch._dynamo\nfrom torch.utils import _pytree\ntorch.func.grad(torch.__version__, x._version)"
-    assert private_names(ast.parse(code)) == ["torch.utils._pytree", "torch._dynamo"]
+    assert private_names(list(ast.walk(ast.parse(code)))) == ["torch.utils._pytree", "torch._dynamo"]
 
 
 def test_what_is_private_in_torch_has_one_door_for_each_room():
     for path in FILES:
         name = path.relative_to(PACKAGE).as_posix()
-        found = private_names(ast.parse(path.read_text(encoding="utf-8")))
+        found = private_names(read(path))
         if name not in DOORS:
             assert not [one for one in found if "_pytree" in one], f"{name}: by programs/pytrees.py"
             assert not (found and name.startswith(("shapes/", "transforms/"))), f"{name}: {found}, by its room's door"
