@@ -126,10 +126,13 @@ DOCUMENTED = ("torch.utils._python_dispatch", "torch._inductor.aoti_")
 
 
 def dotted(node: ast.AST) -> str:
-    """``a.b.c`` of an attribute of a name; empty of anything else."""
+    """``a.b().c`` of an attribute of a name, or of what it gives; empty of anything else."""
     if isinstance(node, ast.Attribute):
         base = dotted(node.value)
         return base and f"{base}.{node.attr}"
+    if isinstance(node, ast.Call | ast.Subscript):
+        base = dotted(node.func if isinstance(node, ast.Call) else node.value)
+        return base and f"{base}()"
     return node.id if isinstance(node, ast.Name) else ""
 
 
