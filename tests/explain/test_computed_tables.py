@@ -22,15 +22,23 @@ def biased(x: Tensor) -> Tensor:
     return (x + 16 * torch.sigmoid(torch.relu(PLACES @ FIRST + SHIFT) @ LAST)).tanh()
 
 
-def file(function: str = "Sigmoid", scale: float = 16.0, weight: float = 1.0) -> ModelProto:
+def file(
+    function: str = "Sigmoid", scale: float = 16.0, weight: float = 1.0, rectified: str = "r = Relu(p)"
+) -> ModelProto:
     """The same in a file that stores its first product, rounded to float32."""
     model = parser.parse_model(
-        '<ir_version: 9, opset_import: ["": 20]> g (float[3,7,6] x) => (float[a,b,c] y) { p = Add(w, b) r = Relu(p)'
-        f" m = MatMul(r, v) s = {function}(m) t = Mul(s, k) h = Add(x, t) y = Tanh(h) }}"
+        '<ir_version: 9, opset_import: ["": 20]> g (float[3,7,6] x) => (float[a,b,c] y) { p = Add(w, b)'
+        f" {rectified} m = MatMul(r, v) s = {function}(m) t = Mul(s, k) h = Add(x, t) y = Tanh(h) }}"
     )
     first = FIRST.clone()
     first[1, 3] *= weight
-    held = {"w": (PLACES @ first).numpy(), "b": SHIFT.numpy(), "v": LAST.numpy(), "k": np.float32(scale)}
+    held = {
+        "w": (PLACES @ first).numpy(),
+        "b": SHIFT.numpy(),
+        "v": LAST.numpy(),
+        "k": np.float32(scale),
+        "o": np.float32(0.5),
+    }
     model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n) for n, v in held.items())
     return model
 
@@ -43,7 +51,12 @@ def test_the_same_table_is_the_same_function() -> None:
 
 @pytest.mark.parametrize(
     ("other", "node"),
-    [({"function": "HardSigmoid"}, "HardSigmoid_3"), ({"scale": 15.9}, "Mul_4"), ({"weight": 1.1}, "Add_0")],
+    [
+        ({"function": "HardSigmoid"}, "HardSigmoid_3"),
+        ({"scale": 15.9}, "Mul_4"),
+        ({"weight": 1.1}, "Add_0"),
+        ({"rectified": "u = Abs(p) v2 = Add(u, p) r = Mul(v2, o)", "scale": 15.9}, "Mul_6"),
+    ],
 )
 def test_the_step_from_which_a_table_is_another_one_is_the_place(other: dict, node: str) -> None:
     c = ds.compare(biased, file(**other), (torch.randn(3, 7, 6, generator=DRAWN) / 10,))

@@ -15,7 +15,7 @@ from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.weights import ChangedWeight
 from driftscope.explain.locate.exact_parts import parted, peers_of
-from driftscope.explain.locate.fingerprints import Trail, Visited
+from driftscope.explain.locate.fingerprints import Trail, Visited, steps_to
 from driftscope.explain.locate.operators import MOVES, family
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
@@ -80,7 +80,7 @@ class _ValueTrail:
         return self.trail(step)
 
 
-def other_indices(a: Lifted, b: Lifted, change: ChangedWeight) -> tuple[OtherIndices | None, Visited | None]:
+def computed_otherwise(a: Lifted, b: Lifted, change: ChangedWeight) -> tuple[OtherIndices | None, Visited | None]:
     """The step of a computed constant that looks up other positions than A's does; None where it is another thing.
 
     Second is the step from which on B computes another constant, or makes it; where B stores it, the one that makes
@@ -116,7 +116,7 @@ def _first_other(
     own: Mapping[int, torch.Tensor],
     meant: Mapping[int, torch.Tensor],
 ) -> Visited | None:
-    """The first step of B's piece that is as far from all of A's values as its end is: before, numbers are rounded."""
+    """The first step of B behind all of A's values, but for rounding: they are as far apart there as at the end."""
     values = [meant[s.index].reshape(-1) for s in theirs if s.index in meant]
     if not values or mine[-1].index not in own:
         return None
@@ -126,8 +126,11 @@ def _first_other(
         gaps = (torch.linalg.vector_norm(value - v) for v in values if v.numel() == value.numel())
         return min(map(float, gaps), default=math.inf) / (float(torch.linalg.vector_norm(value)) or 1.0)
 
-    computed = [s for s in mine if s.index in own and family(s.operator) not in MOVES]
-    return next((s for s in computed if apart(s) >= _SHARE * apart(mine[-1])), None)
+    least = _SHARE * apart(mine[-1])
+    makers = {n: s for s in mine if s.index not in own or apart(s) >= least for n in s.outputs}
+    behind = steps_to(mine[-1], makers, lambda _: False, len(mine)).values()
+    computed = (s for s in behind if s.index in own and family(s.operator) not in MOVES)
+    return min(computed, key=lambda s: s.index, default=None)
 
 
 def _watched(graph: Lifted) -> _ValueTrail:

@@ -15,10 +15,10 @@ from driftscope.explain.causes import missing
 from driftscope.explain.causes.computed import (
     OtherNumber,
     computed_from,
+    computed_otherwise,
     drifts_of,
     lacking_terms,
     next_to_nothing,
-    other_indices,
     other_number,
 )
 from driftscope.explain.causes.edits.of_reference import exact, roles_exchanged, with_edits_of_a
@@ -286,7 +286,7 @@ class _Case:
     ) -> Finding:
         if place is not None and not more:
             self.placed.append(change)
-        moved, first = (None, None) if self.a is None or self.b is None else other_indices(self.a, self.b, change)
+        moved, first = (None, None) if self.a is None or self.b is None else computed_otherwise(self.a, self.b, change)
         if moved is not None:
             return self.tell.index(change, moved)
         return self.tell.weight(change, place, more, first)

@@ -102,9 +102,9 @@ def passed_through(parting: Parting, trials: Trials) -> Reason | None:
     wanted = [t for _, t in _read(other)] if alike and other is not None else []
     for step in (s for s in parting.piece if family(s.operator) not in _FOLDED | {"cast"}):
         for name, taken in _read(step) if set(step.outputs) & set(parting.step.inputs) else ():
-            alike = any(taken.agrees(t) for t in wanted)
+            there = any(taken.agrees(t) for t in wanted)
             # A may have the same step, by another name.
-            if other is not None and alike and not _is_read_by(other, trials.captured(step.outputs[:1]), trials):
+            if other is not None and there and not _is_read_by(other, trials.captured(step.outputs[:1]), trials):
                 words = f"it reads {name} through {step.name} ({step.operator}), and {other.operator} in A as it is"
                 return Reason(words, f"Remove {step.name}; let {parting.step.name} read {name}.", None, step)
     return None
