@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+from tests.zoo.tools import dynamo
 from torch import Tensor, nn
 
 import driftscope as ds
@@ -45,10 +45,7 @@ def _quantise(model: ModelProto, node: onnx.NodeProto, slot: int, integers: np.n
 def test_a_quantised_one_is_no_wrong_weight_of_another_layer(one: int, verdict: Verdict, tmp_path: Path):
     torch.manual_seed(0)
     module, x = Grouped().eval(), torch.randn(2, 8, 4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(module, (x,), tmp_path / "m.onnx", dynamo=True, verbose=False)
-    model = onnx.load(tmp_path / "m.onnx")
+    model = onnx.load(dynamo(module, (x,), tmp_path))
     norm = next(n for n in model.graph.node if n.op_type == "InstanceNormalization")
     _quantise(model, norm, 1, np.full(4, one), 1 / 127)
     _quantise(model, norm, 2, np.zeros(4), 1.0)
@@ -171,14 +168,15 @@ class Embedded(nn.Module):
         return torch.cat((made, rows), -1) if self.kept else made
 
 
+def embedded(kept: bool) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Embedded(kept).eval(), torch.randint(0, 50, (3, 7))
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_the_integers_of_an_embedding_are_multiplied_with_the_next_layers(kept: bool, tmp_path: Path):
-    torch.manual_seed(0)
-    module, x = Embedded(kept).eval(), torch.randint(0, 50, (3, 7))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(module, (x,), tmp_path / "m.onnx", dynamo=True, verbose=False)
-    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx")
+    module, x = embedded(kept)
+    quantize_dynamic(dynamo(module, (x,), tmp_path), tmp_path / "q.onnx")
     model = onnx.load(tmp_path / "q.onnx")
     assert any(n.op_type == "MatMulInteger" and n.input[0].startswith("embedding") for n in model.graph.node)
     for a, b in ((module, model), (model, module)):
@@ -195,15 +193,11 @@ def test_the_integers_of_an_embedding_are_multiplied_with_the_next_layers(kept: 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_a_table_quantised_in_blocks_is_its_rounding(symmetric: bool, tmp_path: Path):
     """GatherBlockQuantized, which onnxruntime's quantiser makes of an embedding."""
-    torch.manual_seed(0)
-    module, x = Embedded(True).eval(), torch.randint(0, 50, (3, 7))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.onnx.export(module, (x,), tmp_path / "m.onnx", dynamo=True, verbose=False)
+    module, x = embedded(True)
     how = DefaultWeightOnlyQuantConfig(
         block_size=16, is_symmetric=symmetric, op_types_to_quantize=("Gather",), quant_axes=(("Gather", 1),)
     )
-    quantiser = MatMulNBitsQuantizer(onnx.load(tmp_path / "m.onnx"), algo_config=how)
+    quantiser = MatMulNBitsQuantizer(onnx.load(dynamo(module, (x,), tmp_path)), algo_config=how)
     quantiser.process()
     model = quantiser.model.model
     assert any(n.op_type == "GatherBlockQuantized" for n in model.graph.node)
@@ -216,3 +210,37 @@ def test_a_table_quantised_in_blocks_is_its_rounding(symmetric: bool, tmp_path: 
     wrong[: len(wrong) // 2] *= 1.5
     scale.CopyFrom(numpy_helper.from_array(wrong, scale.name))
     assert ds.compare(module, model, (x,)).verdict is Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize(("bits", "zeros"), [(4, False), (4, True), (8, True)])
+def test_integers_of_a_table_that_share_bytes_are_its_rounding_too(bits: int, zeros: bool):
+    weight = torch.randn(20, 32, generator=torch.Generator().manual_seed(1))
+    blocks, middle = weight.numpy().reshape(20, 2, 16), 1 << (bits - 1)
+    low, high = (blocks.min(-1), blocks.max(-1)) if zeros else (-np.abs(blocks).max(-1), np.abs(blocks).max(-1))
+    scale = ((high - low) / (2 * middle - 2)).astype(np.float32)
+    zero = np.round(-low / scale).astype(np.uint8) if zeros else np.full(scale.shape, middle, np.uint8)
+    integers = (np.round(blocks / scale[..., None]) + zero[..., None]).clip(0, 2 * middle - 1).reshape(20, 32)
+
+    def packed(values: np.ndarray) -> np.ndarray:
+        whole = values.astype(np.uint8)
+        return whole if bits == 8 else whole[..., ::2] | (whole[..., 1::2] << 4)
+
+    def model(factor: float) -> ModelProto:
+        made = helper.make_node(
+            "GatherBlockQuantized", ["d", "i", "s", *(["z"] if zeros else [])], ["r"], "table", domain="com.microsoft",
+            bits=bits, block_size=16, gather_axis=0, quantize_axis=1,
+        )  # fmt: skip
+        held = {"d": packed(integers), "s": scale * np.float32(factor), **({"z": packed(zero)} if zeros else {})}
+        graph = helper.make_graph(
+            [made, helper.make_node("Tanh", ["r"], ["y"])], "g",
+            [helper.make_tensor_value_info("i", TensorProto.INT64, [3, 5])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 5, 32])],
+            [numpy_helper.from_array(value, name) for name, value in held.items()],
+        )  # fmt: skip
+        sets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=sets, ir_version=10)
+
+    x = torch.randint(0, 20, (3, 5), generator=torch.Generator().manual_seed(2))
+    for factor, verdict in ((1.0, Verdict.PRECISION), (1.5, Verdict.DIFFERENT)):
+        found = ds.compare(lambda i: nn.functional.embedding(i, weight).tanh(), model(factor), (x,))
+        assert found.verdict is verdict, found.reason

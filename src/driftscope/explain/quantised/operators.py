@@ -13,7 +13,8 @@ import onnx
 from onnx import NodeProto, helper, numpy_helper
 
 from driftscope.errors import CannotLift
-from driftscope.explain.quantised.weights import PASSING, unpacked
+from driftscope.explain.quantised.undone import identity
+from driftscope.explain.quantised.weights import Graph, unpacked
 
 #: The float operator of each, and how many of its inputs are triples (value, scale, zero point).
 _FLOATS = {
@@ -70,13 +71,7 @@ def _of_two_values(model: onnx.ModelProto) -> dict[str, list[NodeProto]]:
     Both are quantised while running, as a weight that is computed in the graph is, or rows of stored integers, as of an
     embedding: ``Mul(Cast(ConvInteger(x, w)), x_scale * w_scale)``.
     """
-    made = {o: n for n in model.graph.node for o in n.output}
-    stored = {i.name for i in model.graph.initializer}
-    readers: dict[str, list[NodeProto]] = {}
-    for node in model.graph.node:
-        for name in node.input:
-            readers.setdefault(name, []).append(node)
-    found: dict[str, list[NodeProto]] = {}
+    graph, found = Graph(model), dict[str, list[NodeProto]]()
     floats: dict[tuple[str, ...], str] = {}  # of integers that are read more than once
 
     def dequantised(triple: Sequence[str], reader: NodeProto, axis: int) -> tuple[str, list[NodeProto]]:
@@ -87,44 +82,30 @@ def _of_two_values(model: onnx.ModelProto) -> dict[str, list[NodeProto]]:
         return name, [helper.make_node("DequantizeLinear", key, [name], reader.name, axis=axis)]
 
     for node in model.graph.node:
-        if node.op_type == "DequantizeLinear" and node.input[0] in made:
+        if node.op_type == "DequantizeLinear" and node.input[0] in graph.made:
             first = floats.setdefault(tuple(n for n in node.input if n), node.output[0])
-            found |= {} if first == node.output[0] else {node.output[0]: [_identity(first, node)]}
+            found |= {} if first == node.output[0] else {node.output[0]: [identity(first, node)]}
             continue
-        if node.op_type not in ("ConvInteger", "MatMulInteger") or not _both_scaled(node, made, stored):
+        both_scaled = node.op_type in ("ConvInteger", "MatMulInteger") and _both_scaled(node, graph)
+        steps = next((s for s in graph.scaled(node) if s[2].op_type == "Mul"), None) if both_scaled else None
+        if steps is None:
             continue
-        cast = next((r for r in readers.get(node.output[0], []) if r.op_type == "Cast"), None)
-        scaled = next((r for r in readers.get(cast.output[0], []) if r.op_type == "Mul"), None) if cast else None
-        both = (
-            None if cast is None or scaled is None else made.get(next(n for n in scaled.input if n != cast.output[0]))
-        )
-        if cast is None or scaled is None or both is None or both.op_type != "Mul":
-            continue
+        cast, mul, both = steps
         given, axis = [*node.input, "", ""], 0 if node.op_type == "ConvInteger" else 1
         operands = [dequantised(triple, node, axis) for triple in zip(given[:2], both.input, given[2:4], strict=True)]
         kind = node.op_type.removesuffix("Integer")
         product = helper.make_node(kind, [name for name, _ in operands], node.output, node.name)
         product.attribute.extend(node.attribute)
         found[node.output[0]] = [*(part for _, parts in operands for part in parts), product]
-        found[cast.output[0]] = [_identity(node.output[0], cast)]
-        found[scaled.output[0]] = [_identity(cast.output[0], scaled)]
+        found |= {cast.output[0]: [identity(node.output[0], cast)], mul.output[0]: [identity(cast.output[0], mul)]}
     return found
 
 
-def _identity(name: str, node: NodeProto) -> NodeProto:
-    return helper.make_node("Identity", [name], node.output, node.name)
-
-
-def _both_scaled(node: NodeProto, made: dict[str, NodeProto], stored: set[str]) -> bool:
+def _both_scaled(node: NodeProto, graph: Graph) -> bool:
     """Whether none of the two integer tensors is a stored weight beside what was quantised while running."""
-    kinds = []
-    for name in node.input[:2]:
-        source = name
-        while source in made and made[source].op_type in PASSING:
-            source = made[source].input[0]
-        kinds.append("stored" if source in stored else made[source].op_type if source in made else "")
-    dynamic = "DynamicQuantizeLinear"
-    return kinds == [dynamic] * 2 or (kinds[0] == "stored" and kinds[1] in ("stored", dynamic))
+    sources = [graph.behind(name)[0] for name in node.input[:2]]
+    dynamic = [s in graph.made and graph.made[s].op_type == "DynamicQuantizeLinear" for s in sources]
+    return all(dynamic) or (sources[0] in graph.stored and (dynamic[1] or sources[1] in graph.stored))
 
 
 def _parts(

@@ -386,9 +386,7 @@ class _QuantisedSide:
         return self._quantised_by(node.input[0]) if made is not None and made.op_type in PASSING else None
 
     def _quantised_by(self, name: str) -> onnx.NodeProto | None:
-        before = self.graph.made.get(name)
-        while before is not None and before.op_type in PASSING:
-            before = self.graph.made.get(before.input[0])
+        before = self.graph.made.get(self.graph.behind(name)[0])
         return before if before is not None and before.op_type in _QUANTISERS else None
 
     def _costs(self, floats: Lifted, matched: Sequence[tuple[Quantised, str, torch.Tensor]]) -> list[dict[str, Any]]:

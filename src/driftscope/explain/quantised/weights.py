@@ -263,10 +263,7 @@ class Graph:
 
     def _dequantised(self, node: onnx.NodeProto) -> Iterator[Quantised]:
         axis = _integer_of(node, "axis", 1)
-        mover, name = None, node.input[0]
-        while name in self.made and self.made[name].op_type in PASSING:
-            mover = self.made[name]
-            name = mover.input[0]
+        name, mover = self.behind(node.input[0])
         integers, scale = self.array(name), self.array(node.input[1])
         # A scale for every channel holds for the layout in which the operator sees them.
         if integers is None or scale is None or (mover is not None and scale.size > 1):
@@ -276,16 +273,28 @@ class Graph:
         weight = _quantised(node.output[0], node, integers, scale, zero, axis, block)
         yield dataclasses.replace(weight, mover=mover)
 
+    def behind(self, name: str) -> tuple[str, onnx.NodeProto | None]:
+        """What integers are before they are moved, and the node that moves them first; None where none does."""
+        mover = None
+        while name in self.made and self.made[name].op_type in PASSING:
+            mover = self.made[name]
+            name = mover.input[0]
+        return name, mover
+
+    def scaled(self, node: onnx.NodeProto) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto, onnx.NodeProto]]:
+        """The cast of an integer product, the multiplication that applies both scales, and what makes them one."""
+        cast = next((r for r in self.readers.get(node.output[0], []) if r.op_type == "Cast"), None)
+        if cast is None:
+            return
+        for mul in self.readers.get(cast.output[0], []):
+            both = self.made.get(next((n for n in mul.input if n != cast.output[0]), ""))
+            if both is not None and mul.op_type == "Mul":
+                yield cast, mul, both
+
     def scale_of(self, node: onnx.NodeProto) -> tuple[str, onnx.NodeProto] | None:
         """The stored scale of an integer product, and the multiplication that applies both scales."""
-        cast = next((r for r in self.readers.get(node.output[0], []) if r.op_type == "Cast"), None)
-        for mul in self.readers.get(cast.output[0], []) if cast is not None else []:
-            other = next((n for n in mul.input if n != cast.output[0]), "") if cast is not None else ""
-            both = self.made.get(other)
-            names = [n for n in (both.input if both is not None else ()) if n in self.stored]
-            if mul.op_type == "Mul" and len(names) == 1:
-                return names[0], mul
-        return None
+        found = (([n for n in both.input if n in self.stored], mul) for _, mul, both in self.scaled(node))
+        return next(((names[0], mul) for names, mul in found if len(names) == 1), None)
 
     def _integer(self, node: onnx.NodeProto) -> Quantised | None:
         scale = self.scale_of(node)
