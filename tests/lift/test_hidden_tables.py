@@ -78,3 +78,29 @@ def test_another_table_is_another_function(case):
     table.CopyFrom(numpy_helper.from_array(value, table.name))
     for pair in ((model, program), (program, model)):
         assert ds.compare(*pair, inputs).verdict is Verdict.DIFFERENT
+
+
+class Windowed(nn.Module):
+    """A frame times a window that was computed beforehand and stored."""
+
+    def __init__(self, window):
+        super().__init__()
+        self.register_buffer("window", torch.from_numpy(window.astype(np.float32)))
+
+    def forward(self, x):
+        return x * self.window
+
+
+@pytest.mark.parametrize(("size", "beta"), [(8, 12.0), (16, 3.0), (100, 14.0)])
+def test_a_kaiser_window_loses_what_its_bessel_function_makes_of_its_argument(size, beta):
+    """torch's kernel in float32 is up to ``beta`` units off, and so is not the rounded float64 window."""
+
+    def frame(x):
+        return x * torch.kaiser_window(size, True, beta)
+
+    x = torch.randn(4, size, generator=torch.Generator().manual_seed(0))
+    stored = Windowed(np.kaiser(size + 1, beta)[:size])
+    for a, b in ((frame, stored), (stored, frame)):
+        assert ds.compare(a, b, (x,)).verdict in (Verdict.IDENTICAL, Verdict.ROUNDING, Verdict.PRECISION)
+    for wrong in (np.kaiser(size + 1, beta * 1.0001)[:size], np.kaiser(size, beta)):
+        assert ds.compare(frame, Windowed(wrong), (x,)).verdict is Verdict.DIFFERENT

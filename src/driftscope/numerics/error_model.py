@@ -242,6 +242,15 @@ def function(units: Units, *, composite: bool = False) -> Spread:
 
 
 @functools.lru_cache(maxsize=256)
+def kaiser(units: Units, beta: float) -> Spread:
+    """A Kaiser window ``I0(beta sqrt(1 - t^2)) / I0(beta)``: Bessel's function turns what its argument lost into ``beta``
+    times as much, since ``|I0'| <= I0`` (Abramowitz and Stegun 9.6.27: ``I0' = I1``); 1 - t^2 and its root round once each.
+    """
+    argument = math.sqrt(2.0) * ROUNDING_RMS * beta * units.accumulator
+    return Spread(value=math.hypot(function(units, composite=True).value, argument))
+
+
+@functools.lru_cache(maxsize=256)
 def with_parts(spread: Spread, units: Units, *, functions: bool) -> Spread:
     """Add the error of what a kernel cancels on the way; ``sum t^2`` stands for the square of its size.
 

@@ -72,6 +72,8 @@ class Model:
         if samples_at_coordinates(step):
             on_grid = _named(step, ("grid",))
             return error_model.interpolated(spread, units, _farthest(step), stored_coordinates=on_grid)
+        if _named(step, ("kaiser",)):
+            return error_model.kaiser(units, float(step.attributes.get("beta", 12.0)))  # type: ignore[arg-type]
         if _named(step, ("fft",)):
             return error_model.fourier(units, step.rounding.length)
         if self.kernels.fourier is not None and _named(step, ("dft", "stft")):
