@@ -243,8 +243,10 @@ def function(units: Units, *, composite: bool = False) -> Spread:
 
 @functools.lru_cache(maxsize=256)
 def kaiser(units: Units, beta: float) -> Spread:
-    """A Kaiser window ``I0(beta sqrt(1 - t^2)) / I0(beta)``: Bessel's function turns what its argument lost into ``beta``
-    times as much, since ``|I0'| <= I0`` (Abramowitz and Stegun 9.6.27: ``I0' = I1``); 1 - t^2 and its root round once each.
+    """A Kaiser window ``I0(beta sqrt(1 - t^2)) / I0(beta)``.
+
+    ``beta`` times what the argument lost in two roundings: ``|I0'| = |I1| <= I0`` (Abramowitz and Stegun 9.6.27), so an
+    absolute error of the argument becomes a relative one.
     """
     argument = math.sqrt(2.0) * ROUNDING_RMS * beta * units.accumulator
     return Spread(value=math.hypot(function(units, composite=True).value, argument))
