@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from driftscope.explain.causes.rewiring import Reason, Trials
+from driftscope.explain.causes.rewiring import Reason, Trials, is_telling
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary
 from driftscope.explain.locate.operators import MOVES, TURNS, family
@@ -41,6 +41,61 @@ def exchanged_values(parting: Parting, trials: Trials) -> Reason | None:
                 values={one: y, other: x},
             )
     return None
+
+
+def detour(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visited]) -> Reason | None:
+    """A value that the piece reads and A's piece does not, where A's piece reads one that this does not."""
+    other = parting.counterpart
+    if other is None or len(parting.piece) < 2 or not parting.paired:
+        return None
+    mine, wanted = boundary(parting.piece), boundary(theirs)
+    sketches = {n: t for s in (*parting.piece, *theirs) for n, t in zip(s.inputs, s.taken, strict=False)}
+    read = {n: t for n in mine if is_telling(t := sketches[n])}
+    meant = {n: t for n in wanted if is_telling(t := sketches[n])}
+    wrong = [n for n, t in read.items() if not any(t.agrees(w) for w in meant.values())]
+    missing = [n for n, w in meant.items() if not any(w.agrees(t) for t in read.values())]
+    # What is computed from A's value inside a fused operator of A is read in its place.
+    missing = [n for n in missing if not any(_leads(meant[n], name, makers) for name in wrong)]
+    if not wrong or not missing:
+        return None
+    name, reader = _not_shared(wrong[0], mine[wrong[0]], parting.piece, makers)
+    return Reason(
+        f"{reader.name} reads {name}, where A's {other.operator} is computed from {missing[0]}",
+        f"Connect {reader.name} to the value that A calls {missing[0]}.",
+        None,
+        reader,
+        reads=(reader, {name: meant[missing[0]]}),
+    )
+
+
+def _not_shared(
+    name: str, reader: Visited, piece: Sequence[Visited], makers: Mapping[str, Visited]
+) -> tuple[str, Visited]:
+    """Follow a value through views: where it is taken up for this piece, and not for another layer as well."""
+    own, found = {s.index for s in piece}, (name, reader)
+    while family(reader.operator) in MOVES:
+        made = reader.outputs[0]
+        readers = [s for s in makers.values() if made in s.inputs]
+        following = next((s for s in readers if s.index in own), None)
+        if following is None:
+            break
+        reader = following
+        found = found if all(s.index in own for s in readers) else (made, reader)
+    return found
+
+
+def _leads(wanted: Sketch, name: str, makers: Mapping[str, Visited]) -> bool:
+    """Whether a value is computed from another one in a few steps."""
+    left, seen = [name], set[int]()
+    while left and len(seen) < 32:
+        step = makers.get(left.pop())
+        if step is None or step.index in seen:
+            continue
+        seen.add(step.index)
+        if any(t is not None and t.agrees(wanted) for t in step.taken):
+            return True
+        left.extend(n for n in step.inputs if n)
+    return False
 
 
 def connected(cause: Reason | None, trials: Trials) -> Reason | None:

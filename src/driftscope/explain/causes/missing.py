@@ -339,7 +339,8 @@ def computed_there(
     if ends is None or not trials.healed({step.outputs[0]: ends[1]}):
         return None
     ways = way_words(telling[0], telling[-1])
-    why = untried.why if untried is not None and untried.why else f"of the same values A computes {ways}"
+    same = "of the same values " if untried is None else ""  # else it reads another one
+    why = untried.why if untried is not None and untried.why else f"{same}A computes {ways}{'' if same else ' there'}"
     named = parting.first if untried is None else untried.step
     fix = f"Compute in {step.name} what A computes there: {ways}."
     return Reason(why, fix, True, named, values={step.outputs[0]: ends[1]})

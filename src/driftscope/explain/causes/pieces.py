@@ -77,7 +77,7 @@ def _cause(
     peers = functools.cache(trials.peers)
     wire = rewiring.wire(parting, trials.makers)
     seen = wire if trials.tried else None  # what a guessed counterpart reads says nothing
-    detour = rewiring.detour(parting, theirs, trials.makers)
+    detour = misplaced.detour(parting, theirs, trials.makers)
     return (
         _attribute(parting, theirs, trials)
         or missing.ended(parting, theirs, trials)

@@ -185,8 +185,8 @@ def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
     step, other = parting.step, parting.counterpart
     if other is None or family(step.operator) != family(other.operator):
         return None
-    wanted = [(name, t) for name, t in zip(other.inputs, other.taken, strict=False) if _telling(t)]
-    read = [(n, t, a) for n, t, a in zip(step.inputs, step.taken, parting.reads, strict=False) if _telling(t)]
+    wanted = [(name, t) for name, t in zip(other.inputs, other.taken, strict=False) if is_telling(t)]
+    read = [(n, t, a) for n, t, a in zip(step.inputs, step.taken, parting.reads, strict=False) if is_telling(t)]
     if len(read) != len(wanted) or not read:
         return None
     if common_values(step, other) == len(read):
@@ -217,7 +217,7 @@ def wire(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
     )
 
 
-def _telling(sketch: Sketch | None) -> TypeGuard[Sketch]:
+def is_telling(sketch: Sketch | None) -> TypeGuard[Sketch]:
     """Whether a value can be told from others: masks and positions have many spellings."""
     return sketch is not None and not sketch.plain
 
@@ -288,45 +288,6 @@ def _chain(piece: Sequence[Visited], name: str, last: Visited) -> Visited:
     return first or last
 
 
-def detour(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Visited]) -> Reason | None:
-    """A value that the piece reads and A's piece does not, where A's piece reads one that this does not."""
-    other = parting.counterpart
-    if other is None or len(parting.piece) < 2 or not parting.paired:
-        return None
-    mine, wanted = boundary(parting.piece), boundary(theirs)
-    sketches = {n: t for s in (*parting.piece, *theirs) for n, t in zip(s.inputs, s.taken, strict=False)}
-    read = {n: t for n in mine if _telling(t := sketches[n])}
-    meant = {n: t for n in wanted if _telling(t := sketches[n])}
-    wrong = [n for n, t in read.items() if not any(t.agrees(w) for w in meant.values())]
-    missing = [n for n, w in meant.items() if not any(w.agrees(t) for t in read.values())]
-    # What is computed from A's value inside a fused operator of A is read in its place.
-    missing = [n for n in missing if not any(_leads(meant[n], name, makers) for name in wrong)]
-    if not wrong or not missing:
-        return None
-    reader = mine[wrong[0]]
-    return Reason(
-        f"{reader.name} reads {wrong[0]}, where A's {other.operator} is computed from {missing[0]}",
-        f"Connect {reader.name} to the value that A calls {missing[0]}.",
-        None,
-        reader,
-        reads=(reader, {wrong[0]: meant[missing[0]]}),
-    )
-
-
-def _leads(wanted: Sketch, name: str, makers: Mapping[str, Visited]) -> bool:
-    """Whether a value is computed from another one in a few steps."""
-    left, seen = [name], set[int]()
-    while left and len(seen) < 32:
-        step = makers.get(left.pop())
-        if step is None or step.index in seen:
-            continue
-        seen.add(step.index)
-        if any(t is not None and t.agrees(wanted) for t in step.taken):
-            return True
-        left.extend(n for n in step.inputs if n)
-    return False
-
-
 def emptied(parting: Parting, makers: Mapping[str, Visited]) -> Reason | None:
     """A step that does nothing, although the exporter made it of an operator that does something."""
     near = list(parting.piece)
@@ -375,7 +336,7 @@ def _reads_alike(step: Visited, other: Visited) -> bool:
     other_kind = kinds[0] != kinds[1] and not picks and kinds[1] not in MOVES and not idle(other)
     if not other_kind or made is None or meant is None or made.count != meant.count or made.plain != meant.plain:
         return False
-    mine, theirs = [t for t in step.taken if _telling(t)], [t for t in other.taken if _telling(t)]
+    mine, theirs = [t for t in step.taken if is_telling(t)], [t for t in other.taken if is_telling(t)]
     same = len(mine) == len(theirs) and all(x.agrees(y) for x, y in zip(mine, theirs, strict=True))
     return bool(mine) and same and not made.same(meant)
 

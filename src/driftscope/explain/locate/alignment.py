@@ -12,7 +12,7 @@ import difflib
 import itertools
 import math
 import operator
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -130,14 +130,18 @@ def _believed(pairs: dict[int, int], a: Trail, b: Trail) -> dict[int, int]:
     """
     in_a, in_b = ValueIndex(a), ValueIndex(b)
     votes: dict[str, list[bool]] = {}
-    for k, i in pairs.items():
+    passed_on = set[str]()
+    for k, i in sorted(pairs.items()):
         mine, theirs = _main(b.steps[k]), _main(a.steps[i])
         if mine is None or theirs is None or mine.plain or theirs.plain:
             continue
         if _equal(b.steps[k], a.steps[i]):
             votes.setdefault(_piece(b.steps[k]), []).append(True)
         elif in_a.holds(mine) and in_b.holds(theirs):
-            votes.setdefault(_piece(b.steps[k]), []).append(False)
+            # A view of what is contradicted is no further witness.
+            if family(b.steps[k].operator) not in MOVES or passed_on.isdisjoint(b.steps[k].inputs):
+                votes.setdefault(_piece(b.steps[k]), []).append(False)
+            passed_on.update(b.steps[k].outputs)
     if _contradicted([vote for own in votes.values() for vote in own]):
         return {}
     shifted = {piece for piece, own in votes.items() if _contradicted(own)}
@@ -185,7 +189,18 @@ def _by_name(a: Sequence[Visited], b: Sequence[Visited]) -> dict[int, int]:
         other = ends_a.get(name)
         if other is not None and _plausible(other, step):
             pairs[step.index] = other.index
+    # What stands on the way to the end of a node has a name too, in two files of one exporter the same one.
+    inner_a, inner_b = ({s.outputs[0]: s for s in steps if s.outputs[0]} for steps in (a, b))
+    for name in inner_a.keys() & inner_b.keys() if _mostly(inner_a, inner_b) else ():
+        other, step = inner_a[name], inner_b[name]
+        if step.operator == other.operator and other.index not in pairs.values() and _plausible(other, step):
+            pairs.setdefault(step.index, other.index)
     return pairs
+
+
+def _mostly(one: Collection[str], other: Collection[str]) -> bool:
+    """Whether nearly all of these names are common."""
+    return len(set(one) & set(other)) >= _COMMON * max(len(one), len(other))
 
 
 def _plausible(one: Visited, other: Visited) -> bool:

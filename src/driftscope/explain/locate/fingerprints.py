@@ -42,7 +42,7 @@ class Sketch:
     order : float
         A sum that depends on the order of the elements, in row-major order.
     holes : tuple of (int, float)
-        How many elements are infinite, NaN or huge, and a sum that depends on where.
+        How many elements are infinite, NaN or huge, and a sum that depends on where and on their signs.
     plain : bool
         True for integers, masks and tensors of one number: they are in every program, so they are only compared
         where two steps are known to correspond.
@@ -128,6 +128,7 @@ def sketch(value: torch.Tensor) -> Sketch | None:
         gone = int(missing.sum())
         if gone == count:
             return None
+        missing = torch.where(flat < 0.0, -missing, missing)  # what hides on one side shows on the other
         holes = (gone, _sums_of(missing).ordered / gone)
         flat = torch.where(usable, flat, torch.zeros((), dtype=flat.dtype, device=flat.device))
         sums = _sums_of(flat)

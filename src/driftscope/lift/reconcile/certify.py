@@ -204,8 +204,9 @@ class _Attempt:
             result.drifts = measure(result.outputs_a, result.outputs_b, self.pairing, self.thresholds)
 
     def take_if_certified(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
-        """Put further repairs in force only when that makes both the same function."""
-        self._take_if(lambda before, after: all(within(d) for d in after), repairs_a, repairs_b)
+        """Put further repairs in force only when that makes both the same function; a limit of chaos tells nothing."""
+        chaotic = self.thresholds.chaotic
+        self._take_if(lambda _, after: all(within(d) and d.limit <= chaotic for d in after), repairs_a, repairs_b)
 
     def either(self) -> Iterator[_Turn]:
         """Go through B and then A, until they are one function: a side, the other, its repairs, and how to add some."""
