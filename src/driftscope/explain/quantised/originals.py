@@ -6,6 +6,7 @@ import torch
 
 from driftscope.lift.outline import tell_steps
 from driftscope.lift.reconcile.folds import folded_values
+from driftscope.lift.reconcile.subgraphs import evaluate
 from driftscope.lift.steps import Constant, Lifted, Origin, Step, plain_name
 from driftscope.records.finding import Where
 
@@ -14,6 +15,9 @@ _BIAS = {"aten.addmm": 0, "aten.baddbmm": 0, "aten.linear": 2, "Gemm": 2}
 
 # What a program that is quantised without the operators for it makes whole numbers with.
 _ROUNDING = ("round", "floor", "ceil", "trunc", "fake_quantize")
+
+# Noise that a number computed in another order, by another kernel, may be off by.
+_NOISES = 4.0
 
 
 def rounds(graph: Lifted) -> bool:
@@ -59,7 +63,11 @@ def computed_constants(graph: Lifted) -> list[Constant]:
     ]
 
 
-def computed_numbers(graph: Lifted) -> list[tuple[str, float]]:
-    """The single numbers that a program computes from its constants alone, by name: each of a softmax of a few."""
-    found = graph.constant_values().items()
-    return [(n, float(v)) for n, v in found if v.numel() == 1 and v.dtype.is_floating_point and bool(v)]
+def computed_numbers(graph: Lifted) -> list[tuple[str, float, float]]:
+    """The single numbers that a program computes from its constants alone, each of a softmax of a few.
+
+    By name, with how far off they are that somebody computes and stores: few digits, where numbers cancel on the way.
+    """
+    found = evaluate(graph, {})
+    single = {n: float(v) for n, v in found.exact.items() if v.numel() == 1 and v.dtype.is_floating_point}
+    return [(n, v, sum(_NOISES * float(e.abs()) for e in found.noise_of(n))) for n, v in single.items() if v]

@@ -198,7 +198,7 @@ class _QuantisedSide:
         # With what an exporter makes of them: it splits a scale over query and key, as its root.
         meant = [n for n in scalars.numbers(other.constants()) if n.value]
         self.numbers = [n.value for n in meant if n.value > 0 and not n.derived]
-        self.written = [(n.words, n.value) for n in meant] + computed_numbers(other)
+        self.written = [(n.words, n.value, 0.0) for n in meant] + computed_numbers(other)
 
     def judge(self) -> Quantisation | None:
         """Match every weight, undo the quantisation, and hold what is left against the other side."""
@@ -290,8 +290,11 @@ class _QuantisedSide:
         found = ((c, v.reshape(weight.value.shape)) for c, v in self.single)
         stored = next(((c, v) for c, v in found if weight.rounds(v)), None)
         own = float(weight.value)
-        near = ((w, torch.full_like(weight.value, n)) for w, n in self.written if abs(own - n) <= STORED_END * abs(n))
-        return stored or next(((Constant(w, v, Origin.LITERAL, Where()), v) for w, v in near), None)
+        near = next(((w, n) for w, n, off in self.written if abs(own - n) <= STORED_END * abs(n) + off), None)
+        if stored or near is None:
+            return stored
+        meant = torch.full_like(weight.value, near[1])
+        return Constant(near[0], meant, Origin.LITERAL, Where()), meant
 
     def _scales(self) -> list[Finding]:
         """Activations that are scaled back by another number than they were scaled by."""
