@@ -333,7 +333,7 @@ class Cancelled(nn.Module):
 
 @pytest.mark.parametrize(("off", "verdict"), [(4e-6, "PRECISION"), (2e-2, "DIFFERENT")])
 def test_a_number_of_few_digits_may_be_what_another_kernel_computed(off: float, verdict: str, tmp_path: Path):
-    """The difference of two numbers near 148 is 0.6 here: in float32 it is off by 1e-5 and more, whoever computes it."""
+    """The difference of two numbers near 148 is 0.6 here: float32 is off by 1e-5 and more, whoever computes it."""
     model, x = Cancelled().eval(), torch.randn(16, 8, generator=torch.Generator().manual_seed(1))
     small = onnx.load(quantised(model, (x,), tmp_path, "QDQ", dynamo=True))
     held = {t.name: t for t in small.graph.initializer}
