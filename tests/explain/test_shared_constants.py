@@ -113,6 +113,21 @@ def test_a_tape_replaces_what_one_step_reads() -> None:
         tape.run(replace={use_of(constant.name, "nothing"): other})
 
 
+def test_a_tape_replaces_what_one_step_reads_of_a_part() -> None:
+    weight = torch.randn(4, 3, dtype=torch.float64)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return (x + weight.chunk(2)[0]) * weight.chunk(2)[1]
+
+    x, other = torch.randn(2, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    tape = lift_torch(program, (x,), {})
+    (constant,) = (c for c in tape.constants() if c.value.shape == weight.shape)
+    meant = {"add": (x + other[:2]) * weight[2:], "mul": (x + weight[:2]) * other[2:]}
+    for step, wanted in meant.items():
+        (value,) = tape.run(replace={use_of(constant.name, step): other})
+        assert torch.allclose(value.value, wanted, rtol=1e-12)
+
+
 class Rotated(nn.Module):
     """A rotation by tables that are computed from one buffer."""
 

@@ -136,20 +136,22 @@ class Constants:
         readers = [e for e in self._users.get(number, []) if use == use_of(self._tape.values[number].name, e.name)]
         found: dict[tuple[int, str], torch.Tensor] = {}
         for reader, argument in ((r, a) for r in readers for a in r.facts.types):
-            given, views = reader.argument(argument), list[AtenCall]()
+            given, views = reader.argument(argument), list[tuple[AtenCall, int]]()
             while isinstance(given, Ref) and given.value != number:
                 base = self._base_of(self._tape.values[given.value])
                 if base is None:
                     break
-                views.insert(0, self._makers[given.value])
+                maker = self._makers[given.value]
+                views.insert(0, (maker, maker.outputs.index(given.value)))
                 given = Ref(base.id)
             if not isinstance(given, Ref) or given.value != number:
                 continue
             seen = tensor
-            for view in views:
+            for view, result in views:
                 if view.facts.name == "as_strided" or view.kwargs:
                     raise CannotLift(f"{reader.name} reads {use} by its memory.")
-                seen = view.function(*(seen if isinstance(a, Ref) else a for a in view.args))
+                shown = view.function(*(seen if isinstance(a, Ref) else a for a in view.args))
+                seen = shown[result] if isinstance(shown, (list, tuple)) else shown  # one of several parts
             found[reader.index, argument] = seen
         if not found:
             raise CannotLift(f"It cannot be replaced alone: {use}.")
