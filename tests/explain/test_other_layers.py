@@ -88,7 +88,18 @@ def test_it_is_the_place_beside_a_fused_attention_too(layers, exported, view):
     broken, guilty = _rewired(exported, view)
     first, *more = _wrong(layers, broken)
     assert (first.where.node, more) == (guilty, [])
-    assert "of the same values" not in first.why  # it reads another one
+    assert "too, which B does not read" in first.why
+
+
+def test_a_product_of_the_keys_alone_does_not_read_what_a_fused_attention_does(layers, exported):
+    broken = copy.deepcopy(exported)
+    made = {node.output[0]: node for node in broken.graph.node}
+    products = [[made.get(name) for name in n.input] for n in broken.graph.node if n.op_type == "MatMul"]
+    _, (queries, keys) = [pair for pair in products if all(n is not None and n.op_type == "Mul" for n in pair)]
+    queries.input[0] = made[made[made[keys.input[0]].input[0]].input[0]].input[0]  # before its three views
+    first, *more = _wrong(layers, broken)
+    assert (first.where.node, more) == (queries.name, [])
+    assert "too, which B does not read" in first.why
 
 
 @pytest.mark.parametrize("turned", [False, True])

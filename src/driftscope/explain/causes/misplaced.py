@@ -48,24 +48,30 @@ def detour(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, Vis
     other = parting.counterpart
     if other is None or len(parting.piece) < 2 or not parting.paired:
         return None
-    mine, wanted = boundary(parting.piece), boundary(theirs)
-    sketches = {n: t for s in (*parting.piece, *theirs) for n, t in zip(s.inputs, s.taken, strict=False)}
-    read = {n: t for n in mine if is_telling(t := sketches[n])}
-    meant = {n: t for n in wanted if is_telling(t := sketches[n])}
-    wrong = [n for n, t in read.items() if not any(t.agrees(w) for w in meant.values())]
-    missing = [n for n, w in meant.items() if not any(w.agrees(t) for t in read.values())]
-    # What is computed from A's value inside a fused operator of A is read in its place.
-    missing = [n for n in missing if not any(_leads(meant[n], name, makers) for name in wrong)]
+    wrong, missing = read_otherwise(parting.piece, theirs, makers)
     if not wrong or not missing:
         return None
-    name, reader = _not_shared(wrong[0], mine[wrong[0]], parting.piece, makers)
+    called, meant = next(iter(missing.items()))
+    name, reader = _not_shared(wrong[0], boundary(parting.piece)[wrong[0]], parting.piece, makers)
     return Reason(
-        f"{reader.name} reads {name}, where A's {other.operator} is computed from {missing[0]}",
-        f"Connect {reader.name} to the value that A calls {missing[0]}.",
+        f"{reader.name} reads {name}, where A's {other.operator} is computed from {called}",
+        f"Connect {reader.name} to the value that A calls {called}.",
         None,
         reader,
-        reads=(reader, {name: meant[missing[0]]}),
+        reads=(reader, {name: meant}),
     )
+
+
+def read_otherwise(
+    piece: Sequence[Visited], theirs: Sequence[Visited], makers: Mapping[str, Visited]
+) -> tuple[list[str], dict[str, Sketch]]:
+    """The values that a piece reads and A's piece does not, and those that A's reads and this does not."""
+    sketches = {n: t for s in (*piece, *theirs) for n, t in zip(s.inputs, s.taken, strict=False)}
+    read, meant = ({n: t for n in boundary(some) if is_telling(t := sketches[n])} for some in (piece, theirs))
+    wrong = [n for n, t in read.items() if not any(t.agrees(w) for w in meant.values())]
+    missing = {n: w for n, w in meant.items() if not any(w.agrees(t) for t in read.values())}
+    # What is computed from A's value inside a fused operator of A is read in its place.
+    return wrong, {n: w for n, w in missing.items() if not any(_leads(w, name, makers) for name in wrong)}
 
 
 def _not_shared(

@@ -13,12 +13,14 @@ import torch
 from torch.nn import functional
 
 from driftscope.explain.causes.counterparts import read_as_often
+from driftscope.explain.causes.misplaced import read_otherwise
 from driftscope.explain.causes.rewiring import Reason, Trials, idle
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary
 from driftscope.explain.locate.operators import MOVES, TURNS, family
 from driftscope.lift.steps import Constant, plain_name
 from driftscope.records.user_code import written
+from driftscope.records.words import joined
 
 # Relative to the difference it should be, what a constant may leave of it.
 _SAME = 1e-6
@@ -338,10 +340,13 @@ def computed_there(
     ends = trials.ends() if telling and not len(mine) > 1 < len(telling) else None
     if ends is None or not trials.healed({step.outputs[0]: ends[1]}):
         return None
-    ways = way_words(telling[0], telling[-1])
-    same = "of the same values " if untried is None else ""  # else it reads another one
-    why = untried.why if untried is not None and untried.why else f"{same}A computes {ways}{'' if same else ' there'}"
-    named = parting.first if untried is None else untried.step
+    ways, named = way_words(telling[0], telling[-1]), parting.first if untried is None else untried.step
+    why = f"of the same values A computes {ways}"
+    lacking = list(read_otherwise(parting.piece, theirs, trials.makers)[1])
+    if lacking:
+        why = f"A computes {ways} there, of {joined(lacking)} too, which B does not read"
+        named = named if untried is not None else next(iter(mine), named)
+    why = untried.why if untried is not None and untried.why else why
     fix = f"Compute in {step.name} what A computes there: {ways}."
     return Reason(why, fix, True, named, values={step.outputs[0]: ends[1]})
 
