@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import pytest
+from onnx import numpy_helper
 from optimised_graphs import APPROXIMATE, batch, four_bit_model, two_faults, written_gelu
 
 import driftscope as ds
@@ -137,3 +141,16 @@ def test_two_comparisons_that_blame_give_the_same_findings():
         return c.to_dict()["findings"]
 
     assert findings() == findings()
+
+
+@pytest.mark.parametrize(("factor", "asked"), [(1.001, True), (3.0, False)])
+def test_an_optimiser_is_asked_about_where_it_may_be_a_part_of_what_is_seen(factor: float, asked: bool):
+    """Beside a weight three times as large, an approximation of a few millionths is none."""
+    changed = copy.deepcopy(written_gelu())
+    weight = next(t for t in changed.graph.initializer if list(t.dims) == [64, 64])
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(factor), weight.name))
+    compared = ds.compare(ds.onnx(changed, level="disable"), ds.onnx(written_gelu(), config=APPROXIMATE), batch())
+    assert compared.verdict is ds.Verdict.DIFFERENT
+    assert compared.first is not None
+    assert compared.first.code == "W008"
+    assert any(f.code in ("O013", "O014") for f in compared.findings) is asked

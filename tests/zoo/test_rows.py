@@ -65,3 +65,17 @@ def test_a_tool_is_wrong_where_it_wrote_another_attribute_that_was_tried(verifie
     assert really_wrong(fused) is (verified is True)
     fused["more"]["whys"] = ["the steps up to view (View) compute something else than aten.mm in A."]
     assert not really_wrong(fused)
+
+
+@pytest.mark.parametrize(
+    "why",
+    [
+        "B has no such step: without relu_1 (aten.relu) this piece gives B's values.",
+        "node_conv reads max_pool2d as it is, where A computes relu (aten.relu, models/nfnet.py:259) of it first.",
+    ],
+)
+def test_a_quantiser_that_loses_a_relu_is_wrong_where_that_was_tried(why: str):
+    lost = row("a/int8-qoperator", "DIFFERENT", codes=("N001",), verified=True)
+    lost["more"]["whys"] = [why]
+    assert really_wrong(lost)
+    assert not really_wrong({**lost, "more": {**lost["more"], "verified": None}})

@@ -100,13 +100,20 @@ def _same_file(scene: JudgedPair) -> bool:
     return one.proto is other.proto or (one.path is not None and one.path == other.path)
 
 
+# Share of the difference of two functions below which an optimiser is not asked about.
+_PART = 1e-3
+
+
 def _asks_for_blame(scene: JudgedPair) -> bool:
     if all(o.verdict in (Verdict.IDENTICAL, Verdict.ROUNDING) for o in scene.outputs):
         return False
     optimized = scene.evidence.optimized
+    known = scene.evidence.reconciled
+    same = known is None or known.same_function
     if optimized is not None and not optimized.same_function:
-        return True
-    same = scene.evidence.reconciled is None or scene.evidence.reconciled.same_function
+        # Beside another function, what folding in a narrow format does to the file is no part of what is seen.
+        own, whole = (max((d.value for d in r.drifts), default=0.0) for r in (optimized, known or optimized))
+        return same or not own < _PART * whole
     return same and any(code in _NATIVE for code in scene.codes)
 
 

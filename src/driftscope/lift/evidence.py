@@ -271,6 +271,8 @@ def _together(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Ten
 
 # Limits beyond which a drift is more than two floors of one function can differ by.
 _FAR = 1e4
+# The same of what is left once constants are reconciled.
+_BEYOND = 1e2
 # A drift that results of any format would show.
 _SEEN = 1e-2
 
@@ -332,13 +334,15 @@ def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Threshold
     near = any(not within(d) and d.value < _FAR * d.limit for d in drifts)
     if not near:
         found.optimized = reconcile(found.b.graph, optimized.graph, clean, pairing, thresholds)
-    if found.optimized is None or not found.optimized.same_function:
+    known = found.optimized
+    if known is None or any(not within(d) and d.value < _BEYOND * d.limit for d in known.drifts):
         theirs = floor64_of(optimized, seed + 1000)
         pairing = OutputPairing(same, [_together(floor64[k], theirs[k]) for k, _ in same])
-        found.optimized = reconcile(found.b.graph, optimized.graph, clean, pairing, thresholds)
-    if not found.optimized.same_function and found.a.graph is not None and found.reconciled is not None:
+        known = found.optimized = reconcile(found.b.graph, optimized.graph, clean, pairing, thresholds)
+    sure = found.reconciled is not None and found.reconciled.same_function
+    if not known.same_function and found.a.graph is not None and sure:
         # A constant that the file implies (the 1/6 of HardSwish) and the optimiser writes out is A's, rounded.
         whole = pairing_of(found.a, optimized, [(i, j) for i, j in found.pairs if j < len(optimized.clean)], seed)
         through = reconcile(found.a.graph, optimized.graph, (found.a.clean, optimized.clean), whole, thresholds)
-        if through.same_function and found.reconciled.same_function:
+        if through.same_function:
             found.optimized = None

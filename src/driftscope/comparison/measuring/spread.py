@@ -53,7 +53,9 @@ class Ratio:
 
 
 def finite(x: torch.Tensor) -> torch.Tensor:
-    """The tensor with zeros where it is not finite."""
+    """The tensor with zeros where it is not finite; the tensor itself where all of it is, which one pass tells."""
+    if x.numel() and x.is_floating_point() and math.isfinite(largest_magnitude(x)):
+        return x
     return torch.where(torch.isfinite(x), x, torch.zeros((), dtype=x.dtype, device=x.device))
 
 
@@ -178,7 +180,7 @@ def _shared(drift: torch.Tensor, noises: Sequence[torch.Tensor], axis: int | Non
     return 1.0 / (squared + (1.0 - squared.sqrt()).square() / elements)
 
 
-def drift_in_floors(drift: torch.Tensor, noises: list[torch.Tensor]) -> Ratio:
+def drift_in_floors(drift: torch.Tensor, noises: list[torch.Tensor], enough: float = 1.0) -> Ratio:
     """Return rho: rms(drift) over the root of the summed squared floors, largest over tensor, slices and tail.
 
     Parameters
@@ -188,6 +190,8 @@ def drift_in_floors(drift: torch.Tensor, noises: list[torch.Tensor]) -> Ratio:
     noises : list of Tensor, shape S
         Noise samples, one or more per side; each is what ordinary rounding did in one noise run. Their
         squares add up (DESIGN section 2, step 3).
+    enough : float
+        A ratio that is not looked into further: what elements share could only make it smaller.
 
     Returns
     -------
@@ -211,7 +215,7 @@ def drift_in_floors(drift: torch.Tensor, noises: list[torch.Tensor]) -> Ratio:
     # Scaled to a floor of 1, so that fourth powers stay in range.
     moved, noise = moved / floor, noise / floor
     found = _worst_of(moved, noise, whole)
-    if found.value <= 1.0:
+    if found.value <= enough:
         return found
     axes = [axis for axis in range(moved.ndim) if 1 < moved.shape[axis] < moved.numel()]
     shared = {axis: _shared(drift, noises, axis) for axis in axes}

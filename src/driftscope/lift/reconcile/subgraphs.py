@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from driftscope.comparison.measuring.spread import drift_in_floors, finite, shared_sentinels
+from driftscope.comparison.measuring.spread import drift_in_floors, finite, largest_magnitude, shared_sentinels
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.reconcile.arrangements import near, numbered
 from driftscope.lift.reconcile.matching import HALF_ULP, Repair, clamped_elements, same_name, ulp, uniform
@@ -35,6 +35,8 @@ _EACH = 2.0
 _ALIKE = 2e-2
 # And of a multiple of it, of which there are more to choose from.
 _FACTOR = 1e-3
+# Below the most negative number of any format: no mask.
+_USUAL = 65504.0
 
 
 @dataclass(slots=True)
@@ -338,13 +340,16 @@ def _storing(exact: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
 
 
 def _is_rounding(native: torch.Tensor, exact: torch.Tensor, noises: Sequence[torch.Tensor], limit: float) -> bool:
+    reals = native.numel() > 0 and not (native.is_complex() or exact.is_complex())
+    if reals and max(map(largest_magnitude, (native, exact, *noises))) < _USUAL:
+        return drift_in_floors(native - exact, list(noises), limit).value <= limit
     if not torch.equal(torch.isnan(native), torch.isnan(exact)):
         return False
     keep = ~shared_sentinels(native, exact)
     if bool((~(torch.isfinite(native) & torch.isfinite(exact)) & keep).any()):
         return False  # it left the range of its format, or a mask has its infinities elsewhere
     gap = torch.where(keep, native - exact, exact.new_zeros(()))
-    return drift_in_floors(finite(gap), [torch.where(keep, n, n.new_zeros(())) for n in noises]).value <= limit
+    return drift_in_floors(finite(gap), [torch.where(keep, n, n.new_zeros(())) for n in noises], limit).value <= limit
 
 
 def _each_is_rounding(
