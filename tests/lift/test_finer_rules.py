@@ -82,6 +82,7 @@ ATTRIBUTES: dict[str, Function] = {
     "picked": lambda v: v.gather(1, v.argsort(-1)) + v.roll((1, 2), (0, 1)) + v.repeat(2, 1)[:8],
     "indexed": lambda v: v.index_select(1, v[0].argsort()) * v[:, :1],
     "classes": lambda v: F.nll_loss(F.log_softmax(v, -1), v.argmax(-1)) + F.cross_entropy(v, v.argmin(-1)),
+    "parts": lambda v: torch.cat([part * (k + 1) for k, part in enumerate((*v.split([3, 13], 1), *v.split(5, 1)))], 1),
     "axes": lambda v: v.sum((0, 1)) + torch.softmax(v, 0).mean(1),
 }
 
@@ -266,3 +267,30 @@ def test_a_sum_of_exponentials_far_out_is_decided_behind_a_slice(factor: float, 
     pair = (lambda x: torch.logaddexp(x, x.flip(-1)), model)
     found = ds.compare(*(pair[::-1] if turned else pair), (X * 1e18,), isolate=False)
     assert found.verdict == (Verdict.PRECISION if factor == 1.0 else Verdict.DIFFERENT), found.reason
+
+
+@pytest.mark.parametrize("shift", [1e17, -1e17])
+@pytest.mark.parametrize("turned", [False, True], ids=["B", "A"])
+@pytest.mark.parametrize("same", [True, False])
+def test_what_a_gemm_and_a_split_lose_is_told_from_another_function(shift: float, turned: bool, same: bool) -> None:
+    """A shift that float64 loses everything beside: of the two parts' differences, only the balls know one."""
+    held = [
+        helper.make_tensor("w", TensorProto.FLOAT, [16, 8], X.T.reshape(-1).tolist()),
+        helper.make_tensor("bias", TensorProto.FLOAT, [16], [shift] * 16),
+    ]
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "bias"], ["large"], transA=1, transB=1, alpha=2.0, beta=0.5),
+        helper.make_node("Split", ["large"], ["one", "two"], axis=1, num_outputs=2),
+        helper.make_node("Sub", ["one", "two"] if same else ["two", "one"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in (("x", [8, 16]), ("y", [16, 8]))]
+    graph = helper.make_graph(nodes, "parts", ends[:1], ends[1:], held)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        wide = 2.0 * (x.T.double() @ X.T.reshape(16, 8).T.double())
+        return (wide[:, :8] - wide[:, 8:]).float()
+
+    found = ds.compare(*((model, program) if turned else (program, model)), (X,), isolate=False)
+    wrong = found.verdict is Verdict.DIFFERENT
+    assert wrong is not same, found.reason

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from driftscope.explain.locate.alignment import Alignment, ValueIndex
-from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited, common_values, sketch, steps_to
+from driftscope.explain.locate.alignment import Alignment
+from driftscope.explain.locate.fingerprints import Sketch, Trail, ValueIndex, Visited, common_values, sketch, steps_to
 from driftscope.explain.locate.operators import MOVES, family
 
 # Pieces that only select or join elements.

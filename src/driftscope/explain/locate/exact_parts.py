@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from driftscope.explain.locate.alignment import ValueIndex
-from driftscope.explain.locate.fingerprints import Sketch, Trail, Visited
+from driftscope.explain.locate.fingerprints import Sketch, Trail, ValueIndex, Visited
 from driftscope.explain.locate.operators import family
 
 

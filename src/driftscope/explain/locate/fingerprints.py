@@ -7,9 +7,10 @@ that a transposition that should not be there is seen where the layouts are know
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -328,3 +329,49 @@ def _like(value: torch.Tensor, computed: torch.Tensor, tape: bool) -> torch.Tens
     if not tape and value.ndim == computed.ndim and sorted(value.shape) == sorted(computed.shape):
         return value
     return value.reshape(computed.shape) if value.numel() == computed.numel() else computed
+
+
+class ValueIndex:
+    """Sketches of one run, found by element count and size."""
+
+    def __init__(self, trail: Trail, within: float = AGREE):
+        self._within = within
+        self._by_count: dict[int, list[tuple[Sketch, str]]] = {}
+        computed = [pair for step in trail.steps for pair in zip(step.outputs, step.sketches, strict=False)]
+        for name, found in (*trail.inputs.items(), *computed):
+            if found is not None and not found.plain:
+                self._by_count.setdefault(found.count, []).append((found, name))
+        for found_list in self._by_count.values():
+            found_list.sort(key=lambda entry: entry[0].size)
+
+    def names_of(self, wanted: Sketch | None) -> list[str]:
+        """Names of the values with the same elements; those in the same order first."""
+        if wanted is None or wanted.plain:
+            return []
+        ordered: list[str] = []
+        moved: list[str] = []
+        for candidate, name in self._near(wanted):
+            if candidate.agrees(wanted, self._within):
+                (ordered if candidate.same(wanted, self._within) else moved).append(name)
+        return ordered + moved
+
+    def _near(self, wanted: Sketch) -> Iterator[tuple[Sketch, str]]:
+        candidates = self._by_count.get(wanted.count, [])
+        slack = 2 * self._within
+        low = bisect.bisect_left(candidates, wanted.size * (1 - slack), key=lambda entry: entry[0].size)
+        high = wanted.size * (1 + slack)
+        while low < len(candidates) and candidates[low][0].size <= high:
+            yield candidates[low]
+            low += 1
+
+    def holds(self, wanted: Sketch | None) -> bool:
+        """Whether some value of the run has the same elements."""
+        return bool(self.names_of(wanted))
+
+    def holds_in_order(self, wanted: Sketch | None) -> bool:
+        """Whether some value of the run has the same elements in the same order."""
+        return wanted is not None and any(s.same(wanted, self._within) for s, _ in self._near(wanted))
+
+    def name_of(self, wanted: Sketch | None) -> str:
+        """The first name of a value with the same elements; "" for none."""
+        return next(iter(self.names_of(wanted)), "")

@@ -128,6 +128,15 @@ def _addmm(g: Given) -> Balls:
     return g.real(0) * beta + g.real(1) @ g.real(2) * alpha  # type: ignore[no-any-return]
 
 
+def _gemm(g: Given) -> Balls:
+    one, other = (g.real(k).T if g.attribute(name) else g.real(k) for k, name in ((0, "transA"), (1, "transB")))
+    beta, alpha = (flint.arb(1.0 if v is None else float(v)) for v in (g.attribute("beta"), g.attribute("alpha")))
+    found = one @ other * alpha
+    return np.asarray(
+        found + g.real(2) * beta if len(g.inputs) > 2 and g.inputs[2] is not None else found, dtype=object
+    )
+
+
 def _chosen(pick: Callable[[Any, Any], Any]) -> Rule:
     return lambda g: np.frompyfunc(pick, 2, 1)(g.real(0), g.other("other"))
 
@@ -277,7 +286,7 @@ RULES: dict[str, Rule] = {
     "sum": lambda g: _reduce(g, False), "reducesum": lambda g: _reduce(g, False),
     "mean": lambda g: _reduce(g, True), "reducemean": lambda g: _reduce(g, True),
     "softmax": lambda g: _softmax(g, False), "log_softmax": lambda g: _softmax(g, True),
-    "logsoftmax": lambda g: _softmax(g, True), "linear": _linear, "addmm": _addmm,
+    "logsoftmax": lambda g: _softmax(g, True), "linear": _linear, "addmm": _addmm, "gemm": _gemm,
     "mm": lambda g: g.real(0) @ g.real(1), "bmm": lambda g: g.real(0) @ g.real(1),
     "matmul": lambda g: g.real(0) @ g.real(1), "maximum": _chosen(_larger), "max": _chosen(_larger),
     "minimum": _chosen(_smaller), "min": _chosen(_smaller),
@@ -303,6 +312,8 @@ def operations(name: str, step: Step) -> int:
     output, first = step.outputs[0], step.inputs[0] if step.inputs else None
     second = step.inputs[1] if len(step.inputs) > 1 else None
     count, given = output.numel() if output is not None else 0, first.numel() if first is not None else 0
+    if name == "gemm" and first is not None:
+        return first.numel() * (output.shape[-1] if output is not None else 1)
     if name in ("linear", "mm", "bmm", "matmul", "addmm") and first is not None and second is not None:
         return count * (second if name == "addmm" else first).shape[-1]
     if RULES.get(name) is convolution and second is not None:

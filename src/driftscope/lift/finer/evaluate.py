@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from driftscope.lift.finer.given import Balls, Given
 
 BITS = 212
-# Where these do not tell a number from zero, so many may: `1 - sigmoid(x)` up to 5600. They are that much dearer.
-_FAR, _DEAR = 8192, 32
+# Where these do not tell a number from zero, more may: beside a mask of 3e38, and `1 - sigmoid(x)` up to 5600. How much
+# dearer these are.
+_MORE = ((BITS, 1), (512, 1), (8192, 32))
 _UNIT = 2.0**-53
 # Proven relative error below which an evaluation says anything about float64's last digits.
 PROVEN = 2.0**-60
@@ -111,9 +112,9 @@ def evaluate(
     before, found = flint.ctx.prec, list[Fine | None]()
     try:
         replace = {r.name: r.value for r in repairs}
-        for bits, most in ((BITS, work), (_FAR, work // _DEAR)):
+        for bits, dear in _MORE:
             flint.ctx.prec = bits
-            run = _BallRun({r.name: float(r.value) for r in repairs if r.value.numel() == 1}, most=most)
+            run = _BallRun({r.name: float(r.value) for r in repairs if r.value.numel() == 1}, most=work // dear)
             outputs = graph.run(observe=run, replace=replace)
             found = [run.fine(output.name, output.value, bits) for output in outputs]
             if not any(one is not None and one.open for one in found):
@@ -185,19 +186,23 @@ class _BallRun:
             inputs = [self._balls(n, v) for n, v in zip(step.input_names, step.inputs, strict=False)]
             given = Given(step, inputs, tuple(output.shape), dict(self.numbers))
             with np.errstate(invalid="ignore"):  # numpy looks at what a rule asked of a ball that may be any number
-                found = balls.as_balls(rule(given))
+                made = rule(given)
+            parts = [balls.as_balls(part) for part in (made if isinstance(made, tuple) else (made,))]
         except (NoRule, ValueError, ZeroDivisionError, IndexError, OverflowError):
             self._lose(step)
             return
+        found = parts[0]
         if found.shape != tuple(output.shape) or not self._reads(step, rule, found, output):
             self._lose(step)
             return
-        self.values[step.output_names[0]] = found
+        self.values.update(zip(step.output_names, parts, strict=False))
         self.written.write(step, found)
         self.ends.keep(step, found, output)
         if step.output_names[0] not in self.ends.seen:  # what leaves its range is no matter of digits
             self._weigh(step, name, found, output)
-        self.lost.update(n for n in step.output_names[1:] if n)
+        before = max((self.errors.get(n, 0.0) for n in step.input_names), default=0.0)
+        self.errors.update(dict.fromkeys(step.output_names[1 : len(parts)], before))  # parts are moved alone
+        self.lost.update(n for n in step.output_names[len(parts) :] if n)
 
     def _spend(self, operations: int) -> None:
         self.work += operations
@@ -238,11 +243,14 @@ class _BallRun:
         if all(beside):
             return True
         floats = [balls.ball_array(v) if v is not None and v.is_floating_point() else None for v in step.inputs]
-        again = balls.as_balls(rule(Given(step, floats, tuple(output.shape), dict(self.numbers))))
+        again = rule(Given(step, floats, tuple(output.shape), dict(self.numbers)))
+        again = balls.as_balls(again[0] if isinstance(again, tuple) else again)
         return all(map(operator.or_, beside, _beside(again, output, step.inputs)))
 
     def _weigh(self, step: Step, name: str, found: Balls, value: torch.Tensor) -> None:
         """Remember the step whose float64 result is relatively further off than anything it was made of."""
+        from driftscope.lift.finer.moves import MOVES
+
         flat, wanted = found.reshape(-1), value.reshape(-1)
         worst = 0.0
         for k in _places(len(flat)):
@@ -250,8 +258,8 @@ class _BallRun:
             worst = max(worst, float(abs((exact - held) / exact))) if exact.is_finite() and exact else worst
         self.errors[step.output_names[0]] = worst
         before = max((self.errors.get(n, 0.0) for n in step.input_names), default=0.0)
-        digits = math.log10(worst / max(before, _UNIT)) if worst > _UNIT else 0.0
-        if self.loss is None or digits > self.loss.digits:
+        digits = min(math.log10(worst / max(before, _UNIT)), 16.0) if worst > _UNIT else 0.0
+        if self.loss is None or (digits > self.loss.digits and name not in MOVES):  # a view looks at other elements
             where = dataclasses.replace(step.where, node=step.name, operator=step.operator)
             self.loss = Loss(where, digits, name in ("add", "sub", "rsub"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import flint
 import numpy as np
@@ -122,7 +123,17 @@ def _repeated(g: Given) -> Balls:
     return np.tile(g.real(0), times)
 
 
-MOVES: dict[str, Callable[[Given], Balls]] = {
+def _split(g: Given) -> tuple[Balls, ...]:
+    """All parts, by the sizes that the step's results have."""
+    x, axis = g.real(0), int(g.attribute("dim", "axis") or 0)
+    sizes = [part.shape[axis] for part in g.step.outputs if part is not None]
+    if len(sizes) != len(g.step.outputs) or sum(sizes) != x.shape[axis]:
+        raise NoRule
+    return tuple(np.split(x, np.cumsum(sizes)[:-1], axis))
+
+
+MOVES: dict[str, Callable[[Given], Any]] = {
+    **dict.fromkeys(("split", "split_with_sizes"), _split),
     **dict.fromkeys(
         ("view", "unsafe_view", "reshape", "unsqueeze", "squeeze", "flatten", "clone", "to_copy", "contiguous", "cast",
          "identity", "alias", "detach", "dropout"), _moved,

@@ -24,7 +24,7 @@ from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.kept import look
 from driftscope.lift.readings import readings_kept
 from driftscope.lift.reconcile import folds, matching, subgraphs, uses
-from driftscope.lift.reconcile.drifts import WEAK, OutputPairing, is_disputed, measure, within
+from driftscope.lift.reconcile.drifts import WEAK, OutputPairing, floors_of_tables, is_disputed, measure, within
 from driftscope.lift.reconcile.exact import exact_repairs
 from driftscope.lift.reconcile.matching import Repair, merged, moves
 from driftscope.lift.reconcile.sides import ReconciledSide, is_tensor
@@ -137,8 +137,9 @@ def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairi
     fine_a = finer.evaluate(a, result.repairs_a, work, result.outputs_a)
     fine_b = finer.evaluate(b, result.repairs_b, work, result.outputs_b) if fine_a else []
     drifts = list(result.drifts)
-    computed = (c for graph in (a, b) for c in graph.constants() if c.origin is Origin.COMPUTED and c.frontier)
-    floor64 = pairing.floor64 if any(is_tensor(c) for c in computed) else [None] * len(drifts)
+    known = (a, result.repairs_a, fine_a), (b, result.repairs_b, fine_b)
+    chaotic = any(d.limit > thresholds.chaotic for d in (*result.before, *drifts))
+    floor64 = floors_of_tables(known, pairing, chaotic, work)
     for k in disputed:
         i, j = pairing.indices[k]
         one, two = (fine[n] if n < len(fine) else None for fine, n in ((fine_a, i), (fine_b, j)))
