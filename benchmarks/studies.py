@@ -19,8 +19,9 @@ serves the mean and the layer norm), 0.015 s predict, and 0.025 s are 162 cells 
 
 The reduction as it is called, ``ds.studies.reduction(permutations=128)`` with its default workers, in a fresh process
 whose first call counts all imports on both sides: 6 times as fast is promised for the first call, 10 for the second.
-Measured on 2026-11-24, two cores, load 5, in CPU time: 5.4 (0.372 s beside 2.013 s: broken) and 12.8 (0.134 s beside
-1.722 s). Of the first call 0.23 s are imports and what numpy does the first time; no worker is started, since the
+Measured on 2026-11-27, two cores of an Intel Xeon with nothing else to run, in CPU time: 4.2 (0.517 s beside 2.147 s:
+broken) and 14.3 (0.116 s beside 1.661 s). Of the first call 0.2 s are imports, a third of them numpy's, which the loop
+needs as well, and as much again is what numpy and the memory do the first time; no worker is started, since the
 estimate says that the cells take less than a worker's start.
 
 Run: ``OMP_NUM_THREADS=1 python -m benchmarks studies``
