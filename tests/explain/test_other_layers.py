@@ -75,19 +75,19 @@ def _rewired(model: onnx.ModelProto, view: int) -> tuple[onnx.ModelProto, str]:
 @pytest.mark.parametrize("view", range(3))
 @pytest.mark.parametrize("turned", [False, True])
 def test_the_view_that_reads_another_layers_keys_is_the_place(exported, view, turned):
-    broken, guilty = _rewired(exported, view)
+    broken, edited = _rewired(exported, view)
     first, *more = _wrong(*((broken, exported) if turned else (exported, broken)))
-    assert (first.where.node, more) == (guilty, [])
+    assert (first.where.node, more) == (edited, [])
     assert first.verified
-    assert first.fix.startswith(f"Connect {guilty} to")
+    assert first.fix.startswith(f"Connect {edited} to")
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("view", range(3))
 def test_it_is_the_place_beside_a_fused_attention_too(layers, exported, view):
-    broken, guilty = _rewired(exported, view)
+    broken, edited = _rewired(exported, view)
     first, *more = _wrong(layers, broken)
-    assert (first.where.node, more) == (guilty, [])
+    assert (first.where.node, more) == (edited, [])
     assert "too, which B does not read" in first.why
 
 

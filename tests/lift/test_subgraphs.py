@@ -534,3 +534,12 @@ def test_of_a_thousand_numbers_those_that_could_be_the_factor_are_looked_up(fact
     if found:
         assert torch.equal(repairs[0].value, factor * tables["t6"])
     assert len(read) <= 5 * len(tables)  # not once for each number
+
+
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_number_beside_none_is_no_rounding(where: int) -> None:
+    pair = [torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)]
+    noises = [torch.full((4,), 1e-3, dtype=torch.float64)]
+    assert subgraphs._is_rounding(*pair, noises, 2.0)
+    pair[where][2] = math.nan
+    assert not subgraphs._is_rounding(*pair, noises, 2.0)

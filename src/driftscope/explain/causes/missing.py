@@ -341,14 +341,29 @@ def computed_there(
     if ends is None or not trials.healed({step.outputs[0]: ends[1]}):
         return None
     ways, named = way_words(telling[0], telling[-1]), parting.first if untried is None else untried.step
-    why = f"of the same values A computes {ways}"
-    lacking = list(read_otherwise(parting.piece, theirs, trials.makers)[1])
+    why = untried.why if untried is not None else ""
+    lacking = [] if why else _unread(parting.piece, theirs, trials)
     if lacking:
         why = f"A computes {ways} there, of {joined(lacking)} too, which B does not read"
         named = named if untried is not None else next(iter(mine), named)
-    why = untried.why if untried is not None and untried.why else why
+    why = why or f"of the same values A computes {ways}"
     fix = f"Compute in {step.name} what A computes there: {ways}."
     return Reason(why, fix, True, named, values={step.outputs[0]: ends[1]})
+
+
+def _unread(piece: Sequence[Visited], theirs: Sequence[Visited], trials: Trials) -> list[str]:
+    """The values that A's piece reads and this one does not, nor what they are views of: A may repeat keys before."""
+    read = [t for s in piece for t in s.taken if t is not None]
+
+    def is_shown(name: str) -> bool:
+        step = trials.theirs.get(name)
+        while step is not None and family(step.operator) in MOVES:
+            if any(t is not None and t.agrees(r) for t in step.taken for r in read):
+                return True
+            step = trials.theirs.get(step.inputs[0])
+        return False
+
+    return [name for name in read_otherwise(piece, theirs, trials.makers)[1] if not is_shown(name)]
 
 
 def whole_piece(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:

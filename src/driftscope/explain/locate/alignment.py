@@ -145,9 +145,10 @@ def _by_name(a: Sequence[Visited], b: Sequence[Visited]) -> dict[int, int]:
             pairs[step.index] = other.index
     # What stands on the way to the end of a node has a name too, in two files of one exporter the same one.
     inner_a, inner_b = ({s.outputs[0]: s for s in steps if s.outputs[0]} for steps in (a, b))
+    taken = set(pairs.values())
     for name in inner_a.keys() & inner_b.keys() if _mostly(inner_a, inner_b) else ():
         other, step = inner_a[name], inner_b[name]
-        if step.operator == other.operator and other.index not in pairs.values() and _plausible(other, step):
+        if step.operator == other.operator and other.index not in taken and _plausible(other, step):
             pairs.setdefault(step.index, other.index)
     return pairs
 

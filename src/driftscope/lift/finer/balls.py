@@ -123,14 +123,20 @@ def _linear(g: Given) -> Balls:
     return np.asarray(found + g.real(2) if len(g.inputs) > 2 and g.inputs[2] is not None else found, dtype=object)
 
 
-def _addmm(g: Given) -> Balls:
+def _shares(g: Given) -> tuple[Any, Any]:
+    """What an added matrix and a product are multiplied by, one where that is not said: beta and alpha."""
     beta, alpha = (flint.arb(1.0 if v is None else float(v)) for v in (g.attribute("beta"), g.attribute("alpha")))
+    return beta, alpha
+
+
+def _addmm(g: Given) -> Balls:
+    beta, alpha = _shares(g)
     return g.real(0) * beta + g.real(1) @ g.real(2) * alpha  # type: ignore[no-any-return]
 
 
 def _gemm(g: Given) -> Balls:
     one, other = (g.real(k).T if g.attribute(name) else g.real(k) for k, name in ((0, "transA"), (1, "transB")))
-    beta, alpha = (flint.arb(1.0 if v is None else float(v)) for v in (g.attribute("beta"), g.attribute("alpha")))
+    beta, alpha = _shares(g)
     found = one @ other * alpha
     return np.asarray(
         found + g.real(2) * beta if len(g.inputs) > 2 and g.inputs[2] is not None else found, dtype=object

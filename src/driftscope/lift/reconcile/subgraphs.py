@@ -341,7 +341,9 @@ def _storing(exact: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
 
 def _is_rounding(native: torch.Tensor, exact: torch.Tensor, noises: Sequence[torch.Tensor], limit: float) -> bool:
     reals = native.numel() > 0 and not (native.is_complex() or exact.is_complex())
-    if reals and max(map(largest_magnitude, (native, exact, *noises))) < _USUAL:
+    if reals and all(
+        largest_magnitude(x) < _USUAL for x in (native, exact, *noises)
+    ):  # nor NaN, which is less than nothing
         return drift_in_floors(native - exact, list(noises), limit).value <= limit
     if not torch.equal(torch.isnan(native), torch.isnan(exact)):
         return False
