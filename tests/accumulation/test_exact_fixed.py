@@ -115,6 +115,15 @@ def test_products(everywhere, seed, sizes, batch, with_bias, double):
     everywhere(lambda: kernels.product(a, b, bias))
 
 
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_bias_is_added_to_the_zero_of_a_product_without_terms(everywhere, rows, depth):
+    """A chain begins at +0, so that a bias of -0 becomes +0, with or without terms."""
+    a, b = torch.zeros(rows, depth), torch.zeros(depth, 40)
+    found = everywhere(lambda: kernels.product(a, b, torch.full((40,), -0.0)))
+    assert bits(found) == bits(torch.zeros(rows, 40))
+
+
 @shared
 @given(seeds, st.integers(1, 20), st.integers(1, 20), st.sampled_from(["none", "causal", "added", "column"]))
 def test_attention(everywhere, seed, queries, keys, mask):

@@ -97,22 +97,9 @@ enum { DEPTH = 256, WIDTH = 256, SPARE = 64, LINES = 96 }; /* LINES: of `a`, a m
 #define SCALAR_FMA(x, y, z) fma(x, y, z)
 #include "tile.h"
 
-static void without_terms(int kind, const product *p) {
-    size_t line = (size_t)p->columns * (kind ? sizeof(float) : sizeof(double));
-    for (int64_t i = 0; i < p->rows; i++) {
-        void *row = (char *)p->c + (size_t)i * line;
-        if (p->bias) memcpy(row, p->bias, line);
-        else memset(row, 0, line);
-    }
-}
-
 int fused_multiply(int kind, const product *p) {
-    if (p->depth == 0) {
-        without_terms(kind, p);
-        return 0;
-    }
     int64_t width = p->columns < WIDTH ? p->columns : WIDTH, deep = p->depth < DEPTH ? p->depth : DEPTH;
-    void *packed = malloc((size_t)((width + SPARE) * deep) * (kind ? sizeof(float) : sizeof(double)));
+    void *packed = malloc((size_t)((width + SPARE) * deep + 1) * (kind ? sizeof(float) : sizeof(double)));
     if (!packed) return 1;
     int level = driftscope_level();
 #if ON_X86

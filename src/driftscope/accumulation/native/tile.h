@@ -83,7 +83,7 @@ TARGET static void NAME(edge)(const REAL *a, int64_t a_row, const REAL *b, REAL 
     for (int64_t r = 0; r < rows; r++) memcpy(c + r * c_row, inside + r * 2 * LANES, sizeof(REAL) * (size_t)columns);
 }
 
-/* Few rows: b is read once, as it lies, eight of its rows at a time. */
+/* Few rows, or no terms: b is read once, as it lies, eight of its rows at a time. */
 TARGET static void NAME(thin)(const product *p) {
     const REAL *a = p->a, *b = p->b;
     REAL *c = p->c;
@@ -141,7 +141,7 @@ TARGET static void NAME(strip)(const product *p, const REAL *packed, REAL *repea
 TARGET static void NAME(multiply)(const product *p, REAL *packed) {
     const REAL *b = p->b;
     REAL repeated[ROWS * DEPTH];
-    if (p->rows <= 4 && p->b_column == 1) {
+    if (p->depth == 0 || (p->rows <= 4 && p->b_column == 1)) {
         NAME(thin)(p);
         return;
     }
