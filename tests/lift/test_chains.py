@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from driftscope.lift.outline import Chains
 from driftscope.lift.reconcile.affine import AffinePieces
-from driftscope.lift.reconcile.chains import Chains
 from driftscope.lift.steps import Step
 from driftscope.lift.torch.tape import TorchTape, lift_torch
 

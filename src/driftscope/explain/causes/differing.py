@@ -34,7 +34,7 @@ from driftscope.explain.locate.fingerprints import Visited, sketch
 from driftscope.explain.locate.locating import Search, TriedPlace
 from driftscope.lift.choices import exact_choices
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.reconcile.chains import Chains
+from driftscope.lift.outline import Chains
 from driftscope.lift.reconcile.drifts import OutputPairing, measure
 from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.reconcile.matching import as_stored, uniform

@@ -21,10 +21,9 @@ from driftscope.errors import CannotLift, DriftscopeError
 from driftscope.explain.causes.alterations import Alteration, alteration_of
 from driftscope.explain.locate.fingerprints import Visited
 from driftscope.explain.locate.rerunning import Reruns
-from driftscope.lift.outline import tell_steps
+from driftscope.lift.outline import Chains, tell_steps
 from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.reconcile.arrangements import rearrangements
-from driftscope.lift.reconcile.chains import Chains
 from driftscope.lift.reconcile.maps import Map, narrow
 from driftscope.lift.reconcile.matching import ulp
 from driftscope.lift.steps import Constant, Lifted, Observer, Step

@@ -21,12 +21,11 @@ from driftscope.lift.evidence import Evidence, pairing_of
 from driftscope.lift.kept import look
 from driftscope.lift.outline import has_step
 from driftscope.lift.reconcile.certify import Reconciled, reconcile
-from driftscope.lift.reconcile.chains import operator_of
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.reconcile.uses import divisors_read_in
 from driftscope.lift.side_lift import SideLift
-from driftscope.lift.steps import Lifted, Step
+from driftscope.lift.steps import Lifted, Step, plain_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,18 +168,18 @@ class _Turned:
 
 def chooses(step: Step) -> bool:
     """Whether a step chooses by floats that another arithmetic may move to the other side: by more than their bits."""
-    return operator_of(step) not in _BITS and bool(_whole(step)) and _from_floats(step)
+    return plain_name(step.operator) not in _BITS and bool(_whole(step)) and _from_floats(step)
 
 
 def _may_choose(step: Step) -> bool:
     """Whether a step may choose by floats, as far as its operator and the dtypes of its values tell."""
     made = [v for v in step.outputs if v is not None]
     whole = any(not v.is_floating_point() for v in made) and _from_floats(step)
-    return whole or operator_of(step) in _CUTTING | _REMAINDERS or _rounds(step)
+    return whole or plain_name(step.operator) in _CUTTING | _REMAINDERS or _rounds(step)
 
 
 def _rounds(step: Step) -> bool:
-    return operator_of(step) in _ROUNDING or step.attributes.get("rounding_mode") is not None
+    return plain_name(step.operator) in _ROUNDING or step.attributes.get("rounding_mode") is not None
 
 
 def _from_floats(step: Step) -> bool:
@@ -191,7 +190,7 @@ def _from_floats(step: Step) -> bool:
 def _whole(step: Step) -> list[torch.Tensor]:
     """The outputs of a step that hold choices: integers, comparisons, and floats that were rounded to whole numbers."""
     made = [v for v in step.outputs if v is not None]
-    name = operator_of(step)
+    name = plain_name(step.operator)
     if name in _CUTTING and made and step.inputs[0] is not None:
         return [made[0] == step.inputs[0]]
     if name in _REMAINDERS and made and made[0].is_floating_point():

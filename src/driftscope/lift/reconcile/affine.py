@@ -18,18 +18,20 @@ import torch
 
 from driftscope.lift.constant_cache import HELD_BYTES
 from driftscope.lift.kept import remember
+from driftscope.lift.outline import ADD, SCALE
 from driftscope.lift.readings import sum_is_finite
-from driftscope.lift.reconcile.chains import ADD, SCALE, operator_of
 from driftscope.lift.reconcile.maps import (
     Map,
     Product,
+    Statistic,
     affine_again,
     moved_axes,
     narrow,
     norm_recipes,
+    recurrent_statistics,
     result_axis,
 )
-from driftscope.lift.steps import Constant, Kind, Lifted, Step
+from driftscope.lift.steps import Constant, Kind, Lifted, Step, plain_name
 
 _PERMUTING = frozenset({"transpose", "permute", "t", "movedim"})
 _PARTING = frozenset({"unbind", "select", "slice", "narrow", "split"})
@@ -42,19 +44,18 @@ _ALTERNATIVES = 4
 class AffinePieces:
     """An observer that collects the effective map of every affine chain of a lifted run.
 
-    ``statistics`` is what batch norms make of their stored statistics, and recurrent layers of their two biases: words,
-    values and the constants' names.
+    ``statistics`` is what batch norms make of their stored statistics, and recurrent layers of their biases and states.
     """
 
     maps: dict[str, list[Map]] = field(default_factory=dict)
-    statistics: list[tuple[str, torch.Tensor, tuple[str, ...]]] = field(default_factory=list)
+    statistics: list[Statistic] = field(default_factory=list)
     folded: list[Map] = field(default_factory=list)
 
     def __call__(self, step: Step) -> None:
         """Follow one step."""
         if step.constant or not step.outputs or step.outputs[0] is None or not step.outputs[0].is_floating_point():
             return
-        operator = operator_of(step)
+        operator = plain_name(step.operator)
         if step.rounding.kind is Kind.DOT:
             self._layer(step)
         elif "batch" in operator and "norm" in operator:
@@ -64,7 +65,8 @@ class AffinePieces:
         elif operator in ADD | SCALE:
             self._elementwise(step, operator)
         elif any(kind in operator.lower() for kind in _RECURRENT):
-            self._recurrent(step)
+            held = [(n, _constant(step, k)) for k, n in enumerate(step.input_names) if n and _held(step, k)]
+            self.statistics += recurrent_statistics(held)
         elif step.rounding.kind is Kind.EXACT and step.input_names and step.input_names[0] in self.maps:
             self._moved(step, operator in _PERMUTING)
 
@@ -92,7 +94,7 @@ class AffinePieces:
 
     def _parted(self, step: Step, whole: torch.Tensor) -> None:
         """Follow what takes parts along another axis than the channels': the steps of a sequence."""
-        if operator_of(step) not in _PARTING:
+        if plain_name(step.operator) not in _PARTING:
             return
         axis = step.attributes.get("dim", 0)
         for name, part in zip(step.output_names, step.outputs, strict=True):
@@ -164,7 +166,9 @@ class AffinePieces:
             "mean * scale": mean * scale, "mean / root": mean * inverse,
         }  # fmt: skip
         sources = tuple(step.input_names[1:])
-        self.statistics += [(f"{words} of {step.name}", value, sources) for words, value in made.items()]
+        self.statistics += [
+            Statistic(f"{words} of {step.name}", value, value, sources) for words, value in made.items()
+        ]
         beta = torch.zeros_like(mean) if beta is None else beta
         # The stored bias is rounded at the size of these two, which may be much larger than their difference.
         added = beta.abs() + (mean * scale).abs()
@@ -185,27 +189,6 @@ class AffinePieces:
             root = replace(_identity(step, 0, output.ndim - 1, channels), root=f"{step.name}/normalised")
             shift = vectors[1] if len(vectors) > 1 else torch.zeros_like(vectors[0])
             self._keep(step, root.scaled(vectors[0], shift, shift.abs(), step, ()), folded=False)
-
-    def _recurrent(self, step: Step) -> None:
-        """A recurrent layer adds two biases; only a GRU's last gate keeps them apart."""
-        held = [(n, _constant(step, k)) for k, n in enumerate(step.input_names) if n and _held(step, k)]
-        vectors = [((name,), v) for name, v in held if v.ndim == 1]
-        pairs: list[tuple[tuple[str, ...], torch.Tensor, torch.Tensor]]
-        pairs = [((*one, *two), a, b) for (one, a), (two, b) in itertools.pairwise(vectors) if a.shape == b.shape]
-        # ONNX keeps both in one row for each direction, next to weights with two more axes.
-        rows = next((v.shape[1] for _, v in held if v.ndim == 3), 0)
-        joined = [(name, v) for name, v in held if rows and v.ndim == 2 and v.shape[1] == 2 * rows]
-        # A port that keeps that layout puts zeros where nothing is left to add.
-        pairs += [((name,), a, b) for name, v in joined for a, b in (*(row.chunk(2) for row in v), v.chunk(2, 1))]
-        for names, a, b in pairs:
-            gates, both = 2 * a.shape[-1] // 3, a + b
-            words = " + ".join(names) if len(names) > 1 else f"the two biases of {names[0]} added"
-            some, none = torch.cat([both[..., :gates], a[..., gates:]], -1), torch.zeros_like(a)
-            values = [both, both[..., :gates], some]
-            if a.ndim > 1:
-                rest = torch.cat([none[..., :gates], b[..., gates:]], -1)
-                values = [torch.cat(two, 1) for two in ((both, none), (none, both), (some, rest))]
-            self.statistics += [(words, value, names) for value in values]
 
     def _elementwise(self, step: Step, operator: str) -> None:
         maps = [self.maps.get(name, []) for name in step.input_names[:2]]
@@ -376,7 +359,9 @@ def _per_channel(value: torch.Tensor, before: Map, output: torch.Tensor) -> torc
     channels = before.bias.numel()
     if value.numel() == 1:
         return value.reshape(1).expand(channels)
-    if value.numel() != channels or before.channel is None:
+    axis = -1 if before.channel is None else before.channel - (output.ndim - value.ndim)
+    if not 0 <= axis < value.ndim or value.shape[axis] != channels:
         return None
-    axis = before.channel - (output.ndim - value.ndim)
-    return value.reshape(-1) if 0 <= axis < value.ndim and value.shape[axis] == channels else None
+    rows = value.movedim(axis, -1).reshape(-1, channels)
+    # A state of which all examples have one row, as a recurrent layer begins with.
+    return rows[0] if torch.equal(rows[:1].expand_as(rows), rows) else None

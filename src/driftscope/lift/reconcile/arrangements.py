@@ -38,6 +38,14 @@ def numbered(source: torch.Tensor, shape: torch.Size, k: int) -> torch.Tensor:
     return next(itertools.islice(_all(source, shape), k, None)).reshape(shape)
 
 
+def expanded_axis(value: torch.Tensor) -> list[int]:
+    """The first axis of several rows, where all are equal: as initial states are, which all examples have."""
+    axis = next((k for k, size in enumerate(value.shape) if size > 1), None)
+    if axis is None or value.ndim < 2 or not torch.equal(value.narrow(axis, 0, 1).expand_as(value), value):
+        return []
+    return [axis]
+
+
 def near(source: torch.Tensor, value: torch.Tensor, reach: float) -> Iterator[tuple[int, torch.Tensor]]:
     """The arrangements of a tensor whose first elements are within ``reach`` of a value's, and their numbers."""
     first = torch.arange(min(_FIRST, value.numel()))

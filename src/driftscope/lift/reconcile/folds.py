@@ -28,7 +28,8 @@ from driftscope.lift.kept import look, remember, remembered
 from driftscope.lift.readings import norms_of
 from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.reconcile.arrangements import arranged, rearrangements
-from driftscope.lift.reconcile.maps import Map, Product, narrow
+from driftscope.lift.reconcile.made import Made
+from driftscope.lift.reconcile.maps import Map, Product, Statistic, narrow
 from driftscope.lift.reconcile.matching import (
     Repair,
     WeightIndex,
@@ -113,8 +114,9 @@ class Folds:
         pieces = known or AffinePieces()
         if known is None:
             look(graph, _as_meant(pieces, meant) if meant else pieces, keep=keep)
-        found = [c for piece in pieces.folded for c in _candidates(piece)]
-        found += [_statistic(*made) for made in pieces.statistics if made[1].numel() > 1]
+        self.maps = pieces.folded
+        found = [c for piece in self.maps for c in _candidates(piece)]
+        found += [_statistic(made) for made in pieces.statistics if made.value.numel() > 1]
         self._groups: dict[Hashable, list[tuple[int, _Candidate]]] = {}
         for each in enumerate(found):
             for group in _groups_of(each[1].shape):
@@ -189,7 +191,7 @@ class Folds:
             ratios = [mine / other for mine, other in zip(norms, theirs, strict=True)]
             if not math.isclose(*ratios, rel_tol=1e-3) or ratios[1] == 0.0:
                 continue
-            for number in self._numbers_near(ratios[1], torch.finfo(own).eps):
+            for number in self.numbers_near(ratios[1], torch.finfo(own).eps):
                 if number.derived and abs(number.value - 1.0) < 0.5 * torch.finfo(own).eps:
                     continue  # 1 - 1e-12, which anybody has who has 1e-12: it changes nothing here
                 exact = partner.value.to(torch.float64) * number.value
@@ -199,7 +201,8 @@ class Folds:
                         return Repair(constant.name, laid.contiguous(), "fold", words, constant, (partner.name,))
         return None
 
-    def _numbers_near(self, factor: float, spacing: float) -> Sequence[MeantNumber]:
+    def numbers_near(self, factor: float, spacing: float) -> Sequence[MeantNumber]:
+        """The numbers of the program that may be a factor, rounded."""
         first = bisect.bisect_left(self._values, factor * (1 - spacing))
         return self._pool[first : bisect.bisect_right(self._values, factor * (1 + spacing))]
 
@@ -231,7 +234,12 @@ def match_folds(
     names = {r.name for r in found}
     rest = [c for c in left if c.name not in names]
     other.unlike.update(c.name for c in rest if not folds.resembles(c))
-    return found + (_matches(rest, folds_of(other), ulps, index) if rest and meant else [])
+    found += _matches(rest, folds_of(other), ulps, index) if rest and meant else []
+    if joined and len(found) < len(left):
+        settled, made = {r.name for r in found}, Made(other.constants, meant, folds.maps, folds.numbers_near)
+        ahead = (made.match(c, ulps) for c in rest if c.name not in settled)
+        found += [repair for repair in ahead if repair is not None]
+    return found
 
 
 def folds_of(side: ReconciledSide, meant: Mapping[str, torch.Tensor] | None = None, keep: bool = False) -> Folds:
@@ -345,10 +353,9 @@ def _candidates(piece: Map) -> Iterator[_Candidate]:
             yield _Candidate(exact, size, replays, words, piece.sources)
 
 
-def _statistic(words: str, exact: torch.Tensor, sources: tuple[str, ...]) -> _Candidate:
-    """What a program may compute ahead of time of the statistics that a batch norm stores."""
-    product = Product(exact)
-    return _Candidate(product, product, (), words, sources)
+def _statistic(made: Statistic) -> _Candidate:
+    exact = Product(made.value)
+    return _Candidate(exact, exact if made.size is made.value else Product(made.size), (), made.words, made.sources)
 
 
 def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.Tensor | None:

@@ -13,14 +13,16 @@ import bisect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
 from driftscope.comparison.measuring.spread import drift_in_floors, finite, largest_magnitude, shared_sentinels
 from driftscope.lift.noise.injector import NoiseInjector
-from driftscope.lift.reconcile.arrangements import near, numbered
+from driftscope.lift.reconcile.arrangements import expanded_axis, near, numbered
+from driftscope.lift.reconcile.maps import LayersOfConstants
 from driftscope.lift.reconcile.matching import HALF_ULP, Repair, clamped_elements, same_name, ulp, uniform
-from driftscope.lift.steps import Constant, Lifted, Origin
+from driftscope.lift.steps import Constant, Lifted, Observer, Origin
 from driftscope.numerics import error_model
 
 #: What a constant is that its own program computes from others.
@@ -80,22 +82,30 @@ def evaluate(
     own : sequence of Constant
         Stored tensors that the other program does not have: what somebody computed ahead of time and stored.
     """
-    exact = graph.constant_values()
+    exact = computed(graph)
     if not exact:
         return Subgraphs({}, {})
-    meant = graph.constant_values(replace=repaired) if repaired else exact
+    meant = computed(graph, repaired) if repaired else exact
     kernels = error_model.ONNXRUNTIME if graph.kind == "onnx" else error_model.TORCH
     runs = _RUNS if sum(v.numel() for v in exact.values()) <= _MANY else 1
     noises = []
     for run in range(runs):
-        noisy = graph.constant_values(observe=NoiseInjector(seed=seed + run, kernels=kernels))
+        noisy = computed(graph, noise=NoiseInjector(seed=seed + run, kernels=kernels))
         noises.append({name: finite(noisy[name] - value) for name, value in exact.items() if name in noisy})
     loose: dict[str, torch.Tensor] = {}
     if own:
-        moved = graph.constant_values(replace={**repaired, **{c.name: _restored(c, seed) for c in own}})
+        moved = computed(graph, {**repaired, **{c.name: _restored(c, seed) for c in own}})
         gaps = {name: finite(moved[name] - value) for name, value in meant.items() if name in moved}
         loose = {name: gap for name, gap in gaps.items() if bool(gap.any())}
     return Subgraphs(exact, meant, noises, loose)
+
+
+def computed(
+    graph: Lifted, repaired: Mapping[str, torch.Tensor] | None = None, noise: Observer | None = None
+) -> dict[str, torch.Tensor]:
+    """What a program computes from constants, in float64; and what its layers of constants may be stored as."""
+    layers = LayersOfConstants(noise)
+    return graph.constant_values(observe=layers, replace=repaired) | layers.found
 
 
 def _restored(constant: Constant, seed: int) -> torch.Tensor:
@@ -317,17 +327,15 @@ class _Tables:
 _Part = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _whole(value: torch.Tensor) -> torch.Tensor:
-    return value
-
-
 def _interleaved(value: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(value.resolve_conj())
 
 
 def _parts(value: torch.Tensor) -> Sequence[_Part]:
-    """What a program may store of a table: rotations are complex numbers, or their cosines and sines."""
-    return (_whole, torch.real, torch.imag, _interleaved) if value.is_complex() else (_whole,)
+    """What a program may store of a table: of rotations their cosines and sines, of equal rows one."""
+    if value.is_complex():
+        return torch.positive, torch.real, torch.imag, _interleaved
+    return (torch.positive, *(partial(torch.narrow, dim=axis, start=0, length=1) for axis in expanded_axis(value)))
 
 
 def _eps(fmt: torch.dtype) -> float:
@@ -341,9 +349,8 @@ def _storing(exact: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
 
 def _is_rounding(native: torch.Tensor, exact: torch.Tensor, noises: Sequence[torch.Tensor], limit: float) -> bool:
     reals = native.numel() > 0 and not (native.is_complex() or exact.is_complex())
-    if reals and all(
-        largest_magnitude(x) < _USUAL for x in (native, exact, *noises)
-    ):  # nor NaN, which is less than nothing
+    # Nor NaN, which is less than nothing.
+    if reals and all(largest_magnitude(x) < _USUAL for x in (native, exact, *noises)):
         return drift_in_floors(native - exact, list(noises), limit).value <= limit
     if not torch.equal(torch.isnan(native), torch.isnan(exact)):
         return False
