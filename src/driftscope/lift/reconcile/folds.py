@@ -28,7 +28,7 @@ from driftscope.lift.kept import look, remember, remembered
 from driftscope.lift.readings import norms_of
 from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.reconcile.arrangements import arranged, rearrangements
-from driftscope.lift.reconcile.made import Made
+from driftscope.lift.reconcile.made import MadeAhead
 from driftscope.lift.reconcile.maps import Map, Product, Statistic, narrow
 from driftscope.lift.reconcile.matching import (
     Repair,
@@ -236,7 +236,7 @@ def match_folds(
     other.unlike.update(c.name for c in rest if not folds.resembles(c))
     found += _matches(rest, folds_of(other), ulps, index) if rest and meant else []
     if joined and len(found) < len(left):
-        settled, made = {r.name for r in found}, Made(other.constants, meant, folds.maps, folds.numbers_near)
+        settled, made = {r.name for r in found}, MadeAhead(other.constants, meant, folds.maps, folds.numbers_near)
         ahead = (made.match(c, ulps) for c in rest if c.name not in settled)
         found += [repair for repair in ahead if repair is not None]
     return found

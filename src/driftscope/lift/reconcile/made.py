@@ -56,7 +56,7 @@ class _Stem:
     alone: bool = False
 
 
-class Made:
+class MadeAhead:
     """The tables, vectors and weights of one program that something may have been made of.
 
     Parameters
