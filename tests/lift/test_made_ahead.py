@@ -37,6 +37,19 @@ TABLE, WIDE, TOKEN, KIND, QUERY, SCALE = (
     numbers(1, 3, 8),
     (numbers(8).abs() + 0.5),
 )
+THREE, ONE, EACH = (
+    layer(nn.Conv2d(3, 3, 3, padding=1)),
+    layer(nn.Conv2d(3, 3, 1)),
+    layer(nn.Conv2d(3, 3, 3, 1, 1, groups=3)),
+)
+SQUARE, DOWN, UP, TALL, FLAT = (
+    layer(nn.Linear(8, 8)),
+    numbers(8, 2),
+    numbers(2, 6),
+    numbers(3, 1, 3, 1),
+    numbers(3, 1, 1, 3),
+)
+EYE, CENTRE = torch.eye(3)[..., None, None], F.pad(torch.ones(3, 1, 1, 1), (1, 1, 1, 1))
 X, IMAGE, IDS = numbers(2, 5, 8), numbers(2, 3, 8, 8), torch.arange(10).reshape(2, 5)
 
 
@@ -63,7 +76,7 @@ def standardised(x, eps=1e-5):
 
 def changed(value, by=1e-5):
     """The same, one element off by a few of the last places of the largest."""
-    value = value.clone()
+    value = value.contiguous().clone()
     value.view(-1)[3] += by * value.abs().max()
     return value
 
@@ -108,6 +121,35 @@ MADE = {
     "absorbed keys": (
         X, lambda x: attended(x, LINEAR(QUERY.expand(len(x), -1, -1))), LINEAR(QUERY) @ KEYS.weight,
         lambda t: lambda x: (t @ x.transpose(1, 2) + (LINEAR(QUERY) @ KEYS.bias)[..., None]).softmax(-1) @ KEYS(x),
+    ),
+    "branches": (
+        IMAGE, lambda x: torch.relu(THREE(x) + ONE(x)), THREE.weight + F.pad(ONE.weight, (1, 1, 1, 1)),
+        lambda t: lambda x: torch.relu(F.conv2d(x, t, THREE.bias + ONE.bias, padding=1)),
+    ),
+    "branches and what they skip": (
+        IMAGE, lambda x: torch.relu(THREE(x) + ONE(x) + x), THREE.weight + F.pad(ONE.weight + EYE, (1, 1, 1, 1)),
+        lambda t: lambda x: torch.relu(F.conv2d(x, t, THREE.bias + ONE.bias, padding=1)),
+    ),
+    "each channel and what it skips": (
+        IMAGE, lambda x: torch.relu(EACH(x) - x), EACH.weight - CENTRE,
+        lambda t: lambda x: torch.relu(F.conv2d(x, t, EACH.bias, padding=1, groups=3)),
+    ),
+    "what a layer skips": (
+        X, lambda x: torch.tanh(x + SQUARE(x)), SQUARE.weight + torch.eye(8),
+        lambda t: lambda x: torch.tanh(F.linear(x, t, SQUARE.bias)),
+    ),
+    "two small factors beside a layer": (
+        X, lambda x: LINEAR(x) + 1.5 * (x @ DOWN @ UP), LINEAR.weight + 1.5 * (DOWN @ UP).T,
+        lambda t: lambda x: F.linear(x, t, LINEAR.bias),
+    ),
+    "two filters in a row": (
+        IMAGE, lambda x: F.conv2d(F.conv2d(x, TALL, groups=3), FLAT, groups=3), TALL * FLAT,
+        lambda t: lambda x: F.conv2d(x, t, groups=3),
+    ),
+    "a small filter before a large one": (
+        IMAGE, lambda x: F.conv2d(ONE(x), THREE.weight),
+        torch.einsum("ochw,ci->oihw", THREE.weight, ONE.weight[..., 0, 0]),
+        lambda t: lambda x: F.conv2d(x, t, THREE.weight.sum((2, 3)) @ ONE.bias),
     ),
 }  # fmt: skip
 BOTH = pytest.mark.parametrize("turned", [False, True])

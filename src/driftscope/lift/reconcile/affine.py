@@ -20,21 +20,23 @@ from driftscope.lift.constant_cache import HELD_BYTES
 from driftscope.lift.kept import remember
 from driftscope.lift.outline import ADD, SCALE
 from driftscope.lift.readings import sum_is_finite
+from driftscope.lift.reconcile.made import Statistic, recurrent_statistics
 from driftscope.lift.reconcile.maps import (
     Map,
     Product,
-    Statistic,
     affine_again,
+    alike,
+    composed,
     moved_axes,
     narrow,
     norm_recipes,
-    recurrent_statistics,
     result_axis,
 )
 from driftscope.lift.steps import Constant, Kind, Lifted, Step, plain_name
 
 _PERMUTING = frozenset({"transpose", "permute", "t", "movedim"})
 _PARTING = frozenset({"unbind", "select", "slice", "narrow", "split"})
+_VIEWS = _PERMUTING | {"view", "unsafe_view", "reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "clone"}
 _RECURRENT = ("lstm", "gru", "rnn")
 # Maps kept of one value: what is folded may begin at any layer of a chain, most often at the last or the one before.
 _ALTERNATIVES = 4
@@ -50,6 +52,7 @@ class AffinePieces:
     maps: dict[str, list[Map]] = field(default_factory=dict)
     statistics: list[Statistic] = field(default_factory=list)
     folded: list[Map] = field(default_factory=list)
+    _seen_as: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> None:
         """Follow one step."""
@@ -67,8 +70,11 @@ class AffinePieces:
         elif any(kind in operator.lower() for kind in _RECURRENT):
             held = [(n, _constant(step, k)) for k, n in enumerate(step.input_names) if n and _held(step, k)]
             self.statistics += recurrent_statistics(held)
-        elif step.rounding.kind is Kind.EXACT and step.input_names and step.input_names[0] in self.maps:
-            self._moved(step, operator in _PERMUTING)
+        elif step.rounding.kind is Kind.EXACT and step.input_names:
+            if operator in _VIEWS:
+                self._seen_as[step.output_names[0]] = self._root(step.input_names[0])
+            if step.input_names[0] in self.maps:
+                self._moved(step, operator in _PERMUTING)
 
     def _keep(self, step: Step, found: Map, folded: bool = True) -> None:
         """Keep one more map of a step's result, the shortest chain first."""
@@ -82,15 +88,19 @@ class AffinePieces:
         one, two = step.inputs[0], step.outputs[0]
         if one is None or two is None:
             return
+        before = self.maps[step.input_names[0]]
         if one.numel() != two.numel():
             self._parted(step, one)
             return
         moved = moved_axes(one, two, permutes)
         if moved is not None:
-            before = self.maps[step.input_names[0]]
             self.maps[step.output_names[0]] = [
                 replace(m, channel=None if m.channel is None else moved[m.channel]) for m in before
             ]
+
+    def _root(self, name: str) -> str:
+        """What a value is a view of: two layers that read one value each have their own view of it."""
+        return self._seen_as.get(name, name)
 
     def _parted(self, step: Step, whole: torch.Tensor) -> None:
         """Follow what takes parts along another axis than the channels': the steps of a sequence."""
@@ -141,11 +151,11 @@ class AffinePieces:
         replays = ((weight.to(native), bias.to(native)),) if native is not None and narrow(native) else ()
         product = Product(weight)
         own = Map(
-            step.input_names[values[0]], product, bias, product, bias.abs(), axes[0], ins[0] if ins else None,
-            channel, (step.name,), names, replays=replays,
+            self._root(step.input_names[values[0]]), product, bias, product, bias.abs(), axes[0],
+            ins[0] if ins else None, channel, (step.name,), names, replays=replays,
         )  # fmt: skip
         self._keep(step, own, folded=False)
-        for before in self.maps.get(own.root, ()) if own.in_axis is not None else ():
+        for before in self.maps.get(step.input_names[values[0]], ()):
             joined = _after(own, before, _pads(step))
             if joined is not None:
                 self._keep(step, joined)
@@ -173,7 +183,8 @@ class AffinePieces:
         # The stored bias is rounded at the size of these two, which may be much larger than their difference.
         added = beta.abs() + (mean * scale).abs()
         recipes = norm_recipes((gamma, beta, mean, variance), epsilon, step.formats[0])
-        for before in (*self.maps.get(step.input_names[0], ()), _identity(step, 0, 1, mean.numel())):
+        own = _identity(self._root(step.input_names[0]), 1, mean.numel())
+        for before in (*self.maps.get(step.input_names[0], ()), own):
             if before.channel == 1 and before.bias.numel() == mean.numel():
                 self._keep(step, before.scaled(scale, beta - mean * scale, added, step, recipes))
 
@@ -186,14 +197,17 @@ class AffinePieces:
         vectors = [_constant(step, k) for k in range(1, len(step.input_names)) if _held(step, k)]
         vectors = [v for v in vectors if v.shape == (channels,)]
         if vectors:
-            root = replace(_identity(step, 0, output.ndim - 1, channels), root=f"{step.name}/normalised")
+            root = _identity(f"{step.name}/normalised", output.ndim - 1, channels)
             shift = vectors[1] if len(vectors) > 1 else torch.zeros_like(vectors[0])
             self._keep(step, root.scaled(vectors[0], shift, shift.abs(), step, ()), folded=False)
 
     def _elementwise(self, step: Step, operator: str) -> None:
-        maps = [self.maps.get(name, []) for name in step.input_names[:2]]
+        maps: Sequence[list[Map]] = [self.maps.get(name, []) for name in step.input_names[:2]]
+        if len(maps) == 2 and bool(maps[0]) != bool(maps[1]) and operator in ADD:
+            maps = self._beside_itself(step.input_names, maps)
         if len(maps) == 2 and maps[0] and maps[1]:
-            joined = [_sum(one, two, step) for one, two in itertools.product(*maps)] if operator == "add" else []
+            sign = {"add": 1.0, "sub": -1.0}.get(operator)
+            joined = [] if sign is None else [_sum(one, two, step, sign) for one, two in itertools.product(*maps)]
             for found in joined if any(joined) else [_biases(maps[0][0], maps[1][0], step, operator)]:
                 if found is not None:
                     self._keep(step, found)
@@ -205,7 +219,7 @@ class AffinePieces:
             output = step.outputs[0]
             if other is None or _held(step, position) or output is None or output.ndim == 0:
                 continue
-            for before in maps[position] or _identities(step, position, other, output):
+            for before in maps[position] or _identities(self._root(step.input_names[position]), other, output):
                 vector = _per_channel(other, before, output)
                 if vector is None:
                     continue
@@ -215,6 +229,13 @@ class AffinePieces:
                 recipes = [lambda w, b, shape, s=scale, t=shift: affine_again(w, b, s.reshape(shape), s, t)]
                 self._keep(step, before.scaled(scale, shift, shift.abs(), step, recipes))
             return
+
+    def _beside_itself(self, names: Sequence[str], maps: Sequence[list[Map]]) -> Sequence[list[Map]]:
+        """Where a value is added to a map of itself, as behind a block that is skipped, its own map beside that."""
+        k = int(not maps[0])
+        others = [m for m in maps[k] if m.root == self._root(names[1 - k]) and m.channel is not None]
+        own = [_identity(m.root, m.channel, m.bias.numel()) for m in others[:1] if m.channel is not None]
+        return (others, own) if k == 0 else (own, others)
 
 
 @contextlib.contextmanager
@@ -260,17 +281,17 @@ def _factor(step: Step, position: int) -> torch.Tensor | None:
     return torch.tensor(float(number), dtype=torch.float64) if isinstance(number, int | float) else None
 
 
-def _identity(step: Step, position: int, channel: int, channels: int) -> Map:
+def _identity(root: str, channel: int, channels: int) -> Map:
     one = Product(torch.ones(channels, dtype=torch.float64))
     zero = torch.zeros(channels, dtype=torch.float64)
-    return Map(step.input_names[position], one, zero, one, zero, 0, 0, channel)
+    return Map(root, one, zero, one, zero, 0, 0, channel)
 
 
-def _identities(step: Step, position: int, other: torch.Tensor, output: torch.Tensor) -> list[Map]:
+def _identities(root: str, other: torch.Tensor, output: torch.Tensor) -> list[Map]:
     """A value that nothing is known of, as a map of itself with the channels that a factor has."""
     channels = other.numel() if other.numel() > 1 else output.shape[-1]
     axes = [k for k in (1, output.ndim - 1) if k < output.ndim and output.shape[k] == channels]
-    return [_identity(step, position, axes[-1] if other.ndim <= 1 else axes[0], channels)] if axes else []
+    return [_identity(root, axes[-1] if other.ndim <= 1 else axes[0], channels)] if axes else []
 
 
 def _pads(step: Step) -> bool:
@@ -282,7 +303,11 @@ def _pads(step: Step) -> bool:
 
 def _after(layer: Map, before: Map, pads: bool) -> Map | None:
     """The map of ``before`` followed by ``layer``."""
-    if before.channel != layer.channel or layer.in_axis is None:
+    if before.channel != layer.channel:
+        return None
+    if before.ndim == layer.ndim > 2 and before.out_axis == layer.out_axis == 0:
+        return composed(layer, before, layer.bias + _added(layer.weight, before.bias, layer), pads)
+    if layer.in_axis is None:
         return None
     steps, sources = (*before.steps, *layer.steps), (*before.sources, *layer.sources)
     if before.ndim == 1:
@@ -324,20 +349,20 @@ def _added(weight: torch.Tensor, shift: torch.Tensor, layer: Map, sizes: bool = 
     return ((weight.abs() if sizes else weight) * shift.reshape(shape)).sum(rest)
 
 
-def _sum(one: Map, two: Map, step: Step) -> Map | None:
-    """The sum of two maps of one value."""
-    if one.root != two.root or one.ndim != two.ndim or one.channel != two.channel or one.ndim > 2:
+def _sum(one: Map, two: Map, step: Step, sign: float = 1.0) -> Map | None:
+    """The sum of two maps of one value, or their difference."""
+    if one.root != two.root or one.channel != two.channel or one.bias.shape != two.bias.shape:
         return None
-    other = two
-    if one.ndim == 2 and one.out_axis != two.out_axis:
-        other = replace(two, product=Product(two.weight.T), terms=Product(two.size.T))
-    if one.weight.shape != other.weight.shape:
+    pairs = alike(one, two)
+    if pairs is None:
         return None
+    larger = one if one.ndim >= two.ndim else two
+    (weight, other), (size, sizes) = pairs
     return replace(
-        one, product=Product(one.weight + other.weight), bias=one.bias + other.bias,
-        terms=Product(one.size.abs() + other.size.abs()),
-        magnitude=one.magnitude + other.magnitude, steps=(*one.steps, *other.steps, step.name),
-        sources=(*one.sources, *other.sources), weight_rounds=True, bias_rounds=True, replays=(),
+        larger, root=one.root, product=Product(weight + sign * other), bias=one.bias + sign * two.bias,
+        terms=Product(size.abs() + sizes.abs()), magnitude=one.magnitude + two.magnitude,
+        steps=(*one.steps, *two.steps, step.name), sources=(*one.sources, *two.sources),
+        weight_rounds=True, bias_rounds=True, replays=(),
     )  # fmt: skip
 
 

@@ -28,8 +28,8 @@ from driftscope.lift.kept import look, remember, remembered
 from driftscope.lift.readings import norms_of
 from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.reconcile.arrangements import arranged, rearrangements
-from driftscope.lift.reconcile.made import MadeAhead
-from driftscope.lift.reconcile.maps import Map, Product, Statistic, narrow
+from driftscope.lift.reconcile.made import MadeAhead, Statistic
+from driftscope.lift.reconcile.maps import Map, Product, narrow
 from driftscope.lift.reconcile.matching import (
     Repair,
     WeightIndex,
