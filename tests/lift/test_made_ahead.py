@@ -50,6 +50,8 @@ SQUARE, DOWN, UP, TALL, FLAT = (
     numbers(3, 1, 1, 3),
 )
 EYE, CENTRE = torch.eye(3)[..., None, None], F.pad(torch.ones(3, 1, 1, 1), (1, 1, 1, 1))
+WINDOW, SOUND = torch.hann_window(32), numbers(2, 160)
+ANGLE = torch.outer(torch.arange(17), torch.arange(32)).double() * (2 * torch.pi / 32)
 X, IMAGE, IDS = numbers(2, 5, 8), numbers(2, 3, 8, 8), torch.arange(10).reshape(2, 5)
 
 
@@ -62,6 +64,20 @@ def with_token(x, token, bias, table):
     if table.shape[-2] == 5:
         return torch.tanh(torch.cat(joined, 1) + table)
     return torch.tanh(torch.cat([joined[0], joined[1] + table], 1))
+
+
+def spectrum(x):
+    found = torch.stft(x, 32, hop_length=8, window=WINDOW, center=False, return_complex=True)
+    return found.real.square() + found.imag.square()
+
+
+def resizing(size, count):
+    """The matrix of a linear interpolation between the nearest two."""
+    at = ((torch.arange(count) + 0.5).double() * size / count - 0.5).clamp(min=0)
+    low, matrix = at.floor().long(), torch.zeros(count, size, dtype=torch.float64)
+    matrix[torch.arange(count), low] = 1 - (at - low)
+    matrix[torch.arange(count), (low + 1).clamp(max=size - 1)] += at - low
+    return matrix.float()
 
 
 def attended(x, query):
@@ -80,6 +96,8 @@ def changed(value, by=1e-5):
     value.view(-1)[3] += by * value.abs().max()
     return value
 
+
+RESIZED = resizing(8, 11), resizing(8, 13)
 
 #: By name: inputs, the program, what a port stores, and the port, given that.
 MADE = {
@@ -150,6 +168,14 @@ MADE = {
         IMAGE, lambda x: F.conv2d(ONE(x), THREE.weight),
         torch.einsum("ochw,ci->oihw", THREE.weight, ONE.weight[..., 0, 0]),
         lambda t: lambda x: F.conv2d(x, t, THREE.weight.sum((2, 3)) @ ONE.bias),
+    ),
+    "cosines and sines of a window": (
+        SOUND, spectrum, torch.cat([torch.cos(ANGLE), -torch.sin(ANGLE)]).float()[:, None] * WINDOW,
+        lambda t: lambda x: F.conv1d(x[:, None], t, stride=8).reshape(2, 2, 17, -1).square().sum(1),
+    ),
+    "a resized image": (
+        IMAGE, lambda x: F.interpolate(x, size=(11, 13), mode="bilinear"), RESIZED[0],
+        lambda t: lambda x: t @ x @ RESIZED[1].T,
     ),
 }  # fmt: skip
 BOTH = pytest.mark.parametrize("turned", [False, True])

@@ -20,16 +20,17 @@ from driftscope.lift.constant_cache import HELD_BYTES
 from driftscope.lift.kept import remember
 from driftscope.lift.outline import ADD, SCALE
 from driftscope.lift.readings import sum_is_finite
-from driftscope.lift.reconcile.made import Statistic, recurrent_statistics
 from driftscope.lift.reconcile.maps import (
     Map,
     Product,
+    Statistic,
     affine_again,
     alike,
     composed,
     moved_axes,
     narrow,
     norm_recipes,
+    recurrent_statistics,
     result_axis,
 )
 from driftscope.lift.steps import Constant, Kind, Lifted, Step, plain_name
@@ -203,8 +204,8 @@ class AffinePieces:
 
     def _elementwise(self, step: Step, operator: str) -> None:
         maps: Sequence[list[Map]] = [self.maps.get(name, []) for name in step.input_names[:2]]
-        if len(maps) == 2 and bool(maps[0]) != bool(maps[1]) and operator in ADD:
-            maps = self._beside_itself(step.input_names, maps)
+        if len(maps) == 2 and operator in ADD:
+            maps = [[*self._itself(step.input_names[k], maps[1 - k]), *maps[k]] for k in (0, 1)]
         if len(maps) == 2 and maps[0] and maps[1]:
             sign = {"add": 1.0, "sub": -1.0}.get(operator)
             joined = [] if sign is None else [_sum(one, two, step, sign) for one, two in itertools.product(*maps)]
@@ -230,12 +231,10 @@ class AffinePieces:
                 self._keep(step, before.scaled(scale, shift, shift.abs(), step, recipes))
             return
 
-    def _beside_itself(self, names: Sequence[str], maps: Sequence[list[Map]]) -> Sequence[list[Map]]:
-        """Where a value is added to a map of itself, as behind a block that is skipped, its own map beside that."""
-        k = int(not maps[0])
-        others = [m for m in maps[k] if m.root == self._root(names[1 - k]) and m.channel is not None]
-        own = [_identity(m.root, m.channel, m.bias.numel()) for m in others[:1] if m.channel is not None]
-        return (others, own) if k == 0 else (own, others)
+    def _itself(self, name: str, others: Sequence[Map]) -> Sequence[Map]:
+        """Where a value is added to a map of itself, as behind a block that is skipped, the value as its own map."""
+        of_it = [m for m in others if m.root == self._root(name) and m.channel is not None]
+        return [_identity(m.root, m.channel, m.bias.numel()) for m in of_it[:1] if m.channel is not None]
 
 
 @contextlib.contextmanager

@@ -41,9 +41,11 @@ def numbered(source: torch.Tensor, shape: torch.Size, k: int) -> torch.Tensor:
 def expanded_axis(value: torch.Tensor) -> list[int]:
     """The first axis of several rows, where all are equal: as initial states are, which all examples have."""
     axis = next((k for k, size in enumerate(value.shape) if size > 1), None)
-    if axis is None or value.ndim < 2 or not torch.equal(value.narrow(axis, 0, 1).expand_as(value), value):
+    if axis is None or value.ndim < 2:
         return []
-    return [axis]
+    one = value.narrow(axis, 0, 1)
+    alike = torch.equal(one, value.narrow(axis, 1, 1)) and torch.equal(one.expand_as(value), value)
+    return [axis] if alike else []
 
 
 def near(source: torch.Tensor, value: torch.Tensor, reach: float) -> Iterator[tuple[int, torch.Tensor]]:

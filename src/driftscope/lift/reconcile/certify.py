@@ -297,6 +297,7 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
     computed[1] = merged(computed[1], paired)
     tensors: list[list[Repair]] = []
     for k, side in enumerate(both):
+        side.computed = found[k].meant
         # An exact match to a native value that is replaced now has to be made anew.
         again = subgraphs.made_of(sides[1][k], computed[1 - k])
         held = [*side.left, *again, *side.holding(shared[1 - k])]

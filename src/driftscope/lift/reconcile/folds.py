@@ -28,8 +28,8 @@ from driftscope.lift.kept import look, remember, remembered
 from driftscope.lift.readings import norms_of
 from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.reconcile.arrangements import arranged, rearrangements
-from driftscope.lift.reconcile.made import MadeAhead, Statistic
-from driftscope.lift.reconcile.maps import Map, Product, narrow
+from driftscope.lift.reconcile.made import MadeAhead
+from driftscope.lift.reconcile.maps import Map, Product, Statistic, narrow
 from driftscope.lift.reconcile.matching import (
     Repair,
     WeightIndex,
@@ -236,9 +236,9 @@ def match_folds(
     other.unlike.update(c.name for c in rest if not folds.resembles(c))
     found += _matches(rest, folds_of(other), ulps, index) if rest and meant else []
     if joined and len(found) < len(left):
-        settled, made = {r.name for r in found}, MadeAhead(other.constants, meant, folds.maps, folds.numbers_near)
-        ahead = (made.match(c, ulps) for c in rest if c.name not in settled)
-        found += [repair for repair in ahead if repair is not None]
+        settled, stored = {r.name for r in found}, {c.name: c.value for c in other.constants}
+        made = MadeAhead({**stored, **other.computed, **meant}, folds.maps, folds.numbers_near)
+        found += _matches([c for c in rest if c.name not in settled], made, ulps, index)
     return found
 
 
@@ -302,7 +302,9 @@ def _as_meant(pieces: AffinePieces, meant: Mapping[str, torch.Tensor]) -> Observ
     return see
 
 
-def _matches(left: Sequence[Constant], folds: Folds, ulps: float, index: WeightIndex | None) -> list[Repair]:
+def _matches(
+    left: Sequence[Constant], folds: Folds | MadeAhead, ulps: float, index: WeightIndex | None
+) -> list[Repair]:
     repairs = []
     for constant in left:
         found = folds.match(constant, ulps)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.nn import functional as F
 
-from driftscope.lift.steps import Step
+from driftscope.lift.steps import Kind, Observer, Step
 
 # A weight and its bias as a program in the model's own format would hold them.
 Replay = tuple[torch.Tensor, torch.Tensor]
 # What folding does to them; the list of int is the scale's shape along the weight's axes.
 Recipe = Callable[[torch.Tensor, torch.Tensor, list[int]], Replay]
+# Elements of a layer of constants whose parts are looked at: a state, and no table.
+_SMALL = 1 << 16
 # Products of numbers that are made to join two convolutions: nobody joins large ones, which makes them larger.
 _DEAR = 1 << 30
 
@@ -119,7 +121,7 @@ class Map:
         )
 
 
-def alike(one: Map, two: Map) -> tuple[_Pair, _Pair] | None:
+def alike(one: Map, two: Map) -> tuple[Replay, Replay] | None:
     """The weights of two maps, and the sizes of their terms, in one shape: of the larger of both.
 
     A factor per channel is the diagonal of a layer, and the middle of a filter; a small filter the middle of a large
@@ -135,9 +137,6 @@ def alike(one: Map, two: Map) -> tuple[_Pair, _Pair] | None:
     axis = max((one, two), key=lambda m: m.ndim).out_axis
     (a, b), (c, d) = (tuple(_in_shape(x, shape, axis) for x in pair) for pair in pairs)
     return None if a is None or b is None or c is None or d is None else ((a, b), (c, d))
-
-
-_Pair = tuple[torch.Tensor, torch.Tensor]
 
 
 def _in_shape(weight: torch.Tensor, shape: torch.Size, out_axis: int | None) -> torch.Tensor | None:
@@ -165,7 +164,8 @@ def composed(layer: Map, before: Map, bias: torch.Tensor, pads: bool) -> Map | N
     """One convolution behind another as a convolution: dense, or each channel by itself."""
     first, second = before.weight, layer.weight
     each = first.shape[1] == second.shape[1] == 1 and len(first) == len(second)
-    if (pads and bool(before.bias.any())) or not (each or first.shape[0] == second.shape[1]):
+    dense = before.in_axis is not None and layer.in_axis is not None and first.shape[0] == second.shape[1]
+    if (pads and bool(before.bias.any())) or not (each or dense):
         return None
     if second.numel() * first[0].numel() * math.prod(second.shape[2:]) > _DEAR:
         return None
@@ -232,6 +232,127 @@ def norm_recipes(vectors: Sequence[torch.Tensor | None], epsilon: float, fmt: to
         recipe(multiply, up, shifted)
         for multiply in (False, True)
         for up, shifted in ((False, rounded), (False, plain), (True, wide))
+    ]
+
+
+# --- what layers make of their constants ---
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A tensor that a program may compute ahead of time of the constants of one layer, and the sizes of its terms."""
+
+    words: str
+    value: torch.Tensor
+    size: torch.Tensor
+    sources: tuple[str, ...]
+
+
+def recurrent_statistics(held: Sequence[tuple[str, torch.Tensor]]) -> list[Statistic]:
+    """What can be computed ahead of time of the constants of a recurrent layer: its biases, and its first product.
+
+    Parameters
+    ----------
+    held : sequence of (str, Tensor)
+        Names and values: weights ``(gates * H, H)`` and biases ``(gates * H,)`` each by itself, as torch has them, or
+        in one tensor for all directions, as ONNX has them; initial states ``(..., batch, H)``.
+    """
+    pairs = _biases_of(held)
+    found = []
+    for names, a, b in pairs:
+        gates, both = 2 * a.shape[-1] // 3, a + b
+        words = " + ".join(names) if len(names) > 1 else f"the two biases of {names[0]} added"
+        some, none = torch.cat([both[..., :gates], a[..., gates:]], -1), torch.zeros_like(a)
+        values = [both, both[..., :gates], some]
+        if a.ndim > 1:
+            rest = torch.cat([none[..., :gates], b[..., gates:]], -1)
+            values = [torch.cat(two, 1) for two in ((both, none), (none, both), (some, rest))]
+        found += [Statistic(words, value, value, names) for value in values]
+    return found + _first_products(held, pairs)
+
+
+def _biases_of(held: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[tuple[str, ...], torch.Tensor, torch.Tensor]]:
+    """A recurrent layer adds two biases; only a GRU's last gate keeps them apart."""
+    vectors = [((name,), v) for name, v in held if v.ndim == 1]
+    pairs = [((*one, *two), a, b) for (one, a), (two, b) in itertools.pairwise(vectors) if a.shape == b.shape]
+    # ONNX keeps both in one row for each direction, next to weights with two more axes.
+    rows = next((v.shape[1] for _, v in held if v.ndim == 3), 0)
+    joined = [((name,), v) for name, v in held if rows and v.ndim == 2 and v.shape[1] == 2 * rows]
+    # A port that keeps that layout puts zeros where nothing is left to add.
+    return pairs + [(name, a, b) for name, v in joined for a, b in (*(row.chunk(2) for row in v), v.chunk(2, 1))]
+
+
+def _first_products(
+    held: Sequence[tuple[str, torch.Tensor]], pairs: Sequence[tuple[tuple[str, ...], torch.Tensor, torch.Tensor]]
+) -> list[Statistic]:
+    """Of an initial state that is a constant, the product with the recurrent weights."""
+    parts = [(name, part) for name, v in held if v.ndim in (2, 3) for part in (v if v.ndim == 3 else (v,))]
+    weights = [(n, w) for n, w in parts if w.shape[0] in (w.shape[1], 3 * w.shape[1], 4 * w.shape[1])]
+    biases = [v for _, a, b in pairs for v in (a, b, a + b)]
+    found = []
+    for (name, state), (other, weight) in itertools.product(parts, weights):
+        if state.shape[1] == weight.shape[1] and state is not weight and bool(state.any()):
+            found += _of_product((name, state), (other, weight.T), biases)
+    return found
+
+
+@dataclass(slots=True)
+class LayersOfConstants:
+    """An observer of constant subgraphs: of each layer the product without its bias, and gates, which others may store.
+
+    Parameters
+    ----------
+    noise : Observer or None
+        What moves the values of each step.
+    found : dict of str to Tensor
+        Filled during the run.
+    """
+
+    noise: Observer | None = None
+    found: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
+        """See one step."""
+        seen = None if self.noise is None else self.noise(step)
+        made = step.outputs[:1] if seen is None else seen[:1]
+        if step.rounding.kind is Kind.DOT and made and made[0] is not None and made[0].numel() <= _SMALL:
+            self._layer(step, made[0])
+        return seen
+
+    def _layer(self, step: Step, made: torch.Tensor) -> None:
+        biases = [x for x in step.inputs if x is not None and x.ndim == 1 and x.shape == made.shape[-1:]]
+        if made.ndim < 2 or len(biases) != 1 or step.attributes.get("beta", 1) != 1:
+            return
+        for name, value in ((step.name, made), (f"{step.name} without its bias", made - biases[0])):
+            self.found |= {name: value, **{f"{name}, {said}": part for said, part in _gates(value)}}
+
+
+def _gates(rows: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The gates of a recurrent layer, and those that stand next to each other."""
+    for gates in (3, 4):
+        size = rows.shape[-1] // gates
+        for first, last in itertools.combinations(range(gates + 1), 2) if size * gates == rows.shape[-1] else ():
+            if last - first < gates:
+                yield f"gates {first} to {last} of {gates}", rows[..., first * size : last * size]
+
+
+def _of_product(
+    given: tuple[str, torch.Tensor], weight: tuple[str, torch.Tensor], biases: Sequence[torch.Tensor]
+) -> list[Statistic]:
+    """A product of constants: alone, with a bias added, and of each the gates."""
+    rows, names = given[1], (given[0], weight[0])
+    # Most often an initial state is one row, which all examples have.
+    rows = rows[:1] if torch.equal(rows, rows[:1].expand_as(rows)) else rows
+    value, size = rows @ weight[1], rows.abs() @ weight[1].abs()
+    fitting = [b for b in biases if b.shape == value.shape[1:]]
+    words = f"{names[0]} times {names[1]}"
+    made = [(words, value, size), *((f"{words} and a bias", value + b, size + b.abs()) for b in fitting)]
+    gates = [n for n in (1, 3, 4) if value.shape[1] % n == 0]
+    return [
+        Statistic(said, part, terms, names)
+        for said, v, s in made
+        for n in gates
+        for part, terms in zip(v.chunk(n, 1), s.chunk(n, 1), strict=True)
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -32,6 +32,8 @@ class ReconciledSide:
         self.inner: list[Repair] = []
         self.inner_left: list[Constant] = []
         self.inner_shared: list[Constant] = []
+        # What is computed from constants, and inside fused operators, in float64.
+        self.computed: Mapping[str, torch.Tensor] = {}
 
     def shared(self, repairs: Sequence[Repair]) -> list[Constant]:
         """Computed constants whose native values the other side has too."""

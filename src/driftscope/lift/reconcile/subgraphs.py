@@ -20,7 +20,7 @@ import torch
 from driftscope.comparison.measuring.spread import drift_in_floors, finite, largest_magnitude, shared_sentinels
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.reconcile.arrangements import expanded_axis, near, numbered
-from driftscope.lift.reconcile.made import LayersOfConstants
+from driftscope.lift.reconcile.maps import LayersOfConstants
 from driftscope.lift.reconcile.matching import HALF_ULP, Repair, clamped_elements, same_name, ulp, uniform
 from driftscope.lift.steps import Constant, Lifted, Observer, Origin
 from driftscope.numerics import error_model

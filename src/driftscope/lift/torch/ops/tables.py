@@ -1,4 +1,4 @@
-"""Tables that a fused operator computes inside and exporters store: weights of an interpolation, a grid of positions.
+"""Tables that a fused operator computes inside and others store: weights of an interpolation, a Fourier transform.
 
 They depend on sizes alone, so they are constant subgraphs as any other: each is evaluated in float64 and, where an
 observer adds noise, with the roundings that computing it in float32 takes.
@@ -6,7 +6,8 @@ observer adds noise, with the roundings that computing it in float32 takes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -15,16 +16,22 @@ from driftscope.lift.torch.entries import AtenCall, Ref, Tape
 
 #: Rounds one step of a table: its number in the table, and its value.
 Rounds = Callable[[int, torch.Tensor], torch.Tensor]
+#: Makes a table of a call; None where the call has none.
+Make = Callable[[Tape, AtenCall, Rounds], torch.Tensor | None]
+
+# Elements of a matrix beyond which nobody applies one.
+_MOST = 1 << 22
 
 
 def hidden_tables(tape: Tape, observe: Observer | None) -> Mapping[str, torch.Tensor]:
     """The tables inside the calls of a tape, float64, by ``"call.table"``."""
     found = {}
     for entry in tape.entries:
-        name, make = _TABLES.get(entry.facts.name, ("", None))
-        if make is not None and entry.function.namespace == "aten":
+        for name, make in _TABLES.get(entry.facts.name, {}).items():
             label = f"{entry.name}.{name}"
-            found[label] = make(tape, entry, _rounding(entry, label, observe))
+            made = make(tape, entry, _rounding(entry, label, observe)) if entry.function.namespace == "aten" else None
+            if made is not None:
+                found[label] = made
     return found
 
 
@@ -48,8 +55,8 @@ def _argument(entry: AtenCall, name: str) -> object:
 
 def _weights(tape: Tape, entry: AtenCall, rounded: Rounds) -> torch.Tensor:
     """Between which neighbours, and how far, each element of a linear interpolation lies."""
-    given, made = _argument(entry, "self") or _argument(entry, "input"), entry.outputs[0]
-    size = tape.values[given.value].shape[-1] if isinstance(given, Ref) else 0
+    made, sizes = entry.outputs[0], _input_size(tape, entry)
+    size = sizes[-1] if sizes else 0
     count = tape.values[made].shape[-1] if made is not None else 0
     ends, scales = bool(_argument(entry, "align_corners")), _argument(entry, "scales")
     if scales is None and (several := _argument(entry, "scale_factors")):
@@ -76,7 +83,59 @@ def _positions(tape: Tape, entry: AtenCall, rounded: Rounds) -> torch.Tensor:
     return torch.stack([x, y, torch.ones_like(x)], -1).reshape(-1, 3)
 
 
-_TABLES: Mapping[str, tuple[str, Callable[[Tape, AtenCall, Rounds], torch.Tensor]]] = {
-    "upsample_linear1d": ("weights", _weights),
-    "affine_grid_generator": ("positions", _positions),
+def _input_size(tape: Tape, entry: AtenCall) -> Sequence[int]:
+    given = _argument(entry, "self") or _argument(entry, "input")
+    return tape.values[given.value].shape if isinstance(given, Ref) else ()
+
+
+def _interpolating(axis: int) -> Make:
+    """The matrix (sizes of the output and the input along an axis, from the last) that an interpolation applies."""
+
+    def make(tape: Tape, entry: AtenCall, rounded: Rounds) -> torch.Tensor | None:
+        made, sizes, name = entry.outputs[0], _input_size(tape, entry), entry.facts.name
+        if made is None or len(sizes) < 2 - axis:
+            return None
+        size, count = sizes[axis], tape.values[made].shape[axis]
+        scale = _argument(entry, {-1: "scales_w", -2: "scales_h"}[axis]) or _argument(entry, "scales")
+        several = _argument(entry, "scale_factors")
+        scale = several[axis] if isinstance(several, list | tuple) else scale
+        function = getattr(torch.ops.aten, name.replace("linear1d", "bilinear2d")).default
+        eye = torch.eye(size, dtype=torch.float64)[None, :, :, None]
+        if size * count > _MOST:
+            return None
+        found = function(eye, [count, 1], bool(_argument(entry, "align_corners")), scale, None)
+        return rounded(0, found[0, :, :, 0].T)
+
+    return make
+
+
+def _transforming(part: Callable[[torch.Tensor], torch.Tensor]) -> Make:
+    """The matrix (frequencies, elements) of the cosines or sines of a Fourier transform along one axis."""
+
+    def make(tape: Tape, entry: AtenCall, rounded: Rounds) -> torch.Tensor | None:
+        axes, sizes = _argument(entry, "dim"), _input_size(tape, entry)
+        if not isinstance(axes, list | tuple) or len(axes) != 1 or not sizes or sizes[axes[0]] ** 2 > _MOST:
+            return None
+        size = sizes[axes[0]]
+        count = size // 2 + 1 if _argument(entry, "onesided") else size
+        turns = torch.outer(torch.arange(count), torch.arange(size)) % size
+        return rounded(0, part(turns.to(torch.float64) * (2.0 * math.pi / size)))
+
+    return make
+
+
+_FOURIER = {
+    "cosines": _transforming(torch.cos), "sines": _transforming(torch.sin),
+    "negative sines": _transforming(lambda angle: -torch.sin(angle)),
+}  # fmt: skip
+_ALONG = {"columns": _interpolating(-1), "rows": _interpolating(-2)}
+_TABLES: Mapping[str, Mapping[str, Make]] = {
+    "upsample_linear1d": {"weights": _weights, "columns": _interpolating(-1)},
+    "upsample_bilinear2d": _ALONG,
+    "upsample_bicubic2d": _ALONG,
+    "_upsample_bilinear2d_aa": _ALONG,
+    "_upsample_bicubic2d_aa": _ALONG,
+    "affine_grid_generator": {"positions": _positions},
+    "_fft_r2c": _FOURIER,
+    "_fft_c2c": _FOURIER,
 }
