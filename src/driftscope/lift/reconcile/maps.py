@@ -19,7 +19,7 @@ Recipe = Callable[[torch.Tensor, torch.Tensor, list[int]], Replay]
 # Elements of a layer of constants whose parts are looked at: a state, and no table.
 _SMALL = 1 << 16
 # Products of numbers that are made to join two convolutions: nobody joins large ones, which makes them larger.
-_DEAR = 1 << 30
+_DEAR = 1 << 24
 
 
 @dataclass(slots=True)
