@@ -50,6 +50,7 @@ SQUARE, DOWN, UP, TALL, FLAT = (
     numbers(3, 1, 1, 3),
 )
 EYE, CENTRE = torch.eye(3)[..., None, None], F.pad(torch.ones(3, 1, 1, 1), (1, 1, 1, 1))
+VALUES, OUTPUT = 0.3 * numbers(8, 8), 0.3 * numbers(8, 8)
 WINDOW, SOUND = torch.hann_window(32), numbers(2, 160)
 ANGLE = torch.outer(torch.arange(17), torch.arange(32)).double() * (2 * torch.pi / 32)
 X, IMAGE, IDS = numbers(2, 5, 8), numbers(2, 3, 8, 8), torch.arange(10).reshape(2, 5)
@@ -64,6 +65,10 @@ def with_token(x, token, bias, table):
     if table.shape[-2] == 5:
         return torch.tanh(torch.cat(joined, 1) + table)
     return torch.tanh(torch.cat([joined[0], joined[1] + table], 1))
+
+
+def mixed(x):
+    return (x @ x.transpose(1, 2)).softmax(-1) @ x
 
 
 def spectrum(x):
@@ -172,6 +177,13 @@ MADE = {
     "cosines and sines of a window": (
         SOUND, spectrum, torch.cat([torch.cos(ANGLE), -torch.sin(ANGLE)]).float()[:, None] * WINDOW,
         lambda t: lambda x: F.conv1d(x[:, None], t, stride=8).reshape(2, 2, 17, -1).square().sum(1),
+    ),
+    "values and output multiplied": (
+        X, lambda x: mixed(x) @ VALUES.T @ OUTPUT.T, OUTPUT @ VALUES, lambda t: lambda x: mixed(x) @ t.T,
+    ),
+    "query and keys multiplied": (
+        X, lambda x: ((x @ VALUES.T) @ (x @ OUTPUT).transpose(1, 2) / 8**0.5).softmax(-1), VALUES.T @ OUTPUT.T / 8**0.5,
+        lambda t: lambda x: (x @ t @ x.transpose(1, 2)).softmax(-1),
     ),
     "a resized image": (
         IMAGE, lambda x: F.interpolate(x, size=(11, 13), mode="bilinear"), RESIZED[0],

@@ -5,35 +5,30 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import time
 import weakref
 
 import pytest
 import torch
 from float64_truth import lift
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 
-def _cost(function, times=5):
-    """The least CPU time of several calls: what other processes do at the same time only adds to it."""
-    taken = []
-    for _ in range(times):
-        start = time.process_time()
+def _operations(function):
+    """Multiplications and additions of a call: unlike its time, nothing that runs beside it changes them."""
+    with FlopCounterMode(display=False) as counter:
         function()
-        taken.append(time.process_time() - start)
-    return min(taken)
+    return counter.get_total_flops()
 
 
-def test_lift_costs_about_two_runs():
-    """Recording and replaying together stay below ten native runs of a model whose kernels do the work."""
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
-    model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False).eval()
-    x = torch.randn(4, 64, 256)
+def test_lift_costs_two_runs():
+    """One that is recorded, and one in float64."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 64), nn.Tanh(), nn.Linear(64, 8))
+    x = torch.randn(4, 3, 8, 8)
     with torch.no_grad():
-        native = _cost(lambda: model(x))
-    lifted = _cost(lambda: lift(model, x).run())
-    assert lifted < 10 * native + 0.05
+        native = _operations(lambda: model(x))
+        lifted = _operations(lambda: lift(model, x).run())
+    assert 0 < lifted <= 2 * native
 
 
 def test_activations_are_freed_after_their_last_use():

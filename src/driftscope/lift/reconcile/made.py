@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
@@ -119,6 +119,10 @@ class MadeAhead:
         """
         if uniform(constant) is not None or constant.value.numel() < _LEAST or constant.value.dtype.itemsize < 2:
             return None
+        for axis in expanded_axis(constant.value):
+            found = self.match(replace(constant, value=constant.value.narrow(axis, 0, 1)), ulps)
+            if found is not None:
+                return replace(found, value=found.value.expand(constant.value.shape).contiguous(), constant=constant)
         for axis in reversed(range(constant.value.ndim)):
             turned = constant.value.movedim(axis, -1)
             rows = turned.reshape(-1, turned.shape[-1])
@@ -194,21 +198,40 @@ class MadeAhead:
                     yield _Stem((name,), name, partial(_times, table[start : start + len(rows)], _ONE))
 
     def _products(self, rows: torch.Tensor) -> Iterator[_Stem]:
-        """A table multiplied with the weights of a layer."""
+        """A table, a bias or a weight multiplied with the weights of a layer."""
         count, length = rows.shape
         for table, value in self._tables:
-            inner = value.shape[-1]
-            if value.ndim > 1 and value.numel() == count * inner:
-                for base in self._with_weights(table, value.reshape(count, inner), (inner, length)):
+            ways = (
+                [value.reshape(count, -1)] if value.numel() % count == 0 and value.shape[:-1].numel() == count else []
+            )
+            ways += [value.mT] if value.ndim == 2 and value.shape[1] == count else []
+            for way in ways:
+                for base in self._with_weights(rows, table, way, (way.shape[1], length)):
                     yield base
                     yield from self._by_a_number(rows, base)
 
-    def _with_weights(self, table: str, rows: torch.Tensor, shape: tuple[int, int]) -> Iterator[_Stem]:
+    def _with_weights(
+        self, rows: torch.Tensor, table: str, left: torch.Tensor, shape: tuple[int, int]
+    ) -> Iterator[_Stem]:
         for weight, value in self._by_count.get(math.prod(shape), []):
             two = value.squeeze()
             ways = [two[:, None]] if two.ndim == 1 else [two, two.mT] if two.ndim == 2 else []
-            for way in (w for w in ways if w.shape == shape):
-                yield _Stem((table, weight), f"{table} times {weight}", partial(_product, rows, way), True)
+            for way in (w for w in ways if w.shape == shape and self._plausible(rows, left, w)):
+                yield _Stem((table, weight), f"{table} times {weight}", partial(_product, left, way), True)
+
+    def _plausible(self, rows: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> bool:
+        """Whether a few elements are those of a product, times a number, but for what is added to every row."""
+        down, across = _places(rows)
+        wanted, (made, terms) = _head(rows), _product(left[down], right[:, across])
+        reach = _REACH * torch.finfo(rows.dtype).eps * (wanted.abs() + terms)
+        if len(rows) == 1:
+            heads = self._of_length(rows.shape[1], "terms").heads
+            if bool(((wanted - made - heads).abs() <= reach).flatten(1).all(1).any()):
+                return True
+        else:
+            wanted, made, reach = wanted[1:] - wanted[:1], made[1:] - made[:1], reach[1:] + reach[:1]
+        ratio = (wanted * made).sum() / made.square().sum()
+        return bool(((wanted - ratio * made).abs() <= reach * ratio.abs().clamp(min=1.0)).all())
 
     def _by_a_number(self, rows: torch.Tensor, base: _Stem) -> Iterator[_Stem]:
         """A product with a number of the program multiplied in: the scale of an attention."""
@@ -230,7 +253,7 @@ class MadeAhead:
         reach = _REACH * torch.finfo(rows.dtype).eps * max(largest_magnitude(few), largest_magnitude(sizes))
         if base.alone and bool((gap.abs() <= reach).all()):
             yield None
-        if len(rows) == 1 or not bool(((gap - gap[:1]).abs() <= 2.0 * reach).all()):
+        if not bool(((gap - gap[:1]).abs() <= 2.0 * reach).all()):
             return
         vectors = self._of_length(rows.shape[1], "terms")
         wanted, heads = _head(gap[:1]), vectors.heads
@@ -261,10 +284,15 @@ class MadeAhead:
         return self._vectors[length, kind]
 
 
-def _head(rows: torch.Tensor) -> torch.Tensor:
-    """Some elements of some rows, float64: they tell most tables apart."""
+def _places(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     few = [min(n, most) for n, most in zip(rows.shape, (_FIRST, _COLUMNS), strict=True)]
     down, across = (torch.linspace(0, n - 1, k).long() for n, k in zip(rows.shape, few, strict=True))
+    return down, across
+
+
+def _head(rows: torch.Tensor) -> torch.Tensor:
+    """Some elements of some rows, float64: they tell most tables apart."""
+    down, across = _places(rows)
     return rows[down[:, None], across].to(torch.float64)
 
 
