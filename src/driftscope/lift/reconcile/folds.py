@@ -238,7 +238,8 @@ def match_folds(
     if joined and len(found) < len(left):
         settled, stored = {r.name for r in found}, {c.name: c.value for c in other.constants}
         made = MadeAhead({**stored, **other.computed, **meant}, folds.maps, folds.numbers_near)
-        found += _matches([c for c in rest if c.name not in settled], made, ulps, index)
+        unknown = [c for c in rest if c.name not in settled and not made.has_nearly(c)]
+        found += _matches(unknown, made, ulps, index)
     return found
 
 

@@ -138,6 +138,13 @@ class MadeAhead:
                         return Repair(constant.name, laid, "fold", words, constant, names)
         return None
 
+    def has_nearly(self, constant: Constant) -> bool:
+        """Whether a stored tensor has the bits of a table wherever one looks: then it is that one, changed."""
+        value = constant.value
+        rows = value.reshape(-1, value.shape[-1]) if value.ndim else value.reshape(1, 1)
+        tables = self._tables_like(value, rows, value.ndim - 1) if value.ndim else _Heap([])
+        return bool(tables.members) and bool((tables.heads == _head(rows)).flatten(1).all(1).any())
+
     # -- what something was added to --------------------------------------------------------------------------------
 
     def _bases(self, stored: torch.Tensor, rows: torch.Tensor, axis: int) -> Iterator[_Stem]:
@@ -335,7 +342,8 @@ def _windows(mine: torch.Tensor, rows: torch.Tensor) -> list[int]:
     if more <= 0:
         return []
     # What is added to every row is none of the differences between rows.
-    reach = 2.0 * _REACH * torch.finfo(mine.dtype).eps * max(map(largest_magnitude, (mine[:2], rows)))
-    wide, first = rows.to(torch.float64), mine[:2].to(torch.float64).diff(dim=0)
+    reach = 2.0 * _REACH * torch.finfo(mine.dtype).eps * max(map(largest_magnitude, (mine[:2], rows[:_ROWS])))
+    across = _places(rows)[1]
+    wide, first = rows[:, across].to(torch.float64), mine[:2][:, across].to(torch.float64).diff(dim=0)
     near = ((wide[1 : more + 2] - wide[: more + 1] - first).abs() <= reach).all(1)
     return [start for start, alike in enumerate(near.tolist()) if alike]
