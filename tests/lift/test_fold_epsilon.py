@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from driftscope.lift.reconcile import folds
+from driftscope.lift.reconcile import matching
 from driftscope.lift.reconcile.folds import match_folds
 from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.steps import Constant, Origin
@@ -99,8 +99,8 @@ def test_most_layouts_of_a_large_fold_are_ruled_out_by_a_few_of_its_elements(mon
     weight, _ = folded(module, 1e-3, multiply=False)
     turned = weight.value.transpose(2, 3).contiguous().half()
     looked = []
-    whole = folds.stores
-    monkeypatch.setattr(folds, "stores", lambda *given: looked.append(given) or whole(*given))
+    whole = matching.stores
+    monkeypatch.setattr(matching, "stores", lambda *given: looked.append(given) or whole(*given))
     lifted = lift_torch(module, (torch.randn(1, 3, 5, 5),), {}, module=module)
     stored = Constant("weight", turned, Origin.WEIGHT, Where())
     assert match_folds([stored], ReconciledSide(lifted, []), 2.0)

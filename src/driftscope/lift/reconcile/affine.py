@@ -89,12 +89,12 @@ class AffinePieces:
         one, two = step.inputs[0], step.outputs[0]
         if one is None or two is None:
             return
-        before = self.maps[step.input_names[0]]
         if one.numel() != two.numel():
             self._parted(step, one)
             return
         moved = moved_axes(one, two, permutes)
         if moved is not None:
+            before = self.maps[step.input_names[0]]
             self.maps[step.output_names[0]] = [
                 replace(m, channel=None if m.channel is None else moved[m.channel]) for m in before
             ]

@@ -29,14 +29,14 @@ from driftscope.lift.readings import norms_of
 from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.reconcile.arrangements import arranged, rearrangements
 from driftscope.lift.reconcile.made import MadeAhead
-from driftscope.lift.reconcile.maps import Map, Product, Statistic, narrow
+from driftscope.lift.reconcile.maps import Map, Product, Statistic
 from driftscope.lift.reconcile.matching import (
     Repair,
     WeightIndex,
+    is_folded,
     match_joined,
     narrower,
     rounded_twice,
-    stores,
     uniform,
     within_ulps,
 )
@@ -363,7 +363,7 @@ def _statistic(made: Statistic) -> _Candidate:
 
 def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.Tensor | None:
     """The exact fold in the stored arrangement, where the stored tensor is its rounding."""
-    stored, fmt = native.to(torch.float64), native.dtype
+    stored = native.to(torch.float64)
     coarsest = max(torch.finfo(t.dtype).eps for t in (native, *candidate.replays))
     probe = np.linspace(0, stored.numel() - 1, min(stored.numel(), _PROBED)).astype(np.int64)
     # Not torch.unravel_index, which imports sympy.
@@ -381,12 +381,7 @@ def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.
         natives = [next(itertools.islice(r, k, None), None) for r in again]
         # A runtime that computes in float32 stores what it folded in the file's format as float32.
         folded = any(n is not None and torch.equal(n, stored) for n in natives)
-        if not folded and narrow(fmt):
-            folded = stores(native, value) or rounded_twice(stored, value, size, fmt)
-        elif not folded:
-            # One rounding each for the square root, the division, the product and the sum.
-            folded = within_ulps(stored, value, size, fmt, 2.0 * ulps)
-        if folded:
+        if folded or is_folded(native, value, size, ulps):
             return value.contiguous()
     return None
 

@@ -19,8 +19,8 @@ import torch
 from driftscope.comparison.measuring.spread import largest_magnitude
 from driftscope.lift.readings import number_of
 from driftscope.lift.reconcile.arrangements import expanded_axis
-from driftscope.lift.reconcile.maps import Map, narrow
-from driftscope.lift.reconcile.matching import Repair, rounded_twice, stores, uniform, within_ulps
+from driftscope.lift.reconcile.maps import Map
+from driftscope.lift.reconcile.matching import Repair, is_folded, uniform
 from driftscope.lift.reconcile.scalars import MeantNumber
 from driftscope.lift.steps import Constant
 
@@ -331,9 +331,7 @@ def _is_rounded(stored: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, u
     wide, size = stored.to(torch.float64), size.clamp(min=_NOTHING * largest_magnitude(size))
     if largest_magnitude(wide - exact) <= _UNMOVED * torch.finfo(stored.dtype).eps * largest_magnitude(size):
         return False  # nothing was rounded: it is a row of what was made of it
-    if narrow(stored.dtype):
-        return stores(stored, exact) or rounded_twice(wide, exact, size, stored.dtype)
-    return within_ulps(wide, exact, size, stored.dtype, 2.0 * ulps)
+    return is_folded(stored, exact, size, ulps)
 
 
 def _windows(mine: torch.Tensor, rows: torch.Tensor) -> list[int]:

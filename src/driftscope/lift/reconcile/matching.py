@@ -19,6 +19,7 @@ import torch
 
 from driftscope.lift.readings import PIECE, Fingerprint, ends_of, fingerprint, is_same, number_of
 from driftscope.lift.reconcile.arrangements import rearrangements
+from driftscope.lift.reconcile.maps import narrow
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.words import counted
 
@@ -210,6 +211,15 @@ def rounded_twice(stored: torch.Tensor, exact: torch.Tensor, size: torch.Tensor,
     if fmt == torch.float16 and not bool(near.all()):
         near |= clamped_elements(exact, stored)
     return bool(near.all())
+
+
+def is_folded(stored: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, ulps: float) -> bool:
+    """Whether a stored tensor is one that was computed exactly, of terms of these sizes, rounded on its way."""
+    wide, fmt = stored.to(torch.float64), stored.dtype
+    if narrow(fmt):
+        return stores(stored, exact) or rounded_twice(wide, exact, size, fmt)
+    # One rounding each for the square root, the division, the product and the sum.
+    return within_ulps(wide, exact, size, fmt, 2.0 * ulps)
 
 
 class WeightIndex:
