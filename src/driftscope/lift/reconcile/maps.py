@@ -333,7 +333,8 @@ def _gates(rows: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         size = rows.shape[-1] // gates
         for first, last in itertools.combinations(range(gates + 1), 2) if size * gates == rows.shape[-1] else ():
             if last - first < gates:
-                yield f"gates {first} to {last} of {gates}", rows[..., first * size : last * size]
+                said = f"part {last}" if last == first + 1 else f"parts {first + 1} to {last}"
+                yield f"{said} of {gates}", rows[..., first * size : last * size]
 
 
 def _of_product(
