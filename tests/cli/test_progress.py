@@ -127,14 +127,20 @@ def interrupted_once(self, data):
     raise KeyboardInterrupt
 
 watching._Watch._hear = interrupted_once
+look = watching._Watch._look
+
+def late(self):
+    time.sleep(0.5 if answers else 0)  # by then the child has answered, and ended
+    look(self)
+
+watching._Watch._look = late
 
 def work():
     try:
         tell(stage="lift", step="Lifting A to float64")
         time.sleep(600)
     except KeyboardInterrupt:
-        if not answers:
-            time.sleep(600)
+        time.sleep(0.2 if answers else 600)
         print("known so far")
 
 ended = watching.watched(work, Limits(None, None))

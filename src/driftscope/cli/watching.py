@@ -209,15 +209,9 @@ class _Watch:
 
     def wait(self) -> Ended:
         """Return when there is an answer, or none will come."""
-        while self._ended.code is None and self._ended.died is None:
-            ready, _, _ = select.select([self._channel], [], [], _TICK)
-            if ready:
-                data = os.read(self._channel, 1 << 16)
-                if not data:
-                    self._ended.died = self._death()
-                self._hear(data)
-                continue
-            self._look()
+        while self._goes_on():
+            if not self._said_something(_TICK):
+                self._look()
         if self._ended.code is not None:
             _wait_for(self._child, _GRACE)
         return self._ended
@@ -233,6 +227,19 @@ class _Watch:
         answered = self._ended.code is not None
         return Ended(self._ended.text if answered else "", told=told, interrupted=True)
 
+    def _goes_on(self) -> bool:
+        return self._ended.code is None and self._ended.died is None
+
+    def _said_something(self, seconds: float) -> bool:
+        """Wait so long for words of the child, or for their end."""
+        ready, _, _ = select.select([self._channel], [], [], seconds)
+        if ready:
+            data = os.read(self._channel, 1 << 16)
+            if not data:
+                self._ended.died = self._death()
+            self._hear(data)
+        return bool(ready)
+
     def _hear(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -243,8 +250,11 @@ class _Watch:
 
     def _look(self) -> None:
         pid, status = os.waitpid(self._child, os.WNOHANG)
-        if pid:  # something it started may hold the pipe open
-            self._ended.died = self._named(os.waitstatus_to_exitcode(status))
+        if pid:  # something it started may hold the pipe open, and it may have answered since it was last listened to
+            while self._goes_on() and self._said_something(0):
+                pass
+            if self._ended.code is None:
+                self._ended.died = self._named(os.waitstatus_to_exitcode(status))
             return
         used = memory.held_bytes(self._child)
         if used > self._memory:
