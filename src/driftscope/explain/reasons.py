@@ -9,7 +9,7 @@ from typing import Any
 
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.reconcile.certify import Reconciled
+from driftscope.lift.reconcile.drifts import Reconciled
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.scalars import is_nobodys
 from driftscope.lift.reconcile.subgraphs import GIVEN
@@ -190,7 +190,7 @@ def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
         # A number that nobody wrote down (1/6, 0.01) is not the other side's: that may hold another one there.
         # What a program computes from its own constants is compared with that computation in float64.
         whose = "the number " if is_nobodys(first.partner) else f"{'A' if side == 'B' else 'B'}'s "
-        own = first.partner.startswith((GIVEN, DECIMALS)) or first.kind == "shortcut"
+        own = first.partner.startswith((GIVEN, DECIMALS)) or first.kind in ("shortcut", "fitted")
         partner = first.partner if own else whose + first.partner
         notes.append(
             Finding(
@@ -217,6 +217,10 @@ _REPAIR_NOTES = {
     ("table", "fold"): (
         "W002", "computed {count} constant{s} ahead of time, in its own format",
         "A constant subgraph or a fold was evaluated in the model's dtype.",
+    ),
+    ("fitted",): (
+        "W002", "stores {count} tensor{s} rounded",
+        "Something was computed ahead of time, here or on the other side.",
     ),
     ("weight",): (
         "W003", "stores {count} weight{s} in a narrower format", "Each is the other side's weight, rounded once."

@@ -23,8 +23,8 @@ from driftscope.lift.onnx.graph import LiftedOnnx
 from driftscope.lift.optimised import optimisers_show
 from driftscope.lift.outline import Outline, remember_outline
 from driftscope.lift.reconcile.affine import watched_for_pieces
-from driftscope.lift.reconcile.certify import Reconciled, reconcile
-from driftscope.lift.reconcile.drifts import OutputPairing, is_disputed, measure, within
+from driftscope.lift.reconcile.certify import reconcile
+from driftscope.lift.reconcile.drifts import OutputPairing, Reconciled, is_disputed, measure, within
 from driftscope.lift.reconcile.exact import repairs_before_a_run
 from driftscope.lift.reconcile.matching import moves
 from driftscope.lift.reconcile.sides import ReconciledSide

@@ -293,6 +293,16 @@ class Lifted(Protocol):
         """
         ...
 
+    def with_values(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Lifted:
+        """Give the same program on other inputs; what it chose by their values when it was lifted stays chosen.
+
+        Parameters
+        ----------
+        change : callable
+            Makes of every input tensor one of the same shape and dtype.
+        """
+        ...
+
     def constant_values(
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:

@@ -20,7 +20,7 @@ from driftscope.explain.locate.operators import MOVES, family
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.reconcile.drifts import OutputPairing, measure, within
 from driftscope.lift.reconcile.matching import Repair, as_stored, uniform
-from driftscope.lift.reconcile.repaired import RepairedGraph
+from driftscope.lift.reconcile.sides import RepairedGraph
 from driftscope.lift.steps import Constant, Lifted, Origin, Step, plain_name
 
 # Numbers of an index shown in a sentence.

@@ -38,7 +38,7 @@ from driftscope.lift.outline import Chains
 from driftscope.lift.reconcile.drifts import OutputPairing, measure
 from driftscope.lift.reconcile.folds import folded_values
 from driftscope.lift.reconcile.matching import as_stored, uniform
-from driftscope.lift.reconcile.repaired import RepairedGraph
+from driftscope.lift.reconcile.sides import RepairedGraph
 from driftscope.lift.reconcile.solving import Residual
 from driftscope.lift.reconcile.subgraphs import OWN
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin

@@ -20,7 +20,8 @@ from driftscope.lift.choices import exact_choices
 from driftscope.lift.evidence import Evidence, pairing_of
 from driftscope.lift.kept import look
 from driftscope.lift.outline import has_step
-from driftscope.lift.reconcile.certify import Reconciled, reconcile
+from driftscope.lift.reconcile.certify import reconcile
+from driftscope.lift.reconcile.drifts import Reconciled
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.reconcile.uses import divisors_read_in

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from driftscope.lift.formulas.quantisation import undone
-from driftscope.lift.reconcile.repaired import RepairedGraph
+from driftscope.lift.reconcile.sides import RepairedGraph
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Observer, Origin
 
 # How far a value may be from proportional to what it is computed from, relative: float64's rounding of a few steps.

@@ -16,7 +16,7 @@ from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.kept import look
 from driftscope.lift.reconcile.matching import Repair
-from driftscope.lift.reconcile.repaired import RepairedGraph
+from driftscope.lift.reconcile.sides import RepairedGraph
 from driftscope.lift.steps import Origin
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +176,13 @@ class LiftedOnnx:
             raise CannotLift(f"{operator} cannot be evaluated in {step!r}")
         usual = schema_defaults(operator, node.domain, node.version)
         return self._edited(index, dataclasses.replace(node, op_type=operator, operator=found, defaults=usual))
+
+    def with_values(self, change: Callable[[torch.Tensor], torch.Tensor]) -> LiftedOnnx:
+        """Give the graph on other inputs (see :class:`~driftscope.lift.steps.Lifted`)."""
+        moved = copy.copy(self)
+        tensors = ((n, v, v.data) for n, v in self._feeds.items() if isinstance(v.data, torch.Tensor))
+        moved._feeds = {**self._feeds, **{n: dataclasses.replace(v, data=change(data)) for n, v, data in tensors}}
+        return moved
 
     def _node(self, step: str) -> tuple[int, NodePlan]:
         found = next(((k, n) for k, n in enumerate(self._plan.nodes) if n.name == step), None)

@@ -2,81 +2,38 @@
 
 Order (DESIGN section 2, step 2): nothing if the lifted programs agree as they stand; else exact matches of scalars
 and weights, on whichever side stores the narrower one; else constant subgraphs, in their own floors, on either side;
-else affine pieces that were folded; else the few scalars left are solved for inside half an ulp; else shortcuts that
-no format shows. What counts in the end is one number, the lifted drift of the *whole* of B with the repaired
-constants: no repair is believed on its own.
+else affine pieces that were folded; else the few scalars left are solved for inside half an ulp, and tensors that no
+formula gives, if they hold on other inputs too; else shortcuts that no format shows. What counts in the end is one
+number, the lifted drift of the *whole* of B with the repaired constants: no repair is believed on its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import torch
 
-from driftscope.comparison.measuring.spread import Ratio, lifted_drift
+from driftscope.comparison.measuring.spread import Ratio
 from driftscope.comparison.thresholds import THRESHOLDS, Thresholds
-from driftscope.lift.domains import HeldAt, held_at_ends
-from driftscope.lift.finer import evaluate as finer
-from driftscope.lift.finer.ends import Lost
-from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.kept import look
 from driftscope.lift.readings import readings_kept
 from driftscope.lift.reconcile import folds, matching, subgraphs, uses
-from driftscope.lift.reconcile.drifts import WEAK, OutputPairing, floors_of_tables, is_disputed, measure, within
+from driftscope.lift.reconcile.drifts import (
+    SMALL,
+    OutputPairing,
+    Reconciled,
+    decide_at_ends,
+    decide_finer,
+    measure,
+    within,
+)
 from driftscope.lift.reconcile.exact import exact_repairs
+from driftscope.lift.reconcile.fitting import proposals
 from driftscope.lift.reconcile.matching import Repair, merged, moves
 from driftscope.lift.reconcile.sides import ReconciledSide, is_tensor
 from driftscope.lift.reconcile.solving import ConstantTables, Residual, solve_scalars
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin
-
-
-@dataclass(slots=True)
-class Reconciled:
-    """Two lifted programs with their constants reconciled.
-
-    Parameters
-    ----------
-    outputs_a, outputs_b : list of LiftedOutput
-        Lifted outputs with the repairs in force.
-    plain_a, plain_b : list of LiftedOutput
-        Lifted outputs with every constant as stored.
-    repairs_a, repairs_b : list of Repair
-    drifts : list of Ratio
-        Per pair: delta64 and its limit after the repairs.
-    before : list of Ratio
-        The same before them.
-    finer : dict
-        By pair: what an evaluation finer than float64 gave, where float64 could not decide.
-    losses : pair of Loss or None
-        Of each side: where its formula loses most digits, known from that evaluation.
-    lost : dict
-        By pair: of each side, where float64 leaves its range on the way to that output, known from that evaluation.
-    held : pair of sequences of HeldAt
-        Of each side: steps whose arguments were taken as the ends of their domains.
-    inner_b : list of Repair
-        Of constants that only constant subgraphs of B read.
-    """
-
-    outputs_a: list[LiftedOutput]
-    outputs_b: list[LiftedOutput]
-    plain_a: list[LiftedOutput]
-    plain_b: list[LiftedOutput]
-    drifts: list[Ratio]
-    before: list[Ratio]
-    repairs_a: list[Repair] = field(default_factory=list)
-    repairs_b: list[Repair] = field(default_factory=list)
-    finer: dict[int, dict[str, float]] = field(default_factory=dict)
-    losses: tuple[Loss | None, Loss | None] = (None, None)
-    lost: dict[int, tuple[Lost | None, Lost | None]] = field(default_factory=dict)
-    held: tuple[Sequence[HeldAt], Sequence[HeldAt]] = ((), ())
-    inner_b: list[Repair] = field(default_factory=list)
-
-    @property
-    def same_function(self) -> bool:
-        """Whether every pair of outputs is certified."""
-        return all(within(d) for d in self.drifts)
 
 
 @readings_kept()
@@ -113,64 +70,12 @@ def reconcile(
                 step(attempt)
                 if result.same_function:
                     break
-        _decide_finer(result, a, b, pairing, thresholds)
+        decide_finer(result, a, b, pairing, thresholds)
         if not weak or result.same_function:
             break
     if not result.same_function or any(d.value and d.limit > thresholds.chaotic for d in result.drifts):
-        _decide_at_ends(result, a, b, pairing, thresholds)
+        decide_at_ends(result, a, b, pairing, thresholds)
     return result
-
-
-# A drift above this is seldom float64's own rounding (all of `log(1 + x)` at 1e-38 is): less work is spent on the
-# question.
-_SMALL = 1e-6
-_LITTLE = 100_000
-
-
-def _decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairing, thresholds: Thresholds) -> None:
-    """Where float64 cannot decide, evaluate both programs finer: rounding shrinks, another function stays."""
-    disputed = [k for k, d in enumerate(result.drifts) if is_disputed(d)]
-    if not disputed:
-        return
-    near = any(d.limit > WEAK or d.value < _SMALL for d in (result.drifts[k] for k in disputed))
-    work = finer.MOST if near else _LITTLE
-    fine_a = finer.evaluate(a, result.repairs_a, work, result.outputs_a)
-    fine_b = finer.evaluate(b, result.repairs_b, work, result.outputs_b) if fine_a else []
-    drifts = list(result.drifts)
-    known = (a, result.repairs_a, fine_a), (b, result.repairs_b, fine_b)
-    chaotic = any(d.limit > thresholds.chaotic for d in (*result.before, *drifts))
-    floor64 = floors_of_tables(known, pairing, chaotic, work)
-    for k in disputed:
-        i, j = pairing.indices[k]
-        one, two = (fine[n] if n < len(fine) else None for fine, n in ((fine_a, i), (fine_b, j)))
-        if one is None or two is None or max(one.bound, two.bound) > finer.PROVEN:
-            continue
-        # A literal is off by 1e-16 where it stands, and a few of those add up on the way; so is every element of a
-        # table that a program computes, and where these cancel nothing else may be left.
-        drift = lifted_drift(one.value, two.value, floor64[k], relative=10.0 * thresholds.lifted, multiple=_TABLES)
-        result.finer[k] = {
-            "bits": max(one.bits, two.bits), "float64": drifts[k].value, "finer": drift.value,
-            "bound": max(one.bound, two.bound),
-        }  # fmt: skip
-        drifts[k] = drift
-        result.losses = (one.loss, two.loss)
-        result.lost[k] = (one.lost, two.lost)
-    result.drifts = drifts
-
-
-def _decide_at_ends(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairing, thresholds: Thresholds) -> None:
-    """Where float64's rounding carries an argument across the end of a domain, take it as the end on both sides."""
-    found_a, found_b = (held_at_ends(g, _values(r)) for g, r in ((a, result.repairs_a), (b, result.repairs_b)))
-    if found_a is None and found_b is None:
-        return
-    (outputs_a, held_a), (outputs_b, held_b) = found_a or (result.outputs_a, []), found_b or (result.outputs_b, [])
-    drifts = measure(outputs_a, outputs_b, pairing, thresholds)
-    if (held_a or held_b) and all(within(d) for d in drifts):
-        result.outputs_a, result.outputs_b, result.drifts, result.held = outputs_a, outputs_b, drifts, (held_a, held_b)
-
-
-# Rounding of float64 that tables make of an output, in floors.
-_TABLES = 10.0
 
 
 class _Attempt:
@@ -181,7 +86,7 @@ class _Attempt:
         self.b = ReconciledSide(b, result.plain_b, like=self.a)
         self.result, self.pairing, self.thresholds = result, pairing, thresholds
         # Rounded constants seldom make as much: the place will be looked for, by running this again.
-        self.far = any(d.value > _SMALL for d in result.before)
+        self.far = any(d.value > SMALL for d in result.before)
 
     def take(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
         """Put further repairs in force, in the place of earlier ones of the same constants."""
@@ -203,6 +108,10 @@ class _Attempt:
             result.outputs_b = look(self.b.graph, replace=_values(result.repairs_b), keep=self.far)
         if run_a or run_b:
             result.drifts = measure(result.outputs_a, result.outputs_b, self.pairing, self.thresholds)
+
+    def are_same(self, a: Sequence[LiftedOutput], b: Sequence[LiftedOutput]) -> bool:
+        """Whether two runs are of one function."""
+        return all(map(within, measure(a, b, self.pairing, self.thresholds)))
 
     def take_if_certified(self, repairs_a: Sequence[Repair], repairs_b: Sequence[Repair]) -> None:
         """Put further repairs in force only when that makes both the same function; a limit of chaos tells nothing."""
@@ -392,6 +301,17 @@ def _decimals(attempt: _Attempt) -> None:
     attempt.take_if_certified(*(uses.decimals(side, repairs) for side, repairs in sides))
 
 
+def _fit(attempt: _Attempt) -> None:
+    """Solve for stored tensors that no formula gives."""
+    result, sides = attempt.result, (attempt.a, attempt.b)
+    known, far = (result.repairs_a, result.repairs_b), max((d.value for d in result.drifts), default=0.0)
+    pairs, ulps = attempt.pairing.indices, 2.0 * attempt.thresholds.constant_ulps
+    for proposal in proposals(sides, known, far, pairs, attempt.are_same, ulps):
+        attempt.take_if_certified(*proposal)
+        if result.same_function:
+            break
+
+
 _STEPS: tuple[Callable[[_Attempt], None], ...] = (
-    _exact, _constant_subgraphs, _affine, _parts, _refold, _solve, _shared, _shortcuts, _divisors, _decimals,
+    _exact, _constant_subgraphs, _affine, _parts, _refold, _solve, _fit, _shared, _shortcuts, _divisors, _decimals,
 )  # fmt: skip

@@ -1,15 +1,18 @@
-"""Lifted drifts: how far the outputs of two lifted programs lie apart, each held against its own limit."""
+"""Lifted drifts: how far the outputs of two lifted programs lie apart, each held against its own limit; or finer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from driftscope.comparison.measuring.spread import Ratio, lifted_drift
 from driftscope.comparison.thresholds import Thresholds
+from driftscope.lift.domains import HeldAt, held_at_ends
 from driftscope.lift.finer import evaluate as finer
+from driftscope.lift.finer.ends import Lost
+from driftscope.lift.finer.evaluate import Loss
 from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.sides import is_tensor
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Origin
@@ -54,6 +57,108 @@ def measure(
             lifted_drift(x, y.to(x.device), floor64, relative=thresholds.lifted, multiple=thresholds.lifted_floor64)
         )
     return found
+
+
+@dataclass(slots=True)
+class Reconciled:
+    """Two lifted programs with their constants reconciled.
+
+    Parameters
+    ----------
+    outputs_a, outputs_b : list of LiftedOutput
+        Lifted outputs with the repairs in force.
+    plain_a, plain_b : list of LiftedOutput
+        Lifted outputs with every constant as stored.
+    repairs_a, repairs_b : list of Repair
+    drifts : list of Ratio
+        Per pair: delta64 and its limit after the repairs.
+    before : list of Ratio
+        The same before them.
+    finer : dict
+        By pair: what an evaluation finer than float64 gave, where float64 could not decide.
+    losses : pair of Loss or None
+        Of each side: where its formula loses most digits, known from that evaluation.
+    lost : dict
+        By pair: of each side, where float64 leaves its range on the way to that output, known from that evaluation.
+    held : pair of sequences of HeldAt
+        Of each side: steps whose arguments were taken as the ends of their domains.
+    inner_b : list of Repair
+        Of constants that only constant subgraphs of B read.
+    """
+
+    outputs_a: list[LiftedOutput]
+    outputs_b: list[LiftedOutput]
+    plain_a: list[LiftedOutput]
+    plain_b: list[LiftedOutput]
+    drifts: list[Ratio]
+    before: list[Ratio]
+    repairs_a: list[Repair] = field(default_factory=list)
+    repairs_b: list[Repair] = field(default_factory=list)
+    finer: dict[int, dict[str, float]] = field(default_factory=dict)
+    losses: tuple[Loss | None, Loss | None] = (None, None)
+    lost: dict[int, tuple[Lost | None, Lost | None]] = field(default_factory=dict)
+    held: tuple[Sequence[HeldAt], Sequence[HeldAt]] = ((), ())
+    inner_b: list[Repair] = field(default_factory=list)
+
+    @property
+    def same_function(self) -> bool:
+        """Whether every pair of outputs is certified."""
+        return all(within(d) for d in self.drifts)
+
+
+# A drift above this is seldom float64's own rounding (all of `log(1 + x)` at 1e-38 is): less work is spent on the
+# question.
+SMALL = 1e-6
+_LITTLE = 100_000
+
+
+def decide_finer(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairing, thresholds: Thresholds) -> None:
+    """Where float64 cannot decide, evaluate both programs finer: rounding shrinks, another function stays."""
+    disputed = [k for k, d in enumerate(result.drifts) if is_disputed(d)]
+    if not disputed:
+        return
+    near = any(d.limit > WEAK or d.value < SMALL for d in (result.drifts[k] for k in disputed))
+    work = finer.MOST if near else _LITTLE
+    fine_a = finer.evaluate(a, result.repairs_a, work, result.outputs_a)
+    fine_b = finer.evaluate(b, result.repairs_b, work, result.outputs_b) if fine_a else []
+    drifts = list(result.drifts)
+    known = (a, result.repairs_a, fine_a), (b, result.repairs_b, fine_b)
+    chaotic = any(d.limit > thresholds.chaotic for d in (*result.before, *drifts))
+    floor64 = floors_of_tables(known, pairing, chaotic, work)
+    for k in disputed:
+        i, j = pairing.indices[k]
+        one, two = (fine[n] if n < len(fine) else None for fine, n in ((fine_a, i), (fine_b, j)))
+        if one is None or two is None or max(one.bound, two.bound) > finer.PROVEN:
+            continue
+        # A literal is off by 1e-16 where it stands, and a few of those add up on the way; so is every element of a
+        # table that a program computes, and where these cancel nothing else may be left.
+        drift = lifted_drift(one.value, two.value, floor64[k], relative=10.0 * thresholds.lifted, multiple=_TABLES)
+        result.finer[k] = {
+            "bits": max(one.bits, two.bits), "float64": drifts[k].value, "finer": drift.value,
+            "bound": max(one.bound, two.bound),
+        }  # fmt: skip
+        drifts[k] = drift
+        result.losses = (one.loss, two.loss)
+        result.lost[k] = (one.lost, two.lost)
+    result.drifts = drifts
+
+
+def decide_at_ends(result: Reconciled, a: Lifted, b: Lifted, pairing: OutputPairing, thresholds: Thresholds) -> None:
+    """Where float64's rounding carries an argument across the end of a domain, take it as the end on both sides."""
+    found_a, found_b = (
+        held_at_ends(g, {r.name: r.value for r in repairs})
+        for g, repairs in ((a, result.repairs_a), (b, result.repairs_b))
+    )
+    if found_a is None and found_b is None:
+        return
+    (outputs_a, held_a), (outputs_b, held_b) = found_a or (result.outputs_a, []), found_b or (result.outputs_b, [])
+    drifts = measure(outputs_a, outputs_b, pairing, thresholds)
+    if (held_a or held_b) and all(within(d) for d in drifts):
+        result.outputs_a, result.outputs_b, result.drifts, result.held = outputs_a, outputs_b, drifts, (held_a, held_b)
+
+
+# Rounding of float64 that tables make of an output, in floors.
+_TABLES = 10.0
 
 
 _Evaluated = tuple[Lifted, Sequence[Repair], Sequence[finer.Fine | None]]

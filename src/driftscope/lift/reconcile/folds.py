@@ -352,7 +352,7 @@ def _candidates(piece: Map) -> Iterator[_Candidate]:
         (Product(piece.bias), Product(piece.magnitude), piece.bias_rounds, tuple(b for _, b in piece.replays)),
     )
     for exact, size, rounds, replays in parts:
-        if rounds and exact.value.numel() > 1:
+        if rounds:
             yield _Candidate(exact, size, replays, words, piece.sources)
 
 

@@ -12,6 +12,7 @@ whoever changes them in place changes what later runs see.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,16 @@ class TorchTape:
     def with_operator(self, step: str, operator: str) -> TorchTape:
         """Refused: what could stand for a call of torch takes other arguments."""
         raise CannotLift(f"{operator} is not tried in {step!r}")
+
+    def with_values(self, change: Callable[[torch.Tensor], torch.Tensor]) -> TorchTape:
+        """Give the tape on other inputs (see :class:`driftscope.lift.steps.Lifted`)."""
+        values = list(self.tape.values)
+        for value in (values[number] for number in self.tape.inputs):
+            if value.stored is not None:
+                values[value.id] = dataclasses.replace(value, stored=change(value.stored))
+        moved = copy.copy(self)  # of the same constants
+        moved.tape = dataclasses.replace(self.tape, values=values)
+        return moved
 
     def _entry(self, step: str) -> tuple[int, AtenCall]:
         found = next(((k, e) for k, e in enumerate(self.tape.entries) if e.name == step and not e.constant), None)

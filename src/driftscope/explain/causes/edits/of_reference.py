@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from driftscope.explain.causes.telling import OF_A, WHOLE
 from driftscope.lift.evidence import Evidence
-from driftscope.lift.reconcile.certify import Reconciled
+from driftscope.lift.reconcile.drifts import Reconciled
 from driftscope.records.finding import Finding
 
 

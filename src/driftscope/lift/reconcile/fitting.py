@@ -1,0 +1,373 @@
+"""Tensors that no formula gives: solved for on inputs of the same law, and held to inputs that they have not seen.
+
+Whoever precomputes part of a program (two filters multiplied out, a projected table, centring in a weight) stores
+numbers that are nowhere in the other one. What can be asked is: *are there* numbers, each the stored one but for
+rounding, that make both programs the same function? With as many unknowns as equations there nearly always are, so
+what is found counts only if it makes them the same on other inputs too: the inputs given, with their elements
+shuffled, are of the same range and kind, and give as many equations as are wanted. Values on the way that are nearly
+equal in both programs give equations too.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from driftscope.errors import DriftscopeError
+from driftscope.lift.reconcile.maps import narrow
+from driftscope.lift.reconcile.matching import HALF_ULP, Repair, ulp, uniform
+from driftscope.lift.reconcile.sides import ReconciledSide
+from driftscope.lift.reconcile.solving import Residual
+from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Origin, Step
+from driftscope.records.words import counted
+
+# Equations wanted for each unknown at first, and where they were too few; shuffles of the inputs at most.
+_EQUATIONS, _SHUFFLES = (2.0, 12.0), 24
+# Operations of all runs together, elements of all values that gradients need, at most; what a step costs besides.
+_OPERATIONS, _ELEMENTS, _STEP_COST = 5e10, 5e7, 1e4
+# By how many roundings of its format a tensor may move the outputs, and values on the way.
+_AMPLIFIED = 64.0
+# A tensor that is nearer to another one, in roundings of its format, is that one, changed.
+_NEAR = 8.0
+# Numbers of a tensor, and the share of them, that several roundings have to have moved by more than one does.
+_SEVERAL, _MANY = 4, 0.05
+# Steps of conjugate gradients at most, what so many may leave, what closes a gap, and what float64 leaves of one.
+_ITERATIONS, _EVERY, _SLOWEST, _CLOSED, _LEAST = 400, 20, 0.5, 1e-4, 1e-8
+_ROUNDS, _NOTHING = 4, 1e-14
+# Shuffles of numbers of both signs are multiplied by these in turn: what is seldom on is then often on.
+_FACTORS = (1.0, -2.0)
+
+_Change = Callable[[torch.Tensor], torch.Tensor]
+_Place = tuple[int, int]
+
+
+def shuffled(seed: int) -> _Change:
+    """Shuffle the elements of tensors: equal numbers in equal ways, whichever program's input they are."""
+
+    def change(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_complex():
+            return tensor
+        real = tensor.dtype.is_floating_point
+        wide = tensor.detach().to(torch.float64 if real else torch.int64)
+        content = zlib.crc32(wide.cpu().contiguous().numpy().tobytes(), seed)
+        order = torch.randperm(tensor.numel(), generator=torch.Generator().manual_seed(content))
+        mixed = tensor.detach().reshape(-1)[order.to(tensor.device)].reshape(tensor.shape)
+        both = real and bool((wide < 0).any()) and bool((wide > 0).any())
+        return mixed * _FACTORS[seed % len(_FACTORS)] if both else mixed
+
+    return change
+
+
+class _Values:
+    """Watches a run: what it costs, and its float values, or those that are asked for."""
+
+    def __init__(self, wanted: set[_Place] | None = None):
+        self.operations = 0.0
+        self.values: dict[_Place, torch.Tensor] = {}
+        self._wanted = wanted
+
+    def __call__(self, step: Step) -> None:
+        for k, value in enumerate(step.outputs):
+            if value is None:
+                continue
+            self.operations += _STEP_COST + value.numel() * max(1, step.rounding.length)
+            # A view, or an activation that cuts off, says nothing that its argument does not.
+            made = value.dtype == torch.float64 and value.numel() > 1 and not step.constant
+            if made and ((step.index, k) in self._wanted if self._wanted is not None else _rounds(step)):
+                self.values[step.index, k] = value
+
+
+def _rounds(step: Step) -> bool:
+    return step.rounding.kind is not Kind.EXACT
+
+
+@dataclass(slots=True)
+class FittedSide:
+    """One side of a pair: its program, what is repaired in it, and which of its tensors are solved for.
+
+    Parameters
+    ----------
+    graph : Lifted
+    fixed : mapping of str to Tensor
+        Repairs in force.
+    unknown : list of Constant
+    """
+
+    graph: Lifted
+    fixed: Mapping[str, torch.Tensor]
+    unknown: list[Constant] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, side: ReconciledSide, other: ReconciledSide, repairs: Sequence[Repair], far: float) -> FittedSide:
+        """Solve for tensors whose rounding may move the outputs so far, and that are not the other's, changed."""
+        fixed = {r.name: r.value for r in repairs}
+        left = {c.name for c in side.left}  # of what it computes, only what it computes of nothing of the other's
+        stored = (
+            c for c in side.constants if c.origin is Origin.WEIGHT or (c.origin is Origin.COMPUTED and c.name in left)
+        )
+        floats = (c for c in stored if c.value.dtype.is_floating_point and c.value.dtype.itemsize < 8)
+        wanted = [c for c in floats if c.frontier and c.name not in fixed]
+        coarse = [c for c in wanted if far <= _reach(c.value)]
+        return cls(side.graph, fixed, [c for c in coarse if not _is_copy(c.value, other.constants)])
+
+    def known(self) -> FittedSide:
+        """The same, with nothing to solve for."""
+        return FittedSide(self.graph, self.fixed)
+
+    def run(self, change: _Change | None, at: Sequence[torch.Tensor], observe: _Values) -> list[LiftedOutput]:
+        """Run it on changed inputs, with numbers for the unknown tensors."""
+        graph = self.graph if change is None else self.graph.with_values(change)
+        replace = {**self.fixed, **dict(zip((c.name for c in self.unknown), at, strict=True))}
+        return graph.run(replace=replace, observe=observe)
+
+
+def _reach(value: torch.Tensor) -> float:
+    """How far the rounding of a tensor may carry outputs, and values on the way, of their size."""
+    return _AMPLIFIED * torch.finfo(value.dtype).eps
+
+
+def _is_copy(value: torch.Tensor, others: Sequence[Constant]) -> bool:
+    """Whether half the numbers of a tensor are another program's, or nearly so: it is what that one holds, changed.
+
+    Nearly are those of one tensor, in order of size, and single numbers.
+    """
+    own, floats = _sizes(value), [c for c in others if c.value.dtype.is_floating_point]
+    theirs = [_sizes(c.value) for c in floats]
+    if not theirs or 2 * int(torch.isin(own, torch.cat(theirs)).sum()) >= own.numel():
+        return True
+    reach = _NEAR * torch.finfo(value.dtype).eps
+    single = torch.tensor([n for c in floats if (n := uniform(c)) is not None], dtype=torch.float64).abs()
+    near = ((own[:, None] - single).abs() <= reach * own[:, None]).any(1) if single.numel() else torch.zeros_like(own)
+    alike = (((t - own).abs() <= reach * own) for t in theirs if t.shape == own.shape)
+    return any(2 * int(n.sum()) >= own.numel() for n in (near, *alike))
+
+
+def _sizes(value: torch.Tensor) -> torch.Tensor:
+    """The sizes of the numbers of a tensor but for its zeros, in order."""
+    flat = value.to(torch.float64).reshape(-1).abs()
+    return flat[flat != 0.0].sort().values
+
+
+def is_rounded(stored: torch.Tensor, exact: torch.Tensor, ulps: float) -> bool:
+    """Whether a tensor holds other numbers, rounded: once and on the way to them.
+
+    A narrow format is what a tensor was stored in at the end, and so is the format of a single number: half an ulp. In
+    float32 it was computed too, and nothing tells of how large terms: one ulp of each element; or, where that many of
+    them are off by more, ``ulps`` of the largest of its row, or of its column where that is smaller.
+    """
+    wide, fmt = stored.to(torch.float64), stored.dtype
+    gap, once = (wide - exact).abs(), narrow(fmt) or stored.numel() == 1
+    near = gap <= (1.0 if once else 2.0) * HALF_ULP * ulp(wide, fmt)
+    if bool(near.all()):
+        return True
+    if once or int((~near).sum()) < max(_SEVERAL, _MANY * gap.numel()):
+        return False
+    size, axes = wide.abs(), range(wide.ndim)
+    lines = [size.amax([k for k in axes if k != axis], keepdim=True) for axis in axes[:2]] if wide.ndim > 1 else []
+    least = torch.minimum(*(line.expand_as(size) for line in lines)) if lines else size.max().expand_as(size)
+    return bool((gap <= ulps * ulp(torch.maximum(size, least), fmt)).all())
+
+
+_Judge = Callable[[Sequence[LiftedOutput], Sequence[LiftedOutput]], bool]
+
+
+def proposals(
+    sides: tuple[ReconciledSide, ReconciledSide], repairs: tuple[Sequence[Repair], Sequence[Repair]],
+    far: float, pairs: Sequence[tuple[int, int]], same: _Judge, ulps: float,
+) -> Iterator[tuple[list[Repair], list[Repair]]]:  # fmt: skip
+    """Propose repairs of B, of A, then of both, so that both are one function on shuffled inputs.
+
+    Parameters
+    ----------
+    sides : pair of ReconciledSide
+    repairs : pair of sequences of Repair
+        In force.
+    far : float
+        How far the two are apart.
+    pairs : sequence of (int, int)
+        Which outputs are judged against each other.
+    same : callable
+        Says of two runs whether they are of one function.
+    ulps : float
+        As for :func:`is_rounded`.
+
+    Yields
+    ------
+    pair of lists of Repair
+        The caller certifies them on the inputs given.
+    """
+    a, b = (
+        FittedSide.of(side, other, own, far) for side, other, own in zip(sides, reversed(sides), repairs, strict=True)
+    )
+    # What moves both at once moves one more easily than anything else does: where that fails, all else would.
+    both = Fit(a, b, pairs, same, ulps).repairs() if a.unknown and b.unknown else None
+    if both is None or any(both):
+        for one, other in ((a.known(), b), (a, b.known())):
+            yield Fit(one, other, pairs, same, ulps).repairs() or ([], [])
+    if both is not None:
+        yield both
+
+
+@dataclass(slots=True)
+class Fit:
+    """Two sides of which some tensors are solved for; the parameters are those of :func:`proposals`."""
+
+    a: FittedSide
+    b: FittedSide
+    pairs: Sequence[tuple[int, int]]
+    same: _Judge
+    ulps: float
+
+    @property
+    def unknown(self) -> list[Constant]:
+        """What is solved for."""
+        return [*self.a.unknown, *self.b.unknown]
+
+    def repairs(self) -> tuple[list[Repair], list[Repair]] | None:
+        """Propose repairs of both sides; the caller certifies them on the inputs given.
+
+        Empty where nothing that these tensors could hold makes both one function; None where what does is not what
+        they hold but for rounding, or does not do so on other inputs, or where it would take too long.
+        """
+        stored = [c.value.to(torch.float64) for c in self.unknown]
+        if not stored:
+            return [], []
+        seen = _Values(), _Values()
+        outputs = self._run(None, stored, seen)[0]
+        results = sum(value.numel() for i, _ in self.pairs if (value := outputs[i].value) is not None)
+        reach = max(_reach(c.value) for c in self.unknown)
+        closes = False
+        for inner in (_nearly_equal(seen[0].values, seen[1].values, reach), {}):
+            equations = results + sum(seen[1].values[place].numel() for place in inner)
+            for wanted in _EQUATIONS:
+                shuffles = math.ceil(wanted * sum(s.numel() for s in stored) / max(equations, 1))
+                if shuffles > _SHUFFLES or not _affordable(seen, shuffles):
+                    return None
+                numbers = self._solved(stored, [None, *map(shuffled, range(1, shuffles))], inner)
+                if numbers is None:
+                    break
+                closes = True
+                if self.same(*self._run(shuffled(0), numbers)):
+                    return self._repaired(numbers, shuffles) if self._are_rounded(numbers) else None
+            if not inner:
+                break
+        return None if closes else ([], [])
+
+    def _are_rounded(self, numbers: Sequence[torch.Tensor]) -> bool:
+        return all(is_rounded(c.value, n, self.ulps) for c, n in zip(self.unknown, numbers, strict=True))
+
+    def _repaired(self, numbers: Sequence[torch.Tensor], shuffles: int) -> tuple[list[Repair], list[Repair]]:
+        tried = counted(shuffles, "input")
+        words = f"the rounding of what makes both one function (solved for on {tried}, tested on another)"
+        found = [Repair(c.name, n, "fitted", words, c) for c, n in zip(self.unknown, numbers, strict=True)]
+        return found[: len(self.a.unknown)], found[len(self.a.unknown) :]
+
+    def _run(
+        self, change: _Change | None, at: Sequence[torch.Tensor], seen: tuple[_Values, _Values] | None = None
+    ) -> tuple[list[LiftedOutput], list[LiftedOutput]]:
+        first = len(self.a.unknown)
+        one, other = seen or (_Values(set()), _Values(set()))
+        return self.a.run(change, at[:first], one), self.b.run(change, at[first:], other)
+
+    def _solved(
+        self, stored: Sequence[torch.Tensor], ways: Sequence[_Change | None], inner: Mapping[_Place, _Place]
+    ) -> list[torch.Tensor] | None:
+        """Gauss-Newton: programs are straight lines in what rounding moves, so one or two rounds are enough."""
+        numbers = list(stored)
+        for tried in range(_ROUNDS):
+            at = [n.clone().requires_grad_() for n in numbers]
+            try:
+                with torch.enable_grad():
+                    gap = torch.cat([piece for way in ways for piece in self._gaps(way, at, inner)])
+                    close = float(gap.detach().norm()) <= _NOTHING * math.sqrt(max(1, gap.numel()))
+                    move = None if close else _least_squares(gap, at)
+            except (DriftscopeError, RuntimeError, LookupError, ValueError):
+                return None  # a step without a derivative, or one that these inputs do not suit
+            if move is None:
+                return numbers if tried else None
+            numbers = [n + m for n, m in zip(numbers, move, strict=True)]
+        return numbers
+
+    def _gaps(
+        self, change: _Change | None, at: Sequence[torch.Tensor], inner: Mapping[_Place, _Place]
+    ) -> list[torch.Tensor]:
+        """What is left between outputs, and between values on the way, each in units of its own size."""
+        seen = _Values(set(inner.values())), _Values(set(inner))
+        outputs = self._run(change, at, seen)
+        pairs = [(seen[0].values[theirs], seen[1].values[own]) for own, theirs in inner.items()]
+        return [Residual(outputs[0], self.pairs).vector(outputs[1]), *(_scaled(x, y) for x, y in pairs)]
+
+
+def _scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    gap = x.reshape(-1) - y.reshape(-1)
+    return torch.where(torch.isfinite(gap), gap, 0.0) / x.detach().nan_to_num(
+        0.0, 0.0, 0.0
+    ).square().mean().sqrt().clamp(min=1e-300)
+
+
+def _affordable(seen: tuple[_Values, _Values], shuffles: int) -> bool:
+    elements = sum(v.numel() for side in seen for v in side.values.values())
+    operations = _ITERATIONS * sum(side.operations for side in seen)
+    return elements * shuffles <= _ELEMENTS and operations * shuffles <= _OPERATIONS
+
+
+def _nearly_equal(
+    a: Mapping[_Place, torch.Tensor], b: Mapping[_Place, torch.Tensor], reach: float
+) -> dict[_Place, _Place]:
+    """For values of B the value of A that is nearest, as far as rounding of weights may have parted the two."""
+    norms = sorted((float(v.norm()), place) for place, v in a.items())
+    found = {}
+    for own, value in b.items():
+        size = float(value.norm())
+        if not 0.0 < size < math.inf:
+            continue
+        first = bisect.bisect_left(norms, (size * (1.0 - reach), (-1, -1)))
+        last = bisect.bisect_right(norms, (size * (1.0 + reach), (-1, -1)))
+        alike = [p for _, p in norms[first:last] if a[p].numel() == value.numel()]
+        near = [(float((a[p].reshape(-1) - value.reshape(-1)).norm()), p) for p in alike]
+        if near and min(near)[0] <= reach * size:
+            found[own] = min(near)[1]
+    return found
+
+
+def _least_squares(gap: torch.Tensor, at: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+    """The least change of tensors that closes a gap, by conjugate gradients (CGLS); None where it stays open.
+
+    Source: A. Bjorck, Numerical Methods for Least Squares Problems, SIAM 1996, section 7.4.
+    """
+    # The gap's derivative along a move is that of its own gradient, which is a straight line in what is sent back.
+    sent = torch.zeros_like(gap, requires_grad=True)
+    back = torch.autograd.grad(gap, at, sent, create_graph=True, materialize_grads=True)
+
+    def sloped(left: torch.Tensor) -> list[torch.Tensor]:
+        return [-g for g in torch.autograd.grad(gap, at, left, retain_graph=True, materialize_grads=True)]
+
+    left, found = gap.detach().clone(), [torch.zeros_like(t) for t in at]
+    whole = before = float(left.norm())
+    nothing = max(_LEAST * whole, 0.1 * _NOTHING * math.sqrt(len(gap)))
+    slope = way = sloped(left)
+    steep = _squared(slope)
+    for k in range(1, _ITERATIONS + 1):
+        ahead = -torch.autograd.grad(back, sent, way, retain_graph=True)[0]
+        size = float(ahead.square().sum())
+        if steep == 0.0 or size == 0.0:
+            break
+        found = [f + steep / size * w for f, w in zip(found, way, strict=True)]
+        left = left - steep / size * ahead
+        now = float(left.norm())
+        if now <= nothing or (k % _EVERY == 0 and now > _SLOWEST * before):
+            break
+        before = now if k % _EVERY == 0 else before
+        slope = sloped(left)
+        steep, flatter = _squared(slope), steep
+        way = [s + steep / flatter * w for s, w in zip(slope, way, strict=True)]
+    return found if float(left.norm()) <= max(_CLOSED * whole, nothing) else None
+
+
+def _squared(tensors: Sequence[torch.Tensor]) -> float:
+    return sum(float(t.square().sum()) for t in tensors)
