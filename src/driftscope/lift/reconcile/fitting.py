@@ -23,17 +23,19 @@ from driftscope.lift.reconcile.maps import narrow
 from driftscope.lift.reconcile.matching import HALF_ULP, Repair, ulp, uniform
 from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.reconcile.solving import Residual
-from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Origin, Step
+from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Step
 from driftscope.records.words import counted
 
 # Equations wanted for each unknown at first, and where they were too few; shuffles of the inputs at most.
 _EQUATIONS, _SHUFFLES = (2.0, 12.0), 24
 # Operations of all runs together, elements of all values that gradients need, at most; what a step costs besides.
-_OPERATIONS, _ELEMENTS, _STEP_COST = 5e10, 5e7, 1e4
+_OPERATIONS, _ELEMENTS, _STEP_COST = 3e11, 5e7, 1e4
+# A step of conjugate gradients passes so often through every run; how many of them are worth a beginning.
+_PASSES, _FEWEST = 4, 50
 # By how many roundings of its format a tensor may move the outputs, and values on the way.
 _AMPLIFIED = 64.0
-# A tensor that is nearer to another one, in roundings of its format, is that one, changed.
-_NEAR = 8.0
+# A tensor that is nearer to another one, in roundings of its format, is that one, changed; elements that are typed.
+_NEAR, _FEW = 8.0, 4096
 # Numbers of a tensor, and the share of them, that several roundings have to have moved by more than one does.
 _SEVERAL, _MANY = 4, 0.05
 # Steps of conjugate gradients at most, what so many may leave, what closes a gap, and what float64 leaves of one.
@@ -41,6 +43,9 @@ _ITERATIONS, _EVERY, _SLOWEST, _CLOSED, _LEAST = 400, 20, 0.5, 1e-4, 1e-8
 _ROUNDS, _NOTHING = 4, 1e-14
 # Shuffles of numbers of both signs are multiplied by these in turn: what is seldom on is then often on.
 _FACTORS = (1.0, -2.0)
+
+# A step without a derivative, or one that these inputs do not suit.
+_UNSUITED = (DriftscopeError, RuntimeError, LookupError, ValueError)
 
 _Change = Callable[[torch.Tensor], torch.Tensor]
 _Place = tuple[int, int]
@@ -67,7 +72,7 @@ class _Values:
     """Watches a run: what it costs, and its float values, or those that are asked for."""
 
     def __init__(self, wanted: set[_Place] | None = None):
-        self.operations = 0.0
+        self.operations, self.elements = 0.0, 0
         self.values: dict[_Place, torch.Tensor] = {}
         self._wanted = wanted
 
@@ -76,9 +81,11 @@ class _Values:
             if value is None:
                 continue
             self.operations += _STEP_COST + value.numel() * max(1, step.rounding.length)
+            self.elements += value.numel()
             # A view, or an activation that cuts off, says nothing that its argument does not.
             made = value.dtype == torch.float64 and value.numel() > 1 and not step.constant
-            if made and ((step.index, k) in self._wanted if self._wanted is not None else _rounds(step)):
+            asked = (step.index, k) in self._wanted if self._wanted is not None else _rounds(step)
+            if made and asked and self.elements <= _ELEMENTS:
                 self.values[step.index, k] = value
 
 
@@ -106,14 +113,9 @@ class FittedSide:
     def of(cls, side: ReconciledSide, other: ReconciledSide, repairs: Sequence[Repair], far: float) -> FittedSide:
         """Solve for tensors whose rounding may move the outputs so far, and that are not the other's, changed."""
         fixed = {r.name: r.value for r in repairs}
-        left = {c.name for c in side.left}  # of what it computes, only what it computes of nothing of the other's
-        stored = (
-            c for c in side.constants if c.origin is Origin.WEIGHT or (c.origin is Origin.COMPUTED and c.name in left)
-        )
-        floats = (c for c in stored if c.value.dtype.is_floating_point and c.value.dtype.itemsize < 8)
-        wanted = [c for c in floats if c.frontier and c.name not in fixed]
-        coarse = [c for c in wanted if far <= _reach(c.value)]
-        return cls(side.graph, fixed, [c for c in coarse if not _is_copy(c.value, other.constants)])
+        floats = (c for c in side.left if c.value.dtype.is_floating_point and c.value.dtype.itemsize < 8)
+        coarse = [c for c in floats if c.frontier and c.name not in fixed and far <= _reach(c.value)]
+        return cls(side.graph, fixed, [c for c in coarse if not _is_copy(c.value, other)])
 
     def known(self) -> FittedSide:
         """The same, with nothing to solve for."""
@@ -131,18 +133,18 @@ def _reach(value: torch.Tensor) -> float:
     return _AMPLIFIED * torch.finfo(value.dtype).eps
 
 
-def _is_copy(value: torch.Tensor, others: Sequence[Constant]) -> bool:
+def _is_copy(value: torch.Tensor, other: ReconciledSide) -> bool:
     """Whether half the numbers of a tensor are another program's, or nearly so: it is what that one holds, changed.
 
     Nearly are those of one tensor, in order of size, and single numbers.
     """
-    own, floats = _sizes(value), [c for c in others if c.value.dtype.is_floating_point]
-    theirs = [_sizes(c.value) for c in floats]
-    if not theirs or 2 * int(torch.isin(own, torch.cat(theirs)).sum()) >= own.numel():
+    own, floats = _sizes(value), [c for c in other.constants if c.value.dtype.is_floating_point]
+    if 2 * sum(int(torch.isin(own, _sizes(c.value)).sum()) for c in other.left) >= own.numel():
         return True
     reach = _NEAR * torch.finfo(value.dtype).eps
     single = torch.tensor([n for c in floats if (n := uniform(c)) is not None], dtype=torch.float64).abs()
-    near = ((own[:, None] - single).abs() <= reach * own[:, None]).any(1) if single.numel() else torch.zeros_like(own)
+    near = ((own[:, None] - single).abs() <= reach * own[:, None]).any(1) if len(own) <= _FEW else own[:0]
+    theirs = (_sizes(c.value) for c in floats if c.value.numel() == value.numel())
     alike = (((t - own).abs() <= reach * own) for t in theirs if t.shape == own.shape)
     return any(2 * int(n.sum()) >= own.numel() for n in (near, *alike))
 
@@ -240,15 +242,17 @@ class Fit:
         seen = _Values(), _Values()
         outputs = self._run(None, stored, seen)[0]
         results = sum(value.numel() for i, _ in self.pairs if (value := outputs[i].value) is not None)
+        reached = self._reached(stored)
         reach = max(_reach(c.value) for c in self.unknown)
         closes = False
         for inner in (_nearly_equal(seen[0].values, seen[1].values, reach), {}):
             equations = results + sum(seen[1].values[place].numel() for place in inner)
             for wanted in _EQUATIONS:
-                shuffles = math.ceil(wanted * sum(s.numel() for s in stored) / max(equations, 1))
-                if shuffles > _SHUFFLES or not _affordable(seen, shuffles):
+                shuffles = math.ceil(wanted * reached / max(equations, 1))
+                steps = _steps(seen, shuffles)
+                if shuffles > _SHUFFLES or steps < _FEWEST:
                     return None
-                numbers = self._solved(stored, [None, *map(shuffled, range(1, shuffles))], inner)
+                numbers = self._solved(stored, [None, *map(shuffled, range(1, shuffles))], inner, steps)
                 if numbers is None:
                     break
                 closes = True
@@ -257,6 +261,17 @@ class Fit:
             if not inner:
                 break
         return None if closes else ([], [])
+
+    def _reached(self, stored: Sequence[torch.Tensor]) -> int:
+        """How many unknown elements the outputs depend on: of a table few rows may be read."""
+        at = [s.clone().requires_grad_() for s in stored]
+        try:
+            with torch.enable_grad():
+                gap = torch.cat(self._gaps(None, at, {}))
+                back = torch.autograd.grad(gap.square().sum(), at, materialize_grads=True)
+        except _UNSUITED:
+            return sum(s.numel() for s in stored)
+        return sum(int((b != 0).sum()) for b in back)
 
     def _are_rounded(self, numbers: Sequence[torch.Tensor]) -> bool:
         return all(is_rounded(c.value, n, self.ulps) for c, n in zip(self.unknown, numbers, strict=True))
@@ -275,8 +290,9 @@ class Fit:
         return self.a.run(change, at[:first], one), self.b.run(change, at[first:], other)
 
     def _solved(
-        self, stored: Sequence[torch.Tensor], ways: Sequence[_Change | None], inner: Mapping[_Place, _Place]
-    ) -> list[torch.Tensor] | None:
+        self, stored: Sequence[torch.Tensor], ways: Sequence[_Change | None], inner: Mapping[_Place, _Place],
+        steps: int,
+    ) -> list[torch.Tensor] | None:  # fmt: skip
         """Gauss-Newton: programs are straight lines in what rounding moves, so one or two rounds are enough."""
         numbers = list(stored)
         for tried in range(_ROUNDS):
@@ -285,9 +301,9 @@ class Fit:
                 with torch.enable_grad():
                     gap = torch.cat([piece for way in ways for piece in self._gaps(way, at, inner)])
                     close = float(gap.detach().norm()) <= _NOTHING * math.sqrt(max(1, gap.numel()))
-                    move = None if close else _least_squares(gap, at)
-            except (DriftscopeError, RuntimeError, LookupError, ValueError):
-                return None  # a step without a derivative, or one that these inputs do not suit
+                    move = None if close else _least_squares(gap, at, steps)
+            except _UNSUITED:
+                return None
             if move is None:
                 return numbers if tried else None
             numbers = [n + m for n, m in zip(numbers, move, strict=True)]
@@ -310,10 +326,11 @@ def _scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     ).square().mean().sqrt().clamp(min=1e-300)
 
 
-def _affordable(seen: tuple[_Values, _Values], shuffles: int) -> bool:
-    elements = sum(v.numel() for side in seen for v in side.values.values())
-    operations = _ITERATIONS * sum(side.operations for side in seen)
-    return elements * shuffles <= _ELEMENTS and operations * shuffles <= _OPERATIONS
+def _steps(seen: tuple[_Values, _Values], runs: int) -> int:
+    """How many steps of conjugate gradients that many runs can afford."""
+    if sum(side.elements for side in seen) * runs > _ELEMENTS:
+        return 0
+    return min(_ITERATIONS, int(_OPERATIONS / (_PASSES * runs * sum(side.operations for side in seen))))
 
 
 def _nearly_equal(
@@ -335,7 +352,7 @@ def _nearly_equal(
     return found
 
 
-def _least_squares(gap: torch.Tensor, at: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+def _least_squares(gap: torch.Tensor, at: Sequence[torch.Tensor], steps: int) -> list[torch.Tensor] | None:
     """The least change of tensors that closes a gap, by conjugate gradients (CGLS); None where it stays open.
 
     Source: A. Bjorck, Numerical Methods for Least Squares Problems, SIAM 1996, section 7.4.
@@ -352,7 +369,7 @@ def _least_squares(gap: torch.Tensor, at: Sequence[torch.Tensor]) -> list[torch.
     nothing = max(_LEAST * whole, 0.1 * _NOTHING * math.sqrt(len(gap)))
     slope = way = sloped(left)
     steep = _squared(slope)
-    for k in range(1, _ITERATIONS + 1):
+    for k in range(1, steps + 1):
         ahead = -torch.autograd.grad(back, sent, way, retain_graph=True)[0]
         size = float(ahead.square().sum())
         if steep == 0.0 or size == 0.0:

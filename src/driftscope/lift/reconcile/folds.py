@@ -367,7 +367,7 @@ def _fitting(native: torch.Tensor, candidate: _Candidate, ulps: float) -> torch.
     coarsest = max(torch.finfo(t.dtype).eps for t in (native, *candidate.replays))
     probe = np.linspace(0, stored.numel() - 1, min(stored.numel(), _PROBED)).astype(np.int64)
     # Not torch.unravel_index, which imports sympy.
-    places = tuple(torch.from_numpy(place) for place in np.unravel_index(probe, stored.shape))
+    places = tuple(torch.from_numpy(place) for place in np.unravel_index(probe, stored.shape)) if stored.ndim else ...
     few, reach = stored[places], _PROBE_REACH * coarsest * candidate.largest
     exact = candidate.exact.fresh()
     for k, value in enumerate(arranged(exact, stored.shape)):
