@@ -21,26 +21,30 @@ import torch
 from driftscope.errors import DriftscopeError
 from driftscope.lift.reconcile.maps import narrow
 from driftscope.lift.reconcile.matching import HALF_ULP, Repair, ulp, uniform
+from driftscope.lift.reconcile.scalars import SIMPLE_BITS
 from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.reconcile.solving import Residual
+from driftscope.lift.reconcile.uses import as_decimals
 from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Step
+from driftscope.numerics.least_squares import least_change
 from driftscope.records.words import counted
 
 # Equations wanted for each unknown at first, and where they were too few; shuffles of the inputs at most.
-_EQUATIONS, _SHUFFLES = (2.0, 12.0), 24
+_EQUATIONS, _SHUFFLES = (2.0, 8.0), 40
 # Operations of all runs together, elements of all values that gradients need, at most; what a step costs besides.
-_OPERATIONS, _ELEMENTS, _STEP_COST = 3e11, 5e7, 1e4
+_OPERATIONS, _ELEMENTS, _STEP_COST = 8e10, 5e7, 3e4
 # A step of conjugate gradients passes so often through every run; how many of them are worth a beginning.
 _PASSES, _FEWEST = 4, 50
 # By how many roundings of its format a tensor may move the outputs, and values on the way.
 _AMPLIFIED = 64.0
 # A tensor that is nearer to another one, in roundings of its format, is that one, changed; elements that are typed.
 _NEAR, _FEW = 8.0, 4096
+# Share of the numbers of a tensor that somebody changes in a copy.
+_CHANGED = 0.1
 # Numbers of a tensor, and the share of them, that several roundings have to have moved by more than one does.
-_SEVERAL, _MANY = 4, 0.05
-# Steps of conjugate gradients at most, what so many may leave, what closes a gap, and what float64 leaves of one.
-_ITERATIONS, _EVERY, _SLOWEST, _CLOSED, _LEAST = 400, 20, 0.5, 1e-4, 1e-8
-_ROUNDS, _NOTHING = 4, 1e-14
+_SEVERAL, _MANY = 2, 0.05
+# Steps of conjugate gradients at most, rounds of them, and a gap that is none.
+_ITERATIONS, _ROUNDS, _NOTHING = 400, 4, 1e-14
 # Shuffles of numbers of both signs are multiplied by these in turn: what is seldom on is then often on.
 _FACTORS = (1.0, -2.0)
 
@@ -114,7 +118,8 @@ class FittedSide:
         """Solve for tensors whose rounding may move the outputs so far, and that are not the other's, changed."""
         fixed = {r.name: r.value for r in repairs}
         floats = (c for c in side.left if c.value.dtype.is_floating_point and c.value.dtype.itemsize < 8)
-        coarse = [c for c in floats if c.frontier and c.name not in fixed and far <= _reach(c.value)]
+        wanted = (c for c in floats if c.frontier and c.name not in fixed and bool(is_free(c.value).any()))
+        coarse = [c for c in wanted if far <= _reach(c.value)]
         return cls(side.graph, fixed, [c for c in coarse if not _is_copy(c.value, other)])
 
     def known(self) -> FittedSide:
@@ -124,7 +129,9 @@ class FittedSide:
     def run(self, change: _Change | None, at: Sequence[torch.Tensor], observe: _Values) -> list[LiftedOutput]:
         """Run it on changed inputs, with numbers for the unknown tensors."""
         graph = self.graph if change is None else self.graph.with_values(change)
-        replace = {**self.fixed, **dict(zip((c.name for c in self.unknown), at, strict=True))}
+        free = zip(self.unknown, at, strict=True)
+        moved = {c.name: torch.where(is_free(c.value), t, c.value.to(torch.float64)) for c, t in free}
+        replace = {**self.fixed, **moved}
         return graph.run(replace=replace, observe=observe)
 
 
@@ -134,12 +141,13 @@ def _reach(value: torch.Tensor) -> float:
 
 
 def _is_copy(value: torch.Tensor, other: ReconciledSide) -> bool:
-    """Whether half the numbers of a tensor are another program's, or nearly so: it is what that one holds, changed.
+    """Whether all but a few numbers of a tensor are another program's, or half of them are nearly: it is that, changed.
 
     Nearly are those of one tensor, in order of size, and single numbers.
     """
     own, floats = _sizes(value), [c for c in other.constants if c.value.dtype.is_floating_point]
-    if 2 * sum(int(torch.isin(own, _sizes(c.value)).sum()) for c in other.left) >= own.numel():
+    copied = sum(int(torch.isin(own, _sizes(c.value)).sum()) for c in other.left)
+    if len(own) - copied <= max(1.0, _CHANGED * len(own)):
         return True
     reach = _NEAR * torch.finfo(value.dtype).eps
     single = torch.tensor([n for c in floats if (n := uniform(c)) is not None], dtype=torch.float64).abs()
@@ -155,19 +163,29 @@ def _sizes(value: torch.Tensor) -> torch.Tensor:
     return flat[flat != 0.0].sort().values
 
 
+def is_free(stored: torch.Tensor) -> torch.Tensor:
+    """Which elements of a tensor may be rounded: not those of few bits (0, 1, 0.5), which are what somebody meant."""
+    wide = stored.to(torch.float64)
+    if stored.dtype != torch.float32:
+        return wide != 0.0
+    mantissa, _ = torch.frexp(wide)
+    return torch.remainder(mantissa * 2.0**SIMPLE_BITS, 1.0) != 0.0
+
+
 def is_rounded(stored: torch.Tensor, exact: torch.Tensor, ulps: float) -> bool:
     """Whether a tensor holds other numbers, rounded: once and on the way to them.
 
-    A narrow format is what a tensor was stored in at the end, and so is the format of a single number: half an ulp. In
-    float32 it was computed too, and nothing tells of how large terms: one ulp of each element; or, where that many of
-    them are off by more, ``ulps`` of the largest of its row, or of its column where that is smaller.
+    A narrow format is what a tensor was stored in at the end, and so is the format of a single number, and of decimals
+    that somebody typed: half an ulp. In float32 it was computed too, and nothing tells of how large terms: one ulp of
+    each element; or, where several are off by more, ``ulps`` of the largest of its row, or of its column where that is
+    smaller.
     """
     wide, fmt = stored.to(torch.float64), stored.dtype
-    gap, once = (wide - exact).abs(), narrow(fmt) or stored.numel() == 1
-    near = gap <= (1.0 if once else 2.0) * HALF_ULP * ulp(wide, fmt)
-    if bool(near.all()):
+    gap, once = (wide - exact).abs(), narrow(fmt) or stored.numel() == 1 or as_decimals(stored) is not None
+    far = gap > (1.0 if once else 2.0) * HALF_ULP * ulp(wide, fmt)
+    if not bool(far.any()):
         return True
-    if once or int((~near).sum()) < max(_SEVERAL, _MANY * gap.numel()):
+    if once or int(far.sum()) < max(_SEVERAL, _MANY * gap.numel()):
         return False
     size, axes = wide.abs(), range(wide.ndim)
     lines = [size.amax([k for k in axes if k != axis], keepdim=True) for axis in axes[:2]] if wide.ndim > 1 else []
@@ -301,12 +319,13 @@ class Fit:
                 with torch.enable_grad():
                     gap = torch.cat([piece for way in ways for piece in self._gaps(way, at, inner)])
                     close = float(gap.detach().norm()) <= _NOTHING * math.sqrt(max(1, gap.numel()))
-                    move = None if close else _least_squares(gap, at, steps)
+                    move = None if close else least_change(gap, at, steps, 0.1 * _NOTHING)
             except _UNSUITED:
                 return None
             if move is None:
                 return numbers if tried else None
-            numbers = [n + m for n, m in zip(numbers, move, strict=True)]
+            free = (is_free(c.value) for c in self.unknown)
+            numbers = [torch.where(f, n + m, n) for f, n, m in zip(free, numbers, move, strict=True)]
         return numbers
 
     def _gaps(
@@ -320,10 +339,8 @@ class Fit:
 
 
 def _scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    gap = x.reshape(-1) - y.reshape(-1)
-    return torch.where(torch.isfinite(gap), gap, 0.0) / x.detach().nan_to_num(
-        0.0, 0.0, 0.0
-    ).square().mean().sqrt().clamp(min=1e-300)
+    gap, size = x.reshape(-1) - y.reshape(-1), x.detach().nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()
+    return torch.where(torch.isfinite(gap), gap, 0.0) / size.clamp(min=1e-300)
 
 
 def _steps(seen: tuple[_Values, _Values], runs: int) -> int:
@@ -350,41 +367,3 @@ def _nearly_equal(
         if near and min(near)[0] <= reach * size:
             found[own] = min(near)[1]
     return found
-
-
-def _least_squares(gap: torch.Tensor, at: Sequence[torch.Tensor], steps: int) -> list[torch.Tensor] | None:
-    """The least change of tensors that closes a gap, by conjugate gradients (CGLS); None where it stays open.
-
-    Source: A. Bjorck, Numerical Methods for Least Squares Problems, SIAM 1996, section 7.4.
-    """
-    # The gap's derivative along a move is that of its own gradient, which is a straight line in what is sent back.
-    sent = torch.zeros_like(gap, requires_grad=True)
-    back = torch.autograd.grad(gap, at, sent, create_graph=True, materialize_grads=True)
-
-    def sloped(left: torch.Tensor) -> list[torch.Tensor]:
-        return [-g for g in torch.autograd.grad(gap, at, left, retain_graph=True, materialize_grads=True)]
-
-    left, found = gap.detach().clone(), [torch.zeros_like(t) for t in at]
-    whole = before = float(left.norm())
-    nothing = max(_LEAST * whole, 0.1 * _NOTHING * math.sqrt(len(gap)))
-    slope = way = sloped(left)
-    steep = _squared(slope)
-    for k in range(1, steps + 1):
-        ahead = -torch.autograd.grad(back, sent, way, retain_graph=True)[0]
-        size = float(ahead.square().sum())
-        if steep == 0.0 or size == 0.0:
-            break
-        found = [f + steep / size * w for f, w in zip(found, way, strict=True)]
-        left = left - steep / size * ahead
-        now = float(left.norm())
-        if now <= nothing or (k % _EVERY == 0 and now > _SLOWEST * before):
-            break
-        before = now if k % _EVERY == 0 else before
-        slope = sloped(left)
-        steep, flatter = _squared(slope), steep
-        way = [s + steep / flatter * w for s, w in zip(slope, way, strict=True)]
-    return found if float(left.norm()) <= max(_CLOSED * whole, nothing) else None
-
-
-def _squared(tensors: Sequence[torch.Tensor]) -> float:
-    return sum(float(t.square().sum()) for t in tensors)

@@ -4,7 +4,7 @@ The stored tensor was computed in the model's dtype, so as a float64 function th
 Within two ulps of float32, at the size of the terms that were added up, it is that fold, and the exact one takes its
 place. Two ulps of a narrower format would also hide another epsilon: there the tensor has to be the rounding of the
 exact fold, or the very bits of the fold computed again in that format, in each way that exporters and optimisers
-write it. Nothing is ever fitted.
+write it. Nothing is fitted here.
 
 Each tensor is read once for two norms that do not depend on the order of its elements; only tensors whose norms agree
 are compared, so the cost is linear in the weights.

@@ -4,8 +4,8 @@ A fused kernel hides constants (the scale of an attention, split over query and 
 of them. No table of candidates holds such a number. What can be asked instead: *is there* a real number that
 rounds to the stored constant and makes B the same function as A? If so the stored constant is its rounding. One
 constant alone is tried first, then all that are left together; a solution outside half an ulp is no rounding and is
-dropped. Tensors are never solved for: with as many unknowns as equations anything can be made to fit. A number that
-only constant subgraphs read moves the tables that they compute.
+dropped. Tensors, of as many unknowns as equations, take other inputs too (``fitting``). A number that only constant
+subgraphs read moves the tables that they compute.
 """
 
 from __future__ import annotations

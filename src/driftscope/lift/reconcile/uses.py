@@ -117,7 +117,7 @@ def decimals(side: ReconciledSide, repairs: Sequence[Repair]) -> list[Repair]:
 
     One number in a hundred is such a decimal by chance. The caller certifies the proposal by the whole program.
     """
-    meant = {c.name: _as_decimals(c) for c in side.constants if c.origin is Origin.WEIGHT}
+    meant = {c.name: as_decimals(c.value) for c in side.constants if c.origin is Origin.WEIGHT}
     found = {c.name: (c, v) for c in side.constants if (v := meant.get(c.name)) is not None}
     tables = ConstantTables.of(side, repairs)
     return [
@@ -126,9 +126,9 @@ def decimals(side: ReconciledSide, repairs: Sequence[Repair]) -> list[Repair]:
     ]
 
 
-def _as_decimals(constant: Constant) -> torch.Tensor | None:
+def as_decimals(stored: torch.Tensor) -> torch.Tensor | None:
     """The shortest decimals of a few numbers; None where one of them is long, or all are what is stored."""
-    stored, most = constant.value, _DIGITS.get(constant.value.dtype)
+    most = _DIGITS.get(stored.dtype)
     if most is None or not 0 < stored.numel() <= _WRITTEN:
         return None
     words = [str(number) for number in stored.reshape(-1).numpy()]  # of a numpy scalar the shortest
