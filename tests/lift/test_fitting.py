@@ -117,6 +117,22 @@ def test_one_number_of_it_changed_is_another_function(case: str, swapped: bool) 
         assert judged(case, stored, swapped).verdict is Verdict.DIFFERENT
 
 
+def test_what_no_input_reaches_is_not_taken_for_the_same() -> None:
+    off = layer(nn.Conv2d(4, 6, 1))
+    off.bias[2] = -1000.0  # a channel that is never on, and in which anything may be wrong
+    bias = off.bias + off.weight[:, :, 0, 0] @ EACH.bias
+    bias[2] += 0.25
+    weight = off.weight[:, :, 0, 0, None, None] * EACH.weight[None, :, 0]
+    with torch.no_grad():
+        found = ds.compare(
+            lambda x: torch.relu(off(EACH(x))),
+            lambda x: torch.relu(F.conv2d(x, weight, bias)),
+            (IMAGE,),
+            explain=False,
+        )
+    assert found.verdict is Verdict.DIFFERENT
+
+
 @pytest.mark.parametrize("case", ["two convolutions are one", "a weight centres"])
 def test_in_a_narrow_format_half_an_ulp_and_no_more(case: str) -> None:
     stored = [t.half().float() for t in CASES[case][0]]

@@ -13,8 +13,10 @@ _CLOSED, _LEAST, _EVERY, _SLOWEST = 1e-4, 1e-8, 30, 0.7
 _CLOSING, _FEW, _MORE = 0.05, 512, 32
 # Samples of a gradient for each row and column of a tensor, and rows or columns that are not told apart any more.
 _SAMPLES, _WIDEST, _PROBES, _TURNS = 16, 1024, 128, 3
+# Random sums by which it is seen how much each unknown counts.
+_SUMS = 6
 # Eigenvalues below this share of the largest are taken for it.
-_DAMPING = 1e-12
+_DAMPING = 1e-8
 
 
 def least_change(
@@ -52,6 +54,16 @@ def least_change(
     if least < _CLOSED * whole < left < _CLOSING * whole and sum(t.numel() for t in at) <= _FEW:
         found, left = _at_once(system)
     return found if left <= max(_CLOSED * whole, least) else None
+
+
+def column_sizes(gap: torch.Tensor, at: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """About how much each unknown element moves a gap (the root of the sum of squares), of a few random sums of it."""
+    generator, sizes = torch.Generator().manual_seed(0), [torch.zeros_like(t) for t in at]
+    for _ in range(_SUMS):
+        signs = _signs(len(gap), generator)
+        slopes = torch.autograd.grad(gap, at, signs, retain_graph=True, materialize_grads=True)
+        sizes = [s + g.square() / _SUMS for s, g in zip(sizes, slopes, strict=True)]
+    return [s.sqrt() for s in sizes]
 
 
 class _System:

@@ -26,7 +26,7 @@ from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.reconcile.solving import Residual
 from driftscope.lift.reconcile.uses import as_decimals
 from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Step
-from driftscope.numerics.least_squares import least_change
+from driftscope.numerics.least_squares import column_sizes, least_change
 from driftscope.records.words import counted
 
 # Equations wanted for each unknown at first, and where they were too few; shuffles of the inputs at most.
@@ -41,6 +41,8 @@ _AMPLIFIED = 64.0
 _NEAR, _FEW = 8.0, 4096
 # Share of the numbers of a tensor that somebody changes in a copy.
 _CHANGED = 0.1
+# Runs at least, and roundings of an element that must show in them.
+_LEAST, _SHOWN = 4, 16.0
 # Numbers of a tensor, and the share of them, that several roundings have to have moved by more than one does.
 _SEVERAL, _MANY = 2, 0.05
 # Steps of conjugate gradients at most, rounds of them, and a gap that is none.
@@ -261,21 +263,27 @@ class Fit:
         outputs = self._run(None, stored, seen)[0]
         results = sum(value.numel() for i, _ in self.pairs if (value := outputs[i].value) is not None)
         reached = self._reached(stored)
+        if not reached:
+            return [], []
         reach = max(_reach(c.value) for c in self.unknown)
         closes = False
         for inner in (_nearly_equal(seen[0].values, seen[1].values, reach), {}):
             equations = results + sum(seen[1].values[place].numel() for place in inner)
             for wanted in _EQUATIONS:
-                shuffles = math.ceil(wanted * reached / max(equations, 1))
+                shuffles = max(_LEAST, math.ceil(wanted * reached / max(equations, 1)))
                 steps = _steps(seen, shuffles)
                 if shuffles > _SHUFFLES or steps < _FEWEST:
                     return None
-                numbers = self._solved(stored, [None, *map(shuffled, range(1, shuffles))], inner, steps)
+                ways = [None, *map(shuffled, range(1, shuffles))]
+                numbers = self._solved(stored, ways, inner, steps)
                 if numbers is None:
                     break
                 closes = True
                 if self.same(*self._run(shuffled(0), numbers)):
-                    return self._repaired(numbers, shuffles) if self._are_rounded(numbers) else None
+                    if not self._are_rounded(numbers):
+                        return None
+                    if self._are_told(stored, ways, inner):
+                        return self._repaired(numbers, shuffles)
             if not inner:
                 break
         return None if closes else ([], [])
@@ -290,6 +298,18 @@ class Fit:
         except _UNSUITED:
             return sum(s.numel() for s in stored)
         return sum(int((b != 0).sum()) for b in back)
+
+    def _are_told(
+        self, stored: Sequence[torch.Tensor], ways: Sequence[_Change | None], inner: Mapping[_Place, _Place]
+    ) -> bool:
+        """Whether every unknown element, some roundings off, would have shown: in a channel that is off none would."""
+        at = [s.clone().requires_grad_() for s in stored]
+        with torch.enable_grad():
+            gap = torch.cat([piece for way in ways for piece in self._gaps(way, at, inner)])
+        least = _NOTHING * math.sqrt(gap.numel())
+        known = zip(stored, column_sizes(gap, at), self.unknown, strict=True)
+        sizes = (_SHOWN * size * ulp(s, c.value.dtype) for s, size, c in known)
+        return all(bool(((s > least) | ~is_free(c.value)).all()) for s, c in zip(sizes, self.unknown, strict=True))
 
     def _are_rounded(self, numbers: Sequence[torch.Tensor]) -> bool:
         return all(is_rounded(c.value, n, self.ulps) for c, n in zip(self.unknown, numbers, strict=True))
@@ -312,20 +332,23 @@ class Fit:
         steps: int,
     ) -> list[torch.Tensor] | None:  # fmt: skip
         """Gauss-Newton: programs are straight lines in what rounding moves, so one or two rounds are enough."""
-        numbers = list(stored)
+        numbers, before, small = list(stored), math.inf, _NOTHING
+        free = [is_free(c.value) for c in self.unknown]
         for tried in range(_ROUNDS):
             at = [n.clone().requires_grad_() for n in numbers]
             try:
                 with torch.enable_grad():
                     gap = torch.cat([piece for way in ways for piece in self._gaps(way, at, inner)])
-                    close = float(gap.detach().norm()) <= _NOTHING * math.sqrt(max(1, gap.numel()))
-                    move = None if close else least_change(gap, at, steps, 0.1 * _NOTHING)
+                    size = float(gap.detach().norm()) / math.sqrt(max(1, gap.numel()))
+                    move = None if size <= small else least_change(gap, at, steps, 0.1 * small)
             except _UNSUITED:
+                return None
+            if size > max(before, 100.0 * small):  # far from a straight line
                 return None
             if move is None:
                 return numbers if tried else None
-            free = (is_free(c.value) for c in self.unknown)
             numbers = [torch.where(f, n + m, n) for f, n, m in zip(free, numbers, move, strict=True)]
+            before = size
         return numbers
 
     def _gaps(
