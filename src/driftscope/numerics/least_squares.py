@@ -13,6 +13,8 @@ _CLOSED, _LEAST, _EVERY, _SLOWEST = 1e-4, 1e-8, 30, 0.7
 _CLOSING, _FEW, _MORE = 0.05, 512, 32
 # Samples of a gradient for each row and column of a tensor, and rows or columns that are not told apart any more.
 _SAMPLES, _WIDEST, _PROBES, _TURNS = 16, 1024, 128, 3
+# Numbers of all samples together.
+_HELD = 30_000_000
 # Random sums by which it is seen how much each unknown counts.
 _SUMS = 6
 # Eigenvalues below this share of the largest are taken for it.
@@ -126,7 +128,8 @@ def _evened(system: _System) -> list[Callable[[torch.Tensor], torch.Tensor]]:
     """For each tensor the change of variables in which its gradients are alike in every direction, symmetric."""
     sides = [_matrix(t).shape for t in system.at]
     ratio = max((max(a / b, b / a) for a, b in sides if 1 < min(a, b) <= max(a, b) <= _WIDEST), default=1.0)
-    generator, probes = torch.Generator().manual_seed(0), min(_PROBES, math.ceil(_SAMPLES * ratio))
+    room = _HELD // sum(t.numel() for t in system.at)
+    generator, probes = torch.Generator().manual_seed(0), max(1, min(_PROBES, math.ceil(_SAMPLES * ratio), room))
     samples = [system.sloped(_signs(len(system.gap), generator)) for _ in range(probes)]
     return [_change(torch.stack([_matrix(g) for g in each])) for each in zip(*samples, strict=True)]
 

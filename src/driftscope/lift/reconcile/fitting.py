@@ -41,8 +41,8 @@ _AMPLIFIED = 64.0
 _NEAR, _FEW = 8.0, 4096
 # Share of the numbers of a tensor that somebody changes in a copy.
 _CHANGED = 0.1
-# Runs at least, and roundings of an element that must show in them.
-_LEAST, _SHOWN = 4, 16.0
+# Unknown numbers at most, runs at least, and roundings of an element that must show in them.
+_MOST, _LEAST, _SHOWN = 1_000_000, 4, 16.0
 # Numbers of a tensor, and the share of them, that several roundings have to have moved by more than one does.
 _SEVERAL, _MANY = 2, 0.05
 # Steps of conjugate gradients at most, rounds of them, and a gap that is none.
@@ -262,6 +262,8 @@ class Fit:
         seen = _Values(), _Values()
         outputs = self._run(None, stored, seen)[0]
         results = sum(value.numel() for i, _ in self.pairs if (value := outputs[i].value) is not None)
+        if _steps(seen, _LEAST) < _FEWEST or sum(s.numel() for s in stored) > _MOST:
+            return None
         reached = self._reached(stored)
         if not reached:
             return [], []
