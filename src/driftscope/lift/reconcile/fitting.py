@@ -120,9 +120,9 @@ class FittedSide:
         """Solve for tensors whose rounding may move the outputs so far, and that are not the other's, changed."""
         fixed = {r.name: r.value for r in repairs}
         floats = (c for c in side.left if c.value.dtype.is_floating_point and c.value.dtype.itemsize < 8)
-        wanted = (c for c in floats if c.frontier and c.name not in fixed and bool(is_free(c.value).any()))
-        coarse = [c for c in wanted if far <= _reach(c.value)]
-        return cls(side.graph, fixed, [c for c in coarse if not _is_copy(c.value, other)])
+        coarse = [c for c in floats if c.frontier and c.name not in fixed and far <= _reach(c.value)]
+        wanted = (c for c in coarse if bool(is_free(c.value).any()) and not _is_copy(c.value, other))
+        return cls(side.graph, fixed, list(wanted))
 
     def known(self) -> FittedSide:
         """The same, with nothing to solve for."""
