@@ -143,7 +143,7 @@ def _change(samples: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
     count, height, width = samples.shape
     if not bool(samples.any()):
         return lambda t: t
-    left, right = torch.eye(1, dtype=torch.float64), torch.eye(1, dtype=torch.float64)
+    left = torch.ones(1, dtype=torch.float64)
     for _ in range(_TURNS):
         evened = _times(left, samples)
         right = _inverse_root(evened.reshape(-1, width), count * height, max(height, width))
@@ -154,7 +154,7 @@ def _change(samples: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def _times(root: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
     """Multiply by a matrix, or by a diagonal, from the left."""
-    return root @ matrices if root.ndim > 1 and len(root) > 1 else root.reshape(-1, 1) * matrices
+    return root @ matrices if root.ndim > 1 else root[:, None] * matrices
 
 
 def _inverse_root(rows: torch.Tensor, count: int, widest: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -90,13 +91,10 @@ class _Values:
             self.elements += value.numel()
             # A view, or an activation that cuts off, says nothing that its argument does not.
             made = value.dtype == torch.float64 and value.numel() > 1 and not step.constant
-            asked = (step.index, k) in self._wanted if self._wanted is not None else _rounds(step)
+            rounds = step.rounding.kind is not Kind.EXACT
+            asked = rounds if self._wanted is None else (step.index, k) in self._wanted
             if made and asked and self.elements <= _ELEMENTS:
                 self.values[step.index, k] = value
-
-
-def _rounds(step: Step) -> bool:
-    return step.rounding.kind is not Kind.EXACT
 
 
 @dataclass(slots=True)
@@ -128,13 +126,11 @@ class FittedSide:
         """The same, with nothing to solve for."""
         return FittedSide(self.graph, self.fixed)
 
-    def run(self, change: _Change | None, at: Sequence[torch.Tensor], observe: _Values) -> list[LiftedOutput]:
+    def run(self, change: _Change | None, at: Sequence[torch.Tensor], observe: _Values | None) -> list[LiftedOutput]:
         """Run it on changed inputs, with numbers for the unknown tensors."""
         graph = self.graph if change is None else self.graph.with_values(change)
-        free = zip(self.unknown, at, strict=True)
-        moved = {c.name: torch.where(is_free(c.value), t, c.value.to(torch.float64)) for c, t in free}
-        replace = {**self.fixed, **moved}
-        return graph.run(replace=replace, observe=observe)
+        names = (c.name for c in self.unknown)
+        return graph.run(replace={**self.fixed, **dict(zip(names, at, strict=True))}, observe=observe)
 
 
 def _reach(value: torch.Tensor) -> float:
@@ -235,7 +231,7 @@ def proposals(
         yield both
 
 
-@dataclass(slots=True)
+@dataclass
 class Fit:
     """Two sides of which some tensors are solved for; the parameters are those of :func:`proposals`."""
 
@@ -245,10 +241,14 @@ class Fit:
     same: _Judge
     ulps: float
 
-    @property
+    @cached_property
     def unknown(self) -> list[Constant]:
         """What is solved for."""
         return [*self.a.unknown, *self.b.unknown]
+
+    @cached_property
+    def _free(self) -> list[torch.Tensor]:
+        return [is_free(c.value) for c in self.unknown]
 
     def repairs(self) -> tuple[list[Repair], list[Repair]] | None:
         """Propose repairs of both sides; the caller certifies them on the inputs given.
@@ -295,8 +295,7 @@ class Fit:
         at = [s.clone().requires_grad_() for s in stored]
         try:
             with torch.enable_grad():
-                gap = torch.cat(self._gaps(None, at, {}))
-                back = torch.autograd.grad(gap.square().sum(), at, materialize_grads=True)
+                back = torch.autograd.grad(self._gap(at, [None], {}).square().sum(), at, materialize_grads=True)
         except _UNSUITED:
             return sum(s.numel() for s in stored)
         return sum(int((b != 0).sum()) for b in back)
@@ -307,11 +306,11 @@ class Fit:
         """Whether every unknown element, some roundings off, would have shown: in a channel that is off none would."""
         at = [s.clone().requires_grad_() for s in stored]
         with torch.enable_grad():
-            gap = torch.cat([piece for way in ways for piece in self._gaps(way, at, inner)])
+            gap = self._gap(at, ways, inner)
         least = _NOTHING * math.sqrt(gap.numel())
         known = zip(stored, column_sizes(gap, at), self.unknown, strict=True)
         sizes = (_SHOWN * size * ulp(s, c.value.dtype) for s, size, c in known)
-        return all(bool(((s > least) | ~is_free(c.value)).all()) for s, c in zip(sizes, self.unknown, strict=True))
+        return all(bool(((s > least) | ~f).all()) for s, f in zip(sizes, self._free, strict=True))
 
     def _are_rounded(self, numbers: Sequence[torch.Tensor]) -> bool:
         return all(is_rounded(c.value, n, self.ulps) for c, n in zip(self.unknown, numbers, strict=True))
@@ -326,7 +325,7 @@ class Fit:
         self, change: _Change | None, at: Sequence[torch.Tensor], seen: tuple[_Values, _Values] | None = None
     ) -> tuple[list[LiftedOutput], list[LiftedOutput]]:
         first = len(self.a.unknown)
-        one, other = seen or (_Values(set()), _Values(set()))
+        one, other = seen or (None, None)
         return self.a.run(change, at[:first], one), self.b.run(change, at[first:], other)
 
     def _solved(
@@ -334,33 +333,39 @@ class Fit:
         steps: int,
     ) -> list[torch.Tensor] | None:  # fmt: skip
         """Gauss-Newton: programs are straight lines in what rounding moves, so one or two rounds are enough."""
-        numbers, before, small = list(stored), math.inf, _NOTHING
-        free = [is_free(c.value) for c in self.unknown]
+        numbers, before = list(stored), math.inf
         for tried in range(_ROUNDS):
             at = [n.clone().requires_grad_() for n in numbers]
             try:
                 with torch.enable_grad():
-                    gap = torch.cat([piece for way in ways for piece in self._gaps(way, at, inner)])
+                    gap = self._gap(at, ways, inner)
                     size = float(gap.detach().norm()) / math.sqrt(max(1, gap.numel()))
-                    move = None if size <= small else least_change(gap, at, steps, 0.1 * small)
+                    move = None if size <= _NOTHING else least_change(gap, at, steps, 0.1 * _NOTHING)
             except _UNSUITED:
                 return None
-            if size > max(before, 100.0 * small):  # far from a straight line
+            if size > max(before, 100.0 * _NOTHING):  # far from a straight line
                 return None
             if move is None:
                 return numbers if tried else None
-            numbers = [torch.where(f, n + m, n) for f, n, m in zip(free, numbers, move, strict=True)]
+            numbers = self._free_alone([n + m for n, m in zip(numbers, move, strict=True)], numbers)
             before = size
         return numbers
 
-    def _gaps(
-        self, change: _Change | None, at: Sequence[torch.Tensor], inner: Mapping[_Place, _Place]
-    ) -> list[torch.Tensor]:
-        """What is left between outputs, and between values on the way, each in units of its own size."""
-        seen = _Values(set(inner.values())), _Values(set(inner))
-        outputs = self._run(change, at, seen)
-        pairs = [(seen[0].values[theirs], seen[1].values[own]) for own, theirs in inner.items()]
-        return [Residual(outputs[0], self.pairs).vector(outputs[1]), *(_scaled(x, y) for x, y in pairs)]
+    def _free_alone(self, moved: Sequence[torch.Tensor], still: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Numbers of which only those that may be rounded are moved."""
+        return [torch.where(f, m, s) for f, m, s in zip(self._free, moved, still, strict=True)]
+
+    def _gap(
+        self, at: Sequence[torch.Tensor], ways: Sequence[_Change | None], inner: Mapping[_Place, _Place]
+    ) -> torch.Tensor:
+        """What is left on all inputs between outputs, and values on the way, each in units of its own size."""
+        at, pieces = self._free_alone(at, [t.detach() for t in at]), []
+        for change in ways:
+            seen = _Values(set(inner.values())), _Values(set(inner))
+            outputs = self._run(change, at, seen if inner else None)
+            pairs = ((seen[0].values[theirs], seen[1].values[own]) for own, theirs in inner.items())
+            pieces += [Residual(outputs[0], self.pairs).vector(outputs[1]), *(_scaled(x, y) for x, y in pairs)]
+        return torch.cat(pieces)
 
 
 def _scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -39,7 +39,7 @@ class Repair:
     value : torch.Tensor
         float64, in the constant's stored shape.
     kind : str
-        ``"scalar"``, ``"weight"``, ``"table"``, ``"fold"``, ``"solved"`` or ``"shortcut"``.
+        ``"scalar"``, ``"weight"``, ``"table"``, ``"fold"``, ``"solved"``, ``"fitted"`` or ``"shortcut"``.
     partner : str
         What it is the rounding of, in words.
     constant : Constant
