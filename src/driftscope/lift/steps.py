@@ -171,6 +171,8 @@ class Step:
         "aten.linear.default")``; empty strings when nothing says it.
     held : sequence of bool
         Which inputs are constants; empty where nobody said it.
+    device : str
+        Where it natively runs, as torch names it; its values here lie on the processor.
     """
 
     index: int
@@ -187,6 +189,7 @@ class Step:
     constant: bool = False
     traced: tuple[str, str] = ("", "")
     held: Sequence[bool] = ()
+    device: str = "cpu"
 
 
 class Observer(Protocol):

@@ -135,7 +135,7 @@ def growth(folds: Sequence[float], *, products: bool = False) -> Growth:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """How a runtime's CPU kernels group their additions.
+    """How a runtime's kernels group their additions.
 
     Parameters
     ----------
@@ -147,11 +147,12 @@ class Kernels:
     revealed : mapping of str to Growth
         For steps whose tree of additions is known: what it does to rounding, by the step's name.
     denominator : callable or None
-        Number of terms to the error that a row of a softmax shares, in accumulator units, where it was measured.
+        Number of terms and device to the error that a row of a softmax shares, in accumulator units, where it was
+        measured.
     convolution : callable or None
-        Channels of a group and sizes of a filter to the growth of a convolution's error, where it was measured.
+        Channels of a group, sizes of a filter and device to the growth of a convolution's error, where it was measured.
     product : callable or None
-        Layout of a matrix product to the growth of its error, where it was measured.
+        Layout of a matrix product and device to the growth of its error, where it was measured.
     measured : bool
         Whether the errors of functions are looked up where they were measured, see
         :mod:`driftscope.lift.noise.measured`.
@@ -164,8 +165,8 @@ class Kernels:
     softmax: Callable[[int], tuple[float, ...]]
     composite: tuple[str, ...] = ("gelu", "silu", "swish", "mish", "selu", "pow")
     revealed: Mapping[str, Growth] = field(default_factory=dict)
-    denominator: Callable[[int], float] | None = None
-    convolution: Callable[[int, tuple[int, ...]], Growth | None] | None = None
+    denominator: Callable[[int, str], float] | None = None
+    convolution: Callable[[int, tuple[int, ...], str], Growth | None] | None = None
     product: Callable[..., Growth | None] | None = None
     measured: bool = False
     fourier: Callable[[int], float] | None = None

@@ -9,8 +9,9 @@ import torch
 
 # Share of a gap that may be left, and what float64 leaves of one; steps that have to close it by so much, or it stays.
 _CLOSED, _LEAST, _EVERY, _SLOWEST = 1e-4, 1e-8, 30, 0.7
-# Share of a gap that is left where steps are only slow; unknowns that are solved for at once, and equations more.
-_CLOSING, _FEW, _MORE = 0.05, 512, 32
+# Share of a gap that is left where steps are only slow; unknowns that are solved for at once then, or always, and
+# equations more.
+_CLOSING, _FEW, _VERY_FEW, _MORE = 0.05, 512, 128, 32
 # Samples of a gradient for each row and column of a tensor, and rows or columns that are not told apart any more.
 _SAMPLES, _WIDEST, _PROBES, _TURNS = 16, 1024, 128, 3
 # Numbers of all samples together.
@@ -23,7 +24,7 @@ _DAMPING = 1e-8
 
 def least_change(
     gap: torch.Tensor, at: Sequence[torch.Tensor], steps: int, nothing: float
-) -> list[torch.Tensor] | None:
+) -> tuple[list[torch.Tensor] | None, int]:
     """Find a small change of tensors that closes a gap.
 
     Parameters
@@ -38,24 +39,25 @@ def least_change(
 
     Returns
     -------
-    list of Tensor or None
-        To be added to ``at``; None where the gap stays open.
+    (list of Tensor or None, int)
+        What is to be added to ``at``, None where the gap stays open; and how often all of the gap was differentiated.
 
     Notes
     -----
     By conjugate gradients (CGLS: A. Bjorck, Numerical Methods for Least Squares Problems, SIAM 1996, section 7.4).
     Features of a network are correlated, which makes these slow; the covariance of gradients along rows and columns of
-    each weight undoes that (V. Gupta, T. Koren, Y. Singer, Shampoo, ICML 2018). Where they are slow all the same, few
-    unknowns are solved for at once, from as many random sums of the equations and some more: these give what all of
-    them give if there is an answer (P. Drineas et al., Faster least squares approximation, Numer. Math. 117, 2011).
+    each weight undoes that (V. Gupta, T. Koren, Y. Singer, Shampoo, ICML 2018). A few unknowns, and where steps are
+    slow some more, are solved for at once, from as many random sums of the equations and some more: these give what all
+    of them give if there is an answer (P. Drineas et al., Faster least squares approximation, Numer. Math. 117, 2011).
     """
-    system = _System(gap, at)
+    system, unknown = _System(gap, at), sum(t.numel() for t in at)
     whole = float(system.gap.norm())
     least = max(_LEAST * whole, nothing * math.sqrt(len(system.gap)))
-    found, left = _step_by_step(system, steps, least)
-    if least < _CLOSED * whole < left < _CLOSING * whole and sum(t.numel() for t in at) <= _FEW:
+    closed = max(_CLOSED * whole, least)
+    found, left = _at_once(system) if unknown <= _VERY_FEW else _step_by_step(system, steps, least)
+    if least < closed < left < _CLOSING * whole and _VERY_FEW < unknown <= _FEW:
         found, left = _at_once(system)
-    return found if left <= max(_CLOSED * whole, least) else None
+    return found if left <= closed else None, system.passes
 
 
 def column_sizes(gap: torch.Tensor, at: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -72,7 +74,7 @@ class _System:
     """The equations: what a move of the unknown does to the gap, and the other way round."""
 
     def __init__(self, gap: torch.Tensor, at: Sequence[torch.Tensor]):
-        self.gap, self.at = gap.detach(), at
+        self.gap, self.at, self.passes = gap.detach(), at, 1
         self._gap = gap
         # The gap's derivative along a move is that of its own gradient, a straight line in what is sent back.
         self._sent = torch.zeros_like(gap, requires_grad=True)
@@ -80,10 +82,12 @@ class _System:
 
     def ahead(self, move: Sequence[torch.Tensor]) -> torch.Tensor:
         """By how much a move closes the gap."""
+        self.passes += 2
         return -torch.autograd.grad(self._back, self._sent, move, retain_graph=True)[0]
 
     def sloped(self, left: torch.Tensor) -> list[torch.Tensor]:
         """Which way the unknown has to move to close what is left."""
+        self.passes += 1
         return [-g for g in torch.autograd.grad(self._gap, self.at, left, retain_graph=True, materialize_grads=True)]
 
 

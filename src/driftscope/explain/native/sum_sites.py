@@ -57,6 +57,8 @@ class Site:
     attributes : mapping
     outputs : tuple of str
         Names of the values it computes.
+    device : str
+        Where it runs.
     usual : Growth or None
         How its error was taken to grow; None where the step itself says how it adds.
     """
@@ -71,6 +73,7 @@ class Site:
     sizes: tuple[float, ...]
     attributes: Mapping[str, Any]
     outputs: tuple[str, ...]
+    device: str = "cpu"
     usual: Growth | None = None
 
     @property
@@ -106,7 +109,6 @@ class SumsOfProgram:
         program: Any = bound.program
         self._onnx = program.kind == "onnx"
         self._model = Model(kernels_of(program.kind), ORDINARY)
-        self._device = _device(bound)
         self.askable = has_known_kernels(bound)
 
     def __call__(self, step: Step) -> None:
@@ -132,7 +134,8 @@ class SumsOfProgram:
                 Site(
                     step.name, step.operator, step.where, step.rounding.kind, n, tuple(tuple(x.shape) for x in given),
                     dtype, tuple(sorted(_sizes(step, added))), self._facts(step, operator, given),
-                    tuple(step.output_names), None if step.rounding.running else self._model.usual_growth(step),
+                    tuple(step.output_names), step.device,
+                    None if step.rounding.running else self._model.usual_growth(step),
                 )
             )  # fmt: skip
 
@@ -174,13 +177,13 @@ class SumsOfProgram:
             return f"{site.step} lies in a subgraph or a function"
         threads = program.settings.get("threads") if self._onnx else torch.get_num_threads()
         spelled = repr(sorted(site.attributes.items())) + ("" if node is None else str(node.attribute))
-        key = (program.runtime, site.operator, site.shapes, site.dtype, threads, self._device, spelled)
+        key = (program.runtime, site.operator, site.shapes, site.dtype, threads, site.device, spelled)
 
         def opened(meter: Meter) -> Kernel:
             shapes = list(site.shapes)
             if node is None or self._source is None:
                 operator = site.operator.removeprefix("aten.")
-                return torch_call(operator, shapes, site.attributes, site.dtype, meter, device=self._device)
+                return torch_call(operator, shapes, site.attributes, site.dtype, meter, device=site.device)
             opsets = list(self._source.model.opset_import)
             axes, constant = site.attributes.get("axes"), bool(site.attributes.get("constant_b"))
             call = NodeCall(node, opsets, shapes, axes if len(node.input) > 1 else None, constant, threads)
@@ -205,8 +208,3 @@ def _sizes(step: Step, added: list[torch.Tensor]) -> Iterable[float]:
     """Root mean squares of what is added or multiplied; of the factors of a product as its noise needs them too."""
     known = step.rounding.squares
     return known.sizes() if isinstance(known, ProductSquares) else map(rms, added)
-
-
-def _device(bound: Bound) -> str:
-    tensors = (value for value in bound.feeds.values() if isinstance(value, torch.Tensor))
-    return next((tensor.device.type for tensor in tensors), "cpu") if bound.program.kind != "onnx" else "cpu"

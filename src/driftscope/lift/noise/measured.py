@@ -1,4 +1,4 @@
-"""What torch's kernels really lose on this processor, measured where it differs from one processor to the next.
+"""What torch's kernels really lose on the device they run on, measured where it differs from one processor to the next.
 
 Kernels for vectors compute exponentials, error functions and their like by polynomials whose error depends on the
 instruction set, add up a softmax's denominator in as many lanes as a register has, and convolve in blocks of their
@@ -20,6 +20,7 @@ from driftscope.lift.formulas.activations import gelu_parts
 from driftscope.lift.noise.products import product_growth
 from driftscope.numerics import error_model
 from driftscope.numerics.error_model import ROUNDING_RMS, Growth
+from driftscope.programs.state.torch_settings import backend_flags
 
 #: Functions of one argument whose kernels differ, by their names in ATen.
 _NAMES = """
@@ -38,7 +39,7 @@ USUAL = 0.58
 
 
 @functools.cache
-def function_errors(name: str, approximate: str, dtype: torch.dtype) -> torch.Tensor:
+def function_errors(name: str, approximate: str, dtype: torch.dtype, device: str) -> torch.Tensor:
     """Root mean square error of a function's kernel, in unit roundoffs of its result and of what it cancels.
 
     Parameters
@@ -48,6 +49,8 @@ def function_errors(name: str, approximate: str, dtype: torch.dtype) -> torch.Te
     approximate : str
         GELU's form; "" for other functions.
     dtype : torch.dtype
+    device : str
+        Where the kernel runs.
 
     Returns
     -------
@@ -57,7 +60,8 @@ def function_errors(name: str, approximate: str, dtype: torch.dtype) -> torch.Te
     kernel = getattr(torch.ops.aten, name).default
     options = {"approximate": approximate} if approximate else {}
     x = _arguments().to(dtype)
-    native, exact = (_first(kernel(t, **options)).to(torch.float64) for t in (x, x.to(torch.float64)))
+    native = _first(kernel(x.to(device), **options)).cpu().to(torch.float64)
+    exact = _first(kernel(x.to(torch.float64), **options))
     limits = torch.finfo(dtype)
     fits = (exact.abs() > limits.tiny) & (exact.abs() < limits.max) & torch.isfinite(native)
     size = exact.abs()
@@ -103,7 +107,7 @@ def errors_at(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 @functools.cache
-def denominator_error(length: int) -> float:
+def denominator_error(length: int, device: str) -> float:
     """Error that a softmax's row shares, in float32's unit roundoffs, over the last axis of some length.
 
     Measured at the next power of two, on rows among whose terms some are large: weighed as the result weighs them.
@@ -114,17 +118,17 @@ def denominator_error(length: int) -> float:
     for scale in (1.0, 10.0):
         rows = x * scale
         exact = torch.softmax(rows.to(torch.float64), -1)
-        relative = torch.softmax(rows, -1).to(torch.float64) / exact - 1
+        relative = torch.softmax(rows.to(device), -1).cpu().to(torch.float64) / exact - 1
         weights = exact.square()
         common = (relative * weights).sum(-1) / weights.sum(-1)
         errors.append(float(common.square().mean()))
     return math.sqrt(sum(errors) / len(errors)) / 2.0**-24 * math.sqrt(max(1.0, length / size))
 
 
-def convolution_growth(channels: int, window: tuple[int, ...]) -> Growth | None:
+def convolution_growth(channels: int, window: tuple[int, ...], device: str) -> Growth | None:
     """How the error of a convolution in float32 grows with its terms; None where it is too large to be tried.
 
-    Measured anew when somebody switches oneDNN off or on.
+    Measured anew when somebody switches a backend of torch off or on, or lets it multiply in TF32.
 
     Parameters
     ----------
@@ -132,12 +136,14 @@ def convolution_growth(channels: int, window: tuple[int, ...]) -> Growth | None:
         Input channels of one group.
     window : tuple of int
         The filter's spatial sizes.
+    device : str
+        Where the kernel runs.
     """
-    return _convolved(channels, window, torch.backends.mkldnn.enabled)
+    return _convolved(channels, window, device, backend_flags())
 
 
 @functools.cache
-def _convolved(channels: int, window: tuple[int, ...], onednn: bool) -> Growth | None:
+def _convolved(channels: int, window: tuple[int, ...], device: str, _flags: tuple[object, ...]) -> Growth | None:
     length = channels * math.prod(window)
     if length < 2 or length > 2**14 or len(window) > 3:
         return None
@@ -148,7 +154,7 @@ def _convolved(channels: int, window: tuple[int, ...], onednn: bool) -> Growth |
     convolve = (torch.conv1d, torch.conv2d, torch.conv3d)[len(window) - 1]
     wide, filters = x.to(torch.float64), w.to(torch.float64)
     exact = convolve(wide, filters)
-    error = convolve(x, w).to(torch.float64) - exact
+    error = convolve(x.to(device), w.to(device)).cpu().to(torch.float64) - exact
     unit = (ROUNDING_RMS * 2.0**-24) ** 2 * float(convolve(wide.square(), filters.square()).mean())
     # Terms of mean zero say what sum t^2 is multiplied by; a total that is large beside them grows as long sums do.
     terms = max(float(error.square().mean()) / unit, 1.0)
@@ -157,7 +163,7 @@ def _convolved(channels: int, window: tuple[int, ...], onednn: bool) -> Growth |
     return Growth(terms, terms * 2 / 3)
 
 
-#: torch's kernels as this processor runs them.
+#: torch's kernels as this machine's devices run them.
 TORCH = dataclasses.replace(
     error_model.TORCH,
     denominator=denominator_error,

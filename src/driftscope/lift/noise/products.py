@@ -1,4 +1,4 @@
-"""How the error of a matrix product grows with its terms, measured with the library and the processor at hand.
+"""How the error of a matrix product grows with its terms, measured with the library and the device at hand.
 
 A library groups the terms of a product by the registers and caches of the processor, by the numbers of rows and
 columns, and for a single row by how the matrix lies in memory: one running sum, sums in lanes, or blocks of 128 to
@@ -17,6 +17,7 @@ import torch
 
 from driftscope.numerics import error_model
 from driftscope.numerics.error_model import ROUNDING_RMS, Growth
+from driftscope.programs.state.torch_settings import backend_flags
 
 #: Rows and columns beyond which a product is cut into tiles, whose number changes no sum, where there are so many
 #: multiplications that all threads take part.
@@ -76,18 +77,22 @@ def _across(matrix: torch.Tensor) -> bool:
     return matrix.stride(-1) != 1 and matrix.stride(-2) == 1
 
 
-def product_growth(layout: ProductKind) -> Growth | None:
-    """How a product's error in float32 grows with its terms; None where it is too long, or not ordinary rounding."""
-    return _tried(layout, torch.backends.mkldnn.enabled)
+def product_growth(layout: ProductKind, device: str) -> Growth | None:
+    """How a product's error in float32 grows with its terms; None where it is too long, or not ordinary rounding.
+
+    Measured anew when somebody switches a backend of torch off or on, or lets it multiply in TF32.
+    """
+    return _tried(layout, device, backend_flags())
 
 
 @functools.lru_cache(maxsize=4096)
-def _tried(layout: ProductKind, onednn: bool) -> Growth | None:
+def _tried(layout: ProductKind, device: str, _flags: tuple[object, ...]) -> Growth | None:
     if not 2 <= layout.length <= LONGEST:
         return None
     if layout.library == "numpy":
         return grown(_by_numpy, layout)
-    return grown(torch.bmm if layout.batched else torch.mm, layout)
+    multiply = torch.bmm if layout.batched else torch.mm
+    return grown(lambda a, b: multiply(a.to(device), b.to(device)).cpu(), layout)
 
 
 def _by_numpy(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -115,7 +115,7 @@ class Model:
             case Kind.SOFTMAX:
                 inner = _innermost(step)
                 folds = self.kernels.softmax(length) if inner else error_model.sequential(length)
-                shared = self.kernels.denominator(length) if inner and self.kernels.denominator else None
+                shared = self.kernels.denominator(length, step.device) if inner and self.kernels.denominator else None
                 if _named(step, ("log",)):
                     return error_model.log_softmax(units, folds, shared)
                 return error_model.softmax(units, folds, shared)
@@ -143,7 +143,7 @@ class Model:
         weight = step.inputs[1] if len(step.inputs) > 1 else None
         if weight is None or weight.dim() < 3 or weight[0].numel() != step.rounding.length:
             return None
-        return self.kernels.convolution(weight.shape[1], tuple(weight.shape[2:]))
+        return self.kernels.convolution(weight.shape[1], tuple(weight.shape[2:]), step.device)
 
     def _multiplied(self, step: Step) -> Growth | None:
         """What multiplying matrices of such sizes was measured to do; None where the step does not multiply two."""
@@ -153,7 +153,7 @@ class Model:
         if a is None or b is None or a.dim() != b.dim() or not a.numel() or not b.numel():
             return None
         library = "numpy" if (step.where.operator or "").startswith("numpy.") else "torch"
-        return self.kernels.product(ProductKind.of(library, a, b))
+        return self.kernels.product(ProductKind.of(library, a, b), step.device)
 
     def measured_errors(self, step: Step, dtype: torch.dtype) -> torch.Tensor | None:
         """The errors measured of a step's function, in storage units by its argument; None where there are none."""
@@ -166,7 +166,7 @@ class Model:
             return None
         form = str(step.attributes.get("approximate", "none")) if name == "gelu" else ""
         # float64 has nothing finer to be measured against; its kernels are as good as float32's.
-        return function_errors(name, form, torch.float32 if dtype is torch.float64 else dtype)
+        return function_errors(name, form, torch.float32 if dtype is torch.float64 else dtype, step.device)
 
     def _cheap_sums(self, kind: Kind) -> bool:
         return self.arithmetic.accumulator is not None and kind in (Kind.SUM, Kind.DOT)

@@ -83,7 +83,7 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
                 repairs.append(weight)
             elif is_tensor(constant):
                 side.left.append(constant)
-        elif constant.origin is Origin.WEIGHT and constant.value.numel() == 1:
+        elif constant.origin is Origin.WEIGHT and constant.value.numel() == 1 and not _is_simple(float(constant.value)):
             side.left.append(constant)
     return [r for r in repairs if r.kind == "scalar" or not torch.equal(r.value, r.constant.value.to(torch.float64))]
 

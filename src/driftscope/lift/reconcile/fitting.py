@@ -14,34 +14,28 @@ import bisect
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 
 from driftscope.errors import DriftscopeError
 from driftscope.lift.reconcile.maps import narrow
-from driftscope.lift.reconcile.matching import HALF_ULP, Repair, ulp, uniform
-from driftscope.lift.reconcile.scalars import SIMPLE_BITS
-from driftscope.lift.reconcile.sides import ReconciledSide
+from driftscope.lift.reconcile.matching import HALF_ULP, Repair, ulp
+from driftscope.lift.reconcile.sides import FittedSide, ReconciledSide, is_free, reach_of
 from driftscope.lift.reconcile.solving import Residual
 from driftscope.lift.reconcile.uses import as_decimals
-from driftscope.lift.steps import Constant, Kind, Lifted, LiftedOutput, Step
+from driftscope.lift.steps import Constant, Kind, LiftedOutput, Step
 from driftscope.numerics.least_squares import column_sizes, least_change
 from driftscope.records.words import counted
 
 # Equations wanted for each unknown at first, and where they were too few; shuffles of the inputs at most.
 _EQUATIONS, _SHUFFLES = (2.0, 8.0), 40
-# Operations of all runs together, elements of all values that gradients need, at most; what a step costs besides.
-_OPERATIONS, _ELEMENTS, _STEP_COST = 8e10, 5e7, 3e4
+# Operations of all passes together, elements of all values that gradients need, at most; what a step costs besides,
+# and how much more a convolution does, whose second derivatives are slow.
+_OPERATIONS, _ELEMENTS, _STEP_COST, _CONVOLVED = 8e10, 5e7, 3e4, 8.0
 # A step of conjugate gradients passes so often through every run; how many of them are worth a beginning.
 _PASSES, _FEWEST = 4, 50
-# By how many roundings of its format a tensor may move the outputs, and values on the way.
-_AMPLIFIED = 64.0
-# A tensor that is nearer to another one, in roundings of its format, is that one, changed; elements that are typed.
-_NEAR, _FEW = 8.0, 4096
-# Share of the numbers of a tensor that somebody changes in a copy.
-_CHANGED = 0.1
 # Unknown numbers at most, runs at least, and roundings of an element that must show in them.
 _MOST, _LEAST, _SHOWN = 1_000_000, 4, 16.0
 # Numbers of a tensor, and the share of them, that several roundings have to have moved by more than one does.
@@ -87,7 +81,8 @@ class _Values:
         for k, value in enumerate(step.outputs):
             if value is None:
                 continue
-            self.operations += _STEP_COST + value.numel() * max(1, step.rounding.length)
+            slower = _CONVOLVED if "conv" in step.operator.lower() else 1.0
+            self.operations += _STEP_COST + slower * value.numel() * max(1, step.rounding.length)
             self.elements += value.numel()
             # A view, or an activation that cuts off, says nothing that its argument does not.
             made = value.dtype == torch.float64 and value.numel() > 1 and not step.constant
@@ -95,79 +90,6 @@ class _Values:
             asked = rounds if self._wanted is None else (step.index, k) in self._wanted
             if made and asked and self.elements <= _ELEMENTS:
                 self.values[step.index, k] = value
-
-
-@dataclass(slots=True)
-class FittedSide:
-    """One side of a pair: its program, what is repaired in it, and which of its tensors are solved for.
-
-    Parameters
-    ----------
-    graph : Lifted
-    fixed : mapping of str to Tensor
-        Repairs in force.
-    unknown : list of Constant
-    """
-
-    graph: Lifted
-    fixed: Mapping[str, torch.Tensor]
-    unknown: list[Constant] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, side: ReconciledSide, other: ReconciledSide, repairs: Sequence[Repair], far: float) -> FittedSide:
-        """Solve for tensors whose rounding may move the outputs so far, and that are not the other's, changed."""
-        fixed = {r.name: r.value for r in repairs}
-        floats = (c for c in side.left if c.value.dtype.is_floating_point and c.value.dtype.itemsize < 8)
-        coarse = [c for c in floats if c.frontier and c.name not in fixed and far <= _reach(c.value)]
-        wanted = (c for c in coarse if bool(is_free(c.value).any()) and not _is_copy(c.value, other))
-        return cls(side.graph, fixed, list(wanted))
-
-    def known(self) -> FittedSide:
-        """The same, with nothing to solve for."""
-        return FittedSide(self.graph, self.fixed)
-
-    def run(self, change: _Change | None, at: Sequence[torch.Tensor], observe: _Values | None) -> list[LiftedOutput]:
-        """Run it on changed inputs, with numbers for the unknown tensors."""
-        graph = self.graph if change is None else self.graph.with_values(change)
-        names = (c.name for c in self.unknown)
-        return graph.run(replace={**self.fixed, **dict(zip(names, at, strict=True))}, observe=observe)
-
-
-def _reach(value: torch.Tensor) -> float:
-    """How far the rounding of a tensor may carry outputs, and values on the way, of their size."""
-    return _AMPLIFIED * torch.finfo(value.dtype).eps
-
-
-def _is_copy(value: torch.Tensor, other: ReconciledSide) -> bool:
-    """Whether all but a few numbers of a tensor are another program's, or half of them are nearly: it is that, changed.
-
-    Nearly are those of one tensor, in order of size, and single numbers.
-    """
-    own, floats = _sizes(value), [c for c in other.constants if c.value.dtype.is_floating_point]
-    copied = sum(int(torch.isin(own, _sizes(c.value)).sum()) for c in other.left)
-    if len(own) - copied <= max(1.0, _CHANGED * len(own)):
-        return True
-    reach = _NEAR * torch.finfo(value.dtype).eps
-    single = torch.tensor([n for c in floats if (n := uniform(c)) is not None], dtype=torch.float64).abs()
-    near = ((own[:, None] - single).abs() <= reach * own[:, None]).any(1) if len(own) <= _FEW else own[:0]
-    theirs = (_sizes(c.value) for c in floats if c.value.numel() == value.numel())
-    alike = (((t - own).abs() <= reach * own) for t in theirs if t.shape == own.shape)
-    return any(2 * int(n.sum()) >= own.numel() for n in (near, *alike))
-
-
-def _sizes(value: torch.Tensor) -> torch.Tensor:
-    """The sizes of the numbers of a tensor but for its zeros, in order."""
-    flat = value.to(torch.float64).reshape(-1).abs()
-    return flat[flat != 0.0].sort().values
-
-
-def is_free(stored: torch.Tensor) -> torch.Tensor:
-    """Which elements of a tensor may be rounded: not those of few bits (0, 1, 0.5), which are what somebody meant."""
-    wide = stored.to(torch.float64)
-    if stored.dtype != torch.float32:
-        return wide != 0.0
-    mantissa, _ = torch.frexp(wide)
-    return torch.remainder(mantissa * 2.0**SIMPLE_BITS, 1.0) != 0.0
 
 
 def is_rounded(stored: torch.Tensor, exact: torch.Tensor, ulps: float) -> bool:
@@ -192,6 +114,35 @@ def is_rounded(stored: torch.Tensor, exact: torch.Tensor, ulps: float) -> bool:
 
 
 _Judge = Callable[[Sequence[LiftedOutput], Sequence[LiftedOutput]], bool]
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What all attempts together may cost, counted in operations, so that no answer depends on a machine's load.
+
+    Parameters
+    ----------
+    left : float
+    """
+
+    left: float = _OPERATIONS
+    _operations: float = 0.0
+    _elements: int = 0
+
+    def weigh(self, seen: tuple[_Values, _Values]) -> None:
+        """Take the cost of one run of both sides from what watched them."""
+        self._operations = sum(side.operations for side in seen)
+        self._elements = sum(side.elements for side in seen)
+
+    def steps(self, runs: int) -> int:
+        """How many steps of conjugate gradients that many runs can afford."""
+        if self._elements * runs > _ELEMENTS:
+            return 0
+        return min(_ITERATIONS, int(self.left / (_PASSES * runs * self._operations)))
+
+    def spend(self, passes: int, runs: int) -> None:
+        """Pay for passes through so many runs."""
+        self.left -= passes * runs * self._operations
 
 
 def proposals(
@@ -220,13 +171,15 @@ def proposals(
         The caller certifies them on the inputs given.
     """
     a, b = (
-        FittedSide.of(side, other, own, far) for side, other, own in zip(sides, reversed(sides), repairs, strict=True)
+        FittedSide.of(side, other, own, theirs, far)
+        for side, other, own, theirs in zip(sides, reversed(sides), repairs, reversed(repairs), strict=True)
     )
     # What moves both at once moves one more easily than anything else does: where that fails, all else would.
-    both = Fit(a, b, pairs, same, ulps).repairs() if a.unknown and b.unknown else None
+    budget = _Budget()
+    both = Fit(a, b, pairs, same, ulps, budget).repairs() if a.unknown and b.unknown else None
     if both is None or any(both):
         for one, other in ((a.known(), b), (a, b.known())):
-            yield Fit(one, other, pairs, same, ulps).repairs() or ([], [])
+            yield Fit(one, other, pairs, same, ulps, budget).repairs() or ([], [])
     if both is not None:
         yield both
 
@@ -240,6 +193,7 @@ class Fit:
     pairs: Sequence[tuple[int, int]]
     same: _Judge
     ulps: float
+    budget: _Budget
 
     @cached_property
     def unknown(self) -> list[Constant]:
@@ -262,18 +216,19 @@ class Fit:
         seen = _Values(), _Values()
         outputs = self._run(None, stored, seen)[0]
         results = sum(value.numel() for i, _ in self.pairs if (value := outputs[i].value) is not None)
-        if _steps(seen, _LEAST) < _FEWEST or sum(s.numel() for s in stored) > _MOST:
+        self.budget.weigh(seen)
+        if self.budget.steps(_LEAST) < _FEWEST or sum(s.numel() for s in stored) > _MOST:
             return None
         reached = self._reached(stored)
         if not reached:
             return [], []
-        reach = max(_reach(c.value) for c in self.unknown)
+        reach = max(reach_of(c.value) for c in self.unknown)
         closes = False
         for inner in (_nearly_equal(seen[0].values, seen[1].values, reach), {}):
             equations = results + sum(seen[1].values[place].numel() for place in inner)
             for wanted in _EQUATIONS:
                 shuffles = max(_LEAST, math.ceil(wanted * reached / max(equations, 1)))
-                steps = _steps(seen, shuffles)
+                steps = self.budget.steps(shuffles)
                 if shuffles > _SHUFFLES or steps < _FEWEST:
                     return None
                 ways = [None, *map(shuffled, range(1, shuffles))]
@@ -340,7 +295,8 @@ class Fit:
                 with torch.enable_grad():
                     gap = self._gap(at, ways, inner)
                     size = float(gap.detach().norm()) / math.sqrt(max(1, gap.numel()))
-                    move = None if size <= _NOTHING else least_change(gap, at, steps, 0.1 * _NOTHING)
+                    move, passes = least_change(gap, at, steps, 0.1 * _NOTHING) if size > _NOTHING else (None, 0)
+                self.budget.spend(passes, len(ways))
             except _UNSUITED:
                 return None
             if size > max(before, 100.0 * _NOTHING):  # far from a straight line
@@ -371,13 +327,6 @@ class Fit:
 def _scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     gap, size = x.reshape(-1) - y.reshape(-1), x.detach().nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt()
     return torch.where(torch.isfinite(gap), gap, 0.0) / size.clamp(min=1e-300)
-
-
-def _steps(seen: tuple[_Values, _Values], runs: int) -> int:
-    """How many steps of conjugate gradients that many runs can afford."""
-    if sum(side.elements for side in seen) * runs > _ELEMENTS:
-        return 0
-    return min(_ITERATIONS, int(_OPERATIONS / (_PASSES * runs * sum(side.operations for side in seen))))
 
 
 def _nearly_equal(

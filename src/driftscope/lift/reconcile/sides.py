@@ -5,12 +5,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from driftscope.lift.reconcile import matching, subgraphs
 from driftscope.lift.reconcile.matching import Repair, WeightIndex
+from driftscope.lift.reconcile.scalars import SIMPLE_BITS
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Observer, Origin
+
+# By how many roundings of its format a tensor may move the outputs, and values on the way.
+_AMPLIFIED = 64.0
+# A tensor that is nearer to another one, in roundings of its format, is that one, changed; elements that are typed.
+_NEAR, _FEW = 8.0, 4096
+# Share of the numbers of a tensor that somebody changes in a copy.
+_CHANGED = 0.1
 
 
 class ReconciledSide:
@@ -147,3 +156,90 @@ def one_side_only(repairs_a: list[Repair], repairs_b: list[Repair]) -> list[Repa
     """Drop repairs of tensors of A to which B was repaired: both at once would exchange the values."""
     sources = {name for repair in repairs_b for name in repair.sources}
     return [r for r in repairs_a if r.name not in sources]
+
+
+@dataclass(slots=True)
+class FittedSide:
+    """One side of a pair: its program, what is repaired in it, and which of its tensors are solved for.
+
+    Parameters
+    ----------
+    graph : Lifted
+    fixed : mapping of str to Tensor
+        Repairs in force.
+    unknown : list of Constant
+    """
+
+    graph: Lifted
+    fixed: Mapping[str, torch.Tensor]
+    unknown: list[Constant] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, side: ReconciledSide, other: ReconciledSide, repairs: Sequence[Repair], theirs: Sequence[Repair],
+        far: float,
+    ) -> FittedSide:  # fmt: skip
+        """Solve for tensors whose rounding may move the outputs so far, and that are not the other's, changed.
+
+        Of many numbers not for what tensors of the other's were found to be made of: a few may be that the other way
+        round, as a scale is made of its reciprocal.
+        """
+        fixed, made = {r.name: r.value for r in repairs}, {name for r in theirs for name in r.sources}
+        floats = (c for c in side.left if c.value.dtype.is_floating_point and c.value.dtype.itemsize < 8)
+        coarse = [c for c in floats if c.frontier and c.name not in fixed and far <= reach_of(c.value)]
+        if sum(c.value.numel() for c in coarse) > _FEW:
+            coarse = [c for c in coarse if c.name not in made]
+        wanted = (c for c in coarse if bool(is_free(c.value).any()) and not _is_copy(c.value, other))
+        return cls(side.graph, fixed, list(wanted))
+
+    def known(self) -> FittedSide:
+        """The same, with nothing to solve for."""
+        return FittedSide(self.graph, self.fixed)
+
+    def run(
+        self,
+        change: Callable[[torch.Tensor], torch.Tensor] | None,
+        at: Sequence[torch.Tensor],
+        observe: Observer | None,
+    ) -> list[LiftedOutput]:
+        """Run it on changed inputs, with numbers for the unknown tensors."""
+        graph = self.graph if change is None else self.graph.with_values(change)
+        names = (c.name for c in self.unknown)
+        return graph.run(replace={**self.fixed, **dict(zip(names, at, strict=True))}, observe=observe)
+
+
+def reach_of(value: torch.Tensor) -> float:
+    """How far the rounding of a tensor may carry outputs, and values on the way, of their size."""
+    return _AMPLIFIED * torch.finfo(value.dtype).eps
+
+
+def _is_copy(value: torch.Tensor, other: ReconciledSide) -> bool:
+    """Whether all but a few numbers of a tensor are another program's, or half of them are nearly: it is that, changed.
+
+    Nearly are those of one tensor, in order of size, and single numbers.
+    """
+    own, floats = _sizes(value), [c for c in other.constants if c.value.dtype.is_floating_point]
+    copied = sum(int(torch.isin(own, _sizes(c.value)).sum()) for c in other.left)
+    if len(own) - copied <= max(1.0, _CHANGED * len(own)):
+        return True
+    reach = _NEAR * torch.finfo(value.dtype).eps
+    single = torch.tensor([n for c in floats if (n := matching.uniform(c)) is not None], dtype=torch.float64).abs()
+    near = ((own[:, None] - single).abs() <= reach * own[:, None]).any(1) if len(own) <= _FEW else own[:0]
+    theirs = (_sizes(c.value) for c in floats if c.value.numel() == value.numel())
+    alike = (((t - own).abs() <= reach * own) for t in theirs if t.shape == own.shape)
+    return any(2 * int(n.sum()) >= own.numel() for n in (near, *alike))
+
+
+def _sizes(value: torch.Tensor) -> torch.Tensor:
+    """The sizes of the numbers of a tensor but for its zeros, in order."""
+    flat = value.to(torch.float64).reshape(-1).abs()
+    return flat[flat != 0.0].sort().values
+
+
+def is_free(stored: torch.Tensor) -> torch.Tensor:
+    """Which elements of a tensor may be rounded: not those of few bits (0, 1, 0.5), which are what somebody meant."""
+    wide = stored.to(torch.float64)
+    if stored.dtype != torch.float32:
+        return wide != 0.0
+    mantissa, _ = torch.frexp(wide)
+    return torch.remainder(mantissa * 2.0**SIMPLE_BITS, 1.0) != 0.0

@@ -147,6 +147,11 @@ class Call:
         self.entry = entry
         self.facts: Facts = facts_of(function)
 
+    @property
+    def device(self) -> str:
+        """Where it natively runs, as torch names it."""
+        return self.replay.tape.device_of(self.entry)
+
     def raw(self, name: str) -> Any:
         """Give an argument as it stands: an :class:`TensorArgument`, a number, a list."""
         return self.facts.pick(name, self.args, self.kwargs)

@@ -55,6 +55,7 @@ class TensorValue:
     shape, strides : tuple of int
         Native geometry; strides are kept by the replay so that views mean the same.
     device : torch.device
+        Where it natively lies.
     storage : int
         Number of the native storage; values that share one are aliases.
     dependent : bool
@@ -189,6 +190,46 @@ class Tape:
     growths: dict[int, float] = field(default_factory=dict)
     rounds: Callable[[Any, Any], Any] | None = None
     edited: dict[int, int] = field(default_factory=dict)
+
+    def device_of(self, entry: AtenCall) -> str:
+        """Where a call natively ran, as torch names it."""
+        made = next((number for number in entry.outputs if number is not None), None)
+        return "cpu" if made is None else self.values[made].device.type
+
+    def to_processor(self) -> None:
+        """Bring what is kept to the processor, where all is evaluated: not every device has float64, or room for it."""
+        if all(value.device.type in _HERE for value in self.values):
+            return
+        copies: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        for value in self.values:
+            if value.stored is not None:
+                value.stored = _on_processor(value.stored, copies)
+        self.snapshots = {k: (_on_processor(whole, copies), at) for k, (whole, at) in self.snapshots.items()}
+        for entry in self.entries:
+            entry.args = tuple(_without_device(arg) for arg in entry.args)
+            entry.kwargs = {name: _without_device(given) for name, given in entry.kwargs.items()}
+
+
+# Tensors on "meta" have a shape alone.
+_HERE = ("cpu", "meta")
+
+
+def _on_processor(tensor: torch.Tensor, copies: dict[tuple[int, torch.dtype], torch.Tensor]) -> torch.Tensor:
+    """A tensor on the processor, in its own strides; tensors that share memory share it there too."""
+    if tensor.device.type in _HERE:
+        return tensor
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.cpu()
+    storage = tensor.untyped_storage()
+    key = storage._cdata, tensor.dtype
+    if key not in copies:
+        count = storage.nbytes() // tensor.element_size()
+        copies[key] = tensor.detach().as_strided((count,), (1,), 0).cpu()
+    return copies[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _without_device(argument: Any) -> Any:
+    return torch.device("cpu") if isinstance(argument, torch.device) and argument.type not in _HERE else argument
 
 
 def _source_line(file: str | None, line: int | None) -> str | None:

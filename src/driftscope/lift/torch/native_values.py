@@ -49,7 +49,7 @@ class Natives:
             self.size += result.numel() * result.element_size()
             if self.size > self.held:
                 raise CannotLift(f"its intermediate values are larger than {self.held >> 20} MiB together")
-            kept[number] = result.detach().clone()
+            kept[number] = result.detach().clone().cpu()
 
     def drop(self, tape: Any, numbers: Iterable[int]) -> None:
         """Forget results that are not the program's own."""

@@ -241,6 +241,7 @@ class Replay:
             index, name, f"{call.function.namespace}.{call.facts.name}", entry.where,
             ["" if o is None else o.name for o in operands], names, StepInputs(operands), outputs, formats,
             rounding, attributes, entry.constant, held=[o is not None and o.stored is not None for o in operands],
+            device=self.tape.device_of(entry),
         )  # fmt: skip
         if inner and self._reuse is not None:
             self._reuse.saw(step, StepInputs(operands).anew())
@@ -266,7 +267,7 @@ class Replay:
         name = f"{entry.name}.{part}"
         step = Step(
             index, name, _OPERATORS.get(rounding.kind, f"aten.{part}"), entry.where, [""] * len(inputs), [name], inputs,
-            [output], [format], rounding, {},
+            [output], [format], rounding, {}, device=self.tape.device_of(entry),
         )  # fmt: skip
         if self._reuse is not None:
             self._reuse.saw(step, [None] * len(inputs))

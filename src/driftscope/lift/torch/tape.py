@@ -311,6 +311,7 @@ def _record(recorder: Recorder, inputs: list[tuple[str, torch.Tensor]], run: Cal
         raise kind(f"The program stopped while it was recorded: {type(error).__name__}: {words}") from error
     finally:
         ledger.restore()
+    recorder.tape.to_processor()
     return TorchTape(recorder.tape, leaves)
 
 

@@ -27,7 +27,7 @@ def torch_settings() -> tuple[Setting, ...]:
         Setting("torch's deterministic mode", _deterministic, _set_deterministic),
         Setting("torch's float32 matmul precision", *_flag(torch.get_float32_matmul_precision,
                 torch.set_float32_matmul_precision)),
-        Setting("torch.backends flags", _backend_flags, _set_backend_flags),
+        Setting("torch.backends flags", backend_flags, _set_backend_flags),
         Setting("torch's gradient mode", torch.is_grad_enabled, _set_grad_enabled),
         Setting("torch's anomaly mode", _anomaly, lambda kept: torch.set_anomaly_enabled(*kept)),
         Setting("torch's autocast", _autocast, _set_autocast),
@@ -64,7 +64,8 @@ _BACKENDS: tuple[tuple[Any, str], ...] = (
 )
 
 
-def _backend_flags() -> tuple[Any, ...]:
+def backend_flags() -> tuple[Any, ...]:
+    """Return the switches of torch's backends that change numbers; None for one that torch refuses to say."""
     try:
         return tuple([getattr(home, name) for home, name in _BACKENDS])
     except RuntimeError:
@@ -72,7 +73,7 @@ def _backend_flags() -> tuple[Any, ...]:
 
 
 def _set_backend_flags(kept: tuple[Any, ...]) -> None:
-    for (home, name), now, before in zip(_BACKENDS, _backend_flags(), kept, strict=True):
+    for (home, name), now, before in zip(_BACKENDS, backend_flags(), kept, strict=True):
         if before is not None and now != before:
             setattr(home, name, before)
 

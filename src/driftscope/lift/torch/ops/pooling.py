@@ -40,7 +40,7 @@ def _sum(call: Call) -> tuple[Outputs, Rounding]:
     out = call.function(*args, **kwargs)
     name = call.facts.name
     if name == "cumsum":
-        if x.device.type == "cpu" and call.formats[0] is torch.float32:
+        if call.device == "cpu" and call.formats[0] is torch.float32:
             return [out], Rounding(Kind.SUM, 1)  # accumulated in float64 there, and rounded once
         return [out], Rounding(
             Kind.SUM, int(x.shape[int(args[1])]) if x.dim() else 1, _squares(call, x, args, kwargs, 1)
