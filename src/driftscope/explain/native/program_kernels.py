@@ -106,7 +106,9 @@ def _torch_parts(
         leaves, _ = flatten(bound.program(bound))
     final = {output.name: str(output.path) for output in lifted.run()}
     expected = {str(path): value for path, value in leaves}
-    pairs = [(expected[path], values[name]) for name, path in final.items() if name in values and path in expected]
+    pairs = [
+        (expected[path].cpu(), values[name]) for name, path in final.items() if name in values and path in expected
+    ]
     one, other = [one for one, _ in pairs], [other for _, other in pairs]
     broken = None if same_bits(one, other) else disturbed(side, len(values), largest_gap(one, other))
     return lifted, [values], lambda: broken

@@ -87,11 +87,17 @@ def exact_sum(terms: Array, dtype: np.dtype[Any]) -> Array:
     ndarray of ``dtype``, shape (rows,)
     """
     columns = terms.astype(np.float64).T.tolist()
-    sums = [math.fsum(column) for column in columns]
+    sums = [_sum_once(column) for column in columns]
     if dtype == np.float64:
         return np.asarray(sums, dtype)
-    errors = [math.fsum((*column, -s)) for column, s in zip(columns, sums, strict=True)]
+    pairs = zip(columns, sums, strict=True)
+    errors = [math.fsum((*column, -s)) if math.isfinite(s) else 0.0 for column, s in pairs]
     return sum_to_odd(np.asarray(sums), np.asarray(errors)).astype(dtype)
+
+
+def _sum_once(column: list[float]) -> float:
+    """The sum, rounded once; NaN of infinities of both signs, as hardware has it."""
+    return math.fsum(column) if all(map(math.isfinite, column)) else sum(column)
 
 
 def aligned_sum(terms: Array, extra_bits: int) -> npt.NDArray[np.float32]:
