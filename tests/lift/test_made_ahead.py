@@ -317,3 +317,18 @@ def test_the_first_product_of_a_file(tmp_path, kind, rows, biases):
     torch.onnx.export(model, (x,), path, dynamo=True, verbose=False)
     assert ds.compare(path, port(model, biases), (x,)).verdict in ROUNDING
     assert ds.compare(port(model, biases), path, (x,)).verdict in ROUNDING
+
+
+class _NormAndOnes(nn.Module):
+    def __init__(self, eps: float):
+        super().__init__()
+        self.norm = nn.LayerNorm(8, eps)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) + torch.ones(8)
+
+
+def test_a_number_that_nobody_rounded_is_not_told():
+    """A layer norm's weight has the bits of ones that the other program computes: nothing was computed ahead."""
+    found = ds.compare(_NormAndOnes(1e-5), _NormAndOnes(1e-3), X)
+    assert [f.code for f in found.findings] == ["N001"]

@@ -543,3 +543,49 @@ def test_a_number_beside_none_is_no_rounding(where: int) -> None:
     assert subgraphs._is_rounding(*pair, noises, 2.0)
     pair[where][2] = math.nan
     assert not subgraphs._is_rounding(*pair, noises, 2.0)
+
+
+class _Gated(nn.Module):
+    """An activation with a learnt slope, as xIELU has one: exporters compute softplus of it, and write 1 by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor([0.28789]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        k = nn.functional.softplus(self.slope)
+        return torch.where(x > 0, k * x * x + 0.5 * x, (torch.expm1(x) - x) * k + 0.5 * x)
+
+
+def _exported(slope: float) -> onnx.ModelProto:
+    """The same with softplus of the slope, and the 1 of ``exp(x) - 1``, stored as numbers."""
+    k, half = np.log1p(np.exp(np.float64(slope))), np.float32([0.5])
+    numbers = {"k": np.float32([k]), "one": np.float32([1.0]), "half": half, "zero": np.float32([0.0])}
+    calls = [
+        ("Mul", "k x", "kx"), ("Mul", "kx x", "kxx"), ("Mul", "half x", "hx"), ("Add", "kxx hx", "above"),
+        ("Exp", "x", "e"), ("Sub", "e one", "e1"), ("Sub", "e1 x", "e1x"), ("Mul", "e1x k", "ke"),
+        ("Add", "ke hx", "below"), ("Greater", "x zero", "is_above"), ("Where", "is_above above below", "y"),
+    ]  # fmt: skip
+    nodes = [helper.make_node(op, given.split(), [made], name=made) for op, given, made in calls]
+    stored = [numpy_helper.from_array(value, name) for name, value in numbers.items()]
+    ends = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 8, 8])] for name in ("x", "y"))
+    graph = helper.make_graph(nodes, "gated", *ends, stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("ulps", [-1, 0, 1])
+def test_a_stored_one_is_no_table_times_a_number(ulps: int, order: int) -> None:
+    model, slope = _exported(0.28789), _Gated()
+    (k,) = (i for i in model.graph.initializer if i.name == "k")
+    with torch.no_grad():
+        natively = np.float32(nn.functional.softplus(slope.slope).numpy())
+    k.CopyFrom(numpy_helper.from_array(np.nextafter(natively, np.float32(ulps * np.inf if ulps else natively)), "k"))
+    assert ds.compare(*[slope, model][::order], X).verdict in (Verdict.IDENTICAL, Verdict.ROUNDING)
+
+
+def test_another_one_is_another_function() -> None:
+    model = _exported(0.28789)
+    (one,) = (i for i in model.graph.initializer if i.name == "one")
+    one.CopyFrom(numpy_helper.from_array(np.float32([1.0 - 2.0**-24]), "one"))
+    assert ds.compare(_Gated(), model, X).verdict is Verdict.DIFFERENT

@@ -153,6 +153,13 @@ def test_a_step_of_many_terms_is_their_exact_sum_rounded_once(terms):
     assert float(got[0]) == rounded_once(exact, np.float32)
 
 
+def test_infinities_of_both_signs_add_up_to_nothing_and_of_one_sign_to_themselves():
+    terms = np.float32([[np.inf, np.inf, -np.inf], [-np.inf, 1.0, 2.0], [1.0, 2.0, 3.0]])
+    got = exact_sum(terms, np.dtype(np.float32))
+    assert np.isnan(got[0])
+    assert got[1:].tolist() == [np.inf, -np.inf]
+
+
 @pytest.mark.parametrize(("extra", "expected"), [(0, 1.0), (1, 1.0), (2, 1 + 2.0**-23)])
 def test_aligned_sums_lose_what_lies_below_the_kept_bits(extra, expected):
     terms = np.float32([1, 2.0**-25, 2.0**-25, 2.0**-25, 2.0**-25])[:, None]

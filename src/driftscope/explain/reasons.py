@@ -182,7 +182,7 @@ def repair_notes(repairs: Sequence[Repair], side: str) -> list[Finding]:
     """Notes on constants that one side stores rounded: one note per kind."""
     notes = []
     for kind, (code, words, why) in _REPAIR_NOTES.items():
-        members = [r for r in repairs if r.kind in kind]
+        members = [r for r in repairs if r.kind in kind and not r.is_exact()]
         if not members:
             continue
         first = members[0]

@@ -85,7 +85,7 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
                 side.left.append(constant)
         elif constant.origin is Origin.WEIGHT and constant.value.numel() == 1 and not _is_simple(float(constant.value)):
             side.left.append(constant)
-    return [r for r in repairs if r.kind == "scalar" or not torch.equal(r.value, r.constant.value.to(torch.float64))]
+    return [r for r in repairs if r.kind == "scalar" or not r.is_exact()]
 
 
 def exact_repairs(a: ReconciledSide, b: ReconciledSide) -> tuple[list[Repair], list[Repair]]:

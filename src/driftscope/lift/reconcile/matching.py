@@ -1,10 +1,10 @@
 """Which constant of one program is which constant of the other, up to the rounding of its storage format.
 
 Exporters store constants in the model's dtype, fold constant subgraphs natively, transpose and regroup weights.
-Before two lifted programs can be compared as functions, constants that are *the same number, rounded* must be
-made the same number again. Everything here is an exact test, never a fit: a constant is matched when rounding its
-partner to the storage format gives its very bits (scalars, weights), or when both are native results of the same
-constant computation and lie within two ulps (tables).
+Before two lifted programs can be compared as functions, constants that are *the same number, rounded* must be made
+the same number again. Everything here is an exact test, never a fit: a constant is matched when rounding its partner
+to the storage format gives its very bits (scalars, weights), or when both are native results of the same constant
+computation and lie within two ulps (tables).
 
 A constant that was rounded to zero or to infinity is never matched: that rounding changed the program.
 """
@@ -55,6 +55,10 @@ class Repair:
     constant: Constant
     sources: tuple[str, ...] = ()
 
+    def is_exact(self) -> bool:
+        """Whether the constant holds the very value: ones that are computed natively are not rounded."""
+        return torch.equal(self.value, self.constant.value.to(torch.float64))
+
 
 #: Two ways of writing one number differ by no more, relative.
 LAST_BITS = 2.0**-50
@@ -62,18 +66,14 @@ LAST_BITS = 2.0**-50
 
 def merged(old: Sequence[Repair], new: Sequence[Repair]) -> list[Repair]:
     """Put new repairs in the place of old ones of the same constants."""
-    names = {r.name for r in new}
-    return [*(r for r in old if r.name not in names), *new]
+    return [*(r for r in old if r.name not in {n.name for n in new}), *new]
 
 
 def moves(old: Sequence[Repair], new: Sequence[Repair]) -> bool:
     """Whether new repairs replace what is stored, or was in force, by more than the last bits of float64."""
     before = {r.name: r.value for r in old}
-    return any(r.kind != "scalar" or not _same_number(before.get(r.name, r.constant.value), r.value) for r in new)
-
-
-def _same_number(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.allclose(one.to(torch.float64), other, rtol=LAST_BITS, atol=0.0)
+    pairs = ((r, before.get(r.name, r.constant.value).to(torch.float64)) for r in new)
+    return any(r.kind != "scalar" or not torch.allclose(v, r.value, rtol=LAST_BITS, atol=0.0) for r, v in pairs)
 
 
 def ulp(values: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:

@@ -265,7 +265,9 @@ class _Tables:
         )
         own = _sizes(value) if candidates else ()
         top = max((float(f.abs().max()) for f in floor), default=0.0) if candidates else 0.0
-        for factor, (name, part) in self._multiplied(own, [c for c in candidates if among is None or c[0] in among]):
+        factors = self._factors if value.numel() > 1 else ()  # one number is a multiple of any other
+        named = [c for c in candidates if among is None or c[0] in among]
+        for factor, (name, part) in self._multiplied(own, named, factors):
             close = _ALIKE if factor == 1.0 else _FACTOR
             theirs, noise = self._readings(name, part)
             wanted = [abs(factor) * n for n in theirs]
@@ -284,19 +286,19 @@ class _Tables:
         return None
 
     def _multiplied(
-        self, own: Sequence[float], candidates: Sequence[tuple[str, _Part]]
+        self, own: Sequence[float], candidates: Sequence[tuple[str, _Part]], factors: Sequence[float]
     ) -> list[tuple[float, tuple[str, _Part]]]:
         """Tables with the factors that may make them as large as a value: as they are first, then the least factor.
 
         A quantised program has a thousand numbers that could be factors: they are looked up, not tried.
         """
         found = [(False, 1.0, k) for k in range(len(candidates))]
-        for k, candidate in enumerate(candidates if self._factors else ()):
+        for k, candidate in enumerate(candidates if factors else ()):
             theirs = self._readings(*candidate)[0][0]
             ratio = own[0] / theirs if theirs else 0.0
-            first = bisect.bisect_left(self._factors, ratio * (1.0 - 2.0 * _FACTOR))
-            last = bisect.bisect_right(self._factors, ratio * (1.0 + 2.0 * _FACTOR))
-            found += [(True, factor, k) for factor in self._factors[first:last]]
+            first = bisect.bisect_left(factors, ratio * (1.0 - 2.0 * _FACTOR))
+            last = bisect.bisect_right(factors, ratio * (1.0 + 2.0 * _FACTOR))
+            found += [(True, factor, k) for factor in factors[first:last]]
         return [(factor, candidates[k]) for _, factor, k in sorted(found)]
 
     def _readings(self, name: str, part: _Part) -> tuple[tuple[float, ...], float]:

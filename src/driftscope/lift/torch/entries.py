@@ -218,12 +218,12 @@ def _on_processor(tensor: torch.Tensor, copies: dict[tuple[int, torch.dtype], to
     """A tensor on the processor, in its own strides; tensors that share memory share it there too."""
     if tensor.device.type in _HERE:
         return tensor
-    if tensor.is_conj() or tensor.is_neg():
-        return tensor.cpu()
     storage = tensor.untyped_storage()
+    count = storage.nbytes() // tensor.element_size()
+    if tensor.is_conj() or tensor.is_neg() or count < tensor.numel():  # not every device shows its memory
+        return tensor.cpu()
     key = storage._cdata, tensor.dtype
     if key not in copies:
-        count = storage.nbytes() // tensor.element_size()
         copies[key] = tensor.detach().as_strided((count,), (1,), 0).cpu()
     return copies[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 

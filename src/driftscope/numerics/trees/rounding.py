@@ -87,12 +87,13 @@ def exact_sum(terms: Array, dtype: np.dtype[Any]) -> Array:
     ndarray of ``dtype``, shape (rows,)
     """
     columns = terms.astype(np.float64).T.tolist()
-    sums = [_sum_once(column) for column in columns]
+    sums = np.asarray([_sum_once(column) for column in columns])
     if dtype == np.float64:
-        return np.asarray(sums, dtype)
-    pairs = zip(columns, sums, strict=True)
+        return sums
+    pairs, finite = zip(columns, sums, strict=True), np.isfinite(sums)
     errors = [math.fsum((*column, -s)) if math.isfinite(s) else 0.0 for column, s in pairs]
-    return sum_to_odd(np.asarray(sums), np.asarray(errors)).astype(dtype)
+    rounded = sum_to_odd(np.where(finite, sums, 0.0), np.asarray(errors))
+    return np.where(finite, rounded, sums).astype(dtype)
 
 
 def _sum_once(column: list[float]) -> float:
