@@ -52,6 +52,8 @@ BLOCK, X = Block(), {"x": numbers(2, 4, 16)}
 OTHER_EPSILON, OTHER_WEIGHT = copy.deepcopy(BLOCK), copy.deepcopy(BLOCK)
 OTHER_EPSILON.norm.eps = 1e-3
 OTHER_WEIGHT.mix.weight[2, 5] *= 1.01
+MOVED, EXPORT = copy.deepcopy(BLOCK).to(second_device.NAME), torch.export.export(BLOCK, (X["x"],))
+FILE = torch.onnx.export(BLOCK, (X["x"],), dynamo=True, verbose=False).model_proto
 ROWS = {"x": numbers(16, 300)}
 POINTS = {"x": numbers(400, 4), "at": torch.randint(0, 9, (400,), generator=generator)}
 
@@ -78,6 +80,11 @@ PAIRS: dict[str, Callable[[], Any]] = {
     "half": lambda: ds.compare(BLOCK, there(BLOCK, dtype=torch.float16), X),
     "TF32": lambda: in_tf32(lambda: ds.compare(BLOCK, there(BLOCK), X)),
     "TF32, swapped": lambda: in_tf32(lambda: ds.compare(there(BLOCK), BLOCK, X)),
+    "module there": lambda: ds.compare(BLOCK, MOVED, X),
+    "file": lambda: ds.compare(FILE, MOVED, X),
+    "file, swapped, inputs there": lambda: ds.compare(MOVED, FILE, {"x": X["x"].to(second_device.NAME)}),
+    "export": lambda: ds.compare(EXPORT, MOVED, X),
+    "export, epsilon": lambda: ds.compare(EXPORT, there(OTHER_EPSILON), X),
     "reductions": lambda: ds.compare(Reductions(), there(Reductions()), ROWS),
     "scattered": lambda: ds.compare(Scattered(), there(Scattered()), POINTS),
 }
@@ -90,6 +97,8 @@ def main() -> None:
         comparison = ask()
         told = [[f.code, f.what, str(f.where.node), str(f.why)] for f in comparison.findings]
         found[name] = {"verdict": comparison.verdict.value, "reason": comparison.reason, "findings": told}
+    found["invariance"] = str(ds.check_invariance(MOVED, X))
+    found["shapes"] = str(ds.check_shapes(MOVED, (X["x"].to(second_device.NAME),)))
     print(json.dumps(found))
 
 

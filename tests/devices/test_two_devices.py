@@ -16,10 +16,13 @@ from torch.utils import backend_registration
 TESTS = Path(__file__).parents[1]
 SAME = ("IDENTICAL", "ROUNDING")
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason=f"torch {torch.__version__} takes no device made of Python",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+        reason=f"torch {torch.__version__} takes no device made of Python",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +38,16 @@ def found() -> dict[str, Any]:
     return answers
 
 
-@pytest.mark.parametrize("pair", ["the same", "the same, swapped", "both there", "reductions", "scattered"])
+ALIKE = ["the same", "the same, swapped", "both there", "module there", "file", "file, swapped, inputs there", "export"]
+
+
+@pytest.mark.parametrize("pair", [*ALIKE, "reductions", "scattered"])
 def test_another_device_is_no_other_function(found: dict[str, Any], pair: str) -> None:
     assert found[pair]["verdict"] in SAME
     assert "same function" in found[pair]["reason"] or "the same bits" in found[pair]["reason"]
 
 
-@pytest.mark.parametrize("pair", ["epsilon", "epsilon, swapped"])
+@pytest.mark.parametrize("pair", ["epsilon", "epsilon, swapped", "export, epsilon"])
 def test_a_bug_on_a_device_is_found_at_its_step(found: dict[str, Any], pair: str) -> None:
     assert found[pair]["verdict"] == "DIFFERENT"
     code, _, node, why = found[pair]["findings"][0]
@@ -70,3 +76,10 @@ def test_a_device_that_multiplies_in_tf32_is_told_by_its_own_kernels(
     assert code == "N025"
     assert f"in {side} is" in what
     assert "predicts the native error" in why
+
+
+def test_what_runs_there_is_asked_for_invariance_and_shapes_too(found: dict[str, Any]) -> None:
+    # A view shows no memory on the device made of Python, so what is said of layouts is not asked here.
+    assert "repeat same" in found["invariance"]
+    assert "order same" in found["invariance"]
+    assert "is right at all" in found["shapes"]

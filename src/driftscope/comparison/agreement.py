@@ -103,7 +103,7 @@ def agreement(
         return Agreement("same", place, leaf.detail)
     if leaf.kind != "value" or not leaf.floating or x.tensor is None or y.tensor is None:
         return _refused(leaf)
-    a, b = _wide(x.tensor), _wide(y.tensor)
+    a, b = _wide(x.tensor).cpu(), _wide(y.tensor).cpu()
     if noises:
         rho = drift_in_floors(finite(b - a), list(noises))
         kind = "rounding" if rho.value <= thresholds.large else "value"

@@ -23,16 +23,25 @@ def fresh(bound: Bound) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a program's arguments in fresh containers with copied tensors.
 
     A program may write into what it is given (``x.add_(1)``, a cache that grows); neither the next run nor the
-    other program may see that.
+    other program may see that. What lies on the processor goes to the device of a module that lies elsewhere: the
+    same inputs are for both programs.
     """
     leaves, spec = flatten((bound.args, bound.kwargs), "in")
     copies: dict[int, Any] = {}
+    device = _accelerator_of(getattr(bound.program, "module", None))
     for _, leaf in leaves:
         if isinstance(leaf, torch.Tensor) and id(leaf) not in copies:
-            copy = leaf.detach().clone() if bound.laid is None else bound.laid(leaf.detach())
+            given = leaf.detach() if device is None or not leaf.is_cpu else leaf.detach().to(device)
+            copy = given.clone() if bound.laid is None else bound.laid(given)
             copies[id(leaf)] = copy.requires_grad_(leaf.requires_grad)
     args, kwargs = unflatten([copies.get(id(leaf), leaf) for _, leaf in leaves], spec)
     return args, kwargs
+
+
+def _accelerator_of(module: nn.Module | None) -> torch.device | None:
+    """The one device beside the processor that all tensors of a module lie on."""
+    devices = set() if module is None else {t.device for t in (*module.parameters(), *module.buffers())}
+    return next((d for d in devices if d.type not in ("cpu", "meta")), None) if len(devices) == 1 else None
 
 
 def run_torch(

@@ -70,8 +70,7 @@ class LiftedOnnx:
         self._plan: GraphPlan = self._planner.graph(model.graph, self._opsets, self._planner.names)
         self._output_names = [o.name for o in model.graph.output]
         self._feeds = _bind(model.graph, feeds, self._plan)
-        tensors = [f.data for f in self._feeds.values() if isinstance(f.data, torch.Tensor)]
-        self._device = tensors[0].device if tensors else torch.device("cpu")
+        self._device = torch.device("cpu")
         self._seen: Seen | None = None
         self._cache = LiftedConstants(sum(math.prod(stored.shape) for stored in self._plan.stored.values()))
         # Decoded constants of single precision take half as much.
@@ -294,4 +293,5 @@ def _feed(name: str, value: Any, declared: onnx.TypeProto) -> Value:
             f"Input {name!r} is {str(value.dtype).removeprefix('torch.')} and the graph declares "
             f"{str(native).removeprefix('torch.')}; convert it."
         )
-    return Value(to_storage(value.detach()).to(lifted_storage(native)), native, False)
+    # On the processor, as every program in float64.
+    return Value(to_storage(value.detach().cpu()).to(lifted_storage(native)), native, False)

@@ -125,7 +125,8 @@ def _same_tensor(x: Any, y: Any) -> bool:
     """The common case, cheaply: most probed points give the very same bits."""
     if not (isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor)):
         return False
-    return x.shape == y.shape and x.dtype == y.dtype and x.layout == y.layout and torch.equal(x, y)
+    alike = x.shape == y.shape and x.dtype == y.dtype and x.layout == y.layout and x.device == y.device
+    return alike and torch.equal(x, y)
 
 
 def difference_in_form(reference: Any, other: Ran) -> str:
