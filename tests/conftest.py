@@ -18,6 +18,9 @@ from hypothesis import HealthCheck, settings
 from driftscope.programs import operator_table
 from laws.reproduced import unreproduced
 
+# JAX would take an accelerator where there is one, and multiply in TF32 there: what is tested is said of processors.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
