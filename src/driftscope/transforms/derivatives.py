@@ -56,7 +56,7 @@ def probe(tensor: torch.Tensor) -> torch.Tensor:
     """Return a fixed direction of the shape and dtype of ``tensor``, without zeros or symmetry."""
     n = tensor.numel()
     line = torch.linspace(0.6, 1.4, n, dtype=torch.float64) * (1 - 2 * (torch.arange(n) % 3 == 1).double())
-    return line.reshape(tensor.shape).to(tensor.dtype)
+    return line.reshape(tensor.shape).to(tensor.device, tensor.dtype)
 
 
 def outputs_of(function: Function) -> Function:
@@ -80,7 +80,7 @@ def narrowed(function: Function) -> Function:
 def _project(tensor: torch.Tensor) -> torch.Tensor:
     n = tensor.numel()
     weights = torch.cos(torch.arange(n, dtype=torch.float64)[:, None] * torch.arange(1, MAX_ROWS + 1) * 0.7)
-    return tensor.reshape(-1) @ weights.to(tensor.dtype)
+    return tensor.reshape(-1) @ weights.to(tensor.device, tensor.dtype)
 
 
 def _one(values: Any) -> Any:
@@ -214,7 +214,7 @@ def _rows(outputs: list[torch.Tensor], leaves: list[torch.Tensor], *, keep: bool
     for y in outputs:
         rows = []
         for i in range(y.numel()):
-            unit = torch.zeros(y.numel(), dtype=y.dtype)
+            unit = torch.zeros(y.numel(), dtype=y.dtype, device=y.device)
             unit[i] = 1
             rows.append(pullback([y], leaves, [unit.reshape(y.shape)], keep=keep))
         columns = list(zip(*rows, strict=True)) if rows else [() for _ in leaves]

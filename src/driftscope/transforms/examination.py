@@ -285,4 +285,4 @@ def _one_rounding_away(leaf: Any, which: int) -> Any:
     if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
         return leaf
     sign = torch.cos(torch.arange(leaf.numel(), dtype=torch.float64) * (which + 1.7)).sign().reshape(leaf.shape)
-    return leaf.detach() * (1 + sign.to(leaf.dtype) * torch.finfo(leaf.dtype).eps)
+    return leaf.detach() * (1 + sign.to(leaf.device, leaf.dtype) * torch.finfo(leaf.dtype).eps)

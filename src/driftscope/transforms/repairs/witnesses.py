@@ -37,7 +37,7 @@ _CHANGES: tuple[Change, ...] = (
     lambda t: -t.abs(),
     lambda t: t * 4,
     lambda t: t * 1e-3,
-    lambda t: torch.where(torch.arange(t.numel()).reshape(t.shape) % 2 == 0, t, torch.zeros_like(t)),
+    lambda t: torch.where(torch.arange(t.numel(), device=t.device).reshape(t.shape) % 2 == 0, t, torch.zeros_like(t)),
 )
 
 
