@@ -48,6 +48,14 @@ def expanded_axis(value: torch.Tensor) -> list[int]:
     return [axis] if alike else []
 
 
+def without_repeats(table: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A table without the repetitions of its first axis, then of its next."""
+    for axis in expanded_axis(table):
+        one = table.narrow(axis, 0, 1)
+        yield one
+        yield from without_repeats(one)
+
+
 def near(source: torch.Tensor, value: torch.Tensor, reach: float) -> Iterator[tuple[int, torch.Tensor]]:
     """The arrangements of a tensor whose first elements are within ``reach`` of a value's, and their numbers."""
     first = torch.arange(min(_FIRST, value.numel()))
@@ -91,3 +99,15 @@ def _all(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
             yield blocked_view(padded, block, False)
             if shape[1] % block == 0:
                 yield blocked_view(padded, block, True)
+
+
+def near_pairs(values: torch.Tensor, others: torch.Tensor, reach: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places of all pairs of numbers of two lists that are within reach of each other: sorted, not tried."""
+    if not math.isfinite(reach):
+        values = values[:0]
+    order = values.argsort()
+    ordered = values[order]
+    first, last = torch.searchsorted(ordered, others - reach), torch.searchsorted(ordered, others + reach, right=True)
+    counts = last - first
+    other = torch.repeat_interleave(counts)
+    return order[torch.arange(len(other)) - (counts.cumsum(0) - counts - first)[other]], other

@@ -9,7 +9,6 @@ is that sum, rounded. Nothing is ever fitted. A few rows are compared first, so 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,7 +17,7 @@ import torch
 
 from driftscope.comparison.measuring.spread import largest_magnitude
 from driftscope.lift.readings import number_of
-from driftscope.lift.reconcile.arrangements import expanded_axis
+from driftscope.lift.reconcile.arrangements import expanded_axis, near_pairs, without_repeats
 from driftscope.lift.reconcile.maps import Map
 from driftscope.lift.reconcile.matching import Repair, is_folded, uniform
 from driftscope.lift.reconcile.scalars import MeantNumber
@@ -69,6 +68,19 @@ class _Heap:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pairs:
+    """Tables and weights that can be multiplied; of each product some elements, and what their terms add up to.
+
+    Both are of shape (tables, weights, rows, columns): thousands of products are told from one another at once.
+    """
+
+    lefts: Sequence[tuple[str, torch.Tensor]]
+    rights: Sequence[tuple[str, torch.Tensor]]
+    made: torch.Tensor
+    terms: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class _Stem:
     """What may stand in a stored tensor before something is added to every row: some first rows, or all of them."""
 
@@ -98,7 +110,7 @@ class MadeAhead:
         floats = [(n, v) for n, v in values.items() if v.dtype.is_floating_point and v.dtype.itemsize > 1]
         tables = [(name, value) for name, value in floats if value.numel() >= _FEWEST and number_of(value) is None]
         # Most often an initial state, or a query, is one row that all examples have.
-        single = [(name, v.narrow(axis, 0, 1)) for name, v in tables for axis in expanded_axis(v)]
+        single = [(name, one) for name, v in tables for one in without_repeats(v)]
         self._tables = [*tables, *single]
         self._by_count: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for name, value in self._tables:
@@ -107,6 +119,7 @@ class MadeAhead:
         self._maps = [m for m in maps if m.product.value.ndim == 1]
         self._vectors: dict[tuple[int, str], _Heap] = {}
         self._laid: dict[tuple[torch.Size, int], _Heap] = {}
+        self._pairs: dict[tuple[int, int], list[_Pairs]] = {}
 
     def match(self, constant: Constant, ulps: float) -> Repair | None:
         """Find what a stored tensor was made of.
@@ -126,6 +139,8 @@ class MadeAhead:
         for axis in reversed(range(constant.value.ndim)):
             turned = constant.value.movedim(axis, -1)
             rows = turned.reshape(-1, turned.shape[-1])
+            if len(rows) > 1 and torch.equal(rows[1], rows[0]) and torch.equal(rows, rows[:1].expand_as(rows)):
+                continue  # what was added to every row is all there is: any table of equal rows would fit
             for base in self._bases(constant.value, rows, axis):
                 for term in self._added(rows, base):
                     values, sizes = base.whole()
@@ -169,19 +184,21 @@ class MadeAhead:
 
     def _sums(self, rows: torch.Tensor, tables: _Heap) -> Iterator[_Stem]:
         """Tables to every row of which something may have been added, sums of two, and tables with a factor."""
-        head, eps = _head(rows), torch.finfo(rows.dtype).eps
+        if not tables.members:
+            return
+        head, eps, heads = _head(rows), torch.finfo(rows.dtype).eps, tables.heads
         least = _NOTHING * largest_magnitude(head)
-        for k, (table, one) in enumerate(zip(tables.members, tables.heads, strict=True)):
-            gap, reach = head - one, _REACH * eps * (head.abs() + one.abs()).clamp(min=least)
-            if len(rows) > 1 and bool(((gap - gap[:1]).abs() <= reach + reach[:1]).all()):
+        gap, reach = head - heads, _REACH * eps * (head.abs() + heads.abs()).clamp(min=least)
+        level = ((gap - gap[:, :1]).abs() <= reach + reach[:, :1]).flatten(1).all(1) & (len(rows) > 1)
+        pairs = _sums_of_two(gap, reach, heads, _REACH * eps)
+        for k, (table, is_level) in enumerate(zip(tables.members, level.tolist(), strict=True)):
+            if is_level:
                 yield _Stem(table.names, table.words, partial(_times, table.rows, _ONE))
-            rest = tables.heads[k:]
-            near = ((gap - rest).abs() <= reach + _REACH * eps * rest.abs()).flatten(1).all(1)
-            for other in itertools.compress(tables.members[k:], near.tolist()):
+            for other in (tables.members[n] for n in pairs.get(k, ()) if n >= k):
                 made = partial(_both, table.rows, other.rows)
                 yield _Stem((*table.names, *other.names), f"{table.words} + {other.words}", made, True)
             if len(rows) > 1:
-                yield from self._scaled(head, one, table, eps)
+                yield from self._scaled(head, heads[k], table, eps)
 
     def _scaled(self, head: torch.Tensor, one: torch.Tensor, table: _Addend, eps: float) -> Iterator[_Stem]:
         """A table multiplied by a factor for each channel: what is added to every row is no difference of rows."""
@@ -206,39 +223,56 @@ class MadeAhead:
 
     def _products(self, rows: torch.Tensor) -> Iterator[_Stem]:
         """A table, a bias or a weight multiplied with the weights of a layer."""
-        count, length = rows.shape
+        shape = len(rows), rows.shape[1]
+        if shape not in self._pairs:
+            self._pairs[shape] = self._pairs_of(rows)
+        for pairs in self._pairs[shape]:
+            for one, other in self._plausible(rows, pairs).nonzero().tolist():
+                (table, left), (weight, right) = pairs.lefts[one], pairs.rights[other]
+                base = _Stem((table, weight), f"{table} times {weight}", partial(_product, left, right), True)
+                yield base
+                yield from self._by_a_number(rows, base)
+
+    def _pairs_of(self, rows: torch.Tensor) -> list[_Pairs]:
+        """All tables and weights whose product has the shape of some rows, by the length that is added up."""
+        (count, length), (down, across) = rows.shape, _places(rows)
+        lefts: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for table, value in self._tables:
-            ways = (
-                [value.reshape(count, -1)] if value.numel() % count == 0 and value.shape[:-1].numel() == count else []
-            )
-            ways += [value.mT] if value.ndim == 2 and value.shape[1] == count else []
-            for way in ways:
-                for base in self._with_weights(rows, table, way, (way.shape[1], length)):
-                    yield base
-                    yield from self._by_a_number(rows, base)
+            ways = [value.reshape(count, -1)] if value.shape[:-1].numel() == count else []
+            for way in [*ways, value.mT] if value.ndim == 2 and value.shape[1] == count else ways:
+                lefts.setdefault(way.shape[1], []).append((table, way))
+        found = []
+        for inner, members in lefts.items():
+            rights = [
+                (weight, way)
+                for weight, value in self._by_count.get(inner * length, [])
+                for two in [value.squeeze()]
+                for way in ([two[:, None]] if two.ndim == 1 else [two, two.mT] if two.ndim == 2 else [])
+                if way.shape == (inner, length)
+            ]
+            if rights:
+                left = torch.stack([way[down] for _, way in members]).to(torch.float64)
+                right = torch.stack([way[:, across] for _, way in rights]).to(torch.float64)
+                parts = ((left, right), (left.abs(), right.abs()))
+                found.append(_Pairs(members, rights, *(torch.einsum("kfm,wmc->kwfc", a, b) for a, b in parts)))
+        return found
 
-    def _with_weights(
-        self, rows: torch.Tensor, table: str, left: torch.Tensor, shape: tuple[int, int]
-    ) -> Iterator[_Stem]:
-        for weight, value in self._by_count.get(math.prod(shape), []):
-            two = value.squeeze()
-            ways = [two[:, None]] if two.ndim == 1 else [two, two.mT] if two.ndim == 2 else []
-            for way in (w for w in ways if w.shape == shape and self._plausible(rows, left, w)):
-                yield _Stem((table, weight), f"{table} times {weight}", partial(_product, left, way), True)
-
-    def _plausible(self, rows: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> bool:
-        """Whether a few elements are those of a product, times a number, but for what is added to every row."""
-        down, across = _places(rows)
-        wanted, (made, terms) = _head(rows), _product(left[down], right[:, across])
-        reach = _REACH * torch.finfo(rows.dtype).eps * (wanted.abs() + terms)
+    def _plausible(self, rows: torch.Tensor, pairs: _Pairs) -> torch.Tensor:
+        """Where a few elements are those of a product, times a number, but for what is added to every row."""
+        wanted, made = _head(rows), pairs.made
+        reach = _REACH * torch.finfo(rows.dtype).eps * (wanted.abs() + pairs.terms)
+        found = torch.zeros(made.shape[:2], dtype=torch.bool)
         if len(rows) == 1:
-            heads = self._of_length(rows.shape[1], "terms").heads
-            if bool(((wanted - made - heads).abs() <= reach).flatten(1).all(1).any()):
-                return True
+            heads, gap, far = self._of_length(rows.shape[1], "terms").heads, (wanted - made)[:, :, 0], reach[:, :, 0]
+            one, other = near_pairs(gap[..., 0].reshape(-1), heads[:, 0, 0], float(far[..., 0].max()))
+            close = (gap.flatten(0, 1)[one] - heads[other, 0]).abs() <= far.flatten(0, 1)[one]
+            found.view(-1)[one[close.all(1)]] = True
         else:
-            wanted, made, reach = wanted[1:] - wanted[:1], made[1:] - made[:1], reach[1:] + reach[:1]
-        ratio = (wanted * made).sum() / made.square().sum()
-        return bool(((wanted - ratio * made).abs() <= reach * ratio.abs().clamp(min=1.0)).all())
+            wanted, made = wanted[1:] - wanted[:1], made[..., 1:, :] - made[..., :1, :]
+            reach = reach[..., 1:, :] + reach[..., :1, :]
+        ratio = (wanted * made).sum((-2, -1), keepdim=True) / made.square().sum((-2, -1), keepdim=True)
+        far = reach * ratio.abs().clamp(min=1.0)
+        return found | ((wanted - ratio * made).abs() <= far).flatten(2).all(2)
 
     def _by_a_number(self, rows: torch.Tensor, base: _Stem) -> Iterator[_Stem]:
         """A product with a number of the program multiplied in: the scale of an attention."""
@@ -268,8 +302,10 @@ class MadeAhead:
             return
         near = ((heads - wanted).abs() <= reach).flatten(1).all(1)
         yield from itertools.compress(vectors.members, near.tolist())
-        few_heads = heads[:_PAIRS, 0]
-        pairs = ((few_heads[:, None] + few_heads - wanted[0]).abs() <= reach).all(2).triu(1).nonzero().tolist()
+        few = heads[:_PAIRS, 0]
+        i, j = near_pairs(wanted[0, 0] - few[:, 0], few[:, 0].contiguous(), reach)
+        both = ((few[i] + few[j] - wanted[0]).abs() <= reach).all(1) & (i < j)
+        pairs = sorted(zip(i[both].tolist(), j[both].tolist(), strict=True))
         for one, two in ((vectors.members[i], vectors.members[j]) for i, j in pairs[:_ROWS]):
             yield _Addend(f"{one.words} + {two.words}", (*one.names, *two.names), one.rows + two.rows)
 
@@ -301,6 +337,18 @@ def _head(rows: torch.Tensor) -> torch.Tensor:
     """Some elements of some rows, float64: they tell most tables apart."""
     down, across = _places(rows)
     return rows[down[:, None], across].to(torch.float64)
+
+
+def _sums_of_two(gap: torch.Tensor, reach: torch.Tensor, heads: torch.Tensor, roundings: float) -> dict[int, list[int]]:
+    """For each table the others that are what it lacks."""
+    far = float(reach[:, 0, 0].max()) + roundings * float(heads[:, 0, 0].abs().max())
+    one, other = near_pairs(gap[:, 0, 0].contiguous(), heads[:, 0, 0].contiguous(), far)
+    close = (gap[one] - heads[other]).abs() <= reach[one] + roundings * heads[other].abs()
+    found: dict[int, list[int]] = {}
+    alike = close.flatten(1).all(1)
+    for k, n in sorted(zip(one[alike].tolist(), other[alike].tolist(), strict=True)):
+        found.setdefault(k, []).append(n)
+    return found
 
 
 _ONE = torch.ones((), dtype=torch.float64)

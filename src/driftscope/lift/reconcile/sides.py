@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from driftscope.lift.readings import number_of
 from driftscope.lift.reconcile import matching, subgraphs
 from driftscope.lift.reconcile.matching import Repair, WeightIndex
 from driftscope.lift.reconcile.scalars import SIMPLE_BITS
@@ -18,8 +19,8 @@ from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Observer, Orig
 _AMPLIFIED = 64.0
 # A tensor that is nearer to another one, in roundings of its format, is that one, changed; elements that are typed.
 _NEAR, _FEW = 8.0, 4096
-# Share of the numbers of a tensor that somebody changes in a copy.
-_CHANGED = 0.1
+# Share of the numbers of a tensor that somebody changes in a copy; numbers that are too many to be solved for.
+_CHANGED, _LARGE = 0.1, 1 << 22
 
 
 class ReconciledSide:
@@ -189,8 +190,10 @@ class FittedSide:
         coarse = [c for c in floats if c.frontier and c.name not in fixed and far <= reach_of(c.value)]
         if sum(c.value.numel() for c in coarse) > _FEW:
             coarse = [c for c in coarse if c.name not in made]
-        wanted = (c for c in coarse if bool(is_free(c.value).any()) and not _is_copy(c.value, other))
-        return cls(side.graph, fixed, list(wanted))
+        coarse = coarse if sum(c.value.numel() for c in coarse) <= _LARGE else []
+        numbers = _Numbers(other) if coarse else None
+        free = (c for c in coarse if bool(is_free(c.value).any()))
+        return cls(side.graph, fixed, [c for c in free if numbers is None or not numbers.hold_copy(c.value)])
 
     def known(self) -> FittedSide:
         """The same, with nothing to solve for."""
@@ -213,21 +216,37 @@ def reach_of(value: torch.Tensor) -> float:
     return _AMPLIFIED * torch.finfo(value.dtype).eps
 
 
-def _is_copy(value: torch.Tensor, other: ReconciledSide) -> bool:
-    """Whether all but a few numbers of a tensor are another program's, or half of them are nearly: it is that, changed.
+class _Numbers:
+    """The numbers of a program's tensors, by size: each tensor is sorted once, whatever is held against it."""
 
-    Nearly are those of one tensor, in order of size, and single numbers.
-    """
-    own, floats = _sizes(value), [c for c in other.constants if c.value.dtype.is_floating_point]
-    copied = sum(int(torch.isin(own, _sizes(c.value)).sum()) for c in other.left)
-    if len(own) - copied <= max(1.0, _CHANGED * len(own)):
-        return True
-    reach = _NEAR * torch.finfo(value.dtype).eps
-    single = torch.tensor([n for c in floats if (n := matching.uniform(c)) is not None], dtype=torch.float64).abs()
-    near = ((own[:, None] - single).abs() <= reach * own[:, None]).any(1) if len(own) <= _FEW else own[:0]
-    theirs = (_sizes(c.value) for c in floats if c.value.numel() == value.numel())
-    alike = (((t - own).abs() <= reach * own) for t in theirs if t.shape == own.shape)
-    return any(2 * int(n.sum()) >= own.numel() for n in (near, *alike))
+    def __init__(self, side: ReconciledSide):
+        self._floats = [c.value for c in side.constants if c.value.dtype.is_floating_point]
+        single = [n for v in self._floats if (n := number_of(v)) is not None]
+        self._single = torch.tensor(single, dtype=torch.float64).abs()
+        left = [_sizes(c.value) for c in side.left if c.value.numel() <= _LARGE]
+        self._left = torch.cat(left).sort().values if left else self._single[:0]
+        self._sorted: dict[int, list[torch.Tensor]] = {}
+
+    def _of_count(self, count: int) -> list[torch.Tensor]:
+        if count not in self._sorted:
+            self._sorted[count] = [_sizes(v) for v in self._floats if v.numel() == count]
+        return self._sorted[count]
+
+    def hold_copy(self, value: torch.Tensor) -> bool:
+        """Whether all but a few numbers of a tensor are this program's, or half are nearly: it is that one, changed.
+
+        Nearly are those of one tensor, in order of size, and single numbers.
+        """
+        own = _sizes(value)
+        places = torch.searchsorted(self._left, own).clamp(max=max(len(self._left) - 1, 0))
+        copied = int((self._left[places] == own).sum()) if len(self._left) else 0
+        if len(own) - copied <= max(1.0, _CHANGED * len(own)):
+            return True
+        reach = _NEAR * torch.finfo(value.dtype).eps
+        near = ((own[:, None] - self._single).abs() <= reach * own[:, None]).any(1) if len(own) <= _FEW else own[:0]
+        theirs = (t for t in self._of_count(value.numel()) if t.shape == own.shape)
+        alike = (((t - own).abs() <= reach * own) for t in theirs)
+        return any(2 * int(n.sum()) >= own.numel() for n in (near, *alike))
 
 
 def _sizes(value: torch.Tensor) -> torch.Tensor:
