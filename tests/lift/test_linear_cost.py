@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import driftscope as ds
 from driftscope.lift import readings
@@ -18,6 +20,7 @@ from driftscope.lift.onnx.graph import LiftedOnnx, lift_onnx
 from driftscope.lift.reconcile import folds, matching, scalars
 from driftscope.lift.reconcile.exact import exact_matches
 from driftscope.lift.reconcile.folds import Folds
+from driftscope.lift.reconcile.made import MadeAhead
 from driftscope.lift.reconcile.maps import Product
 from driftscope.lift.reconcile.matching import ulp
 from driftscope.lift.reconcile.sides import ReconciledSide
@@ -322,3 +325,44 @@ def test_what_no_small_step_of_a_number_leads_to_is_not_tried(gap: float, monkey
     found = solve_scalars(graph.constants(), [], {}, [output], residual, ConstantTables(graph, [], []))
     assert (len(made) == 1) is (gap > 0.0)
     assert [float(r.value) for r in found] == ([pytest.approx(scale, rel=1e-12)] if gap == 0.0 else [])
+
+
+class _Layers(nn.Module):
+    """Layers with weights and biases that are nothing of another model's."""
+
+    def __init__(self, count: int, seed: int):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8)) for _ in range(count)
+        )
+        for parameter in self.parameters():
+            nn.init.normal_(parameter)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+class _Calls(TorchDispatchMode):
+    """Counts what torch is called for."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_two_checkpoints_were_not_made_of_is_seen_in_as_many_calls_as_they_have_tensors() -> None:
+    """Each tensor is held against all products, and all sums of two, of the other's in calls of a fixed number."""
+    calls = {}
+    for count in (2, 4, 8):
+        a, b = (lift_torch(_Layers(count, seed), (torch.randn(2, 8),), {}) for seed in (0, 1))
+        left = [c for c in b.constants() if c.origin is Origin.WEIGHT]
+        made = MadeAhead({c.name: c.value for c in a.constants() if c.origin is Origin.WEIGHT}, [], lambda *_: [])
+        with _Calls() as counter:
+            assert [made.match(c, 2.0) for c in left] == [None] * len(left)
+        calls[count] = counter.count
+    assert calls[8] < 3.0 * calls[4] < 9.0 * calls[2]

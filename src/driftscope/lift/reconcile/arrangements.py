@@ -101,13 +101,16 @@ def _all(source: torch.Tensor, shape: torch.Size) -> Iterator[torch.Tensor]:
                 yield blocked_view(padded, block, True)
 
 
-def near_pairs(values: torch.Tensor, others: torch.Tensor, reach: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The places of all pairs of numbers of two lists that are within reach of each other: sorted, not tried."""
-    if not math.isfinite(reach):
-        values = values[:0]
+def near_pairs(
+    values: torch.Tensor, others: torch.Tensor, reach: float | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The places of all pairs of numbers of two lists that are within reach of each other: sorted, not tried.
+
+    Where the reach of one of the others is no finite number, it has none.
+    """
     order = values.argsort()
-    ordered = values[order]
-    first, last = torch.searchsorted(ordered, others - reach), torch.searchsorted(ordered, others + reach, right=True)
+    ordered, far = values[order], torch.as_tensor(reach, dtype=values.dtype).nan_to_num(0.0, 0.0, 0.0)
+    first, last = torch.searchsorted(ordered, others - far), torch.searchsorted(ordered, others + far, right=True)
     counts = last - first
     other = torch.repeat_interleave(counts)
     return order[torch.arange(len(other)) - (counts.cumsum(0) - counts - first)[other]], other

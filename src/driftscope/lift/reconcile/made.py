@@ -69,10 +69,7 @@ class _Heap:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Tables and weights that can be multiplied; of each product some elements, and what their terms add up to.
-
-    Both are of shape (tables, weights, rows, columns): thousands of products are told from one another at once.
-    """
+    """Tables and weights, and of their products some elements and terms: (tables, weights, rows, columns) each."""
 
     lefts: Sequence[tuple[str, torch.Tensor]]
     rights: Sequence[tuple[str, torch.Tensor]]
@@ -119,7 +116,7 @@ class MadeAhead:
         self._maps = [m for m in maps if m.product.value.ndim == 1]
         self._vectors: dict[tuple[int, str], _Heap] = {}
         self._laid: dict[tuple[torch.Size, int], _Heap] = {}
-        self._pairs: dict[tuple[int, int], list[_Pairs]] = {}
+        self._pairs: dict[torch.Size, list[_Pairs]] = {}
 
     def match(self, constant: Constant, ulps: float) -> Repair | None:
         """Find what a stored tensor was made of.
@@ -190,28 +187,37 @@ class MadeAhead:
         least = _NOTHING * largest_magnitude(head)
         gap, reach = head - heads, _REACH * eps * (head.abs() + heads.abs()).clamp(min=least)
         level = ((gap - gap[:, :1]).abs() <= reach + reach[:, :1]).flatten(1).all(1) & (len(rows) > 1)
-        pairs = _sums_of_two(gap, reach, heads, _REACH * eps)
+        pairs, factors = _sums_of_two(gap, reach, heads, _REACH * eps), self._of_length(rows.shape[1], "factors")
+        scaled = self._scaled(head, heads, factors, eps)
         for k, (table, is_level) in enumerate(zip(tables.members, level.tolist(), strict=True)):
             if is_level:
                 yield _Stem(table.names, table.words, partial(_times, table.rows, _ONE))
             for other in (tables.members[n] for n in pairs.get(k, ()) if n >= k):
                 made = partial(_both, table.rows, other.rows)
                 yield _Stem((*table.names, *other.names), f"{table.words} + {other.words}", made, True)
-            if len(rows) > 1:
-                yield from self._scaled(head, heads[k], table, eps)
+            for factor in (factors.members[n] for n in scaled.get(k, [])[:_ROWS]):
+                words, names = f"{table.words} times {factor.words}", (*table.names, *factor.names)
+                yield _Stem(names, words, partial(_times, table.rows, factor.rows[0]), True)
 
-    def _scaled(self, head: torch.Tensor, one: torch.Tensor, table: _Addend, eps: float) -> Iterator[_Stem]:
-        """A table multiplied by a factor for each channel: what is added to every row is no difference of rows."""
-        factors = self._of_length(table.rows.shape[1], "factors")
-        if not factors.members:
-            return
-        by, step, steps = factors.heads[:, 0], head[1] - head[0], one[1] - one[0]
-        terms = head[:2].abs().sum(0) + one[:2].abs().sum(0) * by.abs()
-        reach = _REACH * eps * terms.clamp(min=_NOTHING * largest_magnitude(head))
-        near = ((step - steps * by).abs() <= reach).all(1)
-        for factor in itertools.islice(itertools.compress(factors.members, near.tolist()), _ROWS):
-            words, names = f"{table.words} times {factor.words}", (*table.names, *factor.names)
-            yield _Stem(names, words, partial(_times, table.rows, factor.rows[0]), True)
+    def _scaled(self, head: torch.Tensor, heads: torch.Tensor, factors: _Heap, eps: float) -> dict[int, list[int]]:
+        """For tables the factors of their channels: what is added to every row is no difference of rows."""
+        if len(head) < 2 or not factors.members:
+            return {}
+        by, step, steps = factors.heads[:, 0], head[1] - head[0], heads[:, 1] - heads[:, 0]
+        sizes, least = heads[:, :2].abs().sum(1), _NOTHING * largest_magnitude(head)
+        found: dict[int, list[int]] = {}
+        widest = steps.abs().argmax(1)  # a column in which a table changes
+        for column in widest.unique().tolist():
+            tables = (widest == column).nonzero()[:, 0]
+            wide, most = steps[tables, column], sizes[tables, column] * by[:, column].abs().max()
+            far = _REACH * eps * (head[:2, column].abs().sum() + most).clamp(min=least) / wide.abs()
+            n, at = near_pairs(by[:, column].contiguous(), step[column] / wide, far)
+            k = tables[at]
+            reach = _REACH * eps * (head[:2].abs().sum(0) + sizes[k] * by[n].abs()).clamp(min=least)
+            close = ((step - steps[k] * by[n]).abs() <= reach).all(1)
+            for table, factor in sorted(zip(k[close].tolist(), n[close].tolist(), strict=True)):
+                found.setdefault(table, []).append(factor)
+        return found
 
     def _parts(self, rows: torch.Tensor) -> Iterator[_Stem]:
         """Some rows of a table, one after the other."""
@@ -223,10 +229,9 @@ class MadeAhead:
 
     def _products(self, rows: torch.Tensor) -> Iterator[_Stem]:
         """A table, a bias or a weight multiplied with the weights of a layer."""
-        shape = len(rows), rows.shape[1]
-        if shape not in self._pairs:
-            self._pairs[shape] = self._pairs_of(rows)
-        for pairs in self._pairs[shape]:
+        if rows.shape not in self._pairs:
+            self._pairs[rows.shape] = self._pairs_of(rows)
+        for pairs in self._pairs[rows.shape]:
             for one, other in self._plausible(rows, pairs).nonzero().tolist():
                 (table, left), (weight, right) = pairs.lefts[one], pairs.rights[other]
                 base = _Stem((table, weight), f"{table} times {weight}", partial(_product, left, right), True)
