@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import driftscope as ds
 from driftscope.lift.onnx.graph import lift_onnx
-from driftscope.lift.reconcile.fitting import is_rounded, shuffled
+from driftscope.lift.reconcile.fitting import _Budget, _Values, is_rounded, shuffled
 from driftscope.lift.torch.tape import lift_torch
 from driftscope.records.verdict import Verdict
 
@@ -238,3 +238,17 @@ def test_a_program_on_other_inputs_is_that_program(tmp_path: Path) -> None:
         torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12)
         assert not torch.allclose(before, after)
         assert torch.equal(before, lifted.run()[0].value)  # type: ignore[arg-type]
+
+
+def test_all_attempts_together_cost_no_more_than_one_may() -> None:
+    sides = _Values(), _Values()
+    for side in sides:
+        side.operations, side.elements = 5e5, 100
+    budget = _Budget(left=1e8)
+    budget.weigh(sides)
+    before = budget.steps(runs=1)
+    assert 0 < budget.steps(runs=2) < before
+    budget.spend(passes=60, runs=1)
+    assert budget.steps(runs=1) < before
+    budget.spend(passes=60, runs=1)
+    assert budget.steps(runs=1) <= 0

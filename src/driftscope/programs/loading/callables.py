@@ -28,6 +28,7 @@ def torch_program(
     module : torch.nn.Module or callable
         Left as it is: moving or rounding works on a copy.
     device : str, torch.device or None
+        Where it runs, inputs too; None for where the module lies already.
     dtype : torch.dtype, str or None
         Floating-point parameters, buffers and inputs are rounded to it.
     compile : bool, str, callable, dict or None
