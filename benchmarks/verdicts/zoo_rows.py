@@ -17,13 +17,16 @@ _PROVEN = ("without it the two are the same function", ", run alone, is off by t
 
 #: A Relu that a quantiser left out where its range does not do the same: put back, or left out in A, both are one.
 _NO_RELU = r"without relu\w* \(aten\.relu\) this piece gives|where A computes relu\w*( \([^)]*\))? of it first"
+#: Zeros around an image that an optimiser left to a pooling by the largest element, which pads with less than any.
+_NO_ZEROS = r"it reads \w+, which is \w+ in A, where aten\.max_pool\w* in A reads constant_pad_nd\."
 
 
 def really_wrong(row: Row) -> bool:
     """Whether a tool made another function by something without which it was seen right, or that alone is off."""
     said = " ".join([row["reason"], *row["more"].get("whys", [])[:1]])
     # An attribute that is another one in the file, and with which set right the two are the same function.
-    told = row["codes"][:1] in (["W012"], ["O013"]) or re.search(rf": \w+ is \S+ here and \S+ in A|{_NO_RELU}", said)
+    words = rf": \w+ is \S+ here and \S+ in A|{_NO_RELU}|{_NO_ZEROS}"
+    told = row["codes"][:1] in (["W012"], ["O013"]) or re.search(words, said)
     named = bool(told) and row["more"].get("verified") is True
     return row["verdict"] == "DIFFERENT" and (named or any(words in said for words in _PROVEN))
 

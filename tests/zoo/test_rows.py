@@ -53,6 +53,11 @@ def test_a_tool_is_wrong_where_what_is_named_was_left_out_or_run_alone():
     lacking["more"]["whys"] = [told]
     assert really_wrong(lacking)
     assert not really_wrong({**lacking, "more": {"whys": ["its counterpart in A is aten.add", told]}})
+    padded = (
+        "it reads conv2d, which is convolution in A, where aten.max_pool2d_with_indices in A reads constant_pad_nd."
+    )
+    assert really_wrong({**lacking, "more": {"whys": [padded], "verified": True}})
+    assert not really_wrong({**lacking, "more": {"whys": [padded], "verified": False}})
     reason = "same function, 32 floors: the kernel of conv (aten.convolution), in B, run alone, is off by that much"
     assert really_wrong(row("a/bfloat16", "DIFFERENT", codes=("N025",), reason=reason))
     assert not really_wrong(row("a/bfloat16", "PRECISION", codes=("N025",), reason=reason))
