@@ -229,6 +229,30 @@ def test_another_seed_is_said_once_and_not_as_a_place(tmp_path, dynamo):
     assert ds.compare(Classifier(0).eval(), path, (x,)).verdict in ("IDENTICAL", "ROUNDING")
 
 
+class _Filters(torch.nn.Module):
+    """Filters with batch norms: of unrelated numbers, positive ones are nearer to each other, and folds to filters."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.filters = torch.nn.ModuleList(torch.nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(3))
+        self.norms = torch.nn.ModuleList(torch.nn.BatchNorm2d(4) for _ in range(3))
+        for norm in self.norms:
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.5, 2.0)
+
+    def forward(self, x):
+        for convolve, norm in zip(self.filters, self.norms, strict=True):
+            x = torch.relu(norm(convolve(x)))
+        return x
+
+
+def test_another_checkpoint_of_positive_numbers_is_told_as_one():
+    found = ds.compare(_Filters(0).eval(), _Filters(1).eval(), (torch.randn(2, 4, 9, 9),)).findings
+    assert {f.code for f in found if not f.note} == {"W004"}
+    assert found[0].what.startswith("B holds other weights: ")
+
+
 def _layers(*, exchanged: str = "") -> torch.nn.Sequential:
     torch.manual_seed(3)
     layer = [torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8)]
@@ -352,7 +376,8 @@ def test_another_layer_with_other_settings_is_no_cause(file_of_folds):
 )  # fmt: skip
 def test_a_number_that_no_side_wrote_is_not_called_the_other_sides(partner: str, words: str) -> None:
     constant = held("norm.eps", torch.tensor(0.01), origin=Origin.ATTRIBUTE)
-    (note,) = repair_notes([Repair("norm.eps", torch.tensor(0.01), "scalar", partner, constant)], "B")
+    meant = torch.tensor(0.01, dtype=torch.float64)
+    (note,) = repair_notes([Repair("norm.eps", meant, "scalar", partner, constant)], "B")
     assert note.what == f"B stores 1 constant rounded: {words}"
 
 

@@ -25,15 +25,14 @@ from driftscope.lift.reconcile.matching import WeightIndex, ulp
 from driftscope.lift.steps import Constant, Origin
 
 # Elements up to which every arrangement of a tensor is compared; above, as it is and transposed.
-_SMALL = 1 << 20
-_FEW_ARRANGEMENTS = 2
+_SMALL, _FEW_ARRANGEMENTS = 1 << 20, 2
 # Candidates of one size compared element by element.
 _MOST_CANDIDATES = 12
 # Tensors farther apart than this, relative to their size, have nothing in common: independent ones are at 1.4.
 _STRANGE = 0.5
-# Elements by which layouts are told apart, and how much farther than the nearest one a layout may look.
-_SAMPLED = 1024
-_AS_NEAR = 1.1
+# Elements by which layouts are told apart; how much farther than the nearest one a layout may look, and how many
+# times nearer one has to be than a tensor as it stands, or another tensor than its namesake.
+_SAMPLED, _AS_NEAR, _CLEARLY = 1024, 1.1, 2.0
 # Roundings, in ulps, of a fold that was computed in its own format: root, division, product, sum.
 _OF_FOLDS = 8.0
 
@@ -225,7 +224,8 @@ def _altered(
     nearest = None
     for candidate in candidates:
         close = _nearest(constant, candidate)
-        if close is not None and (nearest is None or close[0] < nearest[0]):
+        least = math.inf if nearest is None else nearest[0] / (_CLEARLY if nearest[2] is partner else 1.0)
+        if close is not None and close[0] < least:
             nearest = (*close, candidate)
     if nearest is None:
         return None
@@ -271,10 +271,10 @@ def _nearest(constant: Constant, partner: Constant) -> tuple[float, torch.Tensor
     seen = stored[chosen].to(torch.float64)
     gaps = [_gap(value.reshape(-1)[chosen].to(torch.float64), seen) for value in _arrangements(partner.value, shape)]
     least = min(gaps)
-    # Numbers that have nothing in common are as far apart in every layout.
+    # Numbers that have nothing in common are about as far apart in every layout, and less so if all are positive.
     as_it_is = [n for n in partner.value.shape if n > 1] == [n for n in shape if n > 1]
-    near = [k for k, gap in enumerate(gaps) if gap <= _AS_NEAR * least] if least <= _STRANGE else []
-    near = near or [0 if as_it_is else gaps.index(least)]
+    near = [k for k, gap in enumerate(gaps) if gap <= _AS_NEAR * least] if least <= _STRANGE else [gaps.index(least)]
+    near = [0] if as_it_is and (least > _STRANGE or gaps[0] <= _CLEARLY * least) else near
     whole = stored.to(torch.float64)
     best: tuple[float, torch.Tensor] | None = None
     for k, arranged in enumerate(itertools.islice(_arrangements(partner.value, shape), near[-1] + 1)):
