@@ -184,11 +184,11 @@ class MadeAhead:
         if not tables.members:
             return
         head, eps, heads = _head(rows), torch.finfo(rows.dtype).eps, tables.heads
-        least = _NOTHING * largest_magnitude(head)
-        gap, reach = head - heads, _REACH * eps * (head.abs() + heads.abs()).clamp(min=least)
+        gap, sizes = head - heads, head.abs() + heads.abs()
+        reach = _REACH * eps * sizes.clamp(min=_NOTHING * largest_magnitude(head))
         level = ((gap - gap[:, :1]).abs() <= reach + reach[:, :1]).flatten(1).all(1) & (len(rows) > 1)
-        pairs, factors = _sums_of_two(gap, reach, heads, _REACH * eps), self._of_length(rows.shape[1], "factors")
-        scaled = self._scaled(head, heads, factors, eps)
+        factors = self._of_length(rows.shape[1], "factors") if len(rows) > 1 else _Heap([])
+        pairs, scaled = _sums_of_two(gap, reach, heads, _REACH * eps), self._scaled(head, heads, factors, eps)
         for k, (table, is_level) in enumerate(zip(tables.members, level.tolist(), strict=True)):
             if is_level:
                 yield _Stem(table.names, table.words, partial(_times, table.rows, _ONE))
@@ -201,7 +201,7 @@ class MadeAhead:
 
     def _scaled(self, head: torch.Tensor, heads: torch.Tensor, factors: _Heap, eps: float) -> dict[int, list[int]]:
         """For tables the factors of their channels: what is added to every row is no difference of rows."""
-        if len(head) < 2 or not factors.members:
+        if not factors.members:
             return {}
         by, step, steps = factors.heads[:, 0], head[1] - head[0], heads[:, 1] - heads[:, 0]
         sizes, least = heads[:, :2].abs().sum(1), _NOTHING * largest_magnitude(head)

@@ -190,10 +190,10 @@ class FittedSide:
         coarse = [c for c in floats if c.frontier and c.name not in fixed and far <= reach_of(c.value)]
         if sum(c.value.numel() for c in coarse) > _FEW:
             coarse = [c for c in coarse if c.name not in made]
-        coarse = coarse if sum(c.value.numel() for c in coarse) <= _LARGE else []
-        numbers = _Numbers(other) if coarse else None
-        free = (c for c in coarse if bool(is_free(c.value).any()))
-        return cls(side.graph, fixed, [c for c in free if numbers is None or not numbers.hold_copy(c.value)])
+        if not coarse or sum(c.value.numel() for c in coarse) > _LARGE:
+            return cls(side.graph, fixed)
+        numbers, free = _Numbers(other), (c for c in coarse if bool(is_free(c.value).any()))
+        return cls(side.graph, fixed, [c for c in free if not numbers.hold_copy(c.value)])
 
     def known(self) -> FittedSide:
         """The same, with nothing to solve for."""
