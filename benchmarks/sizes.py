@@ -1,13 +1,15 @@
 """What a comparison costs at real sizes: seconds in native forwards, and peak memory in weights.
 
 Run with ``python -m benchmarks sizes``. ``SIZES=small`` takes the small models alone, ``SIZES=large`` adds the model of
-1 GiB; models in which something was changed have a table of their own. ``SIZES_PLOT=docs/images/cost.svg`` also draws
-seconds and memory over nodes, weights and tokens. Each model runs in a process of its own (a peak is for ever), forward
-and comparison turn about, in processor time of this process and of the runtime's worker. Exports are not timed.
+1 GiB, ``SIZES=images`` takes models of torchvision (which has to be installed) and one image of 224x224 instead; models
+in which something was changed have a table of their own. ``SIZES_PLOT=docs/images/cost.svg`` also draws seconds and
+memory over nodes, weights and tokens. Each model runs in a process of its own (a peak is for ever), forward and
+comparison turn about, in processor time of this process and of the runtime's worker. Exports are not timed.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
@@ -49,6 +51,20 @@ def _image(module: nn.Module, batch: int, size: int) -> Made:
     return settled(module), (torch.randn(batch, 3, size, size),)
 
 
+def _torchvision(name: str) -> Made:
+    """Return a model of torchvision with random weights, in which no two layers are equal."""
+    from tests.zoo import vision
+
+    vision.load()
+    import torchvision  # type: ignore[import-not-found,unused-ignore]
+
+    module, inputs = _image(torchvision.models.get_model(name), 1, 224)
+    for parameter in module.parameters():
+        if parameter.ndim == 1:  # scales, shifts and biases are all ones or zeros before training
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return module, inputs
+
+
 SMALL: dict[str, Callable[[], Made]] = {
     "encoder, 2 layers": lambda: _encoder(2),
     "encoder, 4 layers": lambda: _encoder(4),
@@ -67,6 +83,10 @@ USUAL: dict[str, Callable[[], Made]] = {
     "llama, 180 MiB": lambda: _llama(1024, 4),
 }
 LARGE: dict[str, Callable[[], Made]] = {**USUAL, "llama, 1 GiB": lambda: _llama(2048, 6)}
+IMAGES: dict[str, Callable[[], Made]] = {
+    f"{name}, 1x3x224x224": functools.partial(_torchvision, name)
+    for name in ("resnet50", "densenet121", "efficientnet_b0", "swin_t", "vit_b_16")
+}
 
 
 def _approximated(model: onnx.ModelProto) -> None:
@@ -102,6 +122,10 @@ FINDINGS: dict[str, tuple[Callable[[], Made], Callable[[onnx.ModelProto], None]]
     "densenet121, 1x3x64x64, one weight": (lambda: _image(Densenet(), 1, 64), _weighted),
     "llama, 180 MiB, one weight": (lambda: _llama(1024, 4), _weighted),
 }
+CHANGED_IMAGES = {f"{name}, one weight": (made, _weighted) for name, made in IMAGES.items()}
+EVERY: dict[str, tuple[Callable[[], Made], Callable[[onnx.ModelProto], None] | None]] = {
+    **{name: (made, None) for name, made in {**LARGE, **IMAGES}.items()}, **FINDINGS, **CHANGED_IMAGES,
+}  # fmt: skip
 
 
 def measure(name: str, folder: str) -> dict[str, float]:
@@ -115,7 +139,7 @@ def measure(name: str, folder: str) -> dict[str, float]:
     ds.compare(nn.ReLU(), nn.ReLU(), (torch.randn(3),))
     baseline = _peak()
     torch.manual_seed(0)  # the weights that were exported
-    module, inputs = _made(name)
+    module, inputs = EVERY[name][0]()
     weights = sum(t.numel() * t.element_size() for t in module.state_dict().values())
     forwards, compares = [], []
     for _ in range(ROUNDS if weights < 2**29 else 1):
@@ -137,18 +161,15 @@ def _rows(x: torch.Tensor) -> int:
 def write(name: str, folder: str) -> None:
     """Export one model; called in a process of its own."""
     torch.manual_seed(0)
-    module, inputs = _made(name)
+    made, change = EVERY[name]
+    module, inputs = made()
     path = Path(folder) / "model.onnx"
     with torch.no_grad():
         export(module, inputs[0], path)
-    if name in FINDINGS:
+    if change:
         model = onnx.load(str(path))
-        FINDINGS[name][1](model)
+        change(model)
         onnx.save(model, str(path))
-
-
-def _made(name: str) -> Made:
-    return FINDINGS[name][0]() if name in FINDINGS else LARGE[name]()
 
 
 def _taken(call: Callable[[], object]) -> float:
@@ -237,7 +258,7 @@ def draw(rows: dict[str, dict[str, float]], path: str) -> None:
 def main() -> int:
     """Print promise and measurement side by side; return the number of broken promises."""
     asked = os.environ.get("SIZES", "usual")
-    models = {"small": SMALL, "usual": USUAL, "large": LARGE}[asked]
+    models = {"small": SMALL, "usual": USUAL, "large": LARGE, "images": IMAGES}[asked]
     print(f"compare(model, its export): <= {FORWARDS:g} forwards + {SECONDS:g} s; peak <= {WEIGHTS:g} x weights above")
     print(f"{FROM_MIB} MiB of weights; processor time on one thread, median of {ROUNDS}")
     rows, broken = _table(models, FORWARDS, SECONDS)
@@ -248,7 +269,7 @@ def main() -> int:
         draw(rows, os.environ["SIZES_PLOT"])
     if asked != "small":
         print(f"the same, with something changed: <= {FINDING_FORWARDS:g} forwards + {FINDING_SECONDS:g} s")
-        broken += _table(FINDINGS, FINDING_FORWARDS, FINDING_SECONDS)[1]
+        broken += _table(CHANGED_IMAGES if asked == "images" else FINDINGS, FINDING_FORWARDS, FINDING_SECONDS)[1]
     return broken
 
 

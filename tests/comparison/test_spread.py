@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import driftscope as ds
-from driftscope.comparison.measuring.spread import drift_in_floors, lifted_drift, rms, shared_sentinels
+from driftscope.comparison.measuring.spread import _slice_means, drift_in_floors, lifted_drift, rms, shared_sentinels
 from driftscope.records.first_line import share
 
 SHAPES = [(8,), (4, 10), (64, 10), (3, 16, 64), (512, 1152), (2, 3, 17, 19), (1, 1000), (4096,)]
@@ -197,3 +197,15 @@ def test_a_slice_of_small_numbers_decides_and_the_size_told_is_that_of_the_whole
     pytest.importorskip("pandas", exc_type=ImportError)  # which refuses an older numpy
     assert list(c.to_pandas()["lifted"]) == [output.lifted_size]
     assert {f.evidence.get("lifted", output.lifted_size) for f in c.findings if not f.note} == {output.lifted_size}
+
+
+@given(st.lists(st.integers(1, 5), max_size=4), st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_slices_along_every_axis_have_their_own_mean(shape, turned):
+    square = normal(shape, 1).square()
+    square = square.mT if turned and len(shape) > 1 else square
+    for axis, found in enumerate(_slice_means(square)):
+        rest = [k for k in range(square.ndim) if k != axis]
+        size = square.shape[axis]
+        wanted = square.sum(rest) * size / square.numel() if rest else square
+        torch.testing.assert_close(found, wanted if 1 < size < square.numel() else torch.empty(0), rtol=1e-13, atol=0)

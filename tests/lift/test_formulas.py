@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from driftscope.lift.formulas import activations as formulas
 from driftscope.lift.formulas.normalisations import normalised
+from driftscope.lift.formulas.terms import matrix_product
 from driftscope.lift.torch.tape import lift_torch
 
 ULP = 2.0**-52
@@ -203,3 +204,14 @@ def test_a_layer_norm_keeps_the_digits_that_its_mean_leaves(law: str) -> None:
     reach = torch.tensor(size, dtype=torch.float64)[:, None] * done.inverse_deviation
     gap = (done.value - torch.tensor(wanted, dtype=torch.float64)).abs()
     assert bool((gap <= 4 * ULP * (reach + 1)).all())
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (7, 1, 5), (2, 0, 5), (2, 3, 4, 5)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_stack_of_matrices_times_one_is_what_torch_makes_of_it(shape, turned):
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.randn(s, generator=generator, dtype=torch.float64) for s in (shape, (5, 4)))
+    if turned and len(shape) > 2:  # as a program has it that keeps the batch second
+        a = a.transpose(0, 1)
+    torch.testing.assert_close(matrix_product(a, b), torch.matmul(a, b), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(matrix_product(a, b[:, 0]), torch.matmul(a, b[:, 0]), rtol=1e-13, atol=1e-14)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 import driftscope as ds
 from driftscope.lift.onnx.contrib.nchwc import blocked_filter
-from driftscope.lift.reconcile import subgraphs
+from driftscope.lift.reconcile import certify, subgraphs
 from driftscope.lift.steps import Constant, Origin
 from driftscope.records.finding import Where
 
@@ -55,6 +56,29 @@ def test_stored_filters_are_those_that_are_standardised_in_every_call(changed, t
     pair = (Standardised().eval(), model)
     found = ds.compare(*(pair[::-1] if turned else pair), [X])
     assert (found.verdict is ds.Verdict.DIFFERENT) is changed, (found.reason, blocked_operators(model))
+
+
+class Residual(Standardised):
+    """The same with a share of 0.2 in the sum: residual networks without normalisation have one, optimisers fold it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        last = self.second - self.second.mean((1, 2, 3), keepdim=True)
+        return x + 0.2 * F.conv2d(super().forward(x), last, padding=1)
+
+
+@pytest.mark.parametrize("factor", [0.2, 0.3])
+def test_a_number_of_the_program_is_not_taken_for_one_that_a_kernel_writes_by_itself(factor, tmp_path, monkeypatch):
+    path = tmp_path / "residual.onnx"
+    torch.onnx.export(Residual().eval(), (X,), path, dynamo=True, verbose=False, external_data=False)
+    model = onnx.load(path)
+    share = next(t for t in model.graph.initializer if np.array_equal(numpy_helper.to_array(t), np.float32(0.2)))
+    share.CopyFrom(numpy_helper.from_array(np.float32(factor), share.name))
+    solved, solve = [], certify.solve_scalars
+    monkeypatch.setattr(certify, "solve_scalars", lambda *a, **k: solved.append(found := solve(*a, **k)) or found)
+    found = ds.compare(model, optimised(model, tmp_path), [X])
+    # Half an ulp of the share would be left, and have to be solved for.
+    assert found.verdict in (ds.Verdict.ROUNDING, ds.Verdict.IDENTICAL), found.reason
+    assert not any(solved)
 
 
 @pytest.mark.parametrize("moved", [0.0, 1e-4])

@@ -207,11 +207,18 @@ def _onnxruntime() -> dict[str, Any]:
 def _blas() -> list[dict[str, Any]]:
     if "numpy" not in sys.modules and "torch" not in sys.modules:
         return []
+    kept = ("user_api", "internal_api", "version", "architecture", "threading_layer", "num_threads")
+    found = _libraries(len(sys.modules)).info()  # asks each of them how many threads it has now
+    pools = [{key: pool[key] for key in kept if pool.get(key) is not None} for pool in found]
+    return sorted(pools, key=lambda pool: [str(pool.get(key)) for key in kept])
+
+
+@functools.lru_cache(maxsize=1)
+def _libraries(_modules: int) -> Any:
+    """The libraries that keep threads, looked for again once more was imported: a walk through all that is loaded."""
     import threadpoolctl
 
-    kept = ("user_api", "internal_api", "version", "architecture", "threading_layer", "num_threads")
-    pools = [{key: pool[key] for key in kept if pool.get(key) is not None} for pool in threadpoolctl.threadpool_info()]
-    return sorted(pools, key=lambda pool: [str(pool.get(key)) for key in kept])
+    return threadpoolctl.ThreadpoolController()
 
 
 def _gpus() -> list[dict[str, Any]]:

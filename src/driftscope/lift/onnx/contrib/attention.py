@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from driftscope.lift.formulas.attention import Extras, attention_weights, join_heads, split_heads, weighted_values
-from driftscope.lift.formulas.terms import ROUND, Number, dot, matmul_squares
+from driftscope.lift.formulas.terms import ROUND, Number, dot, matmul_squares, matrix_product
 from driftscope.lift.onnx.contrib.activations import MICROSOFT
 from driftscope.lift.onnx.registry import Node, Result, operator
 
@@ -136,7 +136,7 @@ def attention(node: Node, x: torch.Tensor, weights: torch.Tensor, *rest: torch.T
     _refuse_shared_buffer(node, past_length)
     if node.integer("do_rotary", 0):
         raise node.refuse("it rotates queries and keys inside (do_rotary)")
-    projected = torch.matmul(x, weights)
+    projected = matrix_product(x, weights)
     projected = projected if bias is None else projected + bias
     rounding = dot(x.shape[-1] + (bias is not None), lambda: matmul_squares(x, weights))
     return attend_projected(node, node.inner("QKV", projected, rounding), mask, past, attention_bias)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from driftscope.lift.formulas.terms import Number, dot, matmul_squares
+from driftscope.lift.formulas.terms import Number, dot, matmul_squares, matrix_product
 from driftscope.lift.onnx.contrib.activations import MICROSOFT, finish, gelu
 from driftscope.lift.onnx.registry import Node, Result, operator
 from driftscope.lift.steps import Kind, Rounding
@@ -30,7 +30,7 @@ def _product(node: Node, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor
     a = _arranged(a, node.integer("transBatchA", 0), node.integer("transA", 0))
     b = _arranged(b, node.integer("transBatchB", 0), node.integer("transB", 0))
     alpha = node.number("alpha", 1.0)
-    return alpha * torch.matmul(a, b), dot(a.shape[-1], lambda: alpha * alpha * matmul_squares(a, b))
+    return alpha * matrix_product(a, b), dot(a.shape[-1], lambda: alpha * alpha * matmul_squares(a, b))
 
 
 @operator("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
@@ -56,7 +56,7 @@ def fused_gemm(node: Node, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | N
     a = a.transpose(0, 1) if node.integer("transA", 0) else a
     b = b.transpose(0, 1) if node.integer("transB", 0) else b
     alpha = node.number("alpha", 1.0)
-    total = alpha * torch.matmul(a, b)
+    total = alpha * matrix_product(a, b)
     addend = None if c is None else node.number("beta", 1.0) * c
     if addend is not None:
         total = total + addend
@@ -81,7 +81,7 @@ def _activation_parameters(node: Node) -> list[Number]:
 @operator("GemmFastGelu", domain=MICROSOFT, kind=Kind.FUNCTION)
 def gemm_fast_gelu(node: Node, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> Result:
     """``fast_gelu(x @ w + bias)``."""
-    product = node.inner("MatMul", torch.matmul(x, w), dot(x.shape[-1], lambda: matmul_squares(x, w)))
+    product = node.inner("MatMul", matrix_product(x, w), dot(x.shape[-1], lambda: matmul_squares(x, w)))
     if bias is not None:
         product = node.inner("Add", product + bias, Rounding(Kind.ROUND))
     return Result(*gelu(node, product, "tanh"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from driftscope.lift.formulas.quantisation import integer_product
-from driftscope.lift.formulas.terms import dot, matmul_squares
+from driftscope.lift.formulas.terms import dot, matmul_squares, matrix_product
 from driftscope.lift.onnx.contrib.activations import MICROSOFT
 from driftscope.lift.onnx.contrib.attention import attend_projected
 from driftscope.lift.onnx.contrib.quantised import quantised
@@ -187,7 +187,7 @@ def matmul_n_bits(
     shifted = levels - (1 << (bits - 1) if middle is None else middle.to(a.dtype))
     weight = stored_product(node, shifted, scales.reshape(rows, blocks, 1), 2)
     weight = weight.reshape(rows, -1)[:, :width].transpose(0, 1)
-    product = torch.matmul(a, weight)
+    product = matrix_product(a, weight)
     rounding = dot(width + (bias is not None), lambda: matmul_squares(a, weight))
     return Result(product if bias is None else product + bias, rounding)
 
@@ -225,7 +225,7 @@ def matmul_bnb4(node: Node, a: torch.Tensor, b: torch.Tensor, largest: torch.Ten
     scales = largest.repeat_interleave(node.integer("block_size"))[: rows * width]
     weight = stored_product(node, levels, scales, 2).reshape(rows, width)
     weight = weight.transpose(0, 1) if node.integer("transB", 1) else weight
-    return Result(torch.matmul(a, weight), dot(a.shape[-1], lambda: matmul_squares(a, weight)))
+    return Result(matrix_product(a, weight), dot(a.shape[-1], lambda: matmul_squares(a, weight)))
 
 
 @operator("GatherBlockQuantized", domain=MICROSOFT)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from driftscope.lift.formulas.linear_algebra import as_kernel
-from driftscope.lift.formulas.terms import dot, matmul_squares, product
+from driftscope.lift.formulas.terms import dot, matmul_squares, matrix_product, product
 from driftscope.lift.onnx.registry import Node, Result, operator
 
 
@@ -17,7 +17,7 @@ def matmul(node: Node, a: Tensor, b: Tensor) -> Result:
     """Matrix product with numpy's broadcasting of stacks."""
     if not a.is_floating_point():
         return Result(torch.matmul(a.to(torch.int64), b.to(torch.int64)).to(a.dtype))
-    return Result(torch.matmul(a, b), product(a, b))
+    return Result(matrix_product(a, b), product(a, b))
 
 
 @operator("Gemm", since=7)
@@ -31,7 +31,7 @@ def gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Result:
     if not a.is_floating_point():
         result = (torch.matmul(a.to(torch.float64), b.to(torch.float64)) * alpha).to(a.dtype)
         return Result(result if c is None else result + (c * beta).to(a.dtype))
-    result = torch.matmul(a, b)
+    result = matrix_product(a, b)
     # A factor of exactly one is left out: it costs a pass over the product and changes nothing.
     if isinstance(alpha, Tensor) or alpha != 1.0:
         result = alpha * result
