@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from driftscope.lift import constant_cache
 from driftscope.lift.outline import Chains
 from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.steps import Step
@@ -55,3 +56,36 @@ def test_maps_of_the_chain_alone_are_those_of_all_steps() -> None:
         assert [m.steps for m in found] == [m.steps for m in wanted]
         assert all(torch.equal(m.weight, w.weight) for m, w in zip(found, wanted, strict=True))
     assert len(every.maps) > len(some.maps) > 1
+
+
+class Folded(nn.Module):
+    """A norm into a layer into a factor: chains whose maps are products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer, self.next = nn.LayerNorm(8), nn.Linear(8, 6), nn.Linear(6, 5)
+        self.scale = nn.Parameter(torch.rand(5) + 0.5)
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.next(self.layer(self.norm(x))) * self.scale
+
+
+def test_maps_of_a_large_program_hold_its_tensors_as_they_are_stored(monkeypatch) -> None:
+    torch.manual_seed(0)
+    module = Folded().eval()
+    graph = lift_torch(module, (torch.randn(3, 8),), {}, module=module)
+    kept = AffinePieces.of(graph.constants())
+    monkeypatch.setattr(constant_cache, "WHOLE_BYTES", 0)
+    lean = AffinePieces.of(graph.constants())
+    for pieces in (kept, lean):
+        graph.run(observe=pieces)
+    assert [m.steps for m in kept.folded] == [m.steps for m in lean.folded]
+    for one, other in zip(kept.folded, lean.folded, strict=True):
+        assert all(map(torch.equal, (one.weight, one.size, one.bias), (other.weight, other.size, other.bias)))
+    single = {c.value.data_ptr() for c in graph.constants()}
+    layers = [m for m in (found for maps in lean.maps.values() for found in maps) if len(m.steps) == 1 and m.ndim == 2]
+    assert len(layers) == 2
+    assert all(m.product.value.data_ptr() in single for m in layers)
+    assert not any(m.product.value.data_ptr() in single for maps in kept.maps.values() for m in maps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -163,6 +164,20 @@ def test_whether_a_tensor_is_one_number_is_read_once(monkeypatch: pytest.MonkeyP
     assert len(read) == 3
 
 
+@pytest.mark.parametrize(("theirs", "left"), [(0.0884, 0), (0.0885, 1)])
+def test_a_number_that_both_write_is_not_looked_for_among_folds(theirs: float, left: int) -> None:
+    sides = [
+        ReconciledSide(SimpleNamespace(constants=lambda n=n: [number("scale", n)]), [])  # type: ignore[arg-type]
+        for n in (0.0884, theirs)
+    ]
+    assert exact_matches(sides[0], sides[1].constants, sides[1].index) == []
+    assert len(sides[0].left) == left
+
+
+def number(name: str, value: float) -> Constant:
+    return Constant(name, torch.tensor(value), Origin.WEIGHT, Where(), True)
+
+
 class Normalised(nn.Module):
     """Two linear layers of different sizes, each behind the weight of a norm."""
 
@@ -183,9 +198,7 @@ class Normalised(nn.Module):
 def test_only_folds_of_the_size_of_what_is_left_are_multiplied_out(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     real = Product.fresh
-    monkeypatch.setattr(
-        Product, "fresh", lambda p: made.append(p.value.numel() if p.factor is not None else 0) or real(p)
-    )
+    monkeypatch.setattr(Product, "fresh", lambda p: made.append(p.value.numel() if p.factors else 0) or real(p))
     module = Normalised()
     graph = lift_torch(module, (torch.randn(4, 96),), {})
     pieces = Folds(graph, graph.constants())

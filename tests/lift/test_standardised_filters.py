@@ -86,10 +86,10 @@ def test_a_blocked_filter_is_matched_with_the_table_that_it_is(moved):
     generator = torch.Generator().manual_seed(0)
     exact = {f"w{k}": torch.randn(16, 16, 3, 3, generator=generator, dtype=torch.float64) for k in range(3)}
     exact = {name: value / value.norm() for name, value in exact.items()}  # told apart by their elements alone
-    noise = {name: 2.0**-26 * torch.ones_like(value) for name, value in exact.items()}
+    noisy = {name: value + 2.0**-26 for name, value in exact.items()}
     native = blocked_filter(exact["w1"].float(), 16, True)
     native.view(-1)[5] += moved
     held = Constant("reorder", native, Origin.WEIGHT, Where(), True)
-    found = subgraphs.stored_repairs([held], subgraphs.Subgraphs(exact, exact, [noise]), limit=2.5)
+    found = subgraphs.stored_repairs([held], subgraphs.Subgraphs(exact, exact, [noisy]), limit=2.5)
     assert [r.sources for r in found] == ([] if moved else [("w1",)])
     assert moved or torch.equal(found[0].value, blocked_filter(exact["w1"], 16, True))

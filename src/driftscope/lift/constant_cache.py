@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import functools
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 
 import torch
+
+from driftscope.lift.readings import PIECE
 
 #: Bytes of float64 that one program's constants may take between runs. Above, each is up-cast where it is used and
 #: dropped again, which keeps the memory of large models near that of their weights.
@@ -61,6 +65,51 @@ def _counted() -> int:
 _UNUSED = _counted()
 
 
+def stay_up_cast(elements: int) -> bool:
+    """Whether all constants of a program that has so many elements stay up-cast from one run to the next."""
+    return 8 * elements <= WHOLE_BYTES
+
+
+def as_stored(wide: torch.Tensor, stored: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The stored tensor, or its transpose, that holds the numbers of an up-cast one; that one itself if none does."""
+    for tensor in stored:
+        for own in (tensor, tensor.mT) if tensor.ndim == 2 else (tensor,):
+            if own.shape == wide.shape and _hold_the_same(wide, own):
+                return own
+    return wide
+
+
+def _hold_the_same(wide: torch.Tensor, own: torch.Tensor) -> bool:
+    rows = max(PIECE * len(wide) // max(wide.numel(), 1), 1) if wide.ndim else 1
+    pairs = zip(*(t.split(rows) if t.ndim else (t,) for t in (wide, own)), strict=True)
+    return all(torch.equal(one, other.to(one.dtype)) for one, other in pairs)
+
+
+@dataclass(slots=True)
+class Product:
+    """A tensor as it is stored, or in float64, and factors along its axes, multiplied in when somebody asks."""
+
+    value: torch.Tensor
+    factors: tuple[torch.Tensor, ...] = ()
+
+    def fresh(self) -> torch.Tensor:
+        """The product, for one look at it."""
+        return functools.reduce(torch.mul, self.factors, self.value.to(torch.float64))
+
+    def made(self) -> torch.Tensor:
+        """The product, for all who ask; where the tensor is as it is stored, for one look."""
+        made = self.fresh()
+        if self.value.dtype == torch.float64:
+            self.value, self.factors = made, ()
+        return made
+
+    def times(self, factor: torch.Tensor) -> Product:
+        """It with one factor more."""
+        if self.value.dtype == torch.float64:
+            self.made()
+        return Product(self.value, (*self.factors, factor))
+
+
 class LiftedConstants:
     """The lifted constants of one program, as far as there is room.
 
@@ -74,7 +123,7 @@ class LiftedConstants:
 
     def __init__(self, elements: int | None = None) -> None:
         self._held: dict[Hashable, torch.Tensor] = {}
-        self.room = HELD_BYTES if elements is None or 8 * elements > WHOLE_BYTES else max(HELD_BYTES, 8 * elements)
+        self.room = HELD_BYTES if elements is None or not stay_up_cast(elements) else max(HELD_BYTES, 8 * elements)
         self.bytes = 0
 
     def get(self, name: Hashable) -> torch.Tensor | None:

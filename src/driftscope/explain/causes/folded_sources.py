@@ -188,7 +188,7 @@ def _ending(observe: Callable[[Step], object], name: str) -> Observer:
 
 def _maps(side: FoldSide, path: _Path, values: Mapping[str, torch.Tensor] | None = None) -> list[Map]:
     """The affine maps that end at the place, the shortest first."""
-    pieces, held = AffinePieces(), set(path.held)
+    pieces, held = AffinePieces.of(side.constants), set(path.held)
 
     def follow(step: Step) -> None:
         held.update(n for n, is_held in zip(step.input_names, step.held, strict=False) if is_held)

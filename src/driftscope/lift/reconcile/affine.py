@@ -16,13 +16,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from driftscope.lift.constant_cache import HELD_BYTES
+from driftscope.lift.constant_cache import HELD_BYTES, Product, as_stored, stay_up_cast
 from driftscope.lift.kept import remember
 from driftscope.lift.outline import ADD, SCALE
 from driftscope.lift.readings import sum_is_finite
 from driftscope.lift.reconcile.maps import (
     Map,
-    Product,
     Statistic,
     affine_again,
     alike,
@@ -53,7 +52,16 @@ class AffinePieces:
     maps: dict[str, list[Map]] = field(default_factory=dict)
     statistics: list[Statistic] = field(default_factory=list)
     folded: list[Map] = field(default_factory=list)
+    stored: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # by size: need not be held in float64
     _seen_as: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, constants: Sequence[Constant]) -> AffinePieces:
+        """Those of a program; what does not stay up-cast from run to run is not kept up-cast by them either."""
+        floats, found = [c.value for c in constants if c.value.dtype.is_floating_point], cls()
+        for value in () if stay_up_cast(sum(v.numel() for v in floats)) else floats:
+            found.stored.setdefault(value.numel(), []).append(value)
+        return found
 
     def __call__(self, step: Step) -> None:
         """Follow one step."""
@@ -150,7 +158,7 @@ class AffinePieces:
         names = (step.input_names[weights[0]], *(step.input_names[k] for k in held if k != weights[0]))
         native = step.formats[0]
         replays = ((weight.to(native), bias.to(native)),) if native is not None and narrow(native) else ()
-        product = Product(weight)
+        product = Product(as_stored(weight, self.stored.get(weight.numel(), ())))
         own = Map(
             self._root(step.input_names[values[0]]), product, bias, product, bias.abs(), axes[0],
             ins[0] if ins else None, channel, (step.name,), names, replays=replays,
@@ -305,7 +313,7 @@ def _after(layer: Map, before: Map, pads: bool) -> Map | None:
     if before.channel != layer.channel:
         return None
     if before.ndim == layer.ndim > 2 and before.out_axis == layer.out_axis == 0:
-        return composed(layer, before, layer.bias + _added(layer.weight, before.bias, layer), pads)
+        return composed(layer, before, layer.bias + _added(layer.product, before.bias, layer), pads)
     if layer.in_axis is None:
         return None
     steps, sources = (*before.steps, *layer.steps), (*before.sources, *layer.sources)
@@ -313,15 +321,15 @@ def _after(layer: Map, before: Map, pads: bool) -> Map | None:
         shape = [1] * layer.ndim
         shape[layer.in_axis] = -1
         moved = bool(before.bias.any())
-        if before.weight.numel() != layer.weight.shape[layer.in_axis] or (pads and moved):
+        if before.weight.numel() != layer.product.value.shape[layer.in_axis] or (pads and moved):
             return None
         along = before.weight.reshape(shape)
-        product, alike = Product(layer.weight, along), before.terms is before.product and layer.terms is layer.product
+        product, alike = layer.product.times(along), before.terms is before.product and layer.terms is layer.product
         return replace(
             layer, root=before.root, product=product,
-            terms=product if alike else Product(layer.size, before.size.reshape(shape)),
-            bias=layer.bias + _added(layer.weight, before.bias, layer),
-            magnitude=layer.magnitude + _added(layer.size, before.magnitude, layer, sizes=True),
+            terms=product if alike else layer.terms.times(before.size.reshape(shape)),
+            bias=layer.bias + _added(layer.product, before.bias, layer),
+            magnitude=layer.magnitude + _added(layer.terms, before.magnitude, layer, sizes=True),
             steps=steps, sources=sources, bias_rounds=layer.bias_rounds or moved,
             weight_rounds=layer.weight_rounds or not bool((before.weight == 1.0).all()), replays=(),
         )  # fmt: skip
@@ -338,12 +346,13 @@ def _after(layer: Map, before: Map, pads: bool) -> Map | None:
     )  # fmt: skip
 
 
-def _added(weight: torch.Tensor, shift: torch.Tensor, layer: Map, sizes: bool = False) -> torch.Tensor:
+def _added(product: Product, shift: torch.Tensor, layer: Map, sizes: bool = False) -> torch.Tensor:
     """What a layer makes of a shift of its input; of none nothing, but where an infinity makes it NaN."""
     shape = [1] * layer.ndim
     shape[layer.in_axis or 0] = -1
-    if not bool(shift.any()) and sum_is_finite(weight):
+    if not bool(shift.any()) and not product.factors and sum_is_finite(product.value):
         return torch.zeros_like(layer.bias)
+    weight = product.made()
     rest = [k for k in range(layer.ndim) if k != layer.out_axis]
     return ((weight.abs() if sizes else weight) * shift.reshape(shape)).sum(rest)
 

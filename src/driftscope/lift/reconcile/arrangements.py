@@ -9,9 +9,12 @@ from collections.abc import Iterator
 import torch
 from torch.nn import functional as F
 
+from driftscope.comparison.measuring.spread import finite
 from driftscope.lift.onnx.contrib.nchwc import blocked_view
 
 _BLOCKS = (16, 8, 4)  # channels per block of onnxruntime's blocked convolutions, by processor
+#: How well norms of a tensor and of its rounding agree, whatever the order of the elements.
+ALIKE = 2e-2
 # Elements that tell one order from another before all of them are looked at.
 _FIRST = 64
 
@@ -114,3 +117,26 @@ def near_pairs(
     counts = last - first
     other = torch.repeat_interleave(counts)
     return order[torch.arange(len(other)) - (counts.cumsum(0) - counts - first)[other]], other
+
+
+def same_norms(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have as many elements and about the same norms, whatever their order."""
+    if one.numel() != other.numel():
+        return False
+    norms = zip(_norms(widened(one)), _norms(widened(other)), strict=True)
+    return all(math.isclose(x, y, rel_tol=ALIKE) for x, y in norms)
+
+
+def sizes_of(value: torch.Tensor) -> tuple[float, ...]:
+    """Of the finite elements the norms, and the largest magnitude: what no order of them changes."""
+    return *_norms(value), float(finite(value).abs().max())
+
+
+def _norms(value: torch.Tensor) -> tuple[float, float]:
+    flat = value.reshape(-1)
+    norms = float(torch.linalg.vector_norm(flat, 1.0)), float(torch.linalg.vector_norm(flat, 2.0))
+    return norms if math.isfinite(norms[0]) else _norms(finite(flat))
+
+
+def widened(value: torch.Tensor) -> torch.Tensor:
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)

@@ -194,7 +194,7 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
     remade = [subgraphs.remade(both[k].inner, computed[1 - k], found[1 - k], limit) for k in (0, 1)]
     for k in (k for k in (0, 1) if remade[k]):
         both[k].inner[:] = merged(both[k].inner, remade[k])
-        found[k].meant = subgraphs.computed(both[k].graph, given(k))
+        found[k].meant = subgraphs.computed(both[k].graph, given(k), asked=found[k].exact)
         computed[k] = computes(k)
     shared = [side.shared(repairs) if any(computed) else [] for side, repairs in zip(*sides, strict=True)]
     computed = [

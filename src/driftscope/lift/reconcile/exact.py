@@ -83,8 +83,9 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
                 repairs.append(weight)
             elif is_tensor(constant):
                 side.left.append(constant)
-        elif constant.origin is Origin.WEIGHT and constant.value.numel() == 1 and not _is_simple(float(constant.value)):
-            side.left.append(constant)
+        elif constant.origin is Origin.WEIGHT and constant.value.numel() == 1:
+            single = float(constant.value)
+            side.left += [] if _is_simple(single) or numbers.hold(single) else [constant]
     return [r for r in repairs if r.kind == "scalar" or not r.is_exact()]
 
 

@@ -24,12 +24,13 @@ import numpy as np
 import torch
 
 from driftscope.comparison.measuring.spread import largest_magnitude
+from driftscope.lift.constant_cache import Product
 from driftscope.lift.kept import look, remember, remembered
 from driftscope.lift.readings import norms_of
 from driftscope.lift.reconcile.affine import AffinePieces
 from driftscope.lift.reconcile.arrangements import arranged, rearrangements
 from driftscope.lift.reconcile.made import MadeAhead
-from driftscope.lift.reconcile.maps import Map, Product, Statistic
+from driftscope.lift.reconcile.maps import Map, Statistic
 from driftscope.lift.reconcile.matching import (
     Repair,
     WeightIndex,
@@ -111,7 +112,7 @@ class Folds:
         keep: bool = False,
     ):  # fmt: skip
         known = None if meant else remembered(graph, AffinePieces)
-        pieces = known or AffinePieces()
+        pieces = known or AffinePieces.of(constants)
         if known is None:
             look(graph, _as_meant(pieces, meant) if meant else pieces, keep=keep)
         self.maps = pieces.folded
@@ -331,7 +332,7 @@ def folded_values(graph: Lifted, sizes: Collection[int] | None = None) -> dict[s
         The fold, exact in float64, and the names of the constants that it was computed from.
     """
     known = remembered(graph, AffinePieces)
-    pieces = known or AffinePieces()
+    pieces = known or AffinePieces.of(graph.constants())
     if known is None:
         look(graph, pieces)
     found: dict[str, _Candidate] = {}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.nn import functional as F
 
+from driftscope.lift.constant_cache import Product
 from driftscope.lift.steps import Kind, Observer, Step
 
 # A weight and its bias as a program in the model's own format would hold them.
@@ -20,23 +21,6 @@ Recipe = Callable[[torch.Tensor, torch.Tensor, list[int]], Replay]
 _SMALL = 1 << 16
 # Products of numbers that are made to join two convolutions: nobody joins large ones, which makes them larger.
 _DEAR = 1 << 24
-
-
-@dataclass(slots=True)
-class Product:
-    """A tensor, and the factor along its axes that is multiplied in when somebody asks: few ask."""
-
-    value: torch.Tensor
-    factor: torch.Tensor | None = None
-
-    def fresh(self) -> torch.Tensor:
-        """The product, for one look at it."""
-        return self.value if self.factor is None else self.value * self.factor
-
-    def made(self) -> torch.Tensor:
-        """The product, for all who ask."""
-        self.value, self.factor = self.fresh(), None
-        return self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +89,13 @@ class Map:
         if self.out_axis is not None:
             shape[self.out_axis] = -1
         along = scale.reshape(shape)
-        product = Product(self.weight, along)
+        product = self.product.times(along)
         rescaled = not bool((scale == 1.0).all())
         return replace(
             self,
             product=product,
             bias=self.bias * scale + shift,
-            terms=product if self.terms is self.product else Product(self.size, along.abs()),
+            terms=product if self.terms is self.product else self.terms.times(along.abs()),
             magnitude=self.magnitude * scale.abs() + added,
             steps=(*self.steps, step.name),
             sources=(*self.sources, *step.input_names),

@@ -104,6 +104,10 @@ class Candidates:
         self._takers: dict[float, str] = {}
         self._sizes = sorted(abs(n.value) for n in self._written)
 
+    def hold(self, number: float) -> bool:
+        """Whether the other program writes this very number."""
+        return any(n.value == number for n in self._written)
+
     def may_be_written(self, number: float, fmt: torch.dtype) -> bool:
         """Whether a number may be, with either sign, one that the other program writes, rounded: quickly told."""
         info = torch.finfo(torch.float32 if fmt == torch.float64 else fmt)

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from driftscope.lift.readings import number_of
-from driftscope.lift.reconcile import matching, subgraphs
+from driftscope.lift.reconcile import matching
+from driftscope.lift.reconcile.arrangements import same_norms
 from driftscope.lift.reconcile.matching import Repair, WeightIndex
 from driftscope.lift.reconcile.scalars import SIMPLE_BITS
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Observer, Origin
@@ -63,7 +64,7 @@ class ReconciledSide:
         """Stored tensors of constant subgraphs that the other side computes or lacks: none of its own, changed."""
         known = {name for repair in other.inner for name in repair.sources}
         theirs = [c for c in (*other.left, *other.inner_left) if c.origin is Origin.WEIGHT]
-        changed = {c.name for c in self.inner_left if any(subgraphs.same_norms(c.value, t.value) for t in theirs)}
+        changed = {c.name for c in self.inner_left if any(same_norms(c.value, t.value) for t in theirs)}
         computed = WeightIndex([c for c in other.constants if c.origin is Origin.COMPUTED] if self.inner_shared else [])
         lacking = [*self.inner_left, *(c for c in self.inner_shared if computed.holds(c.value))]
         return [c for c in lacking if c.name not in known | changed]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +19,7 @@ import torch
 
 from driftscope.comparison.measuring.spread import drift_in_floors, finite, largest_magnitude, shared_sentinels
 from driftscope.lift.noise.injector import NoiseInjector
-from driftscope.lift.reconcile.arrangements import expanded_axis, near, numbered
+from driftscope.lift.reconcile.arrangements import ALIKE, expanded_axis, near, numbered, sizes_of, widened
 from driftscope.lift.reconcile.maps import LayersOfConstants
 from driftscope.lift.reconcile.matching import HALF_ULP, Repair, clamped_elements, same_name, ulp, uniform
 from driftscope.lift.steps import Constant, Lifted, Observer, Origin
@@ -31,11 +31,11 @@ OWN = f"{GIVEN}, rounded on the way"
 # A single noise sample says little about a table of a few elements, and is free there.
 _RUNS = 4
 _MANY = 1 << 20
+# Bytes that all values of a program's constant subgraphs may take, once for each run; and elements of small ones.
+_ROOM, _SMALL = 1 << 30, 1 << 16
 # How much larger than the samples of noise added up the error of an element may be.
 _EACH = 2.0
-# Norms of a table and of its rounding agree this well, whatever the order of the elements.
-_ALIKE = 2e-2
-# And of a multiple of it, of which there are more to choose from.
+# How well the norms of a multiple of a table and of its rounding agree: there are more of them than of tables.
 _FACTOR = 1e-3
 # Below the most negative number of any format: no mask.
 _USUAL = 65504.0
@@ -51,8 +51,8 @@ class Subgraphs:
         Every real value they compute, in float64, from constants as stored.
     meant : dict of str to Tensor
         The same from repaired constants.
-    noises : list of dict of str to Tensor
-        What ordinary rounding did to each, once per noise run.
+    noisy : list of dict of str to Tensor
+        The same as ``exact`` with the noise of ordinary rounding, once per noise run.
     loose : dict of str to Tensor
         What rounding constants that only this program stores does to the values that depend on them.
     rounded : dict of str to bool
@@ -61,13 +61,14 @@ class Subgraphs:
 
     exact: dict[str, torch.Tensor]
     meant: dict[str, torch.Tensor]
-    noises: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    noisy: list[dict[str, torch.Tensor]] = field(default_factory=list)
     loose: dict[str, torch.Tensor] = field(default_factory=dict)
     rounded: dict[str, bool] = field(default_factory=dict)
 
     def noise_of(self, name: str) -> list[torch.Tensor]:
         """The noise samples of one value, scaled so that their squares add up to its floor squared."""
-        found = [run[name] for run in self.noises if name in run and run[name].shape == self.exact[name].shape]
+        exact = self.exact[name]  # few of them are asked for
+        found = [finite(run[name] - exact) for run in self.noisy if name in run and run[name].shape == exact.shape]
         return [n * len(found) ** -0.5 for n in found]
 
 
@@ -86,29 +87,39 @@ def evaluate(
         Stored tensors that the other program does not have: what somebody computed ahead of time and stored.
     """
     exact = computed(graph)
-    if not exact:
+    asked = _asked_for(graph, exact)
+    if not asked:
         return Subgraphs({}, {})
-    meant = computed(graph, repaired) if repaired else exact
+    exact = {name: exact[name] for name in asked}
+    meant = computed(graph, repaired, asked=asked) if repaired else exact
     kernels = error_model.ONNXRUNTIME if graph.kind == "onnx" else error_model.TORCH
     runs = _RUNS if sum(v.numel() for v in exact.values()) <= _MANY else 1
-    noises = []
-    for run in range(runs):
-        noisy = computed(graph, noise=NoiseInjector(seed=seed + run, kernels=kernels))
-        noises.append({name: finite(noisy[name] - value) for name, value in exact.items() if name in noisy})
+    noises = (NoiseInjector(seed=seed + run, kernels=kernels) for run in range(runs))
+    noisy = [computed(graph, noise=noise, asked=asked) for noise in noises]
     loose: dict[str, torch.Tensor] = {}
     if own:
-        moved = computed(graph, {**repaired, **{c.name: _restored(c, seed) for c in own}})
-        gaps = {name: finite(moved[name] - value) for name, value in meant.items() if name in moved}
-        loose = {name: gap for name, gap in gaps.items() if bool(gap.any())}
-    return Subgraphs(exact, meant, noises, loose)
+        moved = computed(graph, {**repaired, **{c.name: _restored(c, seed) for c in own}}, asked=asked)
+        gaps = ((n, finite(moved[n] - v)) for n, v in meant.items() if n in moved and not torch.equal(moved[n], v))
+        loose = {name: gap for name, gap in gaps if bool(gap.any())}
+    return Subgraphs(exact, meant, noisy, loose)
+
+
+def _asked_for(graph: Lifted, exact: Mapping[str, torch.Tensor]) -> list[str]:
+    """The values that others may store: of large ones only what the program goes on with, or they would fill memory."""
+    if 8 * sum(v.numel() for v in exact.values()) <= _ROOM:
+        return list(exact)
+    used = {c.name for c in graph.constants() if c.origin is Origin.COMPUTED and c.frontier}
+    return [name for name, value in exact.items() if name in used or value.numel() <= _SMALL]
 
 
 def computed(
-    graph: Lifted, repaired: Mapping[str, torch.Tensor] | None = None, noise: Observer | None = None
-) -> dict[str, torch.Tensor]:
+    graph: Lifted, repaired: Mapping[str, torch.Tensor] | None = None, noise: Observer | None = None,
+    asked: Iterable[str] | None = None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
     """What a program computes from constants, in float64; and what its layers of constants may be stored as."""
     layers = LayersOfConstants(noise)
-    return graph.constant_values(observe=layers, replace=repaired) | layers.found
+    found = graph.constant_values(observe=layers, replace=repaired) | layers.found
+    return found if asked is None else {name: found[name] for name in asked if name in found}
 
 
 def _restored(constant: Constant, seed: int) -> torch.Tensor:
@@ -136,7 +147,7 @@ def computed_repairs(constants: Sequence[Constant], found: Subgraphs, limit: flo
         if constant.origin is not Origin.COMPUTED or not constant.frontier or constant.name not in found.exact:
             continue
         exact, meant = found.exact[constant.name], found.meant.get(constant.name)
-        native = _wide(constant.value)
+        native = widened(constant.value)
         if meant is None or native.shape != meant.shape or torch.equal(native, meant):
             continue
         if constant.name not in found.rounded:
@@ -172,9 +183,9 @@ def stored_repairs(
     table = _Tables(found, limit, factors)
     held = (c for c in left if c.origin in (Origin.WEIGHT, Origin.ATTRIBUTE))
     stored = (c for c in held if c.value.dtype.is_floating_point or c.value.numel() > 1)
-    repairs = [table.match(c, _wide(c.value), []) for c in stored]
+    repairs = [table.match(c, widened(c.value), []) for c in stored]
     if own is not None:
-        repairs += [table.match(c, _wide(c.value), [own.loose[c.name]]) for c in left if _is_carried(c, own)]
+        repairs += [table.match(c, widened(c.value), [own.loose[c.name]]) for c in left if _is_carried(c, own)]
     return [r for r in repairs if r is not None]
 
 
@@ -196,7 +207,7 @@ def _is_carried(constant: Constant, own: Subgraphs) -> bool:
     """Whether a computed constant has no rounding but that of tensors which only its program stores."""
     exact = own.exact.get(constant.name) if constant.name in own.loose else None
     native = constant.value
-    same = exact is not None and exact.shape == native.shape and torch.equal(_wide(native), exact)
+    same = exact is not None and exact.shape == native.shape and torch.equal(widened(native), exact)
     return same and constant.origin is Origin.COMPUTED and native.numel() > 1
 
 
@@ -245,7 +256,7 @@ class _Tables:
         self._found, self._limit, self._factors = found, limit, sorted(factors)
         self._by_count: dict[int, list[tuple[str, _Part]]] = {}
         self._taken: set[tuple[str, _Part]] = set()
-        self._read: dict[tuple[str, _Part], tuple[tuple[float, ...], float]] = {}
+        self._read: dict[tuple[str, _Part], tuple[float, ...]] = {}
         for name, value in found.exact.items():
             for part in _parts(value) if value.numel() else ():
                 self._by_count.setdefault(part(value).numel(), []).append((name, part))
@@ -260,17 +271,17 @@ class _Tables:
             self._by_count.get(value.numel(), []),
             key=lambda c: (not same_name(c[0], constant.name), c in self._taken),
         )
-        own = _sizes(value) if candidates else ()
+        own = sizes_of(value) if candidates else ()
         top = max((float(f.abs().max()) for f in floor), default=0.0) if candidates else 0.0
         factors = self._factors if value.numel() > 1 else ()  # one number is a multiple of any other
         named = [c for c in candidates if among is None or c[0] in among]
         for factor, (name, part) in self._multiplied(own, named, factors):
-            close = _ALIKE if factor == 1.0 else _FACTOR
-            theirs, noise = self._readings(name, part)
-            wanted = [abs(factor) * n for n in theirs]
+            close = ALIKE if factor == 1.0 else _FACTOR
+            wanted = [abs(factor) * n for n in self._readings(name, part)]
             if not all(math.isclose(one, other, rel_tol=close) for one, other in zip(own[:2], wanted[:2], strict=True)):
                 continue
-            reach = 8.0 * self._limit * max(abs(factor) * noise, _eps(constant.value.dtype) * wanted[2], top)
+            noise = abs(factor) * self._noise(name, part)
+            reach = 8.0 * self._limit * max(noise, _eps(constant.value.dtype) * wanted[2], top)
             # No element is further off: nor is the largest, nor the root of their squares by more than all together.
             far = (abs(one - other) for one, other in zip(own[1:], wanted[1:], strict=True))
             if any(gap > width * reach for gap, width in zip(far, (math.sqrt(value.numel()), 1.0), strict=True)):
@@ -291,20 +302,21 @@ class _Tables:
         """
         found = [(False, 1.0, k) for k in range(len(candidates))]
         for k, candidate in enumerate(candidates if factors else ()):
-            theirs = self._readings(*candidate)[0][0]
+            theirs = self._readings(*candidate)[0]
             ratio = own[0] / theirs if theirs else 0.0
             first = bisect.bisect_left(factors, ratio * (1.0 - 2.0 * _FACTOR))
             last = bisect.bisect_right(factors, ratio * (1.0 + 2.0 * _FACTOR))
             found += [(True, factor, k) for factor in factors[first:last]]
         return [(factor, candidates[k]) for _, factor, k in sorted(found)]
 
-    def _readings(self, name: str, part: _Part) -> tuple[tuple[float, ...], float]:
-        """The sizes of a table, read when they are first asked for, and its largest noise."""
-        if (name, part) not in self._read:
-            noises = map(part, self._found.noise_of(name))
-            top = max((float(n.abs().max()) for n in noises), default=0.0)
-            self._read[name, part] = _sizes(part(self._found.exact[name])), top
-        return self._read[name, part]
+    def _readings(self, name: str, part: _Part) -> tuple[float, ...]:
+        """The sizes of a table, read when they are first asked for."""
+        known = self._read.get((name, part))
+        return known or self._read.setdefault((name, part), sizes_of(part(self._found.exact[name])))
+
+    def _noise(self, name: str, part: _Part) -> float:
+        """The largest noise of a table."""
+        return max((float(part(n).abs().max()) for n in self._found.noise_of(name)), default=0.0)
 
     def _arranged(
         self, constant: Constant, value: torch.Tensor, name: str, part: _Part, factor: float,
@@ -343,7 +355,7 @@ def _eps(fmt: torch.dtype) -> float:
 
 def _storing(exact: torch.Tensor, fmt: torch.dtype) -> torch.Tensor:
     """What storing a value in a format does to it."""
-    return finite(_wide(exact.to(fmt)) - exact) if fmt.is_floating_point or fmt.is_complex else exact.new_zeros(())
+    return finite(widened(exact.to(fmt)) - exact) if fmt.is_floating_point or fmt.is_complex else exact.new_zeros(())
 
 
 def _is_rounding(native: torch.Tensor, exact: torch.Tensor, noises: Sequence[torch.Tensor], limit: float) -> bool:
@@ -369,29 +381,9 @@ def _each_is_rounding(
     """
     if not fmt.is_floating_point:
         return True
-    top = sum(float(n.abs().max()) for n in noises if n.numel())
-    gap = finite(value - exact).abs() - (_EACH * top + HALF_ULP * ulp(torch.maximum(value.abs(), exact.abs()), fmt))
-    return bool(((gap <= 0.0) | clamped_elements(exact, value)).all())
-
-
-def same_norms(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have as many elements and about the same norms, whatever their order."""
-    if one.numel() != other.numel():
-        return False
-    norms = zip(_norms(_wide(one)), _norms(_wide(other)), strict=True)
-    return all(math.isclose(x, y, rel_tol=_ALIKE) for x, y in norms)
-
-
-def _sizes(value: torch.Tensor) -> tuple[float, ...]:
-    """Of the finite elements the norms, and the largest magnitude: what no order of them changes."""
-    return *_norms(value), float(finite(value).abs().max())
-
-
-def _norms(value: torch.Tensor) -> tuple[float, float]:
-    flat = value.reshape(-1)
-    norms = float(torch.linalg.vector_norm(flat, 1.0)), float(torch.linalg.vector_norm(flat, 2.0))
-    return norms if math.isfinite(norms[0]) else _norms(finite(flat))
-
-
-def _wide(value: torch.Tensor) -> torch.Tensor:
-    return value.to(torch.complex128 if value.is_complex() else torch.float64)
+    top, size = sum(float(n.abs().max()) for n in noises if n.numel()), torch.maximum(value.abs(), exact.abs())
+    gap = finite(value - exact).abs_().sub_(_EACH * top)
+    # An ulp is at least half an epsilon of its number: nearly always that is enough, and cheap.
+    if bool((gap <= 0.5 * HALF_ULP * torch.finfo(fmt).eps * size).all()):
+        return True
+    return bool(((gap <= HALF_ULP * ulp(size, fmt)) | clamped_elements(exact, value)).all())
