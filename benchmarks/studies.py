@@ -7,22 +7,21 @@ this process, so that starting workers is not counted on either side; the reduct
 Promised: reduction 10 times, gemm 4 times, layer norm 3 times as fast; 2 ms for a trivial cell; 0.2 s for a
 group-by over a million stored rows.
 
-Measured on 2026-11-21 in one run of this file, two cores, load 2, in CPU time: reduction 7.2 (0.108 s beside 0.78 s:
-this promise is broken), gemm 3.7 beside the loop that measures its pairs again for each figure and 1.8 beside one that
-does not (3.052 s and 2.397 s for the same study: broken, and unsteady), layer norm 5.3 beside a loop of equal content,
-2.2 with a picture on both sides and 2.6 beside a loop that measures the pairs alone while the study answers everything;
-0.2 ms for a trivial cell, 0.03 s for the group-by. By itself in a fresh process: reduction 7.5, layer norm 6.4, 3.1
-and 3.4; why the loops take longer there was not looked into.
+Measured on 2026-11-27 in one run of this file, two cores of an Intel Xeon with nothing else to run, in CPU time:
+reduction 8.3 (0.143 s beside 1.185 s: this promise is broken), gemm 1.5, and 1.9 beside the loop that measures its
+pairs again for each figure (10.3 s: broken; 8 s of them are four float16 products that this processor has no
+instructions for, on both sides; 3.7 on one that has), layer norm 2.8 beside a loop of equal content, 2.5 with a picture
+on both sides and 2.3 beside a loop that measures the pairs alone while the study answers everything (broken, unsteady:
+5.3, 2.2 and 2.6 in another run); 0.3 ms for a trivial cell, 0.04 s for the group-by.
 
-Of the 0.105 s of the reduction, 0.025 s draw the permutations, 0.038 s gather and add 18 million terms (one pass
-serves the mean and the layer norm), 0.015 s predict, and 0.025 s are 162 cells of a study, their table and its words.
+Of the 0.143 s of the reduction, 0.03 s draw the permutations, 0.045 s gather and add 18 million terms (one pass serves
+the mean and the layer norm), 0.02 s predict, and 0.03 s are 162 cells of a study, their table and its words.
 
 The reduction as it is called, ``ds.studies.reduction(permutations=128)`` with its default workers, in a fresh process
 whose first call counts all imports on both sides: 6 times as fast is promised for the first call, 10 for the second.
-Measured on 2026-11-27, two cores of an Intel Xeon with nothing else to run, in CPU time: 4.2 (0.517 s beside 2.147 s:
-broken) and 14.3 (0.116 s beside 1.661 s). Of the first call 0.2 s are imports, a third of them numpy's, which the loop
-needs as well, and as much again is what numpy and the memory do the first time; no worker is started, since the
-estimate says that the cells take less than a worker's start.
+Measured in the same run: 4.6 (0.316 s beside 1.450 s: broken) and 10.8 (0.110 s beside 1.186 s). Of the first call
+0.15 s are imports, half of them numpy's, which the loop needs as well, 0.03 s draw the permutations and 0.02 s say what
+is installed; no worker is started, since the estimate says that the cells take less than a worker's start.
 
 Run: ``OMP_NUM_THREADS=1 python -m benchmarks studies``
 """
