@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from driftscope.lift import constant_cache
-from driftscope.lift.constant_cache import Rooms, as_stored
+from driftscope.lift.constant_cache import Rooms, as_stored, marked
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +60,11 @@ def test_the_end_of_a_run_gives_the_memory_back():
 def test_a_tensor_that_is_up_cast_is_told_from_those_that_are_stored(shape, fmt):
     stored, other = torch.randn(shape).to(fmt), torch.randn(shape).to(fmt)
     wide = stored.to(torch.float64)
-    assert as_stored(wide, [other, stored]).data_ptr() == stored.data_ptr()
+    assert as_stored(wide, marked([other, stored])).data_ptr() == stored.data_ptr()
     if stored.numel():
         changed = wide.clone()
         changed.reshape(-1)[-1] += 1.0
-        assert as_stored(changed, [other, stored]) is changed
+        assert as_stored(changed, marked([other, stored])) is changed
     if len(shape) == 2:
-        turned = as_stored(wide.T, [other, stored])
+        turned = as_stored(wide.T, marked([other, stored]))
         assert (turned.data_ptr(), turned.shape) == (stored.data_ptr(), wide.T.shape)

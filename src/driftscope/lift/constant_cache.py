@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -70,9 +70,25 @@ def stay_up_cast(elements: int) -> bool:
     return 8 * elements <= WHOLE_BYTES
 
 
-def as_stored(wide: torch.Tensor, stored: Iterable[torch.Tensor]) -> torch.Tensor:
+#: How many elements a tensor has, and its first one: a transpose and an up-cast tensor have the same.
+Mark = tuple[int, float]
+
+
+def _mark(tensor: torch.Tensor) -> Mark:
+    return tensor.numel(), float(tensor[(0,) * tensor.ndim]) if tensor.numel() else 0.0
+
+
+def marked(tensors: Iterable[torch.Tensor]) -> dict[Mark, list[torch.Tensor]]:
+    """Tensors by what :func:`as_stored` looks them up by."""
+    found: dict[Mark, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(_mark(tensor), []).append(tensor)
+    return found
+
+
+def as_stored(wide: torch.Tensor, stored: Mapping[Mark, Sequence[torch.Tensor]]) -> torch.Tensor:
     """The stored tensor, or its transpose, that holds the numbers of an up-cast one; that one itself if none does."""
-    for tensor in stored:
+    for tensor in stored.get(_mark(wide), ()) if stored else ():
         for own in (tensor, tensor.mT) if tensor.ndim == 2 else (tensor,):
             if own.shape == wide.shape and _hold_the_same(wide, own):
                 return own

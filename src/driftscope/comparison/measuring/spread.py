@@ -121,9 +121,8 @@ def _slice_means(square: torch.Tensor) -> list[torch.Tensor]:
     """Mean square per index along each axis of more than one index."""
     found, rest = [], square  # whose axes before this one are averaged away: the tensor itself is read twice
     for size in square.shape:
-        told = 1 < size < square.numel()
-        found.append(rest.flatten(1).mean(1) if told and rest.ndim > 1 else rest if told else torch.empty(0))
-        rest = rest.mean(0) if size > 1 else rest[0] if size else rest.sum(0)
+        found.append(rest.reshape(size, -1).mean(1) if 1 < size < square.numel() else torch.empty(0))
+        rest = rest[0] if size == 1 else rest.mean(0)
     return found
 
 

@@ -9,6 +9,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from driftscope.lift.formulas.terms import matrix_product
+
 _SATURATING: ContextVar[bool] = ContextVar("saturating", default=False)
 _INT16 = (-32768, 32767)
 
@@ -40,7 +42,7 @@ def integer_product(a: Tensor, b: Tensor, a_zero: Tensor | None, b_zero: Tensor 
     wide_a, wide_b = a.to(torch.float64), b.to(torch.float64)
     zero_a = 0.0 if a_zero is None else a_zero.to(torch.float64)
     zero_b = 0.0 if b_zero is None else b_zero.to(torch.float64)
-    exact = (wide_a - zero_a) @ (wide_b - zero_b)
+    exact = matrix_product(wide_a - zero_a, wide_b - zero_b)
     if not (_SATURATING.get() and a.dtype == torch.uint8 and b.dtype == torch.int8):
         return exact
     lost = torch.zeros_like(exact)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from driftscope.lift.constant_cache import HELD_BYTES, Product, as_stored, stay_up_cast
+from driftscope.lift.constant_cache import HELD_BYTES, Mark, Product, as_stored, marked, stay_up_cast
 from driftscope.lift.kept import remember
 from driftscope.lift.outline import ADD, SCALE
 from driftscope.lift.readings import sum_is_finite
@@ -52,16 +52,14 @@ class AffinePieces:
     maps: dict[str, list[Map]] = field(default_factory=dict)
     statistics: list[Statistic] = field(default_factory=list)
     folded: list[Map] = field(default_factory=list)
-    stored: dict[int, list[torch.Tensor]] = field(default_factory=dict)  # by size: need not be held in float64
+    stored: Mapping[Mark, Sequence[torch.Tensor]] = field(default_factory=dict)  # need not be held in float64
     _seen_as: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, constants: Sequence[Constant]) -> AffinePieces:
         """Those of a program; what does not stay up-cast from run to run is not kept up-cast by them either."""
-        floats, found = [c.value for c in constants if c.value.dtype.is_floating_point], cls()
-        for value in () if stay_up_cast(sum(v.numel() for v in floats)) else floats:
-            found.stored.setdefault(value.numel(), []).append(value)
-        return found
+        floats = [c.value for c in constants if c.value.dtype.is_floating_point]
+        return cls(stored={} if stay_up_cast(sum(v.numel() for v in floats)) else marked(floats))
 
     def __call__(self, step: Step) -> None:
         """Follow one step."""
@@ -158,7 +156,7 @@ class AffinePieces:
         names = (step.input_names[weights[0]], *(step.input_names[k] for k in held if k != weights[0]))
         native = step.formats[0]
         replays = ((weight.to(native), bias.to(native)),) if native is not None and narrow(native) else ()
-        product = Product(as_stored(weight, self.stored.get(weight.numel(), ())))
+        product = Product(as_stored(weight, self.stored))
         own = Map(
             self._root(step.input_names[values[0]]), product, bias, product, bias.abs(), axes[0],
             ins[0] if ins else None, channel, (step.name,), names, replays=replays,

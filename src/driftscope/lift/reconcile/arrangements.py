@@ -139,4 +139,5 @@ def _norms(value: torch.Tensor) -> tuple[float, float]:
 
 
 def widened(value: torch.Tensor) -> torch.Tensor:
+    """A tensor in float64, or in complex128."""
     return value.to(torch.complex128 if value.is_complex() else torch.float64)

@@ -87,13 +87,12 @@ def evaluate(
         Stored tensors that the other program does not have: what somebody computed ahead of time and stored.
     """
     exact = computed(graph)
-    asked = _asked_for(graph, exact)
+    runs, asked = _RUNS if sum(v.numel() for v in exact.values()) <= _MANY else 1, _asked_for(graph, exact)
     if not asked:
         return Subgraphs({}, {})
     exact = {name: exact[name] for name in asked}
     meant = computed(graph, repaired, asked=asked) if repaired else exact
     kernels = error_model.ONNXRUNTIME if graph.kind == "onnx" else error_model.TORCH
-    runs = _RUNS if sum(v.numel() for v in exact.values()) <= _MANY else 1
     noises = (NoiseInjector(seed=seed + run, kernels=kernels) for run in range(runs))
     noisy = [computed(graph, noise=noise, asked=asked) for noise in noises]
     loose: dict[str, torch.Tensor] = {}
@@ -272,7 +271,7 @@ class _Tables:
             key=lambda c: (not same_name(c[0], constant.name), c in self._taken),
         )
         own = sizes_of(value) if candidates else ()
-        top = max((float(f.abs().max()) for f in floor), default=0.0) if candidates else 0.0
+        top = _largest(floor) if candidates else 0.0
         factors = self._factors if value.numel() > 1 else ()  # one number is a multiple of any other
         named = [c for c in candidates if among is None or c[0] in among]
         for factor, (name, part) in self._multiplied(own, named, factors):
@@ -280,13 +279,13 @@ class _Tables:
             wanted = [abs(factor) * n for n in self._readings(name, part)]
             if not all(math.isclose(one, other, rel_tol=close) for one, other in zip(own[:2], wanted[:2], strict=True)):
                 continue
-            noise = abs(factor) * self._noise(name, part)
-            reach = 8.0 * self._limit * max(noise, _eps(constant.value.dtype) * wanted[2], top)
+            noises = [factor * part(n) for n in self._found.noise_of(name)]
+            reach = 8.0 * self._limit * max(_largest(noises), _eps(constant.value.dtype) * wanted[2], top)
             # No element is further off: nor is the largest, nor the root of their squares by more than all together.
             far = (abs(one - other) for one, other in zip(own[1:], wanted[1:], strict=True))
             if any(gap > width * reach for gap, width in zip(far, (math.sqrt(value.numel()), 1.0), strict=True)):
                 continue
-            meant = self._arranged(constant, value, name, part, factor, floor, reach)
+            meant = self._arranged(constant, value, name, part, factor, (noises, floor), reach)
             if meant is not None:
                 self._taken.add((name, part))
                 words = f"{name}, computed natively" if factor == 1.0 else f"{name} times {factor:.6g}"
@@ -314,25 +313,25 @@ class _Tables:
         known = self._read.get((name, part))
         return known or self._read.setdefault((name, part), sizes_of(part(self._found.exact[name])))
 
-    def _noise(self, name: str, part: _Part) -> float:
-        """The largest noise of a table."""
-        return max((float(part(n).abs().max()) for n in self._found.noise_of(name)), default=0.0)
-
     def _arranged(
         self, constant: Constant, value: torch.Tensor, name: str, part: _Part, factor: float,
-        floor: Sequence[torch.Tensor], reach: float,
+        floors: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]], reach: float,
     ) -> torch.Tensor | None:  # fmt: skip
-        exact = factor * part(self._found.exact[name])
+        (theirs, floor), exact = floors, factor * part(self._found.exact[name])
         for k, laid in near(exact, value, reach):
             if float(finite(value - laid).abs().max()) > reach:
                 continue
             meant = factor * part(self._found.meant.get(name, self._found.exact[name]))
-            noises = [*(factor * part(n) for n in self._found.noise_of(name)), _storing(exact, constant.value.dtype)]
+            noises = [*theirs, _storing(exact, constant.value.dtype)]
             *samples, found = (numbered(t, value.shape, k) for t in (*noises, meant))
             each = _each_is_rounding(value, laid, constant.value.dtype, [*samples[:-1], *floor])
             if each and _is_rounding(value, laid, [*samples, *floor], self._limit):
                 return found
         return None
+
+
+def _largest(samples: Sequence[torch.Tensor]) -> float:
+    return max((float(n.abs().max()) for n in samples), default=0.0)
 
 
 _Part = Callable[[torch.Tensor], torch.Tensor]

@@ -6,10 +6,12 @@ before any runtime sees the model.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 
+from google.protobuf.descriptor import Descriptor, FieldDescriptor  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped]
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from driftscope.errors import ProgramError
 
@@ -19,11 +21,6 @@ DEEPEST_GRAPHS = 60
 DEEPEST_CALLS = 200
 
 _Key = tuple[str, str, str]
-# Most of a model's messages are these, and hold nothing but texts and numbers.
-_LEAVES = {
-    "onnx.StringStringEntryProto": ("key", "value"),
-    "onnx.TensorShapeProto.Dimension": ("dim_param", "denotation"),
-}
 
 
 def check_bounds(model: ModelProto, name: str) -> None:
@@ -77,36 +74,22 @@ def check_texts(model: ModelProto, name: str) -> None:
             if bytes in map(type, texts):
                 raise ProgramError(f"{name} is damaged: the name of a tensor in it is not UTF-8 text")
             continue
-        if isinstance(message, (NodeProto, ValueInfoProto)) and bytes not in map(type, _own_texts(message)):
-            waiting.extend(_within(message))
-            continue
-        for field, value in message.ListFields():
-            parts = (value,) if isinstance(value, (str, bytes, Message)) else value
-            wrong = field.name if field.type == field.TYPE_STRING and any(isinstance(p, bytes) for p in parts) else None
-            if field.type == field.TYPE_MESSAGE:
-                leaf = _LEAVES.get(field.message_type.full_name)
-                waiting.extend(parts if leaf is None else ())
-                wrong = next((t for p in parts for t in leaf or () if isinstance(getattr(p, t), bytes)), None)
-            if wrong is not None:
-                raise ProgramError(f"{name} is damaged: a {wrong!r} in it is not UTF-8 text")
+        for field, is_text in _fields(message.DESCRIPTOR):
+            value = getattr(message, field)
+            if is_text:
+                if type(value) is bytes or (type(value) is not str and bytes in map(type, value)):
+                    raise ProgramError(f"{name} is damaged: a {field!r} in it is not UTF-8 text")
+            elif not isinstance(value, Message):
+                waiting.extend(value)
+            elif message.HasField(field):
+                waiting.append(value)
 
 
-def _own_texts(message: NodeProto | ValueInfoProto) -> list[str | bytes]:
-    """The texts of the most frequent messages, asked for by name: listing their fields takes ten times as long."""
-    found: list[str | bytes] = [t for entry in message.metadata_props for t in (entry.key, entry.value)]
-    if isinstance(message, NodeProto):
-        own = message.name, message.op_type, message.domain, message.overload, message.doc_string
-        return [*found, *own, *message.input, *message.output]
-    dims = message.type.tensor_type.shape.dim  # of another type there are none
-    found += [t for dim in dims for t in (dim.dim_param, dim.denotation)]
-    return [*found, message.name, message.doc_string, message.type.denotation]
-
-
-def _within(message: NodeProto | ValueInfoProto) -> Iterable[Message]:
-    """The messages in these that are still to be looked at."""
-    if isinstance(message, NodeProto):
-        return [*message.attribute, *getattr(message, "device_configurations", ())]
-    return [] if message.type.HasField("tensor_type") else [message.type]
+@functools.cache
+def _fields(kind: Descriptor) -> list[tuple[str, bool]]:
+    """The fields of a kind of message that are texts, or messages; whether they are texts."""
+    kinds = {FieldDescriptor.TYPE_STRING: True, FieldDescriptor.TYPE_MESSAGE: False}
+    return [(field.name, kinds[field.type]) for field in kind.fields if field.type in kinds]
 
 
 def _many(count: int) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from driftscope.lift.formulas import activations as formulas
 from driftscope.lift.formulas.recurrent import Activation, LstmVariant, gru_cell, lstm_cell
-from driftscope.lift.formulas.terms import EXACT, FUNCTION, ROUND, product
+from driftscope.lift.formulas.terms import EXACT, FUNCTION, ROUND, matrix_product, product
 from driftscope.lift.onnx.registry import Node, Result, operator
 
 # Activations with parameters: (function of x, alpha, beta), default alpha, default beta.
@@ -141,7 +141,7 @@ def _unroll(node: Node, d: RecurrentDirection, x: Tensor, lengths: Tensor | None
     if d.reverse:
         x = _reversed(x, lengths)
     weights, x = d.w.transpose(0, 1), _coarse(node, x)
-    xw = node.inner("input", x @ weights, product(x, weights)) + d.wb
+    xw = node.inner("input", matrix_product(x, weights), product(x, weights)) + d.wb
     h, c = d.h, d.c
     ys = []
     for t in range(time):
