@@ -30,7 +30,7 @@ from driftscope.accumulation.replaying import replayed
 from driftscope.accumulation.revealing.reveal_kernel import reveal_kernel, reveal_sum
 from driftscope.numerics.formats import FORMATS
 from driftscope.numerics.trees.balanced import balanced_rows, scale_for
-from driftscope.numerics.trees.replay import numpy_dtype
+from driftscope.numerics.formats import numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
 
 #: (kernel, dtype, goals in ms for 4096 and 16384 terms)

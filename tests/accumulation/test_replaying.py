@@ -9,7 +9,8 @@ from accumulation.known_kernels import random_order
 from driftscope.accumulation.exact import compiled
 from driftscope.accumulation.exact.compiled import Instructions
 from driftscope.accumulation.replaying import replayed
-from driftscope.numerics.trees.replay import SumArithmetic, numpy_dtype, replay
+from driftscope.numerics.formats import numpy_dtype
+from driftscope.numerics.trees.replay import SumArithmetic, replay
 from driftscope.numerics.trees.tree import SumTree
 
 WAYS = [

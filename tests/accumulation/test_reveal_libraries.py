@@ -9,7 +9,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import driftscope as ds
-from driftscope.numerics.trees.replay import numpy_dtype
+from driftscope.numerics.formats import numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
 from driftscope.programs.arrays import array_of, tensor_of
 

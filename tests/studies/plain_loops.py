@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas
 
-from driftscope.studies.reduction_study.distributions import DTYPES, permutation_rng, sample
+from driftscope.numerics.formats import numpy_dtype
+from driftscope.studies.reduction_study.distributions import permutation_rng, sample
 
 
 def normalised(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -47,7 +48,7 @@ def spreads(
 
 def _observations(function: str, law: str, size: int, dtype: str, permutations: int) -> list[dict[str, Any]]:
     call = FUNCTIONS[function]
-    x = sample(law, size).astype(DTYPES[dtype])
+    x = sample(law, size).astype(numpy_dtype(dtype))
     rng = permutation_rng(size)
     first = call(x)
     found = []

@@ -16,7 +16,7 @@ from driftscope.accumulation.order_maps import letter, map_lines
 from driftscope.accumulation.replaying import replayed
 from driftscope.accumulation.revealing.dependence import Dependence, dependence_of
 from driftscope.errors import InputError
-from driftscope.numerics.trees.replay import numpy_dtype
+from driftscope.numerics.formats import numpy_dtype
 from driftscope.records.kinds.accumulation import AccumulationRecord, OtherOrder, Replayed
 from driftscope.records.words import counted
 

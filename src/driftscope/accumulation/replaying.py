@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from driftscope.accumulation.exact import compiled
-from driftscope.numerics.trees.replay import SumArithmetic, finished, numpy_dtype, replay
+from driftscope.numerics.formats import numpy_dtype
+from driftscope.numerics.trees.replay import SumArithmetic, finished, replay
 from driftscope.numerics.trees.tree import SumTree
 
 Array = npt.NDArray[Any]

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,24 @@ _OTHER_NAMES = {
     "complex64": "float32",
     "complex128": "float64",
 }
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype that stores a format, also where numpy has none of its own.
+
+    Raises
+    ------
+    TypeError
+        If there is no such dtype.
+    """
+    import numpy as np
+
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def format_of(dtype_name: str) -> Format | None:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftscope.accumulation.revealing.refusal import BudgetSpentError, RaisedError, RevealError
-from driftscope.numerics.trees.replay import numpy_dtype
+from driftscope.numerics.formats import numpy_dtype
 
 Array = npt.NDArray[Any]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from driftscope.accumulation.kernels.kernel import Kernel
 from driftscope.accumulation.revealing.examination import in_rows
 from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.trees.replay import numpy_dtype
+from driftscope.numerics.formats import numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
 
 _ROUNDS = 24

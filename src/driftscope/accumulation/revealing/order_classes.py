@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from driftscope.accumulation.kernels.kernel import Kernel
 from driftscope.accumulation.revealing.examination import cancelling_rows
-from driftscope.numerics.trees.replay import numpy_dtype
+from driftscope.numerics.formats import numpy_dtype
 
 Array = npt.NDArray[Any]
 Numbers = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from driftscope.accumulation.kernels.kernel import Kernel
 from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.trees.replay import numpy_dtype
+from driftscope.numerics.formats import numpy_dtype
 
 Array = npt.NDArray[Any]
 

@@ -16,7 +16,7 @@ import torch
 from driftscope.errors import DriftscopeError, InputError
 from driftscope.invariance.running import Leaves, Runner, RunResult
 from driftscope.invariance.trials.trial import AxisPlan, AxisTrial, RunVariant
-from driftscope.programs.isolation.process import MARK
+from driftscope.programs.isolation.choice import MARK
 from driftscope.programs.isolation.workers import WorkerPool
 from driftscope.programs.loading.load import load_program
 from driftscope.programs.protocol import LoadedFrom, Program

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.trees.replay import numpy_dtype
+from driftscope.numerics.formats import numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
 
 Array = npt.NDArray[Any]

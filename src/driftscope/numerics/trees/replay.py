@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from driftscope.numerics.formats import numpy_dtype
 from driftscope.numerics.trees.rounding import aligned_sum, exact_sum, fma, sum_to_odd
 from driftscope.numerics.trees.tree import AddLevel, SumTree
 
@@ -42,17 +42,6 @@ class SumArithmetic:
     mean: str = "none"
     fused: str = "exact"
     fma_terms: npt.NDArray[np.bool_] | None = field(default=None, compare=False, repr=False)
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the dtype that stores a format, also where numpy has none of its own.
-
-    Raises
-    ------
-    TypeError
-        If there is no such dtype.
-    """
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def replay(tree: SumTree, x: Array, arithmetic: SumArithmetic, output: str, weights: Array | None = None) -> Array:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from driftscope.programs.isolation.process import MARK
+from driftscope.programs.isolation.choice import MARK
 
 Tell = Callable[[dict[str, Any]], None]
 

@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from driftscope.programs.isolation.process import MARK
-
+#: Set in every worker, so that a script which starts workers at its top level is told, instead of starting more.
+MARK = "DRIFTSCOPE_WORKER"
 #: Set in a process that somebody watches: what happens in it is a finding already.
 WATCHED = "DRIFTSCOPE_WATCHED"
 

@@ -24,8 +24,6 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
-# Set in every worker, so that a script which starts workers at its top level is told, instead of starting more.
-MARK = "DRIFTSCOPE_WORKER"
 # By which a worker that inherits no socket shows that it is the one that was started.
 KEY = "DRIFTSCOPE_WORKER_KEY"
 

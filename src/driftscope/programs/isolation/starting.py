@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from driftscope.programs.isolation.process import KEY, MARK
+from driftscope.programs.isolation.choice import MARK
+from driftscope.programs.isolation.process import KEY
 
 _TICK = 0.02  # seconds between two looks at a process that has not called back yet
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,6 +269,8 @@ def _repaired(path: Path) -> Path | None:
         number = 1
         while (copy := path.with_name(f"{path.name}.damaged" + (f"-{number}" if number > 1 else ""))).exists():
             number += 1
+        import shutil
+
         try:
             shutil.copy2(path, copy)
             draft = path.with_name(f".{path.name}.part")

@@ -15,6 +15,7 @@ from typing import Any
 
 from driftscope.errors import DependencyMissing, DriftscopeError, InputError
 from driftscope.programs.isolation.limits import NO_LIMITS, Limits, available_cores
+from driftscope.programs.state.threads import thread_count
 
 #: Variables by which numeric libraries read how many threads an operator may use.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -110,7 +111,7 @@ class InThisProcess(Executor):
         self._limited = contextlib.ExitStack()
 
     def __enter__(self) -> InThisProcess:
-        self._limited.enter_context(_threads_here(self._threads))
+        self._limited.enter_context(thread_count(self._threads))
         return self
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -125,24 +126,6 @@ class InThisProcess(Executor):
         except Exception as error:  # belongs to the future, as in every executor
             future.set_exception(error)
         return future
-
-
-@contextlib.contextmanager
-def _threads_here(count: int) -> Iterator[None]:
-    import sys
-
-    import threadpoolctl
-
-    torch = sys.modules.get("torch")
-    before = torch.get_num_threads() if torch is not None else count
-    if torch is not None and before != count:
-        torch.set_num_threads(count)
-    try:
-        with threadpoolctl.threadpool_limits(count):
-            yield
-    finally:
-        if torch is not None and before != count:
-            torch.set_num_threads(before)
 
 
 class ClusterLost(DriftscopeError):

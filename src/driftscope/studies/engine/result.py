@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +142,8 @@ class Study(Shown):
         """Draw the study for its page; without matplotlib, or without rows that can be drawn, there is no picture."""
         if importlib.util.find_spec("matplotlib") is None:
             return {}
+        import tempfile
+
         with tempfile.TemporaryDirectory() as folder:
             try:
                 drawn = self.plot(Path(folder) / "study.svg")

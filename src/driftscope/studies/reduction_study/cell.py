@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from driftscope.studies.reduction_study.distributions import DTYPES, order_blocks, orders, stored
+from driftscope.numerics.formats import numpy_dtype
+from driftscope.studies.reduction_study.distributions import order_blocks, orders, stored
 from driftscope.studies.reduction_study.functions import REDUCTIONS, TORCH, known, outputs_of
 from driftscope.studies.reduction_study.prediction import Prediction, predict
 
@@ -119,7 +120,7 @@ def _of_numpy(function: str, sample: _Sample, beside: Sequence[str]) -> tuple[Ar
     reduction = REDUCTIONS[function]
     numbers = _numbers(function, sample, beside)
     if reduction.map is None:
-        values = numbers[0].astype(DTYPES[sample[2]]).astype(np.float64)
+        values = numbers[0].astype(numpy_dtype(sample[2])).astype(np.float64)
         return values, _rms_between(values), 0.0
     whole = np.stack([n.astype(np.float64) for n in numbers], axis=1)
     if not np.isfinite(whole).all():
@@ -134,7 +135,7 @@ def _numbers(function: str, sample: _Sample, beside: Sequence[str]) -> tuple[Arr
     """Return what depends on the order, for every order; one pass where another function of the study has it too."""
     reduction = REDUCTIONS[function]
     _, size, dtype, _, _ = sample
-    narrow = reduction.takes_stored(DTYPES[dtype], size)
+    narrow = reduction.takes_stored(numpy_dtype(dtype), size)
     if reduction.within in beside and not narrow:
         return _collected(reduction.within, sample, False)[:1]
     if any(REDUCTIONS[other].within == function for other in beside if other in REDUCTIONS):

@@ -6,11 +6,11 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from driftscope.errors import InputError
+from driftscope.numerics.formats import numpy_dtype
 from driftscope.numerics.seeds import seed_of
 from driftscope.programs.loading.references import find, is_reference
 
@@ -19,12 +19,7 @@ Law = Callable[[np.random.Generator, int], Array]
 
 _BLOCK = 1 << 18  # bytes gathered at once
 
-DTYPES = {
-    "float64": np.dtype(np.float64),
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
-}
+DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
 def _fixed(_rng: np.random.Generator, size: int) -> Array:
@@ -124,7 +119,7 @@ def stored(law: str, size: int, dtype: str, seed: int = 0) -> tuple[Array, Array
     if dtype not in DTYPES:
         raise InputError(f"there is no dtype {dtype!r} in this study; there are {', '.join(DTYPES)}")
     with np.errstate(over="ignore"):  # a value beyond float16 becomes infinite, as it would in the user's program
-        x = sample(law, size, seed).astype(DTYPES[dtype])
+        x = sample(law, size, seed).astype(numpy_dtype(dtype))
     # Rounding keeps order, so the sorted values are rounded: ml_dtypes has no fast sort.
     up = np.sort(x.astype(np.float32)).astype(x.dtype) if dtype == "bfloat16" else np.sort(x)
     for array in (x, up):

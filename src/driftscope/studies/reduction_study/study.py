@@ -91,7 +91,7 @@ def reduction(
     uses_torch = any(str(f) in TORCH for f in axes["function"])
     plan = Plan(
         name="reduction", function=reduction_cell, grid=Grid(axes), fixed=fixed, seed=seed,
-        modules=("numpy", "ml_dtypes", *(("torch",) if uses_torch else ())),
+        modules=("numpy", *(("torch",) if uses_torch else ())),
         views="driftscope.studies.reduction_study.study", reading=Reading((), "verdict", "floors"),
         safe_seconds=safe_seconds(axes, permutations),
     )  # fmt: skip
