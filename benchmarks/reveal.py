@@ -28,9 +28,8 @@ from driftscope.accumulation.kernels.kernel import Kernel, Meter
 from driftscope.accumulation.kernels.kernel_factory import open_kernel
 from driftscope.accumulation.replaying import replayed
 from driftscope.accumulation.revealing.reveal_kernel import reveal_kernel, reveal_sum
-from driftscope.numerics.formats import FORMATS
+from driftscope.numerics.formats import FORMATS, numpy_dtype
 from driftscope.numerics.trees.balanced import balanced_rows, scale_for
-from driftscope.numerics.formats import numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
 
 #: (kernel, dtype, goals in ms for 4096 and 16384 terms)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from driftscope.lift.formulas import convolutions
 from driftscope.lift.formulas.convolutions import convolution_squares, convolve
@@ -39,6 +41,37 @@ def test_a_depthwise_convolution_is_torchs(case: tuple, monkeypatch: pytest.Monk
         wanted = expected if bias is not None else expected - b.reshape(-1, *[1] * len(kernel))
         assert got.shape == expected.shape
         assert torch.allclose(got, wanted, rtol=1e-13, atol=1e-13)
+
+
+AXIS = st.tuples(*(st.integers(least, most) for least, most in ((1, 8), (1, 4), (1, 3), (0, 2), (1, 2))))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 2), st.lists(AXIS, min_size=1, max_size=3), st.booleans(), st.booleans())
+def test_any_depthwise_convolution_is_torchs(batch: int, axes: list[tuple[int, ...]], biased: bool, last: bool) -> None:
+    sizes, kernel, stride, padding, dilation = (list(each) for each in zip(*axes, strict=True))
+    assume(all(n + 2 * p >= d * (k - 1) + 1 for n, k, _, p, d in axes))
+    generator = torch.Generator().manual_seed(len(axes))
+    shapes = (batch, 3, *sizes), (3, 1, *kernel), (3,)
+    x, w, b = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    if last and len(axes) == 2:
+        x = x.to(memory_format=torch.channels_last)
+    bias = b if biased else None
+    wanted = torch.ops.aten.convolution.default(x, w, bias, stride, padding, dilation, False, [0] * len(axes), 3)
+    got = convolve(x, w, bias, (stride, padding, dilation), 3)
+    assert got.is_contiguous()
+    assert torch.allclose(got, wanted, rtol=1e-13, atol=1e-13)
+
+
+def test_a_gradient_goes_through_a_depthwise_convolution() -> None:
+    x, w, b = drawn(6, 1, (3, 3))
+    place = (2, 1), (1, 1), (1, 1)
+    for value in (x, w, b):
+        value.requires_grad_()
+    wanted = torch.autograd.grad(torch.conv2d(x, w, b, *place, 6).square().sum(), (x, w, b))
+    got = torch.autograd.grad(convolve(x, w, b, place, 6).square().sum(), (x, w, b))
+    for one, other in zip(got, wanted, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 6])

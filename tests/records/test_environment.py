@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
+import importlib.metadata
 import json
 import platform
 import re
@@ -47,6 +49,43 @@ def test_what_is_loaded_is_described() -> None:
     assert "CPUExecutionProvider" in found["onnxruntime"]["providers"]
     assert found["onnxruntime"]["build"] == onnxruntime.get_build_info()
     assert {pool["user_api"] for pool in found["blas"]} & {"blas", "openmp"}
+
+
+def test_versions_are_those_that_packages_state() -> None:
+    stated = {}
+    for name in environment._PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            stated[name] = importlib.metadata.version(name)
+    assert stated["driftscope"]
+    assert environment._versions() == stated
+
+
+def test_versions_are_read_from_folders_of_every_installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (
+        first / "ML_dtypes-1.2.dist-info", first / "torch-2.13.0+cpu.dist-info", first / "numpy-2.4.6-py3.11.egg-info",
+        first / "onnx.dist-info", first / "torch_more-9.dist-info", second / "torch-1.0.dist-info",
+    ):  # fmt: skip
+        folder.mkdir(parents=True)
+    archive = tmp_path / "packages.zip"
+    archive.write_bytes(b"")
+    monkeypatch.setattr(sys, "path", [str(archive), str(tmp_path / "missing"), str(first), str(second)])
+    environment._versions.cache_clear()
+    try:
+        assert environment._versions() == {"torch": "2.13.0+cpu", "numpy": "2.4.6", "ml-dtypes": "1.2"}
+    finally:
+        environment._versions.cache_clear()
+
+
+def test_a_study_in_a_fresh_process_imports_no_more_than_it_uses() -> None:
+    code = (
+        "import sys, driftscope\n"
+        "driftscope.studies.reduction(permutations=4, sizes=(8,))\n"
+        "print(*sorted({'email', 'importlib.metadata', 'multiprocessing', 'ml_dtypes', 'subprocess', 'torch'}"
+        " & set(sys.modules)))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ""
 
 
 def test_variables_that_change_results_are_kept_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,9 @@ import click
 
 from driftscope.cli.watching import Ended, code_of
 from driftscope.programs.isolation.breadcrumbs import SIGN, heard_by, last_told
-from driftscope.programs.isolation.choice import WATCHED, isolating
+from driftscope.programs.isolation.choice import MARK, WATCHED, isolating
 from driftscope.programs.isolation.failures import WorkerDied
 from driftscope.programs.isolation.limits import Limits
-from driftscope.programs.isolation.choice import MARK
 from driftscope.programs.isolation.workers import WorkerPool
 
 

@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from driftscope.accumulation.kernels.kernel import CallableKernel, Kernel
 from driftscope.accumulation.revealing.refusal import BudgetSpentError, RaisedError, RevealError
-from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.formats import numpy_dtype
+from driftscope.numerics.formats import FORMATS, numpy_dtype
 from driftscope.records.words import counted
 
 Array = npt.NDArray[Any]

@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from driftscope.accumulation.kernels.kernel import Kernel
 from driftscope.accumulation.revealing.examination import in_rows
-from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.formats import numpy_dtype
+from driftscope.numerics.formats import FORMATS, numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
 
 _ROUNDS = 24

@@ -20,8 +20,8 @@ from driftscope.accumulation.revealing.examination import cancelling_rows, rows_
 from driftscope.accumulation.revealing.refusal import AloneError, BudgetSpentError, RevealError
 from driftscope.accumulation.revealing.subnormals import ROWS, subnormal_rows, subnormal_words
 from driftscope.accumulation.revealing.verification import MEANS, Guess, Verified, verify
-from driftscope.numerics.trees import known
 from driftscope.numerics.formats import numpy_dtype
+from driftscope.numerics.trees import known
 from driftscope.numerics.trees.replay import SumArithmetic, finished
 from driftscope.numerics.trees.tree import SumTree
 

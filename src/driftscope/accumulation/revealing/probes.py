@@ -19,8 +19,7 @@ import numpy.typing as npt
 from driftscope.accumulation.kernels.kernel import Kernel
 from driftscope.accumulation.revealing.examination import rows_per_call
 from driftscope.accumulation.revealing.refusal import RevealError
-from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.formats import numpy_dtype
+from driftscope.numerics.formats import FORMATS, numpy_dtype
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from driftscope.accumulation.kernels.kernel import Kernel
-from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.formats import numpy_dtype
+from driftscope.numerics.formats import FORMATS, numpy_dtype
 
 Array = npt.NDArray[Any]
 

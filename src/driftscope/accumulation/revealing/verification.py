@@ -17,9 +17,8 @@ from driftscope.accumulation.revealing.examination import in_rows, rows_per_call
 from driftscope.accumulation.revealing.fma_terms import fma_terms
 from driftscope.accumulation.revealing.refusal import AloneError, RevealError
 from driftscope.accumulation.revealing.subnormals import subnormal_rows, subnormal_words
-from driftscope.numerics.formats import FORMATS
+from driftscope.numerics.formats import FORMATS, numpy_dtype
 from driftscope.numerics.trees.balanced import Scale, balanced_rows, scale_for
-from driftscope.numerics.formats import numpy_dtype
 from driftscope.numerics.trees.replay import SumArithmetic
 from driftscope.numerics.trees.tree import SumTree
 from driftscope.records.words import counted

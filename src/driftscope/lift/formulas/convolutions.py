@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional as F
 
 # Elements of one channel up to which the groups of a depthwise convolution cost more than its arithmetic: torch calls
 # one product of matrices for each channel (4 ms for 512 channels of 8x8, 0.1 ms for sums of shifted images).
@@ -40,30 +39,49 @@ def convolve(
         sizes = zip(x.shape[2:], w.shape[2:], *geometry, strict=True)
         outs = [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sizes]
         if min(outs) > 0 and math.prod(outs) <= _SMALL:
-            return _by_taps(x, w, bias, geometry, outs)
+            return _by_shifts(x, w, bias, geometry, outs)
     zeros = [0] * (w.dim() - 2)
     found: torch.Tensor = torch.ops.aten.convolution.default(x, w, bias, *geometry, False, zeros, groups)
     return found
 
 
-def _by_taps(
+def _by_shifts(
     x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, geometry: Geometry, outs: Sequence[int]
 ) -> torch.Tensor:
-    """A depthwise convolution: one shifted image for each element of the kernel."""
+    """A depthwise convolution: one shifted image for each element of the kernel, its rows in one with what pads them.
+
+    A stride cuts an image into smaller ones, in each of which what meets one element of the kernel is contiguous.
+    """
     stride, padding, dilation = geometry
-    if any(padding):
-        x = F.pad(x, [n for p in reversed(padding) for n in (p, p)])
-    shape = (-1, *[1] * len(outs))
-    total = None
-    factors = w.flatten(2).unbind(2)  # (O, 1) for each element of the kernel, in the order of the loop
+    sizes = [-(-(n + 2 * p) // s) for n, p, s in zip(x.shape[2:], padding, stride, strict=True)]
+    rows = [math.prod(sizes[k + 1 :]) for k in range(len(sizes))]  # elements from one row, or plane, to the next
+    phases = itertools.product(*map(range, stride))
+    images = {phase: _every(x, phase, geometry, sizes).flatten(2) for phase in phases}
+    length = sum((n - 1) * row for n, row in zip(outs, rows, strict=True)) + 1
+    factors = w.flatten(1).unsqueeze(2).unbind(1)  # (O, 1) for each element of the kernel, in the order of the loop
+    found = None
     for tap, factor in zip(itertools.product(*map(range, w.shape[2:])), factors, strict=True):
-        places = zip(tap, dilation, stride, outs, strict=True)
-        part = x[(slice(None), slice(None), *(slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, s, n in places))]
-        factor = factor.reshape(shape)
-        total = part * factor if total is None else total.addcmul_(part, factor)
-    if total is None:
+        places = [t * d for t, d in zip(tap, dilation, strict=True)]
+        begin = sum(at // s * row for at, s, row in zip(places, stride, rows, strict=True))
+        part = images[tuple(at % s for at, s in zip(places, stride, strict=True))][..., begin : begin + length]
+        found = part * factor if found is None else found.addcmul_(part, factor)
+    if found is None:
         raise ValueError("a kernel has an element")
-    return total if bias is None else total + bias.reshape(shape)
+    shown = found.as_strided((*x.shape[:2], *outs), (x.shape[1] * length, length, *rows))
+    return shown.contiguous() if bias is None else shown + bias.reshape(-1, *[1] * len(outs))
+
+
+def _every(x: torch.Tensor, phase: Sequence[int], geometry: Geometry, sizes: Sequence[int]) -> torch.Tensor:
+    """What a stride meets from one element of the padded image on, with zeros up to a size."""
+    image = x.new_zeros((*x.shape[:2], *sizes))
+    taken, placed = [slice(None)] * 2, [slice(None)] * 2
+    for first, stride, padding, size in zip(phase, geometry[0], geometry[1], x.shape[2:], strict=True):
+        begin = (first - padding) % stride  # of the image, not padded
+        to = (begin + padding - first) // stride
+        taken.append(slice(begin, None, stride))
+        placed.append(slice(to, to + max(-(-(size - begin) // stride), 0)))
+    image[tuple(placed)] = x[tuple(taken)]
+    return image
 
 
 def convolution_squares(x: torch.Tensor, w: torch.Tensor, geometry: Geometry, groups: int) -> torch.Tensor:
@@ -81,11 +99,13 @@ def convolution_squares(x: torch.Tensor, w: torch.Tensor, geometry: Geometry, gr
     """
     batched = x if x.dim() == w.dim() else x.unsqueeze(0)
     length = max(math.prod(w.shape[1:]), 1)
-    energy = batched.square().unflatten(1, (groups, -1)).sum(2)
-    ones = torch.ones((groups, 1, *w.shape[2:]), dtype=w.dtype, device=w.device)
-    window = convolve(energy, ones, None, geometry, groups)
     # One reading of a filter, which may be most of a model, instead of a copy of it.
-    mass = torch.linalg.vector_norm(w.flatten(1), dim=1).square().unflatten(0, (groups, -1)) / length
-    shaped = mass.reshape(1, groups, -1, *([1] * (w.dim() - 2)))
-    full: torch.Tensor = (window.unsqueeze(2) * shaped).flatten(1, 2)
+    mass = torch.linalg.vector_norm(w.flatten(1), dim=1).square() / length
+    shape = (-1, *[1] * (w.dim() - 1))
+    if w.shape[1] == 1:  # nothing is added up within a group
+        full = convolve(batched.square(), mass.reshape(shape).expand_as(w), None, geometry, groups)
+    else:
+        energy = batched.square().unflatten(1, (groups, -1)).sum(2)
+        window = convolve(energy, w.new_ones((groups, 1, *w.shape[2:])), None, geometry, groups)
+        full = (window.unsqueeze(2) * mass.reshape(1, groups, *shape[:-1])).flatten(1, 2)
     return full if x.dim() == w.dim() else full.squeeze(0)

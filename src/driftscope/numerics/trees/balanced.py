@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from driftscope.numerics.formats import FORMATS
-from driftscope.numerics.formats import numpy_dtype
+from driftscope.numerics.formats import FORMATS, numpy_dtype
 from driftscope.numerics.trees.tree import SumTree
 
 Array = npt.NDArray[Any]

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from driftscope.errors import InputError
-from driftscope.programs.isolation.limits import NO_LIMITS, Limits, available_cores
 from driftscope.programs.isolation.choice import MARK
+from driftscope.programs.isolation.limits import NO_LIMITS, Limits, available_cores
 from driftscope.programs.isolation.starting import Launch
 from driftscope.programs.isolation.supervision import Supervised
 

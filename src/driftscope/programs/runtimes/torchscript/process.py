@@ -14,8 +14,8 @@ import torch
 from driftscope.errors import CannotLift, DriftscopeError, RuntimeCrashed
 from driftscope.programs import pytrees as pytree
 from driftscope.programs.feeding.binding import bind_call, ready
-from driftscope.programs.isolation.failures import CODES, WorkerDied
 from driftscope.programs.isolation.choice import MARK
+from driftscope.programs.isolation.failures import CODES, WorkerDied
 from driftscope.programs.isolation.workers import WorkerPool
 from driftscope.programs.loading.pt2 import read_exported_bytes
 from driftscope.programs.protocol import Bound, Program, TorchSource
