@@ -13,8 +13,10 @@ import driftscope as ds
 from driftscope.accumulation import in_passing
 from driftscope.accumulation.answer import Accumulation
 from driftscope.explain.native import accumulations
+from driftscope.explain.native.sum_sites import SumsOfProgram
 from driftscope.lift.noise.floor import noise_sample
 from driftscope.lift.sources import lift_bound
+from driftscope.lift.torch.tape import lift_torch
 from driftscope.numerics.error_model import Growth, growth
 from driftscope.numerics.trees.growth import growth_of
 from driftscope.numerics.trees.tree import SumTree
@@ -199,3 +201,25 @@ def test_the_usual_tree_has_the_floor_that_was_measured():
     trees.add("b", Growth(85.5, 43.7), Growth(85.5, 4.37))
     assert list(trees.growths) == ["b"]
     assert trees.least == pytest.approx(0.1**0.5)
+
+
+def test_noise_shrinks_with_the_part_of_a_tree_that_it_is_made_of():
+    usual, flat = Growth(100.0, 70.0), Growth(70.0, 7.0)
+    for coherence, least in ((0.0, 0.7), (1.0, 77 / 170), (1e9, 0.1)):
+        trees = accumulations._Trees()
+        trees.add("a", usual, flat, coherence)
+        assert trees.least == pytest.approx(least**0.5)
+
+
+@pytest.mark.parametrize(("ones", "coherence"), [(False, 1.0), (True, 64.0)])
+def test_terms_of_one_sign_are_coherent_and_others_are_not(ones, coherence):
+    class Multiplied(torch.nn.Module):
+        def forward(self, x, y):
+            return x @ y
+
+    drawn = torch.Generator().manual_seed(0)
+    x, y = (torch.ones(s) if ones else torch.randn(s, generator=drawn) for s in ((128, 64), (64, 128)))
+    sums = SumsOfProgram(ds.program(Multiplied()).bind((x, y)))
+    lift_torch(Multiplied(), (x, y), {}).run(observe=sums)
+    (site,) = sums.sites
+    assert site.coherence == pytest.approx(coherence, rel=0.1)

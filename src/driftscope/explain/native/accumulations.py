@@ -128,7 +128,8 @@ def ask_sums(sides: tuple[SumsOfProgram, SumsOfProgram], evidence: Evidence, nat
         answers = [side.ask(site) for side, site in zip(sides, (one, other), strict=True)] if reach else []
         for answer, site, trees in zip(answers, (one, other), known, strict=False):
             if isinstance(answer, Accumulation) and site.usual is not None:
-                trees.add(site.step, site.usual, growth_of(answer.tree, products=answer.arithmetic.product))
+                told = growth_of(answer.tree, products=answer.arithmetic.product)
+                trees.add(site.step, site.usual, told, site.coherence)
         a, b = answers or ("", "")
         if isinstance(a, Accumulation) and isinstance(b, Accumulation):
             note = _note(one, other, a, b)
@@ -196,11 +197,13 @@ class _Trees:
     growths: dict[str, Growth] = field(default_factory=dict)
     least: float = 1.0
 
-    def add(self, step: str, usual: Growth, found: Growth) -> None:
-        pairs = ((usual.terms, found.terms), (usual.total, found.total))
+    def add(self, step: str, usual: Growth, found: Growth, coherence: float | None = None) -> None:
+        pairs = [(usual.terms, found.terms), (usual.total, found.total)]
         if all(math.isclose(old, new, rel_tol=_USUAL) for old, new in pairs):
             return
         self.growths[step] = found
+        if coherence is not None:  # how much of each part its noise is made of
+            pairs = [(usual.terms + coherence * usual.total, found.terms + coherence * found.total)]
         self.least = min(self.least, *(math.sqrt(new / old) for old, new in pairs if old))
 
 

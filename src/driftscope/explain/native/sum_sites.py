@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,9 @@ class Site:
         Where it runs.
     usual : Growth or None
         How its error was taken to grow; None where the step itself says how it adds.
+    coherence : float or None
+        Mean square of the results over that of their terms added up: 1 for products of random sign, the number of
+        terms for equal ones. None for sums that are no products.
     """
 
     step: str
@@ -75,6 +78,7 @@ class Site:
     outputs: tuple[str, ...]
     device: str = "cpu"
     usual: Growth | None = None
+    coherence: float | None = None
 
     @property
     def work(self) -> float:
@@ -130,12 +134,12 @@ class SumsOfProgram:
         dtype = str(step.formats[0]).removeprefix("torch.")
         n = _terms(step, operator, added)
         if dtype in FORMATS_TAKEN and 2 < n <= _TERMS:
+            sizes = tuple(sorted(_sizes(step, added)))
             self.sites.append(
                 Site(
                     step.name, step.operator, step.where, step.rounding.kind, n, tuple(tuple(x.shape) for x in given),
-                    dtype, tuple(sorted(_sizes(step, added))), self._facts(step, operator, given),
-                    tuple(step.output_names), step.device,
-                    None if step.rounding.running else self._model.usual_growth(step),
+                    dtype, sizes, self._facts(step, operator, given), tuple(step.output_names), step.device,
+                    None if step.rounding.running else self._model.usual_growth(step), _coherence(step, n, sizes),
                 )
             )  # fmt: skip
 
@@ -208,3 +212,10 @@ def _sizes(step: Step, added: list[torch.Tensor]) -> Iterable[float]:
     """Root mean squares of what is added or multiplied; of the factors of a product as its noise needs them too."""
     known = step.rounding.squares
     return known.sizes() if isinstance(known, ProductSquares) else map(rms, added)
+
+
+def _coherence(step: Step, n: int, sizes: Sequence[float]) -> float | None:
+    result = step.outputs[0]
+    if step.rounding.kind is not Kind.DOT or len(sizes) != 2 or not math.prod(sizes) or result is None:
+        return None
+    return rms(result) ** 2 / (n * math.prod(sizes) ** 2)
