@@ -143,7 +143,7 @@ def _versions() -> dict[str, str]:
     for folder in sys.path:
         with contextlib.suppress(OSError):
             for entry in os.listdir(folder or os.curdir):
-                named = _INSTALLED.match(entry)
+                named = _INSTALLED.fullmatch(entry)
                 if named:
                     found.setdefault(re.sub(r"[-_.]+", "-", named["name"]).lower(), named["version"])
     return {name: found[name] for name in _PACKAGES if name in found}
