@@ -7,21 +7,21 @@ this process, so that starting workers is not counted on either side; the reduct
 Promised: reduction 10 times, gemm 4 times, layer norm 3 times as fast; 2 ms for a trivial cell; 0.2 s for a
 group-by over a million stored rows.
 
-Measured on 2026-11-27 in one run of this file, two cores of an Intel Xeon with nothing else to run, in CPU time:
-reduction 8.3 (0.143 s beside 1.185 s: this promise is broken), gemm 1.5, and 1.9 beside the loop that measures its
-pairs again for each figure (10.3 s: broken; 8 s of them are four float16 products that this processor has no
-instructions for, on both sides; 3.7 on one that has), layer norm 2.8 beside a loop of equal content, 2.5 with a picture
-on both sides and 2.3 beside a loop that measures the pairs alone while the study answers everything (broken, unsteady:
-5.3, 2.2 and 2.6 in another run); 0.3 ms for a trivial cell, 0.04 s for the group-by.
+Measured on 2026-11-28 in one run of this file, two cores of an AMD EPYC with nothing else to run, in CPU time:
+reduction 10.8 (0.119 s beside 1.283 s), gemm 1.3, and 1.5 beside the loop that measures its pairs again for each figure
+(9.2 s beside 13.8 s: broken; nearly all of it are four float16 products that this processor has no instructions for, on
+both sides; 3.7 on one that has), layer norm 2.7 beside a loop of equal content, 2.0 with a picture on both sides, 2.2
+beside a loop that measures the pairs alone while the study answers everything (broken); 0.3 ms for a trivial cell,
+0.05 s for the group-by.
 
-Of the 0.143 s of the reduction, 0.03 s draw the permutations, 0.045 s gather and add 18 million terms (one pass serves
+Of the 0.119 s of the reduction, 0.03 s draw the permutations, 0.045 s gather and add 18 million terms (one pass serves
 the mean and the layer norm), 0.02 s predict, and 0.03 s are 162 cells of a study, their table and its words.
 
 The reduction as it is called, ``ds.studies.reduction(permutations=128)`` with its default workers, in a fresh process
 whose first call counts all imports on both sides: 6 times as fast is promised for the first call, 10 for the second.
-Measured in the same run: 4.6 (0.316 s beside 1.450 s: broken) and 10.8 (0.110 s beside 1.186 s). Of the first call
-0.15 s are imports, half of them numpy's, which the loop needs as well, 0.03 s draw the permutations and 0.02 s say what
-is installed; no worker is started, since the estimate says that the cells take less than a worker's start.
+Measured in the same run: 6.3 (0.241 s beside 1.524 s; 5.7 to 6.3 in six other runs) and 15.4 (0.090 s beside 1.391 s).
+Of the first call half are imports, two fifths of them numpy's, which the loop needs as well, and 0.03 s draw the
+permutations; no worker is started, since the estimate says that the cells take less than a worker's start.
 
 Run: ``OMP_NUM_THREADS=1 python -m benchmarks studies``
 """
