@@ -77,6 +77,9 @@ def test_constants_stay_lifted_only_while_there_is_room(monkeypatch: pytest.Monk
     cache = LiftedConstants()
     assert cache.takes(10)
     cache.hold("a", torch.zeros(6, dtype=torch.float64))
+    assert cache.get("a") is None  # a graph that runs once holds nothing
+    assert cache.takes(10)
+    cache.hold("a", torch.zeros(6, dtype=torch.float64))
     assert cache.takes(4)
     assert not cache.takes(5)
     assert cache.get("a") is not None

@@ -139,6 +139,7 @@ class LiftedConstants:
 
     def __init__(self, elements: int | None = None) -> None:
         self._held: dict[Hashable, torch.Tensor] = {}
+        self._met: set[Hashable] = set()
         self.room = HELD_BYTES if elements is None or not stay_up_cast(elements) else max(HELD_BYTES, 8 * elements)
         self.bytes = 0
 
@@ -151,6 +152,8 @@ class LiftedConstants:
         return self.bytes + 8 * elements <= self.room
 
     def hold(self, name: Hashable, tensor: torch.Tensor) -> None:
-        """Keep a constant."""
-        self._held[name] = tensor
-        self.bytes += tensor.numel() * tensor.element_size()
+        """Keep a constant from the second time on: many a graph, as the one that a runtime made, runs only once."""
+        if name in self._met:
+            self._held[name] = tensor
+            self.bytes += tensor.numel() * tensor.element_size()
+        self._met.add(name)
