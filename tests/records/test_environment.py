@@ -77,17 +77,6 @@ def test_versions_are_read_from_folders_of_every_installer(tmp_path: Path, monke
         environment._versions.cache_clear()
 
 
-def test_a_study_in_a_fresh_process_imports_no_more_than_it_uses() -> None:
-    code = (
-        "import sys, driftscope\n"
-        "driftscope.studies.reduction(permutations=4, sizes=(8,))\n"
-        "print(*sorted({'email', 'importlib.metadata', 'multiprocessing', 'ml_dtypes', 'subprocess', 'torch'}"
-        " & set(sys.modules)))\n"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == ""
-
-
 def test_variables_that_change_results_are_kept_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")

@@ -37,7 +37,7 @@ _ARITHMETIC_FLAGS = re.compile(
     r"^(sse4_[12]|avx\w*|fma|fma4|f16c|amx_\w+|vnni|asimd\w*|sve\w*|sme2?|fphp|bf16|i8mm|fcma|neon)$"
 )
 
-
+# A folder, or file, by which an installer tells what it put beside it.
 _INSTALLED = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(?:-py[^-]+)?\.(?:dist|egg)-info")
 
 _VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("sve", "SVE"), ("asimd", "NEON"), ("sse4_2", "SSE4.2"))
