@@ -142,7 +142,7 @@ def measure(name: str, folder: str) -> dict[str, float]:
     module, inputs = EVERY[name][0]()
     weights = sum(t.numel() * t.element_size() for t in module.state_dict().values())
     forwards, compares = [], []
-    for _ in range(ROUNDS if weights < 2**29 else 1):
+    for _ in range(ROUNDS):
         forwards.append(_forward(module, inputs))
         compares.append(_taken(lambda: ds.compare(module, path, inputs)))
     nodes = len(onnx.load(str(path), load_external_data=False).graph.node)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from float64_truth import lift
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
 
 from driftscope.lift import constant_cache
 from driftscope.lift.constant_cache import Rooms, as_stored, marked
+from driftscope.lift.onnx.graph import lift_onnx
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +73,29 @@ def test_a_tensor_that_is_up_cast_is_told_from_those_that_are_stored(shape, fmt)
     if len(shape) == 2:
         turned = as_stored(wide.T, marked([other, stored]))
         assert (turned.data_ptr(), turned.shape) == (stored.data_ptr(), wide.T.shape)
+
+
+def products(count):
+    """A chain of products with weights of one shape, as a file stores it."""
+    weights = np.random.default_rng(0).standard_normal((count, 8, 8)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", [f"x{k}", f"w{k}"], [f"x{k + 1}"]) for k in range(count)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 8]) for name in ("x0", f"x{count}")]
+    stored = [numpy_helper.from_array(weight, f"w{k}") for k, weight in enumerate(weights)]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("program", ["tape", "graph"])
+@pytest.mark.parametrize(("held", "places"), [(0, [2, 2]), (1 << 20, [2, 6])])
+def test_weights_take_turns_in_a_run_that_keeps_none(program, held, places, monkeypatch):
+    """The first run, which may be the only one, keeps none; the second where there is no room for them."""
+    monkeypatch.setattr(constant_cache, "HELD_BYTES", held)
+    monkeypatch.setattr(constant_cache, "WHOLE_BYTES", held)
+    x = torch.randn(2, 8)
+    linear = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(6)))
+    lifted = lift_onnx(products(6), {"x0": x}) if program == "graph" else lift(linear, x)
+    for most in places:
+        used = set()
+        lifted.run(observe=lambda step, used=used: used.add(step.inputs[1].data_ptr()))
+        assert 1 <= len(used) <= most
+    assert (len(used) == 6) == (places[1] == 6)

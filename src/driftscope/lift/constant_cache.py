@@ -147,13 +147,16 @@ class LiftedConstants:
         """Give a constant if it is held."""
         return self._held.get(name)
 
-    def takes(self, elements: int) -> bool:
-        """Whether there is room for a constant of so many elements."""
-        return self.bytes + 8 * elements <= self.room
+    def takes(self, name: Hashable, elements: int) -> bool:
+        """Whether to keep a constant of so many elements: from its second use on, while there is room.
+
+        Many a graph, as the one that a runtime made, runs only once.
+        """
+        again = name in self._met
+        self._met.add(name)
+        return again and self.bytes + 8 * elements <= self.room
 
     def hold(self, name: Hashable, tensor: torch.Tensor) -> None:
-        """Keep a constant from the second time on: many a graph, as the one that a runtime made, runs only once."""
-        if name in self._met:
-            self._held[name] = tensor
-            self.bytes += tensor.numel() * tensor.element_size()
-        self._met.add(name)
+        """Keep a constant."""
+        self._held[name] = tensor
+        self.bytes += tensor.numel() * tensor.element_size()

@@ -297,7 +297,7 @@ class GraphEvaluation:
         held = self._cache.get(name)
         if held is not None:
             return held
-        if not self._cache.takes(data.numel()):
+        if not self._cache.takes(name, data.numel()):
             room = self.rooms.up_cast(data, dtype) if self.device.type == "cpu" else None
             return data.to(device=self.device, dtype=dtype) if room is None else room
         held = data.to(device=self.device, dtype=dtype)

@@ -216,14 +216,13 @@ class Replay:
             return TensorArgument(value.name, value.format, self._natives.get(number), lifted)
         if value.stored is None:
             raise CannotLift(f"The value {value.name} was not kept; the program cannot be replayed.")
-        held = self._cache.get(number)
-        operand = TensorArgument(value.name, value.format, value.stored, held, self._lift)
-        if held is None and lifted_dtype(value.format) != value.format and self._cache.takes(value.stored.numel()):
-            self._cache.hold(number, operand.lifted())
-        return operand
+        held, widens = self._cache.get(number), lifted_dtype(value.format) != value.format
+        if held is None and widens and self._cache.takes(number, value.stored.numel()):
+            self._cache.hold(number, held := lift_native(value.stored))
+        return TensorArgument(value.name, value.format, value.stored, held, self._lift)
 
     def _lift(self, stored: torch.Tensor) -> torch.Tensor:
-        room = None if self._cache.takes(stored.numel()) else self.rooms.up_cast(stored, lifted_dtype(stored.dtype))
+        room = self.rooms.up_cast(stored, lifted_dtype(stored.dtype))
         return lift_native(stored) if room is None else room
 
     def show(
