@@ -75,7 +75,7 @@ def test_a_file_that_ends_early_is_said(model: onnx.ModelProto, tmp_path: Path) 
 def test_constants_stay_lifted_only_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("driftscope.lift.constant_cache.HELD_BYTES", 80)
     cache = LiftedConstants()
-    assert not any([cache.takes(name, 1) for name in "abc"])  # a graph that runs once holds nothing
+    assert not any(cache.takes(name, 1) for name in "abc")  # a graph that runs once holds nothing
     assert cache.takes("a", 10)
     cache.hold("a", torch.zeros(6, dtype=torch.float64))
     assert cache.takes("b", 4)
@@ -91,6 +91,6 @@ def test_all_of_a_program_stays_lifted_or_a_small_part(
     monkeypatch.setattr("driftscope.lift.constant_cache.HELD_BYTES", 80)
     monkeypatch.setattr("driftscope.lift.constant_cache.WHOLE_BYTES", whole)
     cache = LiftedConstants(20)
-    assert not any([cache.takes(name, 1) for name in "ab"])
+    assert not any(cache.takes(name, 1) for name in "ab")
     assert cache.takes("a", elements)
     assert not cache.takes("b", elements + 1)
