@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks.verdicts.sweep import seeded
+
 Draw = Callable[[tuple[int, ...], torch.Generator, bool], torch.Tensor]
 
 
@@ -61,5 +63,5 @@ RANGES: dict[str, Draw] = {
 
 def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     """Values of one range: shape ``shape``, format ``dtype``."""
-    generator = torch.Generator().manual_seed(1000 + seed)
+    generator = seeded(1000 + seed)
     return RANGES[name](shape, generator, dtype is torch.float16).to(dtype)

@@ -1,7 +1,8 @@
 """Run many cases in worker processes, one row per case in a file; started again, a sweep goes on where it stopped.
 
 ``DRIFTSCOPE_SWEEP`` is the folder of the rows (``out/sweeps``), ``DRIFTSCOPE_ONLY`` a regular expression of the cases
-wanted, ``DRIFTSCOPE_SHARE`` ``k/n`` takes every n-th group, beginning with the k-th.
+wanted, ``DRIFTSCOPE_SHARE`` ``k/n`` takes every n-th group, beginning with the k-th; ``DRIFTSCOPE_SEED`` draws other
+numbers than the usual ones.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 #: Seconds a case may take.
 LIMIT = 240
@@ -68,6 +71,11 @@ class Refused(Exception):
 
 class _Late(BaseException):
     pass
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Make a generator of the usual numbers, or of others where ``DRIFTSCOPE_SEED`` asks for them."""
+    return torch.Generator().manual_seed(seed + 10_000 * int(os.environ.get("DRIFTSCOPE_SEED", "0")))
 
 
 def rows_at(name: str) -> Path:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 import driftscope as ds
-from benchmarks.verdicts.sweep import Case
+from benchmarks.verdicts.sweep import Case, seeded
 
 Round = Callable[[torch.Tensor], torch.Tensor]
 
@@ -49,7 +49,7 @@ class Twin(nn.Module):
         weights: str = "",
     ):  # fmt: skip
         super().__init__()
-        g = torch.Generator().manual_seed(3)
+        g = seeded(3)
         self.body, self.factors, self.results, self.sums = body, factors, results, sums
         stored = getattr(torch, weights) if weights else torch.float32
         self.w1 = nn.Parameter((0.2 * torch.randn(48, 32, generator=g)).to(stored))
@@ -104,7 +104,7 @@ def _cases(twins: Callable[[str], tuple[Any, Any]]) -> Iterator[Case]:
     """A plain program and a cheaper one, both ways round, for every body and two inputs."""
     for body in BODIES:
         for seed in (0, 1):
-            x = torch.randn(24, 32, generator=torch.Generator().manual_seed(seed))
+            x = torch.randn(24, 32, generator=seeded(seed))
             for side in "AB":
                 plain, cheap = twins(body)
                 a, b = (cheap, plain) if side == "A" else (plain, cheap)

@@ -31,6 +31,7 @@ from driftscope.lift.reconcile.drifts import (
 from driftscope.lift.reconcile.exact import exact_repairs
 from driftscope.lift.reconcile.fitting import proposals
 from driftscope.lift.reconcile.matching import Repair, merged, moves
+from driftscope.lift.reconcile.scalars import factors_of
 from driftscope.lift.reconcile.sides import ReconciledSide, is_tensor
 from driftscope.lift.reconcile.solving import ConstantTables, Residual, solve_scalars
 from driftscope.lift.steps import Lifted, LiftedOutput, Origin
@@ -200,7 +201,7 @@ def _constant_subgraphs(attempt: _Attempt) -> None:
     computed = [
         [*c, *subgraphs.computed_repairs(s, own, limit)] for c, s, own in zip(computed, shared, found, strict=True)
     ]
-    factors = [subgraphs.factors_of(side.constants, repairs) for side, repairs in zip(*sides, strict=True)]
+    factors = [factors_of(side.constants, repairs) for side, repairs in zip(*sides, strict=True)]
     # Where both have folded something, what B computes is taken for what A computes, and not the other way round.
     paired = subgraphs.paired_repairs(computed[1], found[1], found[0], limit, factors[0])
     computed[1] = merged(computed[1], paired)

@@ -78,7 +78,8 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
         elif is_tensor(constant) or may_be_rounded(constant):
             if index.has(constant, side.index):
                 continue
-            weight = _match_tensor(constant, index) or _match_elements(constant, numbers)
+            own = _rounds_its_own(constant, side, index)
+            weight = None if own else _match_tensor(constant, index) or _match_elements(constant, numbers)
             if weight is not None:
                 repairs.append(weight)
             elif is_tensor(constant):
@@ -187,6 +188,13 @@ def _written(constant: Constant, element: torch.Tensor, numbers: scalars.Candida
         if found:
             return sign * found[0].value, found[0].words if sign > 0.0 else f"-({found[0].words})"
     return None
+
+
+def _rounds_its_own(constant: Constant, side: ReconciledSide, index: WeightIndex) -> bool:
+    """Whether a tensor is a wider one of its own program, cast, and that is none of the other's, whatever is left."""
+    computed = constant.origin is Origin.COMPUTED
+    wider = side.index.rounded_partners(constant.value) if computed else []
+    return bool(wider) and not any(index.has(c, side.index) or _match_tensor(c, index) for c in wider)
 
 
 def _match_tensor(constant: Constant, index: WeightIndex, named: bool = False) -> Repair | None:

@@ -290,18 +290,31 @@ class LayersOfConstants:
         What moves the values of each step.
     found : dict of str to Tensor
         Filled during the run.
+    formats : dict of str to dtype
+        Filled during the run: what the values of all steps natively are, or half precision that holds them.
     """
 
     noise: Observer | None = None
     found: dict[str, torch.Tensor] = field(default_factory=dict)
+    formats: dict[str, torch.dtype | None] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> Sequence[torch.Tensor | None] | None:
         """See one step."""
+        named = zip(step.output_names, step.formats, strict=False)
+        self.formats.update((name, self._digits(step, fmt)) for name, fmt in named)
         seen = None if self.noise is None else self.noise(step)
         made = step.outputs[:1] if seen is None else seen[:1]
         if step.rounding.kind is Kind.DOT and made and made[0] is not None and made[0].numel() <= _SMALL:
             self._layer(step, made[0])
         return seen
+
+    def _digits(self, step: Step, fmt: torch.dtype | None) -> torch.dtype | None:
+        """The format of a result's digits: half precision that is cast, or moved, has no more than before."""
+        if step.rounding.kind is not Kind.EXACT or fmt is None or not fmt.is_floating_point:
+            return fmt
+        pairs = zip(step.input_names, step.inputs, strict=False)
+        given = [self.formats.get(name) or fmt for name, x in pairs if x is not None and x.is_floating_point()]
+        return given[0] if len(set(given)) == 1 and narrow(given[0]) else fmt
 
     def _layer(self, step: Step, made: torch.Tensor) -> None:
         biases = [x for x in step.inputs if x is not None and x.ndim == 1 and x.shape == made.shape[-1:]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from driftscope.lift.reconcile.matching import HALF_ULP, LAST_BITS, clamped, is_clamp, same_name, ulp, uniform
+from driftscope.lift.reconcile.matching import HALF_ULP, LAST_BITS, Repair, clamped, is_clamp, same_name, ulp, uniform
 from driftscope.lift.steps import Constant, Origin
 
 # Numbers that exporters and kernels write without the user having written them.
@@ -227,3 +227,11 @@ def _replayed(number: float, fmt: torch.dtype, pool: Sequence[MeantNumber]) -> l
         for i, j in (made & (products != number)).triu().nonzero()
     ]
     return found
+
+
+def factors_of(constants: Sequence[Constant], repairs: Sequence[Repair]) -> list[float]:
+    """The numbers that a program may multiply a table by: those that it stores, as they are meant, and their roots."""
+    meant = {r.name: float(r.value.reshape(-1)[0]) for r in repairs if r.kind == "scalar"}
+    stored = {abs(meant.get(c.name, uniform(c) or 0.0)) for c in constants if c.value.dtype.is_floating_point}
+    found = {m for n in stored if n > 0.0 for m in (n, 1.0 / n, math.sqrt(n), 1.0 / math.sqrt(n))}
+    return sorted(found - {1.0})

@@ -13,6 +13,7 @@ import torch
 from driftscope.lift.readings import number_of
 from driftscope.lift.reconcile import matching
 from driftscope.lift.reconcile.arrangements import same_norms
+from driftscope.lift.reconcile.maps import narrow
 from driftscope.lift.reconcile.matching import Repair, WeightIndex
 from driftscope.lift.reconcile.scalars import SIMPLE_BITS
 from driftscope.lift.steps import Constant, Lifted, LiftedOutput, Observer, Origin
@@ -147,6 +148,14 @@ def may_be_rounded(constant: Constant) -> bool:
     """Whether a constant is a stored tensor of a narrower format than float64."""
     # Two numbers that a narrow format makes one are a tensor all the same.
     return constant.origin is Origin.WEIGHT and constant.value.numel() > 1 and constant.value.dtype != torch.float64
+
+
+def has_more_digits(stored: torch.Tensor, fmt: torch.dtype | None) -> bool:
+    """Whether a tensor of a wider format holds numbers that half precision, ``fmt``, does not."""
+    floats = fmt is not None and fmt.is_floating_point and stored.dtype.is_floating_point
+    if fmt is None or not floats or not narrow(fmt) or narrow(stored.dtype):
+        return False
+    return not torch.equal(stored.to(fmt).to(stored.dtype), stored)
 
 
 def with_exact_scalars(constants: Sequence[Constant], repairs: Sequence[Repair]) -> list[Constant]:

@@ -13,7 +13,7 @@ import bisect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -21,7 +21,8 @@ from driftscope.comparison.measuring.spread import drift_in_floors, finite, larg
 from driftscope.lift.noise.injector import NoiseInjector
 from driftscope.lift.reconcile.arrangements import ALIKE, expanded_axis, near, numbered, sizes_of, widened
 from driftscope.lift.reconcile.maps import LayersOfConstants
-from driftscope.lift.reconcile.matching import HALF_ULP, Repair, clamped_elements, same_name, ulp, uniform
+from driftscope.lift.reconcile.matching import HALF_ULP, Repair, clamped_elements, same_name, ulp
+from driftscope.lift.reconcile.sides import has_more_digits
 from driftscope.lift.steps import Constant, Lifted, Observer, Origin
 from driftscope.numerics import error_model
 
@@ -57,6 +58,10 @@ class Subgraphs:
         What rounding constants that only this program stores does to the values that depend on them.
     rounded : dict of str to bool
         Whether the native value of a constant is rounding of its exact one, for those that were asked for.
+    formats : dict of str to dtype
+        What the values natively are, as far as steps make them.
+    finer : callable or None
+        Gives ``noisy`` for one unit roundoff in place of every format's own.
     """
 
     exact: dict[str, torch.Tensor]
@@ -64,11 +69,19 @@ class Subgraphs:
     noisy: list[dict[str, torch.Tensor]] = field(default_factory=list)
     loose: dict[str, torch.Tensor] = field(default_factory=dict)
     rounded: dict[str, bool] = field(default_factory=dict)
+    formats: dict[str, torch.dtype | None] = field(default_factory=dict)
+    finer: Callable[[float], list[dict[str, torch.Tensor]]] | None = None
 
-    def noise_of(self, name: str) -> list[torch.Tensor]:
-        """The noise samples of one value, scaled so that their squares add up to its floor squared."""
-        exact = self.exact[name]  # few of them are asked for
-        found = [finite(run[name] - exact) for run in self.noisy if name in run and run[name].shape == exact.shape]
+    def noise_of(self, name: str, stored: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """The noise samples of one value, scaled so that their squares add up to its floor squared.
+
+        A tensor that another program stores in a wider format, with more digits than the value natively has, was not
+        computed as this program does: its rounding is that of its own format.
+        """
+        exact, runs = self.exact[name], self.noisy  # few of them are asked for
+        if stored is not None and self.finer is not None and has_more_digits(stored, self.formats.get(name)):
+            runs = self.finer(torch.finfo(stored.dtype).eps / 2)
+        found = [finite(run[name] - exact) for run in runs if name in run and run[name].shape == exact.shape]
         return [n * len(found) ** -0.5 for n in found]
 
 
@@ -86,21 +99,26 @@ def evaluate(
     own : sequence of Constant
         Stored tensors that the other program does not have: what somebody computed ahead of time and stored.
     """
-    exact = computed(graph)
+    seen = LayersOfConstants()
+    exact = graph.constant_values(observe=seen) | seen.found
     runs, asked = _RUNS if sum(v.numel() for v in exact.values()) <= _MANY else 1, _asked_for(graph, exact)
     if not asked:
         return Subgraphs({}, {})
     exact = {name: exact[name] for name in asked}
     meant = computed(graph, repaired, asked=asked) if repaired else exact
     kernels = error_model.ONNXRUNTIME if graph.kind == "onnx" else error_model.TORCH
-    noises = (NoiseInjector(seed=seed + run, kernels=kernels) for run in range(runs))
-    noisy = [computed(graph, noise=noise, asked=asked) for noise in noises]
+
+    @cache
+    def noisy_in(unit: float | None) -> list[dict[str, torch.Tensor]]:
+        noises = (NoiseInjector(seed=seed + run, kernels=kernels, unit=unit) for run in range(runs))
+        return [computed(graph, noise=noise, asked=asked) for noise in noises]
+
     loose: dict[str, torch.Tensor] = {}
     if own:
         moved = computed(graph, {**repaired, **{c.name: _restored(c, seed) for c in own}}, asked=asked)
         gaps = ((n, finite(moved[n] - v)) for n, v in meant.items() if n in moved and not torch.equal(moved[n], v))
         loose = {name: gap for name, gap in gaps if bool(gap.any())}
-    return Subgraphs(exact, meant, noisy, loose)
+    return Subgraphs(exact, meant, noisy_in(None), loose, formats=seen.formats, finer=noisy_in)
 
 
 def _asked_for(graph: Lifted, exact: Mapping[str, torch.Tensor]) -> list[str]:
@@ -240,14 +258,6 @@ def paired_repairs(
     return paired
 
 
-def factors_of(constants: Sequence[Constant], repairs: Sequence[Repair]) -> list[float]:
-    """The numbers that a program may multiply a table by: those that it stores, as they are meant, and their roots."""
-    meant = {r.name: float(r.value.reshape(-1)[0]) for r in repairs if r.kind == "scalar"}
-    stored = {abs(meant.get(c.name, uniform(c) or 0.0)) for c in constants if c.value.dtype.is_floating_point}
-    found = {m for n in stored if n > 0.0 for m in (n, 1.0 / n, math.sqrt(n), 1.0 / math.sqrt(n))}
-    return sorted(found - {1.0})
-
-
 class _Tables:
     """What a program computes from constants, by size; ``factors`` are numbers that it may be multiplied by."""
 
@@ -279,7 +289,7 @@ class _Tables:
             wanted = [abs(factor) * n for n in self._readings(name, part)]
             if not all(math.isclose(one, other, rel_tol=close) for one, other in zip(own[:2], wanted[:2], strict=True)):
                 continue
-            noises = [factor * part(n) for n in self._found.noise_of(name)]
+            noises = [factor * part(n) for n in self._found.noise_of(name, constant.value)]
             reach = 8.0 * self._limit * max(_largest(noises), _eps(constant.value.dtype) * wanted[2], top)
             # No element is further off: nor is the largest, nor the root of their squares by more than all together.
             far = (abs(one - other) for one, other in zip(own[1:], wanted[1:], strict=True))
