@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 import driftscope as ds
 from driftscope.records.verdict import Verdict
@@ -128,3 +129,46 @@ def test_a_table_computed_in_half_precision_is_the_one_stored_in_single_or_in_ha
 def test_another_table_with_digits_of_single_precision_is_none_that_half_precision_computes(half, factor):
     for found in verdicts(Held(TABLE * factor), Computed(half), (X,)):
         assert found.verdict is Verdict.DIFFERENT, found.reason
+
+
+class Normed(nn.Module):
+    """A convolution and a linear layer, each with a batch norm; ``fused`` holds them folded."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.conv, self.norm, self.linear, self.last = (
+            nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 6), nn.BatchNorm1d(6),
+        )  # fmt: skip
+        for norm in (self.norm, self.last):
+            for tensor in (norm.running_mean, norm.bias.data):
+                tensor.normal_()
+            for tensor in (norm.running_var, norm.weight.data):
+                tensor.uniform_(0.5, 2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.linear(self.norm(self.conv(x)).tanh().mean((2, 3))))
+
+    def fused(self) -> Normed:
+        other = copy.deepcopy(self)
+        other.conv, other.norm = fuse_conv_bn_eval(other.conv, other.norm), nn.Identity()
+        other.linear, other.last = fuse_linear_bn_eval(other.linear, other.last), nn.Identity()
+        return other
+
+
+IMAGE = torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(3))
+
+
+@HALF
+@pytest.mark.parametrize("casts_too", [False, True])
+def test_what_was_folded_before_it_is_cast_is_judged_as_it_was_folded(half, casts_too):
+    plain = Normed().eval()
+    one = Autocast(plain, half) if casts_too else plain
+    for found in verdicts(one, Autocast(plain.fused(), half), (IMAGE,)):
+        assert found.verdict in (Verdict.ROUNDING, Verdict.PRECISION), found.reason
+    for factor in (1.005, 1.0001, 1 + 1e-5):
+        broken = plain.fused()
+        with torch.no_grad():
+            broken.conv.weight[2] *= factor
+        for found in verdicts(one, Autocast(broken, half), (IMAGE,)):
+            assert found.verdict is Verdict.DIFFERENT, found.reason

@@ -19,6 +19,7 @@ from driftscope.lift.reconcile.sides import (
     one_side_only,
     with_exact_scalars,
 )
+from driftscope.lift.reconcile.subgraphs import OWN
 from driftscope.lift.steps import Constant, LiftedOutput, Origin
 
 # Different elements of a tensor that may be numbers, each by itself, and elements of it.
@@ -55,6 +56,7 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
     """
     numbers = scalars.Candidates(others, side.single)
     repairs: list[Repair] = []
+    cast: list[Repair] = []
     for constant in side.constants:
         if constant.value.is_complex():
             number = _match_imaginary(constant, numbers)
@@ -78,16 +80,22 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
         elif is_tensor(constant) or may_be_rounded(constant):
             if index.has(constant, side.index):
                 continue
-            own = _rounds_its_own(constant, side, index)
-            weight = None if own else _match_tensor(constant, index) or _match_elements(constant, numbers)
-            if weight is not None:
+            wide = _before_its_cast(constant, side)
+            if wide is None or index.has(wide, side.index):
+                weight = _match_tensor(constant, index) or _match_elements(constant, numbers)
+            else:
+                weight = _match_tensor(wide, index)
+            if weight is None and wide is not None:
+                side.left.append(wide)
+                cast.append(Repair(wide.name, wide.value.to(torch.float64), "table", OWN, wide))
+            elif weight is not None:
                 repairs.append(weight)
             elif is_tensor(constant):
                 side.left.append(constant)
         elif constant.origin is Origin.WEIGHT and constant.value.numel() == 1:
             single = float(constant.value)
             side.left += [] if _is_simple(single) or numbers.hold(single) else [constant]
-    return [r for r in repairs if r.kind == "scalar" or not r.is_exact()]
+    return [*cast, *(r for r in repairs if r.kind == "scalar" or not r.is_exact())]
 
 
 def exact_repairs(a: ReconciledSide, b: ReconciledSide) -> tuple[list[Repair], list[Repair]]:
@@ -190,11 +198,13 @@ def _written(constant: Constant, element: torch.Tensor, numbers: scalars.Candida
     return None
 
 
-def _rounds_its_own(constant: Constant, side: ReconciledSide, index: WeightIndex) -> bool:
-    """Whether a tensor is a wider one of its own program, cast, and that is none of the other's, whatever is left."""
-    computed = constant.origin is Origin.COMPUTED
-    wider = side.index.rounded_partners(constant.value) if computed else []
-    return bool(wider) and not any(index.has(c, side.index) or _match_tensor(c, index) for c in wider)
+def _before_its_cast(constant: Constant, side: ReconciledSide) -> Constant | None:
+    """A computed constant as its program stores it: in a wider format, of which it is the rounding and no more."""
+    found = matching.match_weight(constant, side.index) if constant.origin is Origin.COMPUTED else None
+    if found is None:
+        return None
+    (source,) = (c for c in side.constants if c.name in found.sources)
+    return dataclasses.replace(constant, value=found.value.to(source.value.dtype))
 
 
 def _match_tensor(constant: Constant, index: WeightIndex, named: bool = False) -> Repair | None:

@@ -313,8 +313,8 @@ class LayersOfConstants:
         if step.rounding.kind is not Kind.EXACT or fmt is None or not fmt.is_floating_point:
             return fmt
         pairs = zip(step.input_names, step.inputs, strict=False)
-        given = [self.formats.get(name) or fmt for name, x in pairs if x is not None and x.is_floating_point()]
-        return given[0] if len(set(given)) == 1 and narrow(given[0]) else fmt
+        given = {self.formats.get(name) or fmt for name, x in pairs if x is not None and x.is_floating_point()}
+        return given.pop() if given in ({torch.float16}, {torch.bfloat16}) else fmt
 
     def _layer(self, step: Step, made: torch.Tensor) -> None:
         biases = [x for x in step.inputs if x is not None and x.ndim == 1 and x.shape == made.shape[-1:]]
