@@ -9,6 +9,7 @@ import copy
 
 import pytest
 import torch
+from onnx import numpy_helper, parser
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
@@ -172,3 +173,19 @@ def test_what_was_folded_before_it_is_cast_is_judged_as_it_was_folded(half, cast
             broken.conv.weight[2] *= factor
         for found in verdicts(one, Autocast(broken, half), (IMAGE,)):
             assert found.verdict is Verdict.DIFFERENT, found.reason
+
+
+@pytest.mark.parametrize(("factor", "same"), [(1.0, True), (1.001, False), (1 + 1e-5, False)])
+def test_a_file_that_casts_its_weights_is_told_the_same_way(factor, same):
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> g (float[5,16] x) => (float[5,24] y)'
+        " { h = Cast<to=10>(x) v = Cast<to=10>(w) c = Cast<to=10>(b) p = MatMul(h, v) s = Add(p, c) y = Cast<to=1>(s) }"
+    )
+    layer = layers()[0]
+    weight = layer.weight.detach().clone()
+    weight[2] *= factor
+    for name, tensor in (("w", weight.T.contiguous()), ("b", layer.bias.detach())):
+        model.graph.initializer.append(numpy_helper.from_array(tensor.numpy(), name))
+    for found in verdicts(layer, model, (X,)):
+        allowed = (Verdict.ROUNDING, Verdict.PRECISION) if same else (Verdict.DIFFERENT,)
+        assert found.verdict in allowed, found.reason
