@@ -130,6 +130,20 @@ class Cast(nn.Module):
         return self.model(x.to(self.dtype) if x.is_floating_point() else x).float()
 
 
+class Autocast(Cast):
+    """A model whose products torch casts where they are made."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", self.dtype):
+            made: torch.Tensor = self.model(x)
+        return made.float()
+
+
+def autocast(model: nn.Module, inputs: Inputs, folder: Path) -> nn.Module:
+    """torch.autocast."""
+    return Autocast(copy.deepcopy(model), torch.bfloat16)
+
+
 def slimmed(model: nn.Module, inputs: Inputs, folder: Path) -> Path:
     """onnxslim."""
     import onnxslim
@@ -253,6 +267,20 @@ def fused_by_fx(model: nn.Module, inputs: Inputs, folder: Path) -> nn.Module:
         return fuse(copy.deepcopy(getattr(model, "model", model)))
 
 
+def frozen(model: nn.Module, inputs: Inputs, folder: Path) -> Any:
+    """torch.jit.freeze, which folds batch norms."""
+    return torch.jit.freeze(traced(model, inputs, folder).eval())
+
+
+def with_weight_norm(model: nn.Module, inputs: Inputs, folder: Path) -> nn.Module:
+    """Every weight as its direction times its length, which are multiplied in each run."""
+    other = copy.deepcopy(model)
+    for module in list(other.modules()):
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            nn.utils.parametrizations.weight_norm(module)
+    return other
+
+
 def eager_attention(model: nn.Module, inputs: Inputs, folder: Path) -> nn.Module:
     """transformers' attention written out instead of the fused one."""
     other = copy.deepcopy(model)
@@ -273,6 +301,7 @@ TOOLS: dict[str, Tool] = {
     "half-converter": half_by_converter,
     "half-torch": half_by_torch,
     "bfloat16-torch": bfloat16_by_torch,
+    "bfloat16-autocast": autocast,
     "slim": slimmed,
     "simplified": simplified,
     "onnxoptimizer": optimised,
@@ -287,5 +316,7 @@ TOOLS: dict[str, Tool] = {
     "compile": compiled,
     "channels-last": channels_last,
     "fx-fused": fused_by_fx,
+    "frozen": frozen,
+    "weight-norm": with_weight_norm,
     "eager-attention": eager_attention,
 }
