@@ -10,6 +10,7 @@ import copy
 import pytest
 import torch
 from onnx import numpy_helper, parser
+from tests.zoo.tools import Autocast
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
@@ -38,14 +39,6 @@ class Cast(nn.Module):
             held = [p.to(self.half) for p in layer.parameters()]
             x = functional.linear(x.to(self.half), *held).float() if held else layer(x)
         return x
-
-
-class Autocast(Cast):
-    """The same layers under autocast."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", self.half):
-            return self.layers(x)
 
 
 def scaled_row(weight: torch.Tensor) -> None:

@@ -85,11 +85,11 @@ def exact_matches(side: ReconciledSide, others: Sequence[Constant], index: Weigh
                 weight = _match_tensor(constant, index) or _match_elements(constant, numbers)
             else:
                 weight = _match_tensor(wide, index)
-            if weight is None and wide is not None:
+            if weight is not None:
+                repairs.append(weight)
+            elif wide is not None:
                 side.left.append(wide)
                 cast.append(Repair(wide.name, wide.value.to(torch.float64), "table", OWN, wide))
-            elif weight is not None:
-                repairs.append(weight)
             elif is_tensor(constant):
                 side.left.append(constant)
         elif constant.origin is Origin.WEIGHT and constant.value.numel() == 1:

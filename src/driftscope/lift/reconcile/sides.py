@@ -152,10 +152,9 @@ def may_be_rounded(constant: Constant) -> bool:
 
 def has_more_digits(stored: torch.Tensor, fmt: torch.dtype | None) -> bool:
     """Whether a tensor of a wider format holds numbers that half precision, ``fmt``, does not."""
-    floats = fmt is not None and fmt.is_floating_point and stored.dtype.is_floating_point
-    if fmt is None or not floats or not narrow(fmt) or narrow(stored.dtype):
+    if fmt is None or not (fmt.is_floating_point and stored.dtype.is_floating_point):
         return False
-    return not torch.equal(stored.to(fmt).to(stored.dtype), stored)
+    return narrow(fmt) and not narrow(stored.dtype) and not torch.equal(stored.to(fmt).to(stored.dtype), stored)
 
 
 def with_exact_scalars(constants: Sequence[Constant], repairs: Sequence[Repair]) -> list[Constant]:
