@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ import driftscope as ds
 from driftscope.errors import InputError
 from driftscope.shapes.findings.rewriting import rewrites
 from driftscope.shapes.private_torch import transforms_left, unguarded
+from driftscope.shapes.probe.runners import scratch_file
 from shapes.small_models import Buckets, CenterAlways, CenterUnlessAlone, DampLong, Gated, Halved, HalvedAsSize, seeded
 
 
@@ -321,3 +324,41 @@ def test_each_of_two_lines_that_fix_a_size_is_rewritten_though_shapes_break_othe
     first = CountedGrid.forward.__code__.co_firstlineno
     assert sorted(fixes) == [first + 1, first + 2]
     assert all("torch.arange" in f.fix and f.verified for f in fixes.values())
+
+
+class Enlarged(nn.Module):
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, image):
+        return nn.functional.interpolate(image, scale_factor=1.5, mode=self.mode)
+
+
+@pytest.mark.slow
+def test_a_file_that_took_the_place_of_another_is_the_one_that_is_asked(tmp_path):
+    """The worker kept a session by its path: the second model was held against the file of the first."""
+    image, path = seeded(1, 1, 6, 4), tmp_path / "enlarged.onnx"
+    nearest = ds.check_shapes(Enlarged("nearest"), (image,), onnx=path)
+    kept = path.read_bytes()
+    bilinear = ds.check_shapes(Enlarged("bilinear"), (image,), onnx=path)
+    for report in (nearest, bilinear):
+        assert not by_code(report, "S021"), report
+    # The first model is not what is there now; once its own file is back, it is.
+    with pytest.raises(ds.DriftscopeError, match="wrong at some inputs"):
+        nearest.guard()
+    shutil.copy(path, tmp_path / "given.onnx")
+    with pytest.raises(ds.DriftscopeError, match=r"given\.onnx is wrong at some inputs"):
+        nearest.guard(tmp_path / "given.onnx")
+    assert bilinear.guard(tmp_path / "given.onnx").admits(image)
+    (tmp_path / "given.onnx").write_bytes(kept)
+    assert nearest.guard(tmp_path / "given.onnx").admits(image)
+
+
+def test_files_of_the_check_s_own_have_names_that_no_earlier_one_had():
+    assert len({scratch_file(".onnx") for _ in range(64)}) == 64
+    first = ds.check_shapes(CenterAlways(), (seeded(4, 3),), targets=("onnx",)).onnx_path
+    second = ds.check_shapes(CenterAlways(), (seeded(4, 3),), targets=("onnx",)).onnx_path
+    assert first != second
+    assert first.is_file()
+    assert second.is_file()

@@ -170,7 +170,7 @@ class ShapeReport:
         if file is None or not file.is_file():
             raise ProgramError(f"{file}: no such file")
         name = file.name if path is not None else "the ONNX file"  # a file of the check's own has a name of chance
-        bounds = check.bounds(ONNX) if _same_file(file, check.onnx_path) else self._bounds_of(file)
+        bounds = check.bounds(ONNX) if _was_probed(file, check) else self._bounds_of(file)
         if bounds is None and fallback is None:
             raise ProgramError(
                 f"{name} is wrong at some inputs, and no condition on sizes tells them from where it is right:"
@@ -216,8 +216,9 @@ class ShapeReport:
         return f"<ShapeReport: {self.record}>"
 
 
-def _same_file(one: Path, other: Path | None) -> bool:
-    """Whether two files hold the same bytes."""
-    if other is None or not other.is_file():
+def _was_probed(file: Path, check: Check) -> bool:
+    """Whether a file holds the bytes that were probed; another file may be at their place by now."""
+    probed = check.runners.get(ONNX)
+    if not isinstance(probed, OnnxRunner) or not probed.in_place():
         return False
-    return one.samefile(other) or one.read_bytes() == other.read_bytes()
+    return file.samefile(probed.path) or file.read_bytes() == probed.path.read_bytes()

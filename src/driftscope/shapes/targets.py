@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from driftscope.shapes.probe.aoti_target import AotiRunner
 from driftscope.shapes.probe.domain import probe
 from driftscope.shapes.probe.onnx_conversion import converted, save_model
 from driftscope.shapes.probe.original import Original
-from driftscope.shapes.probe.runners import ExportTarget, OnnxRunner, TorchRunner, scratch
+from driftscope.shapes.probe.runners import ExportTarget, OnnxRunner, TorchRunner, scratch_file
 
 #: The exported program with its checks: what ``ExportedProgram.module()`` runs.
 EXPORTED = "export"
@@ -85,7 +84,7 @@ def ask_targets(check: Check, targets: Sequence[str]) -> bool:
 
 
 def _onnx(check: Check, capture: Capture, _original: Original) -> ExportTarget:
-    path = check.onnx_path or scratch() / f"{id(check):x}-{os.getpid()}.onnx"
+    path = check.onnx_path or scratch_file(".onnx")
     made = converted(capture)
     save_model(made.model, path)
     check.onnx_path = path
@@ -100,7 +99,7 @@ def _plain_onnx(check: Check, chosen: Capture) -> list[ExportTarget]:
     plain = plain_capture(check)
     if plain is None:
         return []
-    path = scratch() / f"{id(check):x}-{os.getpid()}-plain.onnx"
+    path = scratch_file(".onnx")
     try:
         made = converted(plain)
         save_model(made.model, path)

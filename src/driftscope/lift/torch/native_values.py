@@ -32,7 +32,8 @@ class Natives:
 
     held: int = HELD
     size: int = 0
-    by_tape: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)
+    # With the tape itself: one that was given up must not leave its address to the next.
+    _by_tape: dict[int, tuple[Any, dict[int, torch.Tensor]]] = field(default_factory=dict)
 
     def keep(self, tape: Any, numbers: Sequence[int | None], results: Sequence[torch.Tensor | None]) -> None:
         """Copy what a call returned or wrote: memory may be written again before anybody looks.
@@ -42,7 +43,7 @@ class Natives:
         CannotLift
             If it is too much.
         """
-        kept = self.by_tape.setdefault(id(tape), {})
+        kept = self._by_tape.setdefault(id(tape), (tape, {}))[1]
         for number, result in zip(numbers, results, strict=False):
             if number is None or result is None or result.layout is not torch.strided:
                 continue
@@ -54,11 +55,14 @@ class Natives:
     def drop(self, tape: Any, numbers: Iterable[int]) -> None:
         """Forget results that are not the program's own."""
         for number in numbers:
-            self.by_tape.get(id(tape), {}).pop(number, None)
+            self._of(tape).pop(number, None)
 
     def named(self, tape: Any) -> dict[str, torch.Tensor]:
         """The native results of one tape by the names of its values."""
-        return {tape.values[number].name: value for number, value in self.by_tape.get(id(tape), {}).items()}
+        return {tape.values[number].name: value for number, value in self._of(tape).items()}
+
+    def _of(self, tape: Any) -> dict[int, torch.Tensor]:
+        return self._by_tape.get(id(tape), (tape, {}))[1]
 
 
 _LISTENER: contextvars.ContextVar[Natives | None] = contextvars.ContextVar("natives", default=None)

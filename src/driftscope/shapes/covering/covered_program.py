@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from driftscope.shapes.probe.domain import choose
 from driftscope.shapes.probe.exploration import ProbePlan, explore
 from driftscope.shapes.probe.judging_runs import Ran, silence
 from driftscope.shapes.probe.onnx_conversion import converted, save_model
-from driftscope.shapes.probe.runners import Crashes, ExportTarget, OnnxRunner, TorchRunner, scratch
+from driftscope.shapes.probe.runners import Crashes, ExportTarget, OnnxRunner, TorchRunner, scratch_file
 
 #: Points at which programs are judged: where the original runs, and where it refuses.
 RUNNING, REFUSED = 300, 80
@@ -230,7 +229,7 @@ def onnx_file(capture: Capture) -> tuple[Path, Relations]:
     RuntimeRefused
         If the exporter refuses.
     """
-    path = scratch() / f"{secrets.token_hex(8)}.onnx"
+    path = scratch_file(".onnx")
     made = converted(capture)
     save_model(made.model, path)
     return path, made.relations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from driftscope.programs.arrays import array_of, tensor_of
 from driftscope.programs.isolation.failures import WorkerDied
 from driftscope.shapes.probe import aoti_serving
 from driftscope.shapes.probe.judging_runs import Answer, Crashed, Ran, Refused, first_line, silence
-from driftscope.shapes.probe.runners import Call, pool, scratch
+from driftscope.shapes.probe.runners import Call, pool, scratch_file
 
 
 class AotiRunner:
@@ -34,7 +33,7 @@ class AotiRunner:
 
     def __init__(self, exported: ExportedProgram, name: str = "aoti"):
         self.name = name
-        self.path = scratch() / f"{secrets.token_hex(8)}.pt2"
+        self.path = scratch_file(".pt2")
         try:
             with silence(), torch.no_grad():
                 torch._inductor.aoti_compile_and_package(exported, package_path=str(self.path))

@@ -5,6 +5,7 @@ This file is what the worker imports, so it loads neither torch nor anything tha
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,8 @@ from driftscope.programs.bare_sessions import bare_session
 Served = tuple[Any, ...]
 Feed = Mapping[str, np.ndarray]
 
-_sessions: dict[str, Any] = {}
+# By path and stamp: another file may be at the path by the next call.
+_sessions: dict[tuple[str, tuple[int, ...]], Any] = {}
 _KEPT = 4
 _LONGEST = 400
 # Where onnxruntime was built, and the assertion in its source: what is wrong follows behind it.
@@ -30,7 +32,7 @@ def serve(path: str, feeds: Sequence[Feed]) -> list[Served]:
     Parameters
     ----------
     path : str
-        The file; its session is kept for the next call.
+        The file; its session is kept for the next call, unless another file is there by then.
     feeds : sequence of dict of str to ndarray
 
     Returns
@@ -47,13 +49,20 @@ def input_names(path: str) -> list[str]:
     return [value.name for value in _session(path).get_inputs()]
 
 
+def stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """What tells the file at a path from one that takes its place later."""
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def _session(path: str) -> Any:
-    if path not in _sessions:
+    key = path, stamp(path)
+    if key not in _sessions:
         while len(_sessions) >= _KEPT:
             _sessions.pop(next(iter(_sessions)))
         # One thread: the tensors are small, and other processes want the cores.
-        _sessions[path] = bare_session(path, threads=1)
-    return _sessions[path]
+        _sessions[key] = bare_session(path, threads=1)
+    return _sessions[key]
 
 
 def _serve_one(session: Any, feed: Feed) -> Served:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import secrets
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -82,6 +83,7 @@ class OnnxRunner:
     def __init__(self, path: Path, exported: ExportedProgram, name: str = "onnx", crashes: Crashes | None = None):
         self.name = name
         self.path = path
+        self._stamp = onnx_serving.stamp(path)
         self.crashes: Crashes = Counter() if crashes is None else crashes
         if not _installed("onnxruntime"):
             raise DependencyMissing("running ONNX", "onnxruntime", "onnx")
@@ -94,6 +96,10 @@ class OnnxRunner:
         except Exception as error:  # onnxruntime's errors share no class of their own
             raise RuntimeRefused("onnxruntime", "load", str(error)) from error
         self.feeder = OnnxFeeder(exported, wanted)
+
+    def in_place(self) -> bool:
+        """Whether its file is still there, and not another one."""
+        return self.path.is_file() and onnx_serving.stamp(self.path) == self._stamp
 
     def answers(self, calls: Sequence[Call]) -> list[Answer]:
         """See :class:`ExportTarget`."""
@@ -204,9 +210,13 @@ def pool() -> WorkerPool:
     return made
 
 
+def scratch_file(suffix: str) -> Path:
+    """A path that no other file of this process has had, in a folder that lives as long as the process."""
+    return _scratch() / f"{secrets.token_hex(8)}{suffix}"
+
+
 @functools.cache
-def scratch() -> Path:
-    """A folder for files that live as long as this process."""
+def _scratch() -> Path:
     folder = tempfile.TemporaryDirectory(prefix="driftscope-shapes-")
     atexit.register(folder.cleanup)
     return Path(folder.name)
