@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -157,3 +158,65 @@ def test_a_model_saved_with_external_data_runs(folder, onnx_export, lookup_input
     expected = ds.program(onnx_export)(lookup_inputs)
     got = ds.program(folder / "lookup.onnx")(lookup_inputs)
     assert all(torch.equal(expected[name], got[name]) for name in expected)
+
+
+def _written(folder, factor, *, external):
+    model = external_model("weights.bin")
+    (folder / "weights.bin").write_bytes(np.full(3, factor, dtype=np.float32).tobytes())
+    onnx.save(model, str(folder / "model.onnx"))
+    if not external:
+        onnx.save(onnx.load(str(folder / "model.onnx")), str(folder / "model.onnx"))
+    return folder / "model.onnx"
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return x * self.factor
+
+
+def _differs(factor, program):
+    return ds.compare(Scaled(factor), program, (X,)).verdict is ds.Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize("atomic", [False, True])
+def test_data_that_was_written_anew_is_read_anew_or_not_used(tmp_path, ran, atomic):
+    """A session of the old weights was held against a graph with the new ones: neither model was the same."""
+    program = ds.program(_written(tmp_path, 2.0, external=True))
+    if ran:
+        assert not _differs(2.0, program)
+    if atomic:
+        (tmp_path / "weights.bin").unlink()
+    path = _written(tmp_path, 3.0, external=True)
+    os.utime(tmp_path / "weights.bin", (1, 1))  # no clock is too coarse for this
+    for factor in (2.0, 3.0):
+        with pytest.raises(ds.ProgramError, match="written anew since it was read"):
+            _differs(factor, program)
+    assert not _differs(3.0, path)
+    assert _differs(2.0, path)
+    assert not _differs(3.0, ds.program(path))
+
+
+@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_model_in_one_file_stays_the_one_that_was_read(tmp_path, ran, gone):
+    path = _written(tmp_path, 2.0, external=False)
+    program, digest = ds.program(path), ds.program(path).describe()["sha256"]
+    if ran:
+        assert not _differs(2.0, program)
+    if gone:
+        path.unlink()
+    else:
+        os.utime(_written(tmp_path, 3.0, external=False), (1, 1))
+        assert not _differs(3.0, path)
+        assert ds.program(path).describe()["sha256"] != digest
+        assert program.describe()["sha256"] != ds.program(path).describe()["sha256"]
+    assert not _differs(2.0, program)
+    # What is run again to find a cause is made of the model that was read, too.
+    assert _differs(3.0, program)
+    assert _differs(3.0, program.variant(level="disable"))
+    assert not _differs(2.0, program.variant(level="disable"))

@@ -15,6 +15,12 @@ SUFFIXES = (".json", *PAGE_SUFFIXES, ".md", ".sarif")
 _MOST_BYTES = 512 << 20
 
 
+def stamp(path: str | os.PathLike[str] | int) -> tuple[int, int, int]:
+    """What tells the file at a path (or an open one) from another that is put there later; its size is the second."""
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def check_target(path: str | Path) -> Path:
     """Return ``path`` if a record can be written there.
 

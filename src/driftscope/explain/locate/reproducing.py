@@ -139,7 +139,7 @@ def _write_whole(b: Bound, results: Sequence[Any], folder: Path) -> None:
     try:
         found = b.program.onnx_model
         if found is not None:
-            model = found.proto if found.path is None else onnx.load(str(found.path))
+            model = found.proto if found.directory is None else onnx.load(str(found.path))
             tensors = {name: value for name, value in b.feeds.items() if isinstance(value, torch.Tensor)}
             _write_onnx(folder, model, tensors, expected, b.program)
             return

@@ -21,6 +21,7 @@ from driftscope.errors import ProgramError
 from driftscope.lift.constant_cache import HELD_BYTES
 from driftscope.lift.onnx.element_types import FORMAT_OF_ELEMENT, STRING_ELEMENT, Format, array_to_tensor, storage
 from driftscope.lift.onnx.registry import Value, strings
+from driftscope.records.files import stamp
 
 _PLAIN = frozenset({1, 2, 3, 5, 6, 7, 9, 10, 11, 14, 15, 16})  # elements whose storage has the file's own bits
 _KEPT_BYTES = 1 << 16
@@ -219,8 +220,7 @@ def _offset(proto: TensorProto) -> int:
 
 
 def _mapping(file: BinaryIO, path: Path) -> mmap.mmap:
-    state = os.fstat(file.fileno())
-    key = (path, state.st_ino, state.st_size, state.st_mtime_ns)
+    key = path, stamp(file.fileno())
     mapping = _MAPPINGS.get(key)
     if mapping is None:
         # Nobody writes into it; torch takes memory that cannot be written with a warning only.

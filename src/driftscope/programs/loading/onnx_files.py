@@ -14,6 +14,7 @@ from driftscope.errors import ProgramError
 from driftscope.programs.feeding.files import file_digest
 from driftscope.programs.loading.external_data import confine, is_external, location_of, tensors_of
 from driftscope.programs.loading.onnx_bounds import check_bounds
+from driftscope.records.files import stamp
 
 
 @dataclass(slots=True)
@@ -39,19 +40,38 @@ class OnnxModel:
     external: bool = False
     given: str = ""
     _digest: str | None = field(default=None, repr=False)
+    _stamps: dict[FilePath, tuple[int, int, int]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.path is not None:
+            files = self.path, *(self.path.resolve().parent / name for name in self._data_files())
+            self._stamps = {file: stamp(file) for file in files}
 
     @property
     def directory(self) -> FilePath | None:
-        """Where external data lies, if there is any."""
-        return self.path.resolve().parent if self.external and self.path is not None else None
+        """Where external data lies, if there is any.
+
+        Raises
+        ------
+        ProgramError
+            If the model's files are no longer those that were read.
+        """
+        if self.path is None or not self.external:
+            return None
+        if not self.in_place():
+            raise ProgramError(f"{self.name} or its external data was written anew since it was read; read it again")
+        return self.path.resolve().parent
+
+    def in_place(self) -> bool:
+        """Whether the files are those that were read: something else may be at their paths by now."""
+        return all(file.is_file() and stamp(file) == found for file, found in self._stamps.items())
 
     @property
     def size(self) -> int:
         """Bytes of the model, external data not counted in memory models."""
         if self.path is None:
             return int(self.proto.ByteSize())
-        folder = self.path.resolve().parent
-        return self.path.stat().st_size + sum((folder / f).stat().st_size for f in self._data_files())
+        return sum(size for _, size, _ in self._stamps.values())
 
     def _data_files(self) -> set[str]:
         return {location_of(t) for t in tensors_of(self.proto) if is_external(t)} if self.external else set()
@@ -59,12 +79,14 @@ class OnnxModel:
     def for_session(self) -> str | bytes:
         """Return what an onnxruntime session is created from: the path, or the bytes of a model in memory.
 
+        A file that was written anew is no longer the model that was read: that one is in memory.
+
         Raises
         ------
         ProgramError
-            If a model in memory is too large to be passed on.
+            If a model in memory is too large to be passed on, or files with external data were written anew.
         """
-        if self.path is not None:
+        if self.path is not None and (self.directory or self.in_place()):
             # Through no symbolic link: external data is looked for beside the file, and that folder was checked.
             return str(self.path.resolve())
         return self._serialized()
@@ -82,7 +104,7 @@ class OnnxModel:
 
     def identity(self) -> dict[str, Any]:
         """Return path and SHA-256 as plain data."""
-        if self.path is not None:
+        if self.path is not None and self.in_place():
             return {"path": self.given or str(self.path), "sha256": file_digest(self.path)}
         if self._digest is None:
             self._serialized()

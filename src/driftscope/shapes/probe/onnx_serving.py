@@ -5,7 +5,6 @@ This file is what the worker imports, so it loads neither torch nor anything tha
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from driftscope.programs.bare_sessions import bare_session
+from driftscope.records.files import stamp
 
 #: ("ran", arrays) or ("refused", words, class of the error)
 Served = tuple[Any, ...]
 Feed = Mapping[str, np.ndarray]
 
 # By path and stamp: another file may be at the path by the next call.
-_sessions: dict[tuple[str, tuple[int, ...]], Any] = {}
+_sessions: dict[tuple[str, tuple[int, int, int]], Any] = {}
 _KEPT = 4
 _LONGEST = 400
 # Where onnxruntime was built, and the assertion in its source: what is wrong follows behind it.
@@ -47,12 +47,6 @@ def serve(path: str, feeds: Sequence[Feed]) -> list[Served]:
 def input_names(path: str) -> list[str]:
     """Names of the inputs onnxruntime wants, in order; raises what it raises when it cannot load the file."""
     return [value.name for value in _session(path).get_inputs()]
-
-
-def stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """What tells the file at a path from one that takes its place later."""
-    found = os.stat(path)
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _session(path: str) -> Any:
