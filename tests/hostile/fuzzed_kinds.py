@@ -18,6 +18,7 @@ import onnx
 import torch
 
 from driftscope.errors import DriftscopeError, Exit, RuntimeRefused
+from driftscope.records.files import stamp
 from hostile import exported_files, large_files, mutations, running_kinds
 
 Write = Callable[[int, Path], Path]
@@ -130,9 +131,10 @@ def _scripts() -> Kind:
         return made.getvalue()
 
     def act(path: Path) -> None:
-        worker.make(0, str(path))
+        file = worker.ScriptFile(str(path), stamp(path))
+        worker.make(0, file)
         with contextlib.suppress(RuntimeRefused):  # TorchScript's own words are an answer
-            worker.run(0, str(path), (torch.ones(3, 4), {"k": torch.ones(4)}), {}, 1)
+            worker.run(0, file, (torch.ones(3, 4), {"k": torch.ones(4)}), {}, 1)
 
     return Kind(_files([("a.pt", stream.getvalue())], change), act)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import driftscope as ds
+from driftscope.programs.runtimes.torchscript import process
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -232,3 +234,19 @@ def test_an_archive_that_keeps_its_version_in_a_folder_is_loaded(tmp_path):
     torch.jit.script(Gelu()).save(str(path))
     x = torch.linspace(-2, 2, 12).reshape(3, 4)
     assert ds.compare(Gelu(), str(path), x).verdict == "IDENTICAL"
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_file_that_is_replaced_or_deleted_stays_the_one_that_was_read(saved, gone):
+    path, x = saved(net()), torch.randn(3, 8)
+    program = ds.program(path)
+    digest = program.describe()["sha256"]
+    path.unlink()
+    if not gone:
+        saved(net(0.5))
+    assert ds.compare(net(), program, (x,)).verdict is ds.Verdict.IDENTICAL
+    assert program.describe()["sha256"] == digest
+    # A worker that is started anew has to read it again, and another file is not it.
+    process._POOLS.pop(os.getpid()).stop()
+    with pytest.raises(ds.ProgramError, match="deleted or written anew since it was read"):
+        ds.compare(net(), program, (x,))

@@ -21,6 +21,11 @@ def stamp(path: str | os.PathLike[str] | int) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+def in_place(path: str | Path, found: tuple[int, int, int]) -> bool:
+    """Whether the file at a path is still the one of this stamp."""
+    return Path(path).is_file() and stamp(path) == found
+
+
 def check_target(path: str | Path) -> Path:
     """Return ``path`` if a record can be written there.
 

@@ -176,13 +176,13 @@ class ShapeReport:
                 f"{name} is wrong at some inputs, and no condition on sizes tells them from where it is right:"
                 " guard(path, fallback=model) runs the model instead, ds.cover looks for other programs"
             )
-        member = OnnxMember(file, ())
-        places = OnnxFeeder(check.capture.exported, member.names).places
+        member = OnnxMember(file, ())  # loaded now: another file may be there by the first call
+        member.inputs = tuple(OnnxFeeder(check.capture.exported, member.names).places.items())
         answer = check.original.answer(check.original.example)
         rebuild = like(answer.value if isinstance(answer, Ran) else None)
         conditions, tried = (bounds.conditions, bounds.tried) if bounds is not None else (None, 0)
         guard = GuardedOnnx(name, Form.of(check.arguments), check.arguments.axes, conditions, tried, rebuild, fallback)
-        return GuardedFile(OnnxMember(file, tuple(places.items())), guard)
+        return GuardedFile(member, guard)
 
     def _bounds_of(self, file: Path) -> Bounds | None:
         """Bounds of another file than the one that was probed."""

@@ -14,7 +14,7 @@ from driftscope.errors import ProgramError
 from driftscope.programs.feeding.files import file_digest
 from driftscope.programs.loading.external_data import confine, is_external, location_of, tensors_of
 from driftscope.programs.loading.onnx_bounds import check_bounds
-from driftscope.records.files import stamp
+from driftscope.records.files import in_place, stamp
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class OnnxModel:
 
     def in_place(self) -> bool:
         """Whether the files are those that were read: something else may be at their paths by now."""
-        return all(file.is_file() and stamp(file) == found for file, found in self._stamps.items())
+        return all(in_place(file, found) for file, found in self._stamps.items())
 
     @property
     def size(self) -> int:
@@ -103,12 +103,13 @@ class OnnxModel:
         return data
 
     def identity(self) -> dict[str, Any]:
-        """Return path and SHA-256 as plain data."""
-        if self.path is not None and self.in_place():
-            return {"path": self.given or str(self.path), "sha256": file_digest(self.path)}
+        """Return path and SHA-256, of the file that was read, as plain data."""
+        if self._digest is None and self.path is not None and self.in_place():
+            self._digest = file_digest(self.path)
         if self._digest is None:
             self._serialized()
-        return {"sha256": self._digest}
+        where = {} if self.path is None else {"path": self.given or str(self.path)}
+        return where | {"sha256": self._digest}
 
 
 def read_model(path: FilePath) -> OnnxModel:

@@ -20,7 +20,7 @@ from driftscope.programs.arrays import real_array_of, tensor_of
 from driftscope.programs.isolation.failures import WorkerDied
 from driftscope.programs.isolation.limits import Limits
 from driftscope.programs.isolation.workers import WorkerPool
-from driftscope.records.files import stamp
+from driftscope.records.files import in_place, stamp
 from driftscope.shapes.model_state import ModelState
 from driftscope.shapes.private_torch import input_nodes, output_values
 from driftscope.shapes.probe import onnx_serving
@@ -100,7 +100,7 @@ class OnnxRunner:
 
     def in_place(self) -> bool:
         """Whether its file is still there, and not another one."""
-        return self.path.is_file() and stamp(self.path) == self._stamp
+        return in_place(self.path, self._stamp)
 
     def answers(self, calls: Sequence[Call]) -> list[Answer]:
         """See :class:`ExportTarget`."""

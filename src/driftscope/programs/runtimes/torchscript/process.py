@@ -14,6 +14,7 @@ import torch
 from driftscope.errors import CannotLift, DriftscopeError, RuntimeCrashed
 from driftscope.programs import pytrees as pytree
 from driftscope.programs.feeding.binding import bind_call, ready
+from driftscope.programs.feeding.files import file_digest
 from driftscope.programs.isolation.choice import MARK
 from driftscope.programs.isolation.failures import CODES, WorkerDied
 from driftscope.programs.isolation.workers import WorkerPool
@@ -23,6 +24,7 @@ from driftscope.programs.runtimes.native.kept import KeptThere
 from driftscope.programs.runtimes.torchscript import worker
 from driftscope.programs.torch_run import fresh
 from driftscope.programs.value_trees import flatten, unflatten
+from driftscope.records.files import stamp
 
 if TYPE_CHECKING:
     from driftscope.programs.feeding.feeds import Inputs
@@ -52,9 +54,10 @@ class TorchScriptProgram(Program):
 
     def __init__(self, path: FilePath, name: str, default_inputs: Inputs | None = None):
         super().__init__(name, default_inputs)
-        self._path, self._given = str(path.resolve()), str(path)
+        self._file, self._given = worker.ScriptFile(str(path.resolve()), stamp(path)), str(path)
         self._number = _KEPT.number_for(self)
-        found: list[worker.Argument] = _asked("load", worker.make, self._number, self._path)
+        found: list[worker.Argument] = _asked("load", worker.make, self._number, self._file)
+        self._digest = file_digest(path)
         self.signature = inspect.Signature([_parameter(*argument) for argument in found])
 
     @property
@@ -77,21 +80,19 @@ class TorchScriptProgram(Program):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if dropped := _KEPT.dropped():
             _asked("run", worker.drop, dropped)
-        return _rebuilt(_asked("run", worker.run, self._number, self._path, args, kwargs, torch.get_num_threads()))
+        return _rebuilt(_asked("run", worker.run, self._number, self._file, args, kwargs, torch.get_num_threads()))
 
     def describe(self) -> dict[str, Any]:
-        from driftscope.programs.feeding.files import file_digest
-
         return super().describe() | {
             "torch": torch.__version__,
             "path": self._given,
-            "sha256": file_digest(FilePath(self._path)),
+            "sha256": self._digest,
             "inputs": list(self.signature.parameters),
         }
 
     def lift_source(self, inputs: Any = None) -> TorchSource:
         args, kwargs = _on_cpu(*fresh(self.bind(inputs)))
-        data: bytes = _asked("run", worker.exported, self._number, self._path, args, kwargs)
+        data: bytes = _asked("run", worker.exported, self._number, self._file, args, kwargs)
         try:
             # Read as any stranger's .pt2 is: the graph comes from a process that ran the file.
             exported = read_exported_bytes(data, f"the graph of {self.name}")

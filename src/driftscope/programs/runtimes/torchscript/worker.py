@@ -17,6 +17,7 @@ from driftscope.programs.loading.torchscript import check_graph, packed_script
 from driftscope.programs.pytrees import tree_leaves
 from driftscope.programs.runtimes.torchscript.recording import recorded_graph
 from driftscope.programs.torch_run import words_of
+from driftscope.records.files import in_place
 
 RUNTIME = "TorchScript"
 
@@ -30,6 +31,14 @@ class Named:
     values: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ScriptFile:
+    """A file and the stamp of what was read from it: a worker that is started anew reads it again."""
+
+    path: str
+    stamp: tuple[int, int, int]
+
+
 _HELD: dict[int, torch.jit.ScriptModule] = {}
 # What is sent as it is; of anything else, its text.
 _ATOMS = (torch.Tensor, int, float, bool, complex, str, type(None))
@@ -38,17 +47,20 @@ _ATOMS = (torch.Tensor, int, float, bool, complex, str, type(None))
 Argument = tuple[str, bool, Any]
 
 
-def make(number: int, path: str) -> list[Argument]:
+def make(number: int, file: ScriptFile) -> list[Argument]:
     """Load a file under a number and return what its ``forward`` takes.
 
     Raises
     ------
     ProgramError
-        If it holds more than a program of pure operators.
+        If it holds more than a program of pure operators, or is another file by now.
     RuntimeRefused
         If torch does not load it.
     """
-    packed = packed_script(FilePath(path))
+    path = FilePath(file.path)
+    if not in_place(path, file.stamp):
+        raise ProgramError(f"{path} was deleted or written anew since it was read, and is needed again; read it again")
+    packed = packed_script(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -57,13 +69,13 @@ def make(number: int, path: str) -> list[Argument]:
         raise RuntimeRefused(RUNTIME, "load", _words(error)) from None
     if not hasattr(module, "forward"):
         raise ProgramError(f"{path} is a TorchScript program without a forward method")
-    check_graph(module.forward, FilePath(path))
+    check_graph(module.forward, path)
     _HELD[number] = module
     found = module.forward.schema.arguments[1:]
     return [(a.name, a.has_default_value(), _plain(a.default_value)) for a in found]
 
 
-def run(number: int, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], threads: int) -> Any:
+def run(number: int, file: ScriptFile, args: tuple[Any, ...], kwargs: Mapping[str, Any], threads: int) -> Any:
     """Call the program once; a worker that was started anew loads it first.
 
     Raises
@@ -72,7 +84,7 @@ def run(number: int, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         In TorchScript's own words.
     """
     torch.set_num_threads(threads)
-    module = _module(number, path)
+    module = _module(number, file)
     try:
         with _buffers_kept(module), torch.no_grad():
             return _plain(module(*args, **kwargs))
@@ -80,7 +92,7 @@ def run(number: int, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
         raise RuntimeRefused(RUNTIME, "run", _words(error)) from None
 
 
-def exported(number: int, path: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+def exported(number: int, file: ScriptFile, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
     """Return the graph of one run as torch.export writes it: flat tensors in, flat outputs; to be read as data.
 
     Raises
@@ -88,7 +100,7 @@ def exported(number: int, path: str, args: tuple[Any, ...], kwargs: Mapping[str,
     CannotLift
         If its run cannot be recorded, or torch cannot export it.
     """
-    module = _module(number, path)
+    module = _module(number, file)
     made = io.BytesIO()
     try:
         with _buffers_kept(module), warnings.catch_warnings():
@@ -128,9 +140,9 @@ def _buffers_kept(module: torch.jit.ScriptModule) -> Iterator[None]:
                 setattr(owner, name, tensor.copy_(before))
 
 
-def _module(number: int, path: str) -> torch.jit.ScriptModule:
+def _module(number: int, file: ScriptFile) -> torch.jit.ScriptModule:
     if number not in _HELD:
-        make(number, path)
+        make(number, file)
     return _HELD[number]
 
 
