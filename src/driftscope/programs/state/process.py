@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import linecache
 import logging
 import os
 import random
@@ -91,6 +92,7 @@ def state_kept(*, exclusive: bool = True, generators: bool = True) -> Iterator[N
         kept = readings(generators=generators)
         if not (exclusive and _KEEPING):  # once around all: there are as many loggers as modules
             kept.append((LOGGING, LOGGING.read()))
+            linecache.checkcache()  # a module may have been edited and loaded anew: its old lines are nobody's
         _KEEPING += exclusive
         try:
             with warnings.catch_warnings():
