@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import importlib
 import logging
 import os
 import random
-import sys
 import tempfile
 import threading
 import warnings
@@ -371,35 +369,3 @@ def test_an_interrupt_from_outside_is_not_the_programs():
             ds.compare(waiting, torch.sin, X)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-EDITED = """
-import torch
-
-def right(x):
-    return {0}(x).sum(-1)
-
-def wrong(x):
-    return {0}(x * 1.5).sum(-1)
-
-def rows(x):
-    if x.{1}() > 0:
-        return x.sum()
-    return x.mean()
-"""
-
-
-def test_lines_are_those_of_a_module_that_was_edited_and_loaded_anew(tmp_path, monkeypatch):
-    """As a notebook does it; Python's own tracebacks look whether a file has changed, and so does every public call."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    path, x = tmp_path / "edited_model.py", torch.randn(3, 4)
-    for above, function, question in (("", "torch.exp", "min"), ("# a line more\n# and another", "torch.tanh", "amax")):
-        path.write_text(above + EDITED.format(function, question))
-        sys.modules.pop("edited_model", None)
-        importlib.invalidate_caches()
-        module = importlib.import_module("edited_model")
-        found = ds.compare(module.right, module.wrong, (x,)).first
-        assert found.where.expression == f"return {function}(x * 1.5).sum(-1)"
-        report = ds.check_transforms(module.rows, (x,))
-        assert {f.where.expression for f in report.findings if f.where and f.where.expression} == {f"x.{question}"}
