@@ -158,7 +158,7 @@ def test_who_can_draw_is_told_how_many_cells_are_done(tmp_path):
 
 def test_the_id_of_another_study_is_refused(tmp_path):
     made = run(cells.several, {"a": [1]}, workers=0, store=tmp_path)
-    with pytest.raises(InputError, match="another study or other axes"):
+    with pytest.raises(InputError, match="another study, other axes or other files"):
         run(cells.several, {"a": [1, 2]}, workers=0, store=tmp_path, run=made.run)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from driftscope.errors import InputError
 from driftscope.programs.loading.references import of_python_itself
-from driftscope.records.files import bounded_text
+from driftscope.records.files import bounded_text, stamp
 
 _COLUMNS = ("name", "a", "b", "inputs")
 #: Files that are programs, the reference of a name first.
@@ -39,7 +39,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class PairList:
-    """Pairs by name, in order, with a digest of what they say."""
+    """Pairs by name, in order, with a digest of what they say and of which files are there."""
 
     pairs: Mapping[str, Pair]
     digest: str
@@ -67,8 +67,17 @@ def listing_of(source: str) -> PairList:
     if not pairs:
         hint = "NAME.pt2 beside NAME.onnx, or NAME.onnx beside NAME.SOMETHING.onnx" if path.is_dir() else "a line each"
         raise InputError(f"{source!r} holds no pair of programs: they are found as {hint}")
-    digest = hashlib.blake2b(repr(sorted(pairs.items())).encode(), digest_size=8).hexdigest()
-    return PairList(pairs, digest)
+    # A file that was written anew makes other rows; its inode is another's where another machine looks.
+    words = sorted({word for pair in pairs.values() for word in (pair.a, pair.b, *pair.inputs)})
+    files = [file for word in words if (file := _file_of(word)) is not None]
+    said = repr((sorted(pairs.items()), [stamp(file)[1:] for file in files]))
+    return PairList(pairs, hashlib.blake2b(said.encode(), digest_size=8).hexdigest())
+
+
+def _file_of(word: str) -> Path | None:
+    """The file that a program or an input is read from, if it is one."""
+    home, _, _ = word.rpartition(":")
+    return next((path for path in map(Path, (word, home)) if path.is_file()), None)
 
 
 @functools.lru_cache(maxsize=8)

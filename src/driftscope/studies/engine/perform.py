@@ -19,6 +19,7 @@ from driftscope.records.runs.store import RunFolder
 from driftscope.records.runs.writers import CellRows, Claims
 from driftscope.records.words import agreeing, counted
 from driftscope.studies.engine.cell_runs import environment_with
+from driftscope.studies.engine.code_digest import code_digest
 from driftscope.studies.engine.grid import Cell
 from driftscope.studies.engine.plan import Plan, digest_of
 from driftscope.studies.engine.pools import InThisProcess, Whereabouts, executor_at
@@ -146,21 +147,28 @@ def _folder(plan: Plan, running: Running, environment: Mapping[str, Any]) -> Run
     store = Path(running.store or run_store.RUNS_FOLDER)
     identity = plan.identity()
     wanted = digest_of({**identity, "environment": environment})
+    code = code_digest(plan.function)
     if running.run and (store / running.run / "run.json").exists():
         found = RunFolder(store / running.run)
         if found.header.get("study") != plan.name or found.header.get("digest") != digest_of(identity):
             raise InputError(
-                f"run {running.run!r} in {str(store)!r} is of another study or other axes; choose another id"
+                f"run {running.run!r} in {str(store)!r} is of another study, other axes or other files;"
+                " choose another id"
+            )
+        if found.header.get("code", code) != code:  # none in runs of older versions
+            raise InputError(
+                f"run {running.run!r} in {str(store)!r} was made by {plan.label} as it was before it was changed;"
+                " choose another id"
             )
         return found
     if not running.run and not running.fresh:
         for found in reversed(run_store.runs_in(store)):
-            same = found.header.get("digest_with_environment") == wanted
+            same = found.header.get("digest_with_environment") == wanted and found.header.get("code") == code
             if same and not found.is_live() and len(found.entries()) < len(plan.grid):
                 return found
     header = {
         **identity, "cells": len(plan.grid), "views": plan.views, "reading": plan.reading,
-        "digest": digest_of(identity), "digest_with_environment": wanted,
+        "digest": digest_of(identity), "digest_with_environment": wanted, "code": code,
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "place": running.place.cluster or "this machine", "threads": running.place.threads,
         "command": running.command, "environment": environment,
