@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,14 +20,18 @@ from driftscope.programs.isolation.choice import isolating, watched
 from driftscope.programs.isolation.failures import CODES, WorkerDied
 from driftscope.programs.isolation.workers import WorkerPool
 from driftscope.records.environment import capture
+from driftscope.records.files import in_place, stamp
 from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.output import Outputs
+from driftscope.records.user_code import is_users
 from driftscope.records.verdict import Verdict
 
 P = ParamSpec("P")
 
 _LOCK = threading.Lock()
 _POOLS: dict[int, WorkerPool] = {}
+#: In the worker: the user's files that it has imported, as they were then.
+_IMPORTED: dict[str, tuple[int, int, int]] = {}
 
 
 def where_asked(compare: Callable[P, Comparison]) -> Callable[P, Comparison]:
@@ -45,6 +51,8 @@ def where_asked(compare: Callable[P, Comparison]) -> Callable[P, Comparison]:
 def _elsewhere(function: tuple[str, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Comparison:
     options = {name: value for name, value in kwargs.items() if name not in ("isolate", "progress")}
     try:
+        if _pool(function[0]).submit(_is_outdated).result():
+            _POOLS.pop(os.getpid()).shutdown(wait=False)
         found: Comparison = _pool(function[0]).submit(_call, function, args, options, os.getcwd()).result()
         return found
     except WorkerDied as died:
@@ -62,10 +70,21 @@ def _pool(module: str) -> WorkerPool:
         return _POOLS[os.getpid()]
 
 
+def _is_outdated() -> bool:
+    """Whether this worker has imported a file of the user's that was written anew since: it would run the old one."""
+    return not all(in_place(file, found) for file, found in _IMPORTED.items())
+
+
 def _call(function: tuple[str, str], args: tuple[Any, ...], options: dict[str, Any], folder: str) -> Any:
-    # By name: what is decorated is not what its module calls by that name, and cannot be pickled.
     os.chdir(folder)
-    return getattr(importlib.import_module(function[0]), function[1])(*args, **options)
+    try:
+        # By name: what is decorated is not what its module calls by that name, and cannot be pickled.
+        return getattr(importlib.import_module(function[0]), function[1])(*args, **options)
+    finally:
+        files = (getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values()))
+        for file in {f for f in files if isinstance(f, str) and f not in _IMPORTED and is_users(f)}:
+            with contextlib.suppress(OSError):
+                _IMPORTED[file] = stamp(file)
 
 
 def unanswered(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import signal
@@ -17,6 +18,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import driftscope as ds
+from driftscope import elsewhere
 from driftscope.errors import RuntimeCrashed
 from driftscope.programs.isolation.choice import isolating
 
@@ -195,3 +197,27 @@ def test_a_whole_comparison_elsewhere_answers_whatever_the_program_does(tmp_path
     else:
         assert record.verdict == "INCONCLUSIVE"
         assert (record.first.code, record.first.evidence["side"]) == (code, "B")
+
+
+def test_a_worker_that_has_imported_another_version_of_a_file_is_not_asked(tmp_path, monkeypatch):
+    """The worker outlives a comparison; it was held against what the user's modules were when it imported them."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    file = tmp_path / "own_programs.py"
+    file.write_text("import own_numbers\ndef a(x): return x * 2.0\ndef b(x): return x * own_numbers.factor()\n")
+    for number, (factor, verdict) in enumerate([(2.0, "IDENTICAL"), (3.0, "DIFFERENT"), (2.0, "IDENTICAL")]):
+        (tmp_path / "own_numbers.py").write_text(f"# {'edited ' * number}\ndef factor(): return {factor}\n")
+        assert ds.compare(f"{file}:a", f"{file}:b", X, isolate=True).verdict == verdict
+    # Nor may what is sent by its name be looked for in the old version.
+    file.write_text("def c(x): return x * 2.0\ndef d(x): return x + x\n")
+    importlib.invalidate_caches()
+    module = importlib.import_module("own_programs")
+    assert ds.compare(module.c, module.d, X, isolate=True).verdict == "IDENTICAL"
+    same = process_of_the_worker()
+    assert ds.compare(module.d, module.c, X, isolate=True).verdict == "IDENTICAL"
+    assert process_of_the_worker() == same, "nothing was edited: the worker stays"
+
+
+def process_of_the_worker() -> int:
+    return elsewhere._POOLS[os.getpid()].submit(os.getpid).result()

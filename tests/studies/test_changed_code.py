@@ -10,15 +10,21 @@ import textwrap
 
 import pytest
 
-from driftscope.errors import InputError
+from driftscope.errors import DriftscopeError, InputError
+from driftscope.records.runs.store import RunFolder
 from driftscope.studies.comparison_study.pairs import listing_of
 from driftscope.studies.engine.code_digest import code_digest
 
 BEGUN = """
     import functools
+    import os
+    import time
     import helping
+    from helping import taken
     FACTOR = 2
-    NAMES = {"a": [1, 2], "b": (3,)}
+    BASE = 7
+    NAMES = {"a": [1, 2], "b": (3, BASE)}
+    STARTED = time.time() + os.getpid()
 
     class Scale:
         by = 3
@@ -36,19 +42,24 @@ BEGUN = """
         return Scale(n).value
 
     def cell(n, more=5):
-        found = [helping.moved(k) for k in range(n)]
+        found = [helping.moved(k) + helping.STEP + taken(k) for k in range(n)]
+        found.append(__name__ in (STARTED, __file__))
         return {"value": doubled(n) + tripled(n) + more + len(NAMES), "all": sum(found)}
 
     def unused(n):
         return n
 """
-HELPING = "def moved(k):\n    return k + 1\n\ndef other(k):\n    return k\n"
+HELPING = (
+    "STEP = 1\ndef moved(k):\n    return k + 1\n\ndef other(k):\n    return k\n\ndef taken(k):\n    return k * 5\n"
+)
 #: What is written in place of what, and whether rows may differ by it.
 EDITS = {
     "a comment": ("def doubled(n):\n", "# twice\n\n    def doubled(n):\n", False),
     "code that is not used": ("return n\n", "return n + 7\n", False),
     "a constant": ("FACTOR = 2", "FACTOR = 3", True),
-    "a table": ("(3,)", "(4,)", True),
+    "a table": ("(3, BASE)", "(4, BASE)", True),
+    "what a table is made of": ("BASE = 7", "BASE = 8", True),
+    "when it started": ("time.time() + ", "time.time() - ", True),
     "another function": ("n * FACTOR if", "n + FACTOR if", True),
     "an operator in the cell": ("doubled(n) + tripled(n)", "doubled(n) - tripled(n)", True),
     "a default": ("more=5", "more=6", True),
@@ -59,6 +70,8 @@ EDITS = {
 }
 HELPED = {
     "the helping module": ("k + 1", "k + 2", True),
+    "a function taken from it": ("k * 5", "k * 6", True),
+    "a constant there": ("STEP = 1", "STEP = 2", True),
     "another function there": ("return k\n", "return -k\n", False),
 }
 
@@ -126,6 +139,28 @@ def test_rows_of_a_changed_function_are_not_mixed_with_older_ones(written, tmp_p
     with pytest.raises(InputError, match="made by edited_cells:cells as it was before it was changed; choose"):
         run(1000, run="cells-0001")
     assert run(1) == ("cells-0001", [1, 2, 3]), "the function is as it was: its run goes on"
+
+
+EDITING = """
+    import os
+    from pathlib import Path
+    from driftscope.studies import study
+
+    @study(axes={"n": [1, 2, 3]})
+    def cells(n):
+        if n == 2:
+            Path(__file__).write_text(Path(__file__).read_text().replace("n * 1 ", "n * 2 "))
+            os._exit(1)
+        return {"value": n * 1 }
+"""
+
+
+def test_a_worker_that_is_started_anew_with_another_version_ends_the_study(written, tmp_path):
+    """The file is written while the study runs: cells of the new version are not put beside those of the old one."""
+    with pytest.raises(DriftscopeError, match="edited_cells:cells is another version in a worker process"):
+        written(EDITING).cells.run(workers=1, store=tmp_path / "runs")
+    (entries,) = (list(RunFolder(run).entries().values()) for run in (tmp_path / "runs").iterdir())
+    assert [row["value"] for entry in entries for row in entry.rows if row["outcome"] == "ok"] == [1]
 
 
 def test_a_list_whose_files_were_written_anew_is_another_list(tmp_path):

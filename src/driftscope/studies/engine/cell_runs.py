@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from driftscope.errors import DriftscopeError
 from driftscope.programs.loading.references import find
 from driftscope.records.environment import capture
 from driftscope.records.runs.rows import Plain, Row, checked_rows
+from driftscope.studies.engine.code_digest import code_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +34,43 @@ class Answer:
     seconds: float
 
 
+class CodeChanged(DriftscopeError):
+    """A worker finds another version of the cell function than the study was begun with."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellFunction:
+    """A cell function by its name, so that only that travels between processes.
+
+    Parameters
+    ----------
+    reference : str
+        As ``"package.module:name"``.
+    code : str
+        Its fingerprint where the study was begun.
+    """
+
+    reference: str
+    code: str
+
+
 def run_cell(
-    function: str | Callable[..., Any], coordinates: Mapping[str, Plain], arguments: Mapping[str, Any]
+    function: CellFunction | Callable[..., Any], coordinates: Mapping[str, Plain], arguments: Mapping[str, Any]
 ) -> Answer:
     """Call a cell function and check what it returns.
 
     Parameters
     ----------
-    function : str or callable
-        A reference as ``"package.module:name"``, so that only a name travels between processes.
+    function : CellFunction or callable
     coordinates, arguments : mapping
         Axis values, and what is fixed (the cell's seed among it).
+
+    Raises
+    ------
+    CodeChanged
+        If it is another function here.
     """
-    call = _found(function) if isinstance(function, str) else function
+    call = _found(function) if isinstance(function, CellFunction) else function
     start = time.perf_counter()
     answer = call(**coordinates, **arguments)
     seconds = time.perf_counter() - start
@@ -52,10 +78,16 @@ def run_cell(
 
 
 @functools.lru_cache(maxsize=64)
-def _found(reference: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = find(reference)
+def _found(wanted: CellFunction) -> Callable[..., Any]:
+    found: Callable[..., Any] = find(wanted.reference)
     # The decorator leaves a study object under the function's name.
-    return getattr(found, "function", found)
+    found = getattr(found, "function", found)
+    if code_digest(found) != wanted.code:
+        raise CodeChanged(
+            f"{wanted.reference} is another version in a worker process than it was when the study began: its file was"
+            " written meanwhile, or differs on that machine; the rows that were made are kept"
+        )
+    return found
 
 
 def environment_with(modules: tuple[str, ...]) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import inspect
+import linecache
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from driftscope.records.user_code import is_users
@@ -15,10 +17,11 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 
 
 def code_digest(function: Callable[..., Any]) -> str:
-    """Fingerprint the code of a function and of the user's own functions, classes and plain constants it refers to.
+    """Fingerprint the code of a function and of the user's own functions, classes and constants that it refers to.
 
-    Comments and lines that moved change nothing. What it reads otherwise (files, tensors, installed packages) is not
-    part of it.
+    Constants of a module count as they are written, not by their values: a time or a folder is another one in every
+    process. Comments and lines that moved change nothing. What is read otherwise (files, tensors, installed packages)
+    is not part of it.
     """
     digest = hashlib.blake2b(digest_size=8)
     for words in _described(function, set(), root=True):
@@ -26,7 +29,7 @@ def code_digest(function: Callable[..., Any]) -> str:
     return digest.hexdigest()
 
 
-def _described(thing: Any, seen: set[int], root: bool = False) -> Iterator[str]:
+def _described(thing: Any, seen: set[Any], root: bool = False) -> Iterator[str]:
     """Words for everything a thing does; the same in every process."""
     if not isinstance(thing, (types.FunctionType, type)):
         thing = inspect.getattr_static(thing, "__wrapped__", thing)  # as the decorator of a study leaves it
@@ -54,23 +57,64 @@ def _described(thing: Any, seen: set[int], root: bool = False) -> Iterator[str]:
         yield f"<{named.__qualname__}>"
 
 
-def _of_function(function: types.FunctionType, seen: set[int]) -> Iterator[str]:
-    yield from _described(function.__code__, seen)
+def _of_function(function: types.FunctionType, seen: set[Any]) -> Iterator[str]:
+    code = function.__code__
+    yield from _described(code, seen)
     yield from _described((function.__defaults__, function.__kwdefaults__), seen)
     cells = function.__closure__ or ()
     yield from (words for cell in cells for words in _described(_content(cell), seen))
-    names = sorted(_names(function.__code__))
+    yield from _of_globals(sorted(_names(code)), function.__globals__, code.co_filename, seen)
+
+
+def _of_globals(names: list[str], held: Mapping[str, Any], file: str, seen: set[Any]) -> Iterator[str]:
+    """Words for what names stand for in a module, the names of other modules' contents among them."""
     for name in names:
-        held = function.__globals__.get(name)
-        if isinstance(held, types.ModuleType) and held.__dict__.get("__file__") and is_users(str(held.__file__)):
-            held = {attribute: getattr(held, attribute, None) for attribute in names}
+        if name not in held or name.startswith("__") or (file, name) in seen:
+            continue
+        seen.add((file, name))
+        thing = held[name]
         yield f" {name}="
-        yield from _described(held, seen)
+        if isinstance(thing, types.ModuleType):
+            home = vars(thing).get("__file__")
+            if isinstance(home, str) and is_users(home):
+                yield from _of_globals(names, vars(thing), home, seen)
+        elif callable(thing):
+            yield from _described(thing, seen)
+        else:
+            for statement in _assignments(file).get(name, ()):
+                yield ast.dump(statement)
+                inner = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+                yield from _of_globals(sorted(inner - {name}), held, file, seen)
 
 
 def _names(code: types.CodeType) -> set[str]:
     inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
     return set(code.co_names).union(*inner)
+
+
+def _assignments(file: str) -> Mapping[str, list[ast.stmt]]:
+    linecache.checkcache(file)
+    return _assigned("".join(linecache.getlines(file)))
+
+
+@functools.lru_cache(maxsize=16)
+def _assigned(text: str) -> Mapping[str, list[ast.stmt]]:
+    """Statements of a module, outside of its functions and classes, by the names that they give values."""
+    found: dict[str, list[ast.stmt]] = {}
+    try:
+        waiting: list[ast.AST] = [ast.parse(text)]
+    except (SyntaxError, ValueError):
+        return found
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for inner in (inner for target in targets for inner in ast.walk(target)):
+                    if isinstance(inner, ast.Name):
+                        found.setdefault(inner.id, []).append(node)
+            elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.expr)):
+                waiting.append(node)
+    return found
 
 
 def _content(cell: types.CellType) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from driftscope.records.runs.rows import OK
 from driftscope.records.runs.store import RunFolder
 from driftscope.records.runs.writers import CellRows, Claims
 from driftscope.records.words import agreeing, counted
-from driftscope.studies.engine.cell_runs import environment_with
+from driftscope.studies.engine.cell_runs import CellFunction, environment_with
 from driftscope.studies.engine.code_digest import code_digest
 from driftscope.studies.engine.grid import Cell
 from driftscope.studies.engine.plan import Plan, digest_of
@@ -77,14 +78,18 @@ def run_study(plan: Plan, running: Running, begun: Callable[[RunFolder], None] =
         another study.
     ClusterLost
         If the scheduler went away; the rows that it had sent are kept.
+    CodeChanged
+        If a worker finds another version of the cell function.
     """
     say = running.progress or (lambda _text: None)
     cells = list(plan.grid.cells())
     say("Starting workers")
-    with executor_at(running.place, len(cells), plan.safe_seconds) as pool:
-        function: Any = plan.function if isinstance(pool, InThisProcess) else plan.reference()
+    code = code_digest(plan.function)
+    with executor_at(dataclasses.replace(running.place, code=code), len(cells), plan.safe_seconds) as pool:
+        here = isinstance(pool, InThisProcess)
+        function: Any = plan.function if here else CellFunction(plan.reference(), code)
         environment = _environment(pool, plan)
-        folder = None if running.store is None else _folder(plan, running, environment)
+        folder = None if running.store is None else _folder(plan, running, environment, code)
         if folder is not None:
             begun(folder)
         submission = Submission(pool, plan, function)
@@ -142,12 +147,11 @@ def _environment(pool: Executor, plan: Plan) -> Mapping[str, Any]:
     return found
 
 
-def _folder(plan: Plan, running: Running, environment: Mapping[str, Any]) -> RunFolder:
+def _folder(plan: Plan, running: Running, environment: Mapping[str, Any], code: str) -> RunFolder:
     """Find the run to go on with, or make one."""
     store = Path(running.store or run_store.RUNS_FOLDER)
     identity = plan.identity()
     wanted = digest_of({**identity, "environment": environment})
-    code = code_digest(plan.function)
     if running.run and (store / running.run / "run.json").exists():
         found = RunFolder(store / running.run)
         if found.header.get("study") != plan.name or found.header.get("digest") != digest_of(identity):

@@ -43,6 +43,8 @@ class Whereabouts:
         Threads inside an operator. They change how sums are grouped, so the default does not depend on the machine.
     modules : tuple of str
         What workers import first.
+    code : str
+        Fingerprint of the cell function: processes of a cluster that have imported another version of it are left.
     """
 
     workers: int | None = None
@@ -50,6 +52,7 @@ class Whereabouts:
     limits: Limits = NO_LIMITS
     threads: int = 1
     modules: tuple[str, ...] = ()
+    code: str = ""
 
     def __post_init__(self) -> None:
         if self.threads < 1:

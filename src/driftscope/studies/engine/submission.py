@@ -14,7 +14,7 @@ from driftscope.numerics.seeds import seed_of
 from driftscope.programs.isolation.failures import TaskFailure, failure_of
 from driftscope.records.runs.rows import OK
 from driftscope.records.runs.writers import CellRows
-from driftscope.studies.engine.cell_runs import Answer, run_cell
+from driftscope.studies.engine.cell_runs import Answer, CodeChanged, run_cell
 from driftscope.studies.engine.grid import Cell
 from driftscope.studies.engine.plan import Plan
 from driftscope.studies.engine.pools import ClusterLost
@@ -31,7 +31,7 @@ class Submission:
     pool : Executor
         With an attribute ``ahead`` if it should be given fewer tasks at once than it could hold.
     plan : Plan
-    function : str or callable
+    function : CellFunction or callable
         The plan's cell function as the pool takes it.
     """
 
@@ -90,7 +90,7 @@ def _entry(cell: Cell, future: Future[Answer], attempt: int) -> CellRows:
         answer = future.result()
         fine = {"outcome": OK, "code": "", "words": ""}
         return CellRows(cell.name, tuple(row | fine for row in answer.rows), answer.seconds, attempt)
-    if isinstance(error, ClusterLost):  # says nothing about the cell
+    if isinstance(error, (ClusterLost, CodeChanged)):  # says nothing about the cell
         raise error
     failure: TaskFailure = failure_of(error)
     row = dict(cell.coordinates) | {"outcome": str(failure.fate), "code": failure.code, "words": failure.words}
