@@ -5,15 +5,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path as FilePath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from driftscope.errors import DriftscopeError, InputError, ProgramError
+from driftscope.programs.loading.sibling_modules import Siblings, home_of
+from driftscope.records.user_code import is_users
 
 if TYPE_CHECKING:
     from driftscope.programs.feeding.feeds import Inputs
@@ -154,17 +158,19 @@ def _call(factory: Any, text: str) -> Any:
 
 
 def _import_module(home: str) -> ModuleType:
+    if home in sys.modules:
+        return sys.modules[home]
+    root = home.split(".")[0]
+    # Modules in the working folder, as `python -m` finds them.
+    spec = None if root in sys.modules else PathFinder.find_spec(root, [*sys.path, str(FilePath.cwd())])
+    place = home_of(spec)
     try:
-        return importlib.import_module(home)
+        if spec is None or not is_users(place):
+            return importlib.import_module(home)
+        folder = FilePath(place).parents[1 if spec.origin and spec.submodule_search_locations else 0]
+        with Siblings(folder, before=str(folder) not in sys.path).first():
+            return importlib.import_module(home)
     except ModuleNotFoundError as error:
-        beside = str(FilePath.cwd())
-        # Modules in the working folder, as `python -m` finds them.
-        if beside not in sys.path and error.name == home.split(".")[0]:
-            sys.path.insert(0, beside)
-            try:
-                return _import_module(home)
-            finally:
-                sys.path.remove(beside)
         raise ProgramError(f"module {home!r} cannot be imported: {error}") from error
     except Exception as error:
         raise ProgramError(f"module {home!r} fails when imported: {type(error).__name__}: {error}") from error
@@ -178,18 +184,28 @@ def _import_file(home: str) -> ModuleType:
         raise ProgramError(f"{home} cannot be read: {error.strerror or error}") from error
     if not exists:
         raise ProgramError(f"{home}: no such file")
-    name = f"_driftscope_{path.stem}"
+    name = _free_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ProgramError(f"{home} cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look their module up
-    sys.path.insert(0, str(path.resolve().parent))
+    siblings = Siblings(path.resolve().parent)
     try:
-        spec.loader.exec_module(module)
+        with siblings.first() as apart:
+            if apart:
+                vars(module)["__builtins__"] = siblings.builtins()
+            spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         raise ProgramError(f"{home} fails when imported: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(str(path.resolve().parent))
     return module
+
+
+def _free_name(path: FilePath) -> str:
+    """A module's name for a file: the same for the same file, and no other file's."""
+    for number in itertools.count(1):
+        name = f"_driftscope_{path.stem}" + f"_{number}" * (number > 1)
+        if name not in sys.modules or getattr(sys.modules[name], "__file__", None) in (str(path), str(path.resolve())):
+            return name
+    raise AssertionError
