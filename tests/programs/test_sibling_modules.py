@@ -20,6 +20,7 @@ NAMES = itertools.count()
 USES = {
     "a module": ("import {m}", "return {m}.scaled(x)"),
     "a name": ("from {m} import scaled", "return scaled(x)"),
+    "a link": ("import {m}_linked", "return {m}_linked.scaled(x)"),
     "a package": ("from {p} import more", "return more.scaled(x)"),
     "a package without __init__": ("import {n}.inner", "return {n}.inner.scaled(x)"),
     "a relative import": ("from {p}.deep import again", "return again(x)"),
@@ -66,6 +67,8 @@ def checkout(tmp_path):
         for file, text in files.items():
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             (root / file).write_text(text)
+        (tmp_path / f"{folder}_shared.py").write_text(scaled)
+        (root / f"{names['m']}_linked.py").symlink_to(tmp_path / f"{folder}_shared.py")
         return root / f"model{number}.py"
 
     yield write

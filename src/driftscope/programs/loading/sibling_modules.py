@@ -64,8 +64,9 @@ class Siblings:
                 sys.modules.update(aside)
 
     def hold(self, file: str) -> bool:
-        """Whether a file lies in the folder, or in one inside."""
-        return os.path.realpath(file).startswith(self.folder + os.sep)
+        """Whether a file, or the link that leads to it, lies in the folder or in one inside."""
+        names = os.path.abspath(file), os.path.realpath(file)
+        return any(name.startswith(self.folder + os.sep) for name in names)
 
     def builtins(self) -> dict[str, Any]:
         """What modules of this folder have for built-in names: ``import`` looks here, whenever it is reached."""
