@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import pickle
+import subprocess
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -65,6 +67,16 @@ def test_truncated_files_are_one_sentence(kind, tmp_path):
         ds.inputs(path)
     assert path in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [".npz", ".safetensors"])
+def test_what_was_read_outlives_its_file(kind, tmp_path):
+    """Whoever has mapped a file is ended by the system once it is cut: this is tried in a process of its own."""
+    path = write(kind, tmp_path)
+    code = f"import driftscope as ds; held = ds.inputs({path!r}); open({path!r}, 'w').close();"
+    code += "print(held.kwargs['x'].tolist())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout.strip()) == (0, str(X.tolist())), found.stderr
 
 
 def test_a_file_that_changed_is_noticed(tmp_path):

@@ -122,10 +122,10 @@ def _read_safetensors(path: FilePath) -> dict[str, Any]:
     from safetensors.torch import load_file
 
     try:
-        tensors: dict[str, Any] = load_file(str(path))
+        # Copied out of the mapped file: whoever cuts it while they are held would end this process.
+        return {name: tensor.clone() for name, tensor in load_file(str(path)).items()}
     except SafetensorError as error:
         raise InputError(f"{path} is not a whole safetensors file: {_first_sentence(error)}") from error
-    return tensors
 
 
 def _read_polygraphy(path: FilePath) -> dict[str, Any]:
