@@ -81,6 +81,7 @@ def written(tmp_path, monkeypatch):
     """Write the two modules, import them anew and return the first."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")  # which is not looked at again within a second
     numbers = itertools.count()
 
     def write(text: str = BEGUN, helping: str = HELPING):
@@ -149,7 +150,7 @@ EDITING = """
     @study(axes={"n": [1, 2, 3]})
     def cells(n):
         if n == 2:
-            Path(__file__).write_text(Path(__file__).read_text().replace("n * 1 ", "n * 2 "))
+            Path(__file__).write_text(Path(__file__).read_text().replace("n * 1 ", "n * 200 "))
             os._exit(1)
         return {"value": n * 1 }
 """

@@ -89,7 +89,19 @@ class _Lingering:
         _busy(0.6)
 
 
-def test_an_alarm_swallowed_by_a_destructor_is_no_error_of_the_program(monkeypatch):
+def _in_a_thread(ask):
+    found = []
+    asking = threading.Thread(target=lambda: found.append(ask()))
+    asking.start()
+    asking.join(30)
+    return found[0]
+
+
+ASKED = [pytest.param(lambda ask: ask(), id="main thread"), pytest.param(_in_a_thread, id="another thread")]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_an_alarm_swallowed_by_a_destructor_is_no_error_of_the_program(monkeypatch, asked):
     def f(x):
         while True:
             _Lingering()
@@ -98,12 +110,13 @@ def test_an_alarm_swallowed_by_a_destructor_is_no_error_of_the_program(monkeypat
     reported = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
     kept = sys.unraisablehook
-    report = ds.check_transforms(f, X, transforms=("vmap",), time_limit=0.4)
+    report = asked(lambda: ds.check_transforms(f, X, transforms=("vmap",), time_limit=0.4))
     assert (report.first.cause, reported) == ("T032", [])
     assert sys.unraisablehook == kept
 
 
-def test_the_report_of_another_exception_is_not_interrupted(monkeypatch):
+@pytest.mark.parametrize("asked", ASKED)
+def test_the_report_of_another_exception_is_not_interrupted(monkeypatch, asked):
     class Failing:
         def __del__(self):
             raise ValueError("mine")
@@ -121,7 +134,7 @@ def test_the_report_of_another_exception_is_not_interrupted(monkeypatch):
         ended.append(unraisable.exc_type)
 
     monkeypatch.setattr(sys, "unraisablehook", slowly)
-    report = ds.check_transforms(f, X, transforms=("vmap",), time_limit=0.4)
+    report = asked(lambda: ds.check_transforms(f, X, transforms=("vmap",), time_limit=0.4))
     assert report.first.cause == "T032"
     assert begun == ended
     assert set(begun) == {ValueError}
@@ -132,13 +145,8 @@ def test_a_function_is_stopped_in_another_thread_too():
         while True:
             x = x + 0
 
-    found = []
-    asking = threading.Thread(
-        target=lambda: found.append(ds.check_transforms(f, X, transforms=("vmap",), time_limit=0.4))
-    )
-    asking.start()
-    asking.join(30)
-    assert found[0].first.cause == "T032"
+    report = _in_a_thread(lambda: ds.check_transforms(f, X, transforms=("vmap",), time_limit=0.4))
+    assert report.first.cause == "T032"
 
 
 def test_a_function_built_in_c_is_checked_and_said_to_have_no_source():

@@ -34,10 +34,10 @@ def load_program(obj: Any, **options: Any) -> Program:
     obj : object
         A module, a function of torch, numpy or JAX arrays, an ``ExportedProgram``, a ``ModelProto``, an onnx-ir
         model, an ``ONNXProgram``, a path to ``.onnx``, ``.pt2`` or a TorchScript ``.pt``, which runs in a process of
-        its own, ``"package.module:name"``, ``"file.py:name"``
-        (an object, or a factory that returns a program or a program and its inputs), the same with weights to put
-        in, ``"file.py:Net@weights.safetensors"``, a path to recorded outputs, or a Program, which comes back as it
-        is.
+        its own, ``"package.module:name"``, ``"file.py:name"`` (an object, or a factory that returns a program or a
+        program and its inputs; made of the modules beside the file, random weights drawn with seed 0), the same with
+        weights to put in, ``"file.py:Net@weights.safetensors"``, a path to recorded outputs, or a Program, which comes
+        back as it is.
     **options
         Those of :func:`onnx_program` or :func:`torch_program`; ``framework`` (``"torch"``, ``"numpy"``, ``"jax"``)
         for functions; ``name``; ``runtime`` for the name of a third-party runtime.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from driftscope.errors import DriftscopeError, InputError, ProgramError
 from driftscope.programs.loading.sibling_modules import Siblings, home_of
+from driftscope.programs.state.process import drawn_alike
 from driftscope.records.user_code import is_users
 
 if TYPE_CHECKING:
@@ -61,14 +62,18 @@ def resolve(text: str) -> Found:
     """Import what a reference names and call it if it is a factory.
 
     A factory is a function or class without required arguments; it returns a program, or a program and its inputs. A
-    module made of its class is set to eval(), as nobody else can do it; what a factory returns stays in its mode.
+    module made of its class is set to eval(), as nobody else can do it; what a factory returns stays in its mode. What
+    is drawn meanwhile (weights that nobody trained) is what seed 0 gives, for A, for B and the next time.
 
     Raises
     ------
     ProgramError
         If the module or name does not exist, or the user's code fails while it is imported or called.
     """
-    return _opened(find(text), text.rpartition(":")[2], text)
+    with drawn_alike():
+        found = find(text)
+    with drawn_alike():  # whether or not it was imported before
+        return _opened(found, text.rpartition(":")[2], text)
 
 
 def resolve_to_call(text: str, given: Sequence[str] = (), *, seed: int = 0) -> tuple[Found, Inputs]:

@@ -102,6 +102,21 @@ def state_kept(*, exclusive: bool = True, generators: bool = True) -> Iterator[N
             put_back(kept)
 
 
+@contextlib.contextmanager
+def drawn_alike() -> Iterator[None]:
+    """Let what is drawn at random inside be the same every time; the generators are put back."""
+    kept = [(setting, setting.read()) for setting in _settings() if setting.random]
+    random.seed(0)
+    for library, name in (("numpy.random", "seed"), ("torch", "manual_seed")):
+        seed = getattr(sys.modules.get(library), name, None)
+        if seed is not None:
+            seed(0)
+    try:
+        yield
+    finally:
+        put_back(kept)
+
+
 def _equal(left: Any, right: Any) -> bool:
     if left is right:
         return True

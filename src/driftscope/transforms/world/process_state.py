@@ -143,16 +143,18 @@ def _by_thread(seconds: float) -> Iterator[None]:
 
     here = ctypes.c_ulong(threading.get_ident())
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    done = threading.Event()
+    done, silent = threading.Event(), threading.Event()
 
     def ring() -> None:
         wait = seconds
         while not done.wait(wait):
-            raise_in(here, ctypes.py_object(TimeLimit))
+            if not silent.is_set():
+                raise_in(here, ctypes.py_object(TimeLimit))
             wait = 0.25
 
     threading.Thread(target=ring, daemon=True).start()
     try:
-        yield
+        with _swallowed_limits(silent):
+            yield
     finally:
         done.set()

@@ -1,12 +1,14 @@
-"""An old and a new checkout in one process: each model is made of the modules beside it, whoever was imported first."""
+"""References to files: each is made of the modules beside it, and of the same random numbers, whoever comes first."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import random
 import sys
 import textwrap
 
+import numpy as np
 import pytest
 import torch
 
@@ -133,3 +135,39 @@ def test_a_file_that_fails_leaves_everything_as_it_was(checkout):
         ds.program(f"{new}:Net")
     assert sys.modules[old.stem.replace("model", "layers")] is layers
     assert torch.equal(first([X]), X * 2.0)
+
+
+DRAWING = """
+import random, numpy, torch
+HELD = torch.nn.Linear(3, 3)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+        self.scale = random.random() + numpy.random.random()
+
+    def forward(self, x):
+        return self.layer(x) * self.scale + HELD(x)
+
+def seeded():
+    torch.manual_seed(7)
+    return Net()
+"""
+
+
+def test_what_a_factory_draws_is_the_same_for_a_for_b_and_the_next_time(tmp_path):
+    """Two untrained models of one class had nothing in common, and no record of them could be made again."""
+    file = tmp_path / "drawing.py"
+    file.write_text(DRAWING)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
+    assert ds.compare(f"{file}:Net", f"{file}:Net", (x,)).verdict == "IDENTICAL"
+    found = ds.program(f"{file}:Net")
+    torch.manual_seed(123)
+    again = ds.program(f"{file}:Net")
+    torch.set_rng_state(before[0])
+    assert torch.equal(found([x]), again([x]))
+    assert not torch.equal(found([x]), ds.program(f"{file}:seeded")([x])), "a factory's own seed holds"
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
