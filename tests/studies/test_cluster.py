@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from driftscope.errors import InputError
+from driftscope.programs.loading.references import find
 from driftscope.records.kinds.study import rows_text
 from driftscope.records.runs.store import RunFolder
 from driftscope.studies import reduction
@@ -100,6 +101,19 @@ def test_a_scheduler_that_is_killed_is_named_and_what_it_had_sent_is_kept(tmp_pa
     assert all(row["outcome"] == "ok" for entry in kept.values() for row in entry.rows)
     assert len(perform(plan, running_of(workers=2, store=tmp_path, run="lost")).rows) == 180
     assert sum(path.read_bytes().count(b"\n") for path in (tmp_path / "lost").glob("rows-*.jsonl")) == 180
+
+
+@pytest.mark.slow
+def test_a_cluster_runs_a_cell_function_as_it_is_now(cluster, tmp_path, monkeypatch):
+    """Processes outlive a study there, with what they have imported."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "changing.py").write_text("import changing_numbers\ndef cell(n): return {'v': changing_numbers.v(n)}\n")
+    for factor in (1, 1000, 70, 500, 1):  # of another length each time: pycs know whole seconds alone
+        (tmp_path / "changing_numbers.py").write_text(f"# {'edited ' * factor}\ndef v(n): return n * {factor}\n")
+        sys.modules.pop("changing_numbers", None)
+        plan = Plan("changing", find(f"{tmp_path / 'changing.py'}:cell"), make_grid({"n": [1, 2, 3]}))
+        study = perform(plan, running_of(cluster=cluster))
+        assert [row["v"] for row in study.rows] == [factor, 2 * factor, 3 * factor]
 
 
 @pytest.mark.slow

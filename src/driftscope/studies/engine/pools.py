@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.util
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future
@@ -242,14 +242,22 @@ def _is_of_the_cluster(error: BaseException) -> bool:
     }  # fmt: skip
 
 
+_POOLS: dict[Whereabouts, Executor] = {}
+_MOST_POOLS = 2
+_LOCK = threading.Lock()
+
+
 def run_supervised(place: Whereabouts, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a task in a supervised process of the machine this is called on."""
-    return _pool(place).submit(fn, *args, **kwargs).result()
-
-
-@functools.lru_cache(maxsize=2)
-def _pool(place: Whereabouts) -> Executor:
     from driftscope.programs.isolation.workers import WorkerPool
 
-    # A pool starts as many processes as there are tasks at once, which the cluster's own threads limit.
-    return WorkerPool(available_cores(), limits=place.limits, preload=place.modules, environment=place.environment)
+    with _LOCK:
+        # A pool starts as many processes as there are tasks at once, which the cluster's own threads limit.
+        pool = _POOLS.pop(place, None) or WorkerPool(
+            available_cores(), limits=place.limits, preload=place.modules, environment=place.environment
+        )
+        _POOLS[place] = pool
+        while len(_POOLS) > _MOST_POOLS:  # the one that was not asked for longest finishes what it has
+            _POOLS.pop(next(iter(_POOLS))).shutdown(wait=False)
+        future = pool.submit(fn, *args, **kwargs)
+    return future.result()
