@@ -70,6 +70,7 @@ def checkout(tmp_path):
             (root / file).parent.mkdir(parents=True, exist_ok=True)
             (root / file).write_text(text)
         (tmp_path / f"{folder}_shared.py").write_text(scaled)
+        (root / f"{names['m']}_linked.py").unlink(missing_ok=True)
         (root / f"{names['m']}_linked.py").symlink_to(tmp_path / f"{folder}_shared.py")
         return root / f"model{number}.py"
 
@@ -103,6 +104,37 @@ def test_a_module_on_the_path_is_not_made_of_what_a_file_left_behind(checkout, m
     assert torch.equal(program([X]), X * 3.0)
     assert torch.equal(ds.program(f"{old}:Net")([X]), X * 2.0)
     assert torch.equal(program([X]), X * 3.0)
+
+
+@pytest.mark.parametrize("use", ["a module", "a package", "a relative import while it runs"])
+def test_what_a_reference_imported_is_read_again_once_it_was_edited(checkout, monkeypatch, use):
+    """Only the file that is named was; those beside it stayed as they were at the first comparison."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python looks at whole seconds alone
+    path = checkout("mine", 2.0, use)
+    monkeypatch.chdir(path.parent)
+    for reference in (f"{path}:Net", f"{path.stem}:Net"):
+        for factor in (2.0, 3.25, 4.0):
+            checkout("mine", factor, use)
+            assert torch.equal(ds.program(reference)([X]), X * factor)
+        held = sys.modules[path.stem.replace("model", "layers" if use == "a module" else "parts")]
+        ds.program(reference)
+        assert sys.modules[held.__name__] is held, "nothing was edited"
+
+
+def test_a_file_of_a_package_may_import_from_its_package(tmp_path):
+    for folder, factor in (("old", 2.0), ("new", 3.0)):
+        inner = tmp_path / folder / "own_nets" / "inner"
+        inner.mkdir(parents=True)
+        for empty in (inner, inner.parent):
+            (empty / "__init__.py").write_text("")
+        (inner.parent / "layers.py").write_text(f"def scaled(x): return x * {factor}\n")
+        (inner / "model.py").write_text("from ..layers import scaled\ndef net(x): return scaled(x)\n")
+    old, new = (f"{tmp_path / folder}/own_nets/inner/model.py:net" for folder in ("old", "new"))
+    assert ds.compare(old, new, (X,)).verdict == "DIFFERENT"
+    assert ds.compare(new, new, (X,)).verdict == "IDENTICAL"
+    (tmp_path / "alone.py").write_text("from .layers import scaled\n")
+    with pytest.raises(ProgramError, match="no known parent package"):
+        ds.program(f"{tmp_path / 'alone.py'}:net")
 
 
 def test_what_the_user_has_imported_stays_what_it_is(checkout, monkeypatch):

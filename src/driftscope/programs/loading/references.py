@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import itertools
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path as FilePath
@@ -16,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from driftscope.errors import DriftscopeError, InputError, ProgramError
-from driftscope.programs.loading.sibling_modules import Siblings, home_of
+from driftscope.programs.loading.sibling_modules import Siblings, forget_outdated, home_of
 from driftscope.programs.state.process import drawn_alike
 from driftscope.records.user_code import is_users
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 #: Of files that hold no Python code to call.
 _MODEL_FILES = (".onnx", ".pt2", ".pt", ".pth", ".xml", ".safetensors", ".ckpt", ".bin")
+_OUTSIDE = "no known parent package"  # what Python says of a relative import in a file of its own
 _REFERENCE = re.compile(r"(?P<home>.+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)$")
 
 
@@ -109,6 +111,7 @@ def find(text: str) -> Any:
     if parts is None:
         raise ProgramError(_no_reference(text))
     home, name = parts["home"], parts["name"]
+    forget_outdated()
     found: Any = _import_file(home) if home.endswith(".py") else _import_module(home)
     for step in name.split("."):
         if not hasattr(found, step):
@@ -169,16 +172,12 @@ def _import_module(home: str) -> ModuleType:
     # Modules in the working folder, as `python -m` finds them.
     spec = None if root in sys.modules else PathFinder.find_spec(root, [*sys.path, str(FilePath.cwd())])
     place = home_of(spec)
-    try:
+    with _imports(f"module {home!r}", absent="cannot be imported"):
         if spec is None or not is_users(place):
             return importlib.import_module(home)
         folder = FilePath(place).parents[1 if spec.origin and spec.submodule_search_locations else 0]
         with Siblings(folder, before=str(folder) not in sys.path).first():
             return importlib.import_module(home)
-    except ModuleNotFoundError as error:
-        raise ProgramError(f"module {home!r} cannot be imported: {error}") from error
-    except Exception as error:
-        raise ProgramError(f"module {home!r} fails when imported: {type(error).__name__}: {error}") from error
 
 
 def _import_file(home: str) -> ModuleType:
@@ -189,10 +188,31 @@ def _import_file(home: str) -> ModuleType:
         raise ProgramError(f"{home} cannot be read: {error.strerror or error}") from error
     if not exists:
         raise ProgramError(f"{home}: no such file")
+    with _imports(home):
+        try:
+            return _executed(path)
+        except ImportError as error:
+            if _OUTSIDE not in str(error) or not (path.parent / "__init__.py").is_file():
+                raise
+        return _within_its_package(path.resolve())
+
+
+@contextlib.contextmanager
+def _imports(what: str, absent: str = "") -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if absent and isinstance(error, ModuleNotFoundError):
+            raise ProgramError(f"{what} {absent}: {error}") from error
+        raise ProgramError(f"{what} fails when imported: {type(error).__name__}: {error}") from error
+
+
+def _executed(path: FilePath) -> ModuleType:
+    """Import a file as a module of its own, whatever it is part of."""
     name = _free_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ProgramError(f"{home} cannot be imported as Python")
+        raise ImportError("it is no file of Python code")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look their module up
     siblings = Siblings(path.resolve().parent)
@@ -201,10 +221,19 @@ def _import_file(home: str) -> ModuleType:
             if apart:
                 vars(module)["__builtins__"] = siblings.builtins()
             spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException:
         del sys.modules[name]
-        raise ProgramError(f"{home} fails when imported: {type(error).__name__}: {error}") from error
+        raise
     return module
+
+
+def _within_its_package(path: FilePath) -> ModuleType:
+    """Import a file as the part of a package that it is: only so may it import relatively."""
+    root = path.parent
+    while (root / "__init__.py").is_file():
+        root = root.parent
+    with Siblings(root).first():
+        return importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 def _free_name(path: FilePath) -> str:

@@ -12,7 +12,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from driftscope.records.files import in_place, stamp
 from driftscope.records.user_code import is_users
+
+#: What was imported from each folder for a reference, by name: the file, as it was then.
+_IMPORTED: dict[str, dict[str, tuple[str, tuple[int, int, int]]]] = {}
+
+
+def forget_outdated() -> None:
+    """Let everything be imported anew that references imported from a folder in which a file of it was written since.
+
+    What the user has imported is the user's to reload.
+    """
+    for known in _IMPORTED.values():
+        if not all(in_place(file, found) for file, found in known.values()):
+            for name, (file, _) in known.items():
+                if _file_of(sys.modules.get(name)) == file:
+                    del sys.modules[name]
+            known.clear()
 
 
 class Siblings:
@@ -42,7 +59,7 @@ class Siblings:
     @contextlib.contextmanager
     def first(self) -> Iterator[bool]:
         """Import as this folder's modules do; yields whether modules of other folders had to make place."""
-        aside = self._of_others()
+        aside, before = self._of_others(), set(sys.modules)
         for name in aside:
             del sys.modules[name]
         sys.modules.update(self._own)
@@ -62,6 +79,16 @@ class Siblings:
                 for name in self._own:
                     del sys.modules[name]
                 sys.modules.update(aside)
+            else:
+                self._note(set(sys.modules) - before)
+
+    def _note(self, names: set[str]) -> None:
+        known = _IMPORTED.setdefault(self.folder, {})
+        for name in names:
+            file = _file_of(sys.modules[name])
+            if file and self.hold(file) and not name.startswith("_driftscope_"):
+                with contextlib.suppress(OSError):
+                    known[name] = file, stamp(file)
 
     def hold(self, file: str) -> bool:
         """Whether a file, or the link that leads to it, lies in the folder or in one inside."""
@@ -85,8 +112,8 @@ class Siblings:
         return {name: module for name, module in named if _top(name) in found}
 
     def _is_foreign(self, module: ModuleType) -> bool:
-        file = getattr(module, "__dict__", {}).get("__file__")
-        return isinstance(file, str) and is_users(file) and not self.hold(file)
+        file = _file_of(module)
+        return bool(file) and is_users(file) and not self.hold(file)
 
 
 class _Finder:
@@ -120,6 +147,11 @@ def home_of(spec: ModuleSpec | None) -> str:
     if spec is None:
         return ""
     return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
+
+
+def _file_of(module: ModuleType | None) -> str:
+    file = getattr(module, "__dict__", {}).get("__file__")  # some modules answer to any name
+    return file if isinstance(file, str) else ""
 
 
 def _top(name: str) -> str:
