@@ -121,7 +121,7 @@ def test_what_a_reference_imported_is_read_again_once_it_was_edited(checkout, mo
         assert sys.modules[held.__name__] is held, "nothing was edited"
 
 
-def test_a_file_of_a_package_may_import_from_its_package(tmp_path):
+def test_a_file_of_a_package_may_import_from_its_package(tmp_path, monkeypatch):
     for folder, factor in (("old", 2.0), ("new", 3.0)):
         inner = tmp_path / folder / "own_nets" / "inner"
         inner.mkdir(parents=True)
@@ -132,6 +132,11 @@ def test_a_file_of_a_package_may_import_from_its_package(tmp_path):
     old, new = (f"{tmp_path / folder}/own_nets/inner/model.py:net" for folder in ("old", "new"))
     assert ds.compare(old, new, (X,)).verdict == "DIFFERENT"
     assert ds.compare(new, new, (X,)).verdict == "IDENTICAL"
+    # What a file of the old package left behind is not what the name stands for in the new folder.
+    assert ds.compare(old, old, (X,)).verdict == "IDENTICAL"
+    for folder, verdict in (("new", "DIFFERENT"), ("old", "IDENTICAL")):
+        monkeypatch.chdir(tmp_path / folder)
+        assert ds.compare(old, "own_nets.inner.model:net", (X,)).verdict == verdict
     (tmp_path / "alone.py").write_text("from .layers import scaled\n")
     with pytest.raises(ProgramError, match="no known parent package"):
         ds.program(f"{tmp_path / 'alone.py'}:net")

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from driftscope.errors import DriftscopeError, InputError, ProgramError
-from driftscope.programs.loading.sibling_modules import Siblings, forget_outdated, home_of
+from driftscope.programs.loading.sibling_modules import Siblings, forget_outdated, home_of, was_imported
 from driftscope.programs.state.process import drawn_alike
 from driftscope.records.user_code import is_users
 
@@ -166,11 +166,10 @@ def _call(factory: Any, text: str) -> Any:
 
 
 def _import_module(home: str) -> ModuleType:
-    if home in sys.modules:
-        return sys.modules[home]
     root = home.split(".")[0]
+    of_user = root in sys.modules and not was_imported(root)
     # Modules in the working folder, as `python -m` finds them.
-    spec = None if root in sys.modules else PathFinder.find_spec(root, [*sys.path, str(FilePath.cwd())])
+    spec = None if of_user else PathFinder.find_spec(root, [*sys.path, str(FilePath.cwd())])
     place = home_of(spec)
     with _imports(f"module {home!r}", absent="cannot be imported"):
         if spec is None or not is_users(place):

@@ -19,6 +19,11 @@ from driftscope.records.user_code import is_users
 _IMPORTED: dict[str, dict[str, tuple[str, tuple[int, int, int]]]] = {}
 
 
+def was_imported(name: str) -> bool:
+    """Whether a module was imported for a reference, by whose path it was found."""
+    return any(name in known for known in _IMPORTED.values())
+
+
 def forget_outdated() -> None:
     """Let everything be imported anew that references imported from a folder in which a file of it was written since.
 
