@@ -150,6 +150,10 @@ def test_what_the_user_has_imported_stays_what_it_is(checkout, monkeypatch):
     assert torch.equal(ds.program(f"{others}:Net")([X]), X * 3.0)
     assert sys.modules[name] is module
     assert importlib.import_module(name).scaled(1.0) == 2.0
+    # A folder of its name that is no package does not hide it.
+    (others.parent / f"{name}.py").unlink()
+    (others.parent / name).mkdir()
+    assert torch.equal(ds.program(f"{others}:Net")([X]), X * 2.0)
     # Of its own folder it is shared: what was registered there is there.
     module.scaled = lambda x: x * 7.0
     assert torch.equal(ds.program(f"{mine}:Net")([X]), X * 7.0)

@@ -113,8 +113,14 @@ class Siblings:
         here = {Path(entry).stem for entry in os.listdir(self.folder)}
         named = [(name, module) for name, module in sys.modules.items() if _top(name) in here]
         foreign = {_top(name) for name, module in named if self._is_foreign(module)}
-        found = {top for top in foreign if (home := home_of(PathFinder.find_spec(top, self.path))) and self.hold(home)}
+        found = set(filter(self._has, foreign))
         return {name: module for name, module in named if _top(name) in found}
+
+    def _has(self, top: str) -> bool:
+        spec = PathFinder.find_spec(top, self.path)
+        if spec is not None and spec.origin is None and _file_of(sys.modules.get(top)) and not was_imported(top):
+            return False  # a folder without __init__.py hides no package that the user has imported
+        return spec is not None and self.hold(home_of(spec))
 
     def _is_foreign(self, module: ModuleType) -> bool:
         file = _file_of(module)
