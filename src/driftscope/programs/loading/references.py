@@ -211,7 +211,7 @@ def _executed(path: FilePath) -> ModuleType:
     name = _free_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ImportError("it is no file of Python code")
+        raise ImportError("it is not a file of Python code")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look their module up
     siblings = Siblings(path.resolve().parent)
