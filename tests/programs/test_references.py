@@ -212,3 +212,17 @@ def test_what_a_factory_draws_is_the_same_for_a_for_b_and_the_next_time(tmp_path
     assert not torch.equal(found([x]), ds.program(f"{file}:seeded")([x])), "a factory's own seed holds"
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_seed_that_a_module_sets_for_itself_holds_for_its_factories(tmp_path, monkeypatch, by_name):
+    """As in the script that exported the model: ``torch.manual_seed`` at its top, then the factory."""
+    source = "import torch\ntorch.manual_seed(1234)\ndef make(): return torch.nn.Linear(3, 3)\n"
+    (tmp_path / "seeding_itself.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng():
+        torch.manual_seed(1234)
+        expected = torch.nn.Linear(3, 3)
+    reference = "seeding_itself:make" if by_name else f"{tmp_path / 'seeding_itself.py'}:make"
+    for _ in range(3):
+        assert ds.compare(expected, reference, (X,)).verdict == "IDENTICAL"

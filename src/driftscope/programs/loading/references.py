@@ -9,6 +9,7 @@ import inspect
 import itertools
 import re
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
@@ -18,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from driftscope.errors import DriftscopeError, InputError, ProgramError
 from driftscope.programs.loading.sibling_modules import Siblings, forget_outdated, home_of, was_imported
-from driftscope.programs.state.process import drawn_alike
+from driftscope.programs.state.process import drawn_alike, generators, put_back
+from driftscope.programs.state.setting import Setting
 from driftscope.records.user_code import is_users
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Of files that hold no Python code to call.
 _MODEL_FILES = (".onnx", ".pt2", ".pt", ".pth", ".xml", ".safetensors", ".ckpt", ".bin")
+#: The random generators as the import of a module left them.
+_AFTER_IMPORT: weakref.WeakKeyDictionary[ModuleType, list[tuple[Setting, Any]]] = weakref.WeakKeyDictionary()
 _OUTSIDE = "no known parent package"  # what Python says of a relative import in a file of its own
 _REFERENCE = re.compile(r"(?P<home>.+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_][\w.]*)$")
 
@@ -72,10 +76,16 @@ def resolve(text: str) -> Found:
     ProgramError
         If the module or name does not exist, or the user's code fails while it is imported or called.
     """
+    home, _, name = text.rpartition(":")
+    before = sys.modules.get(home)
     with drawn_alike():
         found = find(text)
-    with drawn_alike():  # whether or not it was imported before
-        return _opened(found, text.rpartition(":")[2], text)
+        module = sys.modules.get(home)
+        if module is not None and module is not before:
+            _AFTER_IMPORT[module] = generators()
+        elif module is not None:  # its own seed, where it has one, was set when it was imported
+            put_back(_AFTER_IMPORT.get(module, []))
+        return _opened(found, name, text)
 
 
 def resolve_to_call(text: str, given: Sequence[str] = (), *, seed: int = 0) -> tuple[Found, Inputs]:

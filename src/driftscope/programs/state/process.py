@@ -42,6 +42,11 @@ def readings(*, generators: bool = True) -> list[tuple[Setting, Any]]:
     return [(s, s.read()) for s in _settings() if generators or not s.random]
 
 
+def generators() -> list[tuple[Setting, Any]]:
+    """Read the random generators alone."""
+    return [(s, s.read()) for s in _settings() if s.random]
+
+
 def put_back(kept: list[tuple[Setting, Any]]) -> list[str]:
     """Write back what differs from a reading, and name it."""
     changed = []
@@ -105,7 +110,7 @@ def state_kept(*, exclusive: bool = True, generators: bool = True) -> Iterator[N
 @contextlib.contextmanager
 def drawn_alike() -> Iterator[None]:
     """Let what is drawn at random inside be the same every time; the generators are put back."""
-    kept = [(setting, setting.read()) for setting in _settings() if setting.random]
+    kept = generators()
     random.seed(0)
     for library, name in (("numpy.random", "seed"), ("torch", "manual_seed")):
         seed = getattr(sys.modules.get(library), name, None)
