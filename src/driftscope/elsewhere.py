@@ -23,7 +23,7 @@ from driftscope.records.environment import capture
 from driftscope.records.files import in_place, stamp
 from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.output import Outputs
-from driftscope.records.user_code import is_users
+from driftscope.records.user_code import file_of, is_users
 from driftscope.records.verdict import Verdict
 
 P = ParamSpec("P")
@@ -81,8 +81,7 @@ def _call(function: tuple[str, str], args: tuple[Any, ...], options: dict[str, A
         # By name: what is decorated is not what its module calls by that name, and cannot be pickled.
         return getattr(importlib.import_module(function[0]), function[1])(*args, **options)
     finally:
-        files = (getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values()))
-        for file in {f for f in files if isinstance(f, str) and f not in _IMPORTED and is_users(f)}:
+        for file in {f for f in map(file_of, list(sys.modules.values())) if f and f not in _IMPORTED and is_users(f)}:
             with contextlib.suppress(OSError):
                 _IMPORTED[file] = stamp(file)
 

@@ -17,6 +17,15 @@ class PoolAndAdd(nn.Module):
         return torch.cat([left, right], dim=0) - long[::2]
 
 
+class OneAndAHalf(nn.Module):
+    def __init__(self, mode):
+        super().__init__()
+        self.mode = mode
+
+    def forward(self, image):
+        return nn.functional.interpolate(image, scale_factor=1.5, mode=self.mode)
+
+
 class CenterUnlessAlone(nn.Module):
     def forward(self, batch):
         if batch.shape[0] == 1:

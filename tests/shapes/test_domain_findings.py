@@ -14,7 +14,17 @@ from driftscope.errors import InputError
 from driftscope.shapes.findings.rewriting import rewrites
 from driftscope.shapes.private_torch import transforms_left, unguarded
 from driftscope.shapes.probe.runners import scratch_file
-from shapes.small_models import Buckets, CenterAlways, CenterUnlessAlone, DampLong, Gated, Halved, HalvedAsSize, seeded
+from shapes.small_models import (
+    Buckets,
+    CenterAlways,
+    CenterUnlessAlone,
+    DampLong,
+    Gated,
+    Halved,
+    HalvedAsSize,
+    OneAndAHalf,
+    seeded,
+)
 
 
 class Shared(nn.Module):
@@ -326,22 +336,13 @@ def test_each_of_two_lines_that_fix_a_size_is_rewritten_though_shapes_break_othe
     assert all("torch.arange" in f.fix and f.verified for f in fixes.values())
 
 
-class Enlarged(nn.Module):
-    def __init__(self, mode):
-        super().__init__()
-        self.mode = mode
-
-    def forward(self, image):
-        return nn.functional.interpolate(image, scale_factor=1.5, mode=self.mode)
-
-
 @pytest.mark.slow
 def test_a_file_that_took_the_place_of_another_is_the_one_that_is_asked(tmp_path):
     """The worker kept a session by its path: the second model was held against the file of the first."""
     image, path = seeded(1, 1, 6, 4), tmp_path / "enlarged.onnx"
-    nearest = ds.check_shapes(Enlarged("nearest"), (image,), onnx=path)
+    nearest = ds.check_shapes(OneAndAHalf("nearest"), (image,), onnx=path)
     kept = path.read_bytes()
-    bilinear = ds.check_shapes(Enlarged("bilinear"), (image,), onnx=path)
+    bilinear = ds.check_shapes(OneAndAHalf("bilinear"), (image,), onnx=path)
     for report in (nearest, bilinear):
         assert not by_code(report, "S021"), report
     # The first model is not what is there now; once its own file is back, it is.

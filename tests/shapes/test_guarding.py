@@ -18,6 +18,7 @@ from driftscope.shapes.covering.dispatching import NotCovered
 from driftscope.shapes.probe.axes import arguments_of
 from driftscope.shapes.probe.building import InputBuilder
 from driftscope.shapes.probe.exploration import ProbePlan
+from shapes.small_models import OneAndAHalf
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -236,15 +237,6 @@ def test_two_sizes_resized_to_one_another_keep_a_factor_that_rounds_nothing(rows
     image, like = torch.randn(1, 2, admitted[0], 5), torch.randn(1, 2, admitted[1], 5)
     torch.testing.assert_close(guarded(image, like), model(image, like))
     assert not guarded.admits(torch.randn(1, 2, 28, 5), torch.randn(1, 2, 8, 5))
-
-
-class OneAndAHalf(nn.Module):
-    def __init__(self, mode):
-        super().__init__()
-        self.mode = mode
-
-    def forward(self, image):
-        return nn.functional.interpolate(image, scale_factor=1.5, mode=self.mode)
 
 
 class Enlarged(nn.Module):

@@ -35,6 +35,12 @@ def _not_users() -> tuple[str, ...]:
     return tuple(f + os.sep for f in folders)
 
 
+def file_of(module: object) -> str:
+    """The file that a module was read from; empty where there is none."""
+    file = getattr(module, "__dict__", {}).get("__file__")  # some modules answer to any name
+    return file if isinstance(file, str) else ""
+
+
 @functools.lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
     """Whether a file holds the user's code: not the standard library, an installed package, or ours."""

@@ -15,6 +15,7 @@ from typing import Any
 from driftscope.errors import DependencyMissing, InputError
 from driftscope.programs.loading.references import find, of_python_itself
 from driftscope.records.files import bounded_text
+from driftscope.records.user_code import file_of
 from driftscope.studies.engine.grid import make_grid
 from driftscope.studies.engine.options import running_of
 from driftscope.studies.engine.plan import Plan, Reading
@@ -218,7 +219,7 @@ def _is_installed(cell: str) -> bool:
         return True
     module = sys.modules.get(home)
     places = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    file = getattr(module, "__file__", None) or ""
+    file = file_of(module)
     return not home.endswith(".py") and any(Path(file).is_relative_to(place) for place in places)
 
 

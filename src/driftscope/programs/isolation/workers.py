@@ -27,6 +27,7 @@ from driftscope.programs.isolation.choice import MARK
 from driftscope.programs.isolation.limits import NO_LIMITS, Limits, available_cores
 from driftscope.programs.isolation.starting import Launch
 from driftscope.programs.isolation.supervision import Supervised
+from driftscope.records.user_code import file_of
 
 T = TypeVar("T")
 
@@ -181,7 +182,7 @@ def _names_main(message: bytes) -> bool:
 
 
 def _main_path() -> str:
-    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    path = file_of(sys.modules.get("__main__"))
     return str(Path(path).resolve()) if path and Path(path).is_file() else ""
 
 

@@ -21,7 +21,7 @@ from driftscope.errors import DriftscopeError, InputError, ProgramError
 from driftscope.programs.loading.sibling_modules import Siblings, forget_outdated, home_of, was_imported
 from driftscope.programs.state.process import drawn_alike, generators, put_back
 from driftscope.programs.state.setting import Setting
-from driftscope.records.user_code import is_users
+from driftscope.records.user_code import file_of, is_users
 
 if TYPE_CHECKING:
     from driftscope.programs.feeding.feeds import Inputs
@@ -249,6 +249,6 @@ def _free_name(path: FilePath) -> str:
     """A module's name for a file: the same for the same file, and no other file's."""
     for number in itertools.count(1):
         name = f"_driftscope_{path.stem}" + f"_{number}" * (number > 1)
-        if name not in sys.modules or getattr(sys.modules[name], "__file__", None) in (str(path), str(path.resolve())):
+        if name not in sys.modules or file_of(sys.modules[name]) in (str(path), str(path.resolve())):
             return name
     raise AssertionError

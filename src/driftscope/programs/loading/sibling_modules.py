@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from driftscope.records.files import in_place, stamp
-from driftscope.records.user_code import is_users
+from driftscope.records.user_code import file_of, is_users
 
 #: What was imported from each folder for a reference, by name: the file, as it was then.
 _IMPORTED: dict[str, dict[str, tuple[str, tuple[int, int, int]]]] = {}
@@ -32,7 +32,7 @@ def forget_outdated() -> None:
     for known in _IMPORTED.values():
         if not all(in_place(file, found) for file, found in known.values()):
             for name, (file, _) in known.items():
-                if _file_of(sys.modules.get(name)) == file:
+                if file_of(sys.modules.get(name)) == file:
                     del sys.modules[name]
             known.clear()
 
@@ -90,7 +90,7 @@ class Siblings:
     def _note(self, names: set[str]) -> None:
         known = _IMPORTED.setdefault(self.folder, {})
         for name in names:
-            file = _file_of(sys.modules[name])
+            file = file_of(sys.modules[name])
             if file and self.hold(file) and not name.startswith("_driftscope_"):
                 with contextlib.suppress(OSError):
                     known[name] = file, stamp(file)
@@ -118,12 +118,12 @@ class Siblings:
 
     def _has(self, top: str) -> bool:
         spec = PathFinder.find_spec(top, self.path)
-        if spec is not None and spec.origin is None and _file_of(sys.modules.get(top)) and not was_imported(top):
+        if spec is not None and spec.origin is None and file_of(sys.modules.get(top)) and not was_imported(top):
             return False  # a folder without __init__.py hides no package that the user has imported
         return spec is not None and self.hold(home_of(spec))
 
     def _is_foreign(self, module: ModuleType) -> bool:
-        file = _file_of(module)
+        file = file_of(module)
         return bool(file) and is_users(file) and not self.hold(file)
 
 
@@ -158,11 +158,6 @@ def home_of(spec: ModuleSpec | None) -> str:
     if spec is None:
         return ""
     return spec.origin or next(iter(spec.submodule_search_locations or ()), "")
-
-
-def _file_of(module: ModuleType | None) -> str:
-    file = getattr(module, "__dict__", {}).get("__file__")  # some modules answer to any name
-    return file if isinstance(file, str) else ""
 
 
 def _top(name: str) -> str:

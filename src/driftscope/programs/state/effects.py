@@ -60,7 +60,7 @@ def witnessed(effects: Effects) -> Iterator[None]:
 
 def generator_states() -> dict[str, Any]:
     """Read the random generators, by name, as values that can be compared."""
-    return {setting.name: _comparable(value) for setting, value in process.readings() if setting.random}
+    return {setting.name: _comparable(value) for setting, value in process.generators()}
 
 
 def advance_generators() -> None:

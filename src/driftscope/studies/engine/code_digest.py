@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from driftscope.records.user_code import is_users
+from driftscope.records.user_code import file_of, is_users
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 
@@ -75,8 +75,8 @@ def _of_globals(names: list[str], held: Mapping[str, Any], file: str, seen: set[
         thing = held[name]
         yield f" {name}="
         if isinstance(thing, types.ModuleType):
-            home = vars(thing).get("__file__")
-            if isinstance(home, str) and is_users(home):
+            home = file_of(thing)
+            if home and is_users(home):
                 yield from _of_globals(names, vars(thing), home, seen)
         elif callable(thing):
             yield from _described(thing, seen)

@@ -13,6 +13,7 @@ from typing import Any
 
 from driftscope.errors import InputError
 from driftscope.records.plain import to_plain
+from driftscope.records.user_code import file_of
 from driftscope.studies.engine.grid import Grid
 
 
@@ -128,7 +129,7 @@ class Plan:
                 f"worker processes cannot find {name!r}: define the cell function at the top level of a file "
                 "(or run the study in this process with workers=0)"
             )
-        path = getattr(sys.modules.get(home), "__file__", None)
+        path = file_of(sys.modules.get(home))
         if home == "__main__" or home.startswith("_driftscope_"):
             if not path or not Path(path).is_file():
                 raise InputError(
