@@ -194,7 +194,7 @@ def test_data_that_was_written_anew_is_read_anew_or_not_used(tmp_path, ran, atom
     path = _written(tmp_path, 3.0, external=True)
     os.utime(tmp_path / "weights.bin", (1, 1))  # no clock is too coarse for this
     for factor in (2.0, 3.0):
-        with pytest.raises(ds.ProgramError, match="written anew since it was read"):
+        with pytest.raises(ds.ProgramError, match="deleted or written anew since it was read"):
             _differs(factor, program)
     assert not _differs(3.0, path)
     assert _differs(2.0, path)

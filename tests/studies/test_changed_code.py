@@ -13,7 +13,7 @@ import pytest
 from driftscope.errors import DriftscopeError, InputError
 from driftscope.records.runs.store import RunFolder
 from driftscope.studies.comparison_study.pairs import listing_of
-from driftscope.studies.engine.code_digest import code_digest
+from driftscope.studies.engine.code_digest import are_apart, code_digest
 
 BEGUN = """
     import functools
@@ -113,6 +113,15 @@ def test_the_digest_is_the_same_in_every_process(written, tmp_path):
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
         )
         assert found.stdout.strip() == own
+
+
+def test_code_that_another_version_of_python_compiled_is_not_called_changed(written):
+    own = code_digest(written().cell)
+    assert own.startswith(sys.implementation.cache_tag)
+    tag, _, digest = own.partition(":")
+    assert not are_apart(own, own)
+    assert not are_apart(own, f"{tag}0:{digest[::-1]}")
+    assert are_apart(own, f"{tag}:{digest[::-1]}")
 
 
 STOPPED = """

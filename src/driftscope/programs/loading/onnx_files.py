@@ -59,7 +59,9 @@ class OnnxModel:
         if self.path is None or not self.external:
             return None
         if not self.in_place():
-            raise ProgramError(f"{self.name} or its external data was written anew since it was read; read it again")
+            raise ProgramError(
+                f"{self.name} or its external data was deleted or written anew since it was read; read it again"
+            )
         return self.path.resolve().parent
 
     def in_place(self) -> bool:

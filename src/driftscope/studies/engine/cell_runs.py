@@ -15,7 +15,7 @@ from driftscope.errors import DriftscopeError
 from driftscope.programs.loading.references import find
 from driftscope.records.environment import capture
 from driftscope.records.runs.rows import Plain, Row, checked_rows
-from driftscope.studies.engine.code_digest import code_digest
+from driftscope.studies.engine.code_digest import are_apart, code_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _found(wanted: CellFunction) -> Callable[..., Any]:
     found: Callable[..., Any] = find(wanted.reference)
     # The decorator leaves a study object under the function's name.
     found = getattr(found, "function", found)
-    if code_digest(found) != wanted.code:
+    if are_apart(code_digest(found), wanted.code):
         raise CodeChanged(
             f"{wanted.reference} is another version in a worker process than it was when the study began: its file was"
             " written meanwhile, or differs on that machine; the rows that were made are kept"

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import linecache
+import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,12 +22,17 @@ def code_digest(function: Callable[..., Any]) -> str:
 
     Constants of a module count as they are written, not by their values: a time or a folder is another one in every
     process. Comments and lines that moved change nothing. What is read otherwise (files, tensors, installed packages)
-    is not part of it.
+    is not part of it. It begins with the version of Python: another one compiles the same code to other bytes.
     """
     digest = hashlib.blake2b(digest_size=8)
     for words in _described(function, set(), root=True):
         digest.update(words.encode())
-    return digest.hexdigest()
+    return f"{sys.implementation.cache_tag}:{digest.hexdigest()}"
+
+
+def are_apart(one: str, other: str) -> bool:
+    """Whether two fingerprints are of different code; those of two versions of Python do not tell."""
+    return one.partition(":")[0] == other.partition(":")[0] and one != other
 
 
 def _described(thing: Any, seen: set[Any], root: bool = False) -> Iterator[str]:

@@ -20,7 +20,7 @@ from driftscope.records.runs.store import RunFolder
 from driftscope.records.runs.writers import CellRows, Claims
 from driftscope.records.words import agreeing, counted
 from driftscope.studies.engine.cell_runs import CellFunction, environment_with
-from driftscope.studies.engine.code_digest import code_digest
+from driftscope.studies.engine.code_digest import are_apart, code_digest
 from driftscope.studies.engine.grid import Cell
 from driftscope.studies.engine.plan import Plan, digest_of
 from driftscope.studies.engine.pools import InThisProcess, Whereabouts, executor_at
@@ -159,7 +159,7 @@ def _folder(plan: Plan, running: Running, environment: Mapping[str, Any], code: 
                 f"run {running.run!r} in {str(store)!r} is of another study, other axes or other files;"
                 " choose another id"
             )
-        if found.header.get("code", code) != code:  # none in runs of older versions
+        if are_apart(found.header.get("code", code), code):  # none in runs of older versions
             raise InputError(
                 f"run {running.run!r} in {str(store)!r} was made by {plan.label} as it was before it was changed;"
                 " choose another id"
