@@ -127,3 +127,18 @@ def test_a_replay_that_predicts_every_bit_of_an_error_names_it_and_another_does_
     outlier = Outlier(exact, drift, 1e-7 * noise, Kind.DOT)
     found, _ = _reproduced(tape, {names[-1]: exact + drift}, {names[-1]: outlier}, [way])
     assert [known["way"] for known in found.values()] == (["float16 multiplication"] if off == 0.0 else [])
+
+
+@pytest.mark.parametrize("bias", [-20.0, -57.0, -80.0])
+def test_a_gate_that_onnxruntime_closes_too_early_is_named_however_small_the_results(bias, tmp_path):
+    """Its sigmoid is zero below -18: a state of 1e-25 is 0.0 there, and no ordinary rounding."""
+    layer = nn.LSTM(6, 4).eval()
+    layer.bias_ih_l0.data[12:] = bias  # the output gate
+    x = torch.randn(3, 2, 6, generator=torch.Generator().manual_seed(0))
+    path = str(tmp_path / "lstm.onnx")
+    torch.onnx.export(layer, (x,), path, dynamo=True, verbose=False)
+    for pair in ((layer, path), (path, layer)):
+        found = ds.compare(*pair, (x,))
+        assert str(found.verdict) == "PRECISION"
+        assert "LSTM" in found.outputs[0].reason
+        assert "relative accuracy is lost" in found.outputs[0].reason

@@ -179,6 +179,22 @@ def test_zero_stays_zero():
     assert rms(noise_of(step_of(torch.zeros(50, dtype=torch.float64), torch.float16, DOT))) == 0
 
 
+@pytest.mark.parametrize("unit", [None, 2.0**-40])
+@pytest.mark.parametrize("kind", [Kind.ROUND, Kind.FUNCTION, Kind.DOT])
+def test_no_zero_changes_its_sign(kind, unit):
+    """An angle beside -0.0 would turn by 2 pi: a program that computes one had no floor."""
+    value = torch.tensor([-0.0, 0.0] * 20 + [0.1, -0.1], dtype=torch.float64)
+    (noisy,) = NoiseInjector(unit=unit)(step_of(value, torch.float32, Rounding(kind, 4)))
+    assert torch.equal(noisy.signbit(), value.signbit())
+    assert not torch.equal(noisy, value)
+
+
+def test_a_zero_that_is_left_of_large_terms_has_any_sign():
+    terms = Rounding(Kind.DOT, 64, lambda: torch.ones(400, dtype=torch.float64))
+    (noisy,) = NoiseInjector()(step_of(torch.zeros(400, dtype=torch.float64), torch.float32, terms))
+    assert 100 < int(noisy.signbit().sum()) < 300
+
+
 def test_complex_results_get_noise_in_both_parts():
     value = torch.complex(values(2000), values(2000).flip(0))
     noise = noise_of(step_of(value, torch.complex64))

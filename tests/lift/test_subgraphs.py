@@ -589,3 +589,43 @@ def test_another_one_is_another_function() -> None:
     (one,) = (i for i in model.graph.initializer if i.name == "one")
     one.CopyFrom(numpy_helper.from_array(np.float32([1.0 - 2.0**-24]), "one"))
     assert ds.compare(_Gated(), model, X).verdict is Verdict.DIFFERENT
+
+
+class Halved(nn.Module):
+    """A layer with a weight of its own, multiplied in float16."""
+
+    def __init__(self, weight: torch.Tensor):
+        super().__init__()
+        self.weight = nn.Parameter(weight.half())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x.half() @ self.weight.T).float()
+
+
+@pytest.mark.parametrize(("change", "verdict"), [(1.0, Verdict.PRECISION), (1.01, Verdict.DIFFERENT)])
+def test_a_weight_norm_that_was_just_put_on_stored_in_half_precision_is_its_result(change, verdict):
+    """In float16 the tensor it is made of has the same bits."""
+    torch.manual_seed(1)
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(33, 7, bias=False)).eval()
+    stored = layer.weight.detach().clone()
+    stored[2, 3] *= change
+    x = torch.randn(4, 33)
+    for a, b in ((layer, Halved(stored)), (Halved(stored), layer)):
+        found = ds.compare(a, b, x)
+        assert found.verdict is verdict, found.reason
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "verdict"), [(1e-7, Verdict.ROUNDING), (1.2e-7, Verdict.ROUNDING), (3e-7, Verdict.DIFFERENT)]
+)
+def test_what_renorm_adds_to_a_length_is_known(epsilon, verdict):
+    """A file converted to float16 stores it as 1.19e-7."""
+    added = torch.tensor(epsilon, dtype=torch.float16 if epsilon == 1.2e-7 else torch.float32)
+
+    def spelled(x: torch.Tensor) -> torch.Tensor:
+        length = x.square().sum(1, keepdim=True).sqrt()
+        return x * torch.where(length > 1, 1 / (length + added.float()), 1.0)
+
+    x = torch.randn(5, 9, generator=torch.Generator().manual_seed(0))
+    for a, b in ((lambda x: torch.renorm(x, 2, 0, 1.0), spelled), (spelled, lambda x: torch.renorm(x, 2, 0, 1.0))):
+        assert ds.compare(a, b, x).verdict is verdict

@@ -362,3 +362,25 @@ def test_a_step_of_an_optimiser_is_compared_with_one_by_hand():
         assert str(ds.compare(a, b, (x,)).verdict) == "ROUNDING"
     for a, b in ((lambda x: stepped(x, 0.101), stepped_by_hand), (stepped_by_hand, lambda x: stepped(x, 0.101))):
         assert str(ds.compare(a, b, (x,)).verdict) == "DIFFERENT"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_layer_on_a_vector_is_compared_like_one_on_a_matrix(dtype):
+    """torch multiplies it as a matrix of one row, and takes the row away in place (``squeeze_``)."""
+    layer = nn.Linear(4, 4, bias=False).to(dtype).eval()
+    other = nn.Linear(4, 4, bias=False).to(dtype).eval()
+    other.load_state_dict(layer.state_dict())
+    assert str(ds.compare(layer, other, (torch.ones(4, dtype=dtype),)).verdict) == "IDENTICAL"
+    other.weight.data[1, 2] *= 1.1
+    for pair in ((layer, other), (other, layer)):
+        found = ds.compare(*pair, (torch.ones(4, dtype=dtype),))
+        assert str(found.verdict) == "DIFFERENT"
+        assert "weight" in str(found)
+
+
+def test_steps_that_turn_a_tensor_in_place_show_what_they_were_given():
+    seen = []
+    lifted = lift_torch(lambda x: (x * 2).unsqueeze_(0).transpose_(0, 2).squeeze_(2), (X,), {})
+    lifted.run(observe=lambda step: seen.append((step.operator, step.inputs[0].shape, step.outputs[0].shape)))
+    assert [given for _, given, _ in seen] == [(4, 6), (4, 6), (1, 4, 6), (6, 4, 1)]
+    assert seen[-1][2] == (6, 4)

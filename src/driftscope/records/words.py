@@ -112,10 +112,12 @@ def part_of(part: int, whole: int, noun: str, singular: str, plural: str) -> str
 
 
 def beside_whole(value: float, digits: int = 3) -> str:
-    """Write a number; one that few digits cannot tell from one, as 1 - 3e-08."""
+    """Write a number; one that few digits cannot tell from one, as 1 - 3e-08; from another whole one, with six."""
     whole = float(round(value)) if abs(value) < 1e15 else 0.0
     if whole and value != whole and abs(value - whole) < 0.5 * 10.0 ** (1 - digits) * abs(whole):
-        return f"{whole:g} {'+' if value > whole else '-'} {abs(value - whole):.2g}"
+        if abs(whole) == 1.0:
+            return f"{whole:g} {'+' if value > whole else '-'} {abs(value - whole):.2g}"
+        digits = max(digits, 6)
     return f"{value:.{digits}g}"
 
 

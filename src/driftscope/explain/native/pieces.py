@@ -18,7 +18,7 @@ from driftscope.comparison.measuring.spread import drift_in_floors, finite, rms
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.errors import CannotLift
 from driftscope.explain.locate.targets import as_double
-from driftscope.explain.native.cheap_products import rounding_to
+from driftscope.explain.native.cheap_products import aside, rounding_to
 from driftscope.explain.native.ranges import flushed, given_as_zero
 from driftscope.explain.native.replays import CHIRP, WAYS, Way, either, same_bits
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
@@ -323,7 +323,7 @@ def _reproduced(
         watch = _Replayed(natives, way, errors)
         try:
             with way.active():
-                graph.run(observe=watch, replace=given_as_zero(graph) if way.flushes else {})
+                graph.run(observe=aside(watch), replace=given_as_zero(graph) if way.flushes else {})
         except CannotLift:
             continue
         for name, rest in watch.rests.items():

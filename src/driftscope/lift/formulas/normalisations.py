@@ -11,6 +11,9 @@ from torch import Tensor
 
 from driftscope.lift.formulas.terms import Number
 
+#: What torch's ``renorm`` adds to a norm before it divides by it (ATen, native/Normalization.cpp).
+RENORM_EPSILON = 1e-7
+
 
 @dataclass(frozen=True, slots=True)
 class Normalised:

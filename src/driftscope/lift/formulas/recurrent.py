@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from driftscope.lift.formulas.terms import FUNCTION, ROUND, Show
+from driftscope.lift.steps import Rounding
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -71,13 +72,14 @@ def lstm_cell(
     c = show("cell", f * c + i * g, ROUND)
     if variant.peepholes is not None:
         o = o + variant.peepholes[2] * c
-    o, shown = together(show, "output", variant.gate(variant.limit(o)), variant.output(c))
+    o, shown = together(show, "output gate", variant.gate(variant.limit(o)), variant.output(c))
     return show("hidden", o * shown, ROUND), c
 
 
 def gru_cell(
     show: Show, gates: tuple[Tensor, Tensor], candidate: Callable[[Tensor], Tensor], h: Tensor,
     functions: tuple[Activation, Activation] = (torch.sigmoid, torch.tanh),
+    rounding: Callable[[Tensor], Rounding] = lambda _argument: FUNCTION,
 ) -> Tensor:  # fmt: skip
     """One step of a GRU (Cho et al., 2014): ``(1 - z) n + z h``.
 
@@ -91,9 +93,12 @@ def gru_cell(
     h : torch.Tensor, (B, H)
     functions : tuple of callable
         Activations of the gates and of the new values.
+    rounding : callable
+        How the activation of the new values rounds, by its argument.
     """
     z, r = together(show, "gates", functions[0](gates[0]), functions[0](gates[1]))
-    n = show("candidate", functions[1](candidate(r)), FUNCTION, stored=False)
+    argument = candidate(r)
+    n = show("candidate", functions[1](argument), rounding(argument), stored=False)
     return show("hidden", (1 - z) * n + z * h, ROUND)
 
 

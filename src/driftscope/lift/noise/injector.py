@@ -106,8 +106,7 @@ class NoiseInjector:
         noise = torch.complex(self._draw(modulus), self._draw(modulus))
         noisy = value + noise.mul_(modulus)
         smallest = None if self.unit is not None else _with_subnormals(self._model.storage(dtype))
-        if smallest is not None:
-            self._add_underflow(torch.view_as_real(value.resolve_conj()), torch.view_as_real(noisy), smallest)
+        self._add_underflow(torch.view_as_real(value.resolve_conj()), torch.view_as_real(noisy), smallest)
         return torch.where(torch.isfinite(noisy), noisy, value)
 
     def _with_noise(self, step: Step, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -130,8 +129,7 @@ class NoiseInjector:
             self._perturb(clean, out, terms, spread)
             if same is not None:
                 _limit(clean, out, same, self.scale)
-            if smallest is not None:
-                self._add_underflow(clean, out, smallest)
+            self._add_underflow(clean, out, smallest)
             if not math.isfinite(out.sum().item()):
                 out.copy_(torch.where(torch.isfinite(clean) & torch.isfinite(out), out, clean))
         if spread.shared or spread.level or spread.absolute:
@@ -194,10 +192,16 @@ class NoiseInjector:
         if not math.isfinite(noisy.sum().item()):
             noisy.copy_(torch.where(torch.isfinite(value) & torch.isfinite(noisy), noisy, value))
 
-    def _add_underflow(self, clean: torch.Tensor, out: torch.Tensor, stored: Format) -> None:
-        """Add the absolute error of numbers that are subnormal in the format they are stored in."""
+    def _add_underflow(self, clean: torch.Tensor, out: torch.Tensor, stored: Format | None) -> None:
+        """Add the absolute error of numbers that are subnormal in the format they are stored in; keep signs of zeros.
+
+        atan2(-0.0, -1) lies 2 pi from atan2(0.0, -1), and no rounding turns one zero into the other.
+        """
         magnitude = clean.abs()
-        if magnitude.amin().item() >= stored.smallest_normal:  # nearly always, and four times cheaper
+        smallest = magnitude.amin().item()
+        if not smallest > 0.0:
+            out.copy_(torch.where(out == 0.0, clean, out))
+        if stored is None or smallest >= stored.smallest_normal:  # nearly always, and four times cheaper
             return
         low = (magnitude < stored.smallest_normal) & (magnitude > 0)
         if bool(low.any()):

@@ -323,13 +323,13 @@ def same_name(one: str, other: str) -> bool:
 def match_weight(constant: Constant, index: WeightIndex, named: bool = False) -> Repair | None:
     """Find the wider weight that ``constant`` stores rounded, in whatever arrangement; ``named``: one of its name."""
     # Nearly always it is the tensor of its name, as it stands: to see that, nothing has to be fingerprinted.
-    own = index.wider_namesake(constant)
+    name, read, own = constant.name, constant.frontier, index.wider_namesake(constant)
     if own is not None and stores(constant.value, own.value):
         return _rounded(constant, own, own.value, index)
-    # Rounded, two weights may be one: then names tell them apart, or the order in which they stand.
+    # Rounded, two weights may be one: names tell them apart, what reads them, or the order in which they stand.
     partners = sorted(
         index.rounded_partners(constant.value),
-        key=lambda c: (not same_name(c.name, constant.name), index.takers.get(c.name, constant.name) != constant.name),
+        key=lambda c: (not same_name(c.name, name), c.frontier != read, index.takers.get(c.name, name) != name),
     )
     for partner in partners:
         if named and not same_name(partner.name, constant.name):

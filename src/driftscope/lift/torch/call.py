@@ -180,12 +180,18 @@ class Call:
 
     def lifted(self) -> tuple[list[Any], dict[str, Any]]:
         """Give all arguments lifted, dtype arguments retargeted."""
-        return [_lift_tree(a) for a in self.args], {k: _lift_tree(v) for k, v in self.kwargs.items()}
+        args = [_lift_tree(a) for a in self.args]
+        return self._seen_anew(args), {k: _lift_tree(v) for k, v in self.kwargs.items()}
+
+    def _seen_anew(self, args: list[Any]) -> list[Any]:
+        """Arguments of which a call that gives its first one another shape in place (``squeeze_``) has its own view."""
+        return [args[0].view_as(args[0]), *args[1:]] if self.facts.restrides else args
 
     def natively(self) -> list[Any]:
         """Evaluate the call in its native formats."""
         with default_dtype(self.replay.native_default):
-            return tensors_in(self.function(*map(_native_tree, self.args), **_native_tree(self.kwargs)))
+            args = self._seen_anew([_native_tree(a) for a in self.args])
+            return tensors_in(self.function(*args, **_native_tree(self.kwargs)))
 
     def step(
         self, suffix: str, function: Any, *args: Any, format: torch.dtype | None = None, **kwargs: Any

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from driftscope.errors import CannotLift
+from driftscope.lift.formulas.normalisations import RENORM_EPSILON
 from driftscope.lift.steps import Constant, Origin, constant_of, use_of
 from driftscope.lift.torch.entries import UNINITIALISED, AtenCall, Ref, Tape, TensorValue, references
 from driftscope.records.finding import Where
@@ -276,6 +277,8 @@ def _hidden(entry: AtenCall, tape: Tape) -> dict[str, float]:
         found |= {"sqrt_2_over_pi": math.sqrt(2 / math.pi), "cubic": 0.044715} if tanh else {"sqrt_2": math.sqrt(2)}
     if name.removesuffix("_") in ("hardsigmoid", "hardswish"):
         found["slope"] = 1 / 6
+    if name.removesuffix("_") == "renorm":
+        found["epsilon"] = RENORM_EPSILON
     if name.startswith(("_scaled_dot_product", "scaled_dot_product")) and entry.argument("scale") is None:
         width = tape.values[entry.argument("query").value].shape[-1]
         # Exporters scale queries and keys by the root, and store that.

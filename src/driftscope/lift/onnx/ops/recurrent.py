@@ -12,6 +12,8 @@ from driftscope.lift.formulas import activations as formulas
 from driftscope.lift.formulas.recurrent import Activation, LstmVariant, gru_cell, lstm_cell
 from driftscope.lift.formulas.terms import EXACT, FUNCTION, ROUND, matrix_product, product
 from driftscope.lift.onnx.registry import Node, Result, operator
+from driftscope.lift.steps import Kind, Rounding
+from driftscope.numerics.error_model import part_error
 
 # Activations with parameters: (function of x, alpha, beta), default alpha, default beta.
 _WITH_PARAMETERS: dict[str, tuple[Callable[[Tensor, float, float], Tensor], float | None, float | None]] = {
@@ -121,12 +123,30 @@ def _gru_step(node: Node, d: RecurrentDirection, xw: Tensor, h: Tensor, c: Tenso
             inner = _times(node, "candidate recurrent", node.inner("reset", reset * h, ROUND), weights) + bias
         return _limited(node, node.inner("candidate sum", xw[..., 2 * size :] + inner, ROUND))
 
-    return gru_cell(node.inner, (z, r), candidate, h, (f, g)), c
+    rounding = _overshooting if g is _TANH else lambda _argument: FUNCTION
+    return gru_cell(node.inner, (z, r), candidate, h, (f, g), rounding), c
+
+
+# onnxruntime's GRU and RNN have a tanh of their own each, measured in 1.20 and 1.31: that of the first is 1 and 8 units
+# roundoff beyond 9.2; that of the second is made of exponentials, and is off by as much near zero as near one.
+_TANH = formulas.PLAIN["tanh"]
+_OVERSHOOT, _BEYOND = 8.0, 9.2
+
+
+def _overshooting(argument: Tensor) -> Rounding:
+    size = _OVERSHOOT / part_error(functions=True)
+    return Rounding(Kind.FUNCTION, parts=lambda: (argument.abs() > _BEYOND) * size)
+
+
+def _cancelling(result: Tensor) -> Rounding:
+    return Rounding(Kind.FUNCTION, parts=lambda: torch.ones_like(result))
 
 
 def _rnn_step(node: Node, d: RecurrentDirection, xw: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     total = node.inner("sum", xw + _times(node, "recurrent", h, d.r) + d.rb, ROUND)
-    return node.inner("hidden", d.activations[0](_limited(node, total)), FUNCTION), c
+    (function,) = d.activations
+    y = function(_limited(node, total))
+    return node.inner("activated", y, _cancelling(y) if function is _TANH else FUNCTION), c
 
 
 _STEPS = {"LSTM": (_lstm_step, 4), "DynamicQuantizeLSTM": (_lstm_step, 4), "GRU": (_gru_step, 3), "RNN": (_rnn_step, 1)}

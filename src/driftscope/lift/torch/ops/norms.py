@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from driftscope.lift.formulas.normalisations import (
+    RENORM_EPSILON,
     affine,
     by_statistics,
     inverse_deviation,
@@ -15,7 +16,7 @@ from driftscope.lift.formulas.normalisations import (
     per_channel,
 )
 from driftscope.lift.formulas.softmaxes import softmax_or_zero
-from driftscope.lift.formulas.terms import length_of, normed, softened
+from driftscope.lift.formulas.terms import length_of, normed, softened, summed
 from driftscope.lift.steps import Kind, Rounding
 from driftscope.lift.torch.call import Call
 from driftscope.lift.torch.ops.registry import Outputs, rule
@@ -45,6 +46,16 @@ def _rms_norm(call: Call) -> tuple[Outputs, Rounding]:
     done = normalised(x, axes, eps, centred=False)
     y = affine(done.value, call.value("weight"), None)
     return [y, done.inverse_deviation], normed(length_of(x.shape, axes))
+
+
+@rule("renorm")
+def _renorm(call: Call) -> tuple[Outputs, Rounding]:
+    """Slices longer than the limit are made as long; what the kernel adds to a length, exporters store."""
+    x, limit = call.value("self"), call.value("maxnorm")
+    axes = [axis for axis in range(x.dim()) if axis != int(call.raw("dim")) % x.dim()]
+    norms = torch.linalg.vector_norm(x, float(call.raw("p")), axes, keepdim=True)
+    shorter = limit / (norms + call.hidden("epsilon", RENORM_EPSILON))
+    return [x * torch.where(norms > limit, shorter, 1.0)], summed(length_of(x.shape, axes))
 
 
 @rule("native_group_norm", "group_norm")
