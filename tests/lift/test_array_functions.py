@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import driftscope as ds
 from driftscope.errors import CannotLift
 from driftscope.lift.arrays.record import lift_arrays
+from driftscope.lift.noise.floor import noise_samples
 from driftscope.lift.torch.native_values import keeping_natives
 
 Array = np.ndarray[Any, Any]
@@ -243,3 +244,17 @@ def test_the_same_sum_in_half_is_no_ordinary_rounding():
     assert c.verdict is ds.Verdict.PRECISION, c.reason
     assert " in B" in c.reason
     assert "float16" in c.reason
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0])
+@pytest.mark.parametrize(
+    "function", [np.tanh, np.exp, np.expm1, np.arctan, np.sin, np.arcsinh], ids=lambda f: f.__name__
+)
+def test_the_error_of_a_function_of_numpy_is_the_noise_of_its_step(function, scale):
+    """Which code numpy has for it depends on the processor: what that loses is measured."""
+    x = drawn(64, 64) * scale
+    graph = lift_arrays(function, (x,), {})
+    clean = graph.run()
+    noise = torch.stack([sample[0] for sample in noise_samples(graph, clean)])
+    error = torch.from_numpy(function(x.numpy())).double() - clean[0].value
+    assert 0.3 < float(error.square().mean().sqrt() / noise.square().mean().sqrt()) < 1.6

@@ -120,6 +120,9 @@ class Rounding:
     parts : callable or None
         For ROUND and FUNCTION: returns the size of what a kernel cancels on the way to each output element, as the
         ones of ``1 + erf`` are. A kernel rounds those too; the formula of the lift need not.
+    errors : callable or None
+        For FUNCTION: returns for a format the errors that the kernel was measured to make, where it is not torch's
+        (see :func:`driftscope.lift.noise.measured.errors_of`).
     moved : StableKernel or None
         For FUNCTION: a kernel of linear algebra, whose rounding is that of operands that are moved a little.
     running : bool
@@ -136,6 +139,7 @@ class Rounding:
     length: int = 1
     squares: Callable[[], torch.Tensor] | None = None
     parts: Callable[[], torch.Tensor] | None = None
+    errors: Callable[[torch.dtype], torch.Tensor] | None = None
     moved: StableKernel | None = None
     running: bool = False
     stored: bool = False

@@ -186,13 +186,13 @@ def _butterflies(length: int) -> float:
 #: Revealed by probing: MKL and oneDNN add blocks of 384 products, torch.sum cascades, softmax keeps 16 lanes.
 TORCH = Kernels(dot=lambda n: blocked(n, 384), sum=cascade, softmax=lambda n: lanes(n, 16))
 #: Revealed by probing: MLAS adds blocks of 256 products (128 for some shapes); ReduceSum keeps 8 lanes, Softmax 16.
-#: Its rational approximation of tanh has 1.7 times the error of a correctly rounded one, and so have the functions
-#: inside its recurrent layers.
+#: Its approximations of tanh, asin and acos have 1.7 times the error of correctly rounded ones, and so have the
+#: functions inside its recurrent layers.
 ONNXRUNTIME = Kernels(
     dot=lambda n: blocked(n, 256),
     sum=lambda n: lanes(n, 8),
     softmax=lambda n: lanes(n, 16),
-    composite=(*TORCH.composite, "tanh", "gate", "candidate", "activated"),
+    composite=(*TORCH.composite, "tanh", "asin", "acos", "gate", "candidate", "activated"),
     fourier=_butterflies,
 )
 

@@ -23,7 +23,7 @@ from driftscope.explain.native.ranges import flushed, given_as_zero
 from driftscope.explain.native.replays import CHIRP, WAYS, Way, either, same_bits
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.noise.injector import NoiseInjector
-from driftscope.lift.steps import Kind, Lifted, Step
+from driftscope.lift.steps import Kind, Lifted, Step, plain_name
 from driftscope.numerics import error_model
 from driftscope.numerics.formats import format_of
 from driftscope.records.finding import Where
@@ -45,6 +45,7 @@ _FAR = 4.0
 # accuracy_level of onnxruntime's MatMulNBits -> what it lets the activations be, and the spacing of that, relative
 _ALLOWED = {2: ("float16", 2.0**-10), 3: ("bfloat16", 2.0**-7), 4: ("8-bit integers", 1 / 127)}
 _RECURRENT = ("lstm", "gru", "rnn")
+_GROWING = frozenset({"exp", "exp2", "expm1", "sinh", "cosh"})  # an ulp of whose arguments is many of their results
 _FUNCTIONS = ("gelu", "sigmoid", "silu", "swish", "tanh", "elu", "celu", "mish", "erf", "softplus")
 
 
@@ -62,16 +63,19 @@ class Approximation:
         For a normalisation: how many times larger its input is than the spread of the rows that it centres.
     allowed : str
         The coarser operands that an attribute of the node allows, where the error is no larger than theirs.
+    relative : float
+        For a function that grows like an exponential: its largest relative error.
     """
 
     absolute: float
     lost_below: float = 0.0
     cancels: float = 0.0
     allowed: str = ""
+    relative: float = 0.0
 
     def __str__(self) -> str:
-        if self.allowed:
-            return self.allowed
+        if self.allowed or self.relative:
+            return self.allowed or f"relative error up to {self.relative:.0e}"
         if self.cancels:
             return f"which loses digits by cancellation: its input is {self.cancels:.2g} times as large as its spread"
         lost = f", relative accuracy is lost below {self.lost_below:.0e}" if self.lost_below else ""
@@ -230,8 +234,11 @@ def _approximation(step: Step, drift: torch.Tensor, value: torch.Tensor, unit: f
         return None
     scale = finite(given).abs().clamp(min=1.0)
     scale = scale if scale.shape == drift.shape else scale.max() if scale.numel() else scale.new_ones(())
-    if bool((drift.abs() > _KEEPS * unit * scale).any()):
+    size = finite(value).abs().clamp(min=1.0) if plain_name(step.operator) in _GROWING else torch.ones_like(drift)
+    if bool((drift.abs() > _KEEPS * unit * scale * size).any()):
         return None
+    if plain_name(step.operator) in _GROWING:
+        return Approximation(float(drift.abs().max()), relative=float((drift / size).abs().max()))
     lost = finite(value).abs()[drift.abs() > _LOST * finite(value).abs()]
     return Approximation(float(drift.abs().max()), float(lost.max()) if lost.numel() else 0.0)
 
@@ -249,8 +256,7 @@ def _cancels(given: torch.Tensor) -> float:
 
 def _floors(drift: torch.Tensor, noise: torch.Tensor, value: torch.Tensor) -> float:
     if not bool(noise.any()):
-        peak = float(drift.abs().max()) if drift.numel() else 0.0
-        size = float(finite(value).abs().max()) if value.numel() else 0.0
+        peak, size = (float(x.abs().max()) if x.numel() else 0.0 for x in (drift, finite(value)))
         return math.inf if peak > _NOTHING + 1e-15 * size else 0.0
     return drift_in_floors(drift, [noise]).value
 

@@ -14,7 +14,7 @@ import torch
 from driftscope.errors import CannotLift
 from driftscope.lift.arrays.creation import followed
 from driftscope.lift.arrays.own_code import OwnCode
-from driftscope.lift.arrays.sums import numpy_rounding
+from driftscope.lift.arrays.rounding import numpy_rounding
 from driftscope.lift.arrays.traced import TracedArray
 from driftscope.lift.arrays.tracing import OPERATION, Tracer
 from driftscope.lift.torch.tape import TorchTape, lift_torch

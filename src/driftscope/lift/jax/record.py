@@ -12,6 +12,7 @@ import torch
 from driftscope.errors import CannotLift
 from driftscope.lift.arrays.record import FollowedFunction
 from driftscope.lift.jax.interpreter import Interpreter
+from driftscope.lift.jax.rounding import jax_rounding
 from driftscope.lift.torch.entries import CallPlace
 from driftscope.lift.torch.tape import TorchTape, lift_torch
 from driftscope.programs.arrays import is_array, jax_array_of
@@ -37,7 +38,9 @@ def lift_jax(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
         If JAX cannot trace it (it turns values into Python numbers), or a primitive has no counterpart in torch.
     """
     call = _JaxFunction(function)
-    return lift_torch(call, args, kwargs, names=call.name_of, place=call.place)
+    found = lift_torch(call, args, kwargs, names=call.name_of, place=call.place)
+    found.tape.rounds = jax_rounding
+    return found
 
 
 @dataclass

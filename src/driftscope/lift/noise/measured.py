@@ -59,16 +59,35 @@ def function_errors(name: str, approximate: str, dtype: torch.dtype, device: str
     """
     kernel = getattr(torch.ops.aten, name).default
     options = {"approximate": approximate} if approximate else {}
+    return errors_of(
+        lambda x: _first(kernel(x.to(device), **options)).cpu(), lambda x: _first(kernel(x, **options)), dtype,
+        gelu_parts if name == "gelu" else None,
+    )  # fmt: skip
+
+
+def errors_of(
+    native: Callable[[torch.Tensor], torch.Tensor], exact: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype,
+    parts: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Measure a kernel of one argument; see :func:`function_errors`.
+
+    Parameters
+    ----------
+    native : callable
+        The kernel, of numbers in ``dtype``.
+    exact : callable
+        The same function of float64 numbers.
+    dtype : torch.dtype
+    parts : callable or None
+        Size of what the kernel cancels on the way, from argument and result in float64.
+    """
     x = _arguments().to(dtype)
-    native = _first(kernel(x.to(device), **options)).cpu().to(torch.float64)
-    exact = _first(kernel(x.to(torch.float64), **options))
+    wide = x.to(torch.float64)
+    made, wanted = native(x).to(torch.float64), exact(wide)
     limits = torch.finfo(dtype)
-    fits = (exact.abs() > limits.tiny) & (exact.abs() < limits.max) & torch.isfinite(native)
-    size = exact.abs()
-    if name == "gelu":
-        parts = gelu_parts(x.to(torch.float64), exact)
-        size = torch.hypot(size, parts * part_share(dtype))
-    relative = torch.where(fits, (native - exact) / (size * (limits.eps / 2)), torch.zeros(()).double())
+    fits = (wanted.abs() > limits.tiny) & (wanted.abs() < limits.max) & torch.isfinite(made)
+    size = wanted.abs() if parts is None else torch.hypot(wanted.abs(), parts(wide, wanted) * part_share(dtype))
+    relative = torch.where(fits, (made - wanted) / (size * (limits.eps / 2)), torch.zeros(()).double())
     counted = fits.sum(1)
     rms = (relative.square().sum(1) / counted.clamp(min=1)).sqrt()
     return _by_bits(torch.where(counted == 0, torch.full_like(rms, USUAL), rms.clamp(LEAST, MOST)))

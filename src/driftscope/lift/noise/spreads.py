@@ -158,15 +158,19 @@ class Model:
     def measured_errors(self, step: Step, dtype: torch.dtype) -> torch.Tensor | None:
         """The errors measured of a step's function, in storage units by its argument; None where there are none."""
         name = step.operator.removeprefix("aten.").removesuffix("_")
-        known = self.kernels.measured and step.rounding.kind is Kind.FUNCTION and name in FUNCTIONS
+        own = step.rounding.errors
+        known = self.kernels.measured and step.rounding.kind is Kind.FUNCTION and (own or name in FUNCTIONS)
         if not known or self.unit is not None or self.arithmetic.storage is not None or dtype.itemsize < 2:
             return None
         source = step.inputs[0] if len(step.inputs) else None
         if source is None or not source.is_floating_point() or source.shape != step.outputs[0].shape:  # type: ignore[union-attr]
             return None
-        form = str(step.attributes.get("approximate", "none")) if name == "gelu" else ""
         # float64 has nothing finer to be measured against; its kernels are as good as float32's.
-        return function_errors(name, form, torch.float32 if dtype is torch.float64 else dtype, step.device)
+        dtype = torch.float32 if dtype is torch.float64 else dtype
+        if own is not None:
+            return own(dtype)
+        form = str(step.attributes.get("approximate", "none")) if name == "gelu" else ""
+        return function_errors(name, form, dtype, step.device)
 
     def _cheap_sums(self, kind: Kind) -> bool:
         return self.arithmetic.accumulator is not None and kind in (Kind.SUM, Kind.DOT)
