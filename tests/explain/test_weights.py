@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import driftscope as ds
-from driftscope.explain.causes.alterations import alteration_of, shortest
+from driftscope.explain.causes.alterations import alteration_of, shortest, told_apart
 from driftscope.explain.causes.weights import _changed, match_weights
 from driftscope.explain.reasons import repair_notes
 from driftscope.lift.reconcile.matching import Repair
@@ -153,7 +153,7 @@ def test_tensors_that_may_be_of_two_formats_are_told_as_the_one_that_others_show
         for parameter in narrow.parameters():
             parameter.copy_(parameter.half().float())
     found = ds.compare(plain, narrow, (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1)),))
-    assert f"weights rounded to {words}: 4 of its tensors" in found.reason
+    assert f"weights rounded to {words}: 4 of its weights are" in found.reason
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16])
@@ -421,3 +421,47 @@ def test_a_token_that_is_stored_repeated_is_that_token_and_a_changed_one_is_name
     if moved:
         assert found.first.code in ("W004", "W008"), found.first
         assert "token is not the reference's token" in found.first.what
+
+
+class Numbers(torch.nn.Module):
+    """A program with two numbers written in it."""
+
+    def __init__(self, slope: float, offset: float):
+        super().__init__()
+        self.slope, self.offset = slope, offset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * self.slope + self.offset
+
+
+def single(number: float) -> float:
+    """A number by way of float32, as torch.onnx writes those of a float64 program."""
+    return float(torch.tensor(number))
+
+
+def test_numbers_of_a_float64_program_that_went_through_float32_are_precision_and_named():
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    plain = Numbers(0.7, 0.3)
+    for pair, side in (((plain, Numbers(single(0.7), single(0.3))), "B"), ((Numbers(single(0.7), 0.3), plain), "A")):
+        found = ds.compare(*pair, x)
+        assert (str(found.verdict), found.first.code) == ("PRECISION", "W007"), found.reason
+        assert found.first.what.startswith(f"{side} is ")
+        assert "constants rounded to float32" in found.first.what
+        assert "mul.other" in found.first.what
+
+
+def test_a_number_beside_that_rounding_is_another_function_and_both_are_told_apart():
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    other = Numbers(single(0.7) + 1e-12, 0.3)
+    for pair in ((Numbers(0.7, 0.3), other), (other, Numbers(0.7, 0.3))):
+        found = ds.compare(*pair, x)
+        assert str(found.verdict) == "DIFFERENT"
+        assert "0.699999988" in str(found)
+
+
+@pytest.mark.parametrize(("one", "other", "said"), [
+    (single(0.7), 0.7, ("0.699999988 (0.7 rounded to float32)", "0.7")), (0.25, 0.5, ("0.25", "0.5")),
+    (1.0 + 2.0**-52, 1.0, ("1.0000000000000002", "1")), (single(0.7), single(0.1), ("0.7", "0.1")),
+])  # fmt: skip
+def test_two_numbers_are_written_with_the_digits_that_tell_them_apart(one, other, said):
+    assert told_apart(one, other) == said

@@ -147,8 +147,8 @@ _ADVICE = {
         "Compare on inputs from the real distribution before relying on it.",
     ),
     "W007": (
-        "Every element of these tensors is the other side's, rounded once; with its numbers nothing else differs.",
-        "If the rounding is meant, accept it with this error; else load the weights from the full-precision file.",
+        "Every element of these is the other side's, rounded once; with its numbers nothing else differs.",
+        "If the rounding is meant, accept it with this error; else store them in full precision.",
     ),
     "W013": (
         "Each integer is the other side's weight divided by its scale, rounded to nearest.",

@@ -29,6 +29,8 @@ _LISTED = 4
 # Elements looked at before all are, and steps from zero to the largest number in the coarsest grid, with some room.
 _LOOKED_AT = 64
 _COARSEST = 127.0
+# Digits that tell any two numbers of float64 apart.
+_EVERY = 17
 # Elements up to which an order is looked into.
 _SMALL = 1 << 24
 
@@ -52,8 +54,8 @@ def alteration_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) ->
         The format B stores it in.
     """
     if uniform_of(exact) is not None and uniform_of(value) is not None and bool(value.any()):
-        before, now = float(exact.reshape(-1)[0]), float(value.reshape(-1)[0])
-        return Alteration("W004", f"{shortest(now)} where A has {shortest(before)}")
+        now, before = told_apart(float(value.reshape(-1)[0]), float(exact.reshape(-1)[0]))
+        return Alteration("W004", f"{now} where A has {before}")
     if not bool(value.any()):
         return Alteration("W009", "set to zero")
     masked = _other_limit(value, exact)
@@ -74,6 +76,15 @@ def shortest(number: float) -> str:
     """Write a number with the digits that name it: those of float32 where it is one (0.01, not 0.00999999978)."""
     near = np.float32(number)
     return f"{float(str(near)) if float(near) == number else number:.9g}"
+
+
+def told_apart(one: float, other: float) -> tuple[str, str]:
+    """Write two numbers with digits that tell one from the other; the first says where it is the second rounded."""
+    texts, digits = (shortest(one), shortest(other)), 9
+    while texts[0] == texts[1] and one != other and digits <= _EVERY:
+        texts, digits = (f"{one:.{digits}g}", f"{other:.{digits}g}"), digits + 1
+    single = abs(other) <= float(np.finfo(np.float32).max) and float(np.float32(other)) == one != other
+    return (f"{texts[0]} ({texts[1]} rounded to float32)" if single else texts[0]), texts[1]
 
 
 def uniform_of(value: torch.Tensor) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from dataclasses import replace
 import torch
 
 from driftscope.explain.causes import dropped, misplaced, missing, rewiring
-from driftscope.explain.causes.alterations import alteration_of, shortest, uniform_of
+from driftscope.explain.causes.alterations import alteration_of, told_apart, uniform_of
 from driftscope.explain.causes.counterparts import attribute_cause, changed_attributes, differ, own_name
 from driftscope.explain.causes.edits.nearby import nearby, offered_operator, offered_setting
 from driftscope.explain.causes.rewiring import Reason, Trial, Trials
@@ -276,16 +277,17 @@ def _other_constant(
     """A constant and what A holds in its place; ``step`` is the one that is wrong where others read it too."""
     numbers = uniform_of(constant.value), uniform_of(value)
     name, source = f"its constant {constant.name}", f"{partner} of A"
+    meant = source
     alteration = alteration_of(constant.value.to(torch.float64), value, constant.value.dtype)
     words = f"{name} is {source}, {alteration.words}"
     fix = f"Store {source} in {constant.name} again."
     if numbers[1] is not None:
-        fix = f"Set {constant.name} to {shortest(numbers[1])}."
+        here, meant = told_apart(math.nan if numbers[0] is None else numbers[0], numbers[1])
+        fix = f"Set {constant.name} to {meant}."
         if numbers[0] is not None:
-            words = f"{name} is {shortest(numbers[0])}, in A {shortest(numbers[1])} ({partner})"
+            words = f"{name} is {here}, in A {meant} ({partner})"
     if step is not None:
         words += "; other steps read it too"
-        meant = source if numbers[1] is None else shortest(numbers[1])
         fix = f"Let {step.name} read {meant} in place of {constant.name}."
     if step is not None or numbers[1] is not None or held is None:
         return Reason(words, fix, True)
@@ -319,10 +321,10 @@ def _solved(
     shown = torch.tensor(number, dtype=constant.value.dtype)
     if not trials.constants({constant.name: torch.full(constant.value.shape, number, dtype=torch.float64)}):
         return None
+    here, meant = told_apart(uniform(constant) or 0.0, float(shown))
     return Reason(
-        f"its constant {constant.name} is {shortest(uniform(constant) or 0.0)}; with {shortest(float(shown))} it gives"
-        " A's values",
-        f"Set {constant.name} to {shortest(float(shown))}.",
+        f"its constant {constant.name} is {here}; with {meant} it gives A's values",
+        f"Set {constant.name} to {meant}.",
         True,
         None if step is parting.step else step,
     )

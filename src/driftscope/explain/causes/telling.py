@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from driftscope.comparison.thresholds import THRESHOLDS
-from driftscope.explain.causes.alterations import exchange_words, shortest
+from driftscope.explain.causes.alterations import exchange_words, shortest, told_apart
 from driftscope.explain.causes.computed import Lacking, OtherIndices, OtherNumber
 from driftscope.explain.causes.rewiring import Reason, told, where_of
 from driftscope.explain.causes.weights import ChangedWeight
@@ -167,10 +167,9 @@ class Telling:
         """Say of constants that hold one number which number makes the two one function."""
         first, *others = found.constants
         what = f"not the same function from {first.where.node} ({first.where.operator}) on{self.at_the_end()}"
-        cause = (
-            f"its constant {first.name} is {shortest(found.held)}; with {shortest(found.number)} it gives A's values"
-        )
-        fix = f"Set {first.name}{f' and {len(others)} more' if others else ''} to {shortest(found.number)}."
+        here, meant = told_apart(found.held, found.number)
+        cause = f"its constant {first.name} is {here}; with {meant} it gives A's values"
+        fix = f"Set {first.name}{f' and {len(others)} more' if others else ''} to {meant}."
         where, evidence = replace(first.where, output=self.output.path), {**self.numbers, "cause": cause}
         return Finding("N001", what, f"{cause[0].upper()}{cause[1:]}.", fix, where, evidence, verified=True)
 

@@ -58,7 +58,7 @@ def packed_quantisation(evidence: Evidence) -> Quantisation | None:
         moved = float_graph(graph, exact | {w.name: w.value for w in own}).run()
         rows.append(cost_of(own[0], reference, exact[own[0].name], clean, moved))
     if all(weight.in_half for weight, _ in weights[index]):
-        return as_rounded(side, ["rounded to float16"] * len(calls), rows)
+        return as_rounded(side, "weight", ["rounded to float16"] * len(calls), rows)
     return as_quantised(side, list(calls), rows, clean)
 
 

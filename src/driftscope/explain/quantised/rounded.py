@@ -1,7 +1,8 @@
-"""Weights that hold the other side's numbers rounded to fewer bits than their format has: fake quantisation, float8.
+"""Constants that hold the other side's numbers rounded to fewer bits than their format has: fake quantisation, float8.
 
-Every element has to be the rounding of its counterpart, and with the counterparts in their place the two programs have
-to be the same function: then their precision is all that differs.
+Exporters write single numbers of a float64 program so, by way of float32. Every element has to be the rounding of its
+counterpart, and with the counterparts in their place the two programs have to be the same function: then their
+precision is all that differs.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from driftscope.explain.causes.alterations import REFERENCE_ROUNDED
+import numpy as np
+import torch
+
+from driftscope.explain.causes.alterations import REFERENCE_ROUNDED, Alteration
 from driftscope.explain.causes.weights import ChangedWeight, changed_weights
 from driftscope.explain.quantised.undoing import MEASURED, Quantisation, as_rounded, cost_of, same_as
 from driftscope.explain.quantised.weights import IntegerGrid
 from driftscope.lift.evidence import Evidence
 from driftscope.lift.kept import look
-from driftscope.lift.reconcile.matching import Repair
+from driftscope.lift.reconcile.matching import Repair, uniform
 from driftscope.lift.reconcile.sides import RepairedGraph
-from driftscope.lift.steps import Origin
+from driftscope.lift.steps import Constant, Origin
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def rounded_weights(evidence: Evidence) -> Quantisation | None:
@@ -34,7 +40,8 @@ def rounded_weights(evidence: Evidence) -> Quantisation | None:
         constants = [dataclasses.replace(c, frontier=True) for c in own.constants() if c.origin is not Origin.COMPUTED]
         changes = changed_weights(other.constants(), constants, [r.name for r in settled[k]])
         order = {c.name: n for n, c in enumerate(constants)}
-        rounded = sorted(_all_rounded(changes), key=lambda c: order[c.constant.name])
+        numbers = _rounded_numbers(constants, other.constants(), {r.name for r in settled[k]})
+        rounded = sorted(_all_rounded([*changes, *numbers]), key=lambda c: order[c.constant.name])
         if not rounded:
             continue
         exact = RepairedGraph(own, [_repair(c) for c in rounded])
@@ -53,6 +60,29 @@ def _all_rounded(changes: Iterable[ChangedWeight]) -> list[ChangedWeight]:
     return found
 
 
+def _rounded_numbers(own: Sequence[Constant], others: Sequence[Constant], settled: set[str]) -> list[ChangedWeight]:
+    """Single numbers of float64 that are one of the other side's, rounded to float32."""
+    meant: dict[float, dict[float, Constant]] = {}
+    for constant in others:
+        number = _double(constant)
+        if number is not None and (single := float(np.float32(number))) != number:
+            meant.setdefault(single, {})[number] = constant
+    found = []
+    for constant in own:
+        known = meant.get(_double(constant) or 0.0, {})
+        if len(known) == 1 and constant.name not in settled:
+            ((number, partner),) = known.items()
+            value = torch.full_like(constant.value, number)
+            found.append(ChangedWeight(constant, partner, value, Alteration("W007", "rounded to float32")))
+    return found
+
+
+def _double(constant: Constant) -> float | None:
+    """The one number of float64 that a constant is, where float32 has it in its range."""
+    value = uniform(constant) if constant.value.dtype is torch.float64 else None
+    return value if value is not None and abs(value) <= _LARGEST else None
+
+
 def _repair(change: ChangedWeight) -> Repair:
     words = f"{change.partner.name} {change.alteration.words}"
     return Repair(change.constant.name, change.value, "weight", words, change.constant, (change.partner.name,))
@@ -66,5 +96,6 @@ def _costs(side: str, exact: RepairedGraph, rounded: Sequence[ChangedWeight]) ->
         moved = look(exact, replace={change.constant.name: stored}, keep=False)
         rows.append(cost_of(grid, change.partner.name, change.value, clean, moved) | {"how": change.alteration.words})
     dearest = max(range(len(rows)), key=lambda k: float(rows[k]["output"]))
-    found = as_rounded(side, [c.alteration.words for c in rounded], rows)
+    held = "weight" if all(c.constant.value.numel() > 1 for c in rounded) else "constant"
+    found = as_rounded(side, held, [c.alteration.words for c in rounded], rows)
     return dataclasses.replace(found, where=rounded[dearest].constant.where)

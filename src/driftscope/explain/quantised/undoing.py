@@ -93,15 +93,17 @@ def as_quantised(
     return Quantisation(side, f"{words} same function{cost}", layers, clean=clean)
 
 
-def as_rounded(side: str, how: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Quantisation:
-    """Say that a side is the other one with its weights rounded in place, and where that costs most."""
+def as_rounded(side: str, held: str, how: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Quantisation:
+    """Say that a side is the other one with what it holds (weights) rounded in place, and where that costs most."""
     layers, dear = _dearest(rows)
     other = "A" if side == "B" else "B"
-    number = f"{len(how)} of its tensors are {other}'s weights" if len(how) > 1 else f"one tensor is {other}'s weight"
-    words = (
-        f"{side} is {other} with weights {' and '.join(_kinds(how))}: {number}, and with {other}'s numbers in "
-        f"them the two are the same function. Each alone costs most at {dear}"
+    several = len(how) > 1
+    number = (
+        f"{len(how)} of its {held}s are {other}'s" if several else f"one {held}, {layers[0]['weight']}, is {other}'s"
     )
+    words = f"{side} is {other} with {held}s {' and '.join(_kinds(how))}: {number}, and with {other}'s "
+    words += "numbers in them the two are the same function" if several else "in it the two are the same function"
+    words += f". Each alone costs most at {dear}" if several else ""
     return Quantisation(side, words, layers, code="W007")
 
 
