@@ -97,14 +97,11 @@ def as_rounded(side: str, held: str, how: Sequence[str], rows: Sequence[Mapping[
     """Say that a side is the other one with what it holds (weights) rounded in place, and where that costs most."""
     layers, dear = _dearest(rows)
     other = "A" if side == "B" else "B"
-    several = len(how) > 1
-    number = (
-        f"{len(how)} of its {held}s are {other}'s" if several else f"one {held}, {layers[0]['weight']}, is {other}'s"
-    )
-    words = f"{side} is {other} with {held}s {' and '.join(_kinds(how))}: {number}, and with {other}'s "
-    words += "numbers in them the two are the same function" if several else "in it the two are the same function"
-    words += f". Each alone costs most at {dear}" if several else ""
-    return Quantisation(side, words, layers, code="W007")
+    number, costs = f"{len(how)} of its {held}s are {other}'s", f". Each alone costs most at {dear}"
+    if len(how) == 1:
+        number, costs = f"one {held}, {layers[0]['weight']}, is {other}'s", ""
+    words = f"{side} is {other} with {held}s {' and '.join(_kinds(how))}: {number}, and with {other}'s numbers in place"
+    return Quantisation(side, f"{words} the two are the same function{costs}", layers, code="W007")
 
 
 def _kinds(how: Sequence[str]) -> list[str]:
