@@ -39,7 +39,7 @@ class ProductKind:
     Parameters
     ----------
     library : str
-        ``"torch"`` or ``"numpy"``.
+        ``"torch"``, ``"numpy"`` or ``"jax"``.
     rows, length, columns : int
         Of a product (rows, length) times (length, columns).
     across : tuple of bool
@@ -89,14 +89,20 @@ def product_growth(layout: ProductKind, device: str) -> Growth | None:
 def _tried(layout: ProductKind, device: str, _flags: tuple[object, ...]) -> Growth | None:
     if not 2 <= layout.length <= LONGEST:
         return None
-    if layout.library == "numpy":
-        return grown(_by_numpy, layout)
+    if layout.library != "torch":
+        return grown(_by_numpy if layout.library == "numpy" else _by_jax, layout)
     multiply = torch.bmm if layout.batched else torch.mm
     return grown(lambda a, b: multiply(a.to(device), b.to(device)).cpu(), layout)
 
 
 def _by_numpy(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
+
+
+def _by_jax(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    import jax.numpy  # a program of JAX multiplied, so it is there
+
+    return torch.from_numpy(np.array(jax.numpy.matmul(a.numpy(), b.numpy())))
 
 
 def grown(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layout: ProductKind) -> Growth | None:

@@ -152,7 +152,8 @@ class Model:
         a, b = list(step.inputs)[-2:]
         if a is None or b is None or a.dim() != b.dim() or not a.numel() or not b.numel():
             return None
-        library = "numpy" if (step.where.operator or "").startswith("numpy.") else "torch"
+        library = (step.where.operator or "").partition(".")[0]
+        library = library if library in ("numpy", "jax") else "torch"
         return self.kernels.product(ProductKind.of(library, a, b), step.device)
 
     def measured_errors(self, step: Step, dtype: torch.dtype) -> torch.Tensor | None:
