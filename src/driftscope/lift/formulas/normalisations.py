@@ -11,7 +11,7 @@ from torch import Tensor
 
 from driftscope.lift.formulas.terms import Number
 
-#: What torch's ``renorm`` adds to a norm before it divides by it (ATen, native/Normalization.cpp).
+#: What torch's ``renorm`` adds to a norm before it divides by it (``renorm`` in torch/_refs).
 RENORM_EPSILON = 1e-7
 
 

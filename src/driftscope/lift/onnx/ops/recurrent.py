@@ -128,7 +128,7 @@ def _gru_step(node: Node, d: RecurrentDirection, xw: Tensor, h: Tensor, c: Tenso
 
 
 # onnxruntime's GRU and RNN have a tanh of their own each, measured in 1.20 and 1.31: that of the first is 1 and 8 units
-# roundoff beyond 9.2; that of the second is made of exponentials, and is off by as much near zero as near one.
+# roundoff beyond 9.2; that of the second is off by as much near zero as near one.
 _TANH = formulas.PLAIN["tanh"]
 _OVERSHOOT, _BEYOND = 8.0, 9.2
 
