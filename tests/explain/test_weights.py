@@ -459,6 +459,13 @@ def test_a_number_beside_that_rounding_is_another_function_and_both_are_told_apa
         assert "0.699999988" in str(found)
 
 
+def test_a_number_that_float32_takes_for_zero_is_not_rounded():
+    x = torch.ones(3, dtype=torch.float64)
+    small = Numbers(1e-60, 0.0)
+    for pair in ((small, Numbers(0.0, 0.0)), (Numbers(0.0, 0.0), small)):
+        assert str(ds.compare(*pair, x).verdict) == "DIFFERENT"
+
+
 @pytest.mark.parametrize(("one", "other", "said"), [
     (single(0.7), 0.7, ("0.699999988 (0.7 rounded to float32)", "0.7")), (0.25, 0.5, ("0.25", "0.5")),
     (1.0 + 2.0**-52, 1.0, ("1.0000000000000002", "1")), (single(0.7), single(0.1), ("0.7", "0.1")),

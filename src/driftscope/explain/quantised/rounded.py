@@ -61,11 +61,11 @@ def _all_rounded(changes: Iterable[ChangedWeight]) -> list[ChangedWeight]:
 
 
 def _rounded_numbers(own: Sequence[Constant], others: Sequence[Constant], settled: set[str]) -> list[ChangedWeight]:
-    """Single numbers of float64 that are one of the other side's, rounded to float32."""
+    """Single numbers of float64 that are one of the other side's, rounded to float32 (and not to zero)."""
     meant: dict[float, dict[float, Constant]] = {}
     for constant in others:
         number = _double(constant)
-        if number is not None and (single := float(np.float32(number))) != number:
+        if number is not None and (single := float(np.float32(number))) not in (0.0, number):
             meant.setdefault(single, {})[number] = constant
     found = []
     for constant in own:
