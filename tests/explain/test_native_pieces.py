@@ -129,6 +129,15 @@ def test_a_replay_that_predicts_every_bit_of_an_error_names_it_and_another_does_
     assert [known["way"] for known in found.values()] == (["float16 multiplication"] if off == 0.0 else [])
 
 
+def test_the_relative_error_of_an_exponential_is_that_of_results_beyond_one():
+    """Below one its error is absolute: 1e-8 of 1e-4 is no relative error of 1e-6."""
+    x, value = torch.tensor([-9.2, 6.9]).double(), torch.tensor([1e-4, 1e3]).double()
+    step = Step(0, "e", "Exp", Where(), ["x"], ["y"], [x], [value], [torch.float32], Rounding(Kind.FUNCTION), {})
+    found = _approximation(step, torch.tensor([1e-8, 1e-3]).double(), value, 2.0**-24)
+    assert str(found) == "relative error up to 1e-06 where results exceed one"
+    assert _approximation(step, torch.tensor([1e-8, 1e-1]).double(), value, 2.0**-24) is None
+
+
 @pytest.mark.parametrize("bias", [-20.0, -57.0, -80.0])
 def test_a_gate_that_onnxruntime_closes_too_early_is_named_however_small_the_results(bias, tmp_path):
     """Its sigmoid is zero below -18: a state of 1e-25 is 0.0 there, and no ordinary rounding."""

@@ -61,7 +61,8 @@ def test_the_first_operator_is_named_with_its_range_and_cause(broken, operator, 
     assert words in found[0].why
     assert found[0].fix
     assert found[0].evidence["side"] == "B"
-    assert "its inputs there range from" in found[0].what or "its inputs there are all" in found[0].what
+    one = found[0].evidence["low"] == found[0].evidence["high"]
+    assert f"its inputs there {'are all ' if one else 'range from '}" in found[0].what
 
 
 def test_overflow_in_the_declared_format_is_the_origin_of_the_nan_it_leads_to():

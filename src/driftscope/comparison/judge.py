@@ -272,9 +272,8 @@ def _floor(e: OutputEvidence, t: Thresholds) -> Judgement | None:
         return found
     if lifted and unlifted:
         return Judgement(Verdict.ROUNDING, f"{ground}, {_grown(e.rho)}: rounding that grows", "N013")
-    where = "more than rounding, and nothing that was run again explains it"
-    where = where if lifted else "more than rounding, and B could not be lifted"
-    return Judgement(Verdict.DIFFERENT, f"{ground}, but {_floors(e.rho)}: {where}", "R003")
+    why = "nothing that was run again reproduces it" if lifted else "B could not be lifted"
+    return Judgement(Verdict.DIFFERENT, f"{ground}, but {_floors(e.rho)}: more than rounding, and {why}", "R003")
 
 
 def _reproduced(e: OutputEvidence, t: Thresholds) -> bool:

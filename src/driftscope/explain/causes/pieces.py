@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -282,7 +281,7 @@ def _other_constant(
     words = f"{name} is {source}, {alteration.words}"
     fix = f"Store {source} in {constant.name} again."
     if numbers[1] is not None:
-        here, meant = told_apart(math.nan if numbers[0] is None else numbers[0], numbers[1])
+        here, meant = told_apart(numbers[1] if numbers[0] is None else numbers[0], numbers[1])
         fix = f"Set {constant.name} to {meant}."
         if numbers[0] is not None:
             words = f"{name} is {here}, in A {meant} ({partner})"

@@ -369,10 +369,11 @@ def _broken(value: Any) -> bool:
 def _finding(side: str, path: str, event: NonFinite, note: bool) -> Finding:
     kinds = [f"{n} {word}" for n, word in ((event.nan, "NaN"), (event.infinite, "infinities")) if n]
     low, high = beside_whole(event.low, 4), beside_whole(event.high, 4)
+    near = f"are all {low}" if event.low == event.high else f"are all close to {low}"
     return Finding(
         "N017",
         f"{event.where.node} ({event.where.operator}) is the first in {side} to create {' and '.join(kinds)}, in "
-        f"{event.format}; its inputs there {f'are all {low}' if low == high else f'range from {low} to {high}'}",
+        f"{event.format}; its inputs there {near if low == high else f'range from {low} to {high}'}",
         event.cause,
         event.fix,
         dataclasses.replace(event.where, output=path),

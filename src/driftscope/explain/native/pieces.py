@@ -64,7 +64,7 @@ class Approximation:
     allowed : str
         The coarser operands that an attribute of the node allows, where the error is no larger than theirs.
     relative : float
-        For a function that grows like an exponential: its largest relative error.
+        For a function that grows like an exponential: the largest relative error of results beyond one.
     """
 
     absolute: float
@@ -75,7 +75,7 @@ class Approximation:
 
     def __str__(self) -> str:
         if self.allowed or self.relative:
-            return self.allowed or f"relative error up to {self.relative:.0e}"
+            return self.allowed or f"relative error up to {self.relative:.0e} where results exceed one"
         if self.cancels:
             return f"which loses digits by cancellation: its input is {self.cancels:.2g} times as large as its spread"
         lost = f", relative accuracy is lost below {self.lost_below:.0e}" if self.lost_below else ""
@@ -217,10 +217,8 @@ def _approximation(step: Step, drift: torch.Tensor, value: torch.Tensor, unit: f
     words = step.operator.lower()
     coarse, spacing = _ALLOWED.get(step.attributes.get("accuracy_level", 0), ("", 0.0))  # type: ignore[call-overload]
     if coarse and rms(drift) <= 2 * spacing * rms(finite(value)):
-        level = step.attributes["accuracy_level"]
-        return Approximation(
-            float(drift.abs().max()), allowed=f"its accuracy_level {level} allows activations in {coarse}"
-        )
+        allowed = f"its accuracy_level {step.attributes['accuracy_level']} allows activations in {coarse}"
+        return Approximation(float(drift.abs().max()), allowed=allowed)
     given = next((x for x in step.inputs if x is not None and x.is_floating_point()), value)
     if step.rounding.kind is Kind.NORM:
         cancels = _cancels(given)
@@ -234,12 +232,14 @@ def _approximation(step: Step, drift: torch.Tensor, value: torch.Tensor, unit: f
         return None
     scale = finite(given).abs().clamp(min=1.0)
     scale = scale if scale.shape == drift.shape else scale.max() if scale.numel() else scale.new_ones(())
-    size = finite(value).abs().clamp(min=1.0) if plain_name(step.operator) in _GROWING else torch.ones_like(drift)
-    if bool((drift.abs() > _KEEPS * unit * scale * size).any()):
+    size = finite(value).abs()
+    large = (size > 1.0) & (plain_name(step.operator) in _GROWING)
+    off = drift.abs() / size.where(large, torch.ones_like(size))
+    if bool((off > _KEEPS * unit * scale).any()):
         return None
-    if plain_name(step.operator) in _GROWING:
-        return Approximation(float(drift.abs().max()), relative=float((drift / size).abs().max()))
-    lost = finite(value).abs()[drift.abs() > _LOST * finite(value).abs()]
+    if bool(large.any()):
+        return Approximation(float(drift.abs().max()), relative=float(off[large].max()))
+    lost = size[drift.abs() > _LOST * size]
     return Approximation(float(drift.abs().max()), float(lost.max()) if lost.numel() else 0.0)
 
 
