@@ -83,8 +83,12 @@ def told_apart(one: float, other: float) -> tuple[str, str]:
     texts, digits = (shortest(one), shortest(other)), 9
     while texts[0] == texts[1] and one != other and digits <= _EVERY:
         texts, digits = (f"{one:.{digits}g}", f"{other:.{digits}g}"), digits + 1
-    single = abs(other) <= float(np.finfo(np.float32).max) and float(np.float32(other)) == one != other
-    return (f"{texts[0]} ({texts[1]} rounded to float32)" if single else texts[0]), texts[1]
+    return (f"{texts[0]} ({texts[1]} rounded to float32)" if in_single(other) == one != other else texts[0]), texts[1]
+
+
+def in_single(number: float) -> float:
+    """A number rounded to float32; infinity beyond its range."""
+    return float(torch.tensor(number, dtype=torch.float64).float())
 
 
 def uniform_of(value: torch.Tensor) -> float | None:

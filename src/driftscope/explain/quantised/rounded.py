@@ -8,12 +8,12 @@ precision is all that differs.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
-import numpy as np
 import torch
 
-from driftscope.explain.causes.alterations import REFERENCE_ROUNDED, Alteration
+from driftscope.explain.causes.alterations import REFERENCE_ROUNDED, Alteration, in_single
 from driftscope.explain.causes.weights import ChangedWeight, changed_weights
 from driftscope.explain.quantised.undoing import MEASURED, Quantisation, as_rounded, cost_of, same_as
 from driftscope.explain.quantised.weights import IntegerGrid
@@ -22,8 +22,6 @@ from driftscope.lift.kept import look
 from driftscope.lift.reconcile.matching import Repair, uniform
 from driftscope.lift.reconcile.sides import RepairedGraph
 from driftscope.lift.steps import Constant, Origin
-
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 def rounded_weights(evidence: Evidence) -> Quantisation | None:
@@ -61,11 +59,11 @@ def _all_rounded(changes: Iterable[ChangedWeight]) -> list[ChangedWeight]:
 
 
 def _rounded_numbers(own: Sequence[Constant], others: Sequence[Constant], settled: set[str]) -> list[ChangedWeight]:
-    """Single numbers of float64 that are one of the other side's, rounded to float32 (and not to zero)."""
+    """Single numbers of float64 that are one of the other side's, rounded to float32, and not to zero or infinity."""
     meant: dict[float, dict[float, Constant]] = {}
     for constant in others:
         number = _double(constant)
-        if number is not None and (single := float(np.float32(number))) not in (0.0, number):
+        if number is not None and (single := in_single(number)) not in (0.0, number) and math.isfinite(single):
             meant.setdefault(single, {})[number] = constant
     found = []
     for constant in own:
@@ -78,9 +76,8 @@ def _rounded_numbers(own: Sequence[Constant], others: Sequence[Constant], settle
 
 
 def _double(constant: Constant) -> float | None:
-    """The one number of float64 that a constant is, where float32 has it in its range."""
-    value = uniform(constant) if constant.value.dtype is torch.float64 else None
-    return value if value is not None and abs(value) <= _LARGEST else None
+    """The one number of float64 that a constant is."""
+    return uniform(constant) if constant.value.dtype is torch.float64 else None
 
 
 def _repair(change: ChangedWeight) -> Repair:

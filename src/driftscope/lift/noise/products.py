@@ -89,8 +89,8 @@ def product_growth(layout: ProductKind, device: str) -> Growth | None:
 def _tried(layout: ProductKind, device: str, _flags: tuple[object, ...]) -> Growth | None:
     if not 2 <= layout.length <= LONGEST:
         return None
-    if layout.library != "torch":
-        return grown(_by_numpy if layout.library == "numpy" else _by_jax, layout)
+    if layout.library in OTHERS:
+        return grown(OTHERS[layout.library], layout)
     multiply = torch.bmm if layout.batched else torch.mm
     return grown(lambda a, b: multiply(a.to(device), b.to(device)).cpu(), layout)
 
@@ -103,6 +103,10 @@ def _by_jax(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     import jax.numpy  # a program of JAX multiplied, so it is there
 
     return torch.from_numpy(np.array(jax.numpy.matmul(a.numpy(), b.numpy())))
+
+
+#: Libraries beside torch, as the names of their operations begin, and how they multiply.
+OTHERS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"numpy": _by_numpy, "jax": _by_jax}
 
 
 def grown(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], layout: ProductKind) -> Growth | None:

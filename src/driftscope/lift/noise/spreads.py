@@ -10,7 +10,7 @@ import torch
 
 from driftscope.lift.noise.arithmetics import Arithmetic, unit_of
 from driftscope.lift.noise.measured import FUNCTIONS, function_errors
-from driftscope.lift.noise.products import ProductKind
+from driftscope.lift.noise.products import OTHERS, ProductKind
 from driftscope.lift.noise.rows import softmax_axis
 from driftscope.lift.steps import Kind, Step
 from driftscope.numerics import error_model
@@ -153,8 +153,8 @@ class Model:
         if a is None or b is None or a.dim() != b.dim() or not a.numel() or not b.numel():
             return None
         library = (step.where.operator or "").partition(".")[0]
-        library = library if library in ("numpy", "jax") else "torch"
-        return self.kernels.product(ProductKind.of(library, a, b), step.device)
+        kind = ProductKind.of(library if library in OTHERS else "torch", a, b)
+        return self.kernels.product(kind, step.device)
 
     def measured_errors(self, step: Step, dtype: torch.dtype) -> torch.Tensor | None:
         """The errors measured of a step's function, in storage units by its argument; None where there are none."""
