@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from float64_truth import distance, truth
 from torch import nn
 
+import driftscope as ds
 from driftscope.lift.torch.tape import lift_torch
 
 
@@ -169,6 +170,48 @@ def test_control_flow_called_eagerly():
         (loop, x.double() * 0.3 * 0.3 * 0.3),
     ):
         assert distance(lift_torch(function, (x,), {}).run(), [exact]) <= 1e-15
+
+
+def _scanned(x):
+    return torch._higher_order_ops.scan(lambda c, a: (torch.tanh(c * 0.3 + a), c + a), x[0] * 0.1, x[1:], dim=0)
+
+
+def _scanned_by_hand(x):
+    carried, made = x[0] * 0.1, []
+    for row in x[1:]:
+        carried, step = torch.tanh(carried * 0.3 + row), carried + row
+        made.append(step)
+    return carried, torch.stack(made)
+
+
+class _Scanning(nn.Module):
+    def forward(self, x):
+        return _scanned(x)
+
+
+class _Strict(nn.Module):
+    def forward(self, x):
+        return torch._higher_order_ops.strict_mode(lambda t: (t.sin() * 0.3, t + 1), (x,))
+
+
+@pytest.mark.parametrize(
+    ("module", "by_hand"), [(_Scanning(), _scanned_by_hand), (_Strict(), lambda x: (x.sin() * 0.3, x + 1))]
+)
+def test_what_torch_runs_only_unwatched(module, by_hand):
+    x = torch.randn(5, 3)
+    exact = by_hand(x.double())
+    for tape in (lift_torch(module, (x,), {}), _lift(torch.export.export(module, (x,)), x)):
+        assert distance(tape.run(), exact) <= 1e-15
+        assert not any(e.name.startswith("~") for e in tape.tape.entries)
+
+
+def test_a_number_that_is_cast_like_a_tensor():
+    def scored(q, factor):
+        return torch.vmap(lambda row: row * torch.ops.aten.to.dtype(factor, torch.float32))(q)
+
+    x = torch.rand(3, 2)
+    found = ds.compare(lambda x: scored(x, 0.7), lambda x: scored(x, 0.707), (x,))
+    assert found.verdict is ds.Verdict.DIFFERENT
 
 
 def test_flexible_attention():

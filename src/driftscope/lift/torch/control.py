@@ -13,6 +13,14 @@ from driftscope.errors import CannotLift
 
 Run = Callable[[Any, list[Any]], Any]
 
+#: Operators that only call a function, and where its operands lie.
+_CALLING: dict[str, Callable[[tuple[Any, ...]], list[Any]]] = {
+    "invoke_subgraph": lambda args: list(args[2:]),
+    "strict_mode": lambda args: list(args[1]),
+    "invoke_quant_packed": lambda args: list(args[1:]),
+    "tag_activation_checkpoint": lambda args: list(args[1:]),
+}
+
 
 def call_higher_order(
     recorder: AbstractContextManager[Any], operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -92,6 +100,10 @@ def control_flow(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], r
     if name == "cond":
         predicate, yes, no, operands = args
         return True, run(yes if bool(predicate) else no, list(operands))
+    if name == "scan":
+        return True, _scanned(run, *args, **kwargs)
+    if name in _CALLING:
+        return True, run(args[0], _CALLING[name](args))
     if name == "while_loop":
         names = ("cond_fn", "body_fn", "carried_inputs", "additional_inputs")
         given = dict(zip(names, args, strict=False)) | kwargs
@@ -100,6 +112,19 @@ def control_flow(operator: Any, args: tuple[Any, ...], kwargs: dict[str, Any], r
             carried = list(run(given["body_fn"], carried + extra))
         return True, tuple(carried)
     return False, None
+
+
+def _scanned(run: Run, combine_fn: Any, init: Any, xs: Any, additional_inputs: Any = ()) -> tuple[Any, ...]:
+    """Call a function along the first dimension of tensors, and carry on what it returns first.
+
+    torch's own loop refuses to run where somebody looks on.
+    """
+    carried, made = list(init), list[list[Any]]()
+    for i in range(len(xs[0]) if xs else 0):
+        found = list(run(combine_fn, [*carried, *(x.select(0, i) for x in xs), *additional_inputs]))
+        carried = found[: len(init)]
+        made.append(found[len(init) :])
+    return (*carried, *(torch.stack(c) if isinstance(c[0], torch.Tensor) else None for c in zip(*made, strict=True)))
 
 
 def _single(result: Any) -> Any:

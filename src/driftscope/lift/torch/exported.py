@@ -86,13 +86,10 @@ class GraphWalk:
             device, dtype, enabled, cache, body, *rest = args
             with torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=cache):
                 return self.run(body, rest)
-        if name == "invoke_subgraph":
-            return self.run(args[0], list(args[2:]))
-        handled, result = control_flow(operator, args, kwargs, self.run)
-        if handled:
-            return result
         before = len(self._recorder.tape.entries)
-        result = operator(*args, **kwargs)
+        handled, result = control_flow(operator, args, kwargs, self.run)
+        if not handled:
+            result = operator(*args, **kwargs)
         self._recorder.rename(before, node.name)
         return result
 

@@ -272,9 +272,9 @@ class Recorder(TorchDispatchMode):
         return self.ledger.unique(f"~{facts.name}" if self._provisional else facts.name)
 
     def rename(self, first: int, name: str) -> None:
-        """Name the entries from `first` on after a graph node: the last is the node's result."""
-        entries = self.tape.entries[first:]
-        last = next((e for e in reversed(entries) if e.name.startswith("~")), entries[-1]) if entries else None
+        """Name the entries from `first` on that have no node's name yet: the last is the node's result."""
+        entries = [e for e in self.tape.entries[first:] if e.name.startswith("~")]
+        last = entries[-1] if entries else None
         for entry in entries:
             new = self.ledger.unique(name if entry is last else f"{name}.{entry.facts.name}")
             for number in entry.outputs:

@@ -49,6 +49,9 @@ def _narrows(source: torch.dtype, target: torch.dtype) -> bool:
 @rule("_to_copy", "to", "_autocast_to_reduced_precision", "_autocast_to_full_precision", "type_as")
 def _to_copy(call: Call) -> tuple[Outputs, Rounding]:
     operand = call.raw("self")
+    if not isinstance(operand, TensorArgument):  # score functions of attention are called with plain numbers
+        number = torch.tensor(operand)
+        operand = TensorArgument("", number.dtype, number, None)
     value, rounding = cast(operand, call.formats[0] or operand.format)
     device: Any = call.raw("device")
     return [value.to(device) if device is not None else value], rounding
