@@ -95,12 +95,22 @@ def test_one_element_too_small_for_the_sum_is_seen_wherever_it_stands(instructio
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_blocks_that_are_rounded_and_blocks_that_are_not_follow_one_another(instructions, dtype):
+@pytest.mark.parametrize("length", [2048, 8192])
+def test_blocks_that_are_rounded_and_blocks_that_are_not_follow_one_another(instructions, dtype, length):
     generator = np.random.default_rng(7)
     for pattern in ((1, 0, 0, 1, 1), (1, 1, 1, 0, 0, 0, 0, 0, 1, 0)):
         blocks = []
         for wide in pattern:
-            block = generator.standard_normal(2048)
-            blocks.append(np.ldexp(block, generator.integers(-60, 60, 2048)) if wide else block)
-        x = torch.from_numpy(np.concatenate(blocks)[: generator.integers(2048, 2048 * len(blocks))]).to(dtype)
+            block = generator.standard_normal(length)
+            blocks.append(np.ldexp(block, generator.integers(-60, 60, length)) if wide else block)
+        x = torch.from_numpy(np.concatenate(blocks)[: generator.integers(length, length * len(blocks))]).to(dtype)
         assert same(ds.exact.sum(x), nearest(sum(fractions(x), Fraction(0)), dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_one_element_too_small_is_seen_in_each_block_of_a_stretch(instructions, dtype):
+    small = torch.tensor([2.0**-100], dtype=dtype)
+    ones = torch.ones(20000, dtype=dtype)
+    ones[1::2] = -1
+    for place in (0, 2047, 2048, 6143, 6144, 8191, 8192, 16384, 20000):
+        assert same(ds.exact.sum(torch.cat([ones[:place], small, ones[place:]])), 2.0**-100)

@@ -135,8 +135,9 @@ static unsigned restored_mode(unsigned mode) { return mode; }
 
 static int64_t length(int64_t i) {
     static const int64_t longer[] = {255,  256,  257,  511,  513,  1000, 1023, 1024,
-                                     2047, 2048, 2049, 2111, 4095, 4096, 4097, 6200};
-    return i <= 200 ? i : longer[below(16)];
+                                     2047, 2048, 2049, 2111, 4095, 4096, 4097, 6200,
+                                     8191, 8192, 8193, 9999};
+    return i <= 200 ? i : longer[below(20)];
 }
 
 static void sums(int64_t rounds) {

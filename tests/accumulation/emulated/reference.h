@@ -130,9 +130,9 @@ static void chained_product(int kind, const void *a, const void *b, const void *
                 if (kind) s = fmaf(((const float *)a)[left], ((const float *)b)[right], s);
                 else d = fma(((const double *)a)[left], ((const double *)b)[right], d);
             }
-            /* With no terms the library copies the bias; a chain that ends in -0 does not exist. */
-            if (bias && kind) s = depth ? s + ((const float *)bias)[j] : ((const float *)bias)[j];
-            if (bias && !kind) d = depth ? d + ((const double *)bias)[j] : ((const double *)bias)[j];
+            /* A chain of no terms is +0, and so is its sum with a bias of -0. */
+            if (bias && kind) s += ((const float *)bias)[j];
+            if (bias && !kind) d += ((const double *)bias)[j];
             if (kind) ((float *)c)[i * columns + j] = s;
             else ((double *)c)[i * columns + j] = d;
         }

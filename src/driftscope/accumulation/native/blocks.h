@@ -29,8 +29,22 @@ enum { NAME(LANES) = WIDTH / 8 };
 /* A block is read twice, and nothing is fetched meanwhile unless it is asked for. */
 #define AHEAD(x) __builtin_prefetch((const char *)(x) + 4096)
 #define INLINE TARGET static inline __attribute__((always_inline))
+/* Its name stays in the library, where a test looks for fused operations that nobody wrote. */
+#define APART __attribute__((noinline))
 /* At -O2 a loop over registers stays a loop over memory unless it is asked to unroll. */
 #define UNROLL _Pragma("GCC unroll 8")
+
+/* Ones that no compiler sees through. */
+INLINE VD NAME(one64)(void) {
+    VD one = (VD){} + 1.0;
+    __asm__("" : "+m"(one));
+    return one;
+}
+INLINE VF NAME(one32)(void) {
+    VF one = (VF){} + 1.0f;
+    __asm__("" : "+m"(one));
+    return one;
+}
 
 /* One vector's sum, largest and smallest lane, by halves: every one is exact, so any order will do. */
 INLINE double NAME(total)(VD a) {
@@ -332,3 +346,4 @@ static const block_kernels NAME(kernels) = {
 #undef UNROLL
 #undef LANES
 #undef INLINE
+#undef APART

@@ -13,7 +13,7 @@
 #include "rounding.h"
 #include "superaccumulator.h"
 
-enum { BLOCK = 2048, COUNT_WIDE = -1 };
+enum { BLOCK = 2048, STRETCH = 4 * BLOCK, COUNT_WIDE = -1 };
 enum { SUM, MEAN, DOT, NORM, VARIANCE };
 
 typedef struct {
@@ -76,6 +76,8 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define SMALLER64(a, b) (VD) _mm512_range_pd((__m512d)(a), (__m512d)(b), 10)
 #define LARGEST64(a) _mm512_reduce_max_pd((__m512d)(a))
 #define SMALLEST64(a) _mm512_reduce_min_pd((__m512d)(a))
+#define FUSED64(a, one, c) (VD) _mm512_fmadd_pd((__m512d)(a), (__m512d)(one), (__m512d)(c))
+#define FUSED32(a, one, c) (VF) _mm512_fmadd_ps((__m512)(a), (__m512)(one), (__m512)(c))
 #define LOAD_FLOAT16(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
 #define LOADS_FLOAT16(p) (VF) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(p)))
 #define LOAD_BFLOAT16(p) _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p))), 16)
@@ -95,12 +97,14 @@ static inline double element(int kind, const void *x, int64_t i) {
 #undef SMALLER64
 #undef LARGEST64
 #undef SMALLEST64
+#undef FUSED64
+#undef FUSED32
 #undef LOAD_FLOAT16
 #undef LOADS_FLOAT16
 #undef LOAD_BFLOAT16
 
 #define NAME(x) x##_avx2
-#define TARGET __attribute__((target("avx2,f16c")))
+#define TARGET __attribute__((target("avx2,fma,f16c")))
 #define WIDTH 32
 #define WIDEN(a) (VD) _mm256_cvtps_pd((__m128)(a))
 #define NARROW(a) (HALF) _mm256_cvtpd_ps((__m256d)(a))
@@ -115,6 +119,8 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define SIZE64(a) (__m256d)((VQ)(a) & 0x7fffffffffffffff)
 #define LARGER64(a, b) (VD) _mm256_max_pd(SIZE64(a), (__m256d)(b))
 #define SMALLER64(a, b) (VD) _mm256_min_pd(SIZE64(a), (__m256d)(b))
+#define FUSED64(a, one, c) (VD) _mm256_fmadd_pd((__m256d)(a), (__m256d)(one), (__m256d)(c))
+#define FUSED32(a, one, c) (VF) _mm256_fmadd_ps((__m256)(a), (__m256)(one), (__m256)(c))
 #define LOAD_FLOAT16(p) _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(p)))
 #define LOADS_FLOAT16(p) (VF) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p)))
 #define LOAD_BFLOAT16(p) _mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64((const __m128i *)(p))), 16)
@@ -138,6 +144,8 @@ static inline double element(int kind, const void *x, int64_t i) {
 #undef SMALLER64
 #undef LARGEST64
 #undef SMALLEST64
+#undef FUSED64
+#undef FUSED32
 #undef LOAD_FLOAT16
 #undef LOADS_FLOAT16
 #undef LOAD_BFLOAT16
@@ -160,6 +168,8 @@ static inline double element(int kind, const void *x, int64_t i) {
 #define SIZE64(a) ((VD)((VQ)(a) & 0x7fffffffffffffff))
 #define LARGER64(a, b) (VD) CHOOSE(VQ, SIZE64(a) > (b), SIZE64(a), b)
 #define SMALLER64(a, b) (VD) CHOOSE(VQ, SIZE64(a) < (b), SIZE64(a), b)
+#define FUSED64(a, one, c) ((a) + (c))
+#define FUSED32(a, one, c) ((a) + (c))
 #define LOAD_FLOAT16(p) ((HALF){float16_at(p, 0), float16_at(p, 1)})
 #define LOADS_FLOAT16(p) ((VF){float16_at(p, 0), float16_at(p, 1), float16_at(p, 2), float16_at(p, 3)})
 #define LOAD_BFLOAT16(p) ((HALF){bfloat16_at(p, 0), bfloat16_at(p, 1)})
@@ -180,6 +190,13 @@ static int tells = 0; /* whether the processor says that something was rounded: 
 static int has_float16(void) {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+/* AMD's family 25 has vectors of 64 bytes, but takes two cycles to widen half of one: four floats each, as against
+ * five and more with vectors of 32 bytes (Zen 4: 57 and 76 GB/s from its third cache). */
+static int widens_slowly(void) {
+    unsigned a, b, c, d;
+    return __builtin_cpu_is("amd") && __get_cpuid(1, &a, &b, &c, &d) && ((a >> 8) & 15) + ((a >> 20) & 255) == 25;
 }
 #endif
 
@@ -220,8 +237,11 @@ EXPORT int driftscope_use(int wanted) {
     if (wanted < level) level = wanted;
     kernels = &kernels_plain;
 #if ON_X86
+    static block_kernels mixed;
+    mixed = kernels_avx512;
+    if (widens_slowly()) mixed.unrounded[FLOAT32] = kernels_avx2.unrounded[FLOAT32];
     if (level == AVX2) kernels = &kernels_avx2;
-    if (level == AVX512) kernels = &kernels_avx512;
+    if (level == AVX512) kernels = &mixed;
 #endif
     level_in_use = level;
     tells = tells_of_rounding();
@@ -252,34 +272,41 @@ static void note_zeros(accumulator *acc, int kind, const void *x, int n) {
         if (!minus_zero(element(kind, x, i))) acc->flags |= SAW_OTHER_THAN_MINUS_ZERO;
 }
 
-/* Blocks that are added carefully after one that was rounded, twice as many after each further one. */
+/* Stretches that are added carefully after one that was rounded, twice as many after each further one. */
 typedef struct {
     int careful, left;
 } patience;
 
-static int block_sum(int kind, const void *x, int n, double *out, patience *with) {
-    int slices = COUNT_WIDE;
-    if (with->left > 0) with->left--;
-    else if (tells && kernels->unrounded[kind]) {
-        slices = kernels->unrounded[kind](x, n, out);
-        with->careful = slices != COUNT_WIDE ? 0 : with->careful < 64 ? 2 * with->careful + 1 : 64;
-        with->left = with->careful;
-    }
-    return slices != COUNT_WIDE ? slices : kernels->block[kind](x, n, out);
+/* A stretch added before the processor is asked, or COUNT_WIDE. */
+static int stretch_sum(int kind, const void *x, int n, double *out, patience *with) {
+    if (!tells || !kernels->unrounded[kind]) return COUNT_WIDE;
+    if (with->left > 0) return with->left--, COUNT_WIDE;
+    int slices = kernels->unrounded[kind](x, n, out);
+    with->careful = slices != COUNT_WIDE ? 0 : with->careful < 64 ? 2 * with->careful + 1 : 64;
+    with->left = with->careful;
+    return slices;
+}
+
+static void add_block(accumulator *acc, int kind, const char *x, int n) {
+    double out[3];
+    int slices = kernels->block[kind](x, n, out);
+    for (int i = 0; i < slices; i++) acc_add(acc, out[i]);
+    if (slices == COUNT_WIDE)
+        for (int i = 0; i < n; i++) acc_add(acc, element(kind, x, i));
 }
 
 static void add_sum(accumulator *acc, int kind, const char *x, int64_t n) {
     int size = FORMATS[kind].bytes;
     patience with = {0, 0};
-    for (int64_t start = 0; start < n; start += BLOCK) {
-        int count = n - start < BLOCK ? (int)(n - start) : BLOCK;
+    for (int64_t start = 0; start < n; start += STRETCH) {
+        int count = n - start < STRETCH ? (int)(n - start) : STRETCH;
         const char *at = x + start * size;
         double out[3];
-        int slices = block_sum(kind, at, count, out, &with);
         note_zeros(acc, kind, at, count);
+        int slices = stretch_sum(kind, at, count, out, &with);
         for (int i = 0; i < slices; i++) acc_add(acc, out[i]);
-        if (slices == COUNT_WIDE)
-            for (int i = 0; i < count; i++) acc_add(acc, element(kind, at, i));
+        for (int i = 0; slices == COUNT_WIDE && i < count; i += BLOCK)
+            add_block(acc, kind, at + (int64_t)i * size, count - i < BLOCK ? count - i : BLOCK);
     }
 }
 
@@ -394,7 +421,10 @@ static uint64_t finish(state *st, int op, int64_t n, int64_t correction, const f
 static int one_block_sum(int kind, const void *x, int64_t n, const format *f, uint64_t *bits) {
     double out[3];
     patience with = {0, 0};
-    if (n > BLOCK || n == 0 || block_sum(kind, x, (int)n, out, &with) != 1 || out[0] == 0) return 0;
+    if (n > BLOCK || n == 0) return 0;
+    int slices = stretch_sum(kind, x, (int)n, out, &with);
+    if (slices == COUNT_WIDE) slices = kernels->block[kind](x, (int)n, out);
+    if (slices != 1 || out[0] == 0) return 0;
     *bits = round_double(out[0], f);
     return 1;
 }

@@ -4,6 +4,9 @@
  * below is exact, whatever the exponents are: no element has to be looked at. A NaN or an infinity shows in the sum.
  * Values of more bits than fit are taken apart first, by dropping the lower half of the significand's bits: both halves
  * then add exactly over half as many binades. What was rounded is left to the careful functions beside these.
+ *
+ * Some processors convert and add on two units and multiply on two others: a sum that is a product with one, fused with
+ * the addition, has the same bits there and costs the first two nothing.
  */
 
 /* Reads begin after what was rounded before is forgotten, and end before the processor is asked. */
@@ -11,22 +14,22 @@
     forget_rounding();                                                                                                 \
     __asm__ volatile("" : "+r"(x) : : "memory")
 #define SETTLED(sum) __asm__ volatile("" : "+m"(sum) : : "memory")
-/* A cache line has 64 bytes: one request for each. */
+/* A cache line has 64 bytes: one request for each. Nothing is read twice here, so it need not come early. */
 #define AHEAD_OF_LINE(x, at) \
-    if ((at) * WIDTH % 64 == 0) AHEAD(x)
+    if ((at) * WIDTH % 64 == 0) __builtin_prefetch((const char *)(x) + 384)
 
 TARGET static int NAME(unrounded_float64)(const void *data, int n, double *out) {
     const double *x = data;
     FRESH(x);
     VQ strip = (VQ){} + 0xfffffffff8000000;
-    VD high[4] = {{0}}, low[4] = {{0}};
+    VD high[4] = {{0}}, low[4] = {{0}}, one = NAME(one64)();
     int i = 0;
     for (; i + 4 * LANES <= n; i += 4 * LANES)
         UNROLL
         for (int j = 0; j < 4; j++) {
             VD v = *(const VD *)(x + i + j * LANES), h = (VD)((VQ)v & strip);
             AHEAD_OF_LINE(x + i + j * LANES, j);
-            high[j] += h;
+            high[j] = FUSED64(h, one, high[j]);
             low[j] += v - h;
         }
     UNROLL
@@ -52,13 +55,13 @@ INLINE int NAME(unrounded)(double sum, double *out) {
 TARGET static int NAME(unrounded_float32)(const void *data, int n, double *out) {
     const float *x = data;
     FRESH(x);
-    VD sum[8] = {{0}};
+    VD sum[8] = {{0}}, one = NAME(one64)();
     int i = 0;
     for (; i + 8 * LANES <= n; i += 8 * LANES)
         UNROLL
         for (int j = 0; j < 8; j++) {
             if (j % 2 == 0) AHEAD_OF_LINE(x + i + j * LANES, j / 2);
-            sum[j] += WIDEN(*(const HALF *)(x + i + j * LANES));
+            sum[j] = FUSED64(WIDEN(*(const HALF *)(x + i + j * LANES)), one, sum[j]);
         }
     UNROLL
     for (int j = 1; j < 8; j++) sum[0] += sum[j];
@@ -72,6 +75,7 @@ TARGET static int NAME(unrounded_bfloat16)(const void *data, int n, double *out)
     const uint16_t *x = data;
     FRESH(x);
     VD sum[4] = {{0}};
+    VF one = NAME(one32)();
     int i = 0;
     while (i + 16 * LANES <= n) {
         VF part[4] = {{0}};
@@ -80,7 +84,7 @@ TARGET static int NAME(unrounded_bfloat16)(const void *data, int n, double *out)
             for (int j = 0; j < 4; j++) {
                 VU pair = *(const VU *)(x + i + 4 * j * LANES);
                 AHEAD_OF_LINE(x + i + 4 * j * LANES, j);
-                part[j] += (VF)(pair << 16);
+                part[j] = FUSED32((VF)(pair << 16), one, part[j]);
                 part[j] += (VF)(pair & 0xffff0000);
             }
         UNROLL

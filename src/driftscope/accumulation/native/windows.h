@@ -7,7 +7,7 @@
  */
 
 /* Doubles: |v| < 2^(g+42), multiples of 2^(g-43): 2^11 of either part stay below 2^53 of its last bit. */
-TARGET static int NAME(window_float64)(const double *x, int n, double *out) {
+TARGET static APART int NAME(window_float64)(const double *x, int n, double *out) {
     if (n < 4 * LANES) return COUNT_WIDE;
     VU most = {0}, least = ~(VU){0};
     UNROLL
@@ -21,17 +21,17 @@ TARGET static int NAME(window_float64)(const double *x, int n, double *out) {
     int g = (int)(m >> 21) - 1022 + 4 - 42;
     if (m == 0 || g < -950 || g > 900) return COUNT_WIDE;
     double c = POWER(g + 52) * 1.5;
-    VD magic = (VD){} + c, low[4] = {{0}};
+    VD magic = (VD){} + c, low[4] = {{0}}, one = NAME(one64)();
     VQ high[4] = {{0}};
     int i = 0;
     for (; i + 4 * LANES <= n; i += 4 * LANES)
         UNROLL
         for (int j = 0; j < 4; j++) {
-            VD v = *(const VD *)(x + i + j * LANES), t = v + magic;
+            VD v = *(const VD *)(x + i + j * LANES), t = FUSED64(v, one, magic);
             VQ u = (VQ)v + (VQ)v;
             AHEAD(x + i + j * LANES);
             high[j] += (VQ)t;
-            low[j] += v - (t - magic);
+            low[j] = FUSED64(v - (t - magic), one, low[j]);
             most = MAX32(most, (VU)u);
             least = MIN32(least, (VU)(u - 1)); /* the upper halves are read: a power of two looks one binade lower */
         }
@@ -79,15 +79,16 @@ INLINE double NAME(window)(int kind, const void *x, int count, int g, NAME(range
     VU high[4] = {{0}};
     VH strip = (VH){} + 0x7fff, most = {0}, least = strip;
     VD rest = {0};
+    VF one = NAME(one32)();
     for (int start = 0; start < count; start += 64) {
         VF low[4] = {{0}};
         for (int i = start; i < count && i < start + 64; i += 4)
             UNROLL
             for (int j = 0; j < 4; j++) {
-                VF v = NAME(floats)(kind, x, i + j), t = v + magic;
+                VF v = NAME(floats)(kind, x, i + j), t = FUSED32(v, one, magic);
                 AHEAD((const char *)x + (i + j) * (kind == FLOAT16 ? WIDTH / 2 : WIDTH));
                 high[j] += (VU)t;
-                low[j] += v - (t - magic);
+                low[j] = FUSED32(v - (t - magic), one, low[j]);
                 if (kind == BFLOAT16) {
                     VH u = *(const VH *)((const uint16_t *)x + (i + j) * 4 * LANES) & strip;
                     most = MAX16(most, u);
@@ -115,7 +116,7 @@ INLINE double NAME(window)(int kind, const void *x, int count, int g, NAME(range
 }
 
 /* bfloat16 has 8 significant bits: within 16 binades the sum of two is a float. */
-TARGET static int NAME(window_bfloat16)(const void *data, int n, double *out) {
+TARGET static APART int NAME(window_bfloat16)(const void *data, int n, double *out) {
     const uint16_t *x = data;
     int count = n / (4 * LANES) & ~3, most = 0, least = 0x7fff;
     if (count == 0) return COUNT_WIDE;
