@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from float64_truth import assert_truth, lift
 
+import driftscope as ds
 from driftscope.errors import CannotLift
 from driftscope.lift.torch.entries import facts_of
 from driftscope.lift.torch.ops import rules
@@ -205,3 +206,16 @@ def test_memory_that_is_resized_is_refused_and_the_same_elements_seen_otherwise_
     with pytest.raises(CannotLift, match="resize_ changes the memory"):
         lift(lambda x: x.clone().resize_(2, 2), X).run()
     assert_truth(lambda x: x.clone().flatten()[:4].view(2, 2), X)
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, ds.Verdict.ROUNDING), (1.001, ds.Verdict.DIFFERENT)])
+def test_a_program_that_takes_second_derivatives_is_compared(factor, expected):
+    """Forward derivatives make tensors that have a shape and no values."""
+
+    def curvature(x, scale, split):
+        h = x[:, :3] @ S[:3] + x[:, 3:] @ S[3:] if split else x @ S
+        return torch.func.hessian(lambda t: (t.sin() * t.roll(1)).sum())((h * scale)[0]).sum(0)
+
+    x = torch.randn(3, S.shape[0])
+    found = ds.compare(lambda x: curvature(x, 1.0, False), lambda x: curvature(x, factor, True), (x,))
+    assert found.verdict in (expected, ds.Verdict.IDENTICAL if expected is ds.Verdict.ROUNDING else expected)

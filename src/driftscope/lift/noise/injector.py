@@ -76,8 +76,7 @@ class NoiseInjector:
         for position, (value, dtype) in enumerate(zip(self._moved(step), step.formats, strict=True)):
             if position and step.rounding.kind is Kind.NORM:
                 step = replace(step, rounding=Rounding(Kind.ROUND))  # mean and scale, or a sum on the way
-            # Forward derivatives make tensors on the meta device, for their shapes alone.
-            if value is None or dtype is None or not value.numel() or value.is_meta:
+            if value is None or dtype is None or not value.numel():
                 noisy.append(value)
             elif value.is_complex() and dtype.is_complex:
                 noisy.append(self._with_complex_noise(step, value, dtype))

@@ -42,6 +42,8 @@ class Constants:
         for value in self._tape.values:
             if value.stored is None or value.id in self._tape.inputs or value.name in self._values:
                 continue
+            if value.stored.is_meta:
+                continue  # forward derivatives make tensors for their shapes alone
             maker = self._makers.get(value.id)
             base = self._base_of(value)
             if maker is not None and maker.facts.name in UNINITIALISED and maker.index not in self._tape.folded:

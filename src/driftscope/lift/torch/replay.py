@@ -231,8 +231,8 @@ class Replay:
     ) -> list[torch.Tensor | None]:  # fmt: skip
         """Let the observer see a step; give what it makes of the outputs."""
         index, self._steps = self._steps, self._steps + 1
-        if self.observe is None:
-            return outputs
+        if self.observe is None or (outputs and outputs[0] is not None and outputs[0].is_meta):
+            return outputs  # forward derivatives make tensors for their shapes alone
         operands, attributes = split_arguments(call)
         inner = name != entry.name
         names = [name if i == 0 else f"{name}.{i}" for i in range(len(outputs))] if inner else self._names(entry)
@@ -366,7 +366,7 @@ def _used(entry: AtenCall) -> list[int]:
 
 
 def _is_real(tensor: torch.Tensor | None) -> bool:
-    return tensor is not None and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    return tensor is not None and not tensor.is_meta and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
 
 
 def _unrounded(tensor: torch.Tensor, value: TensorValue) -> bool:
