@@ -147,6 +147,49 @@ def test_pickled_sample_inputs_are_left_out(pt2, tmp_path, lookup_inputs, capsys
     assert "RAN" not in capsys.readouterr().out
 
 
+class Mapped(nn.Module):
+    """A row of a table for each example, which ends in the middle where there is no such row."""
+
+    def forward(self, table, places):
+        return torch.vmap(lambda row, place: row.index_select(0, place) * row.sum(), in_dims=(0, 0))(table, places)
+
+
+@pytest.fixture(scope="module")
+def mapped(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mapped") / "mapped.pt2"
+    torch.export.save(torch.export.export(Mapped(), (torch.ones(3, 4), torch.zeros(3, 2, dtype=torch.long))), path)
+    if b"_vmap_increment_nesting" not in path.read_bytes():
+        pytest.skip(f"torch {torch.__version__} exports what torch.vmap makes of its operators")
+    return path
+
+
+def test_a_mapped_function_loads_and_runs(mapped):
+    table, places = torch.randn(3, 4), torch.tensor([[0, 1], [2, 3], [3, 3]])
+    assert torch.equal(ds.program(mapped)((table, places)), Mapped()(table, places))
+    assert ds.compare(Mapped(), mapped, (table, places)).verdict is ds.Verdict.IDENTICAL
+
+
+def test_a_mapped_function_that_stops_maps_nothing_else(mapped):
+    with pytest.raises(ds.RuntimeRefused, match="index"):
+        ds.program(mapped)((torch.randn(3, 4), torch.full((3, 2), 9)))
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+    assert torch.rand(2).shape == (2,)  # what is drawn inside of torch.vmap is refused
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (text_edit('"as_string": "error"', '"as_string": "as it likes"'), "draws in a way"),
+        (text_edit("_vmap_decrement_nesting", "lazy_load_decompositions"), "does not begin and end"),
+        (text_edit("_vmap_increment_nesting", "_vmap_decrement_nesting"), "does not begin and end|draws in a way"),
+    ],
+)
+def test_a_mapped_function_that_does_not_end_is_refused(mapped, tmp_path, edit, message):
+    with pytest.raises(ds.ProgramError, match=message) as refused:
+        ds.program(edited(mapped, tmp_path / "open.pt2", edit))
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 broken", b"not a zip"])
 def test_damaged_files_are_said(content, tmp_path):
     path = tmp_path / "damaged.pt2"

@@ -14,11 +14,14 @@ _HALF_OF_SMALLEST = [2.0**-1022, 0.5]  # in a list, so that the product is not c
 
 # A module whose attributes torch makes properties of; the type checker knows none of them.
 _MEMORY: Any = torch.utils.deterministic
+_FUNC: Any = torch._C._functorch
 
 
 def torch_settings() -> tuple[Setting, ...]:
     """Return every setting of torch that changes numbers, or what later code does."""
     return (
+        # The first to be put back: what runs inside of a transform that was left open is transformed.
+        Setting("torch.func's transforms in force", _FUNC.get_dynamic_layer_stack_depth, _close_transforms),
         Setting("the state of torch's random generator", torch.get_rng_state, torch.set_rng_state, random=True),
         Setting("the state of CUDA's random generators", _cuda_states, _set_cuda_states, random=True),
         Setting("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
@@ -132,6 +135,12 @@ def flushes_denormals() -> bool:
     """Whether this thread takes denormal numbers as zero."""
     # torch has no word for it; the mode belongs to the processor and the thread, so Python's own product shows it.
     return math.prod(_HALF_OF_SMALLEST) == 0.0
+
+
+def _close_transforms(depth: int) -> None:
+    """End what was begun since: an exported `torch.vmap` that stops on the way leaves its level behind."""
+    if _FUNC.get_dynamic_layer_stack_depth() > depth:
+        _FUNC.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 def _set_print_options(kept: dict[str, Any]) -> None:

@@ -17,6 +17,10 @@ _SIZE = 64  # bits of a size, and of whatever a kernel makes
 _LARGEST_SCALE = 64
 _SCALES = ("_operator.pow", "_operator.lshift", "_operator.rshift")
 _OF_LISTS = ("_operator.getitem", "torch.sym_sum", "torch.fx.experimental.sym_node.sym_sum")
+#: Of `torch.vmap`, as torch.export writes it: its beginning, with how it draws at random, and its end.
+_MAPPING = "torch._functorch.predispatch."
+_OPENS, _CLOSES = f"{_MAPPING}_vmap_increment_nesting", f"{_MAPPING}_vmap_decrement_nesting"
+_RANDOMNESS = ("error", "different", "same")
 _TABLES = ("tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values")
 _TEXTS = ("as_string", "as_strings")
 _LISTS = ("as_int_lists", "as_float_lists", "as_nested_tensors", "as_string_to_argument")
@@ -43,8 +47,9 @@ def check_values(graph: Mapping[str, Any], given: int = _SIZE) -> int:
     ------
     FieldRefused
         If a value is used before it is made, made twice or not described, if a number could have more than 2,048
-        bits, or if numbers are computed from texts and lists.
+        bits, if numbers are computed from texts and lists, or if a mapped part does not end.
     """
+    _check_nesting(graph)
     described = {name for table in _TABLES for name in graph.get(table) or ()}
     made = {name: given for argument in graph["inputs"] for name in _names(argument)}
     for node in graph["nodes"]:
@@ -60,11 +65,29 @@ def check_values(graph: Mapping[str, Any], given: int = _SIZE) -> int:
     return max((_bits_of(output, made) for output in graph["outputs"]), default=_SIZE)
 
 
+def _check_nesting(graph: Mapping[str, Any]) -> None:
+    """What is left open would map whatever torch does next in this process."""
+    depth = 0
+    for node in graph["nodes"]:
+        depth += (node["target"] == _OPENS) - (node["target"] == _CLOSES)
+        if depth < 0:
+            break
+    if depth:
+        raise FieldRefused("a part of it that is mapped (torch.vmap) does not begin and end; the file is damaged")
+
+
 def _bits_made(target: str, arguments: list[Mapping[str, Any]], made: Mapping[str, int]) -> int:
     sizes = [_bits_of(argument, made) for argument in arguments]
     graphs = [graph for argument in arguments for graph in _graphs(argument)]
     if graphs:
         return max(check_values(graph, max(sizes)) for graph in graphs)
+    if target.startswith(_MAPPING):
+        texts = {
+            text for argument in arguments for text in (argument.get("as_string"), *argument.get("as_strings", ()))
+        }
+        if texts - {None, *_RANDOMNESS}:
+            raise FieldRefused(f"its {target!r} draws in a way that torch.vmap does not know")
+        return _SIZE
     if target.startswith("torch.ops."):
         return max(sizes, default=_SIZE) if target.startswith("torch.ops.higher_order.") else _SIZE
     for argument in arguments:
