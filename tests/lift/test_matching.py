@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -159,6 +160,26 @@ def test_a_scale_put_together_from_its_roots_is_known_though_another_number_has_
     for written in ([other, own], [own, other]):
         assert [n.value for n in scalar_candidates(stored, numbers(written))] == [scale]
     assert scalar_candidates(stored, numbers([other])) == []
+
+
+@pytest.mark.parametrize("width", [6, 76, 80, 96, 120])
+def test_a_scale_that_was_rounded_before_its_root_was_taken(width):
+    """Exporters split the scale of attention over query and key: for these widths in float32, one ulp off."""
+    scale = width**-0.5
+    stored = torch.tensor(float(np.sqrt(np.float32(scale))), dtype=torch.float32)
+    assert float(stored) != float(torch.tensor(math.sqrt(scale), dtype=torch.float32))
+    step = 2 * (stored.double() - math.sqrt(scale)).sign().float() * 2.0**-25
+    for written, meant in (
+        (constant(scale, "attention.scale"), math.sqrt(scale)),
+        (constant(math.sqrt(scale), "mul.other"), math.sqrt(scale)),
+    ):
+        found = [n.value for n in scalar_candidates(constant(stored), numbers([written]))]
+        assert found == [pytest.approx(meant, rel=1e-15)]
+        assert scalar_candidates(constant(stored + step), numbers([written])) == []
+    # The twin: another number is no root of a scale, and one ulp is one ulp.
+    off = torch.tensor(0.3, dtype=torch.float32)
+    off += ulp(off.double(), torch.float32).float()
+    assert scalar_candidates(constant(off), numbers([constant(0.3, "mul.other")])) == []
 
 
 @pytest.mark.parametrize("dtype", [*FORMATS, torch.float64])

@@ -22,13 +22,15 @@ class Enlarge(nn.Module):
         return F.interpolate(x, scale_factor=(1.7, 1.2), mode=self.mode)
 
 
-def as_file(mode: str, *scales: float) -> onnx.ModelProto:
+def as_file(mode: str, *scales: float, sizes: tuple[int, ...] = ()) -> onnx.ModelProto:
     linear = {"bilinear": "linear", "bicubic": "cubic"}[mode]
     node = helper.make_node(
-        "Resize", ["x", "", "scales"], ["y"], mode=linear, cubic_coeff_a=-0.75,
+        "Resize", ["x", "", "", "sizes"] if sizes else ["x", "", "scales"], ["y"], mode=linear, cubic_coeff_a=-0.75,
         coordinate_transformation_mode="half_pixel", nearest_mode="floor",
     )  # fmt: skip
     stored = numpy_helper.from_array(np.array([1, 1, *scales], np.float32), "scales")
+    if sizes:
+        stored = numpy_helper.from_array(np.array(sizes, np.int64), "sizes")
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["a", "b", f"h{n}", f"w{n}"]) for n in "xy"]
     graph = helper.make_graph([node], "resize", ends[:1], ends[1:], [stored])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
@@ -47,6 +49,16 @@ def test_a_scale_rounded_to_float32_is_that_scale(mode: str, swapped: bool) -> N
 def test_another_scale_is_none(mode: str) -> None:
     near = float(np.float32(1.7) * np.float32(1 + 1e-6))
     assert ds.compare(Enlarge(mode), as_file(mode, near, 1.2), (torch.randn(1, 2, 7, 9),)).verdict == "DIFFERENT"
+
+
+@pytest.mark.parametrize("times", [3, 7, 8])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_shrinking_by_a_whole_number_is_rounding(mode: str, times: int) -> None:
+    """torch multiplies by the number, which is exact; onnxruntime divides by its inverse, which is not."""
+    x = torch.randn(1, 2, 4 * times, 4 * times)
+    file = as_file(mode, sizes=(1, 2, 4, 4))
+    assert ds.compare(lambda x: F.interpolate(x, size=4, mode=mode), file, (x,)).verdict in ("IDENTICAL", "ROUNDING")
+    assert ds.compare(lambda x: F.interpolate(x * 1.0001, size=4, mode=mode), file, (x,)).verdict == "DIFFERENT"
 
 
 class Filter(nn.Module):

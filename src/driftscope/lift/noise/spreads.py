@@ -205,6 +205,8 @@ def _farthest(step: Step) -> int:
     # Aligned corners make coordinates multiples of (n - 1) / (m - 1), else of n / m.
     ends = 1 if _aligned(step) else 0
     pairs = [(a - ends, max(b - ends, 1)) for a, b in zip(source.shape, result.shape, strict=True) if a != b]
+    if not ends and not step.operator.startswith("aten."):
+        pairs += [(b, max(a, 1)) for a, b in pairs]  # onnxruntime divides by m / n, which is rounded first
     if _named(step, ("upsample", "resize")) and all(_short(a / b) for a, b in pairs):
         scales = [v for name, v in step.attributes.items() if "scale" in name and isinstance(v, float)]
         return 0 if all(_short(1 / scale) for scale in scales) else max(source.shape)

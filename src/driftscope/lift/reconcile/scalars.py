@@ -200,10 +200,10 @@ def _distinct(found: Iterable[MeantNumber]) -> list[MeantNumber]:
 
 
 def _replayed(number: float, fmt: torch.dtype, pool: Sequence[MeantNumber]) -> list[MeantNumber]:
-    """Return quotients and products of numbers that give the very bits when computed natively from rounded ones.
+    """Return quotients, products and roots of numbers that give the very bits when computed natively from rounded ones.
 
-    An optimiser that turns a division into a multiplication, or two scales into one, starts from what is stored:
-    its result is off by more than half an ulp, and is exactly this.
+    An optimiser that turns a division into a multiplication, two scales into one, or one into two, starts from what is
+    stored: its result is off by more than half an ulp, and is exactly this.
     """
     written = {n.value: n.words for n in pool if not n.derived and n.value not in (0.0, 1.0, -1.0)}
     words = list(written.values())
@@ -213,12 +213,21 @@ def _replayed(number: float, fmt: torch.dtype, pool: Sequence[MeantNumber]) -> l
         return values.to(fmt).to(torch.float64)
 
     short = rounded(exact)
-    roots = rounded(rounded(exact.sqrt()).square())
+    squares, roots = rounded(rounded(exact.sqrt()).square()), rounded(short.sqrt())
+    split = rounded(rounded(exact.square()).sqrt())  # a program may write the root alone of what the other took it of
     quotients = ((short != 0.0) & (rounded(1.0 / short) == number)).nonzero()
     found = [MeantNumber(float(1.0 / exact[k]), f"1/({words[k]}), computed natively", True) for (k,) in quotients]
     found += [  # a scale that was split over query and key, put together again
         MeantNumber(float(exact[k]), f"({words[k]}), the square of its root computed natively", True)
-        for (k,) in (roots == number).nonzero() if "scale" in words[k]
+        for (k,) in (squares == number).nonzero() if "scale" in words[k]
+    ]  # fmt: skip
+    found += [
+        MeantNumber(math.sqrt(float(exact[k])), f"sqrt({words[k]}), computed natively", True)
+        for (k,) in (roots == number).nonzero()
+    ]
+    found += [
+        MeantNumber(float(exact[k]), f"({words[k]}), the root of its square computed natively", True)
+        for (k,) in (split == number).nonzero() if _is_root_of_scale(float(exact[k]))
     ]  # fmt: skip
     products = exact[:, None] * exact
     made = rounded(short[:, None] * short) == number
@@ -227,6 +236,16 @@ def _replayed(number: float, fmt: torch.dtype, pool: Sequence[MeantNumber]) -> l
         for i, j in (made & (products != number)).triu().nonzero()
     ]
     return found
+
+
+#: Widths of query and key that a model may have.
+_WIDEST = 1024
+
+
+def _is_root_of_scale(number: float) -> bool:
+    """Whether a number is what query and key of some whole width are multiplied by: its fourth root, inverted."""
+    width = number**-4.0 if 0.1 < number < 0.9 else 0.0
+    return 1.5 < width <= _WIDEST and math.isclose(width, round(width), rel_tol=LAST_BITS * 8)
 
 
 def factors_of(constants: Sequence[Constant], repairs: Sequence[Repair]) -> list[float]:
