@@ -162,6 +162,18 @@ def test_a_scale_put_together_from_its_roots_is_known_though_another_number_has_
     assert scalar_candidates(stored, numbers([other])) == []
 
 
+@pytest.mark.parametrize("factor", [3.87, 0.7, 1.3])
+def test_a_scale_put_together_with_a_factor_of_the_query_is_known(factor):
+    scale = 128**-0.5
+    root = np.sqrt(np.float32(scale))
+    made = np.float32(np.float32(factor) * root) * root
+    pool = numbers([constant(factor, "mul.other"), constant(scale, "attention.scale")])
+    found = scalar_candidates(constant(torch.tensor(float(made), dtype=torch.float32)), pool)
+    assert [n.value for n in found] == [pytest.approx(factor * scale, rel=1e-15)]
+    off = np.float32(factor * scale * (1 + 1e-6))
+    assert scalar_candidates(constant(torch.tensor(float(off), dtype=torch.float32)), pool) == []
+
+
 @pytest.mark.parametrize("width", [6, 76, 80, 96, 120])
 def test_a_scale_that_was_rounded_before_its_root_was_taken(width):
     """Exporters split the scale of attention over query and key: for these widths in float32, one ulp off."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -59,6 +60,34 @@ def test_shrinking_by_a_whole_number_is_rounding(mode: str, times: int) -> None:
     file = as_file(mode, sizes=(1, 2, 4, 4))
     assert ds.compare(lambda x: F.interpolate(x, size=4, mode=mode), file, (x,)).verdict in ("IDENTICAL", "ROUNDING")
     assert ds.compare(lambda x: F.interpolate(x * 1.0001, size=4, mode=mode), file, (x,)).verdict == "DIFFERENT"
+
+
+class Placed(nn.Module):
+    """A table of positions that every call shrinks."""
+
+    def __init__(self, mode: str):
+        super().__init__()
+        self.mode = mode
+        self.table = nn.Parameter(0.02 * torch.randn(1, 2, 28, 28))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.interpolate(self.table, size=4, mode=self.mode)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_a_table_that_an_optimiser_shrank_ahead_of_time_is_that_table(mode: str) -> None:
+    torch.manual_seed(0)
+    module, x = Placed(mode), torch.randn(1, 2, 4, 4)
+    session = ort.InferenceSession(as_file(mode, sizes=(1, 2, 4, 4)).SerializeToString())
+    (shrunk,) = session.run(None, {"x": module.table.detach().numpy()})
+    other = shrunk.copy()
+    other[0, 1, 2, 3] *= 1.0005
+    for table, expected in ((shrunk, ("IDENTICAL", "ROUNDING")), (other, ("DIFFERENT",))):
+        ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 2, 4, 4]) for n in "xy"]
+        stored = [numpy_helper.from_array(table, "table")]
+        graph = helper.make_graph([helper.make_node("Add", ["x", "table"], ["y"])], "g", ends[:1], ends[1:], stored)
+        file = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+        assert ds.compare(module, file, (x,)).verdict in expected
 
 
 class Filter(nn.Module):

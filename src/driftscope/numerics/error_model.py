@@ -158,6 +158,8 @@ class Kernels:
         :mod:`driftscope.lift.noise.measured`.
     fourier : callable or None
         Number of points to the error of a Fourier transform, in accumulator units, where it was measured.
+    divides : bool
+        Whether an interpolation divides places by the ratio of sizes, rounded, instead of multiplying with its inverse.
     """
 
     dot: Callable[[int], tuple[float, ...]]
@@ -170,6 +172,7 @@ class Kernels:
     product: Callable[..., Growth | None] | None = None
     measured: bool = False
     fourier: Callable[[int], float] | None = None
+    divides: bool = False
 
 
 def _butterflies(length: int) -> float:
@@ -194,6 +197,7 @@ ONNXRUNTIME = Kernels(
     softmax=lambda n: lanes(n, 16),
     composite=(*TORCH.composite, "tanh", "asin", "acos", "gate", "candidate", "activated"),
     fourier=_butterflies,
+    divides=True,
 )
 
 

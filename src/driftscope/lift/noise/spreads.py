@@ -70,8 +70,8 @@ class Model:
             units = replace(units, accumulator=units.storage)
         spread = self._formula(step, units, squares is not None)
         if samples_at_coordinates(step):
-            on_grid = _named(step, ("grid",))
-            return error_model.interpolated(spread, units, _farthest(step), stored_coordinates=on_grid)
+            farthest = _farthest(step, self.kernels.divides)
+            return error_model.interpolated(spread, units, farthest, stored_coordinates=_named(step, ("grid",)))
         if _named(step, ("kaiser",)):
             return error_model.kaiser(units, float(step.attributes.get("beta", 12.0)))  # type: ignore[arg-type]
         if _named(step, ("fft",)):
@@ -197,7 +197,7 @@ _PRODUCTS = frozenset({"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"})
 _SAMPLERS = ("upsample", "resize", "grid_sampl", "gridsample", "roialign", "roi_align")
 
 
-def _farthest(step: Step) -> int:
+def _farthest(step: Step, divides: bool) -> int:
     """Largest coordinate that an interpolation rounds; 0 where all coordinates are short fractions and so exact."""
     source, result = step.inputs[0], step.outputs[0]
     if source is None or result is None or source.dim() != result.dim():
@@ -205,8 +205,8 @@ def _farthest(step: Step) -> int:
     # Aligned corners make coordinates multiples of (n - 1) / (m - 1), else of n / m.
     ends = 1 if _aligned(step) else 0
     pairs = [(a - ends, max(b - ends, 1)) for a, b in zip(source.shape, result.shape, strict=True) if a != b]
-    if not ends and not step.operator.startswith("aten."):
-        pairs += [(b, max(a, 1)) for a, b in pairs]  # onnxruntime divides by m / n, which is rounded first
+    if divides and not ends:
+        pairs += [(b, max(a, 1)) for a, b in pairs]
     if _named(step, ("upsample", "resize")) and all(_short(a / b) for a, b in pairs):
         scales = [v for name, v in step.attributes.items() if "scale" in name and isinstance(v, float)]
         return 0 if all(_short(1 / scale) for scale in scales) else max(source.shape)

@@ -221,6 +221,12 @@ def _replayed(number: float, fmt: torch.dtype, pool: Sequence[MeantNumber]) -> l
         MeantNumber(float(exact[k]), f"({words[k]}), the square of its root computed natively", True)
         for (k,) in (squares == number).nonzero() if "scale" in words[k]
     ]  # fmt: skip
+    found += [  # with a factor of the query, or the key
+        MeantNumber(float(exact[i] * exact[k]), f"({words[i]}) * ({words[k]}), computed natively by its root", True)
+        for k in (k for k, w in enumerate(words) if "scale" in w and exact[k] > 0.0)
+        for root in {float(rounded(exact[k].sqrt())), float(roots[k])}
+        for i in _places((rounded(rounded(short * root) * root) == number) | (rounded(short * squares[k]) == number))
+    ]
     found += [
         MeantNumber(math.sqrt(float(exact[k])), f"sqrt({words[k]}), computed natively", True)
         for (k,) in (roots == number).nonzero()
@@ -236,6 +242,10 @@ def _replayed(number: float, fmt: torch.dtype, pool: Sequence[MeantNumber]) -> l
         for i, j in (made & (products != number)).triu().nonzero()
     ]
     return found
+
+
+def _places(marks: torch.Tensor) -> list[int]:
+    return [int(place) for (place,) in marks.nonzero()]
 
 
 #: Widths of query and key that a model may have.
