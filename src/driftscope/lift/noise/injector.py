@@ -25,6 +25,8 @@ from driftscope.numerics.seeds import seed_of
 
 #: Standard deviation of bytes -128 ... 127.
 _BYTE_SPREAD = math.sqrt((256**2 - 1) / 12)
+#: Numbers that masks are made of lie beyond this, and little else does.
+_HUGE = 2.0**96
 #: Elements perturbed at a time: a few float64 blocks of this size stay in a core's cache.
 _BLOCK = 2**15
 
@@ -129,8 +131,8 @@ class NoiseInjector:
             if same is not None:
                 _limit(clean, out, same, self.scale)
             self._add_underflow(clean, out, smallest)
-            if not math.isfinite(out.sum().item()):
-                out.copy_(torch.where(torch.isfinite(clean) & torch.isfinite(out), out, clean))
+            if not abs(out.sum().item()) < _HUGE:
+                out.copy_(torch.where(_moves(clean, out, model.storage(dtype)), out, clean))
         if spread.shared or spread.level or spread.absolute:
             self._add_row_noise(noisy, value, step, spread)
         if argument is not None:
@@ -301,6 +303,17 @@ def _squares(step: Step, shape: torch.Size) -> torch.Tensor | None:
 def _parts(step: Step) -> torch.Tensor | None:
     """Square of what a kernel cancels on the way to each element, where its step says it."""
     return None if step.rounding.parts is None else step.rounding.parts().to(torch.float64).square()
+
+
+def _moves(clean: torch.Tensor, noisy: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Mark what rounding can move: finite numbers, but for huge ones that the format holds exactly.
+
+    A mask's -3.4e38 absorbs whatever is added to it, in float64 too, and a row that is masked as a whole stays even.
+    """
+    held = torch.isfinite(clean) & torch.isfinite(noisy)
+    if dtype in (torch.float64, torch.complex128):
+        return held
+    return held & ~((clean.abs() >= _HUGE) & (clean.to(dtype).to(clean.dtype) == clean))
 
 
 def _exactly_stored(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
