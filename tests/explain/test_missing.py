@@ -110,3 +110,35 @@ def test_another_operator_that_chooses_is_a_fix_that_was_tried():
     assert c.first.code == "N010"
     assert c.first.verified is True
     assert c.first.fix == "Compute aten.argmax in argmin, as A does."
+
+
+class Padded(nn.Module):
+    """Causal attention over a text whose first two places are padding: their rows see nothing."""
+
+    def __init__(self, fused, scale=0.25):
+        super().__init__()
+        self.fused, self.scale = fused, scale
+
+    def forward(self, x, kept):
+        seen = torch.ones(5, 5, dtype=torch.bool).tril() & kept[:, None, :]
+        if self.fused:
+            return functional.scaled_dot_product_attention(x, x, x, seen, scale=self.scale)
+        mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+        return torch.softmax(x @ x.mT * self.scale + mask, -1) @ x
+
+
+KEPT = torch.tensor([[False, False, True, True, True], [True] * 5])
+
+
+def test_rows_that_are_masked_as_a_whole_are_named():
+    c = ds.compare(Padded(True), Padded(False), (X, KEPT), isolate=False)
+    assert c.verdict == "DIFFERENT"
+    assert "A gives zeros in rows that are masked as a whole" in c.first.why
+    assert c.first.verified is True
+    # The twins: without such rows there is nothing to say, and another scale is another reason.
+    none = ds.compare(Padded(True), Padded(False), (X, torch.ones_like(KEPT)), isolate=False)
+    assert none.verdict in ("IDENTICAL", "ROUNDING")
+    for kept in (KEPT, torch.ones_like(KEPT)):
+        wrong = ds.compare(Padded(True), Padded(False, 0.26), (X, kept), isolate=False)
+        assert wrong.verdict == "DIFFERENT"
+        assert all("masked as a whole" not in (f.why or "") for f in wrong.findings)

@@ -26,6 +26,8 @@ from driftscope.records.words import joined
 _SAME = 1e-6
 # Constants of one size looked at, and steps and their stand-ins tried.
 _MOST_CONSTANTS, _MOST_STEPS, _MOST_TRIALS = 64, 3, 6
+# What a mask makes of scores.
+_MASKED = -(2.0**96)
 # Steps of A that together may stand for one of B, and for several of B.
 _MOST_OF_A, _MOST_OF_BOTH = 12, 32
 
@@ -37,9 +39,7 @@ _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "softplus": functional.softplus, "mish": functional.mish, "relu6": functional.relu6, "exp": torch.exp,
     "erf": torch.erf, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "sin": torch.sin, "cos": torch.cos,
 }  # fmt: skip
-_SOFTMAXES: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
-    "softmax": torch.softmax, "logsoftmax": torch.log_softmax,
-}  # fmt: skip
+_SOFTMAXES = {"softmax": torch.softmax, "logsoftmax": torch.log_softmax}
 # Those that are tried in the place of one of them.
 _LIKE = (
     ("sigmoid", "hardsigmoid", "tanh", "softplus", "exp"),
@@ -271,17 +271,21 @@ def _wrong_sign(step: Visited, later: Visited | None) -> Reason:
     return Reason(words, f"Turn the sign of what {step.name} gives.", True, later)
 
 
-def causal_mask(parting: Parting, trials: Trials) -> Reason | None:
-    """Scores that a softmax reads without the mask of later positions that A has."""
+def mask(parting: Parting, trials: Trials) -> Reason | None:
+    """Scores that a softmax reads without the mask of later positions that A has, or rows that A masks to zero."""
     for step in (s for s in parting.piece if family(s.operator) == "softmax"):
-        scores = trials.captured(step.inputs[:1]).get(step.inputs[0])
-        if scores is None or scores.dim() < 2 or not scores.is_floating_point() or min(scores.shape[-2:]) < 2:
+        scores, made = (trials.captured(names[:1]).get(names[0]) for names in (step.inputs, step.outputs))
+        if scores is None or made is None or scores.dim() < 2 or min(scores.shape[-2:]) < 2:
             continue
+        named, it = None if step is parting.step else step, f"{step.name} ({step.operator})"
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         if trials.forced({step.inputs[0]: scores.masked_fill(later, float("-inf"))}):
-            words = f"A masks later positions, and nothing that {step.name} ({step.operator}) reads does"
             fix = f"Mask the scores that {step.name} reads: no position may see a later one."
-            return Reason(words, fix, True, None if step is parting.step else step)
+            return Reason(f"A masks later positions, and nothing that {it} reads does", fix, True, named)
+        empty = (scores.amax(-1, keepdim=True) <= _MASKED) & (made.amax(-1, keepdim=True) > 0.0)
+        if bool(empty.any()) and trials.forced({step.outputs[0]: made.masked_fill(empty, 0.0)}):
+            fix = "Such rows belong to padding: leave them out of the comparison, or give zeros there."
+            return Reason(f"A gives zeros in rows that are masked as a whole, and {it} equal shares", fix, True, named)
     return None
 
 

@@ -95,7 +95,7 @@ def _cause(
         or _operator(parting, theirs, constants, trials)
         or nearby(parting, constants, trials)
         or offered_operator(parting, trials)
-        or missing.causal_mask(parting, trials)
+        or missing.mask(parting, trials)
         or missing.stand_in(parting, trials)
         or _idle_attribute(wire, trials)
         or misplaced.exchanged_results(parting, trials)
