@@ -284,7 +284,7 @@ def mask(parting: Parting, trials: Trials) -> Reason | None:
             return Reason(f"A masks later positions, and nothing that {it} reads does", fix, True, named)
         empty = (scores.amax(-1, keepdim=True) <= _MASKED) & (made.amax(-1, keepdim=True) > 0.0)
         if bool(empty.any()) and trials.forced({step.outputs[0]: made.masked_fill(empty, 0.0)}):
-            fix = "Such rows belong to padding: leave them out of the comparison, or give zeros there."
+            fix = "Such rows belong to padding: compare on inputs without it, or give zeros there."
             return Reason(f"A gives zeros in rows that are masked as a whole, and {it} equal shares", fix, True, named)
     return None
 
