@@ -115,15 +115,17 @@ def test_another_operator_that_chooses_is_a_fix_that_was_tried():
 class Padded(nn.Module):
     """Causal attention over a text whose first two places are padding: their rows see nothing."""
 
-    def __init__(self, fused, scale=0.25):
+    def __init__(self, fused, scale=0.25, twice=False):
         super().__init__()
-        self.fused, self.scale = fused, scale
+        self.fused, self.scale, self.twice = fused, scale, twice
 
     def forward(self, x, kept):
         seen = torch.ones(5, 5, dtype=torch.bool).tril() & kept[:, None, :]
         if self.fused:
             return functional.scaled_dot_product_attention(x, x, x, seen, scale=self.scale)
         mask = torch.where(seen, 0.0, torch.finfo(torch.float32).min)
+        if self.twice:  # of two masks the weaker one leaves shares that are not equal
+            mask = torch.where(kept[:, None, :], torch.where(seen, 0.0, -1e30), mask)
         return torch.softmax(x @ x.mT * self.scale + mask, -1) @ x
 
 
@@ -138,6 +140,9 @@ def test_rows_that_are_masked_as_a_whole_are_named():
     # The twins: without such rows there is nothing to say, and another scale is another reason.
     none = ds.compare(Padded(True), Padded(False), (X, torch.ones_like(KEPT)), isolate=False)
     assert none.verdict in ("IDENTICAL", "ROUNDING")
+    unequal = ds.compare(Padded(True), Padded(False, twice=True), (X, KEPT), isolate=False)
+    assert unequal.verdict == "DIFFERENT"
+    assert all("equal shares" not in (f.why or "") for f in unequal.findings)
     for kept in (KEPT, torch.ones_like(KEPT)):
         wrong = ds.compare(Padded(True), Padded(False, 0.26), (X, kept), isolate=False)
         assert wrong.verdict == "DIFFERENT"

@@ -205,6 +205,15 @@ def test_what_torch_runs_only_unwatched(module, by_hand):
         assert not any(e.name.startswith("~") for e in tape.tape.entries)
 
 
+def test_operators_that_only_call_a_graph():
+    graph = torch.fx.symbolic_trace(lambda a: (a.sin() * 0.3,))
+    x = torch.randn(3)
+    for name in ("tag_activation_checkpoint", "invoke_quant_packed"):
+        operator = getattr(torch.ops.higher_order, name)
+        tape = lift_torch(lambda x, call=operator: call(graph, x)[0], (x,), {})
+        assert distance(tape.run(), [x.double().sin() * 0.3]) <= 1e-15
+
+
 def test_a_number_that_is_cast_like_a_tensor():
     def scored(q, factor):
         return torch.vmap(lambda row: row * torch.ops.aten.to.dtype(factor, torch.float32))(q)

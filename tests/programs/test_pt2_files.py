@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import subprocess
@@ -156,10 +157,11 @@ class Mapped(nn.Module):
 
 @pytest.fixture(scope="module")
 def mapped(tmp_path_factory):
+    if importlib.util.find_spec("torch._functorch.predispatch") is None:
+        pytest.skip("this torch has no operators that write torch.vmap into a file")
     path = tmp_path_factory.mktemp("mapped") / "mapped.pt2"
     torch.export.save(torch.export.export(Mapped(), (torch.ones(3, 4), torch.zeros(3, 2, dtype=torch.long))), path)
-    if b"_vmap_increment_nesting" not in path.read_bytes():
-        pytest.skip(f"torch {torch.__version__} exports what torch.vmap makes of its operators")
+    assert b"_vmap_increment_nesting" in path.read_bytes()
     return path
 
 

@@ -18,6 +18,7 @@ from driftscope.explain.causes.rewiring import Reason, Trials, idle
 from driftscope.explain.locate.divergence import Parting
 from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary
 from driftscope.explain.locate.operators import MOVES, TURNS, family
+from driftscope.lift.noise.injector import MASKING
 from driftscope.lift.steps import Constant, plain_name
 from driftscope.records.user_code import written
 from driftscope.records.words import joined
@@ -26,8 +27,6 @@ from driftscope.records.words import joined
 _SAME = 1e-6
 # Constants of one size looked at, and steps and their stand-ins tried.
 _MOST_CONSTANTS, _MOST_STEPS, _MOST_TRIALS = 64, 3, 6
-# What a mask makes of scores.
-_MASKED = -(2.0**96)
 # Steps of A that together may stand for one of B, and for several of B.
 _MOST_OF_A, _MOST_OF_BOTH = 12, 32
 
@@ -282,7 +281,8 @@ def mask(parting: Parting, trials: Trials) -> Reason | None:
         if trials.forced({step.inputs[0]: scores.masked_fill(later, float("-inf"))}):
             fix = f"Mask the scores that {step.name} reads: no position may see a later one."
             return Reason(f"A masks later positions, and nothing that {it} reads does", fix, True, named)
-        empty = (scores.amax(-1, keepdim=True) <= _MASKED) & (made.amax(-1, keepdim=True) > 0.0)
+        equal = made.amax(-1, keepdim=True) == made.amin(-1, keepdim=True)
+        empty = (scores.amax(-1, keepdim=True) <= -MASKING) & equal
         if bool(empty.any()) and trials.forced({step.outputs[0]: made.masked_fill(empty, 0.0)}):
             fix = "Such rows belong to padding: compare on inputs without it, or give zeros there."
             return Reason(f"A gives zeros in rows that are masked as a whole, and {it} equal shares", fix, True, named)

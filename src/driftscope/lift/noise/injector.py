@@ -26,7 +26,7 @@ from driftscope.numerics.seeds import seed_of
 #: Standard deviation of bytes -128 ... 127.
 _BYTE_SPREAD = math.sqrt((256**2 - 1) / 12)
 #: Numbers that masks are made of lie beyond this, and little else does.
-_HUGE = 2.0**96
+MASKING = 2.0**96
 #: Elements perturbed at a time: a few float64 blocks of this size stay in a core's cache.
 _BLOCK = 2**15
 
@@ -131,7 +131,7 @@ class NoiseInjector:
             if same is not None:
                 _limit(clean, out, same, self.scale)
             self._add_underflow(clean, out, smallest)
-            if not abs(out.sum().item()) < _HUGE:
+            if not abs(out.sum().item()) < MASKING:
                 out.copy_(torch.where(_moves(clean, out, model.storage(dtype)), out, clean))
         if spread.shared or spread.level or spread.absolute:
             self._add_row_noise(noisy, value, step, spread)
@@ -313,7 +313,7 @@ def _moves(clean: torch.Tensor, noisy: torch.Tensor, dtype: torch.dtype) -> torc
     held = torch.isfinite(clean) & torch.isfinite(noisy)
     if dtype in (torch.float64, torch.complex128):
         return held
-    return held & ~((clean.abs() >= _HUGE) & (clean.to(dtype).to(clean.dtype) == clean))
+    return held & ~((clean.abs() >= MASKING) & (clean.to(dtype).to(clean.dtype) == clean))
 
 
 def _exactly_stored(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

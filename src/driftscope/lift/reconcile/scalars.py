@@ -215,11 +215,11 @@ def _replayed(number: float, fmt: torch.dtype, pool: Sequence[MeantNumber]) -> l
     short = rounded(exact)
     squares, roots = rounded(rounded(exact.sqrt()).square()), rounded(short.sqrt())
     split = rounded(rounded(exact.square()).sqrt())  # a program may write the root alone of what the other took it of
-    quotients = ((short != 0.0) & (rounded(1.0 / short) == number)).nonzero()
-    found = [MeantNumber(float(1.0 / exact[k]), f"1/({words[k]}), computed natively", True) for (k,) in quotients]
+    quotients = _places((short != 0.0) & (rounded(1.0 / short) == number))
+    found = [MeantNumber(float(1.0 / exact[k]), f"1/({words[k]}), computed natively", True) for k in quotients]
     found += [  # a scale that was split over query and key, put together again
         MeantNumber(float(exact[k]), f"({words[k]}), the square of its root computed natively", True)
-        for (k,) in (squares == number).nonzero() if "scale" in words[k]
+        for k in _places(squares == number) if "scale" in words[k]
     ]  # fmt: skip
     found += [  # with a factor of the query, or the key
         MeantNumber(float(exact[i] * exact[k]), f"({words[i]}) * ({words[k]}), computed natively by its root", True)
@@ -229,11 +229,11 @@ def _replayed(number: float, fmt: torch.dtype, pool: Sequence[MeantNumber]) -> l
     ]
     found += [
         MeantNumber(math.sqrt(float(exact[k])), f"sqrt({words[k]}), computed natively", True)
-        for (k,) in (roots == number).nonzero()
+        for k in _places(roots == number)
     ]
     found += [
         MeantNumber(float(exact[k]), f"({words[k]}), the root of its square computed natively", True)
-        for (k,) in (split == number).nonzero() if _is_root_of_scale(float(exact[k]))
+        for k in _places(split == number) if _is_root_of_scale(float(exact[k]))
     ]  # fmt: skip
     products = exact[:, None] * exact
     made = rounded(short[:, None] * short) == number

@@ -18,8 +18,7 @@ _LARGEST_SCALE = 64
 _SCALES = ("_operator.pow", "_operator.lshift", "_operator.rshift")
 _OF_LISTS = ("_operator.getitem", "torch.sym_sum", "torch.fx.experimental.sym_node.sym_sum")
 #: Of `torch.vmap`, as torch.export writes it: its beginning, with how it draws at random, and its end.
-_MAPPING = "torch._functorch.predispatch."
-_OPENS, _CLOSES = f"{_MAPPING}_vmap_increment_nesting", f"{_MAPPING}_vmap_decrement_nesting"
+_OPENS, _CLOSES = (f"torch._functorch.predispatch._vmap_{step}_nesting" for step in ("increment", "decrement"))
 _RANDOMNESS = ("error", "different", "same")
 _TABLES = ("tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values")
 _TEXTS = ("as_string", "as_strings")
@@ -81,18 +80,14 @@ def _bits_made(target: str, arguments: list[Mapping[str, Any]], made: Mapping[st
     graphs = [graph for argument in arguments for graph in _graphs(argument)]
     if graphs:
         return max(check_values(graph, max(sizes)) for graph in graphs)
-    if target.startswith(_MAPPING):
-        texts = {
-            text for argument in arguments for text in (argument.get("as_string"), *argument.get("as_strings", ()))
-        }
-        if texts - {None, *_RANDOMNESS}:
-            raise FieldRefused(f"its {target!r} draws in a way that torch.vmap does not know")
-        return _SIZE
     if target.startswith("torch.ops."):
         return max(sizes, default=_SIZE) if target.startswith("torch.ops.higher_order.") else _SIZE
     for argument in arguments:
         kind = next(iter(argument))
-        if kind in _TEXTS + _LISTS or (kind in _FLAT_LISTS and target not in _OF_LISTS):
+        if target == _OPENS and kind == "as_string":
+            if argument[kind] not in _RANDOMNESS:
+                raise FieldRefused(f"its {target!r} draws in a way that torch.vmap does not know")
+        elif kind in _TEXTS + _LISTS or (kind in _FLAT_LISTS and target not in _OF_LISTS):
             raise FieldRefused(f"its {target!r} computes with a text or a list")
     bits = _grown(target, sizes, arguments)
     if bits > _MOST_BITS:
