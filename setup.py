@@ -10,6 +10,7 @@ from __future__ import annotations
 from setuptools import Extension, setup
 
 NATIVE = "src/driftscope/accumulation/native"
+FLAGS = ["-O2", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden"]
 
 setup(
     ext_modules=[
@@ -31,10 +32,18 @@ setup(
                     "windows",
                 )
             ],
-            extra_compile_args=["-O2", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden"],
+            extra_compile_args=FLAGS,
             libraries=["m"],
             # Without a compiler the same bits are computed in integers, slower; an installation never fails for it.
             optional=True,
-        )
+        ),
+        Extension(
+            "driftscope.lift.noise._noise",
+            sources=["src/driftscope/lift/noise/native/noise.c"],
+            # Its loops are plain, and left to the compiler to make vectors of.
+            extra_compile_args=[*FLAGS, "-O3"],
+            libraries=["m"],
+            optional=True,
+        ),
     ]
 )

@@ -1,8 +1,6 @@
 """The compiled library of exact and fixed-order reductions, when there is one.
 
-It is a plain shared library next to this file, built by setup.py and opened with ctypes, which releases the
-interpreter's lock during a call. Without a compiler it is not there, and the same bits come from
-:mod:`driftscope.accumulation.exact.integers`, slower.
+Without a compiler it is not there, and the same bits come from :mod:`driftscope.accumulation.exact.integers`, slower.
 """
 
 from __future__ import annotations
@@ -10,11 +8,10 @@ from __future__ import annotations
 import ctypes
 import enum
 import functools
-import importlib.machinery
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from driftscope.numerics import native_library
 
 
 class Instructions(enum.IntEnum):
@@ -27,7 +24,7 @@ class Instructions(enum.IntEnum):
 
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 
-_SIGNATURES = {
+_SIGNATURES: native_library.Signatures = {
     "driftscope_use": ([_INT], _INT),
     "driftscope_state_size": ([], _LONG),
     "driftscope_rows": ([_INT, _INT, _INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER], None),
@@ -41,7 +38,7 @@ _SIGNATURES = {
 }
 
 #: What came later. A library built before it still serves for the rest; these layers then take the way without one.
-_LAYERS = {
+_LAYERS: native_library.Signatures = {
     "driftscope_products": ([_INT, *[_POINTER] * 4, *[_LONG] * 9], _INT),
     "driftscope_elements": ([_INT, _POINTER, _LONG, _POINTER], None),
     "driftscope_softmax": ([_POINTER, _LONG, _LONG, _INT, _POINTER], None),
@@ -68,7 +65,7 @@ def layers() -> ctypes.CDLL | None:
 @functools.cache
 def _declared(native: ctypes.CDLL) -> bool:
     try:
-        _declare(native, _LAYERS)
+        native_library.declare(native, _LAYERS)
     except AttributeError:
         return False
     return True
@@ -76,12 +73,7 @@ def _declared(native: ctypes.CDLL) -> bool:
 
 def library_file() -> Path | None:
     """Return where the compiled library lies, or None when it was not built."""
-    here = Path(__file__).parents[1]
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        candidate = here / f"_exact{suffix}"
-        if candidate.is_file():
-            return candidate
-    return None
+    return native_library.library_at(Path(__file__).parents[1], "_exact")
 
 
 def use(instructions: Instructions) -> Instructions:
@@ -103,21 +95,7 @@ def use(instructions: Instructions) -> Instructions:
 
 @functools.cache
 def _opened() -> ctypes.CDLL | None:
-    path = library_file()
-    if path is None:
-        return None
-    try:
-        opened = ctypes.CDLL(str(path))
-        _declare(opened, _SIGNATURES)
-    except (OSError, AttributeError):
-        # Built for another machine, or left over from an older version: as good as not built.
-        return None
-    opened.driftscope_use(int(Instructions.AVX512))
-    return opened
-
-
-def _declare(native: ctypes.CDLL, signatures: Mapping[str, tuple[Any, Any]]) -> None:
-    for name, (arguments, result) in signatures.items():
-        function = getattr(native, name)
-        function.argtypes = arguments
-        function.restype = result
+    library = native_library.opened(library_file(), _SIGNATURES)
+    if library is not None:
+        library.driftscope_use(int(Instructions.AVX512))
+    return library

@@ -209,7 +209,7 @@ class Changed(TorchDispatchMode):
         self, terms: torch.Tensor, factors: torch.Tensor | None = None, lanes: int = 1, made: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Add terms, or their products with factors, along the first axis; ``made`` takes what it came to each time."""
-        length, shape = len(terms), torch.broadcast_shapes(*(t.shape[1:] for t in (terms, factors) if t is not None))
+        length, shape = len(terms), np.broadcast_shapes(*(t.shape[1:] for t in (terms, factors) if t is not None))
         self._additions += math.prod(shape) * length + _BEGUN * length / lanes
         if self._additions > _ADDITIONS:
             raise CannotLift("its sums are too long to be added again one term after the other")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from driftscope.lift.formulas.softmaxes import softmax_or_zero, softmax_with_sink
-from driftscope.lift.formulas.terms import FUNCTION, ROUND, Number, Show, dot, matmul_squares, product, softened
+from driftscope.lift.formulas.terms import FUNCTION, ROUND, Number, ProductSquares, Show, dot, product, softened
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Extras:
 def attention_weights(show: Show, q: Tensor, k: Tensor, scale: Number, extras: Extras = Extras()) -> Scores:
     """``softmax(scale Q K' + additions)`` with q (..., N, S, H) and k (..., N, T, H)."""
     columns = k.transpose(-1, -2)
-    rounding = dot(q.shape[-1], lambda: scale * scale * matmul_squares(q, columns))
+    rounding = dot(q.shape[-1], ProductSquares(q, columns, scale))
     raw = show("scores", scale * torch.matmul(q, columns), rounding, (q, k), stored=False)
     capped = _capped(show, raw, extras.cap)
     total = capped

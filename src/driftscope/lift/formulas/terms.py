@@ -78,10 +78,12 @@ class ProductSquares:
     ----------
     a : torch.Tensor, (..., M, K) or (K,)
     b : torch.Tensor, (..., K, N) or (K,)
+    scale : float or torch.Tensor, shape ()
+        What all products are multiplied by.
     """
 
-    def __init__(self, a: torch.Tensor, b: torch.Tensor):
-        self._a, self._b = a, b
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, scale: Number = 1.0):
+        self._a, self._b, self._scale = a, b, scale
 
     @functools.cached_property
     def _rows(self) -> torch.Tensor:
@@ -93,12 +95,16 @@ class ProductSquares:
 
     def __call__(self) -> torch.Tensor:
         """Return what broadcasts to the shape of ``a @ b``."""
-        rows, columns = self._rows, self._columns
+        rows, columns = self.factors()
         if self._b.dim() == 1 and self._a.dim() > 1:
             rows = rows.squeeze(-1)
         if self._a.dim() == 1 and self._b.dim() > 1:
             columns = columns.squeeze(-2)
-        return rows * (columns / max(self._a.shape[-1], 1))
+        return rows * columns
+
+    def factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what is to be multiplied: of matrices (..., M, 1) and (..., 1, N)."""
+        return self._rows, self._columns * (self._scale * self._scale / max(self._a.shape[-1], 1))
 
     def sizes(self) -> tuple[float, float]:
         """Root mean squares of the two factors."""

@@ -7,14 +7,16 @@ to constants, which were evaluated natively. NaN, infinities, integers and boole
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from driftscope.comparison.measuring.spread import largest_magnitude
+from driftscope.lift.formulas.terms import ProductSquares
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
-from driftscope.lift.noise.measured import TORCH, errors_at, part_share
+from driftscope.lift.noise.measured import TORCH, part_share
+from driftscope.lift.noise.perturbing import LEVELS, Noise, RowNoise, Terms, broadcasts, drawn
 from driftscope.lift.noise.rows import rows_of
 from driftscope.lift.noise.spreads import Model, samples_at_coordinates, stores_statistics
 from driftscope.lift.steps import Kind, Rounding, Step
@@ -23,12 +25,8 @@ from driftscope.numerics.error_model import Kernels, Spread, Units
 from driftscope.numerics.formats import Format, format_of
 from driftscope.numerics.seeds import seed_of
 
-#: Standard deviation of bytes -128 ... 127.
-_BYTE_SPREAD = math.sqrt((256**2 - 1) / 12)
 #: Numbers that masks are made of lie beyond this, and little else does.
 MASKING = 2.0**96
-#: Elements perturbed at a time: a few float64 blocks of this size stay in a core's cache.
-_BLOCK = 2**15
 
 
 @dataclass(slots=True)
@@ -102,12 +100,13 @@ class NoiseInjector:
         """Both parts of a complex result are computed together: each gets noise in units of the modulus."""
         units = self._model.units(step.rounding.kind, dtype)
         self.units.add(units)
-        spread = self._model.spread(step, units, squares=None)
-        modulus = value.abs().mul_(self.scale * spread.value / (math.sqrt(2) * _BYTE_SPREAD))
+        spread = self._model.spread(step, units, parts=False)
+        modulus = value.abs().mul_(self.scale * spread.value / (math.sqrt(2) * LEVELS))
         noise = torch.complex(self._draw(modulus), self._draw(modulus))
         noisy = value + noise.mul_(modulus)
-        smallest = None if self.unit is not None else _with_subnormals(self._model.storage(dtype))
-        self._add_underflow(torch.view_as_real(value.resolve_conj()), torch.view_as_real(noisy), smallest)
+        real, out = torch.view_as_real(value.resolve_conj()), torch.view_as_real(noisy)
+        out.copy_(torch.where(out == 0.0, real, out))  # signs of zeros
+        self._add_underflow(real, out, 0.0, None if self.unit is not None else self._model.storage(dtype))
         return torch.where(torch.isfinite(noisy), noisy, value)
 
     def _with_noise(self, step: Step, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -119,150 +118,94 @@ class NoiseInjector:
             exact = _exactly_stored(value, model.storage(dtype))
             if exact is not None and bool(exact.all()):
                 return value
-        squares, spread = self._sized(step, value, dtype, units)
         value = value.to(torch.float64).contiguous()
-        noisy = torch.empty_like(value)
-        argument = _argument(step, value) if model.reaches_exact_values(step, units) else None
-        if argument is not None and squares is None and self._stays_below_one(value, argument, spread):
-            argument = None
-        smallest = None if self.unit is not None else _with_subnormals(model.storage(dtype))
-        for clean, out, terms, same in _blocks(value, noisy, squares, argument):
-            self._perturb(clean, out, terms, spread)
-            if same is not None:
-                _limit(clean, out, same, self.scale)
-            self._add_underflow(clean, out, smallest)
-            if not abs(out.sum().item()) < MASKING:
-                out.copy_(torch.where(_moves(clean, out, model.storage(dtype)), out, clean))
+        noise, spread = self._sized(step, value, dtype, units)
+        saturates = model.reaches_exact_values(step, units)
+        argument = _argument(step, value)
+        if saturates and not (argument is None and noise.is_plain and self._stays_below_one(value, spread)):
+            noise.room = math.sqrt(3) * self.scale  # uniform noise of standard deviation s stays within s * sqrt(3)
+        noise.argument = argument
+        noisy, smallest, largest = noise.added(value)
+        self._add_underflow(value, noisy, smallest, None if self.unit is not None else model.storage(dtype))
+        if not largest < MASKING:
+            noisy.copy_(torch.where(_moves(value, noisy, model.storage(dtype)), noisy, value))
         if spread.shared or spread.level or spread.absolute:
             self._add_row_noise(noisy, value, step, spread)
-        if argument is not None:
+        if noise.room:
             noisy = _within_one(value, noisy)
         return noisy if exact is None else torch.where(exact, value, noisy)
 
-    def _sized(
-        self, step: Step, value: torch.Tensor, dtype: torch.dtype, units: Units
-    ) -> tuple[torch.Tensor | None, Spread]:
-        """What noise is in units of, besides the value itself, and how much of each."""
+    def _sized(self, step: Step, value: torch.Tensor, dtype: torch.dtype, units: Units) -> tuple[Noise, Spread]:
+        """How much noise each element gets, and how much its row has in common."""
         errors = self._model.measured_errors(step, dtype)
-        squares = _squares(step, value.shape) if step.rounding.parts is None or self.unit is not None else _parts(step)
-        if squares is not None and step.rounding.parts is not None and squares.shape != value.shape:
-            squares = None  # it speaks of another output of this step
-        if errors is None:
-            return squares, self._model.spread(step, units, squares)
-        size = value.square()
-        if squares is not None:
-            size = size.add_(squares, alpha=part_share(dtype) ** 2)
-        own = errors_at(step.inputs[0].to(torch.float64), errors).square_().mul_(size)  # type: ignore[union-attr]
-        return own, Spread(terms=units.storage)
+        terms = self._terms(step, value.shape)
+        if errors is not None and step.inputs[0].shape == value.shape:  # type: ignore[union-attr]
+            share = self.scale * units.storage
+            return Noise(share, self._generator, terms, share * part_share(dtype), errors), Spread()
+        spread = self._model.spread(step, units, parts=terms is not None)
+        return Noise(self.scale * spread.value, self._generator, terms, self.scale * spread.terms), spread
 
-    def _stays_below_one(self, value: torch.Tensor, argument: torch.Tensor, spread: Spread) -> bool:
+    def _terms(self, step: Step, shape: torch.Size) -> Terms | None:
+        """What noise is in units of besides the value, when the step knows it and this output is what it speaks of."""
+        rounding = step.rounding
+        if rounding.parts is not None and self.unit is None:  # what a kernel cancels on the way
+            sizes = rounding.parts()
+            return Terms.of(sizes, shape) if sizes.shape == shape else None
+        if samples_at_coordinates(step) and step.inputs and step.inputs[0] is not None:
+            return Terms.of_squares(step.inputs[0].to(torch.float64).square().mean(), shape)
+        if rounding.squares is None or rounding.kind not in (Kind.SUM, Kind.DOT):
+            return None
+        if isinstance(rounding.squares, ProductSquares) and (found := Terms.of_product(rounding.squares, shape)):
+            return found
+        squares = rounding.squares()
+        return Terms.of_squares(squares, shape) if broadcasts(squares.shape, shape) else None
+
+    def _stays_below_one(self, value: torch.Tensor, spread: Spread) -> bool:
         """Whether noise comes near no value that a function without an argument returns exactly: most softmaxes.
 
         Nothing is kept within its distance to one, nor to zero, of which noise is a share.
         """
         reach = spread.value + spread.shared + spread.absolute
-        room = 1.0 - math.sqrt(3) * max(self.scale, 1.0) * reach
-        return argument.shape != value.shape and largest_magnitude(value) <= room
-
-    def _perturb(self, clean: torch.Tensor, out: torch.Tensor, terms: torch.Tensor | None, spread: Spread) -> None:
-        """Write ``clean`` and the noise of its own size and of its terms' size into ``out``."""
-        torch.addcmul(clean, clean, self._draw(clean), value=self.scale * spread.value / _BYTE_SPREAD, out=out)
-        if terms is not None and spread.terms:
-            out.addcmul_(terms.sqrt(), self._draw(clean), value=self.scale * spread.terms / _BYTE_SPREAD)
+        return largest_magnitude(value) <= 1.0 - math.sqrt(3) * max(self.scale, 1.0) * reach
 
     def _add_row_noise(self, noisy: torch.Tensor, value: torch.Tensor, step: Step, spread: Spread) -> None:
         """Add the errors that all elements of one normalised row have in common."""
         rows = rows_of(step, value)
-        one = rows.view[:, :1]
-        offset = self._draw(one).mul_(spread.absolute)
-        if spread.level:
-            offset = offset.add_(self._draw(one).mul_(rows.size()), alpha=spread.level)
-            if self.unit is None and step.formats[0] is not torch.float64:
-                # A mean among the subnormal numbers of its format has an absolute error, which the scale enlarges.
-                kept = _with_subnormals(step.formats[0]) if stores_statistics(step) and step.formats[0] else None
-                smallest = 2.0**-149 if kept is None else kept.smallest_subnormal
-                mean = error_model.subnormal_rms(smallest) / math.sqrt(max(rows.epsilon, 1e-30))
-                offset = offset.add_(self._draw(one), alpha=mean)
-        offset = offset.mul_(self.scale / _BYTE_SPREAD).nan_to_num_(0.0, 0.0, 0.0)
-        common = self._draw(one).mul_(self.scale * spread.shared / _BYTE_SPREAD)
+        mean = 0.0
+        if spread.level and self.unit is None and step.formats[0] is not torch.float64:
+            # A mean among the subnormal numbers of its format has an absolute error, which the scale enlarges.
+            kept = _with_subnormals(step.formats[0]) if stores_statistics(step) and step.formats[0] else None
+            smallest = 2.0**-149 if kept is None else kept.smallest_subnormal
+            mean = error_model.subnormal_rms(smallest) / math.sqrt(max(rows.epsilon, 1e-30))
+        common = RowNoise(*(self.scale * x for x in (spread.absolute, spread.level, mean, spread.shared)))
+        sizes = rows.size() if spread.level else None
         if rows.lie_in(value):
-            target = noisy.view(rows.view.shape)
-            target.addcmul_(rows.view, common).add_(offset)
+            finite = common.add(noisy, rows.view, sizes, self._generator)
         else:
-            noisy += rows.restore(torch.addcmul(offset, rows.view, common))
-        if not math.isfinite(noisy.sum().item()):
+            moved = torch.zeros_like(rows.view, memory_format=torch.contiguous_format)
+            finite = common.add(moved, rows.view.contiguous(), sizes, self._generator)
+            noisy += rows.restore(moved)
+        if not finite:
             noisy.copy_(torch.where(torch.isfinite(value) & torch.isfinite(noisy), noisy, value))
 
-    def _add_underflow(self, clean: torch.Tensor, out: torch.Tensor, stored: Format | None) -> None:
-        """Add the absolute error of numbers that are subnormal in the format they are stored in; keep signs of zeros.
-
-        atan2(-0.0, -1) lies 2 pi from atan2(0.0, -1), and no rounding turns one zero into the other.
-        """
-        magnitude = clean.abs()
-        smallest = magnitude.amin().item()
-        if not smallest > 0.0:
-            out.copy_(torch.where(out == 0.0, clean, out))
-        if stored is None or smallest >= stored.smallest_normal:  # nearly always, and four times cheaper
+    def _add_underflow(
+        self, clean: torch.Tensor, out: torch.Tensor, smallest: float, dtype: torch.dtype | None
+    ) -> None:
+        """Add the absolute error of numbers that are subnormal in the format they are stored in."""
+        stored = None if dtype is None else _with_subnormals(dtype)
+        if stored is None or smallest >= stored.smallest_normal:  # nearly always
             return
+        magnitude = clean.abs()
         low = (magnitude < stored.smallest_normal) & (magnitude > 0)
         if bool(low.any()):
             # A number below the smallest subnormal becomes zero, and its error is itself.
             rms = magnitude.clamp_(max=error_model.subnormal_rms(stored.smallest_subnormal)).mul_(low)
-            out.addcmul_(self._draw(clean), rms, value=self.scale / _BYTE_SPREAD)
+            out.addcmul_(self._draw(clean), rms, value=self.scale / LEVELS)
 
     def _draw(self, like: torch.Tensor) -> torch.Tensor:
         """Draw noise of mean 0, uniform over 256 levels -127.5 ... 127.5, in the shape of a float64 tensor."""
-        count = like.numel()
-        # Eight elements for each draw of the generator: sixteen times faster than torch.rand.
-        words = torch.empty((count + 7) // 8, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
-        levels = words.view(torch.int8)
-        levels = levels if count % 8 == 0 else levels[:count]
-        drawn = torch.empty(like.shape, dtype=torch.float64, device=like.device)
-        return drawn.copy_(levels.view(like.shape)).add_(0.5)  # twice as fast as a cast of few
-
-
-def _blocks(
-    value: torch.Tensor, noisy: torch.Tensor, squares: torch.Tensor | None, argument: torch.Tensor | None
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]]:
-    """Cut contiguous tensors of one shape, and what broadcasts to it, into blocks of rows that fit a cache."""
-    if value.numel() <= _BLOCK:
-        yield value, noisy, squares, argument
-        return
-    columns = value.shape[-1] if value.dim() else 1
-    clean, out = value.view(-1, columns), noisy.view(-1, columns)
-    terms = None if squares is None else _as_rows(squares, value.shape)
-    same = None if argument is None else argument.expand(value.shape).reshape(-1, columns)
-    height = max(1, _BLOCK // columns)
-    for start in range(0, clean.shape[0], height):
-        block = slice(start, start + height)
-        yield (
-            clean[block],
-            out[block],
-            terms if terms is None or terms.shape[0] == 1 else terms[block],
-            None if same is None else same[block],
-        )
-
-
-def _as_rows(squares: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """View a tensor that broadcasts to ``shape`` as rows and columns, either of them 1 where it repeats."""
-    full = squares.reshape((1,) * (len(shape) - squares.dim()) + tuple(squares.shape))
-    if not len(shape):
-        return full.reshape(1, 1)
-    if full.shape[:-1].numel() == 1:
-        return full.reshape(1, -1)
-    return full.expand(*shape[:-1], full.shape[-1]).reshape(-1, full.shape[-1])
-
-
-def _limit(clean: torch.Tensor, out: torch.Tensor, argument: torch.Tensor, scale: float) -> None:
-    """Keep noise within the distance to a value that a saturating function returns exactly: one, or its argument.
-
-    A result that close rounds to that value, and its error is that distance. (Uniform noise of standard deviation s
-    stays within s * sqrt(3).)
-    """
-    limit = torch.minimum(clean.abs().sub_(1).abs_(), (clean - argument).abs_()).mul_(math.sqrt(3) * scale)
-    noise = (out - clean).nan_to_num_(0.0, 0.0, 0.0)  # near float64's largest number noise leaves its range
-    torch.minimum(noise, limit, out=noise)
-    torch.add(clean, torch.maximum(noise, limit.neg_(), out=noise), out=out)
+        levels = drawn(like.numel(), self._generator).view(like.shape)
+        return torch.empty(like.shape, dtype=torch.float64, device=like.device).copy_(levels).add_(0.5)
 
 
 def _within_one(clean: torch.Tensor, noisy: torch.Tensor) -> torch.Tensor:
@@ -275,34 +218,17 @@ def _within_one(clean: torch.Tensor, noisy: torch.Tensor) -> torch.Tensor:
     return torch.where((clean.abs() <= 1.0) & (noisy.abs() > 1.0), clean.sign(), noisy)
 
 
-def _argument(step: Step, value: torch.Tensor) -> torch.Tensor:
-    """The argument of a function, which gelu and its kind return for large ones; zero where there is none."""
+def _argument(step: Step, value: torch.Tensor) -> torch.Tensor | None:
+    """The argument of a function, which gelu and its kind return for large ones."""
     argument = step.inputs[0] if step.rounding.kind is Kind.FUNCTION and step.inputs else None
-    if argument is not None and argument.shape == value.shape and argument.is_floating_point():
-        return argument.to(torch.float64)
-    return value.new_zeros(())
+    if argument is None or argument.shape != value.shape or not argument.is_floating_point():
+        return None
+    return argument.to(torch.float64).contiguous()
 
 
 def _with_subnormals(dtype: torch.dtype) -> Format | None:
     """A format whose subnormal numbers a lifted value can be compared with; float64's own are out of reach."""
     return None if dtype in (torch.float64, torch.complex128) else format_of(str(dtype))
-
-
-def _squares(step: Step, shape: torch.Size) -> torch.Tensor | None:
-    """Sum of squared terms of each element, when the step knows it and this output is the one it speaks of."""
-    if samples_at_coordinates(step) and step.inputs and step.inputs[0] is not None:
-        return step.inputs[0].to(torch.float64).square().mean()
-    if step.rounding.squares is None or step.rounding.kind not in (Kind.SUM, Kind.DOT):
-        return None
-    squares = step.rounding.squares()
-    sizes = zip(reversed(squares.shape), reversed(shape), strict=False)
-    fits = squares.dim() <= len(shape) and all(mine in (1, theirs) for mine, theirs in sizes)
-    return squares.to(torch.float64) if fits else None
-
-
-def _parts(step: Step) -> torch.Tensor | None:
-    """Square of what a kernel cancels on the way to each element, where its step says it."""
-    return None if step.rounding.parts is None else step.rounding.parts().to(torch.float64).square()
 
 
 def _moves(clean: torch.Tensor, noisy: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -324,10 +250,8 @@ def _exactly_stored(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | N
     """
     if dtype is torch.float64:
         return None  # the lifted value itself is rounded: it says nothing about the exact one
-    sample = value
-    while sample.dim() > 1:
-        sample = sample[-1]
-    sample = sample.reshape(-1)[:64]
+    row: tuple[int | slice[None, int, None], ...] = (*(-1,) * (value.dim() - 1), slice(64))
+    sample = value[row] if value.dim() else value
     if not torch.equal(sample.to(dtype).to(sample.dtype), sample):
         return None
     return value.to(dtype).to(value.dtype) == value

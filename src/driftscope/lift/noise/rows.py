@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from driftscope.comparison.measuring.spread import rms
+from driftscope.lift.noise import perturbing
 from driftscope.lift.steps import Kind, Step
 
 #: Used where a normalisation step does not say its epsilon; only the order of magnitude matters here.
@@ -48,16 +50,20 @@ class NormalisedRows:
 
         A kernel computes ``x / s - m / s``: each part is as large as the row was before its mean ``m`` went away.
         """
+        found = perturbing.row_sizes(self.view, self.before, self.epsilon, self.gain, _EQUAL)
+        if found is not None:
+            return found
         length = self.view.shape[1]
         after: torch.Tensor = torch.linalg.vector_norm(self.view, dim=1, keepdim=True) / math.sqrt(length)
         if self.before is None:
             return after
-        mean = self.before.mean(1, keepdim=True).square()
-        square = torch.linalg.vector_norm(self.before, dim=1, keepdim=True).square() / length
-        variance = (square - mean).clamp_(min=0)
-        spread: torch.Tensor = 1 + mean / (variance + self.epsilon)
+        mean = self.before.mean(1, keepdim=True)
+        variance = (self.before - mean).square_().mean(1, keepdim=True)
+        square = mean.square_()
+        spread: torch.Tensor = 1 + square / (variance + self.epsilon)
         # Of a row of equal elements nothing is left, but for what its mean is off by.
-        level = torch.where(variance <= _EQUAL * square, self.gain * (square / (variance + self.epsilon)).sqrt(), after)
+        whole = square + variance
+        level = torch.where(variance <= _EQUAL * whole, self.gain * (whole / (variance + self.epsilon)).sqrt(), after)
         return torch.maximum(after * spread.sqrt(), level)
 
 
@@ -72,7 +78,7 @@ def rows_of(step: Step, value: torch.Tensor) -> NormalisedRows:
     epsilon = step.attributes.get("eps", step.attributes.get("epsilon", USUAL_EPSILON))
     epsilon = float(epsilon) if isinstance(epsilon, int | float) else USUAL_EPSILON
     weight = step.inputs[1] if len(step.inputs) > 1 else None
-    gain = float(weight.square().mean().sqrt()) if weight is not None and weight.is_floating_point() else 1.0
+    gain = rms(weight) if weight is not None and weight.is_floating_point() else 1.0
     if "batch" in step.operator.lower() and value.dim() > 1:
         rows = _along(value, 1, keep=True)
         return NormalisedRows(

@@ -61,14 +61,14 @@ class Model:
             return Units(self.unit, self.unit)
         return _units(self.arithmetic, self._cheap_sums(kind), dtype, self.storage(dtype))
 
-    def spread(self, step: Step, units: Units, squares: torch.Tensor | None) -> Spread:
+    def spread(self, step: Step, units: Units, *, parts: bool) -> Spread:
         """Standard deviations of the rounding error of a step's result.
 
-        ``squares`` is the sum of squared terms where it is known; otherwise terms are taken to be of equal size.
+        ``parts`` says whether the terms' own sizes are known; otherwise they are taken to be of equal size.
         """
         if step.rounding.stored:
             units = replace(units, accumulator=units.storage)
-        spread = self._formula(step, units, squares is not None)
+        spread = self._formula(step, units, parts)
         if samples_at_coordinates(step):
             farthest = _farthest(step, self.kernels.divides)
             return error_model.interpolated(spread, units, farthest, stored_coordinates=_named(step, ("grid",)))
@@ -78,7 +78,7 @@ class Model:
             return error_model.fourier(units, step.rounding.length)
         if self.kernels.fourier is not None and _named(step, ("dft", "stft")):
             return error_model.measured_fourier(units, self.kernels.fourier(step.rounding.length))
-        if spread.terms and squares is None:
+        if spread.terms and not parts:
             # Terms of equal size: sum t^2 = S^2 / n.
             alike = spread.terms / math.sqrt(max(step.rounding.length, 1))
             return Spread(value=math.hypot(spread.value, alike))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from driftscope.lift.formulas.terms import Number, dot, matmul_squares, matrix_product
+from driftscope.lift.formulas.terms import Number, ProductSquares, dot, matmul_squares, matrix_product
 from driftscope.lift.onnx.contrib.activations import MICROSOFT, finish, gelu
 from driftscope.lift.onnx.registry import Node, Result, operator
 from driftscope.lift.steps import Kind, Rounding
@@ -30,7 +30,7 @@ def _product(node: Node, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor
     a = _arranged(a, node.integer("transBatchA", 0), node.integer("transA", 0))
     b = _arranged(b, node.integer("transBatchB", 0), node.integer("transB", 0))
     alpha = node.number("alpha", 1.0)
-    return alpha * matrix_product(a, b), dot(a.shape[-1], lambda: alpha * alpha * matmul_squares(a, b))
+    return alpha * matrix_product(a, b), dot(a.shape[-1], ProductSquares(a, b, alpha))
 
 
 @operator("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)

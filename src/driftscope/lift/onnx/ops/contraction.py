@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from driftscope.lift.formulas.linear_algebra import as_kernel
-from driftscope.lift.formulas.terms import dot, matmul_squares, matrix_product, product
+from driftscope.lift.formulas.terms import ProductSquares, dot, matrix_product, product
 from driftscope.lift.onnx.registry import Node, Result, operator
 
 
@@ -38,11 +38,8 @@ def gemm(node: Node, a: Tensor, b: Tensor, c: Tensor | None = None) -> Result:
     if c is not None:
         result = result + (c if not isinstance(beta, Tensor) and beta == 1.0 else beta * c)
 
-    def squares() -> Tensor:
-        terms = matmul_squares(a, b) * (alpha * alpha)
-        return terms if c is None else terms + (beta * c).square()
-
-    return Result(result, dot(a.shape[-1], squares))
+    products = ProductSquares(a, b, alpha)
+    return Result(result, dot(a.shape[-1], products if c is None else lambda: products() + (beta * c).square()))
 
 
 @operator("Einsum")
