@@ -220,3 +220,26 @@ def test_max_diff_opens_every_container():
     assert (found["abs"], found["n"], found["sum"]) == (2.0, 8.0, 4.0)
     assert "argm" not in found
     assert max_diff(expected, expected)["abs"] == 0.0
+
+
+ONE = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "options"),
+    [
+        ([ONE, ONE], [(ONE,)], {}),
+        ({"a": ONE, "b": (ONE,)}, {"b": ONE}, {}),
+        (ONE.to(torch.float8_e5m2), ONE.to_sparse(), {"check_dtype": False}),
+    ],
+)
+def test_other_structures_and_layouts_are_not_close_as_in_torch(actual, expected, options):
+    for check in (torch.testing.assert_close, assert_close):
+        with pytest.raises(AssertionError):
+            check(actual, expected, **options)
+
+
+def test_things_that_do_not_compare_are_a_type_error_as_in_torch():
+    for check in (torch.testing.assert_close, assert_close):
+        with pytest.raises(TypeError):
+            check([ONE, ONE], [ONE, (ONE,)])

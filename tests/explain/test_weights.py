@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import driftscope as ds
 from driftscope.explain.causes.alterations import alteration_of, shortest, told_apart
@@ -472,3 +473,45 @@ def test_a_number_that_float32_takes_for_zero_is_not_rounded():
 ])  # fmt: skip
 def test_two_numbers_are_written_with_the_digits_that_tell_them_apart(one, other, said):
     assert told_apart(one, other) == said
+
+
+ONES, QUARTERS = torch.ones(32), torch.full((1, 1, 4), 0.25)
+
+
+@pytest.mark.parametrize(
+    ("value", "exact"),
+    [
+        (ONES, torch.cat([torch.tensor([1.02]), ONES[1:]])),  # one gain of a norm was changed by 2 %
+        (ONES, 1 + 0.02 * torch.randn(32, generator=torch.Generator().manual_seed(0))),  # gains were not loaded
+        (QUARTERS, torch.tensor([[[0.25, 0.26, 0.25, 0.25]]])),
+        (torch.tensor([1.0, 2.0, 1.0, 0.0, -1.0, -2.0]), torch.tensor([1.01, 2.02, 1.0, 0.0, -1.0, -2.01])),
+    ],
+)
+def test_ones_are_no_rounding_of_numbers_near_one(value, exact):
+    for one, other in ((value, exact), (exact, value)):
+        found = alteration_of(one.double(), other.double(), torch.float32)
+        assert "rounded" not in found.words, found
+
+
+def test_a_norm_whose_gains_were_not_loaded_is_another_function():
+    torch.manual_seed(0)
+    trained = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 4)).eval()
+    fresh = copy.deepcopy(trained)
+    trained[1].weight.data.add_(torch.randn(32) * 0.02)
+    for pair in ((trained, fresh), (fresh, trained)):
+        found = ds.compare(*pair, torch.randn(8, 16))
+        assert found.verdict is ds.Verdict.DIFFERENT, found.reason
+        assert "float8" not in str(found)
+
+
+def test_gains_that_float8_rounds_to_one_are_roundings_beside_weights_that_show_it():
+    torch.manual_seed(0)
+    exact = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 4)).eval()
+    exact[1].weight.data.add_((torch.randn(32) * 0.02).clamp(-0.03, 0.03))
+    rounded = copy.deepcopy(exact)
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.to(torch.float8_e4m3fn).float()
+    assert bool((rounded[1].weight == 1).all())
+    found = ds.compare(exact, rounded, torch.randn(8, 16))
+    assert found.verdict is ds.Verdict.PRECISION, found.reason
+    assert "float8_e4m3fn" in found.reason

@@ -44,3 +44,31 @@ def test_the_operator_in_which_rows_meet_is_named(known: Known) -> None:
     assert report.first is not None
     assert report.first.code in ("I001", "I002")
     assert any(part in str(report.first.where.operator) for part in known.place.split("|"))
+
+
+def by_longest(x, lengths):
+    """Divide by the longest of the batch; the first and the last row are the longest themselves."""
+    keep = torch.arange(x.shape[1]) < lengths[:, None]
+    return (x * keep[..., None]).sum(1) / lengths.max()
+
+
+def by_own_length(x, lengths):
+    keep = torch.arange(x.shape[1]) < lengths[:, None]
+    return (x * keep[..., None]).sum(1) / lengths[:, None]
+
+
+def smoothed(x):
+    """Mix rows between the first and the last with their neighbours."""
+    return x if len(x) < 3 else torch.cat([x[:1], (x[:-2] + x[1:-1] + x[2:]) / 3, x[-1:]])
+
+
+@pytest.mark.parametrize(("function", "outcome"), [(by_longest, "different"), (by_own_length, "same")])
+def test_rows_between_the_ends_are_looked_at_too(function, outcome):
+    x, lengths = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([5, 3, 4, 5])
+    report = ds.check_invariance(function, {"x": x, "lengths": lengths}, axes=("batch",))
+    assert report.outcomes["batch"] == outcome, report
+
+
+def test_rows_that_are_mixed_with_their_neighbours():
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    assert ds.check_invariance(smoothed, {"x": x}, axes=("batch",)).outcomes["batch"] == "different"

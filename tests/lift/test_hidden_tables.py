@@ -104,3 +104,35 @@ def test_a_kaiser_window_loses_what_its_bessel_function_makes_of_its_argument(si
         assert ds.compare(a, b, (x,)).verdict in (Verdict.IDENTICAL, Verdict.ROUNDING, Verdict.PRECISION)
     for wrong in (np.kaiser(size + 1, beta * 1.0001)[:size], np.kaiser(size, beta)):
         assert ds.compare(frame, Windowed(wrong), (x,)).verdict is Verdict.DIFFERENT
+
+
+class Fourier(nn.Module):
+    """A real Fourier transform as one product with a table of both parts."""
+
+    def __init__(self, size, how, factor=1.0):
+        super().__init__()
+        angle = 2 * np.pi * np.outer(np.arange(size // 2 + 1), np.arange(size)) / size
+        both = {"after": np.concatenate, "in turn": lambda parts: np.stack(parts, 1).reshape(-1, size)}
+        table = both[how]([np.cos(angle), -np.sin(angle)])
+        table[3, 5] *= factor
+        self.how = how
+        self.register_buffer("table", torch.tensor(table, dtype=torch.float32))
+
+    def forward(self, x):
+        made = x @ self.table.T
+        if self.how == "after":
+            return torch.stack(made.chunk(2, -1), -1)
+        return made.unflatten(-1, (-1, 2))
+
+
+def transformed(x):
+    return torch.view_as_real(torch.fft.rfft(x))
+
+
+@pytest.mark.parametrize("how", ["after", "in turn"])
+def test_one_table_of_both_parts_of_a_fourier_transform_is_rounding(how):
+    x = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    for pair in ((transformed, Fourier(16, how)), (Fourier(16, how), transformed)):
+        found = ds.compare(*pair, x)
+        assert found.verdict is Verdict.ROUNDING, found.reason
+    assert ds.compare(transformed, Fourier(16, how, 1 + 1e-5), x).verdict is Verdict.DIFFERENT

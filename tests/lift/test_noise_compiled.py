@@ -19,7 +19,7 @@ from driftscope.lift.formulas.activations import gelu, gelu_parts
 from driftscope.lift.formulas.terms import ProductSquares
 from driftscope.lift.noise import compiled
 from driftscope.lift.noise.measured import function_errors
-from driftscope.lift.noise.perturbing import LEVELS, Noise, RowNoise, Terms
+from driftscope.lift.noise.perturbing import LEVELS, Noise, RowNoise, TermSizes
 from driftscope.lift.noise.rows import NormalisedRows
 
 SPECIALS = (0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 5e-324, 1e-310, 1.7e308)
@@ -81,7 +81,7 @@ def test_terms_that_broadcast(shape, seed, limited, data):
     kept = [data.draw(st.booleans()) for _ in shape]
     sizes = torch.rand([n if k else 1 for n, k in zip(shape, kept, strict=True)], dtype=torch.float64)
     sizes = sizes[(0,) * data.draw(st.integers(0, kept.index(True) if True in kept else len(kept)))]
-    terms = Terms.of(sizes, value.shape)
+    terms = TermSizes.of(sizes, value.shape)
     rows = torch.cat([terms.block(slice(r, r + 1)).expand(1, shape[-1] if shape else 1)
                       for r in range(value.shape[:-1].numel())])  # fmt: skip
     assert torch.equal(rows.reshape(value.shape), sizes.expand(value.shape))
@@ -100,7 +100,7 @@ def test_terms_of_a_product_are_not_multiplied_out(a, b):
     need_compiled()
     left, right = torch.randn(a, dtype=torch.float64), torch.randn(b, dtype=torch.float64)
     squares, value = ProductSquares(left, right, 0.5), left @ right * 0.5
-    terms = Terms.of_product(squares, value.shape)
+    terms = TermSizes.of_product(squares, value.shape)
     assert terms is not None
     rows = torch.cat([terms.block(slice(r, r + 1)) for r in range(value.shape[:-1].numel())])
     torch.testing.assert_close(rows.reshape(value.shape), squares().sqrt().expand(value.shape), rtol=1e-14, atol=0)
@@ -110,7 +110,7 @@ def test_terms_of_a_product_are_not_multiplied_out(a, b):
 @pytest.mark.parametrize(("a", "b"), [((6,), (6, 5)), ((4, 6), (6,)), ((6,), (6,))])
 def test_terms_of_a_product_with_a_vector_are_those_of_its_squares(a, b):
     left, right = torch.randn(a, dtype=torch.float64), torch.randn(b, dtype=torch.float64)
-    assert Terms.of_product(ProductSquares(left, right), (left @ right).shape) is None
+    assert TermSizes.of_product(ProductSquares(left, right), (left @ right).shape) is None
 
 
 @given(st.integers(0, 2**20), st.booleans(), st.booleans())
@@ -119,14 +119,14 @@ def test_errors_by_argument(seed, special, limited):
     x = value_of([6, 17], seed, special) * 3
     y = gelu(x)
     errors = function_errors("gelu", "none", torch.float32, "cpu")
-    terms = Terms.of(gelu_parts(x, y), y.shape)
+    terms = TermSizes.of(gelu_parts(x, y), y.shape)
     same_both_ways(Noise(1e-3, generator(), terms, 1e-4, errors, x, 1.7 if limited else 0.0), y)
 
 
 def test_a_value_larger_than_what_torch_perturbs_at_a_time():
     need_compiled()
     value = value_of([300, 257], 3, special=False)
-    terms = Terms.of(torch.rand(300, 1, dtype=torch.float64), value.shape)
+    terms = TermSizes.of(torch.rand(300, 1, dtype=torch.float64), value.shape)
     same_both_ways(Noise(1e-3, generator(), terms, 1e-2), value)
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import sys
+import threading
 
 import pytest
 import torch
 
 import driftscope as ds
-from driftscope.errors import ImpureFunction
+from driftscope.errors import ImpureFunction, InputError
 from driftscope.transforms.batching.call import Request
 from driftscope.transforms.batching.memory import CallPlan, plans_of
 
@@ -283,3 +285,74 @@ def test_a_single_row_that_draws_is_refused_in_our_words_under_a_derivative(arou
         run(x)
     with torch.autograd.graph.disable_saved_tensors_hooks("a checkpoint's hooks are gone with it"):
         assert torch.func.grad(torch.sin)(torch.zeros(())) == 1
+
+
+class Boxes(torch.Tensor):
+    """A class of the user's, on which a function may decide."""
+
+
+def test_examples_of_a_class_of_their_own_are_of_it_again():
+    def flip(v):
+        return v.neg() if isinstance(v, Boxes) else v.flip(0)
+
+    x = torch.arange(12.0).reshape(4, 3).as_subclass(Boxes)
+    got = ds.vmap(flip)(x)
+    assert isinstance(got, Boxes)
+    assert torch.equal(got, looped(flip, x))
+    plain = ds.vmap(flip)(torch.arange(12.0).reshape(4, 3))
+    assert torch.equal(plain, torch.arange(12.0).reshape(4, 3).flip(1))
+
+
+def test_a_draw_that_decides_is_not_drawn_again():
+    x = torch.ones(9, 4, dtype=torch.float64)
+
+    def f(v):
+        return v * 2 if torch.rand(()) > 0.5 else v
+
+    mapped, theirs = ds.vmap(f, randomness="same"), torch.vmap(f, randomness="same")
+    with torch.random.fork_rng(devices=[]):
+        for seed in range(40):
+            torch.manual_seed(seed)
+            got = mapped(x)
+            torch.manual_seed(seed)
+            assert torch.equal(got, theirs(x)), seed
+
+
+@pytest.mark.parametrize(
+    "options", [{"randomness": "Same"}, {"randomness": None}, {"chunk_size": 0}, {"chunk_size": -1}]
+)
+def test_what_torch_vmap_does_not_take_is_not_taken(options):
+    with pytest.raises(InputError):
+        ds.vmap(torch.sin, **options)
+
+
+def test_what_torch_vmap_takes_is_taken():
+    for randomness in ("error", "same", "different"):
+        assert torch.equal(ds.vmap(torch.sin, randomness=randomness, chunk_size=3)(X), X.sin())
+
+
+def scaled(k):
+    return lambda v: v * 2 if v[0] > 0 else v - k  # a new function each time: it is tried anew
+
+
+def test_threads_leave_the_streams_alone(capsys):
+    before, wrong, begun = (sys.stdout, sys.stderr), [], threading.Event()
+
+    def work(k):
+        x = torch.linspace(-1, 1, 28).reshape(7, 4) * k
+        for _ in range(10):
+            f = scaled(k)
+            if not torch.equal(ds.vmap(f)(x), looped(f, x)):
+                wrong.append(k)
+        begun.set()
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    print("said by another thread")  # while trials catch what their own threads print
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert (sys.stdout, sys.stderr) == before
+    assert capsys.readouterr().out == "said by another thread\n"

@@ -77,3 +77,22 @@ def test_an_argument_that_is_changed_is_called_by_its_name_and_is_not_to_become_
 def test_zeros_of_another_sign_are_no_distance() -> None:
     report = ds.check_transforms(lambda x: -(x * 0.0), torch.randn(3, 2), transforms=("vmap", "jacfwd"))
     assert all("at most 0 apart" not in run.reason for run in report.runs)
+
+
+# fmt: off
+FIRST = lambda v: 1.0 if v[0] > 0 else 0.5; SECOND = lambda v: v.detach().numpy() * 2; OUTER = lambda v: (lambda w: float(w.exp().sum()))(v)  # noqa: E501, E702, E731
+# fmt: on
+
+
+@pytest.mark.parametrize(
+    ("function", "expression"),
+    [
+        (FIRST, "1.0 if v[0] > 0 else 0.5"),
+        (SECOND, "v.detach().numpy()"),
+        (OUTER, "(lambda w: float(w.exp().sum()))(v)"),
+    ],
+)
+def test_of_several_lambdas_of_a_line_the_right_one_is_quoted(function, expression) -> None:
+    report = ds.check_transforms(function, torch.randn(5, 4, dtype=torch.float64), transforms=("jacrev",))
+    (finding,) = report.findings
+    assert f"`{expression}`" in finding.what

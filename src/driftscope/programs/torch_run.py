@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from driftscope.errors import DriftscopeError, RuntimeRefused, ends_us
+from driftscope.errors import DriftscopeError, InputError, RuntimeRefused, ends_us
 from driftscope.programs.arrays import tensor_of
 from driftscope.programs.isolation.choice import isolating
 from driftscope.programs.isolation.failures import text_of
@@ -54,7 +54,7 @@ def run_torch(
     RuntimeRefused
         In torch's own words.
     """
-    with contained(function if module is None else module) as modules:
+    with contained(function if module is None else module):
         try:
             outputs = _called(function, bound)
         except DriftscopeError:
@@ -64,8 +64,7 @@ def run_torch(
                 raise
             raise RuntimeRefused(runtime, "run", words_of(error)) from error
         leaves, spec = flatten(outputs)
-        held = {_storage(buffer) for m in modules for buffer in m.buffers()}
-        return unflatten([_own(leaf, held) for _, leaf in leaves], spec)
+        return unflatten([own(leaf) for _, leaf in leaves], spec)
 
 
 def _called(function: Callable[..., Any], bound: Bound) -> Any:
@@ -82,16 +81,25 @@ def _called(function: Callable[..., Any], bound: Bound) -> Any:
             return function(*args, **kwargs)
 
 
-def _own(leaf: Any, held: set[int | None]) -> Any:
-    """Detach an output; one that shares memory with a buffer is copied, because the buffer is about to be put back."""
+def own(leaf: Any) -> Any:
+    """Detach an output in memory of its own: a buffer or a workspace is written to again by the next run.
+
+    Quantised tensors are the numbers that they stand for, and those of a kernel library's own layout are dense.
+
+    Raises
+    ------
+    InputError
+        For a tensor that does not hold one array of numbers.
+    """
     if not isinstance(leaf, torch.Tensor):
-        return tensor_of(leaf)
-    return leaf.detach().clone() if _storage(leaf) in held - {None} else leaf.detach()
-
-
-def _storage(tensor: torch.Tensor) -> int | None:
-    plain = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
-    return tensor.untyped_storage().data_ptr() or None if plain else None
+        found = tensor_of(leaf)
+        return found.clone() if isinstance(found, torch.Tensor) else found
+    kind = "MaskedTensor" if type(leaf).__name__ == "MaskedTensor" else "nested tensor of layout strided"
+    if kind == "MaskedTensor" or (leaf.is_nested and leaf.layout is torch.strided):
+        raise InputError(f"a {kind} cannot be compared; return plain tensors, its values and what they belong to")
+    if leaf.is_quantized:
+        return leaf.detach().dequantize()
+    return (leaf.detach().to_dense() if leaf.is_mkldnn else leaf.detach()).clone()
 
 
 def words_of(error: BaseException) -> str:

@@ -24,7 +24,6 @@ from driftscope.transforms.world.trace import Bounded, Trace, peeled
 EXAMPLES = 3
 # Steps up to which a run is repeated in float64: a second or two.
 _MOST_STEPS = 4000
-_RANDOMNESS = ("error", "different", "same")
 
 
 def subject_of(function: Any, examples: tuple[Any, ...], in_dims: Any, randomness: str) -> Subject:
@@ -37,8 +36,8 @@ def subject_of(function: Any, examples: tuple[Any, ...], in_dims: Any, randomnes
     """
     if not callable(function):
         raise InputError(f"check_transforms needs a function as its first argument, not {type(function).__name__}")
-    if randomness not in _RANDOMNESS:
-        raise InputError(f"randomness is one of {', '.join(_RANDOMNESS)}; not {randomness!r}")
+    if randomness not in internals.RANDOMNESS:
+        raise InputError(f"randomness is one of {', '.join(internals.RANDOMNESS)}; not {randomness!r}")
     if not any(isinstance(leaf, torch.Tensor) for leaf in internals.tree_leaves(examples)):
         raise InputError("check_transforms needs example arguments with at least one tensor, after the function")
     dims = _dims(examples, in_dims)

@@ -58,6 +58,8 @@ class BatchLayout:
 
 wrapped_by_functorch: Callable[[torch.Tensor], bool] = functorch.is_functorch_wrapped_tensor
 _aliases: Callable[[torch.Tensor, torch.Tensor], bool] = torch._C._is_alias_of  # type: ignore[attr-defined]
+#: What torch.vmap knows as ``randomness``.
+RANDOMNESS = ("error", "different", "same")
 _OF_TORCH = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -128,9 +130,14 @@ def is_fake(tensor: object) -> bool:
     return isinstance(tensor, FakeTensor)
 
 
+def is_of_torch(tensor: object) -> bool:
+    """Whether an object is a tensor of torch's own classes."""
+    return type(tensor) in _OF_TORCH
+
+
 def is_plain(tensor: object) -> bool:
     """Whether an object is a tensor as torch itself makes them, outside of any transform."""
-    return isinstance(tensor, torch.Tensor) and type(tensor) in _OF_TORCH and not wrapped_by_functorch(tensor)
+    return isinstance(tensor, torch.Tensor) and is_of_torch(tensor) and not wrapped_by_functorch(tensor)
 
 
 def wrapper_kind(tensor: torch.Tensor) -> str:

@@ -7,12 +7,12 @@ lowers only the first n operators, and finds the n at which a result turns wrong
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from driftscope.programs.state.printing import caught
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ def guilty_lowering(right: Callable[[], bool]) -> str:
     from torch._inductor.compiler_bisector import CompilerBisector
 
     # It reports each step on standard output, which belongs to the answer.
-    with contextlib.redirect_stdout(io.StringIO()):
+    with caught():
         found: Any = CompilerBisector.do_bisect(right)
     if found is None or found.subsystem != "lowerings" or not found.debug_info:
         return ""

@@ -29,6 +29,9 @@ _LISTED = 4
 # Elements looked at before all are, and steps from zero to the largest number in the coarsest grid, with some room.
 _LOOKED_AT = 64
 _COARSEST = 127.0
+# Bits behind the first one that numbers have together when they are what is left of longer ones, not chosen: one number
+# of bfloat16 has up to 7, two of float8 up to 6. More bits than this belong to no narrow format.
+_CUT_OFF, _SIGNIFICANT, _COUNTED = 4, 12, 1024
 # Digits that tell any two numbers of float64 apart.
 _EVERY = 17
 # Elements up to which an order is looked into.
@@ -61,11 +64,11 @@ def alteration_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) ->
     masked = _other_limit(value, exact)
     if masked:
         return Alteration("W004", masked)
-    rounded = _rounded(value, exact, fmt)
-    if rounded:
+    rounded = rounding_of(value, exact, fmt)
+    if rounded and _are_cut_off(value[value != exact]):
         return Alteration("W007", rounded)
-    wider = _rounded(exact, value, fmt)
-    if wider:
+    wider = rounding_of(exact, value, fmt)
+    if wider and _are_cut_off(exact[value != exact]):
         return Alteration("W007", f"{REFERENCE_ROUNDED} {wider} in the reference")
     if _reordered(value, exact, fmt):
         return _order(value, exact)
@@ -112,7 +115,12 @@ def _other_limit(value: torch.Tensor, exact: torch.Tensor) -> str:
     return f"{shortest(float(part[0]))} where A has {shortest(float(before[0]))}"
 
 
-def _rounded(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> str:
+def rounding_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> str:
+    """Say to what ``exact`` can have been rounded to give ``value``; empty where nothing gives it.
+
+    Ones and zeros are what numbers near them are rounded to in any format, and are more often simply ones and zeros:
+    see :func:`_are_cut_off`.
+    """
     few = slice(None, _LOOKED_AT)
     for name in _NARROW_FORMATS:
         short = getattr(torch, name)
@@ -139,6 +147,19 @@ def _rounded(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> str:
         if _on_grid(value, exact, fmt, axis):
             return f"rounded to an int8 grid ({words})"
     return ""
+
+
+def _are_cut_off(numbers: torch.Tensor) -> bool:
+    """Whether numbers look as if their last bits were cut off, and not as if somebody had chosen them: 1, -2, 0.25.
+
+    Counted are the bits behind the first one, of each size once.
+    """
+    sizes = numbers[:_COUNTED].abs().unique()
+    found = torch.zeros_like(sizes)
+    significands = torch.frexp(sizes).mantissa * 2.0  # 1 <= s < 2
+    for bit in range(_SIGNIFICANT):
+        found = torch.where((significands * 2.0**bit).frac() == 0, found, bit + 1)
+    return float(found[torch.isfinite(sizes)].sum()) >= _CUT_OFF
 
 
 def _on_grid(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype, axis: int | None) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from driftscope.explain.causes.alterations import REFERENCE_ROUNDED, Alteration, in_single
+from driftscope.explain.causes.alterations import REFERENCE_ROUNDED, Alteration, in_single, rounding_of
 from driftscope.explain.causes.weights import ChangedWeight, changed_weights
 from driftscope.explain.quantised.undoing import MEASURED, Quantisation, as_rounded, cost_of, same_as
 from driftscope.explain.quantised.weights import IntegerGrid
@@ -49,10 +49,18 @@ def rounded_weights(evidence: Evidence) -> Quantisation | None:
 
 
 def _all_rounded(changes: Iterable[ChangedWeight]) -> list[ChangedWeight]:
-    """Return the changes if every one is a rounding; the first that is not ends the search."""
+    """Return the changes if every one is a rounding; what says nothing of itself (ones) is one beside such that do."""
+    changes = list(changes)
+    words = {c.alteration.words for c in changes if c.alteration.code == "W007"}
     found = []
     for change in changes:
-        if change.alteration.code != "W007" or REFERENCE_ROUNDED in change.alteration.words:
+        if change.alteration.code != "W007":
+            own = change.constant.value
+            alike = rounding_of(own.to(torch.float64), change.value, own.dtype)
+            if alike not in words:
+                return []
+            change = dataclasses.replace(change, alteration=Alteration("W007", alike))
+        elif REFERENCE_ROUNDED in change.alteration.words:
             return []
         found.append(change)
     return found

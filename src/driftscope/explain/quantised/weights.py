@@ -75,7 +75,10 @@ class IntegerGrid:
     def rounds(self, exact: torch.Tensor) -> bool:
         """Whether these integers are ``exact``, divided by the scale and rounded to nearest."""
         off = (self.value - exact).abs() / self.step
-        stored = _STORED * exact.nan_to_num(0.0, 0.0, 0.0).abs() / self.step  # no integer stands for infinity
+        size = exact.nan_to_num(0.0, 0.0, 0.0).abs()  # no integer stands for infinity
+        if size.dim() == 1 and size.numel():
+            size = size.amax()  # terms of a bias cancel, which one into which a norm was folded has several of
+        stored = _STORED * size / self.step
         return bool((off <= torch.where(self.edge, _SATURATED, _HALF) + stored).all())
 
     def neutral(self) -> torch.Tensor | None:

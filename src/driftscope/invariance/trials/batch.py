@@ -65,12 +65,17 @@ def whole_of(rows: BatchRows) -> Select:
     return selecting(rows, range(rows.count))
 
 
+def _looked_at(count: int) -> list[int]:
+    """Rows at both ends of a batch and one between: the longest of all, or the neighbour of nobody, may be any."""
+    return sorted({0, count // 2, count - 1})
+
+
 # --- other rows change -----------------------------------------------------------------------------------------------
 
 
 def _content(rows: BatchRows, base: RunVariant) -> list[AxisTrial]:
     tensors = {k: rows.runner.tensors[k] for k in rows.inputs}
-    count, start, kept = rows.count, base, sorted({0, rows.count - 1})
+    count, start, kept = rows.count, base, _looked_at(rows.count)
     if count == 1:
         if not rows.resizable:
             return []
@@ -79,7 +84,10 @@ def _content(rows: BatchRows, base: RunVariant) -> list[AxisTrial]:
         start = RunVariant(tensors)
     trials = []
     for row in kept:
+        inside = 0 < row < count - 1
         for words, change in _CHANGES.items():
+            if inside and change is not _other_values:
+                continue  # that it sees the others at all is what the rows at the ends may not show
             changed = _with_others(rows, tensors, row, change)
             if changed is None:
                 continue
@@ -160,9 +168,9 @@ def _with_others(
 def _joining(rows: BatchRows, base: RunVariant) -> list[AxisTrial]:
     trials = []
     outputs = tuple(rows.outputs)
-    alone = {row: RunVariant(rows.taking([row]), selecting(rows, [0])) for row in {0, rows.count - 1}}
+    alone = {row: RunVariant(rows.taking([row]), selecting(rows, [0])) for row in _looked_at(rows.count)}
     if rows.count > 1:
-        for row, variant in sorted(alone.items()):
+        for row, variant in alone.items():
             at = selecting(rows, [row])
             trials.append(
                 AxisTrial("batch", f"row {row} alone", replace(base, select=at), variant, outputs, at, resized=True,

@@ -16,7 +16,7 @@ from driftscope.comparison.measuring.spread import largest_magnitude
 from driftscope.lift.formulas.terms import ProductSquares
 from driftscope.lift.noise.arithmetics import ORDINARY, Arithmetic
 from driftscope.lift.noise.measured import TORCH, part_share
-from driftscope.lift.noise.perturbing import LEVELS, Noise, RowNoise, Terms, broadcasts, drawn
+from driftscope.lift.noise.perturbing import LEVELS, Noise, RowNoise, TermSizes, broadcasts, drawn
 from driftscope.lift.noise.rows import rows_of
 from driftscope.lift.noise.spreads import Model, samples_at_coordinates, stores_statistics
 from driftscope.lift.steps import Kind, Rounding, Step
@@ -145,20 +145,20 @@ class NoiseInjector:
         spread = self._model.spread(step, units, parts=terms is not None)
         return Noise(self.scale * spread.value, self._generator, terms, self.scale * spread.terms), spread
 
-    def _terms(self, step: Step, shape: torch.Size) -> Terms | None:
+    def _terms(self, step: Step, shape: torch.Size) -> TermSizes | None:
         """What noise is in units of besides the value, when the step knows it and this output is what it speaks of."""
         rounding = step.rounding
         if rounding.parts is not None and self.unit is None:  # what a kernel cancels on the way
             sizes = rounding.parts()
-            return Terms.of(sizes, shape) if sizes.shape == shape else None
+            return TermSizes.of(sizes, shape) if sizes.shape == shape else None
         if samples_at_coordinates(step) and step.inputs and step.inputs[0] is not None:
-            return Terms.of_squares(step.inputs[0].to(torch.float64).square().mean(), shape)
+            return TermSizes.of_squares(step.inputs[0].to(torch.float64).square().mean(), shape)
         if rounding.squares is None or rounding.kind not in (Kind.SUM, Kind.DOT):
             return None
-        if isinstance(rounding.squares, ProductSquares) and (found := Terms.of_product(rounding.squares, shape)):
+        if isinstance(rounding.squares, ProductSquares) and (found := TermSizes.of_product(rounding.squares, shape)):
             return found
         squares = rounding.squares()
-        return Terms.of_squares(squares, shape) if broadcasts(squares.shape, shape) else None
+        return TermSizes.of_squares(squares, shape) if broadcasts(squares.shape, shape) else None
 
     def _stays_below_one(self, value: torch.Tensor, spread: Spread) -> bool:
         """Whether noise comes near no value that a function without an argument returns exactly: most softmaxes.

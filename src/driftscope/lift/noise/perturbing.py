@@ -38,7 +38,7 @@ def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class TermSizes:
     """What noise is in units of besides the value itself: ``rows[i] * columns[i // period, j]`` for element (i, j).
 
     A value counts as rows of its last axis.
@@ -56,7 +56,7 @@ class Terms:
     period: int = 1
 
     @classmethod
-    def of(cls, sizes: torch.Tensor, shape: torch.Size) -> Terms:
+    def of(cls, sizes: torch.Tensor, shape: torch.Size) -> TermSizes:
         """Terms of sizes that broadcast to a shape."""
         full = sizes.reshape((1,) * (len(shape) - sizes.dim()) + tuple(sizes.shape)).to(torch.float64)
         if not len(shape) or (full.shape[-1] == 1 and shape[-1] != 1):
@@ -66,12 +66,12 @@ class Terms:
         return cls(None, full.expand(shape).reshape(-1, shape[-1]).contiguous())
 
     @classmethod
-    def of_squares(cls, squares: torch.Tensor, shape: torch.Size) -> Terms:
+    def of_squares(cls, squares: torch.Tensor, shape: torch.Size) -> TermSizes:
         """Terms of a sum of squares for each element."""
         return cls.of(squares.to(torch.float64).sqrt(), shape)
 
     @classmethod
-    def of_product(cls, squares: ProductSquares, shape: torch.Size) -> Terms | None:
+    def of_product(cls, squares: ProductSquares, shape: torch.Size) -> TermSizes | None:
         """Terms of a product of matrices, which need not be multiplied out; None for other shapes than its own."""
         rows, columns = squares.factors()
         if min(rows.dim(), columns.dim(), len(shape)) < 2:
@@ -114,7 +114,7 @@ class Noise:
     share : float
         Standard deviation in units of the value.
     generator : torch.Generator
-    terms : Terms or None
+    terms : TermSizes or None
     terms_share : float
         Standard deviation in units of the terms.
     errors : torch.Tensor or None
@@ -129,7 +129,7 @@ class Noise:
 
     share: float
     generator: torch.Generator
-    terms: Terms | None = None
+    terms: TermSizes | None = None
     terms_share: float = 0.0
     errors: torch.Tensor | None = None
     argument: torch.Tensor | None = None

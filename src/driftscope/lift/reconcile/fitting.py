@@ -44,6 +44,8 @@ _SEVERAL, _MANY = 2, 0.05
 _ITERATIONS, _ROUNDS, _NOTHING = 400, 4, 1e-14
 # Shuffles of numbers of both signs are multiplied by these in turn: what is seldom on is then often on.
 _FACTORS = (1.0, -2.0)
+# How many times larger than the usual number one is that would hide what the others say.
+_OUTLYING = 1000.0
 
 # A step without a derivative, or one that these inputs do not suit.
 _UNSUITED = (DriftscopeError, RuntimeError, LookupError, ValueError)
@@ -62,11 +64,31 @@ def shuffled(seed: int) -> _Change:
         wide = tensor.detach().to(torch.float64 if real else torch.int64)
         content = zlib.crc32(wide.cpu().contiguous().numpy().tobytes(), seed)
         order = torch.randperm(tensor.numel(), generator=torch.Generator().manual_seed(content))
-        mixed = tensor.detach().reshape(-1)[order.to(tensor.device)].reshape(tensor.shape)
+        mixed = _tame(tensor.detach().reshape(-1))[order.to(tensor.device)].reshape(tensor.shape)
         both = real and bool((wide < 0).any()) and bool((wide > 0).any())
         return mixed * _FACTORS[seed % len(_FACTORS)] if both else mixed
 
     return change
+
+
+def _tame(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers without what is no number, and without outliers: beside those, equations for all else drown."""
+    if not numbers.dtype.is_floating_point or not numbers.numel():
+        return numbers
+    finite = numbers[torch.isfinite(numbers)]
+    if not len(finite):
+        return numbers
+    if len(finite) < len(numbers):
+        numbers = torch.where(
+            torch.isfinite(numbers), numbers, finite.repeat(-(-len(numbers) // len(finite)))[: len(numbers)]
+        )
+    usual = finite[finite != 0].abs().to(torch.float64).median() if bool(finite.any()) else torch.zeros(())
+    limit = min(_OUTLYING * float(usual), torch.finfo(numbers.dtype).max)
+    return numbers.clamp(-limit, limit)
+
+
+def _tamed(tensor: torch.Tensor) -> torch.Tensor:
+    return _tame(tensor.detach().reshape(-1)).reshape(tensor.shape)
 
 
 class _Values:
@@ -215,7 +237,10 @@ class Fit:
             return [], []
         seen = _Values(), _Values()
         outputs = self._run(None, stored, seen)[0]
-        results = sum(value.numel() for i, _ in self.pairs if (value := outputs[i].value) is not None)
+        made = [value for i, _ in self.pairs if (value := outputs[i].value) is not None]
+        results = sum(value.numel() for value in made)
+        # Through what is no number every derivative is none.
+        given = None if all(bool(torch.isfinite(value).all()) for value in made) else _tamed
         self.budget.weigh(seen)
         if self.budget.steps(_LEAST) < _FEWEST or sum(s.numel() for s in stored) > _MOST:
             return None
@@ -231,7 +256,7 @@ class Fit:
                 steps = self.budget.steps(shuffles)
                 if shuffles > _SHUFFLES or steps < _FEWEST:
                     return None
-                ways = [None, *map(shuffled, range(1, shuffles))]
+                ways = [given, *map(shuffled, range(1, shuffles))]
                 numbers = self._solved(stored, ways, inner, steps)
                 if numbers is None:
                     break

@@ -28,6 +28,7 @@ from driftscope.lift.torch.bits import edited_floats
 from driftscope.lift.torch.constants import Constants
 from driftscope.lift.torch.entries import AtenCall, CallPlace, Tape, references
 from driftscope.lift.torch.exported import GraphWalk, graph_arguments
+from driftscope.lift.torch.ops.quantised import dequantised_exactly
 from driftscope.lift.torch.ops.tables import hidden_tables
 from driftscope.lift.torch.origin import changed, doubtful, moved
 from driftscope.lift.torch.places import Places
@@ -159,7 +160,10 @@ class TorchTape:
         if number is None:
             return LiftedOutput(path, "", None, None)
         value = self.tape.values[number]
-        return LiftedOutput(path, value.name, replay.result(number), value.format)
+        result, native = replay.result(number), value.format
+        if result is not None and result.is_quantized:  # what it stands for, as its program's own result is taken
+            result, native = dequantised_exactly(result), torch.float32
+        return LiftedOutput(path, value.name, result, native)
 
 
 def _as_dependent(observe: Observer) -> Observer:

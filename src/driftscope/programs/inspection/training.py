@@ -125,21 +125,24 @@ def _callers_line() -> tuple[str | None, int | None]:
 
 
 def active_dropout(program: _TorchProgram, bound: Bound) -> list[Finding]:
-    """Return O004 for dropout that a function call leaves on in eval() mode; the program is run to see its calls."""
+    """Return O004 for dropout that a function call leaves on; the program is run to see its calls."""
     calls = _Calls()
     if not _runs_under(calls, program, bound) or not calls.dropouts:
         return []
     name, p, file, line = calls.dropouts[0]
     count = len(calls.dropouts)
     calls_words = "one call" if count == 1 else f"{count} calls"
+    training = getattr(program.module, "training", False)
+    off = "pass training=self.training" if name != "scaled_dot_product_attention" else "pass dropout_p=0.0 in eval()"
     return [
         Finding(
             "O004",
-            f"{program.name} drops values although it is in eval() mode: {calls_words} of {name} with p={p:g}",
-            why=f"{name} drops by default whenever it is called, whatever mode the module is in",
-            fix="pass training=self.training"
-            if name != "scaled_dot_product_attention"
-            else "pass dropout_p=0.0 in eval()",
+            f"{program.name} drops values {'in train()' if training else 'although it is in eval()'} mode: "
+            f"{calls_words} of {name} with p={p:g}",
+            why="in train() mode dropout draws random numbers"
+            if training
+            else f"{name} drops by default whenever it is called, whatever mode the module is in",
+            fix=f"call eval() first; if it still drops, {off}" if training else off,
             where=Where(operator=name, file=file, line=line),
             evidence={"calls": [[n, q, f, at] for n, q, f, at in calls.dropouts]},
         )

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from driftscope.errors import DependencyMissing, DriftscopeError, ProgramError, RuntimeRefused, ends_us
-from driftscope.programs.arrays import array_of, jax_array_of, jax_available, jax_in_64_bits, tensor_of
+from driftscope.programs.arrays import array_of, jax_array_of, jax_available, jax_in_64_bits
 from driftscope.programs.feeding.binding import bind_call, ready, signature_of
 from driftscope.programs.protocol import ArraySource, Bound, Program, Slot
 from driftscope.programs.state.effects import contained
+from driftscope.programs.torch_run import own
 from driftscope.programs.value_trees import flatten, unflatten
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class ArrayProgram(Program):
                     raise
                 raise RuntimeRefused(self.framework, "run", f"{type(error).__name__}: {error}") from error
         found, out_spec = flatten(outputs)
-        return unflatten([tensor_of(leaf) for _, leaf in found], out_spec)
+        return unflatten([own(leaf) for _, leaf in found], out_spec)
 
     def lift_source(self, inputs: Any = None) -> ArraySource:
         bound = self.bind(inputs)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from driftscope.programs.state import process
 from driftscope.programs.state.modules import ModuleState, modules_of
@@ -81,25 +80,19 @@ def _comparable(state: Any) -> Any:
 
 
 @contextlib.contextmanager
-def contained(program: Any) -> Iterator[list[nn.Module]]:
+def contained(program: Any) -> Iterator[None]:
     """Run a program inside: afterwards the process, but for its random generators, and the modules are as they were.
 
     Parameters
     ----------
     program : module or callable
-
-    Yields
-    ------
-    list of torch.nn.Module
-        Those that it is or calls.
     """
     with process.alone():  # another thread may have torch's default dtype at float64 while it lifts
         kept = process.readings(generators=False)
         variables = dict(os.environ)
-        modules = modules_of(program)
-        states = [ModuleState(module) for module in modules]
+        states = [ModuleState(module) for module in modules_of(program)]
         try:
-            yield modules
+            yield
         finally:
             changed = _variables_since(variables)
             changed += [name for name in process.put_back(kept) if name not in _LIBRARIES]

@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from driftscope.programs.state.printing import put_back_streams, streams
 from driftscope.programs.state.setting import Setting
 
 _ALONE = threading.RLock()
@@ -193,14 +194,6 @@ def _set_handlers(kept: tuple[Any, ...]) -> None:
             signal.signal(number, handler)
 
 
-def _streams() -> tuple[Any, ...]:
-    return sys.stdout, sys.stderr, sys.stdin
-
-
-def _set_streams(kept: tuple[Any, ...]) -> None:
-    sys.stdout, sys.stderr, sys.stdin = kept
-
-
 def _log_levels() -> dict[str, tuple[int, bool]]:
     found = {
         name: (logger.level, logger.disabled)
@@ -230,7 +223,7 @@ _PYTHON = (
     Setting("the working folder", _folder, _go_back),
     Setting("environment variables", _environment, _put_environment_back),
     Setting("the module search path", lambda: tuple(sys.path), _restore_list(sys.path)),
-    Setting("standard streams", _streams, _set_streams),
+    Setting("standard streams", streams, put_back_streams),
     Setting("signal handlers", _handlers, _set_handlers),
     Setting("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
     Setting("the trace function", sys.gettrace, sys.settrace),

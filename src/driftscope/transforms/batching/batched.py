@@ -57,8 +57,8 @@ def vmap(
     Raises
     ------
     InputError
-        When ``ragged`` or ``audit`` cannot be used; when called, for results that cannot be put together, and inside
-        another ``torch.vmap`` that maps values on which the function decides.
+        When ``randomness``, ``chunk_size``, ``ragged`` or ``audit`` cannot be used; when called, for results that
+        cannot be put together, and inside another ``torch.vmap`` that maps values on which the function decides.
     ImpureFunction
         When called with a function that changes state, prints, or draws from numpy's or Python's generators; its
         ``finding`` says which.
@@ -67,15 +67,20 @@ def vmap(
 
     Notes
     -----
-    Results that are Python numbers become tensors of 64 bits, which hold what the loop returned exactly; beside tensors
+    Results that are Python numbers become tensors of 64 bits, whole numbers beside fractions float64; beside tensors
     they take the tensors' dtype. Dataclasses are filled as the loop's are, without running their ``__init__``; None
-    stays None. ``randomness="different"`` outside of ``torch.vmap`` draws as the loop draws.
+    stays None. ``randomness="different"`` draws anew for every example: the loop's numbers only where the loop is run.
+    Examples of a tensor class of the user's are run one by one.
     ``torch.compile`` leaves the graph for it.
     """
     if ragged not in RAGGED:
         raise InputError(f"ragged={ragged!r} is not one of {', '.join(map(repr, RAGGED))}")
     if not callable(func):
         raise InputError(f"ds.vmap needs a function, not {type(func).__name__}")
+    if randomness not in internals.RANDOMNESS:
+        raise InputError(f"randomness={randomness!r} is not one of {', '.join(map(repr, internals.RANDOMNESS))}")
+    if chunk_size is not None and chunk_size < 1:
+        raise InputError(f"chunk_size={chunk_size} has to be above zero, or None for all examples at once")
     runner = CallRunner(Request(func, in_dims, out_dims, randomness, chunk_size, ragged, padding), Audit(audit))
 
     def run(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

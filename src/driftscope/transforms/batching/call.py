@@ -115,6 +115,11 @@ class BatchedCall:
         """Every tensor among the arguments."""
         return [leaf for leaf in (*self.leaves, *self.keywords.values()) if isinstance(leaf, torch.Tensor)]
 
+    @property
+    def mapped(self) -> list[torch.Tensor]:
+        """The tensors that are cut into examples."""
+        return [leaf for leaf, dim in zip(self.leaves, self.dims, strict=True) if dim is not None]
+
     def plain(self, rows: Sequence[int]) -> BatchedCall:
         """Return the call on copies of a few examples, free of transforms and of the graph, for trials."""
         index = torch.tensor(rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import operator
 from typing import Any
 
@@ -11,6 +9,7 @@ import torch
 
 from driftscope.errors import InputError
 from driftscope.programs import pytrees as pytree
+from driftscope.programs.state.printing import caught
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.batching.audit import Audit
 from driftscope.transforms.batching.call import BatchedCall, Request, run_loop
@@ -96,7 +95,7 @@ class CallRunner:
 
     def again(self, before: Repeated, sketch: CallSketch) -> Any:
         """Run a call like one before it, along the steps that were proved."""
-        guarded = Guarded(self.request.opening)
+        guarded = Guarded(self.request.opening)  # what draws is not remembered
         try:
             result = internals.flat_vmap(guarded, sketch.leaves, before.layout)
         except Exception:  # it is run anew, and raises there if it is not another road
@@ -182,7 +181,15 @@ class CallRunner:
         return self.looped(call, known)
 
     def follow(self, call: BatchedCall, known: Known) -> Any:
-        """Run ``torch.vmap`` along the steps that were proved."""
+        """Run ``torch.vmap`` along the steps that were proved; a run that strays has drawn nothing."""
+        # Where draws decide the way, those that stray would be thrown away and drawn again until one does not.
+        state = torch.get_rng_state() if self.request.randomness != "error" else None
+        result = self._followed(call, known)
+        if result is _STRAYED and state is not None:
+            torch.set_rng_state(state)
+        return result
+
+    def _followed(self, call: BatchedCall, known: Known) -> Any:
         guarded, now = Guarded(self.request.opening), self.now
         fresh = now.key not in known.proved
         drawn = other_generators() if fresh else None
@@ -205,9 +212,9 @@ class CallRunner:
 
     def by_groups(self, call: BatchedCall, known: Known) -> Any:
         """Run the examples that decide alike together; a way that changes state is left to the loop."""
-        now, drawn, printed = self.now, other_generators(), io.StringIO()
+        now, drawn = self.now, other_generators()
         state = torch.get_rng_state()
-        with contextlib.redirect_stdout(printed):
+        with caught() as printed:
             pieces = by_path(call)
             right = not isinstance(pieces, CallPlan) and same_as_loop(call, pieces, first=known.plan is CallPlan.PATHS)
         if now.changed(written=True) or printed.getvalue() or drawn != other_generators():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import random
 import warnings
 from collections.abc import Callable
@@ -14,6 +12,7 @@ import numpy as np
 import torch
 
 from driftscope.errors import InputError
+from driftscope.programs.state.printing import caught
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.agreement import differ
 from driftscope.transforms.batching.call import BatchedCall, LoopTrial, run_loop
@@ -75,8 +74,10 @@ def try_out(call: BatchedCall, theirs: Theirs) -> Known | None:
         if first.cached and not _in_any_order(call, rows, world, first):
             first = replace(first, changed=[*first.changed, *first.cached], kept=[*first.kept, *first.cached])
         refuse_impure(call.plain(rows), first, second)
-        if call.size == 1:
-            return Known(CallPlan.LOOP)  # it proves nothing for a batch, and one example is no slower alone
+        if call.size == 1 or not all(map(internals.is_of_torch, call.mapped)):
+            # One example proves nothing for a batch, and is no slower alone. Rows of a class of its own are of it
+            # again, which torch.vmap's are not, and the class decides what its operators do.
+            return Known(CallPlan.LOOP)
         proof = _Proof(call, rows, theirs, world, first, derivatives)
         return proof.plan()
 
@@ -157,7 +158,7 @@ class _Proof:
         return Known(CallPlan.PATHS)
 
     def _run(self, mapped: Callable[[BatchedCall], Any]) -> Any:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with caught():
             reseed()
             before = {p: v for p, v in self.world.fingerprint().items() if isinstance(v, Escaped)}
             try:
@@ -238,9 +239,8 @@ def _tried(call: BatchedCall, world: World, *, watch: bool) -> LoopTrial:
     reseed()
     versions = [tensor._version for tensor in call.tensors]
     torch_draws, other_draws = torch.get_rng_state(), other_generators()
-    printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed):
+        with caught() as printed:
             steps: list[Steps | None] = []
             pieces = run_loop(call, writing=True, watched=steps if watch else None)
         after, later = world.fingerprint(), _bindings(call)

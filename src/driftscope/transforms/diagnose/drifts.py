@@ -136,7 +136,7 @@ def _drawing_place(examination: Examination) -> Place | None:
     for function in examination.subject.world.functions:
         near = place_of(function.__code__, 0)
         code = function.__code__
-        for node in syntax.nodes_of_function(code.co_filename, code.co_firstlineno, code.co_name):
+        for node in syntax.nodes_of_function(code):
             if isinstance(node, ast.Call) and "torch" not in ast.unparse(node.func):
                 text = ast.unparse(node.func)
                 if "random" in text or text.split(".")[-1] in _DRAWS:
@@ -232,7 +232,7 @@ def _guarded_place(examination: Examination) -> Place | None:
     for function in examination.subject.world.functions:
         code = function.__code__
         near = place_of(code, 0)
-        for node in syntax.nodes_of_function(code.co_filename, code.co_firstlineno, code.co_name):
+        for node in syntax.nodes_of_function(code):
             if isinstance(node, ast.Try) and node.handlers:
                 calls = [n for n in ast.walk(ast.Module(node.body, [])) if isinstance(n, ast.Call)]
                 return syntax.place_of_node(near, calls[0] if calls else node.body[0])
@@ -246,7 +246,7 @@ def _identity_place(examination: Examination) -> Place | None:
         return found
     for function in examination.subject.world.functions:
         code = function.__code__
-        for node in syntax.nodes_of_function(code.co_filename, code.co_firstlineno, code.co_name):
+        for node in syntax.nodes_of_function(code):
             if isinstance(node, ast.Compare) and _asks_identity(node):
                 return syntax.place_of_node(place_of(code, 0), node)
     return None

@@ -346,9 +346,5 @@ def _return_place(examination: Examination) -> Place | None:
     if code is None or not is_users(code.co_filename):
         return None
     near = place_of(code, 0)
-    for node in reversed(list(syntax.nodes_of_function(code.co_filename, code.co_firstlineno, code.co_name))):
-        if isinstance(node, ast.Return) and node.value is not None:
-            return syntax.place_of_node(near, node.value)
-        if isinstance(node, ast.Lambda):
-            return syntax.place_of_node(near, node.body)
-    return None
+    returned = syntax.returned_by(code)
+    return syntax.place_of_node(near, returned[-1]) if returned else None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import linecache
 from collections.abc import Iterator
+from types import CodeType
+from typing import Any
 
 from driftscope.transforms.world.places import Place
 
@@ -164,11 +167,36 @@ def place_of_node(near: Place, node: ast.AST) -> Place:
     )
 
 
-def nodes_of_function(file: str, line: int, name: str) -> Iterator[ast.AST]:
-    """Yield every node of the function ``name`` that starts at ``line`` (of a decorator or of its ``def``)."""
-    found = _tree(file)
-    for scope in _scopes(found[0]).get((name, line), ()) if found else ():
+def nodes_of_function(code: CodeType) -> Iterator[ast.AST]:
+    """Yield every node of the function that was compiled to this code; of several lambdas of one line, that one."""
+    found = _tree(code.co_filename)
+    scopes = _scopes(found[0]).get((code.co_name, code.co_firstlineno), ()) if found else ()
+    if len(scopes) > 1:
+        inside = [scope for scope in scopes if _is_source_of(scope, code)]
+        scopes = inside[-1:]  # an inner one comes after its outer one
+    for scope in scopes:
         yield from ast.walk(scope)
+
+
+def returned_by(code: CodeType) -> list[ast.expr]:
+    """List what the function that was compiled to this code returns, as written; functions inside it are their own."""
+    found: list[ast.expr] = []
+    waiting = list(itertools.islice(nodes_of_function(code), 1))
+    for node in waiting:
+        if isinstance(node, ast.Lambda) and node is waiting[0]:
+            found.append(node.body)
+        elif isinstance(node, ast.Return) and node.value is not None:
+            found.append(node.value)
+        elif node is waiting[0] or not isinstance(node, (ast.Lambda, ast.FunctionDef, ast.ClassDef)):
+            waiting.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def _is_source_of(scope: Any, code: CodeType) -> bool:
+    """Whether what a function computes lies inside a piece of source."""
+    begin, end = (scope.lineno, scope.col_offset), (scope.end_lineno, scope.end_col_offset)
+    spans = [span for span in code.co_positions() if None not in span and span[2:] != (0, 0)]
+    return all(begin <= (span[0], span[2]) and (span[1], span[3]) <= end for span in spans)
 
 
 @functools.lru_cache(maxsize=16)

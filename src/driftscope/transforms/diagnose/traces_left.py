@@ -184,7 +184,7 @@ def write_place(examination: Examination, root: str) -> Place | None:
 
 def _nodes(function: FunctionType) -> Iterator[ast.AST]:
     code = function.__code__
-    yield from syntax.nodes_of_function(code.co_filename, code.co_firstlineno, code.co_name)
+    yield from syntax.nodes_of_function(code)
 
 
 def _text(node: ast.AST) -> str:

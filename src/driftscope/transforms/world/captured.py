@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from driftscope.programs.state.printing import streams
 from driftscope.transforms.world.reach import attributes_of, reach
 from driftscope.transforms.world.snapshot import OPAQUE, keep_binding, keeper_of, position_of_iterator
 
@@ -101,7 +102,7 @@ def _keyed(value: Any) -> Any:
 
 
 def _streams() -> tuple[Any, ...]:
-    return (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return (sys.stdout, sys.stderr, *streams(), sys.__stdout__, sys.__stderr__)
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import itertools
 import logging
 import random
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from driftscope.programs.state.printing import caught
 from driftscope.transforms import torch_internals as internals
 from driftscope.transforms.world.places import Place, raising_place
 from driftscope.transforms.world.process_state import TimeLimit, process_kept, reseed, time_limit
@@ -102,14 +102,13 @@ def run_once(
     """
     world.rewind()
     run = WatchedRun()
-    out = io.StringIO()
     start, depth = time.perf_counter(), internals.stack_depth()
     with process_kept(generators=False), _heard(listen), logs_silenced():
         reseed(SEED)
         before = _seeded_states()
         values, cuts = [], [0]
         try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), time_limit(seconds):
+            with caught() as out, caught("stderr"), time_limit(seconds):
                 for call in calls:
                     values.append(call())
                     cuts.append(len(trace.events) if trace else 0)

@@ -59,10 +59,11 @@ def _dequantize(call: Call) -> tuple[Outputs, Rounding]:
     q = call.native("self")
     if not q.is_quantized:
         return [q.to(torch.float64)], EXACT
-    return [_exact(q)], ROUND
+    return [dequantised_exactly(q)], ROUND
 
 
-def _exact(q: torch.Tensor) -> torch.Tensor:
+def dequantised_exactly(q: torch.Tensor) -> torch.Tensor:
+    """What a quantised tensor stands for, in float64."""
     integers = q.int_repr().to(torch.float64)
     if q.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
         return dequantised(integers, q.q_scale(), q.q_zero_point())
@@ -160,11 +161,11 @@ def dynamic_product(x: torch.Tensor, packed: Any, name: str, reduced: bool) -> t
         Whether activations have 7 bits, so that sums of two products fit 16.
     """
     weight, bias = torch.ops.quantized.linear_unpack(packed)
-    exact, left_out = _exact(weight), undoing()
+    exact, left_out = dequantised_exactly(weight), undoing()
     if left_out is None:
         given = x.to(torch.float32)
         scale, zero = torch._choose_qparams_per_tensor(given, reduced)
-        x = _exact(torch.quantize_per_tensor(given, float(scale), int(zero), torch.quint8))
+        x = dequantised_exactly(torch.quantize_per_tensor(given, float(scale), int(zero), torch.quint8))
     else:
         exact = left_out.weight(name, exact, _steps(weight), _edges(weight))
     product = x.to(torch.float64) @ exact.mT

@@ -127,6 +127,12 @@ def _transforming(part: Callable[[torch.Tensor], torch.Tensor]) -> Make:
 _FOURIER = {
     "cosines": _transforming(torch.cos), "sines": _transforming(torch.sin),
     "negative sines": _transforming(lambda angle: -torch.sin(angle)),
+    # Both parts of each frequency from one product: one part after the other, or in turn.
+    "cosines and negative sines": _transforming(lambda angle: torch.cat([torch.cos(angle), -torch.sin(angle)])),
+    "cosines and sines": _transforming(lambda angle: torch.cat([torch.cos(angle), torch.sin(angle)])),
+    "cosines and negative sines in turn": _transforming(
+        lambda angle: torch.stack([torch.cos(angle), -torch.sin(angle)], 1).flatten(0, 1)
+    ),
 }  # fmt: skip
 _ALONG = {"columns": _interpolating(-1), "rows": _interpolating(-2)}
 _TABLES: Mapping[str, Mapping[str, Make]] = {
