@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import driftscope as ds
+from driftscope.explain.quantised.weights import IntegerGrid
 
 importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers quantized_decomposed
 OPS = torch.ops.quantized_decomposed
@@ -343,3 +344,12 @@ def test_a_number_of_few_digits_may_be_what_another_kernel_computed(off: float, 
     for pair in ((model, small), (small, model)):
         c = ds.compare(*pair, (x,), explain=False)
         assert str(c.verdict) == verdict, c.reason
+
+
+def test_steps_of_a_bias_may_be_smaller_than_its_own_roundings():
+    exact, step = torch.tensor([1.0, 0.01], dtype=torch.float64), torch.tensor(1e-9, dtype=torch.float64)
+    for off, rounds in ((1e-7, True), (1e-6, False)):
+        grid = IntegerGrid("bias", exact + torch.tensor([0.0, off], dtype=torch.float64), step, exact < 0)
+        assert grid.rounds(exact) is rounds
+    rows = exact.expand(2, 2)  # a weight has no terms that cancel
+    assert not IntegerGrid("weight", rows + 1e-7 * (rows < 0.5), step, rows < 0).rounds(rows)

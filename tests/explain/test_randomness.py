@@ -40,3 +40,21 @@ def test_a_dropout_that_is_on_is_said_of_its_side(order: str) -> None:
     c = ds.compare(*(programs if order == "A" else programs[::-1]), (torch.randn(4, 8),))
     assert c.verdict == "INCONCLUSIVE"
     assert f"{order} (Dropping) drops values although it is in eval() mode" in c.answer
+
+
+def test_a_module_that_is_trained_is_told_to_stop():
+    class Dropping(nn.Module):
+        def __init__(self, p):
+            super().__init__()
+            self.p = p
+
+        def forward(self, x):
+            torch.manual_seed(5)
+            return nn.functional.dropout(x, self.p, training=self.training)
+
+    x = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
+    found = ds.compare(Dropping(0.3), Dropping(0.4), x)
+    assert found.first.code == "O004"
+    assert "in train() mode" in found.first.what
+    assert found.first.fix.startswith("call eval() first")
+    assert ds.compare(Dropping(0.3).eval(), Dropping(0.4).eval(), x).verdict is ds.Verdict.IDENTICAL

@@ -91,3 +91,11 @@ def test_quantised_results_are_the_numbers_they_stand_for():
 def test_what_is_no_one_array_is_refused_in_a_sentence(function):
     with pytest.raises(InputError, match="cannot be compared; return plain tensors"):
         ds.compare(function, function, X)
+
+
+def test_numbers_of_pythons_are_said_to_be_such():
+    found = ds.compare(lambda x: (x, 1.0), lambda x: (x, 2.0), X)
+    assert found.verdict is ds.Verdict.INCONCLUSIVE
+    assert "1.0 against 2.0" in found.reason
+    assert ds.compare(lambda x: (x, 1.0), lambda x: (x, 1.0), X).verdict is ds.Verdict.IDENTICAL
+    assert ds.compare(lambda x: (x, 1), lambda x: (x, 2), X).verdict is ds.Verdict.DIFFERENT

@@ -363,3 +363,25 @@ def test_files_of_the_check_s_own_have_names_that_no_earlier_one_had():
     assert first != second
     assert first.is_file()
     assert second.is_file()
+
+
+class Learnt(nn.Module):
+    """Positions looked up in a table, by counting or by a slice of it."""
+
+    def __init__(self, rows, counted):
+        super().__init__()
+        self.counted = counted
+        self.table = nn.Embedding(rows, 4)
+
+    def forward(self, x):
+        places = self.table(torch.arange(x.shape[1])) if self.counted else self.table.weight[: x.shape[1]]
+        return x + places
+
+
+@pytest.mark.parametrize("rows", [12, 32])
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_table_of_positions_ends_where_it_ends(rows, counted):
+    report = ds.check_shapes(Learnt(rows, counted).eval(), (torch.randn(2, 8, 4),), targets=())
+    assert report.status(torch.randn(2, rows, 4)) == "right"
+    for more in (rows + 1, 500):
+        assert report.status(torch.randn(2, more, 4)) == "invalid"

@@ -356,3 +356,24 @@ def test_threads_leave_the_streams_alone(capsys):
     assert not wrong
     assert (sys.stdout, sys.stderr) == before
     assert capsys.readouterr().out == "said by another thread\n"
+
+
+@pytest.mark.parametrize(
+    ("function", "row"),
+    [
+        (torch.nn.functional.binary_cross_entropy_with_logits, [-torch.inf, 1.0]),
+        (lambda a, b: a.prod() * b.sum(), [torch.nan, 3.0]),
+    ],
+)
+def test_derivatives_at_what_is_no_number_are_the_loops(function, row):
+    x, y = torch.ones(8, 2, dtype=torch.float64), torch.rand(8, 2, dtype=torch.float64)
+    x[1], x[2] = torch.tensor(row), 0.0  # neither is among the examples tried
+    found = []
+    for run in (
+        lambda a: torch.stack([function(p, q) for p, q in zip(a, y, strict=True)]),
+        lambda a: ds.vmap(function)(a, y),
+    ):
+        given = x.clone().requires_grad_()
+        run(given).sum().backward()
+        found.append(given.grad)
+    torch.testing.assert_close(*found, equal_nan=True)

@@ -502,3 +502,25 @@ def test_an_edit_is_held_against_the_function_as_it_was():
     assert trial.of(right, edited=True).works
     only_plainly = Trial(PlainAnswers(subject_of(right, (torch.ones(4, 3),), 0, "error")), "vmap").asked()
     assert only_plainly.answers.twice.value[0].eq(2).all()
+
+
+def overflowing(v):
+    if v.abs().max() < 1:
+        return v.exp()
+    return v * 2
+
+
+def test_a_branch_that_overflows_where_it_is_not_taken_is_kept_from_it():
+    x = torch.randn(8, 5, generator=torch.Generator().manual_seed(0))
+    finding = ds.check_transforms(overflowing, x, transforms=("vmap",)).first
+    assert finding is not None
+    assert finding.verified
+    edit = finding.fix.split("`")[1].removeprefix("return ")
+    mended = eval(f"lambda v: {edit}", {"torch": torch})  # noqa: S307 - what driftscope itself proposes
+    x[1, 0] = 100.0
+    slopes = []
+    for run in (lambda v: torch.stack([overflowing(row) for row in v]), torch.vmap(mended)):
+        given = x.clone().requires_grad_()
+        run(given).sum().backward()
+        slopes.append(given.grad)
+    torch.testing.assert_close(*slopes)

@@ -143,6 +143,9 @@ def judge(evidence: OutputEvidence, thresholds: Thresholds = THRESHOLDS) -> Judg
         found = rule(evidence, thresholds)
         if found is not None:
             return found
+    if evidence.rho is None and not (evidence.cannot_a or evidence.cannot_b):
+        why = f"it is a number of Python's, which no operator of a graph gives: {evidence.detail}"
+        return Judgement(Verdict.INCONCLUSIVE, why, "R005")
     return Judgement(Verdict.INCONCLUSIVE, "nothing measured decides it", "R005")
 
 

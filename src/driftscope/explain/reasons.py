@@ -167,7 +167,7 @@ _ADVICE = {
         "Compare A with the model that B was made from: if they agree, the conversion did it (weights stored in "
         "float16 are a common cause), or the runtime.",
     ),
-    "R004": ("", "Compare another way round (the side that can be lifted as A), or use ds.compare_values."),
+    "R004": ("", "If the other side can be lifted, give it as A; else compare the results with ds.compare_values."),
 }
 
 

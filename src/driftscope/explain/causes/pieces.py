@@ -318,6 +318,8 @@ def _solved(
         return None
     step, constant, number = found[0]
     shown = torch.tensor(number, dtype=constant.value.dtype)
+    if float(shown) == uniform(constant):
+        return None  # nobody can set it to what its format rounds to what it is
     if not trials.constants({constant.name: torch.full(constant.value.shape, number, dtype=torch.float64)}):
         return None
     here, meant = told_apart(uniform(constant) or 0.0, float(shown))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -10,7 +10,8 @@ from driftscope.errors import CannotLift
 from driftscope.lift.onnx.element_types import is_inexact
 from driftscope.lift.onnx.evaluation import GraphEvaluation
 from driftscope.lift.onnx.plan import GraphPlan, NodePlan
-from driftscope.lift.onnx.registry import Value
+from driftscope.lift.onnx.registry import Operator, Value
+from driftscope.lift.steps import Kind
 
 
 class ConstantEvaluation(GraphEvaluation):
@@ -39,6 +40,12 @@ class ConstantEvaluation(GraphEvaluation):
 
     def _knows(self, name: str) -> bool:
         return name in self._values or name in self._stored
+
+    def _stepped(
+        self, plan: NodePlan, operator: Operator, values: Sequence[Value | None], constant: bool
+    ) -> list[Value]:
+        # What a function makes of whole numbers alone, as a window of its length, it rounds.
+        return super()._stepped(plan, operator, values, constant and operator.kind is not Kind.FUNCTION)
 
     def _read(self, name: str, reader: NodePlan | None) -> Value:
         value = super()._read(name, reader)

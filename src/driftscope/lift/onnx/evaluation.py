@@ -304,13 +304,14 @@ class GraphEvaluation:
         self._cache.hold(name, held)
         return held
 
-    def attribute(self, node: Node, name: str, stored: float) -> Number:
-        """The value of a float attribute: its replacement, or the stored float32 as a float."""
+    def attribute(self, node: Node, name: str, stored: float, *, exact: bool = False) -> Number:
+        """The value of a float attribute: its replacement, or what is stored, in float32 if it is not exact."""
         full = f"{node.name}.{name}"
         known = self._seen.attributes.get(full)
         if known is None:
-            tensor = torch.tensor(stored, dtype=torch.float32)
-            known = Constant(full, tensor, Origin.ATTRIBUTE, node.plan.where, node.lifted)
+            tensor = torch.tensor(stored, dtype=torch.float64 if exact else torch.float32)
+            origin = Origin.LITERAL if exact else Origin.ATTRIBUTE
+            known = Constant(full, tensor, origin, node.plan.where, node.lifted)
             self._seen.attributes[full] = known
         replacement = self._replace.get(full)
         if replacement is not None:

@@ -72,7 +72,7 @@ class Evaluation(Protocol):
     device: torch.device
     observed: bool
 
-    def attribute(self, node: Node, name: str, stored: float) -> Number: ...
+    def attribute(self, node: Node, name: str, stored: float, *, exact: bool = False) -> Number: ...
 
     def inner(self, node: Node, operator: str, step: InnerStep) -> torch.Tensor: ...
 
@@ -169,6 +169,10 @@ class Node:
         """
         stored = float(self._required(name, default))
         return self.evaluation.attribute(self, name, stored)
+
+    def hidden(self, name: str, exact: float) -> Number:
+        """A number that the operator stands for and no file holds: a constant like those of :meth:`number`, exact."""
+        return self.evaluation.attribute(self, name, exact, exact=True)
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
         """A list of floats that only configures the operator (never a constant of the graph)."""

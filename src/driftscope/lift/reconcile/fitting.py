@@ -44,8 +44,8 @@ _SEVERAL, _MANY = 2, 0.05
 _ITERATIONS, _ROUNDS, _NOTHING = 400, 4, 1e-14
 # Shuffles of numbers of both signs are multiplied by these in turn: what is seldom on is then often on.
 _FACTORS = (1.0, -2.0)
-# How many times larger than the usual number one is that would hide what the others say.
-_OUTLYING = 1000.0
+# Binades above the usual number in which one would hide what the others say.
+_OUTLYING = 10
 
 # A step without a derivative, or one that these inputs do not suit.
 _UNSUITED = (DriftscopeError, RuntimeError, LookupError, ValueError)
@@ -82,8 +82,11 @@ def _tame(numbers: torch.Tensor) -> torch.Tensor:
         numbers = torch.where(
             torch.isfinite(numbers), numbers, finite.repeat(-(-len(numbers) // len(finite)))[: len(numbers)]
         )
-    usual = finite[finite != 0].abs().to(torch.float64).median() if bool(finite.any()) else torch.zeros(())
-    limit = min(_OUTLYING * float(usual), torch.finfo(numbers.dtype).max)
+    if not bool(finite.any()):
+        return numbers
+    usual = float(finite[finite != 0].abs().to(torch.float64).median())
+    # A power of two is the same number in every format, and inputs that are equal stay so.
+    limit = min(math.ldexp(1.0, math.frexp(usual)[1] + _OUTLYING), torch.finfo(numbers.dtype).max)
     return numbers.clamp(-limit, limit)
 
 

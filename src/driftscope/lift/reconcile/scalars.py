@@ -241,7 +241,23 @@ def _replayed(number: float, fmt: torch.dtype, pool: Sequence[MeantNumber]) -> l
         MeantNumber(float(products[i, j]), f"({words[i]}) * ({words[j]}), computed natively", True)
         for i, j in (made & (products != number)).triu().nonzero()
     ]
-    return found
+    return found or _folded(number, fmt, words, exact)
+
+
+def _folded(number: float, fmt: torch.dtype, words: Sequence[str], exact: torch.Tensor) -> list[MeantNumber]:
+    """Return what is made of two numbers exactly and rounded once: ``(x / 255 - m) / s`` as ``a x - b``."""
+    reach = HALF_ULP * float(ulp(torch.tensor(number, dtype=torch.float64), fmt))
+    products, quotients = exact[:, None] * exact, exact[:, None] / exact
+    ways = (
+        (products, "({}) * ({})", True), (1.0 / products, "1 / (({}) * ({}))", True), (quotients, "({}) / ({})", False)
+    )  # fmt: skip
+    return [
+        MeantNumber(sign * float(made[i, j]), ("" if sign > 0 else "-") + form.format(words[i], words[j]), True)
+        for made, form, alike in ways
+        for sign in (1.0, -1.0)
+        for i, j in (((sign * made - number).abs() <= reach) & (made != sign * number)).nonzero().tolist()
+        if i != j and (i < j or not alike)
+    ]
 
 
 def _places(marks: torch.Tensor) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.fx import Graph, Node
 
 from driftscope.errors import InputError
 from driftscope.programs import pytrees as pytree
@@ -29,6 +30,38 @@ _CALIBRATION = 48
 #: Classes of errors by which torch says that a shape depends on values, so that shapes alone decide nothing.
 _VALUES_NEEDED = ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException",
                   "GuardOnDataDependentSymNode", "UnsupportedFakeTensorException")  # fmt: skip
+
+
+#: Operators that refuse an index beyond their table, with the argument that the index is.
+_LOOKING_UP = {
+    "aten.embedding": 1, "aten.index": 1, "aten.index_select": 2, "aten.gather": 2, "aten.embedding_bag": 1,
+    "aten.take": 1,
+}  # fmt: skip
+
+
+def looks_up_positions(graph: Graph) -> bool:
+    """Whether a graph looks something up at places that it counts from sizes, as a table of positions is."""
+    for node in graph.nodes:
+        place = _LOOKING_UP.get(str(getattr(node.target, "overloadpacket", "")))
+        if place is None or len(node.args) <= place:
+            continue
+        index = node.args[place]
+        if any(_counts(each) for each in (index if isinstance(index, list | tuple) else (index,))):
+            return True
+    return False
+
+
+def _counts(index: Any) -> bool:
+    """Whether a value is made of sizes, and of nothing that is given to the program."""
+    waiting, sized = [index] if isinstance(index, Node) else [], False
+    for node in waiting:
+        if str(getattr(node.target, "overloadpacket", "")) == "aten.sym_size":
+            sized = True
+        elif node.op == "placeholder":
+            return False
+        else:
+            waiting.extend(n for n in node.all_input_nodes if n not in waiting)
+    return sized
 
 
 class Predictor:
@@ -111,7 +144,12 @@ class Predictor:
 
     @cached_property
     def _shapes_tell(self) -> bool:
-        """Whether walking the original on shapes agreed with running it wherever both were done."""
+        """Whether walking the original on shapes agreed with running it wherever both were done.
+
+        Which row of a table a position is looked up in, no shape tells: a longer input than it has rows is refused.
+        """
+        if looks_up_positions(self.capture.exported.graph):
+            return False
         for point in self._sample:
             args, kwargs = self.original.inputs(point)
             walked = self._walked(self.original.model, args, kwargs)

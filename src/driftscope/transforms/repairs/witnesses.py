@@ -1,8 +1,8 @@
 """Examples that a repair must hold for: the user's batch, and rows drawn from it that take other ways.
 
 An edit that makes both branches of a condition run is only tried where examples take both: three rows that decide
-alike agree with anything. The rows drawn are the user's own, turned, shrunk, grown, and zero, where the function itself
-runs on them and is finite; what it refuses, or makes infinite, says nothing about an edit.
+alike agree with anything. The rows drawn are the user's own, turned, shrunk, grown, zero and one, where the function
+itself runs on them and is finite; what it refuses, or makes infinite, says nothing about an edit.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ _CHANGES: tuple[Change, ...] = (
     lambda t: -t.abs(),
     lambda t: t * 4,
     lambda t: t * 1e-3,
+    lambda t: t * 1e3,  # where exponentials of a branch that is not taken overflow
+    torch.sign,  # and where its logarithms and quotients have a pole
+    torch.ones_like,
+    lambda t: -torch.ones_like(t),
     lambda t: torch.where(torch.arange(t.numel(), device=t.device).reshape(t.shape) % 2 == 0, t, torch.zeros_like(t)),
 )
 

@@ -71,8 +71,8 @@ def hard_sigmoid(node: Node, x: Tensor) -> Result:
 
 @operator("HardSwish")
 def hard_swish(node: Node, x: Tensor) -> Result:
-    """``x max(0, min(1, x/6 + 1/2))``; the sixth is held in float32, as in the function the operator stands for."""
-    slope = node.number("alpha", 1 / 6)
+    """``x max(0, min(1, x/6 + 1/2))``: kernels divide, and who writes it out rounds the sixth."""
+    slope = node.hidden("alpha", 1 / 6)
     y = formulas.hard_swish(x, slope)
     return Result(y, formulas.hard_sigmoid_rounding(x, y, slope, swish=True))
 

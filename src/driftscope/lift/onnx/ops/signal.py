@@ -70,7 +70,7 @@ _WINDOWS = {
 }
 
 
-@operator(*_WINDOWS, since=17, host=(0,))
+@operator(*_WINDOWS, since=17, host=(0,), kind=Kind.FUNCTION)
 def window(node: Node, size: Tensor) -> Result:
     """Cosine-sum windows, periodic or symmetric."""
     a, b, c = _WINDOWS[node.op_type]
@@ -78,10 +78,12 @@ def window(node: Node, size: Tensor) -> Result:
     period = count if node.integer("periodic", 1) else count - 1
     angle = 2 * math.pi * torch.arange(count, dtype=torch.float64, device=node.device) / max(period, 1)
     values = a - b * torch.cos(angle) + c * torch.cos(2 * angle)
-    return Result(values, Rounding(Kind.FUNCTION), [FORMAT_OF_ELEMENT[node.integer("output_datatype", 1)]])
+    # At its ends a window is what the cosines leave of the constant: next to nothing, and their rounding.
+    kind = Rounding(Kind.FUNCTION, parts=lambda: torch.full_like(values, a))
+    return Result(values, kind, [FORMAT_OF_ELEMENT[node.integer("output_datatype", 1)]])
 
 
-@operator("MelWeightMatrix", since=17, host=(0, 1, 2, 3, 4))
+@operator("MelWeightMatrix", since=17, host=(0, 1, 2, 3, 4), kind=Kind.FUNCTION)
 def mel_weights(node: Node, bins: Tensor, length: Tensor, rate: Tensor, low: Tensor, high: Tensor) -> Result:
     """Triangular filters on the mel scale, (spectrogram bins, mel bins)."""
     count, spectrum = int(bins), int(length) // 2 + 1
