@@ -70,8 +70,8 @@ def vmap(
     Results that are Python numbers become tensors of 64 bits, whole numbers beside fractions float64; beside tensors
     they take the tensors' dtype. Dataclasses are filled as the loop's are, without running their ``__init__``; None
     stays None. ``randomness="different"`` draws anew for every example: the loop's numbers only where the loop is run.
-    Examples of a tensor class of the user's are run one by one. While a function is tried, the generators of the process
-    are seeded and put back: another thread that draws in these milliseconds may draw the same numbers twice.
+    Examples of a tensor class of the user's are run one by one. While a function is tried, generators are seeded
+    and put back: another thread that draws in these milliseconds may draw the same numbers twice.
     ``torch.compile`` leaves the graph for it.
     """
     if ragged not in RAGGED:
