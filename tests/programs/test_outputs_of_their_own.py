@@ -80,17 +80,27 @@ def test_quantised_results_are_the_numbers_they_stand_for():
         assert ds.compare(quantised(1.0), other, X).verdict is ds.Verdict.DIFFERENT
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x: torch.nested.nested_tensor([x[0], x[1, :5]]),
-        lambda x: torch.masked.masked_tensor(x, x > 0),
-    ],
-)
 @pytest.mark.filterwarnings("ignore")
-def test_what_is_no_one_array_is_refused_in_a_sentence(function):
+def test_what_is_two_arrays_is_refused_in_a_sentence():
+    def masked(x):
+        return torch.masked.masked_tensor(x, x > 0)
+
     with pytest.raises(InputError, match="cannot be compared; return plain tensors"):
-        ds.compare(function, function, X)
+        ds.compare(masked, masked, X)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nested_tensors_are_the_same_or_not_known():
+    def nested(factor):
+        return lambda x: torch.nested.nested_tensor([x[0] * factor, x[1, :5]])
+
+    assert ds.compare(nested(1.0), nested(1.0), X).verdict is ds.Verdict.IDENTICAL
+    assert ds.compare(nested(1.0), nested(2.0), X).verdict is ds.Verdict.INCONCLUSIVE
+
+
+def test_what_is_expanded_takes_no_more_memory():
+    found = ds.program(lambda x: x[:1].expand(1 << 43, 16))(X)
+    assert found.stride() == (0, 1)
 
 
 def test_numbers_of_pythons_are_said_to_be_such():

@@ -89,17 +89,26 @@ def own(leaf: Any) -> Any:
     Raises
     ------
     InputError
-        For a tensor that does not hold one array of numbers.
+        For a masked tensor, which is two arrays.
     """
     if not isinstance(leaf, torch.Tensor):
         found = tensor_of(leaf)
         return found.clone() if isinstance(found, torch.Tensor) else found
-    kind = "MaskedTensor" if type(leaf).__name__ == "MaskedTensor" else "nested tensor of layout strided"
-    if kind == "MaskedTensor" or (leaf.is_nested and leaf.layout is torch.strided):
-        raise InputError(f"a {kind} cannot be compared; return plain tensors, its values and what they belong to")
+    if type(leaf).__name__ == "MaskedTensor":
+        raise InputError("a MaskedTensor cannot be compared; return plain tensors, its values and its mask")
     if leaf.is_quantized:
         return leaf.detach().dequantize()
-    return (leaf.detach().to_dense() if leaf.is_mkldnn else leaf.detach()).clone()
+    return _copied(leaf.detach().to_dense() if leaf.is_mkldnn else leaf.detach())
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor; what is expanded stays so, or it would take memory for every repetition."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor.clone()
+    once = tensor
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        once = once.narrow(axis, 0, 1) if stride == 0 and size > 1 else once
+    return once.clone().expand(tensor.shape)
 
 
 def words_of(error: BaseException) -> str:

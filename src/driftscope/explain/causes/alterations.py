@@ -152,14 +152,14 @@ def rounding_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> s
 def _are_cut_off(numbers: torch.Tensor) -> bool:
     """Whether numbers look as if their last bits were cut off, and not as if somebody had chosen them: 1, -2, 0.25.
 
-    Counted are the bits behind the first one, of each size once.
+    Counted are the bits behind the first one, of each size once; infinity is what a format without the range makes.
     """
     sizes = numbers[:_COUNTED].abs().unique()
     found = torch.zeros_like(sizes)
     significands = torch.frexp(sizes).mantissa * 2.0  # 1 <= s < 2
     for bit in range(_SIGNIFICANT):
         found = torch.where((significands * 2.0**bit).frac() == 0, found, bit + 1)
-    return float(found[torch.isfinite(sizes)].sum()) >= _CUT_OFF
+    return bool(sizes.isinf().any()) or float(found[torch.isfinite(sizes)].sum()) >= _CUT_OFF
 
 
 def _on_grid(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype, axis: int | None) -> bool:

@@ -92,7 +92,8 @@ class Natively:
                 continue
             one, other = self.a[leaf.index_a or 0][1], self.b[leaf.index_b or 0][1]
             tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-            if k in self.slots and tensors and one.layout is other.layout is torch.strided and not one.is_complex():
+            plain = tensors and one.layout is other.layout is torch.strided and not (one.is_nested or other.is_nested)
+            if k in self.slots and plain and not one.is_complex():
                 drift = other.detach().cpu().double() - one.detach().cpu().double()
                 found[self.slots[k]] = torch.where(torch.isfinite(drift), drift, 0.0)
         return found
