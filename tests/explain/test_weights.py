@@ -504,14 +504,19 @@ def test_a_norm_whose_gains_were_not_loaded_is_another_function():
         assert "float8" not in str(found)
 
 
-def test_gains_that_float8_rounds_to_one_are_roundings_beside_weights_that_show_it():
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_gains_that_float8_rounds_to_one_are_roundings_beside_weights_that_show_it(name):
     torch.manual_seed(0)
     exact = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 4)).eval()
     exact[1].weight.data.add_((torch.randn(32) * 0.02).clamp(-0.03, 0.03))
     rounded = copy.deepcopy(exact)
     for parameter in rounded.parameters():
-        parameter.data = parameter.data.to(torch.float8_e4m3fn).float()
-    assert bool((rounded[1].weight == 1).all())
-    found = ds.compare(exact, rounded, torch.randn(8, 16))
-    assert found.verdict is ds.Verdict.PRECISION, found.reason
-    assert "float8_e4m3fn" in found.reason
+        parameter.data = parameter.data.to(getattr(torch, name)).float()
+    assert "float8" not in name or bool((rounded[1].weight == 1).all())
+    x = torch.randn(8, 16)
+    for pair in ((exact, rounded), (rounded, exact)):
+        found = ds.compare(*pair, x)
+        assert found.verdict is ds.Verdict.PRECISION, found.reason
+        assert name in found.reason
+    rounded[1].weight.data[3] *= 1.3
+    assert ds.compare(exact, rounded, x).verdict is ds.Verdict.DIFFERENT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,10 +65,10 @@ def alteration_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) ->
     if masked:
         return Alteration("W004", masked)
     rounded = rounding_of(value, exact, fmt)
-    if rounded and _are_cut_off(value[value != exact]):
+    if rounded:
         return Alteration("W007", rounded)
     wider = rounding_of(exact, value, fmt)
-    if wider and _are_cut_off(exact[value != exact]):
+    if wider:
         return Alteration("W007", f"{REFERENCE_ROUNDED} {wider} in the reference")
     if _reordered(value, exact, fmt):
         return _order(value, exact)
@@ -116,11 +116,17 @@ def _other_limit(value: torch.Tensor, exact: torch.Tensor) -> str:
 
 
 def rounding_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> str:
-    """Say to what ``exact`` can have been rounded to give ``value``; empty where nothing gives it.
+    """Say to what ``exact`` was rounded to give ``value``; empty where nothing gives it, or it need not be a rounding.
 
     Ones and zeros are what numbers near them are rounded to in any format, and are more often simply ones and zeros:
     see :func:`_are_cut_off`.
     """
+    found = next(roundings_of(value, exact, fmt), "")
+    return found if found and _are_cut_off(value[value != exact]) else ""
+
+
+def roundings_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> Iterator[str]:
+    """Say every rounding of ``exact`` that gives ``value``, in words."""
     few = slice(None, _LOOKED_AT)
     for name in _NARROW_FORMATS:
         short = getattr(torch, name)
@@ -133,20 +139,19 @@ def rounding_of(value: torch.Tensor, exact: torch.Tensor, fmt: torch.dtype) -> s
             alike = (
                 name == "float16" and fmt == torch.float32 and torch.equal(rounding_to("tf32", "even")(exact), value)
             )
-            return f"rounded to {name} or TF32" if alike else f"rounded to {name}"
+            yield f"rounded to {name} or TF32" if alike else f"rounded to {name}"
     if fmt == torch.float32:
         for name, ties, words in _BY_HAND:
             narrow = rounding_to(name, ties)
             if all(torch.equal(narrow(exact.reshape(-1)[some]), value.reshape(-1)[some]) for some in (few, ...)):
-                return words
+                yield words
     low, high = (float(end) for end in exact.aminmax())
     coarsest, gaps = max(-low, high) / _COARSEST, (value.reshape(-1)[few] - exact.reshape(-1)[few]).abs()
     if float(gaps.max()) > coarsest or float((value - exact).abs().max()) > coarsest:
-        return ""
+        return
     for axis, words in ((None, "one scale"), (0, "a scale per index of axis 0"), (-1, "a scale per column")):
         if _on_grid(value, exact, fmt, axis):
-            return f"rounded to an int8 grid ({words})"
-    return ""
+            yield f"rounded to an int8 grid ({words})"
 
 
 def _are_cut_off(numbers: torch.Tensor) -> bool:

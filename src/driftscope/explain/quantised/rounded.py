@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from driftscope.explain.causes.alterations import REFERENCE_ROUNDED, Alteration, in_single, rounding_of
+from driftscope.explain.causes.alterations import REFERENCE_ROUNDED, Alteration, in_single, roundings_of
 from driftscope.explain.causes.weights import ChangedWeight, changed_weights
 from driftscope.explain.quantised.undoing import MEASURED, Quantisation, as_rounded, cost_of, same_as
 from driftscope.explain.quantised.weights import IntegerGrid
@@ -56,8 +56,8 @@ def _all_rounded(changes: Iterable[ChangedWeight]) -> list[ChangedWeight]:
     for change in changes:
         if change.alteration.code != "W007":
             own = change.constant.value
-            alike = rounding_of(own.to(torch.float64), change.value, own.dtype)
-            if alike not in words:
+            alike = next((w for w in roundings_of(own.to(torch.float64), change.value, own.dtype) if w in words), "")
+            if not alike:
                 return []
             change = dataclasses.replace(change, alteration=Alteration("W007", alike))
         elif REFERENCE_ROUNDED in change.alteration.words:
