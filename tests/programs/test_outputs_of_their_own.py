@@ -109,3 +109,16 @@ def test_numbers_of_pythons_are_said_to_be_such():
     assert "1.0 against 2.0" in found.reason
     assert ds.compare(lambda x: (x, 1.0), lambda x: (x, 1.0), X).verdict is ds.Verdict.IDENTICAL
     assert ds.compare(lambda x: (x, 1), lambda x: (x, 2), X).verdict is ds.Verdict.DIFFERENT
+
+
+def test_a_program_that_has_jax_compute_in_64_bits_does_so_alone():
+    jax = pytest.importorskip("jax")
+    before = jax.config.jax_enable_x64
+
+    def widening(x):
+        jax.config.update("jax_enable_x64", not before)
+        return jax.numpy.sin(x)
+
+    found = ds.compare(widening, widening, X.numpy())
+    assert jax.config.jax_enable_x64 == before
+    assert [f.code for f in found.findings].count("O021") >= 1

@@ -242,7 +242,17 @@ def _settings() -> tuple[Setting, ...]:
         found += _numpy_settings(numpy)
     if torch is not None and hasattr(torch, "export"):
         found += _torch_settings(torch)
+    jax = sys.modules.get("jax")
+    if jax is not None and hasattr(jax, "config"):
+        found += (_wide_jax(jax),)
     return found
+
+
+def _wide_jax(jax: Any) -> Setting:
+    def write(on: bool) -> None:
+        jax.config.update("jax_enable_x64", on)
+
+    return Setting("JAX's numbers of 64 bits", lambda: bool(jax.config.jax_enable_x64), write)
 
 
 _TABLES: dict[str, tuple[Setting, ...]] = {}
