@@ -76,3 +76,18 @@ def test_a_window_may_be_computed_ahead_of_time():
         assert all(f.note for f in found.findings)
     for pair in ((whole, window_of(7, 1 + 1e-5)), (window_of(7, 1 + 1e-5), whole)):
         assert ds.compare(*pair, X).verdict is ds.Verdict.DIFFERENT
+
+
+def test_a_sixth_that_both_sides_round_is_a_sixth_on_both():
+    whole = model("{ y = HardSigmoid<alpha=0.16666667>(x) }")
+
+    def written(factor):
+        numbers = {"t": np.float32(3), "z": np.float32(0), "s": np.float32(6), "w": np.float32(factor / 6)}
+        return model("{ a = Add(x, t) c = Clip(a, z, s) y = Mul(c, w) }", **numbers)
+
+    for pair in ((whole, written(1.0)), (written(1.0), whole)):
+        found = ds.compare(*pair, X)
+        assert found.verdict is ds.Verdict.ROUNDING, found.reason
+    found = ds.compare(whole, written(1 + 1e-6), X)
+    assert found.verdict is ds.Verdict.DIFFERENT
+    assert "Set t to 3." not in str(found)

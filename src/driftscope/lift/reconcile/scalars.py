@@ -85,6 +85,16 @@ def is_nobodys(words: str) -> bool:
     return words in _UNIVERSAL
 
 
+def nobodys(constant: Constant) -> MeantNumber | None:
+    """The number that kernels and exporters write by themselves of which a stored one is the rounding."""
+    number, fmt = uniform(constant), constant.value.dtype
+    if number is None or not 0.0 < number < math.inf or fmt not in (torch.float32, torch.float16, torch.bfloat16):
+        return None
+    reach = HALF_ULP * float(ulp(torch.tensor(number, dtype=torch.float64), fmt))
+    close = (MeantNumber(v, words, True) for words, v in _UNIVERSAL.items() if abs(v - number) <= reach)
+    return next((meant for meant in close if meant.value != number), None)
+
+
 class Candidates:
     """The numbers of another program that constants may be; each number of each format is looked up once.
 

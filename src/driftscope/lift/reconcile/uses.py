@@ -15,7 +15,7 @@ import torch
 
 from driftscope.lift.outline import tell_steps
 from driftscope.lift.reconcile.matching import Repair
-from driftscope.lift.reconcile.scalars import near, numbers
+from driftscope.lift.reconcile.scalars import near, nobodys, numbers
 from driftscope.lift.reconcile.sides import ReconciledSide
 from driftscope.lift.reconcile.solving import ConstantTables
 from driftscope.lift.steps import Constant, Lifted, Origin, Step, plain_name, use_of
@@ -113,15 +113,20 @@ DECIMALS = "its own numbers in decimals"
 
 
 def decimals(side: ReconciledSide, repairs: Sequence[Repair]) -> list[Repair]:
-    """Give stored numbers that are short decimals in their format the decimals: a person wrote these.
+    """Give stored numbers that are short decimals in their format the decimals: a person wrote these, or a sixth.
 
     One number in a hundred is such a decimal by chance. The caller certifies the proposal by the whole program.
     """
     meant = {c.name: as_decimals(c.value) for c in side.constants if c.origin is Origin.WEIGHT}
+    words = dict.fromkeys(meant, DECIMALS)
+    for constant in side.constants:
+        if (named := nobodys(constant)) is not None:
+            meant[constant.name] = torch.full(constant.value.shape, named.value, dtype=torch.float64)
+            words[constant.name] = named.words
     found = {c.name: (c, v) for c in side.constants if (v := meant.get(c.name)) is not None}
     tables = ConstantTables.of(side, repairs)
     return [
-        *(Repair(c.name, v, "solved", DECIMALS, c) for c, v in found.values() if c.frontier),
+        *(Repair(c.name, v, "solved", words[c.name], c) for c, v in found.values() if c.frontier),
         *tables.repairs({c.name: v for c, v in found.values() if not c.frontier}),
     ]
 
