@@ -377,3 +377,15 @@ def test_derivatives_at_what_is_no_number_are_the_loops(function, row):
         run(given).sum().backward()
         found.append(given.grad)
     torch.testing.assert_close(*found, equal_nan=True)
+
+
+def test_what_results_are_padded_with_has_to_fit_them():
+    def positive(v):
+        return torch.nonzero(v > 0)[:, 0]
+
+    padded = ds.vmap(positive, ragged="pad", padding=-1.0)(X)
+    assert bool((padded == -1).any())
+    with pytest.raises(InputError, match="cannot be held"):
+        ds.vmap(positive, ragged="pad", padding=0.5)(X)
+    with pytest.raises(InputError, match="cannot be held"):
+        ds.vmap(positive, ragged="pad", padding=float("nan"))(X)

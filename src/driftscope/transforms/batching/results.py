@@ -214,6 +214,9 @@ def _ragged(examples: list[torch.Tensor], dim: int, shapes: set[tuple[int, ...]]
 
 
 def _padded(examples: list[torch.Tensor], padding: float) -> torch.Tensor:
+    dtype = examples[0].dtype
+    if not (dtype.is_floating_point or dtype.is_complex) and torch.tensor(padding).to(dtype) != padding:
+        raise InputError(f"padding={padding!r} cannot be held by results of {dtype}; give a whole number that fits")
     largest = [max(sizes) for sizes in zip(*(example.shape for example in examples), strict=True)]
     padded = []
     for example in examples:
