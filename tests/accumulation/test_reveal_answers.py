@@ -135,3 +135,20 @@ def test_uneven_known_orders_have_a_name():
     assert "numpy's pairwise sum" in ds.reveal("numpy.sum", 1003).family
     assert "numpy" not in ds.reveal("numpy.sum", 1024).family
     assert "numpy" not in ds.reveal(adding(folded(range(103))), 103).family
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernel"),
+    [
+        ("float32", lambda x: x.sum(-1).to(torch.bfloat16).to(x.dtype)),
+        ("float32", lambda x: (x.sum(-1).view(torch.int32) & ~1).view(torch.float32)),
+        ("float64", lambda x: x.sum(-1).float().double()),
+    ],
+)
+@pytest.mark.parametrize("n", [8, 100])
+def test_a_result_that_is_rounded_further_is_no_sum_in_any_order(dtype, kernel, n):
+    with pytest.raises(ds.DriftscopeError, match="not reported"):
+        ds.reveal(kernel, n, dtype=dtype)
+    plain = ds.reveal(lambda x: x.sum(-1), n, dtype=dtype)
+    x = torch.randn(50, n, dtype=getattr(torch, dtype))
+    assert np.array_equal(plain.replay(x), x.sum(-1).numpy())

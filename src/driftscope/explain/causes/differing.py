@@ -142,7 +142,7 @@ class _Case:
             for c in as_stored(self.a.constants())
         ]
         self.constants = theirs, as_stored(self.b.constants())
-        self.tell = Telling(output, self.numbers, self.constants[1], of_a, evidence.without)
+        self.tell = Telling(output, self.numbers, self.constants[1], of_a, evidence.without, self.constants[0])
         self.matched: Matched = match_weights(
             *self.constants, settled, lambda sizes: {} if self.a is None else folded_values(self.a, sizes)
         )

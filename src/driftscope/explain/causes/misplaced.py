@@ -10,7 +10,7 @@ import torch
 
 from driftscope.explain.causes.rewiring import Reason, Trials, is_telling
 from driftscope.explain.locate.divergence import Parting
-from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary
+from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary, steps_to
 from driftscope.explain.locate.operators import MOVES, TURNS, family
 from driftscope.lift.steps import Constant
 
@@ -30,9 +30,11 @@ def exchanged_values(parting: Parting, trials: Trials) -> Reason | None:
     for (one, first), (other, second) in itertools.islice(_pairs(parting, trials.makers), _MOST_TRIALS):
         values = trials.captured((one, other))
         x, y = values.get(one), values.get(other)
-        if x is None or y is None or x.shape != y.shape or torch.equal(x, y):
+        if x is None or y is None or (x.shape, x.dtype) != (y.shape, y.dtype) or torch.equal(x, y):
             continue
-        if all(_is_read(name, trials.makers) for name in (one, other)) and trials.forced({one: y, other: x}):
+        apart = not (_is_made_of(one, other, trials.makers) or _is_made_of(other, one, trials.makers))
+        read = all(_is_read(name, trials.makers) for name in (one, other))
+        if apart and read and trials.forced({one: y, other: x}):
             return Reason(
                 f"{one} and {other} stand in each other's places: with the two exchanged it gives A's values",
                 f"Exchange {one} and {other}: let what reads one of them read the other.",
@@ -121,14 +123,24 @@ def exchanged_wire(wire: Reason | None, trials: Trials) -> Reason | None:
         for other in trials.named(sketch)[:1]:
             values = trials.captured((one, other))
             x, y = values.get(one), values.get(other)
-            if x is None or y is None or x.shape != y.shape or not _is_read(other, trials.makers):
+            alike = x is not None and y is not None and (x.shape, x.dtype) == (y.shape, y.dtype)
+            if x is None or y is None or not alike or not _is_read(other, trials.makers):
                 continue
+            if _is_made_of(one, other, trials.makers) or _is_made_of(other, one, trials.makers):
+                continue  # what reads one of them makes the other: that would be a circle
             if not trials.healed({one: y, other: x}):
                 continue
             words = f"{one} and {other} stand in each other's places: with the two exchanged it gives A's values"
             fix = f"Exchange {one} and {other}: let what reads one of them read the other."
             return Reason(words, fix, True, step, values={one: y, other: x})
     return None
+
+
+def _is_made_of(name: str, source: str, makers: Mapping[str, Visited]) -> bool:
+    """Whether a value is computed from another."""
+    end = makers.get(name)
+    made = {} if end is None else steps_to(end, makers, lambda _: False, len(makers))
+    return any(source in step.inputs for step in made.values())
 
 
 def _is_read(name: str, makers: Mapping[str, Visited]) -> bool:
@@ -146,7 +158,7 @@ def exchanged_results(parting: Parting, trials: Trials) -> Reason | None:
     for step, one, other in itertools.islice(pairs, _MOST_TRIALS):
         values = trials.captured((one, other))
         x, y = values.get(one), values.get(other)
-        if x is None or y is None or x.shape != y.shape or torch.equal(x, y):
+        if x is None or y is None or (x.shape, x.dtype) != (y.shape, y.dtype) or torch.equal(x, y):
             continue
         if trials.healed({one: y, other: x}):
             words = f"the results {one} and {other} of {step.name} ({step.operator}) stand in each other's places"

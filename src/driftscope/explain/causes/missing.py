@@ -16,7 +16,7 @@ from driftscope.explain.causes.counterparts import read_as_often
 from driftscope.explain.causes.misplaced import read_otherwise
 from driftscope.explain.causes.rewiring import Reason, Trials, idle
 from driftscope.explain.locate.divergence import Parting
-from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary
+from driftscope.explain.locate.fingerprints import Sketch, Visited, boundary, steps_to
 from driftscope.explain.locate.operators import MOVES, TURNS, family
 from driftscope.lift.noise.injector import MASKING
 from driftscope.lift.steps import Constant, plain_name
@@ -25,10 +25,8 @@ from driftscope.records.words import joined
 
 # Relative to the difference it should be, what a constant may leave of it.
 _SAME = 1e-6
-# Constants of one size looked at, and steps and their stand-ins tried.
-_MOST_CONSTANTS, _MOST_STEPS, _MOST_TRIALS = 64, 3, 6
-# Steps of A that together may stand for one of B, and for several of B.
-_MOST_OF_A, _MOST_OF_BOTH = 12, 32
+# Constants of one size looked at, steps and their stand-ins tried; steps of A that may stand for one of B, for several.
+_MOST_CONSTANTS, _MOST_STEPS, _MOST_TRIALS, _MOST_OF_A, _MOST_OF_BOTH = 64, 3, 6, 12, 32
 
 #: Functions of one value that are taken for one another, by ONNX's names where it has one.
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -188,13 +186,14 @@ def lacking(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reas
 def ended(parting: Parting, theirs: Sequence[Visited], trials: Trials) -> Reason | None:
     """Steps of A of which B has only what they take: it hands that on, or returns it, as it is."""
     step, other, given = parting.step, parting.counterpart, parting.step.sketches[0]
-    if other is None or given is None or given.plain:
+    if other is None or given is None or given.plain or _changed_nothing(step, trials.makers):
         return None
-    if _changed_nothing(step, trials.makers) or _changed_nothing(other, trials.theirs):
-        return None  # on these inputs; a Relu of positive numbers is another function all the same
+    if _changed_nothing(other, trials.theirs):  # on these inputs; a Relu of positive numbers is another function
+        return None
     source = next((n for n in boundary(parting.piece) if _gives(trials.makers.get(n), other.sketches[0])), "")
     if source and trials.bypass(step.outputs[0], source):
-        extra = [s for s in parting.piece if not idle(s)]
+        needed = steps_to(trials.makers[source], trials.makers, lambda _: False, len(trials.makers))
+        extra = [*(s for s in parting.piece if not (idle(s) or s.index in needed)), step]
         ways = way_words(extra[0], step)
         return Reason(f"A computes no {ways} of {source}", f"Leave {ways} out.", True, extra[0])
     steps = [s for s in theirs if not s.inside and not idle(s)]
@@ -300,7 +299,8 @@ def stand_in(parting: Parting, trials: Trials) -> Reason | None:
         ends = trials.ends() if step is parting.step else None
         for name in names if given is not None and given.is_floating_point() else ():
             value = _FUNCTIONS[name](given)  # type: ignore[arg-type]
-            if ends is not None and not torch.allclose(value.reshape(-1), ends[1].reshape(-1).to(value), 1e-6, 0.0):
+            idle_here = torch.equal(value, given)  # type: ignore[arg-type] # which says what does not stand there
+            if idle_here or (ends and not torch.allclose(value.reshape(-1), ends[1].reshape(-1).to(value), 1e-6, 0.0)):
                 continue
             if trials.forced({step.outputs[0]: value}):
                 words = f"{step.name} is {step.operator}; with {name} in its place it gives A's values"

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from driftscope.comparison.thresholds import THRESHOLDS
 from driftscope.explain.causes.alterations import exchange_words, shortest, told_apart
 from driftscope.explain.causes.computed import Lacking, OtherIndices, OtherNumber
@@ -35,6 +37,11 @@ _SIDES = {"A": "B", "B": "A"}
 _SHOWN = 3
 
 
+def _same_numbers(one: Constant, other: Constant) -> bool:
+    alike = (one.value.shape, one.value.dtype) == (other.value.shape, other.value.dtype)
+    return alike and torch.equal(one.value, other.value)
+
+
 @dataclass(frozen=True, slots=True)
 class Telling:
     """What every finding about a pair of programs says of it.
@@ -51,6 +58,8 @@ class Telling:
         Whether that is the reference, searched as if it were B.
     without : str
         What was taken from the pair before it was searched.
+    theirs : sequence of Constant
+        The constants of the other one.
     """
 
     output: OutputRecord
@@ -58,6 +67,7 @@ class Telling:
     own: Sequence[Constant]
     of_a: bool = False
     without: str = ""
+    theirs: Sequence[Constant] = ()
 
     def at_the_end(self) -> str:
         """By how much the program's output is off, as the end of a sentence."""
@@ -86,17 +96,33 @@ class Telling:
         names = constant.name, f"the reference's {partner.name}"
         if self.of_a:
             names, words = (f"{constant.name} of A", f"B's {partner.name}"), exchanged(words)
+        what, why = (
+            f"{names[0]} is not {names[1]}: it is that tensor, {words}",
+            "The two programs hold other numbers here",
+        )
         fixes = [f"Store {c.partner.name} of A in {c.constant.name} again." for c in (change, *more)]
+        if not more and (taken := self._taken_otherwise(change)):
+            what, why, fixes = f"{where.node} {taken.format(*names)}", "Both programs hold the same numbers", []
+            fixes = [f"Let {where.node} read {partner.name} as A reads it."]
         return Finding(
             change.alteration.code,
-            f"{names[0]} is not {names[1]}: it is that tensor, {words}",
-            f"The two programs hold other numbers here{self.at_the_end()}.",
+            what,
+            f"{why}{self.at_the_end()}.",
             " ".join(_in_a(fix) if self.of_a else fix for fix in fixes),
             where,
             {**self.numbers, "weight": constant.name, "reference": partner.name, "what was done": words,
              "created": place.created if place else None, **self._mark()},
             verified=True,
         )  # fmt: skip
+
+    def _taken_otherwise(self, change: ChangedWeight) -> str:
+        """Say that a tensor is stored as it should be, and read otherwise, or in the place of another; else nothing."""
+        constant, partner = change.constant, change.partner
+        if _same_numbers(constant, partner):
+            return f"reads {{0}} otherwise than {{1}} is read, which holds the same numbers: {change.alteration.words}"
+        if any(c.name == constant.name and c is not partner and _same_numbers(constant, c) for c in self.theirs):
+            return "reads {0} where the other program reads {1}"
+        return ""
 
     def other_weights(self, others: Sequence[ChangedWeight], strange: int) -> Finding:
         """Say of several tensors what a list of them would hide; so many have nothing in common with A's."""

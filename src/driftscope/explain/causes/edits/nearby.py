@@ -124,8 +124,13 @@ def _settings(step: Visited, trials: Trials) -> Iterator[_Attempt]:
             yield _other(step, name, was, value, partial(trials.setting, step.name, {own: value}))
 
 
+#: What gives the results of a plainer operator on some inputs, as on positive ones, is tried behind it.
+_SELDOM = frozenset({"Abs", "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp"})
+
+
 def _operators(step: Visited, trials: Trials) -> Iterator[_Attempt]:
-    for operator in same_signature(step.operator) if family(step.operator) not in MOVES else ():
+    known = same_signature(step.operator) if family(step.operator) not in MOVES else ()
+    for operator in sorted(known, key=_SELDOM.__contains__):
         why = f"{step.name} is {step.operator}; with {operator} in its place it gives A's values"
         fix = f"Put {operator} in the place of {step.operator} in {step.name}."
         yield step, why, fix, partial(trials.operator, step.name, operator)

@@ -1,0 +1,151 @@
+"""One change each; what is said of it is true, and the fix is one that can be made."""
+
+from __future__ import annotations
+
+import copy
+
+import onnx
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import driftscope as ds
+
+X = torch.randn(5, 8, generator=torch.Generator().manual_seed(0))
+
+
+def pair(made, first=False, second=True):
+    torch.manual_seed(0)
+    a, b = made(first), made(second)
+    b.load_state_dict(a.state_dict())
+    return a, b
+
+
+class Plus(nn.Module):
+    """Add a tenth of what a Relu takes to what it gives."""
+
+    def __init__(self, more):
+        super().__init__()
+        self.first, self.last, self.more = nn.Linear(8, 8), nn.Linear(8, 3), more
+
+    def forward(self, x):
+        t = self.last(torch.sigmoid(self.first(torch.tanh(x.pow(2)))))
+        return torch.relu(t) + 0.1 * t if self.more else torch.relu(t)
+
+
+def test_steps_at_the_end_begin_behind_what_is_kept():
+    found = ds.compare(*pair(Plus), X).first
+    assert found.where.node == "mul"
+    assert "pow" not in found.fix
+
+
+class Borrowed(nn.Module):
+    """Read the bias of another layer, which reads it too."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.a, self.b, self.other = nn.Linear(8, 8), nn.Linear(8, 8), other
+
+    def forward(self, x):
+        x = torch.tanh(functional.linear(x, self.a.weight, (self.b if self.other else self.a).bias))
+        return x @ self.b.weight + self.b.bias
+
+
+def test_a_tensor_read_in_the_place_of_another_is_not_to_be_stored_anew():
+    found = ds.compare(*pair(Borrowed), X).first
+    assert "reads b.bias where" in found.what
+    assert found.fix == "Let addmm read a.bias as A reads it."
+
+
+class Turned(nn.Module):
+    def __init__(self, turned):
+        super().__init__()
+        self.w, self.turned = nn.Parameter(torch.randn(8, 8)), turned
+
+    def forward(self, x):
+        return torch.tanh(x @ (self.w.T if self.turned else self.w))
+
+
+def test_a_tensor_that_is_read_transposed_holds_the_same_numbers():
+    found = ds.compare(*pair(Turned), X).first
+    assert "holds the same numbers: transposed" in found.what
+    assert found.fix == "Let mm read w as A reads it."
+
+
+def test_a_tensor_that_is_stored_transposed_is_to_be_stored_anew():
+    a, b = pair(Turned, False, False)
+    b.w.data = b.w.data.T.contiguous()
+    found = ds.compare(a, b, X).first
+    assert found.fix == "Store w of A in w again."
+
+
+class Twice(nn.Module):
+    def __init__(self, twice):
+        super().__init__()
+        self.layer, self.last, self.twice = nn.Linear(8, 8), nn.Linear(8, 3), twice
+
+    def forward(self, x):
+        x = self.layer(self.layer(x)) if self.twice else self.layer(x)
+        return self.last(torch.tanh(x))
+
+
+def test_a_value_is_not_exchanged_with_what_is_computed_from_it():
+    found = ds.compare(*pair(Twice), X).first
+    assert found.fix.startswith("Remove addmm_1")
+
+
+class OnShares(nn.Module):
+    def __init__(self, more):
+        super().__init__()
+        self.first, self.last, self.more = nn.Linear(8, 4), nn.Linear(2, 3), more
+
+    def forward(self, x):
+        shares = torch.softmax(self.first(x), -1)
+        shares = torch.tanh(shares) if self.more else shares
+        return self.last(torch.topk(shares, 2, -1).values)
+
+
+def test_a_function_that_changes_nothing_here_stands_for_none():
+    found = ds.compare(*pair(OnShares), X).first
+    assert found.fix.startswith("Remove tanh")
+
+
+def test_the_plain_operator_is_tried_before_one_that_agrees_on_positive_numbers():
+    class Summed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.last(x.sum(-1))
+
+    torch.manual_seed(0)
+    model, x = Summed().eval(), torch.rand(5, 4, 6)
+    proto = copy.deepcopy(torch.onnx.export(model, (x,), dynamo=True, verbose=False).model_proto)
+    next(n for n in proto.graph.node if n.op_type == "ReduceSum").op_type = "ReduceMean"
+    onnx.checker.check_model(proto)
+    assert "Put ReduceSum in the place of ReduceMean" in ds.compare(model, proto, x).first.fix
+
+
+class Routed(nn.Module):
+    """The best experts, weighed; or the first alone."""
+
+    def __init__(self, alone):
+        super().__init__()
+        self.router, self.alone = nn.Linear(8, 3), alone
+        self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        shares, places = torch.topk(torch.softmax(self.router(x), -1), 2, -1)
+        shares = shares / shares.sum(-1, keepdim=True)
+        each = [expert(x) for expert in self.experts]
+        best = torch.gather(torch.stack(each, -2), 1, places[..., None].expand(-1, -1, 8))
+        return torch.tanh(x + (each[0] if self.alone else (best * shares[..., None]).sum(-2)))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_results_of_two_kinds_are_not_exchanged(first):
+    found = ds.compare(*pair(Routed, first, not first), X)
+    assert found.verdict is ds.Verdict.DIFFERENT
+    assert "Exchange the results" not in str(found)
