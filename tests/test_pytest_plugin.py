@@ -173,3 +173,49 @@ def test_an_option_that_cannot_be_used_is_refused(pytester: pytest.Pytester, opt
 def test_loading_the_plugin_loads_no_tensor_library() -> None:
     code = "import sys, driftscope.pytest_plugin; print([m for m in ('torch', 'numpy', 'onnx') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+BESIDE = """
+import pytest
+import torch
+
+def net(k=1.0):
+    return lambda x: x * k
+
+@pytest.fixture
+def checked(driftscope):
+    driftscope.assert_same(net(), net(1.5), torch.randn(4, 8))
+
+@pytest.fixture
+def compared(driftscope):
+    yield
+    driftscope.compare(net(), net(1.5), torch.randn(4, 8))
+
+def test_setup(checked):
+    pass
+
+def test_teardown(compared):
+    pass
+
+def test_expects(driftscope):
+    with pytest.raises(AssertionError):
+        driftscope.assert_same(net(), net(1.5), torch.randn(4, 8))
+
+@pytest.mark.xfail(strict=True)
+def test_xfails(driftscope):
+    driftscope.assert_same(net(), net(1.5), torch.randn(4, 8))
+"""
+
+
+def test_fixtures_are_listened_to_and_what_is_expected_has_not_failed(tmp_path: Path) -> None:
+    (tmp_path / "test_beside.py").write_text(BESIDE)
+    command = [sys.executable, "-m", "pytest", "-q", "--driftscope-report=told", "test_beside.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env=os.environ | {"GITHUB_ACTIONS": "true"}
+    )
+    assert "2 passed, 1 xfailed, 1 error" in done.stdout, done.stdout
+    told = json.loads((tmp_path / "told" / "index.json").read_text())["entries"]
+    assert {entry["test"].partition("::")[2]: entry["failed"] for entry in told} == {
+        "test_setup": True, "test_teardown": False, "test_expects": False, "test_xfails": False,
+    }  # fmt: skip
+    assert done.stdout.count("::error") == 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from driftscope.testing import assert_close, assert_same, max_diff
+from driftscope.testing import assert_close, assert_invariant, assert_same, assert_transforms, max_diff
 
 INF, NAN = math.inf, math.nan
 
@@ -243,3 +243,10 @@ def test_things_that_do_not_compare_are_a_type_error_as_in_torch():
     for check in (torch.testing.assert_close, assert_close):
         with pytest.raises(TypeError):
             check([ONE, ONE], [ONE, (ONE,)])
+
+
+def test_a_limit_of_comparisons_is_none_of_transforms():
+    for check in (assert_transforms, assert_invariant):
+        with pytest.raises(ValueError, match="for comparisons"):
+            check(torch.sin, torch.ones(4, 3), fail_on="function")
+    assert_transforms(torch.sin, torch.ones(4, 3), fail_on="never", transforms=("vmap",))

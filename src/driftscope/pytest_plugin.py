@@ -10,6 +10,7 @@ Loaded by pytest itself; it imports no tensor library until a test asks for the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Generator, Iterator
@@ -22,6 +23,7 @@ __all__ = ["Checks"]
 
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 _MADE = pytest.StashKey[list[dict[str, Any]]]()  # of a test: what it compared
+_TOLD = pytest.StashKey[int]()  # and how much of that is in its reports
 _REPORT = pytest.StashKey[Path]()  # of a run: where its pages go, wherever a test may take the process meanwhile
 
 
@@ -155,8 +157,28 @@ def driftscope(request: pytest.FixtureRequest) -> Iterator[Checks]:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """Listen to the comparisons that fixtures of this test make."""
+    with _listening(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Listen to the comparisons of this test."""
+    with _listening(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """Listen to the comparisons that its fixtures make behind it."""
+    with _listening(item):
+        return (yield)
+
+
+@contextlib.contextmanager
+def _listening(item: pytest.Item) -> Iterator[None]:
     from driftscope.records.listeners import listeners
 
     def listen(comparison: Any, failed: bool) -> None:
@@ -164,7 +186,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
     listeners.append(listen)
     try:
-        return (yield)
+        yield
     finally:
         listeners.remove(listen)
 
@@ -212,12 +234,16 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Generator[None, A
     from driftscope.records.verdict import FailOn, Verdict
 
     report = yield
-    if report.when == "call" and item.stash.get(_MADE, None):
-        for made in item.stash[_MADE]:
-            # A comparison that asserted nothing itself has failed the test if the test failed and it looks like it.
-            if made["failed"] is None:
-                made["failed"] = report.outcome == "failed" and FailOn.PRECISION.fails(Verdict(made["verdict"]))
-        report.driftscope = item.stash[_MADE]
+    made = item.stash.get(_MADE, [])
+    new = made[item.stash.get(_TOLD, 0) :]
+    item.stash[_TOLD] = len(made)
+    for one in new:
+        # What a test expects to fail has not failed it; a comparison that asserted nothing itself has failed it if it
+        # did fail, and the comparison looks like it.
+        looks = FailOn.PRECISION.fails(Verdict(one["verdict"])) if one["failed"] is None else one["failed"]
+        one["failed"] = bool(looks) and report.outcome == "failed"
+    if new:
+        report.driftscope = new
     return report
 
 

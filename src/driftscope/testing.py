@@ -132,6 +132,14 @@ def assert_same(
         raise AssertionError(render(comparison))
 
 
+def _without_function(fail_on: str) -> FailOn:
+    """A limit for what has outcomes, and no function in float64 besides."""
+    limit = FailOn(fail_on)
+    if limit is FailOn.FUNCTION:
+        raise ValueError(f"fail_on={fail_on!r} is for comparisons; give different, precision, rounding or never")
+    return limit
+
+
 def assert_transforms(
     function: Callable[..., Any],
     *examples: Any,
@@ -165,7 +173,7 @@ def assert_transforms(
         If ``fail_on`` is none of the four.
     """
     __tracebackhide__ = True
-    limit = FailOn(fail_on)
+    limit = _without_function(fail_on)
     from driftscope.report.terminal.transforms import outcome_fails, render
     from driftscope.transforms.checking import check_transforms
 
@@ -211,7 +219,7 @@ def assert_invariant(
         If ``fail_on`` is none of the four.
     """
     __tracebackhide__ = True
-    limit = FailOn(fail_on)
+    limit = _without_function(fail_on)
     from dataclasses import replace
 
     from driftscope.invariance.checking import check_invariance

@@ -126,3 +126,13 @@ def test_rule_is_wrapped_and_whole_on_a_narrow_screen(run, monkeypatch, asked) -
     assert narrow.split() == wide.split()
     drawn = re.sub(r"```.*?```", "", narrow, flags=re.DOTALL)  # what is shown as printed elsewhere stays as it is
     assert max(map(len, drawn.splitlines())) <= 60
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("m.json", '{"verdict": "IDENTICAL"}'), ("m.textproto", "garbage"), ("m.onnxtxt", "garbage")]
+)
+def test_a_text_that_is_no_model_is_refused_in_a_sentence(run, tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    refused = run("pretty", tmp_path / name)
+    assert refused.exit_code == 2, refused.stderr
+    assert "is not an ONNX model" in refused.stderr

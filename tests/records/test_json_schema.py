@@ -23,7 +23,13 @@ VALIDATOR = jsonschema.Draft202012Validator(schema_of(Comparison, SCHEMA))
 numbers = st.none() | st.floats()
 words = st.none() | st.text(max_size=8)
 places = st.builds(Where, *[words] * 5, st.none() | st.integers(), words)
-findings = st.builds(Finding, st.text(max_size=4), st.text(), where=places, verified=st.none() | st.booleans())
+findings = st.builds(
+    Finding,
+    st.from_regex(r"[A-Z][0-9]{3}", fullmatch=True),
+    st.text(),
+    where=places,
+    verified=st.none() | st.booleans(),
+)
 sides = st.none() | st.builds(
     Side, st.text(max_size=8), st.none() | st.lists(st.integers(0, 9)).map(tuple), numbers, numbers, numbers
 )

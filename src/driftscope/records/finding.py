@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from driftscope.errors import InputError
 from driftscope.records.user_code import written
+
+_CODE = re.compile(r"[A-Z]\d{3}")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,6 +82,10 @@ class Finding:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     note: bool = False
     verified: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not _CODE.fullmatch(self.code):  # a record that somebody edited: it is printed as it is
+            raise InputError(f"the code of a finding is a letter and three digits, not {self.code!r}")
 
     def __repr__(self) -> str:
         # What a prompt shows of ``c.findings``: one line each, not every measurement.

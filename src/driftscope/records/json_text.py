@@ -18,6 +18,10 @@ _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
 _NOT_BRACKETS = re.compile(r"[^\[\]{}]+")
 
 
+#: Digits of a whole number: what float64 can hold, or a seed.
+MOST_DIGITS = 300
+
+
 class TooMuch(ValueError):
     """A text is JSON perhaps, but larger or deeper than what is read."""
 
@@ -53,4 +57,10 @@ def parse_json(
     depth = max(accumulate(map(_STEPS.__getitem__, _NOT_BRACKETS.sub("", frame))), default=0)
     if depth > deepest:
         raise TooDeep(f"its lists and dicts lie {depth:,} deep, and {deepest} are read at most")
-    return json.loads(words, object_hook=hook)
+    return json.loads(words, object_hook=hook, parse_int=_whole)
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise TooMuch(f"it has a number of {len(digits):,} digits, and {MOST_DIGITS} are read at most")
+    return int(digits)

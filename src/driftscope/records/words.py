@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -143,3 +144,17 @@ def word(name: str) -> Word | None:
     """Return the explanation of a word, however it is spelled; None for one that is not explained."""
     plain = " ".join(name.lower().replace("_", " ").replace("-", " ").split())
     return WORDS.get(_SAME_AS.get(plain, plain))
+
+
+def clean(text: object) -> str:
+    """Return ``text`` with every control and direction character spelled out.
+
+    Names come from models, and a model may come from anyone: an escape sequence in a node's name must not reach
+    a terminal, nor may a right-to-left mark turn a sentence round.
+    """
+    kept = []
+    for char in str(text):
+        category = unicodedata.category(char)
+        hostile = category in ("Cc", "Cs") or (category == "Cf" and char not in "\u200c\u200d\ufeff\u00ad")
+        kept.append(char if not hostile or char == "\n" else f"\\u{ord(char):04x}")
+    return "".join(kept)

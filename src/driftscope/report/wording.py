@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,22 +12,9 @@ from driftscope.records.kinds.comparison import Comparison
 from driftscope.records.kinds.output import OutputRecord, Side, Tolerance
 from driftscope.records.user_code import written
 from driftscope.records.verdict import Verdict
+from driftscope.records.words import clean as clean  # noqa: PLC0414 - a word of this room
 
 NOTHING = "–"  # not measured
-
-
-def clean(text: object) -> str:
-    """Return ``text`` with every control and direction character spelled out.
-
-    Names come from models, and a model may come from anyone: an escape sequence in a node's name must not reach
-    a terminal, nor may a right-to-left mark turn a sentence round.
-    """
-    kept = []
-    for char in str(text):
-        category = unicodedata.category(char)
-        hostile = category in ("Cc", "Cs") or (category == "Cf" and char not in "\u200c\u200d\ufeff\u00ad")
-        kept.append(char if not hostile or char == "\n" else f"\\u{ord(char):04x}")
-    return "".join(kept)
 
 
 def one_line(text: object) -> str:

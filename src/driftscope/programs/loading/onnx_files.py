@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 import onnx
+from google.protobuf import json_format, text_format  # type: ignore[import-untyped]
 from google.protobuf.message import DecodeError, EncodeError  # type: ignore[import-untyped]
 
 from driftscope.errors import ProgramError
@@ -126,7 +127,7 @@ def read_model(path: FilePath) -> OnnxModel:
         raise ProgramError(f"{path} is a folder; give the .onnx file" if path.is_dir() else f"{path}: no such file")
     try:
         proto = onnx.load(str(path), load_external_data=False)
-    except (DecodeError, ValueError, RuntimeError) as error:
+    except (*_UNREADABLE, ValueError, RuntimeError) as error:
         raise ProgramError(f"{path} is not an ONNX model, or is truncated or damaged") from error
     except OSError as error:
         raise ProgramError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -150,6 +151,8 @@ def wrap_model(proto: onnx.ModelProto, name: str = "") -> OnnxModel:
 
 
 # What exporters call every graph.
+#: What onnx's readers raise of a file that is none: of bytes, of JSON, of protobuf's text and of onnx's own.
+_UNREADABLE = (DecodeError, json_format.ParseError, text_format.ParseError, onnx.parser.ParseError)
 _EVERYBODY = {"", "main_graph", "main", "graph", "torch_jit", "torch-jit-export", "tf2onnx", "unnamed"}
 
 

@@ -79,7 +79,8 @@ def ask(runs: Sequence[RunFolder], sql: str) -> tuple[list[str], list[tuple[Any,
             # A text that is not Unicode ends in C++'s bad_cast, a RuntimeError and not one of DuckDB's own.
             return [column[0] for column in answer.description], answer.fetchall()
         except (duckdb.Error, RuntimeError) as error:
-            raise InputError(f"DuckDB cannot answer the query: {error}") from error
+            words = str(error).partition("Traceback")[0].strip().rstrip(":")
+            raise InputError(f"DuckDB cannot answer the query: {words}") from error
 
 
 def rows_sql(run: RunFolder) -> str:

@@ -180,6 +180,8 @@ def create_run(root: str | Path, study: str, header: Mapping[str, Any], name: st
         draft.write_text(text, encoding="utf-8")
         draft.replace(path / "run.json")  # complete or not there: a folder without it is not a run
     except FileExistsError as error:
+        if parent.is_file():
+            raise InputError(f"{str(parent)!r} is a file; runs are kept in a folder") from error
         raise InputError(f"there is a run {name!r} in {str(parent)!r} already") from error
     except OSError as error:
         raise InputError(f"cannot write runs to {str(parent)!r}: {error.strerror or error}") from error

@@ -36,7 +36,7 @@ def conclude(record: StudyRecord) -> tuple[Statement, ...]:
     """Count the verdicts, and name the first pairs that are not the same program."""
     found = _verdicts(record)
     words = ", ".join(f"{count} {verdict}" for verdict, count in found.items())
-    said = [Statement(f"{counted(sum(found.values()), 'pair')}: {words}.", dict(found))]
+    said = [Statement(f"{counted(sum(found.values()), 'pair')}: {words or 'none was compared'}.", dict(found))]
     same = (Verdict.IDENTICAL, Verdict.ROUNDING)
     parted = [row for row in record.rows if row.get("outcome") == OK and row.get("verdict") not in same]
     for row in parted[:_NAMED]:

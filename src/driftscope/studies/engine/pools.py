@@ -126,7 +126,7 @@ class InThisProcess(Executor):
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # belongs to the future, as in every executor
+        except (Exception, SystemExit) as error:  # belongs to the future, as in every executor
             future.set_exception(error)
         return future
 
