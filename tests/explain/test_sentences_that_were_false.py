@@ -149,3 +149,23 @@ def test_results_of_two_kinds_are_not_exchanged(first):
     found = ds.compare(*pair(Routed, first, not first), X)
     assert found.verdict is ds.Verdict.DIFFERENT
     assert "Exchange the results" not in str(found)
+
+
+class Clamped(nn.Module):
+    """A clamp that clamps nothing here, read twice."""
+
+    def __init__(self, squared):
+        super().__init__()
+        self.layer, self.squared = nn.Linear(8, 8), squared
+
+    def forward(self, x):
+        u = self.layer(x).clamp(-9, 9)
+        q = u.pow(2) if self.squared else u.abs()
+        return u * torch.exp(-q.sum(-1, keepdim=True) / 16)
+
+
+@pytest.mark.parametrize(("first", "wrong"), [(True, "abs"), (False, "pow")])
+def test_a_step_that_is_idle_here_is_not_blamed_for_one_of_its_readers(first, wrong):
+    found = ds.compare(*pair(Clamped, first, not first), X).first
+    assert found.where.node.startswith(wrong)
+    assert "clamp" not in found.fix

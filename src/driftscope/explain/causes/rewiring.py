@@ -347,7 +347,9 @@ def handed_on(parting: Parting, theirs: Sequence[Visited], makers: Mapping[str, 
     # A factor of one that A has as well is no cause, nor is a sum with zeros, which is idle on these inputs.
     as_well = {family(s.operator) for s in theirs if idle(s)}
     idles = (s for s in readers if len(s.taken) == 1 and idle(s) and family(s.operator) not in as_well)
-    return next(map(_does_nothing, idles), None)
+    # What others read too would change for them.
+    alone = (s for s in idles if sum(s.outputs[0] in other.inputs for other in makers.values()) < 2)
+    return next(map(_does_nothing, alone), None)
 
 
 def idle(step: Visited) -> bool:
