@@ -96,13 +96,11 @@ class Telling:
         names = constant.name, f"the reference's {partner.name}"
         if self.of_a:
             names, words = (f"{constant.name} of A", f"B's {partner.name}"), exchanged(words)
-        what, why = (
-            f"{names[0]} is not {names[1]}: it is that tensor, {words}",
-            "The two programs hold other numbers here",
-        )
+        why = "The two programs hold other numbers here"
+        what = f"{names[0]} is not {names[1]}: it is that tensor, {words}"
         fixes = [f"Store {c.partner.name} of A in {c.constant.name} again." for c in (change, *more)]
-        if not more and (taken := self._taken_otherwise(change)):
-            what, why, fixes = f"{where.node} {taken.format(*names)}", "Both programs hold the same numbers", []
+        if not more and (taken := self._taken_otherwise(change, words)):
+            what, why = f"{where.node} {taken.format(*names)}", "Both programs hold the same numbers"
             fixes = [f"Let {where.node} read {partner.name} as A reads it."]
         return Finding(
             change.alteration.code,
@@ -115,11 +113,11 @@ class Telling:
             verified=True,
         )  # fmt: skip
 
-    def _taken_otherwise(self, change: ChangedWeight) -> str:
+    def _taken_otherwise(self, change: ChangedWeight, words: str) -> str:
         """Say that a tensor is stored as it should be, and read otherwise, or in the place of another; else nothing."""
         constant, partner = change.constant, change.partner
         if _same_numbers(constant, partner):
-            return f"reads {{0}} otherwise than {{1}} is read, which holds the same numbers: {change.alteration.words}"
+            return f"reads {{0}} otherwise than {{1}} is read, which holds the same numbers: {words}"
         if any(c.name == constant.name and c is not partner and _same_numbers(constant, c) for c in self.theirs):
             return "reads {0} where the other program reads {1}"
         return ""
