@@ -10,7 +10,6 @@ from __future__ import annotations
 from setuptools import Extension, setup
 
 NATIVE = "src/driftscope/accumulation/native"
-FLAGS = ["-O2", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden"]
 
 setup(
     ext_modules=[
@@ -32,7 +31,7 @@ setup(
                     "windows",
                 )
             ],
-            extra_compile_args=FLAGS,
+            extra_compile_args=["-O2", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden"],
             libraries=["m"],
             # Without a compiler the same bits are computed in integers, slower; an installation never fails for it.
             optional=True,
@@ -41,7 +40,7 @@ setup(
             "driftscope.lift.noise._noise",
             sources=["src/driftscope/lift/noise/native/noise.c"],
             # Its loops are plain, and left to the compiler to make vectors of.
-            extra_compile_args=[*FLAGS, "-O3"],
+            extra_compile_args=["-O3", "-ffp-contract=off", "-fno-fast-math", "-fvisibility=hidden"],
             libraries=["m"],
             optional=True,
         ),
