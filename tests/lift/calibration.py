@@ -220,8 +220,8 @@ def rms(x: Tensor) -> float:
 def run_case(case: Case) -> Row:
     """Run natively, lift the same graph, add noise: error and floor of the one output.
 
-    Three floors are put together: a softmax among near ties turns few rows over. Over 24 seeds the error of fused attention
-    in bfloat16, inputs x30, lay at 1.0 to 2.6 of one floor, at 1.3 of half of them.
+    Three floors are put together: a softmax among near ties turns few rows over. Over 24 seeds the error of fused
+    attention in bfloat16, inputs x30, lay at 1.0 to 2.6 of one floor, at 1.3 of half of them.
     """
     from driftscope.lift.noise.floor import noise_samples
 
