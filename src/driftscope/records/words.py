@@ -158,3 +158,10 @@ def clean(text: object) -> str:
         hostile = category in ("Cc", "Cs") or (category == "Cf" and char not in "\u200c\u200d\ufeff\u00ad")
         kept.append(char if not hostile or char == "\n" else f"\\u{ord(char):04x}")
     return "".join(kept)
+
+
+def escaped(text: str) -> str:
+    """Return text for Markdown. Names come from models: none may become a link or an element where it is shown."""
+    for char in "\\`*_[]<>":
+        text = text.replace(char, f"\\{char}")
+    return text

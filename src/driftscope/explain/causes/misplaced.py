@@ -32,7 +32,7 @@ def exchanged_values(parting: Parting, trials: Trials) -> Reason | None:
         x, y = values.get(one), values.get(other)
         if x is None or y is None or (x.shape, x.dtype) != (y.shape, y.dtype) or torch.equal(x, y):
             continue
-        apart = not (_is_made_of(one, other, trials.makers) or _is_made_of(other, one, trials.makers))
+        apart = _are_apart(one, other, trials.makers)
         read = all(_is_read(name, trials.makers) for name in (one, other))
         if apart and read and trials.forced({one: y, other: x}):
             return Reason(
@@ -126,14 +126,17 @@ def exchanged_wire(wire: Reason | None, trials: Trials) -> Reason | None:
             alike = x is not None and y is not None and (x.shape, x.dtype) == (y.shape, y.dtype)
             if x is None or y is None or not alike or not _is_read(other, trials.makers):
                 continue
-            if _is_made_of(one, other, trials.makers) or _is_made_of(other, one, trials.makers):
-                continue  # what reads one of them makes the other: that would be a circle
-            if not trials.healed({one: y, other: x}):
+            if not _are_apart(one, other, trials.makers) or not trials.healed({one: y, other: x}):
                 continue
             words = f"{one} and {other} stand in each other's places: with the two exchanged it gives A's values"
             fix = f"Exchange {one} and {other}: let what reads one of them read the other."
             return Reason(words, fix, True, step, values={one: y, other: x})
     return None
+
+
+def _are_apart(one: str, other: str, makers: Mapping[str, Visited]) -> bool:
+    """Whether neither value is computed from the other: exchanged, these would make a circle."""
+    return not (_is_made_of(one, other, makers) or _is_made_of(other, one, makers))
 
 
 def _is_made_of(name: str, source: str, makers: Mapping[str, Visited]) -> bool:

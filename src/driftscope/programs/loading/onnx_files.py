@@ -150,9 +150,9 @@ def wrap_model(proto: onnx.ModelProto, name: str = "") -> OnnxModel:
     return OnnxModel(proto, name)
 
 
-# What exporters call every graph.
 #: What onnx's readers raise of a file that is none: of bytes, of JSON, of protobuf's text and of onnx's own.
 _UNREADABLE = (DecodeError, json_format.ParseError, text_format.ParseError, onnx.parser.ParseError)
+# What exporters call every graph.
 _EVERYBODY = {"", "main_graph", "main", "graph", "torch_jit", "torch-jit-export", "tf2onnx", "unnamed"}
 
 

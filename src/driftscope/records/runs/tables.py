@@ -14,7 +14,7 @@ from typing import Any
 from driftscope.errors import DependencyMissing, InputError
 from driftscope.records.kinds.study import columns_of, types_of
 from driftscope.records.runs.rows import spelled
-from driftscope.records.words import clean
+from driftscope.records.words import clean, escaped
 
 TABLE_SUFFIXES = (".csv", ".md", ".parquet", ".jsonl")
 Rows = tuple[Mapping[str, Any], ...]
@@ -73,16 +73,12 @@ def as_markdown(rows: Rows) -> str:
     columns = columns_of(rows)
     numeric = {c: all(isinstance(r.get(c), (int, float, type(None))) for r in rows) for c in columns}
     lines = ["| " + " | ".join(columns) + " |", "|" + "|".join("--:" if numeric[c] else "---" for c in columns) + "|"]
-    lines += ["| " + " | ".join(_escaped(_short(row.get(c))) for c in columns) + " |" for row in rows]
+    lines += ["| " + " | ".join(_in_markdown(_short(row.get(c))) for c in columns) + " |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
-    """Names come from files of strangers: none may become an element, a link or a column of the table."""
-    text = " ".join(clean(text).split())
-    for char in "\\`*_[]<>|":
-        text = text.replace(char, f"\\{char}")
-    return text
+def _in_markdown(text: str) -> str:
+    return escaped(" ".join(clean(text).split())).replace("|", "\\|")
 
 
 def as_lines(rows: Rows) -> str:

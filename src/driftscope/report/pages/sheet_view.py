@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from driftscope.records.finding import Finding
+from driftscope.records.words import escaped
 from driftscope.report import wording
 from driftscope.report.pages import details, shell
 from driftscope.report.sheet import Cell, HeatMap, Listing, Mark, Picture, Points, Section, Sheet, Table
@@ -168,45 +169,38 @@ def _heat_map(grid: HeatMap) -> dict[str, Any]:
 def markdown(sheet: Sheet) -> str:
     """Write a sheet as GitHub-flavoured Markdown: the answer, the findings, the beginning of each table."""
     drawn = document(sheet)
-    blocks = [f"### {drawn['glyph']} {drawn['headline']}", _escaped(drawn["reason"])]
+    blocks = [f"### {drawn['glyph']} {drawn['headline']}", escaped(drawn["reason"])]
     if drawn["findings"]:
         blocks.append("\n".join(_finding_line(f) for f in drawn["findings"][:_EXCERPT_FINDINGS]))
     for part in drawn["sections"]:
         if part["kind"] == "Table" and part["rows"]:
             heads, rows = [name for name, _ in part["columns"]], part["rows"][:_EXCERPT_ROWS]
-            blocks += [f"**{_escaped(part['title'])}**", _grid(heads, [[c["text"] for c in row] for row in rows])]
+            blocks += [f"**{escaped(part['title'])}**", _grid(heads, [[c["text"] for c in row] for row in rows])]
             if part["count"] > _EXCERPT_ROWS:
                 blocks.append("and " + wording.counted(part["count"] - _EXCERPT_ROWS, "more row"))
         elif part["kind"] == "HeatMap":
             rows = [[name, *(s["text"] for s in squares)] for name, squares in part["lines"]]
-            blocks += [f"**{_escaped(part['title'])}**", _grid(["", *part["columns"]], rows)]
+            blocks += [f"**{escaped(part['title'])}**", _grid(["", *part["columns"]], rows)]
         elif part["kind"] == "Points":
-            blocks += [f"**{_escaped(part['title'])}**", "\n".join(f"- {_escaped(item)}" for item in part["items"])]
+            blocks += [f"**{escaped(part['title'])}**", "\n".join(f"- {escaped(item)}" for item in part["items"])]
         elif part["kind"] == "Listing":
-            blocks += [f"**{_escaped(part['title'])}**", _fenced(part["text"])]
+            blocks += [f"**{escaped(part['title'])}**", _fenced(part["text"])]
     return "\n\n".join(blocks) + "\n"
 
 
 def _finding_line(finding: Mapping[str, Any]) -> str:
     place = ", ".join(f"{label} {_code(text)}" for label, text in finding["place"])
-    parts = [f"- **{finding['code']}** {_escaped(finding['what'])}", f"({place})" if place else ""]
+    parts = [f"- **{finding['code']}** {escaped(finding['what'])}", f"({place})" if place else ""]
     for label in ("why", "fix"):
         if finding[label]:
             tried = f" ({finding['tried']})" if label == "fix" and finding["tried"] else ""
-            parts.append(f"{label.capitalize()}: {_escaped(wording.one_line(finding[label]))}{tried}")
+            parts.append(f"{label.capitalize()}: {escaped(wording.one_line(finding[label]))}{tried}")
     return " ".join(part for part in parts if part)
 
 
 def _grid(heads: list[str], rows: list[list[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(_escaped(text).replace("|", "\\|") for text in line) + " |" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    """Names come from models: none may become a link or an element on the page that shows the summary."""
-    for char in "\\`*_[]<>":
-        text = text.replace(char, f"\\{char}")
-    return text
+    return "\n".join("| " + " | ".join(escaped(text).replace("|", "\\|") for text in line) + " |" for line in lines)
 
 
 def _code(text: str) -> str:
