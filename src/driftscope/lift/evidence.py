@@ -20,7 +20,7 @@ from driftscope.lift.noise.floor import (
     Watch,
 )
 from driftscope.lift.onnx.graph import LiftedOnnx
-from driftscope.lift.optimised import optimisers_show
+from driftscope.lift.optimised import certified_by_node, changes_of, optimisers_show
 from driftscope.lift.outline import Outline, remember_outline
 from driftscope.lift.reconcile.affine import watched_for_pieces
 from driftscope.lift.reconcile.certify import reconcile
@@ -32,7 +32,7 @@ from driftscope.lift.side_lift import SideLift, add_noise, attempt, floor64_of, 
 from driftscope.lift.sources import lift_source
 from driftscope.lift.steps import Lifted, LiftedOutput, Step
 from driftscope.lift.widened import widened_drift, widened_outputs
-from driftscope.programs.protocol import Bound
+from driftscope.programs.protocol import Bound, OnnxSource
 from driftscope.records.finding import Where
 
 Progress = Callable[[str], None]
@@ -52,7 +52,9 @@ class Evidence:
     optimized : Reconciled or None
         B's file against the graph its runtime really ran; None when there is none or it is the same.
     optimized_graph : Lifted or None
-        That graph, where it was held against the file.
+        That graph, where it was held against the file as a whole.
+    optimized_source : OnnxSource or None
+        What it is lifted from.
     optimized_reason : str
         Why the optimised graph could not be lifted; empty otherwise.
     places : dict of str to Where
@@ -76,6 +78,7 @@ class Evidence:
     reconciled: Reconciled | None = None
     optimized: Reconciled | None = None
     optimized_graph: Lifted | None = None
+    optimized_source: OnnxSource | None = None
     optimized_reason: str = ""
     places: dict[str, Where] = field(default_factory=dict)
     replays: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -83,6 +86,12 @@ class Evidence:
     undone: Evidence | None = None
     without: str = ""
     exact: bool = False
+
+    def graph_that_ran(self) -> Lifted | None:
+        """The graph that B's runtime made of its file, where it was held against the file."""
+        if self.optimized_graph is None and self.optimized is not None and self.optimized_source is not None:
+            self.optimized_graph = lift_source(self.optimized_source)
+        return self.optimized_graph
 
     def with_side(self, side: str, graph: Lifted, without: str = "") -> Evidence:
         """The same pair with another graph on one side, its constants reconciled anew; no noise is known of it."""
@@ -221,8 +230,13 @@ def gather(
     progress("Lifting A to float64")
     side_a = lift_side(a)
     progress("Lifting B to float64")
-    side_b = lift_side(b)
-    found = Evidence(side_a, side_b, list(pairs))
+    reason, made, changes = "", None, None
+    try:
+        made, changes = changes_of(b)
+    except (CannotLift, RuntimeRefused) as error:
+        reason = str(error)
+    side_b = lift_side(b, () if changes is None else changes.values)
+    found = Evidence(side_a, side_b, list(pairs), optimized_source=made, optimized_reason=reason)
     progress("Measuring the noise floor")
     outlines = Outline(), Outline()
     with watched_for_pieces(side_a.graph, side_b.graph) as (pieces_a, pieces_b):
@@ -240,8 +254,11 @@ def gather(
     elif side_b.graph is not None:
         side_a.widened = widened_outputs(a, seed)
         found.floor64 = floor64_of(side_b, seed + 1000) if side_a.widened else []
-    if side_b.graph is not None:
-        _check_optimized(found, b, seed, thresholds, progress)
+    if made is not None:
+        found.optimized = None if changes is None else certified_by_node(side_b, made, changes, thresholds)
+        side_b.asked.clear()
+        if found.optimized is None:
+            _check_optimized(found, b, made, seed, thresholds, progress)
     return found
 
 
@@ -298,14 +315,11 @@ def _by_repairs(
     return found if found.same_function and not any(map(is_disputed, drifts)) else None
 
 
-def _check_optimized(found: Evidence, b: Bound, seed: int, thresholds: Thresholds, progress: Progress) -> None:
+def _check_optimized(
+    found: Evidence, b: Bound, source: OnnxSource, seed: int, thresholds: Thresholds, progress: Progress
+) -> None:
     """Hold the graph that B's runtime really ran against B's file: an optimiser may have changed the function."""
-    try:
-        source = b.program.optimized_source(b)
-    except (CannotLift, RuntimeRefused) as error:
-        found.optimized_reason = str(error)
-        return
-    if source is None or found.b.graph is None:
+    if found.b.graph is None:
         return
     progress("Lifting the graph the runtime optimised")
     floor64 = floor64_of(found.b, seed)

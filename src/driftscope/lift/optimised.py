@@ -1,4 +1,8 @@
-"""Whether what the optimisers of a runtime did to a graph shows in its results, or integers were rounded otherwise."""
+"""Whether what the optimisers of a runtime did to a graph is the graph's function, and whether it shows in its results.
+
+Of most graphs an optimiser changes few nodes, and each of them is held against the file by itself
+(:func:`certified_by_node`). Integers may be rounded otherwise: of those the results tell (:func:`optimisers_show`).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,101 @@ from typing import Any
 import torch
 
 from driftscope.comparison.measuring.pieces import same_bits
-from driftscope.comparison.measuring.spread import finite, rms
+from driftscope.comparison.measuring.spread import Ratio, finite, rms
+from driftscope.comparison.thresholds import Thresholds
 from driftscope.errors import DriftscopeError
+from driftscope.lift.onnx.changed_nodes import ChangedNodes, changed_nodes
+from driftscope.lift.onnx.registry import Value
+from driftscope.lift.onnx.stored import decode
+from driftscope.lift.reconcile.drifts import Reconciled
+from driftscope.lift.reconcile.exact import repairs_before_a_run
+from driftscope.lift.reconcile.sides import ReconciledSide
+from driftscope.lift.side_lift import SideLift
 from driftscope.lift.steps import LiftedOutput
-from driftscope.programs.protocol import Bound
+from driftscope.programs.protocol import Bound, OnnxSource
 from driftscope.programs.value_trees import flatten
 
 # How many times as far as its kernels are from its float64 run two writings of one quantised graph may be apart.
 _TIMES = 2.0
+
+
+def changes_of(bound: Bound) -> tuple[OnnxSource | None, ChangedNodes | None]:
+    """The graph that a runtime made of a program's file and runs, and what in it is not the file's, as far as it shows.
+
+    Raises
+    ------
+    CannotLift, RuntimeRefused
+        If the runtime cannot write what it made, or an input is no tensor.
+    """
+    made = bound.program.optimized_source(bound)
+    if made is None:
+        return None, None
+    file = bound.program.lift_source(bound)
+    return made, changed_nodes(file.model, made.model) if isinstance(file, OnnxSource) else None
+
+
+def certified_by_node(
+    file: SideLift, made: OnnxSource, changes: ChangedNodes, thresholds: Thresholds
+) -> Reconciled | None:
+    """Hold what an optimiser changed against the file, each change on the file's own values.
+
+    Parameters
+    ----------
+    file : SideLift
+        With the values that ``changes`` asks for.
+    made : OnnxSource
+        What the optimiser made.
+    changes : ChangedNodes
+    thresholds : Thresholds
+
+    Returns
+    -------
+    Reconciled or None
+        Its drift is the largest of any value that the optimiser computes in another way. None where one of them is
+        not the file's, or is not known: then the graph is looked at as a whole.
+    """
+    values = file.asked
+    if file.graph is None or any(name not in values for name in changes.values):
+        return None
+    if not all(_holds(decode(tensor, tensor.name, made.directory), values[tensor.name]) for tensor in changes.folded):
+        return None
+    worst, repairs = Ratio(0.0, limit=thresholds.lifted), []
+    if changes.writes:
+        graph = changes.on(values, made.directory)
+        if graph is None:
+            return None
+        source, ulps = ReconciledSide(file.graph, file.clean), thresholds.constant_ulps
+        repairs = repairs_before_a_run(source, graph, file.clean, ulps)
+        outputs = graph.run(replace={r.name: r.value for r in repairs})
+        for name, output in zip(changes.writes, outputs, strict=True):
+            apart = _relative(output.value, values[name].data, thresholds.lifted)
+            if apart is None:
+                return None
+            worst = max(worst, Ratio(apart, f"value {name}", thresholds.lifted), key=lambda drift: drift.value)
+    drifts = [worst for _ in file.clean]
+    return Reconciled(file.clean, file.clean, file.clean, file.clean, drifts, drifts, repairs_b=repairs)
+
+
+# Elements smaller than their tensor by this factor are looked at on its scale: they are zero by cancellation.
+_NEGLIGIBLE = 1e-2
+
+
+def _relative(value: torch.Tensor | None, own: Any, limit: float) -> float | None:
+    """How far a value is from the file's, relative; None where an element is further off than the limit."""
+    if value is None or not isinstance(own, torch.Tensor) or value.shape != own.shape or value.dtype != own.dtype:
+        return None
+    if not value.is_floating_point():
+        return 0.0 if torch.equal(value, own) else None
+    size, gap = rms(own), value - own
+    allowed = own.abs().add_(_NEGLIGIBLE * size).mul_(limit)
+    # NaN and infinities fail here.
+    return rms(gap) / (size or 1.0) if bool((gap.abs() <= allowed).all()) else None
+
+
+def _holds(stored: Value, own: Value) -> bool:
+    """Whether a tensor that the optimiser computed ahead has the bits of what the file computes natively."""
+    one, other = stored.data, own.data
+    return isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and same_bits(one, other)
 
 
 def optimisers_show(bound: Bound, file: Sequence[LiftedOutput], optimised: Sequence[LiftedOutput]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from driftscope.lift.noise.floor import (
     noise_sample,
     noise_samples,
 )
+from driftscope.lift.onnx.graph import LiftedOnnx
+from driftscope.lift.onnx.registry import Value
 from driftscope.lift.sources import lift_bound
 from driftscope.lift.steps import Lifted, LiftedOutput
 from driftscope.lift.torch.tape import lift_torch
@@ -38,6 +40,8 @@ class SideLift:
         Per noise run, per output: what ordinary rounding did to it.
     widened : list of Tensor or None
         For a program without a graph that follows the format of its inputs: its outputs on float64 inputs.
+    asked : dict of str to Value
+        Values on the way of that run that somebody asked for, by name.
     """
 
     graph: Lifted | None = None
@@ -45,11 +49,26 @@ class SideLift:
     clean: list[LiftedOutput] = field(default_factory=list)
     noises: list[NoiseSample] = field(default_factory=list)
     widened: list[torch.Tensor | None] = field(default_factory=list)
+    asked: dict[str, Value] = field(default_factory=dict)
 
 
-def lift_side(bound: Bound) -> SideLift:
-    """Lift one program and run it once; a program that cannot be lifted is evidence, not an error."""
-    return attempt(lambda: lift_bound(bound))
+def lift_side(bound: Bound, ask: Collection[str] = ()) -> SideLift:
+    """Lift one program and run it once; a program that cannot be lifted is evidence, not an error.
+
+    ``ask`` names values on the way of a graph that are to be kept.
+    """
+    asked: dict[str, Value] = {}
+
+    def run(graph: Lifted) -> list[LiftedOutput]:
+        if not ask or not isinstance(graph, LiftedOnnx):
+            return graph.run()
+        outputs, found = graph.run_asked(ask)
+        asked.update(found)
+        return outputs
+
+    side = attempt(lambda: lift_bound(bound), run)
+    side.asked = asked
+    return side
 
 
 def measured_call(function: Callable[..., Any], args: tuple[Any, ...], most: int) -> SideLift:

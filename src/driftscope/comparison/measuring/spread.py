@@ -290,17 +290,18 @@ def lifted_drift(
     Ratio
         ``value`` = rms(b - a) / rms(a) at the worst place, ``limit`` = tau there, ``whole`` over the whole tensor.
     """
-    keep = ~shared_sentinels(a, b)
-    drift = torch.where(keep, b - a, torch.zeros((), dtype=a.dtype, device=a.device))
-    base = torch.where(keep, a, torch.zeros((), dtype=a.dtype, device=a.device))
-    zero = torch.zeros_like(base)
-    noise = zero if floor64 is None else torch.where(keep, floor64, zero)
+    drift, base, noise = b - a, a, floor64
+    if has_sentinels(a):
+        marked = shared_sentinels(a, b)
+        drift, base, b = (x.masked_fill(marked, 0.0) for x in (drift, base, b))
+        noise = None if noise is None else noise.masked_fill(marked, 0.0)
     factor = _factor(drift, base)
     if factor != 1.0:
-        drift, base, noise = drift * factor, base * factor, noise * factor
-    d, y, f = _square(drift), _square(base), _square(noise)
+        drift, base, noise = drift * factor, base * factor, None if noise is None else noise * factor
+    d, y = _square(drift), _square(base)
+    f = torch.zeros_like(y) if noise is None else _square(noise)
     whole_d, whole_y, whole_f = (float(t.mean()) if t.numel() else 0.0 for t in (d, y, f))
-    if whole_d <= multiple**2 * whole_f and not bool(b[keep].any()):
+    if whole_d <= multiple**2 * whole_f and not bool(b.any()):
         whole_y = 0.0  # float64's rounding of nothing, on whichever side it is
     worst = _against_limit(whole_d, whole_y, whole_f, relative, multiple, "tensor")
     if whole_y == 0.0 or whole_d == 0.0 or not math.isfinite(whole_d):
@@ -338,10 +339,17 @@ def shared_sentinels(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """
     if a.is_complex():
         return torch.zeros(a.shape, dtype=torch.bool, device=a.device)
-    lowest = -65504.0  # the smallest magnitude among the formats' most negative numbers
     formats = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-    marks = torch.zeros_like(a, dtype=torch.bool)
-    if a.numel() and (bool((a <= lowest).any()) or bool(torch.isinf(a).any())):
-        for fmt in formats:
-            marks |= (a == torch.finfo(fmt).min) & (b == a)
-    return marks | (torch.isinf(a) & (a == b)) | (torch.isnan(a) & torch.isnan(b))
+    marks = (torch.isinf(a) & (a == b)) | (torch.isnan(a) & torch.isnan(b))
+    for fmt in formats:
+        marks |= (a == torch.finfo(fmt).min) & (b == a)
+    return marks
+
+
+def has_sentinels(a: torch.Tensor) -> bool:
+    """Whether a tensor may hold what :func:`shared_sentinels` marks; one pass tells it of the usual one."""
+    if a.is_complex() or not a.numel():
+        return False
+    low, high = (float(end) for end in torch.aminmax(a))
+    lowest = -65504.0  # the smallest magnitude among the formats' most negative numbers
+    return not (lowest < low and high < math.inf)

@@ -82,7 +82,7 @@ def turned_choices(evidence: Evidence) -> dict[int, Turned]:
     found = {}
     for p, drift in same.items():
         i, j = evidence.pairs[p]
-        ran = evidence.optimized_graph if evidence.optimized is not None else None
+        ran = evidence.graph_that_ran() if evidence.optimized is not None else None
         optimised = None if ran is None else ran.run()[j].value
         chosen = [exactly.plain_a[i].value, *_as_read(a, i)], [exactly.plain_b[j].value, optimised, *_as_read(b, j)]
         said = f"same function with every choice made in float64 ({in_float64(drift)}): {words}"

@@ -14,7 +14,7 @@ from driftscope.lift.counting import counted
 from driftscope.lift.formulas.terms import Number
 from driftscope.lift.kept import KeptNode, Later, Reuse, bare
 from driftscope.lift.onnx.element_types import is_inexact, lifted_storage
-from driftscope.lift.onnx.node_results import as_before, default_format, stored_as, tensors
+from driftscope.lift.onnx.node_results import AskedFor, as_before, default_format, stored_as, tensors
 from driftscope.lift.onnx.plan import GraphPlan, NodePlan
 from driftscope.lift.onnx.registry import InnerStep, Node, Operator, Result, Value
 from driftscope.lift.onnx.stored import Stored
@@ -50,6 +50,8 @@ class GraphEvaluation:
         Stored constants that stay lifted from one evaluation to the next.
     reuse : Reuse or None
         What another run of this graph gave, or where this one is kept.
+    asked : AskedFor or None
+        Takes values that would be forgotten.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class GraphEvaluation:
         replace: Mapping[str, torch.Tensor],
         cache: LiftedConstants | None = None,
         reuse: Reuse | None = None,
+        asked: AskedFor | None = None,
     ):
         self._reuse = reuse
+        self._asked = asked
         self._cache = LiftedConstants() if cache is None else cache
         self.rooms = Rooms()
         self.device = device
@@ -78,8 +82,6 @@ class GraphEvaluation:
         self._begun = False
         self._interrupted: BaseException | None = None
 
-    # -- graphs -------------------------------------------------------------------------------------------
-
     def graph(self, plan: GraphPlan, arguments: Mapping[str, Value]) -> list[Value]:
         """Evaluate a graph with values for its inputs; inputs not given must be stored."""
         nodes = plan.nodes if self._begun else counted(plan.nodes)
@@ -89,8 +91,14 @@ class GraphEvaluation:
         for node in nodes:
             self._node(node)
             for name in node.release:
-                self._values.pop(name, None)
+                value = self._values.pop(name, None)
+                if self._asked is not None:
+                    self._asked.take(name, value)
         return [self._read(name, None) if name else Value(None) for name in plan.outputs]
+
+    def held(self, name: str) -> Value | None:
+        """A value that is there once the graph was evaluated."""
+        return self._read(name, None) if name in self._values or name in self._stored else None
 
     def _read(self, name: str, reader: NodePlan | None) -> Value:
         value = self._values.get(name)
@@ -109,8 +117,6 @@ class GraphEvaluation:
         native = stored.format
         dtype = lifted_storage(native) if native is not None else replacement.dtype
         return Value(replacement.to(device=self.device, dtype=dtype), native, constant=False)
-
-    # -- nodes --------------------------------------------------------------------------------------------
 
     def _node(self, plan: NodePlan) -> None:
         values = [self._read(name, plan) if name else None for name in plan.inputs]
@@ -229,9 +235,8 @@ class GraphEvaluation:
         self._keep(plan, self._step(plan, inputs, outputs, Rounding(), constant))
 
     def _function(self, plan: NodePlan, body: GraphPlan, values: Sequence[Value | None]) -> None:
-        absent = Value(None, None, True)
         padded = [*values, *[None] * (len(body.inputs) - len(values))]
-        arguments = {name: absent if value is None else value for name, value in zip(body.inputs, padded, strict=True)}
+        arguments = {name: v or Value(None, None, True) for name, v in zip(body.inputs, padded, strict=True)}
         outputs = self.graph(body, arguments)
         for name in (*body.inputs, *body.outputs):
             self._values.pop(name, None)
@@ -264,8 +269,6 @@ class GraphEvaluation:
         except BaseException as error:
             self._interrupted = error
             raise
-
-    # -- constants ----------------------------------------------------------------------------------------
 
     def lift(self, value: Value, name: str, reader: NodePlan | None = None) -> Value:
         """Bring a constant into the lifted part of the graph, where ``reader`` uses it."""
@@ -318,8 +321,6 @@ class GraphEvaluation:
             return replacement.to(device=self.device, dtype=torch.float64).reshape(())
         return float(known.value) if node.lifted else stored
 
-    # -- what operators ask -------------------------------------------------------------------------------
-
     def evaluate(self, node: Node, attribute: str, arguments: Sequence[Value]) -> list[Value]:
         """Evaluate a subgraph of a node."""
         plan: GraphPlan | None = node.plan.subgraphs.get(attribute)
@@ -358,9 +359,7 @@ class GraphEvaluation:
         if self._reuse is not None:
             self._reuse.saw(shown, [None] * len(step.inputs))
         replaced = self._ask(shown)
-        if replaced is None or replaced[0] is None:
-            return step.output
-        return replaced[0]
+        return step.output if replaced is None or replaced[0] is None else replaced[0]
 
     def _step(
         self,

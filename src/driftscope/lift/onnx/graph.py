@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from driftscope.lift.onnx.constant_values import ConstantEvaluation
 from driftscope.lift.onnx.element_types import Format, is_float, lifted_storage, storage, to_format, to_storage
 from driftscope.lift.onnx.evaluation import GraphEvaluation, Seen
 from driftscope.lift.onnx.functions import expand
+from driftscope.lift.onnx.node_results import AskedFor
 from driftscope.lift.onnx.plan import GraphPlan, NodePlan, Planner, schema_defaults
 from driftscope.lift.onnx.registry import Value, find_operator, strings
 from driftscope.lift.onnx.stored import Stored, format_of_element
@@ -58,16 +59,22 @@ def lift_onnx(model: onnx.ModelProto, feeds: Mapping[str, Any], *, directory: Pa
 
 
 class LiftedOnnx:
-    """An ONNX model with its inputs, evaluated in float64 (see :class:`~driftscope.lift.steps.Lifted`)."""
+    """An ONNX model with its inputs, evaluated in float64 (see :class:`~driftscope.lift.steps.Lifted`).
+
+    ``stored`` are constants beside those of the model.
+    """
 
     kind = "onnx"
 
-    def __init__(self, model: onnx.ModelProto, feeds: Mapping[str, Any], directory: Path | None = None):
+    def __init__(
+        self, model: onnx.ModelProto, feeds: Mapping[str, Any], directory: Path | None = None,
+        stored: Sequence[onnx.TensorProto] = (),
+    ):  # fmt: skip
         self._functions = {(f.domain, f.name, f.overload): f for f in model.functions}
         self._planner = Planner(directory, self._functions)
         opsets = {o.domain: o.version for o in model.opset_import}
         self._opsets = {"": 1, **opsets}
-        self._plan: GraphPlan = self._planner.graph(model.graph, self._opsets, self._planner.names)
+        self._plan: GraphPlan = self._planner.graph(model.graph, self._opsets, self._planner.names, stored)
         self._output_names = [o.name for o in model.graph.output]
         self._feeds = _bind(model.graph, feeds, self._plan)
         self._device = torch.device("cpu")
@@ -125,22 +132,35 @@ class LiftedOnnx:
         self, *, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None
     ) -> list[LiftedOutput]:
         """Evaluate once in float64 (see :meth:`driftscope.lift.steps.Lifted.run`)."""
-        return [
-            leaf
-            for name, value in zip(self._output_names, self.values(observe, replace), strict=True)
-            for leaf in self._leaves(TreePath((name,)), name, value)
-        ]
+        return self._outputs(self.values(observe, replace))
 
-    def values(self, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None) -> list[Value]:
-        """Evaluate once and return the graph's outputs as they are, sequences and strings included."""
+    def run_asked(self, names: Collection[str]) -> tuple[list[LiftedOutput], dict[str, Value]]:
+        """Evaluate once as the graph is stored; also give values on the way, by name, as far as there is room."""
+        asked = AskedFor(names)
+        return self._outputs(self.values(asked=asked)), asked.values
+
+    def _outputs(self, values: Sequence[Value]) -> list[LiftedOutput]:
+        named = zip(self._output_names, values, strict=True)
+        return [leaf for name, value in named for leaf in self._leaves(TreePath((name,)), name, value)]
+
+    def values(
+        self, observe: Observer | None = None, replace: Mapping[str, torch.Tensor] | None = None,
+        asked: AskedFor | None = None,
+    ) -> list[Value]:  # fmt: skip
+        """Evaluate once and return the graph's outputs as they are, sequences and strings included.
+
+        ``asked`` takes values on the way.
+        """
         replace, how = self._checked(replace or {}), reuse()
         seen = Seen()
-        evaluation = GraphEvaluation(self._device, self._expand, seen, observe, replace, self._cache, how)
+        evaluation = GraphEvaluation(self._device, self._expand, seen, observe, replace, self._cache, how, asked)
         outputs = evaluation.graph(self._plan, self._feeds)
         # What is taken from another run meets no constants.
         if self._seen is None and not replace and how is None:
             self._seen = seen
         found = [evaluation.lift(value, "") for value in outputs]
+        if asked is not None:
+            asked.take_rest(evaluation.held)  # outputs, and what is stored
         evaluation.rooms.clear()
         return found
 

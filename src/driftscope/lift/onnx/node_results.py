@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,36 @@ import torch
 from driftscope.lift.kept import KeptNode, equal
 from driftscope.lift.onnx.element_types import Format, is_inexact, lifted_storage, storage, wrap_integer
 from driftscope.lift.onnx.registry import Value
+from driftscope.programs.isolation.memory import available_bytes
+
+# Share of the free memory for values that somebody asks for.
+_SHARE = 0.05
+
+
+class AskedFor:
+    """Values of a run that somebody asks for by name, as far as there is room.
+
+    Parameters
+    ----------
+    names : collection of str
+    """
+
+    def __init__(self, names: Collection[str]):
+        self._names, self._room = names, _SHARE * available_bytes()
+        self.values: dict[str, Value] = {}
+
+    def take(self, name: str, value: Value | None) -> None:
+        """Keep a value if it is asked for."""
+        if name in self._names and value is not None:
+            self._room -= value.data.nbytes if isinstance(value.data, torch.Tensor) else 0
+            if self._room >= 0:
+                self.values[name] = value
+
+    def take_rest(self, held: Callable[[str], Value | None]) -> None:
+        """Keep what was not forgotten on the way."""
+        for name in self._names:
+            if name not in self.values:
+                self.take(name, held(name))
 
 
 def tensors(values: Iterable[Any]) -> list[torch.Tensor | None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorProto
 
 from driftscope.errors import ProgramError
 from driftscope.lift.onnx.order import in_order
@@ -130,10 +130,12 @@ class Planner:
     names: Names = field(default_factory=lambda: Names(set(), set()))
     room: Room = field(default_factory=Room)
 
-    def graph(self, proto: GraphProto, opsets: Mapping[str, int], names: Names) -> GraphPlan:
-        """Plan a main graph or a subgraph."""
+    def graph(
+        self, proto: GraphProto, opsets: Mapping[str, int], names: Names, more: Sequence[TensorProto] = ()
+    ) -> GraphPlan:
+        """Plan a main graph or a subgraph; ``more`` is stored beside it."""
         stored: dict[str, Stored] = {}
-        for tensor in proto.initializer:
+        for tensor in (*proto.initializer, *more):
             unique = names.define(tensor.name)
             stored[unique] = Stored(unique, tensor, self.directory, room=self.room)
         for sparse in proto.sparse_initializer:

@@ -11,7 +11,7 @@ import os
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import onnx
 import torch
@@ -36,11 +36,11 @@ _MAPPINGS: weakref.WeakValueDictionary[tuple[object, ...], mmap.mmap] = weakref.
 
 @dataclass(slots=True)
 class Room:
-    """What one program may keep: bytes of decoded constants, of mapped ones, and its files by their locations."""
+    """What one program may keep: bytes of decoded constants, of mapped ones, and its mapped files by location."""
 
     left: int = HELD_BYTES
     touched: int = 0
-    files: dict[str, Path] = field(default_factory=dict)
+    files: dict[str, mmap.mmap | bytes] = field(default_factory=dict)
 
     def touch(self, size: int) -> None:
         """Note that so many mapped bytes are read; now and then what was read before is given back.
@@ -139,8 +139,10 @@ def format_of_element(element: int, name: str) -> Format:
     return FORMAT_OF_ELEMENT[element]
 
 
-def decode(proto: TensorProto, name: str, directory: Path | None, files: dict[str, Path] | None = None) -> Value:
-    """Decode one dense tensor; ``files`` keeps where the locations of external data lie.
+def decode(
+    proto: TensorProto, name: str, directory: Path | None, files: dict[str, mmap.mmap | bytes] | None = None
+) -> Value:
+    """Decode one dense tensor; ``files`` keeps the mapped files of external data.
 
     Raises
     ------
@@ -188,44 +190,47 @@ def _view(raw: bytearray | memoryview, shape: tuple[int, ...], dtype: torch.dtyp
 
 
 def read_external(
-    proto: TensorProto, name: str, directory: Path | None, files: dict[str, Path]
+    proto: TensorProto, name: str, directory: Path | None, files: dict[str, mmap.mmap | bytes]
 ) -> bytearray | memoryview:
-    """Map a tensor's bytes from a file in the model's folder, and from nowhere else; a small one is read."""
+    """Map a tensor's bytes from a file in the model's folder, and from nowhere else; a small one is read.
+
+    ``files`` keeps the mapped files by their locations.
+    """
     entries = {entry.key: entry.value for entry in proto.external_data}
     location = entries.get("location", "")
-    path = files.get(location)
-    if path is None:
-        path = files[location] = _inside(location, name, directory)
     offset = _offset(proto)
     length = int(entries["length"]) if entries.get("length") else None
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = max(size - offset, 0) if length is None else max(min(length, size - offset), 0)
-            # Memory that is not aligned to its elements is slow at best.
-            if length >= _MAPPED_BYTES and offset % _ALIGNED == 0:
-                return memoryview(_mapping(file, path))[offset : offset + length]
-            file.seek(offset)
-            return bytearray(file.read(length))
+        whole = files.get(location)
+        if whole is None:
+            whole = files[location] = _mapped(_inside(location, name, directory))
+        rest = max(len(whole) - offset, 0)
+        part = memoryview(whole)[offset : offset + (rest if length is None else max(min(length, rest), 0))]
     except (OSError, ValueError) as error:
         words = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise ProgramError(
             f"External data of constant {name!r} cannot be read from {location!r}: {words}. "
             "Put the file next to the model."
         ) from error
+    # Memory that is not aligned to its elements is slow at best.
+    return part if len(part) >= _MAPPED_BYTES and offset % _ALIGNED == 0 else bytearray(part)
 
 
 def _offset(proto: TensorProto) -> int:
     return next((int(entry.value) for entry in proto.external_data if entry.key == "offset"), 0)
 
 
-def _mapping(file: BinaryIO, path: Path) -> mmap.mmap:
-    key = path, stamp(file.fileno())
-    mapping = _MAPPINGS.get(key)
-    if mapping is None:
-        # Nobody writes into it; torch takes memory that cannot be written with a warning only.
-        mapping = _MAPPINGS[key] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    return mapping
+def _mapped(path: Path) -> mmap.mmap | bytes:
+    """Map a file; what is empty cannot be."""
+    with path.open("rb") as file:
+        key = path, stamp(file.fileno())
+        mapping = _MAPPINGS.get(key)
+        if mapping is None:
+            if not os.fstat(file.fileno()).st_size:
+                return b""
+            # Nobody writes into it; torch takes memory that cannot be written with a warning only.
+            mapping = _MAPPINGS[key] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return mapping
 
 
 def _inside(location: str, name: str, directory: Path | None) -> Path:

@@ -16,17 +16,17 @@ from driftscope.programs.isolation.memory import available_bytes
 from driftscope.programs.state.by_tensor import ByTensor
 from driftscope.programs.state.process import at_end
 
-#: Parameters and gradients up to this many bytes are copied before each run. Above, one copy serves all runs of a call,
-#: and a change is noticed by its version counter. Buffers are always copied: forward passes do write into those.
+#: Parameters and gradients up to this many bytes are compared with a copy after each run, as buffers always are, into
+#: which forward passes do write. Above, a change is noticed by the version counter alone.
 COPIED_BYTES = 16 << 20
 _ROOM = 0.25  # of the free memory, which copies for a whole call may take
 
-#: For the length of one call: a large tensor -> its version, and what it held then.
-_COPIES: ByTensor[tuple[int, torch.Tensor | None]] = ByTensor()
+#: For the length of one call: a tensor -> its version and place, and what it held then.
+_COPIES: ByTensor[tuple[tuple[int, int], torch.Tensor | None]] = ByTensor()
 
 
 def forget_copies() -> None:
-    """Give back the memory of copies of large tensors; the next native run makes them anew."""
+    """Give back the memory of copies of tensors; the next native run makes them anew."""
     _COPIES.clear()
 
 
@@ -147,53 +147,47 @@ def _named(pairs: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.T
 
 
 class _Tensor:
-    """A tensor and how to tell, and undo, that it was written into."""
+    """A tensor and how to tell, and undo, that it was written into.
 
-    def __init__(self, name: str, tensor: torch.Tensor):
+    One copy serves all runs of a call, as long as the version counter says that it is of what the tensor holds.
+    """
+
+    def __init__(self, name: str, tensor: torch.Tensor, fits: bool = True):
         self.name, self.tensor = name, tensor
-        self.copy: torch.Tensor | None = self._copied()
-
-    def _copied(self) -> torch.Tensor | None:
-        return self.tensor.detach().clone()
+        self.version = _version(tensor)
+        version, copy = _COPIES.get(tensor) or (None, None)
+        if version != self.version or tensor.is_inference():  # whose writes are not counted
+            copy = tensor.detach().clone() if fits else None
+            _COPIES[tensor] = (self.version, copy)
+        self.copy: torch.Tensor | None = copy
 
     def put_back(self) -> str:
         """Put it back and return its name; nothing where it holds what it held."""
-        if self.copy is None:
-            return f"{self.name} (too large to be put back)"
-        if _same_bits(self.tensor, self.copy):
+        if self.copy is not None and _same_bits(self.tensor, self.copy):
             return ""
-        with torch.no_grad():
-            if self.tensor.shape == self.copy.shape:
-                self.tensor.copy_(self.copy)
-            else:
-                self.tensor.data = self.copy.clone()
-        return self.name
+        if self.copy is not None:
+            with torch.no_grad():
+                if self.tensor.shape == self.copy.shape:
+                    self.tensor.copy_(self.copy)
+                else:
+                    self.tensor.data = self.copy.clone()
+        _COPIES[self.tensor] = (_version(self.tensor), self.copy)
+        return self.name if self.copy is not None else f"{self.name} (too large to be put back)"
 
 
 class _LargeTensor(_Tensor):
-    """One that is copied once for all runs of a call, where there is room, and read again only if it was written."""
+    """One that is copied only where there is room, and read again only if its version says that it was written."""
 
     def __init__(self, name: str, tensor: torch.Tensor, fits: bool):
-        self.version, self._fits = _version(tensor), fits and tensor.device.type == "cpu"
-        super().__init__(name, tensor)
-
-    def _copied(self) -> torch.Tensor | None:
-        version, copy = _COPIES.get(self.tensor) or (None, None)
-        if version != self.version:
-            copy = super()._copied() if self._fits else None
-            _COPIES[self.tensor] = (self.version, copy)
-        return copy
+        super().__init__(name, tensor, fits and tensor.device.type == "cpu")
 
     def put_back(self) -> str:
-        if _version(self.tensor) == self.version:
-            return ""
-        name = super().put_back()
-        _COPIES[self.tensor] = (_version(self.tensor), self.copy)
-        return name
+        return "" if _version(self.tensor) == self.version else super().put_back()
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _version(tensor: torch.Tensor) -> tuple[int, int]:
+    """How often a tensor was written, as far as that is counted, and where it lies: ``t.data = ...`` is not."""
+    return 0 if tensor.is_inference() else tensor._version, tensor.data_ptr()
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
