@@ -91,9 +91,9 @@ class GraphEvaluation:
         for node in nodes:
             self._node(node)
             for name in node.release:
-                value = self._values.pop(name, None)
                 if self._asked is not None:
-                    self._asked.take(name, value)
+                    self._asked.take(name, self._values.get(name))
+                self._values.pop(name, None)
         return [self._read(name, None) if name else Value(None) for name in plan.outputs]
 
     def held(self, name: str) -> Value | None:
