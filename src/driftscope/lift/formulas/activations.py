@@ -27,7 +27,7 @@ def gelu(x: Tensor, root: Number = SQRT_2) -> Tensor:
 
     The complementary error function keeps the digits of the left tail, which ``1 + erf`` cancels.
     """
-    return 0.5 * x * torch.erfc(-x / root)
+    return 0.5 * x * torch.erfc(x / -root)
 
 
 def gelu_tanh(x: Tensor, slope: Number = SQRT_2_OVER_PI, cubic: Number = GELU_CUBIC) -> Tensor:
@@ -41,8 +41,8 @@ def gelu_rounding(x: Tensor, y: Tensor) -> Rounding:
 
 
 def gelu_parts(x: Tensor, y: Tensor) -> Tensor:
-    """Size of ``x/2 erf(x / sqrt(2))``, or of its form by tanh, where it cancels ``x/2``."""
-    return (y - 0.5 * x).abs() * (x < 0)
+    """Size of ``x/2 erf(x / sqrt(2))``, or of its form by tanh, where it cancels ``x/2``; it is positive there."""
+    return torch.sub(y, x, alpha=0.5).masked_fill_(x >= 0, 0.0)
 
 
 def swish(x: Tensor, alpha: Number = 1.0) -> Tensor:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from driftscope.lift.onnx.element_types import ELEMENT_OF_FORMAT, lifted_storage
 from driftscope.lift.onnx.graph import LiftedOnnx
+from driftscope.lift.onnx.plan import schema_defaults
 from driftscope.lift.onnx.registry import Value
 
 # What a value is called that the changed nodes compute anew.
@@ -85,8 +87,9 @@ def changed_nodes(graph: ModelProto, other: ModelProto) -> ChangedNodes | None:
     if not plain or outputs[0] != outputs[1]:
         return None
     own = {tuple(node.output): node for node in graph.graph.node}
-    alike = _versions(graph) == _versions(other)
-    same = [alike and _is_same(node, own.get(tuple(node.output)), stored, kept) for node in other.graph.node]
+    version = _version(graph)
+    alike = version == _version(other)
+    same = [alike and _is_same(node, own.get(tuple(node.output)), version, stored, kept) for node in other.graph.node]
     changed = [node for node, left in zip(other.graph.node, same, strict=True) if not left]
     known, made = {*computed, *(i.name for i in graph.graph.input)}, {o for node in changed for o in node.output if o}
     read = dict.fromkeys(name for node in changed for name in node.input if name)
@@ -112,24 +115,27 @@ def _is_plain(model: ModelProto) -> bool:
     return not any(attribute.type in _GRAPHS for node in graph.node for attribute in node.attribute)
 
 
-def _versions(model: ModelProto) -> int:
+def _version(model: ModelProto) -> int:
     """The version of ONNX's own operators; a runtime names further domains whose nodes a graph has none of."""
     return next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
 
 
 def _is_same(
-    node: NodeProto, own: NodeProto | None, stored: Mapping[str, TensorProto], kept: Mapping[str, TensorProto]
-) -> bool:
+    node: NodeProto, own: NodeProto | None, version: int, stored: Mapping[str, TensorProto],
+    kept: Mapping[str, TensorProto],
+) -> bool:  # fmt: skip
     """Whether a node is the graph's own: what it stores itself is the same, and what it reads has the same names."""
     if own is None or node.op_type != own.op_type or node.domain != own.domain or node.input != own.input:
         return False
-    if _attributes(node) != _attributes(own):
+    if _attributes(node, version) != _attributes(own, version):
         return False
     return all(stored[name] == kept[name] for name in node.input if name in stored and name in kept)
 
 
-def _attributes(node: NodeProto) -> list[bytes]:
-    return sorted(attribute.SerializeToString(deterministic=True) for attribute in node.attribute)
+def _attributes(node: NodeProto, version: int) -> dict[str, Any]:
+    """The attributes of a node, with the usual values of those that it leaves out; a runtime writes them all."""
+    usual = schema_defaults(node.op_type, node.domain, version if node.domain in ("", "ai.onnx") else 1)
+    return {**usual, **{a.name: helper.get_attribute_value(a) for a in node.attribute}}
 
 
 def _alone(other: ModelProto, nodes: Sequence[NodeProto], writes: Sequence[str]) -> ModelProto:
