@@ -5,12 +5,15 @@ Run with ``python -m benchmarks sizes``. ``SIZES=small`` takes the small models 
 in which something was changed have a table of their own. ``SIZES_PLOT=docs/images/cost.svg`` also draws seconds and
 memory over nodes, weights and tokens. Each model runs in a process of its own (a peak is for ever), forward and
 comparison turn about, in processor time of this process and of the runtime's worker. Exports are not timed.
+``AGAINST=FOLDER`` measures another checkout of this project beside this one, in the same minutes: seconds of two
+machines, or of two hours of a shared one, differ by a half and more.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import resource
 import statistics
@@ -35,6 +38,8 @@ FINDING_FORWARDS, FINDING_SECONDS = 80.0, 2.0
 #: Peak resident memory over the weights, for weights above this many MiB.
 WEIGHTS, FROM_MIB = 2.5, 512
 ROUNDS = 3
+#: Seconds that comparisons of a small model are repeated for.
+_LONG = 0.5
 
 Made = tuple[nn.Module, tuple[torch.Tensor, ...]]
 
@@ -141,10 +146,12 @@ def measure(name: str, folder: str) -> dict[str, float]:
     torch.manual_seed(0)  # the weights that were exported
     module, inputs = EVERY[name][0]()
     weights = sum(t.numel() * t.element_size() for t in module.state_dict().values())
-    forwards, compares = [], []
+    forwards, compares, count = [], [], 1
     for _ in range(ROUNDS):
         forwards.append(_forward(module, inputs))
-        compares.append(_taken(lambda: ds.compare(module, path, inputs)))
+        compares.append(_taken(lambda: ds.compare(module, path, inputs), count))
+        # Of several, as clocks of other processes know 10 ms only.
+        count = max(1, math.ceil(_LONG / compares[-1]))
     nodes = len(onnx.load(str(path), load_external_data=False).graph.node)
     return {
         "nodes": nodes, "weights": weights / 2**20, "tokens": float(_rows(inputs[0])),
@@ -172,11 +179,12 @@ def write(name: str, folder: str) -> None:
         onnx.save(model, str(path))
 
 
-def _taken(call: Callable[[], object]) -> float:
+def _taken(call: Callable[[], object], count: int) -> float:
     begun = _processor()
     with torch.no_grad():
-        call()
-    return _processor() - begun
+        for _ in range(count):
+            call()
+    return (_processor() - begun) / count
 
 
 def _forward(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> float:
@@ -282,6 +290,8 @@ def _table(models: Iterable[str], forwards: float, seconds: float) -> tuple[dict
         with tempfile.TemporaryDirectory(prefix="driftscope-sizes-") as folder:
             _elsewhere("write", name, folder)
             rows[name] = r = _elsewhere("measure", name, folder)
+            other = os.environ.get("AGAINST")
+            theirs = _elsewhere("measure", name, folder, other)["seconds"] if other else math.nan
         promise = forwards * r["forward"] + seconds
         times = r["memory"] / r["weights"]
         broken += r["seconds"] > promise
@@ -289,12 +299,16 @@ def _table(models: Iterable[str], forwards: float, seconds: float) -> tuple[dict
         print(f"{name:36s}{r['nodes']:6.0f}{r['weights']:7.0f} M{1e3 * r['forward']:6.1f} ms{promise:7.2f} s"
               f"{r['seconds']:7.2f} s{r['seconds'] / promise:7.2f}{1e3 * r['seconds'] / r['nodes']:9.2f}"
               f"{r['memory']:7.0f} M{times:6.1f}", flush=True)  # fmt: skip
+        if other:
+            words = f"{other}: {theirs:.2f} s, {1e3 * theirs / r['nodes']:.2f} ms/node"
+            print(f"{'':36s}{words}: {theirs / r['seconds']:.2f} times as much", flush=True)
     return rows, broken
 
 
-def _elsewhere(step: str, name: str, folder: str) -> dict[str, float]:
+def _elsewhere(step: str, name: str, folder: str, checkout: str = "") -> dict[str, float]:
     code = f"import json; from benchmarks import sizes; print(json.dumps(sizes.{step}({name!r}, {folder!r})))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": f"{Path(checkout).resolve() / 'src'}:{Path.cwd()}"} if checkout else None
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
     if run.returncode:
         raise RuntimeError(f"{name}: {run.stderr.strip().splitlines()[-1]}")
     found: dict[str, float] = json.loads(run.stdout.splitlines()[-1])

@@ -71,7 +71,6 @@ def test_what_onnxruntime_fuses_is_certified_by_its_own_nodes_alone():
     kept = {"Softmax", "LayerNormalization", "MatMul"}
     assert kept <= {n.op_type for n in made.model.graph.node}
     assert not kept & {n.op_type for n in changes.model.graph.node}
-    assert [r.name.rpartition(".")[2] for r in found.repairs_b] == ["alpha"]
     assert 0 < found.drifts[0].value < 1e-14
 
 
