@@ -284,6 +284,42 @@ def test_a_large_parameter_is_put_back_where_there_is_room_for_a_copy(monkeypatc
     assert len(modules._COPIES) == 0
 
 
+class Late(torch.nn.Module):
+    """Writes past torch's version counter, from its second call on."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.scale, self.way = torch.nn.Parameter(torch.ones(3)), way
+        self.calls = iter(range(100))  # which goes on where an attribute would be put back
+
+    def forward(self, x):
+        late = next(self.calls) > 0
+        if late and self.way == "written":
+            self.scale.data.mul_(2.0)
+        elif late and self.way == "exchanged":
+            self.scale.data = torch.full((3,), 2.0)
+        return x * self.scale
+
+
+@pytest.mark.parametrize("way", ["written", "exchanged", "left"])
+def test_one_copy_serves_all_runs_and_sees_what_no_counter_counts(way):
+    model = Late(way)
+    program = ds.program(model)
+    bound = program.bind(X)
+    with process.state_kept():
+        assert torch.equal(program(bound), X)
+        held = modules._COPIES.get(model.scale)
+        assert held is not None
+        assert not torch.equal(program(bound), X) or way == "left"
+        assert torch.equal(model.scale, torch.ones(3))
+        assert torch.equal(modules._COPIES.get(model.scale)[1], torch.ones(3))
+        # What others write between two runs is theirs, and no change of the program.
+        model.way = "left"
+        model.scale.data = torch.full((3,), 5.0)
+        assert torch.equal(program(bound), 5.0 * X)
+        assert torch.equal(model.scale, torch.full((3,), 5.0))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="reads /proc")
 def test_many_comparisons_leave_nothing_behind(tmp_path, monkeypatch):
