@@ -57,8 +57,9 @@ def fingerprints(count: int, other: str, monkeypatch: pytest.MonkeyPatch) -> tup
     read, ends, real = mixed(monkeypatch), [], readings._ends
     monkeypatch.setattr(readings, "_ends", lambda value: ends.append(value.numel()) or real(value))
     a, b = ReconciledSide(Weights(count, 0), []), ReconciledSide(Weights(count, int(other == "other")), [])  # type: ignore[arg-type]
-    if other == "transposed":
-        b.constants = [replace(c, value=c.value.T, name=f"{c.name}.T") for c in b.constants]
+    if other in ("transposed", "shuffled"):
+        moved = (lambda value: value.T) if other == "transposed" else (lambda value: value.flip(0))
+        b.constants = [replace(c, value=moved(c.value), name=f"{c.name}.T") for c in b.constants]
         b.index = matching.WeightIndex(b.constants, a.index)
     with readings.readings_kept():
         exact_matches(b, a.constants, a.index)
@@ -68,11 +69,13 @@ def fingerprints(count: int, other: str, monkeypatch: pytest.MonkeyPatch) -> tup
     return len(ends), len(read)
 
 
-@pytest.mark.parametrize(("other", "ends", "bits"), [("same", 0, 0), ("transposed", 2, 2), ("other", 2, 0)])
+@pytest.mark.parametrize(
+    ("other", "ends", "bits"), [("same", 0, 0), ("transposed", 2, 0), ("shuffled", 2, 2), ("other", 2, 0)]
+)
 def test_matching_reads_each_weight_a_fixed_number_of_times(
     other: str, ends: int, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Same bits under the same name are seen by comparing; other ends tell other numbers without mixing their bits.
+    # Same bits under the same name, or transposed, are seen by comparing; other ends tell other numbers at once.
     assert {n: fingerprints(n, other, monkeypatch) for n in (4, 8, 16, 32)} == {
         n: (ends * n, bits * n) for n in (4, 8, 16, 32)
     }

@@ -71,6 +71,11 @@ def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (alike and one.data_ptr() == other.data_ptr()) or torch.equal(one, other)
 
 
+def is_transposed(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a matrix is another one transposed, as exporters leave weights: seen without mixing their bits."""
+    return one.ndim == 2 and other.ndim == 2 and one.shape == other.mT.shape and torch.equal(one, other.mT)
+
+
 def number_of(value: torch.Tensor) -> float | None:
     """Return the one finite number that all elements are; None where they are several, or more than a million."""
     return _once("number", value, _number)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from driftscope.lift.readings import PIECE, Fingerprint, ends_of, fingerprint, is_same, number_of
+from driftscope.lift.readings import PIECE, Fingerprint, ends_of, fingerprint, is_same, is_transposed, number_of
 from driftscope.lift.reconcile.arrangements import rearrangements
 from driftscope.lift.reconcile.maps import narrow
 from driftscope.lift.steps import Constant, Origin
@@ -181,8 +181,7 @@ def stores(stored: torch.Tensor, exact: torch.Tensor) -> bool:
         rounded, stored = rounded.to(torch.float32), stored.to(torch.float32)
     if torch.equal(rounded, stored) and bool(torch.isfinite(stored).all()):
         return True
-    same = rounded == stored
-    lost = torch.isinf(stored) & torch.isfinite(exact)
+    same, lost = rounded == stored, torch.isinf(stored) & torch.isfinite(exact)
     if not bool(same.all()) and stored.dtype == torch.float16:
         same = same | clamped_elements(exact.to(torch.float64), stored.to(torch.float64))
     return bool((same & ~lost).all())
@@ -248,17 +247,18 @@ class WeightIndex:
         twin = self._by_name.get(constant.name)
         alike = twin is not None and twin.frontier and twin.value.dtype == constant.value.dtype
         if alike and twin is not None and is_same(twin.value, constant.value):
-            return True  # nearly always, and nothing has to be fingerprinted to see it
+            return True  # nearly always, and nothing has to be mixed to see it
         return self.holds(constant.value, lambda: own.fingerprint(constant))
 
     def holds(self, value: torch.Tensor, read: Callable[[], Fingerprint] | None = None) -> bool:
         """Whether some tensor holds the same numbers in some order, in the same format or exactly in another.
 
-        ``read`` gives the fingerprint of ``value``, where there is a cheaper way to it.
+        ``read`` is a cheaper way to the fingerprint of ``value``.
         """
         fmt, read = value.dtype, read or (lambda: fingerprint(value))
         # What only a constant subgraph reads is another number by the time it is used.
-        if any(c.frontier and self.fingerprint(c) == read() for c in self._alike(fmt).get(ends_of(value), ())):
+        alike = [c for c in self._alike(fmt).get(ends_of(value), ()) if c.frontier]
+        if any(is_transposed(c.value, value) or self.fingerprint(c) == read() for c in alike):
             return True
         rounded = self._table(fmt)
         for c in rounded.get(fingerprint(_unclamped(value)), ()) if rounded else ():
