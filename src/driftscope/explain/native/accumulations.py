@@ -220,7 +220,7 @@ def _decides(evidence: Evidence, pair: int, drift: torch.Tensor, known: tuple[_T
     sides = zip((evidence.noise_a(pair), evidence.noise_b(pair)), known, strict=True)
     noises = [noise * trees.least for side, trees in sides for noise in side]
     fits = bool(noises) and noises[0].shape == drift.shape
-    return fits and drift_in_floors(drift, noises).value > THRESHOLDS.rounding
+    return fits and drift_in_floors(drift, noises, THRESHOLDS.rounding).value > THRESHOLDS.rounding
 
 
 def _chosen(ours: list[Site], theirs: list[Site]) -> list[tuple[Site, Site]]:

@@ -18,7 +18,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto, TensorPro
 from driftscope.errors import ProgramError
 from driftscope.lift.onnx.order import in_order
 from driftscope.lift.onnx.registry import Operator, find_operator
-from driftscope.lift.onnx.source_places import traced_of, where_of
+from driftscope.lift.onnx.source_places import place_of
 from driftscope.lift.onnx.stored import Room, Stored
 from driftscope.records.finding import Where
 
@@ -43,22 +43,22 @@ class NodePlan:
     release: tuple[str, ...] = ()
     idle: bool = False
     bodies: dict[Any, GraphPlan] = field(default_factory=dict)
-    place: Where | None = None
-    origin: tuple[str, str] | None = None
+    _place: tuple[Where, tuple[str, str]] | None = None
 
     @property
     def traced(self) -> tuple[str, str]:
         """Name and target of the exporter's graph node it was made of, read when first asked for."""
-        if self.origin is None:
-            self.origin = traced_of(self.proto)
-        return self.origin
+        return self._read()[1]
 
     @property
     def where(self) -> Where:
         """The node's place in the user's source, read when first asked for."""
-        if self.place is None:
-            self.place = where_of(self.proto, self.name)
-        return self.place
+        return self._read()[0]
+
+    def _read(self) -> tuple[Where, tuple[str, str]]:
+        if self._place is None:
+            self._place = place_of(self.proto, self.name)
+        return self._place
 
 
 @dataclass(slots=True)

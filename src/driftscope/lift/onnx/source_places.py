@@ -17,31 +17,32 @@ _PLAIN_LIST = re.compile(r"\['[^'\\]*'(?:, '[^'\\]*')*\]")
 _LIBRARY = re.compile(r"[\\/](?:site-packages|dist-packages)[\\/]torch[\\/]")
 
 
-def where_of(proto: NodeProto, name: str) -> Where:
-    """Read a node's place from its metadata.
+def place_of(proto: NodeProto, name: str) -> tuple[Where, tuple[str, str]]:
+    """Read a node's place from its metadata, and name and target of the exporter's graph node that it was made of.
 
     Parameters
     ----------
     proto : onnx.NodeProto
-        ``pkg.torch.onnx.stack_trace`` and ``pkg.torch.onnx.name_scopes`` are read; files of the older exporter,
-        which has neither, say the module in the node's name.
+        ``pkg.torch.onnx.stack_trace``, ``name_scopes`` and ``class_hierarchy`` are read; files of the older exporter,
+        which has none, say the module in the node's name.
     name : str
         The unique name the node goes by.
+
+    Returns
+    -------
+    Where
+    tuple of (str, str)
+        Empty strings when unknown.
     """
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     file, line, expression = _source(metadata.get("pkg.torch.onnx.stack_trace", ""), os.getcwd())
-    module = _module(metadata.get("pkg.torch.onnx.name_scopes", ""))
+    scopes, classes = (_listed(metadata.get(f"pkg.torch.onnx.{key}", "")) for key in ("name_scopes", "class_hierarchy"))
+    # The last scope is the traced call itself, the one before it the innermost module.
+    module = (scopes[-2] or None) if len(scopes) > 1 else None
     if module is None and not metadata and proto.name.startswith("/"):
         module = ".".join(part for part in proto.name.split("/")[1:-1] if part) or None
-    return Where(node=name, operator=proto.op_type, module=module, file=file, line=line, expression=expression)
-
-
-def traced_of(proto: NodeProto) -> tuple[str, str]:
-    """Read name and target of the exporter's graph node that a node was made of; empty strings when unknown."""
-    metadata = {entry.key: entry.value for entry in proto.metadata_props}
-    scopes = _listed(metadata.get("pkg.torch.onnx.name_scopes", ""))
-    classes = _listed(metadata.get("pkg.torch.onnx.class_hierarchy", ""))
-    return (scopes[-1], classes[-1]) if scopes and classes else ("", "")
+    where = Where(node=name, operator=proto.op_type, module=module, file=file, line=line, expression=expression)
+    return where, (scopes[-1], classes[-1]) if scopes and classes else ("", "")
 
 
 @functools.lru_cache(maxsize=1024)  # the graph that a runtime made of a file has the file's traces
@@ -57,12 +58,6 @@ def _source(trace: str, root: str) -> tuple[str | None, int | None, str | None]:
     frame = frames[own] if own is not None else others[-1]
     expression = frame["expression"]
     return frame["file"], int(frame["line"]), expression.strip() if expression else None
-
-
-def _module(scopes: str) -> str | None:
-    # The last scope is the traced call itself, the one before it the innermost module.
-    named = _listed(scopes)[:-1]
-    return named[-1] or None if named else None
 
 
 def _listed(text: str) -> list[str]:
