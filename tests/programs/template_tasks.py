@@ -30,9 +30,10 @@ def say_and_leave(folder: str, count: int, word: str) -> None:
     call_when_all_are_here(folder, count, lambda: os._exit(3))
 
 
-def kill_parent() -> None:
-    os.kill(os.getppid(), signal.SIGKILL)
-    time.sleep(600)
+def kill_parent_unless(supervisor: int) -> None:
+    if os.getppid() != supervisor:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
 
 
 def drawn_by_numpy() -> float:

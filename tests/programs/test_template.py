@@ -135,7 +135,7 @@ def test_a_template_that_was_killed_takes_its_workers_along_and_others_answer(pr
 
 def test_a_task_that_runs_when_the_template_is_killed_is_named_killed(preloaded):
     with a_pool() as pool:
-        running = pool.submit(together.kill_parent)
+        running = pool.submit(together.kill_parent_unless, os.getpid())
         assert failure_of(running.exception(timeout=120)).fate is Fate.KILLED
         assert pool.submit(tasks.square, 3).result(timeout=120) == 9
 
