@@ -4,6 +4,7 @@ Run with ``python -m benchmarks many``; ``PAIRS=1000`` says how many small pairs
 
 * *overhead*: processor time of ``compare-many`` with two processes, over the number of pairs times that of one
   comparison in a process that is warm. Starting the processes, keeping rows and drawing conclusions are on its side.
+  Half of the single comparisons run before the study and half after it: a processor's speed drifts over minutes.
 * *workers*: wall time of pairs that mostly sleep, on a Dask cluster of one worker and of four on this machine: what is
   looked at is how pairs are handed out, which must not depend on how many cores this machine has.
 """
@@ -28,7 +29,7 @@ from benchmarks.sizes import _processor
 from driftscope.studies import comparisons
 
 OVERHEAD, WORKERS, SPEEDUP = 1.2, 4, 3.4
-FILES, SINGLE, SLEEPING = 10, 40, 24
+FILES, SINGLES, SLEEPING = 10, 200, 24
 
 _SLEEPERS = """
 import time
@@ -59,6 +60,15 @@ def listed(path: Path, pairs: list[tuple[str, str, str]]) -> Path:
     return path
 
 
+def single(files: list[str]) -> float:
+    """Return processor time of one comparison, over half of the single ones."""
+    begun = _processor()
+    for k in range(SINGLES // 2):
+        file = files[k % FILES]
+        ds.compare(file, file)
+    return (_processor() - begun) / (SINGLES // 2)
+
+
 def overhead(folder: Path, count: int) -> float:
     """Return processor time of the study over that of its comparisons."""
     for k in range(FILES):
@@ -66,14 +76,12 @@ def overhead(folder: Path, count: int) -> float:
     files = [str(folder / f"{k % FILES}.onnx") for k in range(count)]
     for file in files[:FILES]:
         ds.compare(file, file)
-    begun = _processor()
-    for file in files[:SINGLE]:
-        ds.compare(file, file)
-    one = (_processor() - begun) / SINGLE
+    one = single(files)
     source = listed(folder / "pairs.csv", [(file, file, "") for file in files])
     begun = _processor()
     done = comparisons(source, workers=2, store=folder / "runs")
     every = _processor() - begun
+    one = (one + single(files)) / 2
     ratio = every / (count * one)
     verdicts = ", ".join(sorted({str(row["verdict"]) for row in done.rows}))
     print(f"{count} pairs, 2 processes: {1e3 * every / count:.1f} ms a pair; one comparison {1e3 * one:.1f} ms"

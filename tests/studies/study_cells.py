@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ def product(a: int, b: int) -> dict[str, Any]:
 
 def process_of(a: int) -> dict[str, Any]:
     return {"process": os.getpid()}
+
+
+def imported(a: int) -> dict[str, Any]:
+    return {"process": os.getpid(), "imported_in": sys.modules["needed_by_cells"].IMPORTED_IN}
 
 
 def drawn(a: int, seed: int) -> dict[str, Any]:

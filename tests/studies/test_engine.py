@@ -53,6 +53,18 @@ def test_a_cell_has_a_seed_by_its_name_whatever_runs_beside_it():
     assert run(cells.drawn, {"a": [7]}, workers=0, seed=1).rows[0]["seed_seen"] != alone[7]
 
 
+@pytest.mark.parametrize(("workers", "shared"), [(2, True), (1, False)])
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every worker imports for itself")
+def test_several_workers_share_one_import_of_the_modules_that_are_there(tmp_path, monkeypatch, workers, shared):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "needed_by_cells.py").write_text("import os\nIMPORTED_IN = os.getpid()\n")
+    study = plan(cells.imported, {"a": range(6)}, modules=("needed_by_cells", "no_such_module"))
+    rows = perform(study, running_of(workers=workers)).rows
+    assert {row["outcome"] for row in rows} == {"ok"}
+    assert {row["process"] != row["imported_in"] for row in rows} == {shared}
+    assert len({row["imported_in"] for row in rows}) == 1
+
+
 @pytest.fixture(scope="module")
 def wayward():
     axes = {"what": ["fine", "abort", "hang", "fill", "raise", "kill", "also fine"]}

@@ -1,8 +1,10 @@
 """The inside of one worker process: receives a task, runs it, answers. Imports nothing that a task does not ask for.
 
-The process is a fresh interpreter, never a fork: a fork copies the locks and threads of OpenMP and CUDA in whatever
-state they are, and then a child hangs. It does not import the caller's main script either, unless a task was
-defined there, so a plain script may start workers without an ``if __name__ == "__main__"`` guard.
+The process is a fresh interpreter, never a fork of the user's process: a fork copies the locks and threads of OpenMP
+and CUDA in whatever state they are, and then a child hangs. The one process that is forked is itself a fresh
+interpreter, with one thread and nothing computed (``forking.py``). A worker does not import the caller's main script
+either, unless a task was defined there, so a plain script may start workers without an
+``if __name__ == "__main__"`` guard.
 """
 
 from __future__ import annotations
@@ -58,15 +60,15 @@ def reached(where: str) -> Connection:
     return found  # type: ignore[no-any-return]
 
 
-def serve(link: Connection) -> None:
-    """Answer tasks that arrive on a connection until it closes."""
+def serve(link: Connection, parent: int | None = None) -> None:
+    """Answer tasks that arrive on a connection until it closes, or the parent ends: the supervisor if none is named."""
     setting: WorkerSetting = pickle.loads(link.recv_bytes())  # noqa: S301  (from the process that started this one)
     faulthandler.enable()  # names the Python line that was running when native code crashes
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1)  # and when the supervisor asks a hanging task where it is
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which then ends its workers
     guard_machine()
-    die_with(setting.parent)
+    die_with(setting.parent if parent is None else parent)
     for name in setting.preload:
         importlib.import_module(name)
     link.send_bytes(pickle.dumps((READY, None)))

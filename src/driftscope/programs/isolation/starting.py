@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
-from typing import Any
+from typing import Any, Protocol
 
 from driftscope.programs.isolation.choice import MARK
 from driftscope.programs.isolation.process import KEY
@@ -53,6 +53,24 @@ class Launch:
     descriptors: tuple[int, ...] = ()
 
 
+class Process(Protocol):
+    """What is asked of a process that was started, as :class:`subprocess.Popen` answers it."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Return its exit status, or None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit status when it has ended."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal."""
+
+    def kill(self) -> None:
+        """End it."""
+
+
 def can_inherit() -> bool:
     """Whether a process that is started here can be given open files; not on Windows."""
     return os.name == "posix" and hasattr(os, "fork")
@@ -68,7 +86,12 @@ def start(launch: Launch) -> tuple[subprocess.Popen[bytes], Connection]:
     return process, Connection(ours.detach())
 
 
-def end_with_children(process: subprocess.Popen[bytes]) -> None:
+def environment_of(launch: Launch) -> dict[str, str]:
+    """Return the variables of a process that is started now."""
+    return {**os.environ, **launch.environment, MARK: "1"}
+
+
+def end_with_children(process: Process) -> None:
     """End a process, and where groups of processes are known, whatever it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         if hasattr(os, "killpg"):
@@ -102,6 +125,6 @@ def _popen(launch: Launch, where: str, more: Mapping[str, str], **options: Any) 
     os.ftruncate(launch.log, 0)
     return subprocess.Popen(
         [sys.executable, "-c", _ENTRY, where, json.dumps(sys.path)],
-        env={**os.environ, **launch.environment, **more, MARK: "1"}, start_new_session=True,
+        env={**environment_of(launch), **more}, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=launch.log, stderr=launch.log, **options,
     )  # fmt: skip

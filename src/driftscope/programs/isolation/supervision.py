@@ -27,7 +27,7 @@ from driftscope.programs.isolation.failures import (
 )
 from driftscope.programs.isolation.limits import Limits
 from driftscope.programs.isolation.process import DONE, STARTED, WorkerSetting
-from driftscope.programs.isolation.starting import Launch, end_with_children, start
+from driftscope.programs.isolation.starting import Launch, Process, end_with_children, start
 
 _TICK = 0.02  # seconds between two looks at memory and clock; at 10 GB/s a task gains 0.2 GB meanwhile
 _START_LIMIT = 300.0  # seconds to import what was asked to be preloaded, or what a task's function needs
@@ -37,14 +37,14 @@ _READ = 1 << 20  # bytes in which what it was doing is looked for
 
 @dataclass(slots=True)
 class _Running:
-    process: subprocess.Popen[bytes]
+    process: Process
     link: Connection
     memory: int  # resident bytes it may have
     kernel_kills: int  # processes killed for lack of memory when it started
     ready: bool = False
 
 
-Start = Callable[[Launch], tuple[subprocess.Popen[bytes], Connection]]
+Start = Callable[[Launch], tuple[Process, Connection]]
 
 
 class Supervised:

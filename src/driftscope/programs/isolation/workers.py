@@ -25,8 +25,9 @@ from typing import Any, TypeVar
 from driftscope.errors import InputError
 from driftscope.programs.isolation.choice import MARK
 from driftscope.programs.isolation.limits import NO_LIMITS, Limits, available_cores
-from driftscope.programs.isolation.starting import Launch
-from driftscope.programs.isolation.supervision import Supervised
+from driftscope.programs.isolation.starting import Launch, start
+from driftscope.programs.isolation.supervision import Start, Supervised
+from driftscope.programs.isolation.template import Template, can_share
 from driftscope.records.user_code import file_of
 
 T = TypeVar("T")
@@ -52,7 +53,8 @@ class WorkerPool(Executor):
     -----
     A future holds the task's own exception when the task raised one, and :class:`WorkerDied` when the process
     crashed, was killed, filled the memory or passed its time; :func:`driftscope.programs.isolation.failures.failure_of`
-    names all of them alike. Functions and arguments are pickled. Processes start when there is work for them.
+    names all of them alike. Functions and arguments are pickled. Processes start when there is work for them, and
+    those that preload modules share one import where :mod:`driftscope.programs.isolation.forking` finds it safe.
 
     Raises
     ------
@@ -82,6 +84,9 @@ class WorkerPool(Executor):
         self._count, self._idle, self._closed, self._lock = count, 0, False, threading.Lock()
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
+        self._starts: contextlib.AbstractContextManager[Start] = contextlib.nullcontext(start)
+        if can_share(count, self._preload, self._environment):
+            self._starts = Template(self._preload, self._environment, descriptors, self._stop)
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run ``fn(*args, **kwargs)`` in a worker.
@@ -134,9 +139,9 @@ class WorkerPool(Executor):
     def _supervise(self) -> None:
         """Serve tasks with one process; the body of each thread."""
         # Opened for appending: a worker that is started anew goes on where the file was cut.
-        with tempfile.TemporaryFile("a+b", prefix="driftscope-") as log:
+        with tempfile.TemporaryFile("a+b", prefix="driftscope-") as log, self._starts as start_one:
             launch = Launch(log.fileno(), _main_path(), self._preload, self._environment, self._descriptors)
-            self._serve(Supervised(launch, self._limits, self._stop))
+            self._serve(Supervised(launch, self._limits, self._stop, start_one))
 
     def _serve(self, worker: Supervised) -> None:
         try:

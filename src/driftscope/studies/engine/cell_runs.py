@@ -90,11 +90,15 @@ def _found(wanted: CellFunction) -> Callable[..., Any]:
     return found
 
 
+def installed(modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out modules whose package is not there: what needs them says so itself."""
+    return tuple(name for name in modules if importlib.util.find_spec(name.partition(".")[0]) is not None)
+
+
 def environment_with(modules: tuple[str, ...]) -> dict[str, Any]:
     """Describe the environment of this process with ``modules`` imported: only then do libraries tell of themselves."""
-    for name in modules:
-        if importlib.util.find_spec(name.partition(".")[0]) is not None:
-            importlib.import_module(name)
+    for name in installed(modules):
+        importlib.import_module(name)
     return _captured(modules, tuple(sorted(os.environ.items())))
 
 

@@ -19,7 +19,7 @@ from driftscope.records.runs.rows import OK
 from driftscope.records.runs.store import RunFolder
 from driftscope.records.runs.writers import CellRows, Claims
 from driftscope.records.words import agreeing, counted
-from driftscope.studies.engine.cell_runs import CellFunction, environment_with
+from driftscope.studies.engine.cell_runs import CellFunction, environment_with, installed
 from driftscope.studies.engine.code_digest import are_apart, code_digest
 from driftscope.studies.engine.grid import Cell
 from driftscope.studies.engine.plan import Plan, digest_of
@@ -85,7 +85,10 @@ def run_study(plan: Plan, running: Running, begun: Callable[[RunFolder], None] =
     cells = list(plan.grid.cells())
     say("Starting workers")
     code = code_digest(plan.function)
-    with executor_at(dataclasses.replace(running.place, code=code), len(cells), plan.safe_seconds) as pool:
+    # On a cluster other packages may be installed: there the first cell of each process imports what it needs.
+    modules = () if running.place.cluster else installed(plan.modules)
+    place = dataclasses.replace(running.place, code=code, modules=modules)
+    with executor_at(place, len(cells), plan.safe_seconds) as pool:
         here = isinstance(pool, InThisProcess)
         function: Any = plan.function if here else CellFunction(plan.reference(), code)
         environment = _environment(pool, plan)
