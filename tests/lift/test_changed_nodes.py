@@ -135,6 +135,47 @@ def test_a_change_that_no_output_shows_is_found_where_it_is_made():
     assert found is None
 
 
+def masked(hidden: float) -> onnx.ModelProto:
+    """Scores that are scaled and masked: what is hidden is as large as the mask."""
+    draw = np.random.default_rng(0)
+    mask = np.triu(np.full((8, 8), hidden, np.float32), 1)
+    mask = np.where(np.isnan(mask), np.float32(0), mask)  # infinity times zero
+    values = {"w": draw.standard_normal((16, 8)).astype(np.float32), "m": mask, "s": np.float32(SCALE)}
+    nodes = [helper.make_node("Gemm", ["x", "w"], ["a"], "a"), helper.make_node("Mul", ["a", "s"], ["b"], "b"),
+             helper.make_node("Add", ["b", "m"], ["c"], "c"), helper.make_node("Softmax", ["c"], ["y"])]  # fmt: skip
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [8, k]) for n, k in (("x", 16), ("y", 8)))
+    stored = [numpy_helper.from_array(np.asarray(v), n) for n, v in values.items()]
+    graph = helper.make_graph(nodes, "g", [x], [y], stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("hidden", [-1e4, -1e9, -3.4e38, float(np.finfo(np.float32).min), -np.inf])
+@pytest.mark.parametrize(("more", "certified"), [(0.0, True), (1e-7, False), (1e-2, False)])
+def test_what_a_mask_leaves_is_looked_at_on_its_own_scale(hidden, more, certified):
+    """An optimiser that puts the scale into the product, rightly or not quite."""
+    model = masked(hidden)
+    other = copy.deepcopy(model)
+    scaled = helper.make_node("Gemm", ["x", "w"], ["g"], "g", alpha=SCALE * (1 + more))
+    del other.graph.node[:3]
+    other.graph.node.insert(0, scaled)
+    other.graph.node.insert(1, helper.make_node("Add", ["g", "m"], ["c"], "c"))
+    changes = changed_nodes(model, other)
+    x = np.random.default_rng(1).standard_normal((8, 16)).astype(np.float32)
+    side = lift_side(load_program(model).bind({"x": x}), changes.values)
+    found = certified_by_node(side, OnnxSource(other, {}), changes, THRESHOLDS)
+    assert (found is not None) is certified
+
+
+def test_what_cannot_be_lifted_alone_is_looked_at_as_a_whole():
+    model = masked(-1e4)
+    other = copy.deepcopy(model)
+    other.graph.node[0].op_type, other.graph.node[0].domain = "Unheard", "of"
+    changes = changed_nodes(model, other)
+    x = np.random.default_rng(1).standard_normal((8, 16)).astype(np.float32)
+    side = lift_side(load_program(model).bind({"x": x}), changes.values)
+    assert certified_by_node(side, OnnxSource(other, {}), changes, THRESHOLDS) is None
+
+
 def test_what_was_computed_ahead_has_to_have_the_bits_of_the_file():
     model = attention()
     nodes = list(model.graph.node)

@@ -6,23 +6,26 @@ Of most graphs an optimiser changes few nodes, and each of them is held against 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from driftscope.comparison.measuring.pieces import same_bits
-from driftscope.comparison.measuring.spread import Ratio, finite, rms
+from driftscope.comparison.measuring.spread import Ratio, finite, largest_magnitude, rms
 from driftscope.comparison.thresholds import Thresholds
 from driftscope.errors import DriftscopeError
 from driftscope.lift.onnx.changed_nodes import ChangedNodes, changed_nodes
+from driftscope.lift.onnx.graph import LiftedOnnx
 from driftscope.lift.onnx.registry import Value
 from driftscope.lift.onnx.stored import decode
 from driftscope.lift.reconcile.drifts import Reconciled
 from driftscope.lift.reconcile.exact import repairs_before_a_run
+from driftscope.lift.reconcile.matching import Repair
 from driftscope.lift.reconcile.sides import ReconciledSide
-from driftscope.lift.side_lift import SideLift
-from driftscope.lift.steps import LiftedOutput
+from driftscope.lift.side_lift import SideLift, attempt
+from driftscope.lift.steps import Lifted, LiftedOutput
 from driftscope.programs.protocol import Bound, OnnxSource
 from driftscope.programs.value_trees import flatten
 
@@ -70,37 +73,49 @@ def certified_by_node(
         return None
     if not all(_holds(decode(tensor, tensor.name, made.directory), values[tensor.name]) for tensor in changes.folded):
         return None
-    worst, repairs = Ratio(0.0, limit=thresholds.lifted), []
-    if changes.writes:
-        graph = changes.on(values, made.directory)
-        if graph is None:
-            return None
-        source, ulps = ReconciledSide(file.graph, file.clean), thresholds.constant_ulps
-        repairs = repairs_before_a_run(source, graph, file.clean, ulps)
-        outputs = graph.run(replace={r.name: r.value for r in repairs})
-        for name, output in zip(changes.writes, outputs, strict=True):
-            apart = _relative(output.value, values[name].data, thresholds.lifted)
-            if apart is None:
-                return None
-            worst = max(worst, Ratio(apart, f"value {name}", thresholds.lifted), key=lambda drift: drift.value)
+    source, repairs = ReconciledSide(file.graph, file.clean), list[Repair]()
+
+    def run(graph: Lifted) -> list[LiftedOutput]:
+        assert isinstance(graph, LiftedOnnx)
+        repairs.extend(repairs_before_a_run(source, graph, file.clean, thresholds.constant_ulps))
+        return graph.run(replace={r.name: r.value for r in repairs})
+
+    again = attempt(lambda: changes.on(values, made.directory), run) if changes.writes else SideLift()
+    computed = [output.value for output in again.clean]
+    if len(computed) != len(changes.writes):  # it cannot be lifted, or a value is a sequence
+        return None
+    apart = [_relative(x, values[n].data, thresholds.lifted) for x, n in zip(computed, changes.writes, strict=True)]
+    if None in apart:
+        return None
+    known = [Ratio(x, f"value {n}", thresholds.lifted) for x, n in zip(apart, changes.writes, strict=True) if x]
+    worst = max(known, key=lambda drift: drift.value, default=Ratio(0.0, limit=thresholds.lifted))
     drifts = [worst for _ in file.clean]
     return Reconciled(file.clean, file.clean, file.clean, file.clean, drifts, drifts, repairs_b=repairs)
 
 
-# Elements smaller than their tensor by this factor are looked at on its scale: they are zero by cancellation.
-_NEGLIGIBLE = 1e-2
+# Elements smaller than their tensor by this factor are looked at on its scale: they are zero by cancellation. Where
+# more than a share of all are smaller by another one, as beside a mask, they have a scale of their own.
+_NEGLIGIBLE, _SMALLER, _SHARE = 1e-2, 1e-3, 0.02
 
 
 def _relative(value: torch.Tensor | None, own: Any, limit: float) -> float | None:
     """How far a value is from the file's, relative; None where an element is further off than the limit."""
     if value is None or not isinstance(own, torch.Tensor) or value.shape != own.shape or value.dtype != own.dtype:
         return None
-    if not value.is_floating_point():
+    if not value.is_floating_point() or not value.numel():
         return 0.0 if torch.equal(value, own) else None
-    size, gap = rms(own), value - own
-    allowed = own.abs().add_(_NEGLIGIBLE * size).mul_(limit)
-    # NaN and infinities fail here.
-    return rms(gap) / (size or 1.0) if bool((gap.abs() <= allowed).all()) else None
+    gap, sizes = (value - own).abs_(), own.abs()
+    if not math.isfinite(largest_magnitude(own)):
+        gap, sizes = gap.masked_fill_(value == own, 0.0), sizes.masked_fill_(torch.isinf(own), 0.0)
+    scale = rms(sizes)
+    apart, few = rms(gap) / (scale or 1.0), _SHARE * own.numel()
+    while bool((gap <= (sizes + _NEGLIGIBLE * scale).mul_(limit)).all()):  # not so of NaN
+        smaller = (sizes > 0.0) & (sizes < _SMALLER * scale)
+        if int(smaller.sum()) <= few:
+            return apart
+        gap, sizes = gap[smaller], sizes[smaller]
+        scale = rms(sizes)
+    return None
 
 
 def _holds(stored: Value, own: Value) -> bool:

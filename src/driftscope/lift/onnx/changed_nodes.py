@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from driftscope.errors import CannotLift
 from driftscope.lift.onnx.element_types import ELEMENT_OF_FORMAT, lifted_storage
 from driftscope.lift.onnx.graph import LiftedOnnx
 from driftscope.lift.onnx.plan import schema_defaults
@@ -53,15 +54,21 @@ class ChangedNodes:
         """Names of all values of the graph that are asked for."""
         return frozenset((*self.reads, *self.writes, *(t.name for t in self.folded)))
 
-    def on(self, values: Mapping[str, Value], directory: Path | None) -> LiftedOnnx | None:
-        """The changed nodes on values of the graph; None where one of them is no tensor."""
+    def on(self, values: Mapping[str, Value], directory: Path | None) -> LiftedOnnx:
+        """Give the changed nodes on values of the graph.
+
+        Raises
+        ------
+        CannotLift
+            If one of them is no tensor.
+        """
         feeds: dict[str, torch.Tensor] = {}
         model = ModelProto()
         model.CopyFrom(self.model)
         for name in self.reads:
             value = values.get(name, Value(None))
             if not isinstance(value.data, torch.Tensor) or value.format not in ELEMENT_OF_FORMAT:
-                return None
+                raise CannotLift(f"value {name!r} is no tensor")
             model.graph.input.append(helper.make_tensor_value_info(name, ELEMENT_OF_FORMAT[value.format], None))
             feeds[name] = value.data.to(lifted_storage(value.format))
         return LiftedOnnx(model, feeds, directory, self.stored)
