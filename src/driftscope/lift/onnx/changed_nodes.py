@@ -68,7 +68,7 @@ class ChangedNodes:
         for name in self.reads:
             value = values.get(name, Value(None))
             if not isinstance(value.data, torch.Tensor) or value.format not in ELEMENT_OF_FORMAT:
-                raise CannotLift(f"value {name!r} is no tensor")
+                raise CannotLift(f"value {name!r} has no tensor")
             model.graph.input.append(helper.make_tensor_value_info(name, ELEMENT_OF_FORMAT[value.format], None))
             feeds[name] = value.data.to(lifted_storage(value.format))
         return LiftedOnnx(model, feeds, directory, self.stored)
