@@ -8,6 +8,7 @@ precision is all that differs.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -39,7 +40,7 @@ def rounded_weights(evidence: Evidence) -> Quantisation | None:
         changes = changed_weights(other.constants(), constants, [r.name for r in settled[k]])
         order = {c.name: n for n, c in enumerate(constants)}
         numbers = _rounded_numbers(constants, other.constants(), {r.name for r in settled[k]})
-        rounded = sorted(_all_rounded([*changes, *numbers]), key=lambda c: order[c.constant.name])
+        rounded = sorted(_all_rounded(itertools.chain(changes, numbers)), key=lambda c: order[c.constant.name])
         if not rounded:
             continue
         exact = RepairedGraph(own, [_repair(c) for c in rounded])
@@ -49,21 +50,26 @@ def rounded_weights(evidence: Evidence) -> Quantisation | None:
 
 
 def _all_rounded(changes: Iterable[ChangedWeight]) -> list[ChangedWeight]:
-    """Return the changes if every one is a rounding; what says nothing of itself (ones) is one beside such that do."""
-    changes = list(changes)
-    words = {c.alteration.words for c in changes if c.alteration.code == "W007"}
-    found = []
+    """Return the changes if every one is a rounding; what says nothing of itself (ones) is one beside such that do.
+
+    The first that is none ends it: each further one costs a look at a weight.
+    """
+    found: list[tuple[ChangedWeight, list[str]]] = []
     for change in changes:
-        if change.alteration.code != "W007":
-            own = change.constant.value
-            alike = next((w for w in roundings_of(own.to(torch.float64), change.value, own.dtype) if w in words), "")
-            if not alike:
-                return []
-            change = dataclasses.replace(change, alteration=Alteration("W007", alike))
-        elif REFERENCE_ROUNDED in change.alteration.words:
+        own, told = change.constant.value, change.alteration.code == "W007"
+        # What it may be, were another one to say so.
+        may_be = [] if told else list(roundings_of(own.to(torch.float64), change.value, own.dtype))
+        if REFERENCE_ROUNDED in change.alteration.words or not (told or may_be):
             return []
-        found.append(change)
-    return found
+        found.append((change, may_be))
+    words = {change.alteration.words for change, may_be in found if not may_be}
+    meant = [next((w for w in may_be if w in words), "") for _, may_be in found]
+    if any(may_be and not word for (_, may_be), word in zip(found, meant, strict=True)):
+        return []
+    return [
+        dataclasses.replace(change, alteration=Alteration("W007", word)) if word else change
+        for (change, _), word in zip(found, meant, strict=True)
+    ]
 
 
 def _rounded_numbers(own: Sequence[Constant], others: Sequence[Constant], settled: set[str]) -> list[ChangedWeight]:
